@@ -1,0 +1,149 @@
+//! What can be wrong with an input, one variant per failure.
+//!
+//! Every variant names the tensor or key, what was found and what was expected.
+
+use crate::{case::CaseError, config::ConfigError, container::ContainerError, tensor::DType};
+
+/// Result of the reference's fallible functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A refused input.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor has another shape than its role demands.
+    #[error("tensor `{tensor}`: found shape {found:?}, expected {expected}")]
+    Shape {
+        /// Tensor name.
+        tensor: String,
+        /// Shape found.
+        found: Vec<usize>,
+        /// Shape or rule expected.
+        expected: String,
+    },
+    /// A tensor has another element type than its role demands.
+    #[error("tensor `{tensor}`: found dtype {found}, expected {expected}")]
+    Dtype {
+        /// Tensor name.
+        tensor: String,
+        /// Element type found.
+        found: DType,
+        /// Element type or types expected.
+        expected: String,
+    },
+    /// A value inside a tensor is outside its domain (NaN scale, `g_idx` out of range, ...).
+    #[error("tensor `{tensor}`{}: found {found}, expected {expected}", at(.index))]
+    Value {
+        /// Tensor name.
+        tensor: String,
+        /// Index of the first offending element; empty when the whole tensor is meant.
+        index: Vec<usize>,
+        /// Value found.
+        found: String,
+        /// Values expected.
+        expected: String,
+    },
+    /// A tensor that the operation or format needs is absent.
+    #[error("tensor `{tensor}` is missing: {needed_by} needs it")]
+    Missing {
+        /// Tensor name.
+        tensor: String,
+        /// Who needs it.
+        needed_by: String,
+    },
+    /// A tensor whose name is unknown to the operation or format.
+    #[error("tensor `{tensor}` is unknown to {context}, expected one of {expected}")]
+    Unknown {
+        /// Tensor name.
+        tensor: String,
+        /// Operation or format.
+        context: String,
+        /// Known names.
+        expected: String,
+    },
+    /// A size (K, N, group size, ranks, ...) that the layout or method cannot take.
+    #[error("{what}: found {found}, expected {expected}")]
+    Size {
+        /// Which size of what.
+        what: String,
+        /// Value found.
+        found: String,
+        /// Rule broken.
+        expected: String,
+    },
+    /// A combination that upstream refuses too, or that has no meaning.
+    #[error("{what} is not supported: {reason}")]
+    Unsupported {
+        /// The combination.
+        what: String,
+        /// Why.
+        reason: String,
+    },
+    /// The safetensors container itself is malformed.
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+    /// A quantization config is malformed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A case file is malformed.
+    #[error(transparent)]
+    Case(#[from] CaseError),
+}
+
+fn at(index: &[usize]) -> String {
+    if index.is_empty() { String::new() } else { format!(" at {index:?}") }
+}
+
+impl Error {
+    /// [`Error::Shape`] with the expectation rendered from `expected`.
+    pub fn shape(
+        tensor: impl Into<String>,
+        found: &[usize],
+        expected: impl std::fmt::Display,
+    ) -> Self {
+        Self::Shape { tensor: tensor.into(), found: found.to_vec(), expected: expected.to_string() }
+    }
+
+    /// [`Error::Dtype`] with the expectation rendered from `expected`.
+    pub fn dtype(
+        tensor: impl Into<String>,
+        found: DType,
+        expected: impl std::fmt::Display,
+    ) -> Self {
+        Self::Dtype { tensor: tensor.into(), found, expected: expected.to_string() }
+    }
+
+    /// [`Error::Value`] at `index`.
+    pub fn value(
+        tensor: impl Into<String>,
+        index: &[usize],
+        found: impl std::fmt::Display,
+        expected: impl std::fmt::Display,
+    ) -> Self {
+        Self::Value {
+            tensor: tensor.into(),
+            index: index.to_vec(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+
+    /// [`Error::Size`].
+    pub fn size(
+        what: impl Into<String>,
+        found: impl std::fmt::Display,
+        expected: impl std::fmt::Display,
+    ) -> Self {
+        Self::Size { what: what.into(), found: found.to_string(), expected: expected.to_string() }
+    }
+
+    /// [`Error::Missing`].
+    pub fn missing(tensor: impl Into<String>, needed_by: impl std::fmt::Display) -> Self {
+        Self::Missing { tensor: tensor.into(), needed_by: needed_by.to_string() }
+    }
+
+    /// [`Error::Unsupported`].
+    pub fn unsupported(what: impl std::fmt::Display, reason: impl std::fmt::Display) -> Self {
+        Self::Unsupported { what: what.to_string(), reason: reason.to_string() }
+    }
+}

@@ -1,0 +1,3 @@
+//! Kernel formats as objects: offset, pack, unpack, compare, locate.
+
+pub mod marlin;

@@ -1,0 +1,41 @@
+//! The definition: a bit-exact, pure-Rust reference of the Marlin family of quantized
+//! Mixture-of-Experts kernel formats.
+//!
+//! Data enters at three doors ([`checkpoint`]: untrusted bytes, `quantize`: floats,
+//! [`vectors`]: generated), becomes a [`weight::Weight`], and leaves through a layout
+//! ([`layout`]). Formats and layouts never see each other. There is no I/O here but bytes.
+//!
+//! | module | knows |
+//! | --- | --- |
+//! | [`scalar`] | number formats, their ids, every rounding |
+//! | [`dims`] | `LogicalK`, `PackedK`, `GroupSize`: a mix-up is a type error |
+//! | [`tensor`] | named, typed, shaped bytes |
+//! | [`container`] | safetensors, read defensively |
+//! | [`weight`] | the hub: codes, scales, zeros, group map |
+//! | [`checkpoint`] | bytes to weight, one file per format |
+//! | [`config`] | quantization configs as found in model folders |
+//! | [`layers`] | parameter names, shapes and dtypes per rank and layer kind; sharding |
+//! | [`act_order`] | sorting `g_idx`, permuting, tensor-parallel slices |
+//! | [`layout`] | kernel formats as objects: offset, pack, unpack, compare, locate |
+//! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
+//! | [`case`] | case files: inputs, configuration and outputs of one operation |
+//! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
+//! | [`vectors`] | deterministic case files from a seed |
+
+pub mod act_order;
+pub mod case;
+pub mod check;
+pub mod checkpoint;
+pub mod config;
+pub mod container;
+pub mod dims;
+pub mod error;
+pub mod layers;
+pub mod layout;
+pub mod scalar;
+pub mod select;
+pub mod tensor;
+pub mod vectors;
+pub mod weight;
+
+pub use error::{Error, Result};

@@ -1,0 +1,126 @@
+//! The hub: one quantized matrix, independent of the file it came from and of the kernel that
+//! will read it. Every checkpoint format produces a [`Weight`], every layout consumes one.
+
+mod codes;
+mod table;
+
+pub use codes::Codes;
+pub use table::{Table, TableData};
+
+use crate::dims::{GroupSize, Shape};
+use crate::scalar::ScalarType;
+use crate::{Error, Result};
+
+/// Which group each row k belongs to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Groups {
+    /// Row k belongs to group k / group_size (channel-wise: to group 0).
+    Uniform(GroupSize),
+    /// act-order: row k belongs to group `g_idx[k]`, one of the scale table's rows.
+    Indexed {
+        /// `[size_k]` group of each row, in checkpoint order. Of a tensor-parallel rank this is
+        /// its slice, with values in the whole matrix's groups.
+        g_idx: Vec<u32>,
+        /// The configured group size.
+        group_size: GroupSize,
+    },
+}
+
+impl Groups {
+    /// The configured group size.
+    pub fn group_size(&self) -> GroupSize {
+        match *self {
+            Self::Uniform(g) => g,
+            Self::Indexed { group_size, .. } => group_size,
+        }
+    }
+
+    /// Group of row `k` of a matrix.
+    pub fn group_of(&self, k: usize) -> usize {
+        match self {
+            Self::Uniform(GroupSize::Channel) => 0,
+            Self::Uniform(GroupSize::Of(g)) => k / g,
+            Self::Indexed { g_idx, .. } => g_idx[k] as usize,
+        }
+    }
+}
+
+/// One quantized weight matrix `[size_k, size_n]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weight<'a> {
+    /// Where it came from, for error messages (`model.layers.0.mlp.up_proj`).
+    pub name: String,
+    /// What a code means.
+    pub ty: ScalarType,
+    /// The codes `[size_k, size_n]`.
+    pub codes: Codes<'a>,
+    /// Scales `[groups, size_n]`, in the checkpoint's own type.
+    pub scales: Table,
+    /// Zero points `[groups, size_n]` as codes (asymmetric types only).
+    pub zeros: Option<Table>,
+    /// Row to group.
+    pub groups: Groups,
+    /// Second-level scale of NVFP4, as a multiplier of the dequantized value.
+    pub global_scale: Option<f32>,
+    /// Bias `[1, size_n]`.
+    pub bias: Option<Table>,
+}
+
+impl Weight<'_> {
+    /// Matrix shape.
+    pub fn shape(&self) -> Shape {
+        self.codes.shape()
+    }
+
+    /// Checks that the parts fit each other: table shapes, group range.
+    pub fn validate(&self) -> Result<()> {
+        let Shape { size_k, size_n } = self.shape();
+        let groups = self.scales.rows();
+        if self.scales.cols() != size_n {
+            return Err(Error::shape(
+                format!("{}: scales", self.name),
+                &[groups, self.scales.cols()],
+                format!("[groups, {size_n}]"),
+            ));
+        }
+        if let Some(zeros) = &self.zeros
+            && (zeros.rows(), zeros.cols()) != (groups, size_n)
+        {
+            return Err(Error::shape(
+                format!("{}: zeros", self.name),
+                &[zeros.rows(), zeros.cols()],
+                format!("[{groups}, {size_n}]"),
+            ));
+        }
+        match &self.groups {
+            Groups::Uniform(g) => {
+                let expected = g.groups(self.shape().k())?;
+                if groups != expected {
+                    return Err(Error::shape(
+                        format!("{}: scales", self.name),
+                        &[groups, size_n],
+                        format!("[{expected}, {size_n}] for group_size {g}"),
+                    ));
+                }
+            }
+            Groups::Indexed { g_idx, .. } => {
+                if g_idx.len() != size_k {
+                    return Err(Error::shape(
+                        format!("{}: g_idx", self.name),
+                        &[g_idx.len()],
+                        format!("[{size_k}]"),
+                    ));
+                }
+                if let Some(k) = g_idx.iter().position(|&g| g as usize >= groups) {
+                    return Err(Error::value(
+                        format!("{}: g_idx", self.name),
+                        &[k],
+                        g_idx[k],
+                        format!("a group below {groups}"),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
