@@ -2,7 +2,7 @@
 //! codes rewritten for fp8 activations.
 
 use super::scales::ScaleLayout;
-use crate::scalar::{ScalarType, convert};
+use crate::scalar::{self, ScalarType};
 use crate::weight::Table;
 use crate::{Error, Result};
 
@@ -13,10 +13,10 @@ fn times_exp2(scales: &Table, exponent: i32) -> Result<Table> {
     let ty = scales.ty();
     match ty {
         ScalarType::FLOAT16 => Ok(scales.map(ty, |bits| {
-            convert::f64_to_f16_rne(convert::f16_to_f64(bits as u16) * factor).into()
+            scalar::f64_to_f16_rne(scalar::f16_to_f64(bits as u16) * factor).into()
         })),
         ScalarType::BFLOAT16 => Ok(scales.map(ty, |bits| {
-            convert::f64_to_bf16_rne(convert::bf16_to_f64(bits as u16) * factor).into()
+            scalar::f64_to_bf16_rne(scalar::bf16_to_f64(bits as u16) * factor).into()
         })),
         _ => Err(Error::unsupported(format!("scales of {ty}"), "float16 or bfloat16 is expected")),
     }
@@ -102,13 +102,13 @@ pub fn e8m0_scales(
         return Err(Error::unsupported(format!("scales of {}", scales.ty()), "e8m0 is expected"));
     }
     let through: fn(f32) -> f32 = match via {
-        ScalarType::FLOAT16 => |x| convert::f16_to_f32(convert::f32_to_f16_rne(x)),
-        ScalarType::BFLOAT16 => |x| convert::bf16_to_f32(convert::f32_to_bf16_rne(x)),
+        ScalarType::FLOAT16 => |x| scalar::f16_to_f32(scalar::f32_to_f16_rne(x)),
+        ScalarType::BFLOAT16 => |x| scalar::bf16_to_f32(scalar::f32_to_bf16_rne(x)),
         _ => return Err(Error::unsupported(format!("scales through {via}"), "a 16-bit type")),
     };
     let layout = if fp8_activations { layout } else { layout.with_quads() };
     let packed = layout.pack(&scales.map(scales.ty(), |bits| {
-        convert::f32_to_e8m0_rne(through(convert::e8m0_to_f32(bits as u8))).into()
+        scalar::f32_to_e8m0_rne(through(scalar::e8m0_to_f32(bits as u8))).into()
     }))?;
     if !fp8_activations {
         return Ok(packed);

@@ -3,6 +3,7 @@
 
 mod float;
 mod nvfp4;
+mod prepare;
 mod repack;
 mod scales;
 mod simd;
@@ -11,13 +12,12 @@ mod weight;
 mod zeros;
 
 pub use float::{
-    e8m0_scales, fp8_exponent_bias, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
-    int4_to_fp8_scales,
+    e8m0_scales, fp8_exponent_bias, int4_to_fp8_asymmetric, int4_to_fp8_scales,
+    int4_to_fp8_symmetric,
 };
 pub use nvfp4::{nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales, nvfp4_scales_inverse};
-pub use scales::{
-    Int8Scales, ScaleLayout, ScalePermutation, process_int8_scales, GROUPED, SINGLE,
-};
+pub use prepare::{InputDtype, Options, Prepared, prepare};
+pub use scales::{GROUPED, Int8Scales, SINGLE, ScaleLayout, ScalePermutation, process_int8_scales};
 pub use tile::{Activations, TileMap};
 pub use weight::WeightLayout;
 pub use zeros::ZeroPointLayout;

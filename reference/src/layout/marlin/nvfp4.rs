@@ -5,7 +5,7 @@
 //! one (the sign is given up), high byte. Source: vLLM 0.21.0 `marlin_utils_fp4.py`.
 
 use super::scales::ScaleLayout;
-use crate::scalar::{ScalarType, convert};
+use crate::scalar::{self, ScalarType};
 use crate::weight::Table;
 use crate::{Error, Result};
 
@@ -17,11 +17,8 @@ pub fn nvfp4_scale_factor(scales: impl IntoIterator<Item = u8>, dtype: ScalarTyp
     if dtype == ScalarType::FLOAT16 {
         return 1.0;
     }
-    let largest = scales
-        .into_iter()
-        .map(convert::e4m3fn_to_f32)
-        .filter(|s| *s > 0.0)
-        .fold(0.0f32, f32::max);
+    let largest =
+        scales.into_iter().map(scalar::e4m3fn_to_f32).filter(|s| *s > 0.0).fold(0.0f32, f32::max);
     let ratio = 448.0 / largest;
     if !ratio.is_finite() || ratio <= 1.0 {
         return 1.0;
@@ -40,14 +37,14 @@ pub fn nvfp4_scales(scales: &Table, layout: ScaleLayout, scale_factor: f32) -> R
         return Err(Error::unsupported(format!("scales of {}", scales.ty()), "e4m3 is expected"));
     }
     layout.with_quads().pack(&scales.map(scales.ty(), |bits| {
-        let half = convert::f32_to_f16_rne(convert::e4m3fn_to_f32(bits as u8));
+        let half = scalar::f32_to_f16_rne(scalar::e4m3fn_to_f32(bits as u8));
         let scaled = if scale_factor > 1.0 {
-            convert::f32_to_f16_rne(convert::f16_to_f32(half) * scale_factor)
+            scalar::f32_to_f16_rne(scalar::f16_to_f32(half) * scale_factor)
         } else {
             half
         };
-        let value = convert::f16_to_f32(scaled) * 128.0;
-        let half = if value < 2.0 { 0 } else { convert::f32_to_f16_rne(value) };
+        let value = scalar::f16_to_f32(scaled) * 128.0;
+        let half = if value < 2.0 { 0 } else { scalar::f32_to_f16_rne(value) };
         u32::from(half << 1 >> 8)
     }))
 }
@@ -60,8 +57,8 @@ pub fn nvfp4_scales_inverse(
 ) -> Result<Table> {
     let scales = layout.with_quads().unpack(packed)?;
     Ok(scales.map(ScalarType::FLOAT8_E4M3FN, |byte| {
-        let value = convert::f16_to_f32((byte as u16) << 7) / 128.0 / scale_factor;
-        convert::f32_to_e4m3fn_rne_saturating(value).into()
+        let value = scalar::f16_to_f32((byte as u16) << 7) / 128.0 / scale_factor;
+        scalar::f32_to_e4m3fn_rne_saturating(value).into()
     }))
 }
 

@@ -94,10 +94,8 @@ fn bits16_4(source: &[&[u32; 64]; 2], words: &mut Unordered<4>) {
             let high = [(a[n0] >> 4 & LOW) | (b[n0] & !LOW), (a[n1] >> 4 & LOW) | (b[n1] & !LOW)];
             for (c, words) in words.iter_mut().enumerate() {
                 let byte = |x: u32| x >> (8 * c) & 0xff;
-                words[m][g] = byte(low[0])
-                    | byte(low[1]) << 8
-                    | byte(high[0]) << 16
-                    | byte(high[1]) << 24;
+                words[m][g] =
+                    byte(low[0]) | byte(low[1]) << 8 | byte(high[0]) << 16 | byte(high[1]) << 24;
             }
         }
     }
@@ -191,7 +189,9 @@ mod tests {
         let mut x = seed;
         (0..len)
             .map(|_| {
-                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                x = x
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 (x >> 32) as u32
             })
             .collect()
@@ -201,9 +201,12 @@ mod tests {
     /// definition of where (k, n) stands, with and without a gather.
     #[test]
     fn loops_equal_the_definition() {
-        for (bits, activations) in
-            [(4, Activations::Bits16), (8, Activations::Bits16), (4, Activations::Bits8), (8, Activations::Bits8)]
-        {
+        for (bits, activations) in [
+            (4, Activations::Bits16),
+            (8, Activations::Bits16),
+            (4, Activations::Bits8),
+            (8, Activations::Bits8),
+        ] {
             for (size_k, size_n) in [(32, 64), (128, 192), (64, 320)] {
                 let shape = Shape::new(size_k, size_n);
                 let words = noise(shape.len() * bits as usize / 32, size_n as u64);
@@ -230,7 +233,10 @@ mod tests {
                                 source_rows(&codes, layout.tile_map(), t, perm, &mut scratch);
                             kernel.pack_tile_row(layout.tile_map(), size_n, rows, out);
                         }
-                        assert_eq!(found, expected, "{bits} bits {activations:?} {shape} {kernel:?}");
+                        assert_eq!(
+                            found, expected,
+                            "{bits} bits {activations:?} {shape} {kernel:?}"
+                        );
                     }
                     assert_eq!(layout.pack(&codes, perm).unwrap(), expected);
                     assert_eq!(layout.unpack(&expected, perm).unwrap(), codes);

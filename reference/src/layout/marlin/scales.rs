@@ -2,8 +2,7 @@
 
 use crate::dims::{GroupSize, LogicalK};
 use crate::layout::{Layout, Place, Slot};
-use crate::scalar::ScalarType;
-use crate::scalar::convert;
+use crate::scalar::{self, ScalarType};
 use crate::weight::Table;
 use crate::{Error, Result};
 
@@ -210,8 +209,8 @@ pub struct Int8Scales {
 pub fn process_int8_scales(scales: &Table) -> Result<Int8Scales> {
     let ty = scales.ty();
     let (to_f32, from_f32): (fn(u16) -> f32, fn(f32) -> u16) = match ty {
-        ScalarType::FLOAT16 => (convert::f16_to_f32, convert::f32_to_f16_rne),
-        ScalarType::BFLOAT16 => (convert::bf16_to_f32, convert::f32_to_bf16_rne),
+        ScalarType::FLOAT16 => (scalar::f16_to_f32, scalar::f32_to_f16_rne),
+        ScalarType::BFLOAT16 => (scalar::bf16_to_f32, scalar::f32_to_bf16_rne),
         _ => return Err(Error::unsupported(format!("scales of {ty}"), "float16 or bfloat16")),
     };
     let mut max = f32::NEG_INFINITY;

@@ -18,7 +18,7 @@ pub enum Activations {
 }
 
 /// Values in a tile, whatever its shape.
-pub const TILE_LEN: usize = 1024;
+pub(super) const TILE_LEN: usize = 1024;
 
 /// The order of the 1024 values of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,8 +127,7 @@ impl TileMap {
         let half = self.tile_k() / 2;
         let (register, in_half) = (k / half, k % half);
         let lane = n % 8 * 4 + in_half / part_len;
-        let value =
-            lane * (TILE_LEN / 32) + n / 8 * run + register * part_len + in_half % part_len;
+        let value = lane * (TILE_LEN / 32) + n / 8 * run + register * part_len + in_half % part_len;
 
         let order = interleave(self.activations, self.bits);
         let pack = order.len();

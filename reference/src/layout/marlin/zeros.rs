@@ -92,7 +92,8 @@ impl ZeroPointLayout {
         let mut codes = vec![0u8; self.groups * self.size_n];
         for (row, words) in codes.chunks_mut(self.size_n).zip(words.chunks(self.size_n / pack)) {
             for p in 0..self.size_n {
-                row[self.column(p)] = (words[p / pack] >> (p % pack) as u32 * self.bits & mask) as u8;
+                row[self.column(p)] =
+                    (words[p / pack] >> (p % pack) as u32 * self.bits & mask) as u8;
             }
         }
         Table::new(ty, self.groups, self.size_n, TableData::B8(codes))
