@@ -250,15 +250,15 @@ pub(super) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
         (Activations::Bits8, _) => vec![0, 1, 2, 3],
     };
     let plain = inverse_order(&order);
-    let twice: Vec<usize> = plain.iter().map(|&p| plain[p]).collect();
+    let inverse: Vec<usize> = plain.iter().map(|&p| plain[p]).collect();
     for (id, text, order) in [
         ("word-order-plain", "the values inside each packed word are not interleaved", plain),
         (
             "word-order-inverse",
-            "the values inside each packed word are interleaved by the inverse order",
-            twice,
+            // Four bits: a perfect shuffle of eight has order three, so twice is the inverse.
+            "the values inside each packed word are interleaved by the inverse order, or twice",
+            inverse,
         ),
-        ("word-order-twice", "the interleave inside each packed word was applied twice", order),
     ] {
         add(id, text, Box::new(move || Some(reorder_in_words(&c.prepared.qweight, bits, &order))));
     }
@@ -350,7 +350,9 @@ pub(super) fn scales<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     );
     add(
         "scales-not-permuted",
-        "the scale columns were not permuted".to_owned(),
+        // Both permutations are transpositions of index bits, their own inverses; only the
+        // reordering in fours makes twice and inverse something else.
+        "the scale columns were not permuted (or permuted twice)".to_owned(),
         Box::new(move || each(unpermuted(&c), |t| Some(t.clone()))),
     );
     let twice = columns.clone();

@@ -3,7 +3,8 @@
 use crate::Result;
 use crate::act_order;
 use crate::case::{Case, CheckpointFormat as F, QuantConfig};
-use crate::checkpoint::{awq, transpose_words};
+use crate::checkpoint::awq::{self, AwqTensors};
+use crate::checkpoint::transpose_words;
 use crate::dims::Shape;
 use crate::scalar::ScalarType;
 use crate::tensor::Tensor;
@@ -64,16 +65,22 @@ impl<'c> Source<'c> {
                 (codes, Table::from_tensor(&part("scales")?, q.dtype)?, None)
             }
             F::Awq => {
-                let codes = awq::unpack_codes(&part("qweight")?, bits)?;
-                let scales = Table::from_tensor(&part("scales")?, q.dtype)?;
-                let zeros = awq::unpack_zeros(&part("qzeros")?, bits)?;
-                (codes, scales, Some(zeros))
+                let tensors = AwqTensors {
+                    qweight: part("qweight")?,
+                    scales: part("scales")?,
+                    qzeros: part("qzeros")?,
+                    bias: None,
+                };
+                let scheme = awq::Scheme { bits, group_size: q.group_size };
+                let weight = tensors.unpack("weight", &scheme)?;
+                (weight.codes, weight.scales, weight.zeros)
             }
             F::Fp8 | F::Mxfp8 | F::Nvfp4 | F::Mxfp4 => {
                 // Codes run along K in memory: the words of the packed form, transposed.
                 let bytes = part("weight")?;
                 let words = bytemuck::allocation::pod_collect_to_vec(bytes.bytes());
-                let words = transpose_words(&words, shape.size_n);
+                let words =
+                    transpose_words(&words, shape.size_n, shape.size_k * bits as usize / 32);
                 let scales = part("weight_scale")?;
                 let scales = match q.checkpoint_format {
                     F::Fp8 => Table::from_tensor(&scales, q.dtype)?,
