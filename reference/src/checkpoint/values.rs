@@ -67,3 +67,10 @@ pub(crate) fn unflatten(shape: &[usize], mut i: usize) -> Vec<usize> {
     }
     index
 }
+
+/// The stored type of a floating-point scalar type of whole bytes; `None` for integers.
+pub(crate) fn stored_type(ty: ScalarType) -> Option<DType> {
+    const TYPES: [DType; 6] =
+        [DType::F16, DType::BF16, DType::F32, DType::F8E4M3, DType::F8E5M2, DType::F8E8M0];
+    TYPES.into_iter().find(|&d| float_type(d) == Some(ty))
+}
