@@ -100,7 +100,7 @@ fn f32_at_every_change() {
 }
 
 #[test]
-#[ignore = "3 × 2^32 conversions: a minute, optimized"]
+#[ignore = "3 × 2^32 conversions: some minutes"]
 fn all_f32() {
     for (golden, convert) in f32_tables() {
         golden.check_all(|bits| convert(f32::from_bits(bits)));
