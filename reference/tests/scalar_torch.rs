@@ -84,7 +84,9 @@ fn all_bf16() {
         .check_all(|bits| f32_to_e8m0_torch(bf16_to_f32(bits as u16)));
 }
 
-fn f32_tables() -> [(Golden, fn(f32) -> u8); 3] {
+type Cast = fn(f32) -> u8;
+
+fn f32_tables() -> [(Golden, Cast); 3] {
     [
         (golden!("float32", "float8_e4m3fn", FLOAT8_E4M3FN), f32_to_e4m3fn_rne_nan),
         (golden!("float32", "float8_e5m2", FLOAT8_E5M2), f32_to_e5m2_rne_infinity),
