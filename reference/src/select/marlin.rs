@@ -9,9 +9,9 @@ pub const MARLIN_GROUP_SIZES: [GroupSize; 4] =
     [GroupSize::Channel, GroupSize::Of(32), GroupSize::Of(64), GroupSize::Of(128)];
 
 /// Output columns come in multiples of this.
-pub const MIN_THREAD_N: usize = 64;
+pub(super) const MIN_THREAD_N: usize = 64;
 /// Input rows of a dense layer come in multiples of this.
-pub const MIN_THREAD_K: usize = 128;
+pub(super) const MIN_THREAD_K: usize = 128;
 
 /// Why Marlin cannot run a layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,6 +4,8 @@
 mod args;
 mod choose;
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::Value;
 
 use super::json::Obj;
@@ -106,13 +108,6 @@ impl Target {
             Self::Pattern(p) => p.matches_start(class),
         }
     }
-
-    fn text(&self) -> &str {
-        match self {
-            Self::Literal(t) => t,
-            Self::Pattern(p) => p.rule(),
-        }
-    }
 }
 
 /// What a config group prescribes.
@@ -133,11 +128,25 @@ pub struct CompressedTensorsConfig {
     pub format: Option<CtFormat>,
     targets: Vec<(Target, usize)>,
     schemes: Vec<CtScheme>,
-    ignore: Vec<Target>,
+    /// Ignored names.
+    ignore: HashSet<String>,
+    /// Ignored patterns, in file order.
+    ignore_patterns: Vec<PyPattern>,
 }
 
 /// Most targets and ignore entries accepted.
 const MAX_TARGETS: usize = 65_536;
+
+fn bounded(obj: &Obj<'_>, key: &str, count: usize) -> ConfigResult<()> {
+    if count <= MAX_TARGETS {
+        return Ok(());
+    }
+    Err(ConfigError::bad(
+        obj.path(key),
+        format!("{count} entries"),
+        format!("at most {MAX_TARGETS}"),
+    ))
+}
 
 impl CompressedTensorsConfig {
     /// Parses a `quantization_config` (or `compression_config`).
@@ -159,27 +168,42 @@ impl CompressedTensorsConfig {
         {
             return Err(ConfigError::refused("sparsity_config", "sparse weights have no layout"));
         }
-        let mut this =
-            Self { format, targets: Vec::new(), schemes: Vec::new(), ignore: Vec::new() };
+        let mut this = Self {
+            format,
+            targets: Vec::new(),
+            schemes: Vec::new(),
+            ignore: HashSet::new(),
+            ignore_patterns: Vec::new(),
+        };
+        let mut seen = HashMap::new();
         if let Some(groups) = obj.opt_obj("config_groups")? {
             for (name, value) in groups.entries() {
-                this.add_group(&Obj::new(groups.path(name), value)?)?;
+                this.add_group(&Obj::new(groups.path(name), value)?, &mut seen)?;
             }
         }
         let ignore = obj.strings("ignore")?;
-        if ignore.len() + this.targets.len() > MAX_TARGETS {
-            let expected = format!("at most {MAX_TARGETS} entries and targets");
-            return Err(ConfigError::bad(obj.path("ignore"), ignore.len(), expected));
+        bounded(&obj, "ignore", ignore.len())?;
+        for text in ignore {
+            match Target::new(&text)? {
+                Target::Literal(name) => {
+                    this.ignore.insert(name);
+                }
+                Target::Pattern(p) => this.ignore_patterns.push(p),
+            }
         }
-        this.ignore = ignore.iter().map(|t| Target::new(t)).collect::<ConfigResult<_>>()?;
         Ok(this)
     }
 
-    fn add_group(&mut self, group: &Obj<'_>) -> ConfigResult<()> {
+    fn add_group(
+        &mut self,
+        group: &Obj<'_>,
+        seen: &mut HashMap<String, usize>,
+    ) -> ConfigResult<()> {
         if group.opt_array("targets")?.is_none() {
             return Err(ConfigError::MissingKey { key: group.path("targets") });
         }
         let targets = group.strings("targets")?;
+        bounded(group, "targets", self.targets.len() + targets.len())?;
         if targets.len() == 1 && targets[0].ends_with("Attention") {
             return Ok(());
         }
@@ -205,9 +229,12 @@ impl CompressedTensorsConfig {
         }
         let scheme = CtScheme { weights, input_activations: activations, format };
         for text in targets {
-            match self.targets.iter().find(|(t, _)| t.text() == text) {
-                None => self.targets.push((Target::new(&text)?, self.schemes.len())),
-                Some(&(_, other)) if self.schemes.get(other).is_none_or(|s| *s == scheme) => {}
+            match seen.get(&text) {
+                None => {
+                    self.targets.push((Target::new(&text)?, self.schemes.len()));
+                    seen.insert(text, self.schemes.len());
+                }
+                Some(&other) if self.schemes.get(other).is_none_or(|s| *s == scheme) => {}
                 Some(_) => {
                     return Err(ConfigError::Conflict {
                         subject: text,
@@ -261,15 +288,18 @@ impl CompressedTensorsConfig {
     /// Whether the ignore list names `module`; of a fused layer all shards must agree.
     pub fn is_ignored(&self, module: &Module<'_>) -> ConfigResult<bool> {
         let any = |name: &str| -> ConfigResult<bool> {
-            for target in &self.ignore {
-                if target.matches_name(name)? {
+            if self.ignore.contains(name) {
+                return Ok(true);
+            }
+            for pattern in &self.ignore_patterns {
+                if pattern.matches_start(name)? {
                     return Ok(true);
                 }
             }
             Ok(false)
         };
-        let literal = |t: &Target| matches!(t, Target::Literal(l) if l == module.name);
-        if self.ignore.iter().any(literal) {
+        // A fused layer ignored under its own name is ignored whatever its shards are.
+        if self.ignore.contains(module.name) {
             return Ok(true);
         }
         modules::unanimous(module, "ignored", any)
@@ -281,17 +311,17 @@ impl CompressedTensorsConfig {
                 return Ok(Some(*scheme));
             }
         }
-        // Experts were linear layers when the config was written: `Linear` means them too.
-        let classes: &[&str] = match module.kind {
-            ModuleKind::FusedMoe => &["FusedMoE", "Linear"],
-            other => &[other.class_name()],
-        };
-        for class in classes {
-            for (target, scheme) in &self.targets {
-                if target.matches_class(class)? {
-                    return Ok(Some(*scheme));
-                }
+        for (target, scheme) in &self.targets {
+            if target.matches_class(module.kind.class_name())? {
+                return Ok(Some(*scheme));
             }
+        }
+        // Experts were linear layers when the config was written: `Linear` means them too.
+        if module.kind == ModuleKind::FusedMoe
+            && let Some((_, scheme)) =
+                self.targets.iter().find(|(t, _)| matches!(t, Target::Literal(l) if l == "Linear"))
+        {
+            return Ok(Some(*scheme));
         }
         let Some(shards) = module.fused.shards_by_suffix(module.name) else { return Ok(None) };
         let mut first = None;
