@@ -84,9 +84,11 @@ impl Lines {
         self.below.push(Vec::new());
     }
 
-    /// A line below the last row: a label, and text that may hold anything.
+    /// A line below the last row: a label of ours, and text that may hold anything.
     fn note(&mut self, label: &str, text: &str) {
-        let line = format!("    {:<15} {}", label, printable(text));
+        let label = format!("{label:<15}");
+        let label = if label.starts_with("error") { self.paint.bad(&label) } else { label };
+        let line = format!("    {label} {}", printable(text));
         if let Some(lines) = self.below.last_mut() {
             lines.push(line);
         }
@@ -124,8 +126,7 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
         Ok(report) => report,
         Err(error) => {
             lines.error_row(&checked.label);
-            let label = lines.paint.bad("error:");
-            lines.note(&label, &error.to_string());
+            lines.note("error:", &error.to_string());
             return;
         }
     };
