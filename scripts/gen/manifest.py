@@ -76,6 +76,20 @@ def table_entry(path: Path) -> dict:
     }
 
 
+def scalar_entry(path: Path) -> dict:
+    meta = json.loads(path.read_text())["producer"]
+    entry = file_entry(path)
+    return {
+        "path": entry["path"],
+        "name": path.stem,
+        "producer": "torch",
+        "version": meta["torch"],
+        "sha256": entry["sha256"],
+        "bytes": entry["bytes"],
+        "provenance": f"torch {meta['torch']} CPU ({meta['machine']}, {meta['cpu_capability']})",
+    }
+
+
 def checkpoint_entry(fragment: Path) -> dict:
     entry = json.loads(fragment.read_text())
     for file in entry["files"] + entry["expected"]:
@@ -87,6 +101,7 @@ def checkpoint_entry(fragment: Path) -> dict:
 def main() -> None:
     cases = [case_entry(path) for path in sorted((GOLDEN / "data/cases").glob("*.safetensors"))]
     tables = [table_entry(path) for path in sorted((GOLDEN / "data/tables").glob("*.safetensors"))]
+    tables += [scalar_entry(path) for path in sorted((GOLDEN / "data/scalar").glob("*.json"))]
     checkpoints = [checkpoint_entry(path) for path in sorted((GOLDEN / "fragments").glob("*.json"))]
     listed = {entry["path"] for entry in cases + tables}
     for checkpoint in checkpoints:
