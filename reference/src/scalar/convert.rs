@@ -5,16 +5,29 @@
 //! `saturating`: then it is the largest finite value, for infinities too. NaN becomes the quiet
 //! NaN without payload, its sign kept; widening keeps the payload.
 
-use super::format::{Overflow, Rounding, narrow_f32, narrow_f64, widen_to_f32, widen_to_f64};
+use super::format::{Overflow, Rounding, narrow_f32, narrow_f64, widen_to_f64};
 use super::kind::ScalarType;
 
 const F16: ScalarType = ScalarType::FLOAT16;
 const BF16: ScalarType = ScalarType::BFLOAT16;
 
 /// IEEE half to f32, exactly.
+///
+/// Selects instead of branches, so that loops over it vectorize.
 #[inline]
 pub const fn f16_to_f32(bits: u16) -> f32 {
-    f32::from_bits(widen_to_f32(bits as u32, F16))
+    let sign = ((bits & 0x8000) as u32) << 16;
+    let magnitude = (bits & 0x7fff) as u32;
+    let shifted = magnitude << 13;
+    let normal = shifted + ((127 - 15) << 23);
+    // A NaN keeps its payload and becomes quiet.
+    let special = shifted | 0x7f80_0000 | (((magnitude > 0x7c00) as u32) << 22);
+    // magnitude · 2^−24; the conversion of an integer below 2^10 is exact.
+    let scale = if magnitude == 0 { 0 } else { 24 << 23 };
+    let subnormal = (magnitude as f32).to_bits() - scale;
+    let value = if magnitude >= 0x7c00 { special } else { normal };
+    let value = if magnitude < 0x400 { subnormal } else { value };
+    f32::from_bits(sign | value)
 }
 
 /// IEEE half to f64, exactly.
@@ -63,8 +76,6 @@ narrow! {
     f64_to_f16_rtz: f64 via narrow_f64 -> FLOAT16 as u16, TowardZero, Infinity;
     /// f64 to IEEE half, to nearest even, limited to ±65504.
     f64_to_f16_rne_saturating: f64 via narrow_f64 -> FLOAT16 as u16, NearestEven, Saturate;
-    /// f32 to bfloat16, to nearest even (PTX `cvt.rn.bf16.f32`).
-    f32_to_bf16_rne: f32 via narrow_f32 -> BFLOAT16 as u16, NearestEven, Infinity;
     /// f32 to bfloat16, toward zero (PTX `cvt.rz.bf16.f32`).
     f32_to_bf16_rtz: f32 via narrow_f32 -> BFLOAT16 as u16, TowardZero, Infinity;
     /// f32 to bfloat16, to nearest with ties away from zero.
@@ -77,6 +88,20 @@ narrow! {
     f64_to_bf16_rtz: f64 via narrow_f64 -> BFLOAT16 as u16, TowardZero, Infinity;
     /// f64 to bfloat16, to nearest even, limited to the largest finite value.
     f64_to_bf16_rne_saturating: f64 via narrow_f64 -> BFLOAT16 as u16, NearestEven, Saturate;
+}
+
+/// f32 to bfloat16, to nearest even (PTX `cvt.rn.bf16.f32`).
+///
+/// The exponents have the same range, so a carry into infinity needs no care and loops over it
+/// vectorize.
+#[inline]
+pub const fn f32_to_bf16_rne(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let nan = (bits >> 16 & 0x8000) | 0x7fc0;
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    // The sum of a NaN's bits may wrap; it is not used.
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    (if is_nan { nan } else { rounded }) as u16
 }
 
 /// f64 to f32, to nearest even: what `as` does, but in integers.

@@ -108,7 +108,7 @@ pub fn e8m0_scales(
     };
     let layout = if fp8_activations { layout } else { layout.with_quads() };
     let packed = layout.pack(&scales.map(scales.ty(), |bits| {
-        scalar::f32_to_e8m0_rne(through(scalar::e8m0_to_f32(bits as u8))).into()
+        scalar::f32_to_e8m0_torch(through(scalar::e8m0_to_f32(bits as u8))).into()
     }))?;
     if !fp8_activations {
         return Ok(packed);

@@ -263,7 +263,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
 }
 
 /// The codes as the kernel wants them: int4 under fp8 activations is rewritten first.
-fn kernel_codes<'a>(weight: &'a Weight<'_>, input: InputDtype) -> Result<Codes<'a>> {
+pub(crate) fn kernel_codes<'a>(weight: &'a Weight<'_>, input: InputDtype) -> Result<Codes<'a>> {
     if input != InputDtype::Fp8 || weight.ty == ScalarType::FLOAT4_E2M1F {
         return Codes::from_words(weight.codes.bits(), weight.shape(), weight.codes.words());
     }
