@@ -4,6 +4,7 @@ use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, CaseError as E, Op};
 use marlinspike::container::{Container, write_container};
 use marlinspike::tensor::{DType, Tensor};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// A tensor of zero bytes.
@@ -502,4 +503,61 @@ fn values_of_inputs() {
     // Outputs may be as wrong as they like.
     let y = Tensor::from_vec("out.y", DType::F16, vec![2, 8], vec![0x7e00u16; 16]).unwrap();
     gptq().tensor(y).ok();
+}
+
+#[test]
+fn a_stack_of_no_experts() {
+    let mut file = moe().tensor(ints("in.expert_map", &[4], vec![-1; 4]));
+    for name in ["in.w13_qweight", "in.w13_scales", "in.w2_qweight", "in.w2_scales"] {
+        let old = file.tensors.iter().find(|t| t.name() == name).unwrap();
+        let mut shape = old.shape().to_vec();
+        shape[0] = 0;
+        let none = zeros(name, old.dtype(), &shape);
+        file = file.tensor(none);
+    }
+    assert!(matches!(file.error(), Error::Shape { .. }));
+}
+
+proptest! {
+    /// Whatever a damaged file holds, reading it ends in a case or an error, and a case that was
+    /// read can be written.
+    #[test]
+    fn damaged_files(
+        which in 0usize..8,
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in proptest::option::of(any::<prop::sample::Index>()),
+    ) {
+        let make = [gptq, awq, nvfp4, moe, align, router, dyn_quant, preprocess][which];
+        let mut bytes = make().bytes();
+        // Most of the interest lies in the header.
+        let header = bytes.len().min(3000);
+        for (at, byte) in edits {
+            bytes[at.index(header)] = byte;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        if let Ok(case) = Case::parse(&bytes) {
+            prop_assert!(case.to_bytes().is_ok());
+        }
+    }
+
+    /// Configurations with any number anywhere.
+    #[test]
+    fn damaged_configs(which in 0usize..8, key in any::<prop::sample::Index>(), value in prop_oneof![
+        any::<i64>().prop_map(Value::from),
+        (-2i64..70).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        any::<bool>().prop_map(Value::from),
+        "[a-z0-9]{0,6}".prop_map(Value::from),
+        Just(Value::Null),
+    ]) {
+        let make = [gptq, awq, nvfp4, moe, align, router, dyn_quant, preprocess][which];
+        let file = make();
+        let keys: Vec<String> = file.config.as_object().unwrap().keys().cloned().collect();
+        let bytes = file.with(&keys[key.index(keys.len())], value).bytes();
+        if let Ok(case) = Case::parse(&bytes) {
+            prop_assert!(case.to_bytes().is_ok());
+        }
+    }
 }

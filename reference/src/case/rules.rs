@@ -228,6 +228,8 @@ fn moe(c: &MoeConfig, experts: usize) -> Result<Vec<TensorRule>> {
     let (h, i) = (c.hidden_size, c.intermediate_size);
     let half = [stored(c.quant.dtype)];
     let is = Dim::Is;
+    // A rank without experts has nothing to compute; a stack of none is a mistake.
+    let experts = experts.max(1);
     let matrix = |name: &str, size_k, size_n| Matrix {
         quant: &c.quant,
         input: format!("in.{name}_"),

@@ -8,7 +8,7 @@ use crate::checkpoint::parts::{
     bias_table, bias_tensor, check_bits, expect_type, float_tensor, full, scale_table, sizes,
     unpacked, zero_codes, zero_table,
 };
-use crate::checkpoint::words::{int_tensor, int_words, pack_rows, unpack_rows};
+use crate::checkpoint::words::{int_tensor, int_words, pack_rows, transpose_fields, unpack_rows};
 use crate::dims::{GroupSize, Shape};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
@@ -94,12 +94,10 @@ impl AwqTensors<'_> {
             return Err(Error::size(format!("{name}: size_n"), size_n, expected));
         }
         let order = column_order(bits);
-        let mut row = vec![0u8; size_n];
-        let mut words = Vec::with_capacity(size_k * size_n / pack);
-        for k in 0..size_k {
-            row.iter_mut().enumerate().for_each(|(n, c)| *c = weight.codes.get(k, n));
-            words.extend(pack_rows(&row, size_n, bits, order));
-        }
+        let words = match bits {
+            4 => turn_back::<8>(weight.codes.words(), size_n, order),
+            _ => turn_back::<4>(weight.codes.words(), size_n, order),
+        };
         let zeros = pack_rows(zero_codes(name, weight.zeros.as_ref())?, size_n, bits, order);
         Ok(AwqTensors {
             qweight: int_tensor(full(name, "qweight"), vec![size_k, size_n / pack], words)?,
@@ -110,26 +108,43 @@ impl AwqTensors<'_> {
     }
 }
 
-/// Words `[size_k, size_n / pack]` packed along N to codes packed along K: for each `pack` rows
-/// and each word column, a square of fields is transposed.
+/// Words `[size_k, size_n / pack]` packed along N to codes packed along K.
 fn along_k(bits: u32, shape: Shape, words: &[u32]) -> Result<Codes<'static>> {
-    let pack = (32 / bits) as usize;
     let rows = shape.k().packed(bits)?.0;
-    let per_row = shape.size_n / pack;
-    let mask = 0xffu32 >> (8 - bits);
-    let order = column_order(bits);
     let mut out = vec![0u32; rows * shape.size_n];
-    out.par_chunks_mut(shape.size_n).zip(words.par_chunks(pack * per_row)).for_each(
-        |(line, square)| {
-            for (w, group) in line.chunks_exact_mut(pack).enumerate() {
-                for k in 0..pack {
-                    let word = square[k * per_row + w];
-                    for (i, &column) in order.iter().enumerate() {
-                        group[column] |= (word >> (i as u32 * bits) & mask) << (k as u32 * bits);
-                    }
-                }
-            }
-        },
-    );
+    match bits {
+        4 => turn::<8>(words, &mut out, shape.size_n, column_order(4)),
+        _ => turn::<4>(words, &mut out, shape.size_n, column_order(8)),
+    }
     Codes::from_words(bits, shape, out)
+}
+
+/// For each `P` rows and each word column, the square of fields is transposed.
+fn turn<const P: usize>(words: &[u32], out: &mut [u32], size_n: usize, order: &[usize]) {
+    let per_row = size_n / P;
+    out.par_chunks_mut(size_n).zip(words.par_chunks(size_n)).for_each(|(line, square)| {
+        for (w, group) in line.chunks_exact_mut(P).enumerate() {
+            let mut fields = std::array::from_fn(|k| square[k * per_row + w]);
+            transpose_fields::<P>(&mut fields);
+            for (&column, field) in order.iter().zip(fields) {
+                group[column] = field;
+            }
+        }
+    });
+}
+
+/// The inverse of [`turn`].
+fn turn_back<const P: usize>(words: &[u32], size_n: usize, order: &[usize]) -> Vec<u32> {
+    let per_row = size_n / P;
+    let mut out = vec![0u32; words.len()];
+    out.par_chunks_mut(size_n).zip(words.par_chunks(size_n)).for_each(|(square, line)| {
+        for (w, group) in line.chunks_exact(P).enumerate() {
+            let mut fields = std::array::from_fn(|i| group[order[i]]);
+            transpose_fields::<P>(&mut fields);
+            for (k, field) in fields.into_iter().enumerate() {
+                square[k * per_row + w] = field;
+            }
+        }
+    });
+    out
 }

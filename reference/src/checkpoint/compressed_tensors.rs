@@ -10,8 +10,8 @@ use crate::checkpoint::parts::{
     groups_from, scale_columns, sizes, unpacked, zero_codes, zero_table,
 };
 use crate::checkpoint::words::{
-    codes_from_columns, columns_from_codes, int_tensor, int_words, pack_rows, plain_order,
-    transpose_words, unpack_rows, words,
+    codes_from_columns, columns_from_codes, int_tensor, int_words, pack_nibbles, pack_rows,
+    plain_order, transpose_words, unpack_rows, words,
 };
 use crate::dims::{GroupSize, Shape};
 use crate::scalar::ScalarType;
@@ -266,7 +266,7 @@ impl IntTensors<'_> {
         let codes = codes_of(&self.weight, bits)?;
         let columns = match bits {
             8 => words(Cow::Owned(codes)),
-            _ => Cow::Owned(pack_rows(&codes, size_k, bits, plain_order(bits))),
+            _ => Cow::Owned(pack_nibbles(&codes)),
         };
         let weight = Weight {
             name: name.to_owned(),

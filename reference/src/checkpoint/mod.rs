@@ -6,13 +6,13 @@
 //!
 //! | format | weight | scales | more |
 //! | --- | --- | --- | --- |
-//! | [`gptq`] | `qweight` [K/pack, N] int32 | `scales` [G, N] | `qzeros` [G, N/pack], `g_idx` [K] |
-//! | [`awq`] | `qweight` [K, N/pack] int32 | `scales` [G, N] | `qzeros` [G, N/pack] |
-//! | [`compressed_tensors`] | `weight_packed` [N, K/pack] int32, or `weight` [N, K] int8 | `weight_scale` [N, G] | `weight_zero_point`, `weight_shape`, `weight_g_idx` |
-//! | [`fp8`] | `weight` [N, K] e4m3fn | `weight_scale`, `weight_scale_inv` | |
-//! | [`mxfp8`] | `weight` [N, K] e4m3fn | `weight_scale` [N, K/32] e8m0 | |
-//! | [`mxfp4`] | `weight` [N, K/2] uint8 | `weight_scale` [N, K/32] e8m0 | `blocks`, `scales` of gpt-oss |
-//! | [`nvfp4`] | `weight` [N, K/2] uint8 | `weight_scale` [N, K/16] e4m3fn | a global scale |
+//! | [`gptq`] | `qweight` `[K/pack, N]` int32 | `scales` `[G, N]` | `qzeros` `[G, N/pack]`, `g_idx` `[K]` |
+//! | [`awq`] | `qweight` `[K, N/pack]` int32 | `scales` `[G, N]` | `qzeros` `[G, N/pack]` |
+//! | [`compressed_tensors`] | `weight_packed` `[N, K/pack]` int32, or `weight` `[N, K]` int8 | `weight_scale` `[N, G]` | `weight_zero_point`, `weight_shape`, `weight_g_idx` |
+//! | [`fp8`] | `weight` `[N, K]` e4m3fn | `weight_scale`, `weight_scale_inv` | |
+//! | [`mxfp8`] | `weight` `[N, K]` e4m3fn | `weight_scale` `[N, K/32]` e8m0 | |
+//! | [`mxfp4`] | `weight` `[N, K/2]` uint8 | `weight_scale` `[N, K/32]` e8m0 | `blocks`, `scales` of gpt-oss |
+//! | [`nvfp4`] | `weight` `[N, K/2]` uint8 | `weight_scale` `[N, K/16]` e4m3fn | a global scale |
 
 pub mod awq;
 pub mod compressed_tensors;

@@ -9,11 +9,13 @@ use crate::tensor::{DType, Tensor};
 use crate::weight::Codes;
 use crate::{Error, Result};
 
-/// Rows and columns of the square that a transposition moves at once: one cache line wide.
-const TILE: usize = 16;
+/// Columns that a transposition moves at once: a cache line of the source.
+const TILE_COLS: usize = 16;
 
-/// Transposes `[rows, cols]` words to `[cols, rows]`, in squares that stay in the first-level
-/// cache, on rayon's threads.
+/// Rows that it moves at once: four cache lines of the destination.
+const TILE_ROWS: usize = 64;
+
+/// Transposes `[rows, cols]` words to `[cols, rows]`, on rayon's threads.
 ///
 /// # Panics
 /// When `src` does not have `rows · cols` words: a programming error.
@@ -23,21 +25,56 @@ pub fn transpose_words(src: &[u32], rows: usize, cols: usize) -> Vec<u32> {
     if src.is_empty() {
         return dst;
     }
-    dst.par_chunks_mut(TILE * rows).enumerate().for_each(|(block, stripe)| {
-        let first = block * TILE;
+    dst.par_chunks_mut(TILE_COLS * rows).enumerate().for_each(|(block, stripe)| {
+        let first = block * TILE_COLS;
         let width = stripe.len() / rows;
-        for r0 in (0..rows).step_by(TILE) {
-            let height = TILE.min(rows - r0);
-            // Each source row of the square is one short run, read once into the square's rows.
-            for r in r0..r0 + height {
-                let line = &src[r * cols + first..][..width];
-                for (c, &word) in line.iter().enumerate() {
-                    stripe[c * rows + r] = word;
+        // Row lengths are often multiples of a page, so that one column's lines all fall into one
+        // set of the cache: a tile goes through a buffer, and either side is touched in whole lines.
+        let mut tile = [[0u32; TILE_ROWS]; TILE_COLS];
+        for r0 in (0..rows).step_by(TILE_ROWS) {
+            let height = TILE_ROWS.min(rows - r0);
+            for r in 0..height {
+                let line = &src[(r0 + r) * cols + first..][..width];
+                for (column, &word) in tile.iter_mut().zip(line) {
+                    column[r] = word;
                 }
+            }
+            for (column, out) in tile.iter().zip(stripe.chunks_exact_mut(rows)) {
+                out[r0..r0 + height].copy_from_slice(&column[..height]);
             }
         }
     });
     dst
+}
+
+/// Transposes a square of fields: field j of word i becomes field i of word j. `P` words of `P`
+/// fields, 8 of 4 bits or 4 of 8.
+pub(super) fn transpose_fields<const P: usize>(square: &mut [u32; P]) {
+    let bits = 32 / P;
+    // Quarters are swapped across the diagonal: halves of the words first, then halves of those.
+    for (shift, mask) in [(16, 0x0000_ffffu32), (8, 0x00ff_00ff), (4, 0x0f0f_0f0f)] {
+        let distance = shift / bits;
+        if distance == 0 {
+            break;
+        }
+        for i in (0..P).filter(|i| i & distance == 0) {
+            let swap = (square[i] >> shift ^ square[i + distance]) & mask;
+            square[i + distance] ^= swap;
+            square[i] ^= swap << shift;
+        }
+    }
+}
+
+/// Codes of 4 bits, one to a byte, as words of eight: `codes` fill whole words.
+pub(super) fn pack_nibbles(codes: &[u8]) -> Vec<u32> {
+    let (eights, _) = codes.as_chunks::<8>();
+    let squeeze = |&bytes: &[u8; 8]| {
+        let x = u64::from_le_bytes(bytes);
+        let x = (x | x >> 4) & 0x00ff_00ff_00ff_00ff;
+        let x = (x | x >> 8) & 0x0000_ffff_0000_ffff;
+        (x | x >> 16) as u32
+    };
+    eights.iter().map(squeeze).collect()
 }
 
 /// The words of a packed integer tensor, borrowed where its bytes are aligned.

@@ -1,0 +1,472 @@
+//! Tensors that no weight can be made of: each gives the error that names it.
+
+use marlinspike::Error;
+use marlinspike::checkpoint::awq::{self, AwqTensors};
+use marlinspike::checkpoint::compressed_tensors::{self as ct, IntTensors, PackedTensors};
+use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
+use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
+use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
+use marlinspike::checkpoint::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::dims::GroupSize;
+use marlinspike::tensor::{DType, Tensor};
+use marlinspike::weight::Groups;
+
+type T = Tensor<'static>;
+
+fn zeros(name: &str, dtype: DType, shape: &[usize]) -> T {
+    let len = shape.iter().product::<usize>() * dtype.bytes();
+    Tensor::new(name, dtype, shape.to_vec(), vec![0; len]).unwrap()
+}
+
+fn ints(name: &str, shape: &[usize], values: Vec<i32>) -> T {
+    Tensor::from_vec(name, DType::I32, shape.to_vec(), values).unwrap()
+}
+
+fn floats(name: &str, shape: &[usize], values: Vec<f32>) -> T {
+    Tensor::from_vec(name, DType::F32, shape.to_vec(), values).unwrap()
+}
+
+fn bytes(name: &str, dtype: DType, shape: &[usize], values: Vec<u8>) -> T {
+    Tensor::from_vec(name, dtype, shape.to_vec(), values).unwrap()
+}
+
+#[track_caller]
+fn shape<V: std::fmt::Debug>(result: Result<V, Error>, name: &str) {
+    match result.unwrap_err() {
+        Error::Shape { tensor, .. } => assert_eq!(tensor, name),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn dtype<V: std::fmt::Debug>(result: Result<V, Error>, name: &str) {
+    match result.unwrap_err() {
+        Error::Dtype { tensor, .. } => assert_eq!(tensor, name),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn value<V: std::fmt::Debug>(result: Result<V, Error>, name: &str, at: &[usize]) -> String {
+    match result.unwrap_err() {
+        Error::Value { tensor, index, expected, .. } => {
+            assert_eq!((tensor.as_str(), index.as_slice()), (name, at));
+            expected
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn size<V: std::fmt::Debug>(result: Result<V, Error>) {
+    assert!(matches!(result.unwrap_err(), Error::Size { .. }));
+}
+
+#[track_caller]
+fn missing<V: std::fmt::Debug>(result: Result<V, Error>, name: &str) {
+    match result.unwrap_err() {
+        Error::Missing { tensor, .. } => assert_eq!(tensor, name),
+        other => panic!("{other:?}"),
+    }
+}
+
+const NOT_FINITE: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+
+const GPTQ: gptq::Scheme = gptq::Scheme {
+    bits: 4,
+    group_size: GroupSize::Of(8),
+    desc_act: true,
+    sym: false,
+    zeros: ZeroPoints::V1,
+};
+
+/// K 16, N 8, two groups.
+fn gptq() -> GptqTensors<'static> {
+    GptqTensors {
+        qweight: zeros("qweight", DType::I32, &[2, 8]),
+        scales: floats("scales", &[2, 8], vec![1.0; 16]),
+        qzeros: Some(zeros("qzeros", DType::I32, &[2, 1])),
+        g_idx: Some(ints("g_idx", &[16], (0..16).map(|k| k / 8).collect())),
+        bias: Some(floats("bias", &[8], vec![0.0; 8])),
+    }
+}
+
+#[test]
+fn gptq_shapes_and_types() {
+    assert!(gptq().unpack("m", &GPTQ).is_ok());
+    let with = |edit: &dyn Fn(&mut GptqTensors<'static>)| {
+        let mut t = gptq();
+        edit(&mut t);
+        t.unpack("m", &GPTQ)
+    };
+    for dims in [&[2][..], &[2, 8, 1], &[0, 8], &[2, 0]] {
+        shape(with(&|t| t.qweight = zeros("qweight", DType::I32, dims)), "qweight");
+    }
+    dtype(with(&|t| t.qweight = zeros("qweight", DType::I64, &[2, 8])), "qweight");
+    shape(with(&|t| t.scales = zeros("scales", DType::F16, &[2, 7])), "scales");
+    shape(with(&|t| t.scales = zeros("scales", DType::F16, &[0, 8])), "scales");
+    dtype(with(&|t| t.scales = zeros("scales", DType::I32, &[2, 8])), "scales");
+    dtype(with(&|t| t.scales = zeros("scales", DType::F64, &[2, 8])), "scales");
+    shape(with(&|t| t.qzeros = Some(zeros("qzeros", DType::I32, &[2, 8]))), "qzeros");
+    dtype(with(&|t| t.qzeros = Some(zeros("qzeros", DType::F32, &[2, 1]))), "qzeros");
+    shape(with(&|t| t.g_idx = Some(zeros("g_idx", DType::I32, &[15]))), "g_idx");
+    dtype(with(&|t| t.g_idx = Some(zeros("g_idx", DType::F32, &[16]))), "g_idx");
+    shape(with(&|t| t.bias = Some(zeros("bias", DType::F16, &[8, 1]))), "bias");
+    dtype(with(&|t| t.bias = Some(zeros("bias", DType::I32, &[8]))), "bias");
+    missing(with(&|t| t.qzeros = None), "m.qzeros");
+    missing(with(&|t| t.g_idx = None), "m.g_idx");
+    for bits in [0, 2, 3, 5, 16, 32, u32::MAX] {
+        size(gptq().unpack("m", &gptq::Scheme { bits, ..GPTQ }));
+    }
+    let no_order = gptq::Scheme { desc_act: false, ..GPTQ };
+    size(gptq().unpack("m", &gptq::Scheme { group_size: GroupSize::Of(12), ..no_order }));
+    shape(gptq().unpack("m", &gptq::Scheme { group_size: GroupSize::Of(4), ..no_order }), "scales");
+}
+
+#[test]
+fn gptq_values() {
+    for bad in NOT_FINITE {
+        let mut t = gptq();
+        let mut scales = vec![1.0; 16];
+        scales[13] = bad;
+        t.scales = floats("scales", &[2, 8], scales);
+        value(t.unpack("m", &GPTQ), "scales", &[1, 5]);
+    }
+    for bad in [-1, 2, i32::MIN, i32::MAX] {
+        let mut t = gptq();
+        let mut g_idx = vec![0; 16];
+        g_idx[9] = bad;
+        t.g_idx = Some(ints("g_idx", &[16], g_idx));
+        value(t.clone().unpack("m", &GPTQ), "g_idx", &[9]);
+        // Nobody reads it without act-order.
+        assert!(t.unpack("m", &gptq::Scheme { desc_act: false, ..GPTQ }).is_ok());
+    }
+}
+
+/// A symmetric matrix must have the middle of the range as zero point everywhere.
+#[test]
+fn gptq_symmetric_zero_points() {
+    let unpack = |stored: [i32; 2], zeros| {
+        let t = GptqTensors { qzeros: Some(ints("qzeros", &[2, 1], stored.to_vec())), ..gptq() };
+        t.unpack("m", &gptq::Scheme { sym: true, zeros, ..GPTQ })
+    };
+    let (v1, v2) = (0x77777777, 0x88888888u32 as i32);
+    assert!(unpack([v1, v1], ZeroPoints::V1).unwrap().zeros.is_none());
+    assert!(unpack([v2, v2], ZeroPoints::V2).is_ok());
+    let hint = value(unpack([v2, v2], ZeroPoints::V1), "qzeros", &[0, 0]);
+    assert!(hint.contains("stored as v2"), "{hint}");
+    let hint = value(unpack([v1, v1], ZeroPoints::V2), "qzeros", &[0, 0]);
+    assert!(hint.contains("stored as v1"), "{hint}");
+    value(unpack([v1, 0x77577777], ZeroPoints::V1), "qzeros", &[1, 5]);
+    // Without qzeros nobody can know.
+    let t = GptqTensors { qzeros: None, ..gptq() };
+    assert!(t.unpack("m", &gptq::Scheme { sym: true, ..GPTQ }).is_ok());
+}
+
+/// v1 stores zero − 1 in four bits: a zero point of 0 is stored as 15.
+#[test]
+fn gptq_zero_points_wrap() {
+    let t = GptqTensors { qzeros: Some(ints("qzeros", &[2, 1], vec![-1, 0])), ..gptq() };
+    let w = t.clone().unpack("m", &GPTQ).unwrap();
+    let z = w.zeros.unwrap();
+    assert_eq!((z.bits(0, 0), z.bits(1, 0)), (0, 1));
+    let w = t.unpack("m", &gptq::Scheme { zeros: ZeroPoints::V2, ..GPTQ }).unwrap();
+    let z = w.zeros.unwrap();
+    assert_eq!((z.bits(0, 0), z.bits(1, 0)), (15, 0));
+}
+
+#[test]
+fn gptq_trivial_order_is_no_order() {
+    let w = gptq().unpack("m", &GPTQ).unwrap();
+    assert_eq!(w.groups, Groups::Uniform(GroupSize::Of(8)));
+    let mut t = gptq();
+    t.g_idx = Some(ints("g_idx", &[16], (0..16).map(|k| 1 - k / 8).collect()));
+    assert!(matches!(t.unpack("m", &GPTQ).unwrap().groups, Groups::Indexed { .. }));
+    // A rank's first slice counts from 0, but the scales say that there is more.
+    let mut t = gptq();
+    t.scales = floats("scales", &[4, 8], vec![1.0; 32]);
+    t.qzeros = Some(zeros("qzeros", DType::I32, &[4, 1]));
+    assert!(matches!(t.unpack("m", &GPTQ).unwrap().groups, Groups::Indexed { .. }));
+}
+
+#[test]
+fn awq() {
+    let tensors = || AwqTensors {
+        qweight: zeros("qweight", DType::I32, &[16, 1]),
+        scales: floats("scales", &[2, 8], vec![1.0; 16]),
+        qzeros: zeros("qzeros", DType::I32, &[2, 1]),
+        bias: None,
+    };
+    let scheme = awq::Scheme { bits: 4, group_size: GroupSize::Of(8) };
+    assert!(tensors().unpack("m", &scheme).is_ok());
+    let qweight = |dims: &[usize]| zeros("qweight", DType::I32, dims);
+    shape(AwqTensors { qweight: qweight(&[0, 1]), ..tensors() }.unpack("m", &scheme), "qweight");
+    shape(AwqTensors { qweight: qweight(&[16, 2]), ..tensors() }.unpack("m", &scheme), "scales");
+    // K fills no whole words.
+    let odd = AwqTensors {
+        qweight: qweight(&[12, 1]),
+        scales: floats("scales", &[1, 8], vec![1.0; 8]),
+        qzeros: zeros("qzeros", DType::I32, &[1, 1]),
+        bias: None,
+    };
+    size(odd.unpack("m", &awq::Scheme { bits: 4, group_size: GroupSize::Channel }));
+    let qzeros = zeros("qzeros", DType::I32, &[1, 1]);
+    shape(AwqTensors { qzeros, ..tensors() }.unpack("m", &scheme), "qzeros");
+    let qzeros = zeros("qzeros", DType::I64, &[2, 1]);
+    dtype(AwqTensors { qzeros, ..tensors() }.unpack("m", &scheme), "qzeros");
+    let scales = floats("scales", &[2, 8], vec![f32::NAN; 16]);
+    value(AwqTensors { scales, ..tensors() }.unpack("m", &scheme), "scales", &[0, 0]);
+    size(tensors().unpack("m", &awq::Scheme { bits: 3, ..scheme }));
+    size(tensors().unpack("m", &awq::Scheme { group_size: GroupSize::Of(3), ..scheme }));
+    // What AWQ cannot hold.
+    let symmetric = GptqTensors { qzeros: None, ..gptq() };
+    let symmetric = symmetric.unpack("m", &gptq::Scheme { sym: true, ..GPTQ }).unwrap();
+    assert!(matches!(AwqTensors::pack(&symmetric), Err(Error::Unsupported { .. })));
+    let mut ordered = gptq();
+    ordered.g_idx = Some(zeros("g_idx", DType::I32, &[16]));
+    let ordered = ordered.unpack("m", &GPTQ).unwrap();
+    assert!(matches!(AwqTensors::pack(&ordered), Err(Error::Unsupported { .. })));
+}
+
+const CT: ct::Scheme =
+    ct::Scheme { bits: 4, group_size: GroupSize::Of(8), symmetric: false, act_order: true };
+
+/// K 16, N 10, two groups.
+fn packed() -> PackedTensors<'static> {
+    PackedTensors {
+        weight_packed: zeros("weight_packed", DType::I32, &[10, 2]),
+        weight_scale: floats("weight_scale", &[10, 2], vec![1.0; 20]),
+        weight_zero_point: Some(zeros("weight_zero_point", DType::I32, &[2, 2])),
+        weight_shape: Some(
+            Tensor::from_vec("weight_shape", DType::I64, vec![2], vec![10i64, 16]).unwrap(),
+        ),
+        weight_g_idx: Some(ints("weight_g_idx", &[16], vec![1; 16])),
+        bias: None,
+    }
+}
+
+fn int8() -> IntTensors<'static> {
+    IntTensors {
+        weight: zeros("weight", DType::I8, &[10, 16]),
+        weight_scale: floats("weight_scale", &[10, 2], vec![1.0; 20]),
+        weight_zero_point: Some(zeros("weight_zero_point", DType::I8, &[10, 2])),
+        weight_g_idx: Some(ints("weight_g_idx", &[16], vec![1; 16])),
+        bias: None,
+    }
+}
+
+#[test]
+fn compressed_tensors_packed() {
+    assert!(packed().unpack("m", &CT).is_ok());
+    let with = |edit: &dyn Fn(&mut PackedTensors<'static>)| {
+        let mut t = packed();
+        edit(&mut t);
+        t.unpack("m", &CT)
+    };
+    shape(with(&|t| t.weight_packed = zeros("weight_packed", DType::I32, &[10])), "weight_packed");
+    dtype(
+        with(&|t| t.weight_packed = zeros("weight_packed", DType::I8, &[10, 2])),
+        "weight_packed",
+    );
+    let shapes = |v: [i64; 2]| Tensor::from_vec("weight_shape", DType::I64, vec![2], v.to_vec());
+    // The declared shape is another one, or the transposed one.
+    for declared in [[10, 15], [16, 10], [-10, 16]] {
+        value(with(&|t| t.weight_shape = Some(shapes(declared).unwrap())), "weight_shape", &[]);
+    }
+    shape(
+        with(&|t| t.weight_shape = Some(zeros("weight_shape", DType::I64, &[3]))),
+        "weight_shape",
+    );
+    dtype(
+        with(&|t| t.weight_shape = Some(zeros("weight_shape", DType::F32, &[2]))),
+        "weight_shape",
+    );
+    shape(
+        with(&|t| t.weight_scale = floats("weight_scale", &[2, 10], vec![1.0; 20])),
+        "weight_scale",
+    );
+    shape(
+        with(&|t| t.weight_zero_point = Some(zeros("weight_zero_point", DType::I32, &[1, 2]))),
+        "weight_zero_point",
+    );
+    missing(with(&|t| t.weight_zero_point = None), "m.weight_zero_point");
+    missing(with(&|t| t.weight_g_idx = None), "m.weight_g_idx");
+    // Never ordered, says −1.
+    missing(
+        with(&|t| t.weight_g_idx = Some(ints("weight_g_idx", &[16], vec![-1; 16]))),
+        "m.weight_g_idx",
+    );
+    value(
+        with(&|t| t.weight_g_idx = Some(ints("weight_g_idx", &[16], vec![2; 16]))),
+        "weight_g_idx",
+        &[0],
+    );
+    for bad in NOT_FINITE {
+        let scales = floats("weight_scale", &[10, 2], [vec![1.0; 19], vec![bad]].concat());
+        value(with(&|t| t.weight_scale = scales.clone()), "weight_scale", &[9, 1]);
+    }
+    size(packed().unpack("m", &ct::Scheme { bits: 6, ..CT }));
+    let group_size = GroupSize::Of(5);
+    size(packed().unpack("m", &ct::Scheme { group_size, act_order: false, ..CT }));
+}
+
+#[test]
+fn compressed_tensors_int8() {
+    assert!(int8().unpack("m", &CT).is_ok());
+    let with = |edit: &dyn Fn(&mut IntTensors<'static>), scheme: &ct::Scheme| {
+        let mut t = int8();
+        edit(&mut t);
+        t.unpack("m", scheme)
+    };
+    for bad in [-9i8, 8, 127, -128] {
+        let mut values = vec![-8i8; 160];
+        values[35] = bad;
+        let weight = Tensor::from_vec("weight", DType::I8, vec![10, 16], values).unwrap();
+        let edit = |t: &mut IntTensors<'static>| t.weight = weight.clone();
+        value(with(&edit, &CT), "weight", &[2, 3]);
+        // Eight bits hold them all.
+        assert!(with(&edit, &ct::Scheme { bits: 8, ..CT }).is_ok());
+        let zero = Tensor::from_vec("weight_zero_point", DType::I8, vec![10, 2], vec![bad; 20]);
+        let zero = zero.unwrap();
+        value(
+            with(&|t| t.weight_zero_point = Some(zero.clone()), &CT),
+            "weight_zero_point",
+            &[0, 0],
+        );
+    }
+    dtype(with(&|t| t.weight = zeros("weight", DType::U8, &[10, 16]), &CT), "weight");
+    size(with(&|t| t.weight = zeros("weight", DType::I8, &[10, 17]), &CT));
+    missing(with(&|t| t.weight_zero_point = None, &CT), "m.weight_zero_point");
+    shape(
+        with(&|t| t.weight_zero_point = Some(zeros("weight_zero_point", DType::I8, &[2, 10])), &CT),
+        "weight_zero_point",
+    );
+    dtype(
+        with(
+            &|t| t.weight_zero_point = Some(zeros("weight_zero_point", DType::I32, &[10, 2])),
+            &CT,
+        ),
+        "weight_zero_point",
+    );
+}
+
+#[test]
+fn fp8() {
+    let unpack = |weight: &[usize], scale: T, scheme: fp8::Scheme| {
+        let weight = zeros("weight", DType::F8E4M3, weight);
+        Fp8Tensors { weight, weight_scale: scale, bias: None }.unpack("m", &scheme)
+    };
+    let scale = |dims: &[usize]| floats("scale", dims, vec![1.0; dims.iter().product()]);
+    let block = |block_n, block_k| fp8::Scheme::Block { block_n, block_k };
+    let per_tensor = |widths: &[usize]| fp8::Scheme::Tensor { widths: widths.to_vec() };
+    assert!(unpack(&[10, 16], scale(&[3, 2]), block(4, 8)).is_ok());
+    // Floor division, transposed, too many.
+    for dims in [&[2, 2][..], &[2, 3], &[4, 2], &[6], &[3, 2, 1]] {
+        shape(unpack(&[10, 16], scale(dims), block(4, 8)), "scale");
+    }
+    size(unpack(&[10, 16], scale(&[3, 2]), block(4, 12)));
+    size(unpack(&[10, 16], scale(&[3, 2]), block(0, 8)));
+    size(unpack(&[10, 16], scale(&[3, 2]), block(4, 0)));
+    size(unpack(&[10, 18], scale(&[10]), fp8::Scheme::Channel));
+    shape(unpack(&[10, 16], scale(&[9]), fp8::Scheme::Channel), "scale");
+    shape(unpack(&[10, 16], scale(&[1]), fp8::Scheme::Channel), "scale");
+    shape(unpack(&[10, 16], scale(&[2]), per_tensor(&[10])), "scale");
+    shape(unpack(&[10, 16], scale(&[3]), per_tensor(&[4, 6])), "scale");
+    shape(unpack(&[10, 16], scale(&[0]), per_tensor(&[10])), "scale");
+    for widths in [&[][..], &[4, 5], &[4, 7], &[10, 0], &[usize::MAX, 11]] {
+        size(unpack(&[10, 16], scale(&[2]), per_tensor(widths)));
+    }
+    for bad in NOT_FINITE {
+        let scales = floats("scale", &[3, 2], vec![1.0, 1.0, 1.0, bad, 1.0, 1.0]);
+        value(unpack(&[10, 16], scales, block(4, 8)), "scale", &[1, 1]);
+    }
+    dtype(unpack(&[10, 16], zeros("scale", DType::I32, &[3, 2]), block(4, 8)), "scale");
+    let nan = bytes("scale", DType::F8E8M0, &[1], vec![255]);
+    value(unpack(&[10, 16], nan, per_tensor(&[10])), "scale", &[0]);
+    for (dims, dt) in [(&[10, 16][..], DType::U8), (&[10, 16], DType::F8E5M2)] {
+        let weight = zeros("weight", dt, dims);
+        let tensors = Fp8Tensors { weight, weight_scale: scale(&[10]), bias: None };
+        dtype(tensors.unpack("m", &fp8::Scheme::Channel), "weight");
+    }
+    // Columns of one block with two scales cannot be packed as one.
+    let scales = floats("scale", &[10], (0..10).map(|n| n as f32).collect());
+    let w = unpack(&[10, 16], scales, fp8::Scheme::Channel).unwrap();
+    value(Fp8Tensors::pack(&w, &per_tensor(&[10])), "m.weight_scale", &[0, 1]);
+    size(Fp8Tensors::pack(&w, &block(1, 8)));
+}
+
+#[test]
+fn microscaled() {
+    let mxfp8 = |weight: T, weight_scale: T| {
+        Mxfp8Tensors { weight, weight_scale, bias: None }.unpack("m").map(drop)
+    };
+    let mxfp4 = |weight: T, weight_scale: T| {
+        Mxfp4Tensors { weight, weight_scale, bias: None }.unpack("m").map(drop)
+    };
+    let w8 = |dims: &[usize]| zeros("weight", DType::F8E4M3, dims);
+    let w4 = |dims: &[usize]| zeros("weight", DType::U8, dims);
+    let scale = |dims: &[usize]| zeros("scale", DType::U8, dims);
+    for scales in [scale(&[3, 2]), zeros("scale", DType::F8E8M0, &[3, 2])] {
+        assert!(mxfp8(w8(&[3, 64]), scales.clone()).is_ok());
+        assert!(mxfp4(w4(&[3, 32]), scales).is_ok());
+    }
+    let mut nan = vec![0; 6];
+    nan[3] = 255;
+    let nan = bytes("scale", DType::U8, &[3, 2], nan);
+    value(mxfp8(w8(&[3, 64]), nan.clone()), "scale", &[1, 1]);
+    value(mxfp4(w4(&[3, 32]), nan), "scale", &[1, 1]);
+    shape(mxfp8(w8(&[3, 64]), scale(&[2, 3])), "scale");
+    shape(mxfp4(w4(&[3, 32]), scale(&[3, 1])), "scale");
+    dtype(mxfp8(w8(&[3, 64]), zeros("scale", DType::F8E4M3, &[3, 2])), "scale");
+    dtype(mxfp8(w4(&[3, 64]), scale(&[3, 2])), "weight");
+    dtype(mxfp4(zeros("weight", DType::I32, &[3, 8]), scale(&[3, 2])), "weight");
+    size(mxfp8(w8(&[3, 48]), scale(&[3, 1])));
+    size(mxfp4(w4(&[3, 24]), scale(&[3, 1])));
+    shape(mxfp4(w4(&[0, 32]), scale(&[0, 2])), "weight");
+    // gpt-oss's form.
+    let blocks = |dims: &[usize]| {
+        Mxfp4Tensors::from_blocks(zeros("blocks", DType::U8, dims), scale(&[3, 2]), None)
+    };
+    assert!(blocks(&[3, 2, 16]).unwrap().unpack("m").is_ok());
+    shape(blocks(&[3, 2, 8]), "blocks");
+    shape(blocks(&[3, 32]), "blocks");
+    let odd = Mxfp4Tensors { weight: w4(&[3, 24]), weight_scale: scale(&[3, 1]), bias: None };
+    shape(odd.into_blocks(), "weight");
+}
+
+#[test]
+fn nvfp4() {
+    let unpack = |scale: T, global: T, meaning| {
+        let weight = zeros("weight", DType::U8, &[3, 16]);
+        let scheme = nvfp4::Scheme { global: meaning, shards: Shards::Equal };
+        Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale: global, bias: None }
+            .unpack("m", scheme)
+            .map(drop)
+    };
+    let scale = |values: Vec<u8>| bytes("scale", DType::F8E4M3, &[3, 2], values);
+    let ok = || scale(vec![0x38; 6]);
+    let global = |x: f32| floats("global", &[1], vec![x]);
+    for meaning in [GlobalScale::Divisor, GlobalScale::Multiplier] {
+        assert!(unpack(ok(), global(2.0), meaning).is_ok());
+        assert!(unpack(ok(), floats("global", &[], vec![2.0]), meaning).is_ok());
+        // A negative zero is a zero.
+        assert!(unpack(scale(vec![0x80; 6]), global(2.0), meaning).is_ok());
+        for bad in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
+            value(unpack(ok(), global(bad), meaning), "global", &[0]);
+        }
+        // NaN of either sign, and the kernel has no bit for a sign.
+        for bad in [0x7f, 0xff, 0x81, 0xb8, 0xfe] {
+            let scales = scale(vec![0x38, 0x38, bad, 0x38, 0x38, 0x38]);
+            value(unpack(scales, global(2.0), meaning), "scale", &[1, 0]);
+        }
+        shape(unpack(ok(), floats("global", &[0], vec![]), meaning), "global");
+        dtype(unpack(ok(), zeros("global", DType::F16, &[1]), meaning), "global");
+        value(unpack(ok(), floats("global", &[2], vec![1.0, 2.0]), meaning), "global", &[1]);
+        dtype(unpack(zeros("scale", DType::U8, &[3, 2]), global(1.0), meaning), "scale");
+        shape(unpack(zeros("scale", DType::F8E4M3, &[3, 1]), global(1.0), meaning), "scale");
+    }
+    // A divisor so small that its reciprocal is infinite.
+    value(unpack(ok(), global(f32::from_bits(1)), GlobalScale::Divisor), "global", &[0]);
+    assert!(unpack(ok(), global(f32::from_bits(1)), GlobalScale::Multiplier).is_ok());
+}
