@@ -42,6 +42,9 @@ fn token(ty: &str) -> Value {
     json!({"num_bits": 8, "type": ty, "symmetric": true, "strategy": "token", "dynamic": true})
 }
 
+/// Targets, ignore list, module, its kind, whether layers are fused, upstream's answer.
+type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a str, ModuleKind, bool, &'a str);
+
 #[test]
 fn targets_as_upstream() {
     // (targets, ignore, name, kind, fused, answer): `should_ignore_layer`, then
@@ -49,7 +52,7 @@ fn targets_as_upstream() {
     use ModuleKind::{Linear, LmHead};
     let x = LmHead;
     #[rustfmt::skip]
-    let cases: &[(&[&str], &[&str], &str, ModuleKind, bool, &str)] = &[
+    let cases: &[Case<'_>] = &[
         (&["Linear"], &[], "m.q_proj", Linear, false, "Linear"),
         (&["Linear"], &["lm_head"], "lm_head", LmHead, false, "ignored"),
         (&["Linear"], &[], "lm_head", LmHead, false, "None"),

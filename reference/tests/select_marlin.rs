@@ -1,4 +1,6 @@
-//! Marlin's limits and the MoE selection against tables of upstream's answers.
+//! Marlin's limits and the MoE selection against upstream. The tables of shapes, of the WNA16
+//! oracle and of its keys are answers of vLLM 0.21.0's own functions; the others follow from
+//! reading its conditions.
 
 use marlinspike::config::{
     ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
