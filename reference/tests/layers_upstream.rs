@@ -1,6 +1,6 @@
 //! Parameter lists against those that upstream registers. The fact files were produced by
-//! running the `create_weights` methods of vLLM 0.21.0 on meta tensors; a `#` line has the
-//! configuration, each line below one parameter.
+//! `scripts/gen/layer_facts.py`, which runs the `create_weights` methods of vLLM 0.21.0 on meta
+//! tensors; a `#` line has the configuration, each line below one parameter.
 
 use std::collections::HashMap;
 

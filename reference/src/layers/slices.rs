@@ -78,28 +78,27 @@ pub fn linear(
             (_, Some([block_n, _])) => size.div_ceil(block_n),
             _ => size,
         };
-        let before: usize = shard.parts[..part].iter().map(|p| p.per_rank).sum();
+        let before = shard.parts[..part].iter().fold(0usize, |a, p| a.saturating_add(p.per_rank));
         let (start, len) = (unit(before), unit(this.per_rank));
-        slice.dest[d] = start..start + len;
+        slice.dest[d] = start..start.saturating_add(len);
         expected[d] = unit(this.full);
         let at = match shard.parallel {
-            Parallel::Column => tp_rank / this.replicas.max(1) * len,
+            Parallel::Column => (tp_rank / this.replicas.max(1)).saturating_mul(len),
             Parallel::Replicated | Parallel::Row => 0,
         };
         if let Some(source) = slice.source.get_mut(d) {
-            *source = at..at + len;
+            *source = at..at.saturating_add(len);
         }
     }
     if let (Some(d), Parallel::Row) = (spec.input_dim, shard.parallel) {
         let len = spec.shape[d];
-        let unit = |size: usize| match (spec.packed, spec.block) {
-            (Some(p), _) if p.dim == d => size / p.factor,
-            (_, Some([_, block_k])) => size.div_ceil(block_k),
-            _ => len * shard.tp_size,
+        expected[d] = match (spec.packed, spec.block) {
+            (Some(p), _) if p.dim == d => shard.input_size / p.factor,
+            (_, Some([_, block_k])) => shard.input_size.div_ceil(block_k),
+            _ => len.saturating_mul(shard.tp_size),
         };
-        expected[d] = unit(shard.input_size);
         if let Some(source) = slice.source.get_mut(d) {
-            *source = tp_rank * len..(tp_rank + 1) * len;
+            *source = len.saturating_mul(tp_rank)..len.saturating_mul(tp_rank + 1);
         }
     }
     let inside = slice.source.iter().zip(full).all(|(r, &d)| r.end <= d);
@@ -159,11 +158,12 @@ pub fn expert(
     if let Some(d) = cut {
         let halves = if w2 || spec.role == Role::GroupIndex { 1 } else { shard.w13_num_shards() };
         let len = local[d] / halves;
-        dest[d] = half * len..(half + 1) * len;
-        source[d] = tp_rank * len..(tp_rank + 1) * len;
+        // Checked once: every product below is at most this one.
         expected[d] = len
             .checked_mul(shard.tp_size)
             .ok_or(LayerError::Overflow { what: "intermediate_size" })?;
+        dest[d] = half * len..(half + 1) * len;
+        source[d] = tp_rank * len..(tp_rank + 1) * len;
     }
     let transpose = spec.transpose_on_load && local.len() == 2;
     if transpose {
