@@ -20,7 +20,7 @@ mod root;
 mod verify;
 
 pub use error::GoldenError;
-pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest};
+pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest, TableEntry};
 pub use root::{ROOT_VARIABLE, find_root};
 pub use verify::Verification;
 

@@ -54,6 +54,34 @@ impl CaseEntry {
     }
 }
 
+/// A table that belongs to no operation: upstream's permutations themselves, and
+/// layouts that no supported layer has. A safetensors file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableEntry {
+    /// Path relative to the golden folder, with `/`.
+    pub path: String,
+    /// The table's own name.
+    pub name: String,
+    /// Program that produced it.
+    pub producer: String,
+    /// Its version.
+    pub version: String,
+    /// SHA-256 of the whole file, 64 lower-case hexadecimal digits.
+    pub sha256: String,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// The table's own statement of what produced it.
+    pub provenance: String,
+}
+
+impl TableEntry {
+    /// The file itself.
+    pub fn file(&self) -> FileEntry {
+        FileEntry { path: self.path.clone(), sha256: self.sha256.clone(), bytes: self.bytes }
+    }
+}
+
 /// A small model directory as a Hugging Face checkpoint would be, with weights
 /// that the producing package itself computed from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,8 +106,8 @@ pub struct CheckpointEntry {
     /// Files outside the model directory, for `M` a module's name:
     /// `M.weight`, the dequantized [N, K] in float32 as the package computes it,
     /// and, where vLLM's helpers give them, `M.marlin_qweight`,
-    /// `M.marlin_scales`, `M.marlin_zeros`, `M.g_idx_sort_indices`,
-    /// `M.sorted_g_idx`. Who computed what is in the file's own metadata.
+    /// `M.marlin_scales`, `M.marlin_zeros`, `M.marlin_global_scale`,
+    /// `M.g_idx_sort_indices`, `M.sorted_g_idx`. Who computed what is in the file's own metadata.
     pub expected: Vec<FileEntry>,
 }
 
@@ -88,6 +116,7 @@ pub struct CheckpointEntry {
 struct ManifestFile {
     version: u64,
     cases: Vec<CaseEntry>,
+    tables: Vec<TableEntry>,
     checkpoints: Vec<CheckpointEntry>,
 }
 
@@ -96,6 +125,7 @@ struct ManifestFile {
 pub struct Manifest {
     root: PathBuf,
     cases: Vec<CaseEntry>,
+    tables: Vec<TableEntry>,
     checkpoints: Vec<CheckpointEntry>,
 }
 
@@ -128,8 +158,12 @@ impl Manifest {
                 expected: VERSION,
             });
         }
-        let manifest =
-            Self { root: root.to_path_buf(), cases: file.cases, checkpoints: file.checkpoints };
+        let manifest = Self {
+            root: root.to_path_buf(),
+            cases: file.cases,
+            tables: file.tables,
+            checkpoints: file.checkpoints,
+        };
         let mut seen = HashSet::new();
         for entry in manifest.files() {
             check_path(&entry.path)?;
@@ -163,6 +197,11 @@ impl Manifest {
             .collect()
     }
 
+    /// All tables.
+    pub fn tables(&self) -> &[TableEntry] {
+        &self.tables
+    }
+
     /// All checkpoints.
     pub fn checkpoints(&self) -> &[CheckpointEntry] {
         &self.checkpoints
@@ -186,14 +225,15 @@ impl Manifest {
         self.root.join(relative)
     }
 
-    /// Every listed file: the cases, then the checkpoints' files and expectations.
+    /// Every listed file: the cases, the tables, then the checkpoints' files and expectations.
     pub fn files(&self) -> impl Iterator<Item = FileEntry> + '_ {
         let cases = self.cases.iter().map(CaseEntry::file);
+        let tables = self.tables.iter().map(TableEntry::file);
         let checkpoints = self
             .checkpoints
             .iter()
             .flat_map(|entry| entry.files.iter().chain(&entry.expected).cloned());
-        cases.chain(checkpoints)
+        cases.chain(tables).chain(checkpoints)
     }
 }
 

@@ -22,12 +22,19 @@ fn copy_of_one_case(test: &str) -> (Manifest, PathBuf) {
     fs::create_dir_all(root.join("data/cases")).unwrap();
     let case = source.cases().iter().find(|case| case.op == "router").unwrap();
     fs::copy(source.path(&case.path), root.join(&case.path)).unwrap();
-    let text = serde_json::json!({"version": 1, "cases": [case], "checkpoints": []});
+    let text = serde_json::json!({"version": 1, "cases": [case], "tables": [], "checkpoints": []});
     fs::write(root.join("manifest.json"), text.to_string()).unwrap();
     let manifest = Manifest::load_from(&root).unwrap();
     manifest.verify().unwrap();
     let file = manifest.path(&case.path);
     (manifest, file)
+}
+
+/// The JSON header of a safetensors file.
+fn header(path: &Path) -> serde_json::Value {
+    let bytes = fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    serde_json::from_slice(&bytes[8..8 + length]).unwrap()
 }
 
 /// Loads a copy's manifest after `change`.
@@ -53,10 +60,7 @@ fn every_file_is_listed_and_every_hash_matches() {
 fn the_metadata_of_each_case_agree_with_its_entry() {
     let manifest = committed();
     for case in manifest.cases() {
-        let bytes = fs::read(manifest.path(&case.path)).unwrap();
-        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-        let metadata = &header["__metadata__"];
+        let metadata = &header(&manifest.path(&case.path))["__metadata__"];
         assert_eq!(metadata["format"], "marlinspike-case", "{}", case.path);
         assert_eq!(metadata["op"], case.op.as_str(), "{}", case.path);
         assert_eq!(metadata["name"], case.name.as_str(), "{}", case.path);
@@ -90,6 +94,47 @@ fn every_operation_has_cases() {
         assert!(paths.iter().all(|path| path.is_file()));
     }
     assert!(manifest.case_paths("no such operation").is_empty());
+}
+
+/// Every format that the library reads has a checkpoint by a public tool, one is sharded, and each
+/// has a module with the producer's own dequantized float32 weights.
+#[test]
+fn every_format_has_a_checkpoint_with_expected_weights() {
+    let manifest = committed();
+    let formats: BTreeSet<_> =
+        manifest.checkpoints().iter().map(|entry| entry.format.as_str()).collect();
+    assert_eq!(
+        formats,
+        BTreeSet::from([
+            "awq",
+            "float-quantized",
+            "fp8",
+            "gptq",
+            "int-quantized",
+            "mxfp4",
+            "mxfp4-pack-quantized",
+            "mxfp8-quantized",
+            "nvfp4-pack-quantized",
+            "pack-quantized"
+        ])
+    );
+    assert!(
+        manifest.checkpoints().iter().any(|entry| entry
+            .files
+            .iter()
+            .any(|file| file.path.ends_with("model.safetensors.index.json"))),
+        "no sharded checkpoint"
+    );
+    for entry in manifest.checkpoints() {
+        let config = fs::read(manifest.path(&entry.dir).join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        assert!(config["quantization_config"]["quant_method"].is_string(), "{}", entry.name);
+        let expected = header(&manifest.path(&entry.expected[0].path));
+        let weights: Vec<_> =
+            expected.as_object().unwrap().iter().filter(|(k, _)| k.ends_with(".weight")).collect();
+        assert!(!weights.is_empty(), "{}", entry.name);
+        assert!(weights.iter().all(|(_, tensor)| tensor["dtype"] == "F32"), "{}", entry.name);
+    }
 }
 
 #[test]

@@ -136,8 +136,8 @@ def main():
 
     everything = ("",)
     fmt = "pack-quantized"
-    build(v, new("ct-pack-moe", QWEN3_MOE, 256, fmt, "4 bits, groups of 128, experts, two shards with an index"),
-          [(everything, integer(128))], fmt, ["model.layers.0.mlp.experts.1.down_proj"], shards=2)
+    build(v, new("ct-pack-moe", QWEN3_MOE, 128, fmt, "4 bits, groups of 32, experts, two shards with an index"),
+          [(everything, integer(32))], fmt, ["model.layers.0.mlp.experts.1.down_proj"], shards=2)
 
     fmt = "int-quantized"
     tokens = QuantizationArgs(num_bits=8, type="int", strategy="token", symmetric=True, dynamic=True)

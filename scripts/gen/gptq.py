@@ -134,7 +134,7 @@ def main():
                 return (rule["bits"], rule["group_size"], False) if pattern.startswith("+:") else None
         return (4, 64, False)
 
-    ckpt = Checkpoint("gptq-dynamic", LLAMA, 128, 128, torch.bfloat16, **common,
+    ckpt = Checkpoint("gptq-dynamic", LLAMA, 128, 128, torch.float16, **common,
                       about="per-module rules with lookaround: 4 and 8 bits mixed, one module skipped")
     fill(v, linear_class, convert, ckpt, rules, True, [k_proj])
     assert down + ".weight" in ckpt.tensors

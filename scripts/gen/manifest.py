@@ -61,6 +61,35 @@ def case_entry(path: Path) -> dict:
     }
 
 
+def table_entry(path: Path) -> dict:
+    meta = metadata(path)
+    name, version = producer(meta["provenance"])
+    entry = file_entry(path)
+    return {
+        "path": entry["path"],
+        "name": meta["name"],
+        "producer": name,
+        "version": version,
+        "sha256": entry["sha256"],
+        "bytes": entry["bytes"],
+        "provenance": meta["provenance"],
+    }
+
+
+def scalar_entry(path: Path) -> dict:
+    meta = json.loads(path.read_text())["producer"]
+    entry = file_entry(path)
+    return {
+        "path": entry["path"],
+        "name": path.stem,
+        "producer": "torch",
+        "version": meta["torch"],
+        "sha256": entry["sha256"],
+        "bytes": entry["bytes"],
+        "provenance": f"torch {meta['torch']} CPU ({meta['machine']}, {meta['cpu_capability']})",
+    }
+
+
 def checkpoint_entry(fragment: Path) -> dict:
     entry = json.loads(fragment.read_text())
     for file in entry["files"] + entry["expected"]:
@@ -71,8 +100,10 @@ def checkpoint_entry(fragment: Path) -> dict:
 
 def main() -> None:
     cases = [case_entry(path) for path in sorted((GOLDEN / "data/cases").glob("*.safetensors"))]
+    tables = [table_entry(path) for path in sorted((GOLDEN / "data/tables").glob("*.safetensors"))]
+    tables += [scalar_entry(path) for path in sorted((GOLDEN / "data/scalar").glob("*.json"))]
     checkpoints = [checkpoint_entry(path) for path in sorted((GOLDEN / "fragments").glob("*.json"))]
-    listed = {case["path"] for case in cases}
+    listed = {entry["path"] for entry in cases + tables}
     for checkpoint in checkpoints:
         listed |= {file["path"] for file in checkpoint["files"] + checkpoint["expected"]}
     present = {path.relative_to(GOLDEN).as_posix() for path in (GOLDEN / "data").rglob("*") if path.is_file()}
@@ -81,9 +112,9 @@ def main() -> None:
     total = sum((GOLDEN / path).stat().st_size for path in listed)
     if total >= LIMIT:
         raise SystemExit(f"golden data hold {total} bytes, the limit is {LIMIT}")
-    manifest = {"version": 1, "cases": cases, "checkpoints": checkpoints}
+    manifest = {"version": 1, "cases": cases, "tables": tables, "checkpoints": checkpoints}
     (GOLDEN / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    print(f"{len(cases)} cases, {len(checkpoints)} checkpoints, {total} bytes", file=sys.stderr)
+    print(f"{len(cases)} cases, {len(tables)} tables, {len(checkpoints)} checkpoints, {total} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":

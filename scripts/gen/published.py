@@ -71,9 +71,6 @@ def gpt_oss(v):
     del ckpt.tensors[router + "gate.weight"]
     ckpt.plain(router + "router.weight", experts, hidden)
     ckpt.plain(router + "router.bias", experts)
-    for name, (size_n, size_k) in ckpt.linears.items():
-        if "self_attn.k_proj" in name or "self_attn.v_proj" in name:
-            ckpt.tensors[name + ".weight"] = ckpt.weight(name, ckpt.dtype)
     for kind, size_n, size_k in (("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)):
         weight = seeded(f"{ckpt.name}/{kind}", experts, size_n, size_k)
         groups = weight.reshape(experts, size_n, size_k // 32, 32)

@@ -141,24 +141,25 @@ def prove_operators(v):
         packed = case["in.qweight"]
         size_k, size_n = packed.shape[0] * 32 // bits, packed.shape[1]
         perm = case.get("out.g_idx_sort_indices", empty)
-        if not same_bits(repack_of(v, packed, perm, size_k, size_n, bits, a8), case["out.marlin_qweight"]):
+        if not same_bits(v.repack(packed, perm, size_k, size_n, bits, is_a_8bit=a8), case["out.marlin_qweight"]):
             raise SystemExit(f"the stand-in of gptq_marlin_repack differs from the operator on {name}")
     case = read_case(GOLDEN / "data/cases/int4_fp8_preprocess-gptq.safetensors")
     if not same_bits(v.preprocess(case["in.qweight"]), case["out.qweight"]):
         raise SystemExit("the stand-in of marlin_int4_fp8_preprocess differs from the operator")
 
 
-def repack_of(v, packed, perm, size_k, size_n, bits, a8):
-    return v.repack(packed, perm, size_k, size_n, bits, is_a_8bit=a8)
-
-
 def marlin_integer(v, qweight, scales, bits, group_size, g_idx=None):
-    """Marlin tensors of a GPTQ-packed module as `MarlinLinearKernel` makes them."""
+    """Marlin tensors of a GPTQ-packed module as `MarlinLinearKernel` makes them.
+
+    With one difference: the sort is the stable one. Upstream's `marlin_sort_g_idx` calls an
+    unstable argsort, whose result depends on the processor.
+    """
     size_k, size_n = qweight.shape[0] * 32 // bits, qweight.shape[1]
     out, perm = {}, torch.empty(0, dtype=torch.int32)
     if g_idx is not None:
-        out["sorted_g_idx"], perm = v.marlin.marlin_sort_g_idx(g_idx)
-        out["g_idx_sort_indices"] = perm
+        perm = torch.argsort(g_idx, stable=True).to(torch.int32)
+        out["g_idx_sort_indices"], out["sorted_g_idx"] = perm, g_idx[perm]
+        assert torch.equal(out["sorted_g_idx"], v.marlin.marlin_sort_g_idx(g_idx)[0])
     out["marlin_qweight"] = v.repack(qweight, perm, size_k, size_n, bits)
     out["marlin_scales"] = v.marlin.marlin_permute_scales(scales.contiguous(), size_k, size_n, group_size)
     return out

@@ -200,10 +200,12 @@ impl<'a> Case<'a> {
             return Ok(());
         };
         let rows = logits.shape()[0];
-        for t in self.outputs.values().filter(|t| t.shape()[0] != rows) {
-            return Err(Error::shape(t.name(), t.shape(), format!("{rows} rows, one per token")));
+        match self.outputs.values().find(|t| t.shape()[0] != rows) {
+            Some(t) => {
+                Err(Error::shape(t.name(), t.shape(), format!("{rows} rows, one per token")))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn unknown(&self, tensor: String, expected: String) -> Error {

@@ -30,6 +30,8 @@ pub struct TensorRule {
     pub dtypes: Vec<DType>,
     /// Demanded shape.
     pub shape: Vec<Dim>,
+    /// Whether a single value may stand for the whole shape, as `[1]` or without dimensions.
+    pub or_single: bool,
     /// Whether the operation cannot do without it.
     pub required: bool,
 }
@@ -37,6 +39,11 @@ pub struct TensorRule {
 impl TensorRule {
     fn required(mut self, required: bool) -> Self {
         self.required = required;
+        self
+    }
+
+    fn or_single(mut self) -> Self {
+        self.or_single = true;
         self
     }
 
@@ -50,6 +57,9 @@ impl TensorRule {
         };
         let shape = tensor.shape();
         if shape.len() == self.shape.len() && self.shape.iter().zip(shape).all(fits) {
+            return Ok(());
+        }
+        if self.or_single && matches!(shape, [] | [1]) {
             return Ok(());
         }
         let dims: Vec<String> = self
@@ -70,6 +80,7 @@ fn rule(name: impl Into<String>, dtypes: &[DType], shape: &[Dim]) -> TensorRule 
         name: name.into(),
         dtypes: dtypes.to_vec(),
         shape: shape.to_vec(),
+        or_single: false,
         required: false,
     }
 }
@@ -184,8 +195,9 @@ impl Matrix<'_> {
             add(output("marlin_bias"), &half, &[is(n)], false);
         }
         if q.input_dtype == Some(ScalarType::INT8) {
+            // One factor for the whole stack, which some producers repeat for each expert.
             let shape: &[Dim] = if self.lead.is_empty() { &[is(1)] } else { &[] };
-            add(output("input_global_scale"), F32, shape, false);
+            rules.push(self.rule(output("input_global_scale"), F32, shape).or_single());
         }
         Ok(rules)
     }

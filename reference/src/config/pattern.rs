@@ -150,6 +150,13 @@ fn escape(
             push_literal(char::from_u32(code & 0xff).unwrap_or('\0'), out);
             return Ok(i + 1 + digits.len());
         }
+        // Three octal digits are a character, in Python as in C.
+        '1'..='3' if octal(chars, i + 1) => {
+            let digits: String = chars[i + 1..i + 4].iter().collect();
+            let code = u32::from_str_radix(&digits, 8).unwrap_or(0);
+            push_literal(char::from_u32(code).unwrap_or('\0'), out);
+            return Ok(i + 4);
+        }
         '1'..='9' if in_class => return Err(format!("the escape \\{c} inside a set")),
         '1'..='9' => {
             // Two digits name one group; delimit it so that a following digit stays a literal.
@@ -166,6 +173,11 @@ fn escape(
         c => push_literal(c, out),
     }
     Ok(i + 2)
+}
+
+/// Whether three octal digits begin at `i`.
+fn octal(chars: &[char], i: usize) -> bool {
+    chars.get(i..i + 3).is_some_and(|d| d.iter().all(|c| ('0'..='7').contains(c)))
 }
 
 /// `c` as a literal, whatever it would mean unescaped.

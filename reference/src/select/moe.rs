@@ -107,7 +107,7 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
         if modular && weights == WeightKey::Int8 {
             reasons.push(Reason::EightBitModular);
         }
-        // The batched kernel's caller quantizes nothing.
+        // The batched kernel's call has no quantized activations, in upstream too.
         if backend == Backend::BatchedMarlin && desc.options.input_type != InputType::SixteenBit {
             let inputs = desc.options.input_type.name();
             reasons.push(Reason::Inputs { weights: scheme.label(), inputs });

@@ -7,39 +7,39 @@
 use super::tile::{Activations, TileMap};
 use crate::weight::Codes;
 
-/// The words of the source rows that one row of tiles is made of: `[tile_k / pack, size_n]`.
-///
-/// Without a permutation they are borrowed; with one the rows are gathered into `scratch`.
-pub(super) fn source_rows<'a>(
-    codes: &'a Codes<'_>,
-    map: TileMap,
-    tile_row: usize,
-    perm: Option<&[u32]>,
-    scratch: &'a mut Vec<u32>,
-) -> &'a [u32] {
-    let size_n = codes.shape().size_n;
-    let (bits, pack) = (codes.bits(), codes.pack());
-    let word_rows = map.tile_k() / pack;
-    let Some(perm) = perm else {
-        return &codes.words()[tile_row * word_rows * size_n..][..word_rows * size_n];
-    };
-    scratch.clear();
-    scratch.resize(word_rows * size_n, 0);
+/// The words `[tile_k / pack, size_n]` that one row of tiles is made of, as they stand in `codes`.
+pub(super) fn source_rows<'a>(codes: &'a Codes<'_>, map: TileMap, tile_row: usize) -> &'a [u32] {
+    let len = map.tile_k() / codes.pack() * codes.shape().size_n;
+    &codes.words()[tile_row * len..][..len]
+}
+
+/// The words `[perm.len() / pack, width]` whose row k is row `perm[k]` of `source`, words
+/// `[K / pack, width]`.
+#[inline(always)]
+pub(super) fn gather_rows(
+    source: &[u32],
+    width: usize,
+    bits: u32,
+    perm: &[u32],
+    out: &mut Vec<u32>,
+) {
+    let pack = 32 / bits as usize;
     let mask = u32::MAX >> (32 - bits);
-    let perm = &perm[tile_row * map.tile_k()..][..map.tile_k()];
-    for (rows, out) in perm.chunks_exact(pack).zip(scratch.chunks_exact_mut(size_n)) {
+    out.clear();
+    out.resize(perm.len() / pack * width, 0);
+    for (rows, out) in perm.chunks_exact(pack).zip(out.chunks_exact_mut(width)) {
         for (slot, &k) in rows.iter().enumerate() {
             let (from, to) = (k % pack as u32 * bits, slot as u32 * bits);
-            let source = &codes.words()[k as usize / pack * size_n..][..size_n];
+            let source = &source[k as usize / pack * width..][..width];
             for (word, &s) in out.iter_mut().zip(source) {
                 *word |= (s >> from & mask) << to;
             }
         }
     }
-    scratch
 }
 
-/// Packs one row of tiles: `rows` as [`source_rows`] gives them, `out` the row's words.
+/// Packs (a part of) one row of tiles: `rows` as [`source_rows`] or [`gather_rows`] gives them,
+/// `size_n` columns of them, `out` the tiles' words.
 #[inline(always)]
 pub(super) fn pack_tile_row(map: TileMap, size_n: usize, rows: &[u32], out: &mut [u32]) {
     match (map.activations(), map.bits()) {
@@ -169,6 +169,22 @@ impl Kernel {
         Self::Portable
     }
 
+    /// [`gather_rows`] on this kernel.
+    pub(super) fn gather_rows(
+        self,
+        source: &[u32],
+        width: usize,
+        bits: u32,
+        perm: &[u32],
+        out: &mut Vec<u32>,
+    ) {
+        match self {
+            Self::Portable => gather_rows(source, width, bits, perm, out),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => super::simd::gather_rows_avx2(source, width, bits, perm, out),
+        }
+    }
+
     /// [`pack_tile_row`] on this kernel.
     pub(super) fn pack_tile_row(self, map: TileMap, n: usize, rows: &[u32], out: &mut [u32]) {
         match self {
@@ -229,8 +245,21 @@ mod tests {
                         let mut found = vec![0u32; layout.packed_len()];
                         for (t, out) in found.chunks_exact_mut(tile_row).enumerate() {
                             let mut scratch = Vec::new();
-                            let rows =
-                                source_rows(&codes, layout.tile_map(), t, perm, &mut scratch);
+                            let rows = match perm {
+                                None => source_rows(&codes, layout.tile_map(), t),
+                                Some(perm) => {
+                                    let tile_k = layout.tile_map().tile_k();
+                                    let perm = &perm[t * tile_k..][..tile_k];
+                                    kernel.gather_rows(
+                                        codes.words(),
+                                        size_n,
+                                        bits,
+                                        perm,
+                                        &mut scratch,
+                                    );
+                                    &scratch
+                                }
+                            };
                             kernel.pack_tile_row(layout.tile_map(), size_n, rows, out);
                         }
                         assert_eq!(

@@ -200,6 +200,18 @@ pub struct Int8Scales {
     pub input_global_scale: f32,
 }
 
+/// Decoding and nearest-even encoding of a 16-bit float.
+pub(crate) type HalfCodec = (fn(u16) -> f32, fn(f32) -> u16);
+
+/// The conversions of f16 or bf16; `None` for another type.
+pub(crate) fn half_codec(ty: ScalarType) -> Option<HalfCodec> {
+    match ty {
+        ScalarType::FLOAT16 => Some((scalar::f16_to_f32, scalar::f32_to_f16_rne)),
+        ScalarType::BFLOAT16 => Some((scalar::bf16_to_f32, scalar::f32_to_bf16_rne)),
+        _ => None,
+    }
+}
+
 /// Turns group scales into 16-bit integers for the int8-activation kernel: scales / max · 4096,
 /// rounded half to even, and the factor max / 4096 that restores them.
 ///
@@ -208,10 +220,8 @@ pub struct Int8Scales {
 /// other than f16 and bf16, and when a scale is not finite or none is positive.
 pub fn process_int8_scales(scales: &Table) -> Result<Int8Scales> {
     let ty = scales.ty();
-    let (to_f32, from_f32): (fn(u16) -> f32, fn(f32) -> u16) = match ty {
-        ScalarType::FLOAT16 => (scalar::f16_to_f32, scalar::f32_to_f16_rne),
-        ScalarType::BFLOAT16 => (scalar::bf16_to_f32, scalar::f32_to_bf16_rne),
-        _ => return Err(Error::unsupported(format!("scales of {ty}"), "float16 or bfloat16")),
+    let Some((to_f32, from_f32)) = half_codec(ty) else {
+        return Err(Error::unsupported(format!("scales of {ty}"), "float16 or bfloat16"));
     };
     let mut max = f32::NEG_INFINITY;
     for (i, bits) in scales.iter_bits().enumerate() {

@@ -1,6 +1,6 @@
 //! The packed weight as a layout object.
 
-use rayon::prelude::*;
+use rayon::{current_num_threads, prelude::*};
 
 use super::repack::{self, Kernel};
 use super::tile::{Activations, TILE_LEN, TileMap};
@@ -8,6 +8,9 @@ use crate::dims::Shape;
 use crate::layout::{Difference, Layout, Place, Slot, compare};
 use crate::weight::Codes;
 use crate::{Error, Result};
+
+/// Columns that an act-order gather works on at a time: a whole number of tiles.
+const GATHER_COLUMNS: usize = 128;
 
 /// Marlin's packed weight: 32-bit words `[K / 16, N · 16 / pack]`.
 ///
@@ -81,14 +84,37 @@ impl WeightLayout {
     ) -> Result<()> {
         self.expect_codes(codes)?;
         self.expect_len(out.len())?;
-        if let Some(perm) = perm {
-            crate::act_order::expect_rows(perm, self.shape.size_k)?;
-        }
         let kernel = Kernel::detect();
-        out.par_chunks_mut(self.words_per_tile_row()).enumerate().for_each_init(Vec::new, {
-            |scratch, (tile_k, out)| {
-                let rows = repack::source_rows(codes, self.map, tile_k, perm, scratch);
-                kernel.pack_tile_row(self.map, self.shape.size_n, rows, out);
+        let Some(perm) = perm else {
+            out.par_chunks_mut(self.words_per_tile_row()).enumerate().for_each(|(row, out)| {
+                let source = repack::source_rows(codes, self.map, row);
+                kernel.pack_tile_row(self.map, self.shape.size_n, source, out);
+            });
+            return Ok(());
+        };
+        crate::act_order::expect_rows(perm, self.shape.size_k)?;
+        // A source word holds rows of up to eight different tiles. A copy of a few columns fits
+        // the second-level cache, whatever the distance of its rows in memory was.
+        let per_thread = (self.shape.size_k / self.map.tile_k()).div_ceil(current_num_threads());
+        let band = self.words_per_tile_row() * per_thread;
+        out.par_chunks_mut(band).enumerate().for_each(|(thread, band)| {
+            let (mut block, mut source) = (Vec::new(), Vec::new());
+            for n0 in (0..self.shape.size_n).step_by(GATHER_COLUMNS) {
+                let columns = n0..self.shape.size_n.min(n0 + GATHER_COLUMNS);
+                let width = columns.len();
+                block.clear();
+                for row in codes.words().chunks_exact(self.shape.size_n) {
+                    block.extend_from_slice(&row[columns.clone()]);
+                }
+                let words = self.map.words() * width / self.map.tile_n();
+                let first = self.map.words() * n0 / self.map.tile_n();
+                let rows = band.chunks_exact_mut(self.words_per_tile_row()).enumerate();
+                for (row, out) in rows {
+                    let perm = &perm[(thread * per_thread + row) * self.map.tile_k()..];
+                    let perm = &perm[..self.map.tile_k()];
+                    kernel.gather_rows(&block, width, codes.bits(), perm, &mut source);
+                    kernel.pack_tile_row(self.map, width, &source, &mut out[first..][..words]);
+                }
             }
         });
         Ok(())

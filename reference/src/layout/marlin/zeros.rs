@@ -73,7 +73,7 @@ impl ZeroPointLayout {
         let mut words = vec![0u32; self.packed_len()];
         for (row, out) in codes.chunks(self.size_n).zip(words.chunks_mut(self.size_n / pack)) {
             for p in 0..self.size_n {
-                out[p / pack] |= u32::from(row[self.column(p)]) << (p % pack) as u32 * self.bits;
+                out[p / pack] |= u32::from(row[self.column(p)]) << ((p % pack) as u32 * self.bits);
             }
         }
         Ok(words)
@@ -93,7 +93,7 @@ impl ZeroPointLayout {
         for (row, words) in codes.chunks_mut(self.size_n).zip(words.chunks(self.size_n / pack)) {
             for p in 0..self.size_n {
                 row[self.column(p)] =
-                    (words[p / pack] >> (p % pack) as u32 * self.bits & mask) as u8;
+                    ((words[p / pack] >> ((p % pack) as u32 * self.bits)) & mask) as u8;
             }
         }
         Table::new(ty, self.groups, self.size_n, TableData::B8(codes))
