@@ -46,6 +46,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
+    #[command(long_about = check::ABOUT)]
     Check(check::Args),
 }
 

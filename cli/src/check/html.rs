@@ -291,10 +291,10 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
         let report = match &checked.result {
             Ok(report) => report,
             Err(_) => {
-                write!(
+                writeln!(
                     out,
                     "<tr><td class=\"case\">{label}</td><td colspan=\"4\" class=\"soft\">not read\
-                     </td><td><span class=\"badge error\">error</span></td></tr></tbody>\n"
+                     </td><td><span class=\"badge error\">error</span></td></tr></tbody>"
                 )?;
                 continue;
             }

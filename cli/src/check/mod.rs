@@ -23,7 +23,7 @@ use crate::{Outcome, output};
 use input::{InputError, Source};
 use summary::Summary;
 
-const ABOUT: &str = "\
+pub(crate) const ABOUT: &str = "\
 Recomputes every output of the cases from their inputs and compares.
 
 A case is a safetensors file: the inputs of one operation, its configuration, and the outputs that \
@@ -55,7 +55,7 @@ Exit codes:
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
-#[command(long_about = ABOUT, after_long_help = EXAMPLES)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// Case files, or folders whose *.safetensors files are cases [default: the golden cases]
     #[arg(value_name = "PATH")]

@@ -14,9 +14,9 @@ const TOP: usize = 10;
 const RIGHT: usize = 18;
 const BOTTOM: usize = 40;
 /// Largest plot, and largest cell.
-const MAX_WIDTH: usize = 512;
-const MAX_HEIGHT: usize = 384;
-const MAX_CELL: usize = 24;
+const MAX_WIDTH: f64 = 448.0;
+const MAX_HEIGHT: f64 = 320.0;
+const MAX_CELL: f64 = 24.0;
 /// Least distance of two lines.
 const MIN_LINES: usize = 12;
 
@@ -41,16 +41,17 @@ struct Axis {
     len: usize,
     cells: usize,
     /// Pixels per cell.
-    px: usize,
+    px: f64,
 }
 
 impl Axis {
-    fn new(len: usize, cells: usize, max: usize) -> Self {
-        Self { len: len.max(1), cells, px: (max / cells.max(1)).clamp(1, MAX_CELL) }
+    fn new(len: usize, cells: usize, max: f64) -> Self {
+        Self { len: len.max(1), cells, px: (max / cells.max(1) as f64).min(MAX_CELL) }
     }
 
+    /// The whole length.
     fn pixels(&self) -> usize {
-        self.cells * self.px
+        (self.cells as f64 * self.px).round() as usize
     }
 
     /// Pixel of a position between 0 and `len`.
@@ -123,9 +124,12 @@ impl Drawing<'_> {
              viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({LEFT} {TOP})\">\
              <rect class=\"plot\" width=\"{w}\" height=\"{h}\"/>"
         )?;
+        // Paths count in cells.
+        write!(out, "<g transform=\"scale({} {})\" shape-rendering=\"crispEdges\">", x.px, y.px)?;
         for (level, path) in self.paths(y, x).iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-            write!(out, "<path class=\"l{level}\" shape-rendering=\"crispEdges\" d=\"{path}\"/>")?;
+            write!(out, "<path class=\"l{level}\" d=\"{path}\"/>")?;
         }
+        out.push_str("</g>");
         let steps = self.line_steps();
         let mut lines = String::new();
         for p in steps[0].iter().flat_map(|&s| (s..y.len).step_by(s)) {
@@ -155,11 +159,11 @@ impl Drawing<'_> {
         )?;
         if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
             // The centre of the cell that it is counted in, so that the ring surrounds it.
-            let centre = |a: &Axis, p: usize| (p * a.cells / a.len) as f64 * a.px as f64;
-            let (cx, cy) = (centre(x, col) + x.px as f64 / 2.0, centre(y, row) + y.px as f64 / 2.0);
-            let r = (x.px.max(y.px) as f64 * 0.75).max(6.0);
+            let centre = |a: &Axis, p: usize| ((p * a.cells / a.len) as f64 + 0.5) * a.px;
+            let (cx, cy) = (centre(x, col), centre(y, row));
+            let r = (x.px.hypot(y.px) / 2.0 + 3.0).max(6.0);
             for class in ["halo", "mark"] {
-                write!(out, "<circle class=\"{class}\" cx=\"{cx}\" cy=\"{cy}\" r=\"{r}\"/>")?;
+                write!(out, "<circle class=\"{class}\" cx=\"{cx}\" cy=\"{cy}\" r=\"{r:.1}\"/>")?;
             }
         }
         out.push_str("</g></svg>");
@@ -180,9 +184,8 @@ impl Drawing<'_> {
                 let here = level(start);
                 let run = (start..row.len()).take_while(|&c| level(c) == here).count();
                 if let Some(l) = here {
-                    let (px, py, w, h) = (start * x.px, r * y.px, run * x.px, y.px);
                     // Writing to a string cannot fail.
-                    let _ = write!(paths[l], "M{px} {py}h{w}v{h}h-{w}z");
+                    let _ = write!(paths[l], "M{start} {r}h{run}v1h-{run}z");
                 }
                 start += run;
             }
@@ -244,10 +247,9 @@ mod tests {
             label: "test".to_owned(),
         };
         let svg = drawing.render();
-        // One run of three cells of 24 pixels, in row 1 from column 1 on; every value wrong.
-        assert!(svg.contains(
-            "<path class=\"l4\" shape-rendering=\"crispEdges\" d=\"M24 24h72v24h-72z\"/>"
-        ));
+        // One run of three cells, in row 1 from column 1 on; every value wrong.
+        assert!(svg.contains("<g transform=\"scale(24 24)\""));
+        assert!(svg.contains("<path class=\"l4\" d=\"M1 1h3v1h-3z\"/>"));
         assert!(svg.contains("class=\"mark\" cx=\"36\" cy=\"36\""));
         assert_eq!(drawing.line_steps(), [Some(1), Some(2)]);
     }

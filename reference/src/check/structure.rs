@@ -113,7 +113,10 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
     }
     (!parts.is_empty()).then(|| Diagnosis {
         id: "confined".to_owned(),
-        text: format!("all {count} mismatches are in {}", parts.join(", ")),
+        text: match count {
+            1 => format!("the only mismatch is {}", parts.join(", ")),
+            _ => format!("all {count} mismatches are in {}", parts.join(", ")),
+        },
         unexplained: count,
     })
 }

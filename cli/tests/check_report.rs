@@ -1,0 +1,73 @@
+//! `marlinspike check --report`: the page is whole, stands alone, and says what the table says.
+
+mod support;
+
+use std::path::Path;
+
+use support::*;
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn the_report_is_whole_and_needs_no_other_file() {
+    let folder = folder();
+    let cases = folder.path().join("cases");
+    std::fs::create_dir(&cases).unwrap();
+    flipped().write(&cases, "<b>&amp;flipped");
+    swapped_columns().write(&cases, "swapped");
+    let mut unknown = CaseFile::golden(LINEAR);
+    unknown.rename("out.marlin_scales", "out.<script>alert");
+    unknown.write(&cases, "unknown");
+    let report = folder.path().join("report.html");
+    std::fs::write(&report, "an older report").unwrap();
+    let output = command().arg("check").arg(&cases).arg("--report").arg(&report).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let page = std::fs::read_to_string(&report).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+    for outside in ["http:", "https:", "src=", "@import", "url(", "<link", "<script"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let (a, b) = (grouped_column(17), grouped_column(42));
+    let place = marlin_position(3, 250, 3);
+    for part in [
+        &format!("{a} and {b} are swapped"),
+        "4 of 4 mismatches explained",
+        &format!("(k, n) = ({}, {})", place.k, place.n),
+        "&lt;b&gt;&amp;amp;flipped",
+        "out.&lt;script&gt;alert",
+        "prefers-color-scheme: dark",
+        "class=\"mark\"",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    // Two failed outputs, each with its plane and its buffer.
+    assert_eq!(page.matches("<section").count(), 2);
+    assert_eq!(page.matches("<figure>").count(), 4);
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    let mut left = names(folder.path());
+    left.sort();
+    assert_eq!(left, ["cases", "report.html"]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error() {
+    let folder = folder();
+    let case = golden(PASSING);
+    let taken = folder.path().join("taken");
+    std::fs::create_dir(&taken).unwrap();
+    for target in [folder.path().join("missing/report.html"), taken] {
+        let output =
+            command().arg("check").arg(&case).arg("--report").arg(&target).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", target.display());
+        let message = format!("error: {}: cannot be written", target.display());
+        assert!(stderr(&output).contains(&message), "{}", stderr(&output));
+        assert!(stderr(&output).contains("help: "), "{}", stderr(&output));
+        // The verdicts are printed all the same.
+        assert!(stdout(&output).contains("pass"), "{}", stdout(&output));
+    }
+    assert_eq!(names(folder.path()), ["taken"]);
+    assert!(names(&folder.path().join("taken")).is_empty());
+}
