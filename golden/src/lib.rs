@@ -1,1 +1,32 @@
-//! Skeleton.
+//! Golden data of marlinspike: case files and small model directories made by
+//! upstream programs, listed in a manifest with producer, version and SHA-256.
+//!
+//! Nothing here was made by this project's own code: the producers are vLLM's
+//! CUDA operators and pure-PyTorch helpers, KleidiAI's micro-kernels, and the
+//! public quantization packages. `scripts/gen/` holds those producers that are
+//! ordinary Python scripts.
+//!
+//! ```no_run
+//! let manifest = marlinspike_golden::Manifest::load()?;
+//! for path in manifest.case_paths("linear") {
+//!     println!("{}", path.display());
+//! }
+//! # Ok::<(), marlinspike_golden::GoldenError>(())
+//! ```
+
+mod error;
+mod manifest;
+mod root;
+mod verify;
+
+pub use error::GoldenError;
+pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest, TableEntry};
+pub use root::{ROOT_VARIABLE, find_root};
+pub use verify::Verification;
+
+/// Result of this crate's fallible functions.
+pub type Result<T, E = GoldenError> = std::result::Result<T, E>;
+
+/// Most bytes that the files under `data/` may hold together: 20 MiB, so that a
+/// clone of the repository stays small.
+pub const MAX_DATA_BYTES: u64 = 20 * 1024 * 1024;

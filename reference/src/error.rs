@@ -2,7 +2,10 @@
 //!
 //! Every variant names the tensor or key, what was found and what was expected.
 
-use crate::{case::CaseError, config::ConfigError, container::ContainerError, tensor::DType};
+use crate::{
+    case::CaseError, config::ConfigError, container::ContainerError, layers::LayerError,
+    tensor::DType,
+};
 
 /// Result of the reference's fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -85,6 +88,9 @@ pub enum Error {
     /// A quantization config is malformed.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A layer that its method refuses.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// A case file is malformed.
     #[error(transparent)]
     Case(#[from] CaseError),

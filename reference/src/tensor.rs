@@ -143,6 +143,11 @@ impl<'a> Tensor<'a> {
         &self.data
     }
 
+    /// The bytes, borrowed where the tensor borrowed them.
+    pub fn into_bytes(self) -> Cow<'a, [u8]> {
+        self.data
+    }
+
     /// The tensor, owning its bytes.
     pub fn into_owned(self) -> Tensor<'static> {
         Tensor {

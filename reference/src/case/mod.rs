@@ -1,13 +1,214 @@
-//! Case files: the inputs, the configuration and the outputs of one operation.
+//! Case files: the inputs, the configuration and the outputs of one operation, in one safetensors
+//! file. `check` reads them, `vectors` writes them, a kernel under test hands them over.
+//!
+//! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
+//! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
+//! know is an error. [`CaseConfig::rules`] lists what each operation knows.
 
-/// A malformed case file.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CaseError {
-    /// A metadata key is absent.
-    #[error("metadata key `{key}` is missing")]
-    MissingMetadata {
-        /// The key.
-        key: String,
-    },
+mod config;
+mod error;
+mod json;
+mod parse;
+mod rules;
+mod values;
+
+use std::collections::BTreeMap;
+
+pub use config::{
+    Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
+    GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
+    QuantConfig, RouterConfig, ScoringFunc, TensorParallel,
+};
+pub use error::CaseError;
+pub use rules::{Dim, TensorRule};
+
+use crate::container::{Container, write_container};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// `format` of every case file.
+pub const FORMAT: &str = "marlinspike-case";
+/// `version` of the format that is read and written.
+pub const VERSION: &str = "1";
+
+/// One operation's inputs, configuration and outputs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case<'a> {
+    /// The operation.
+    pub op: Op,
+    /// Free text.
+    pub name: String,
+    /// Typed configuration.
+    pub config: CaseConfig,
+    /// The configuration as the file has it, with keys that this reader does not know. Empty for a
+    /// case that was not read from a file.
+    pub raw_config: serde_json::Map<String, serde_json::Value>,
+    /// What produced the outputs.
+    pub provenance: String,
+    /// Inputs by bare name (`qweight`); the tensors keep their full one (`in.qweight`).
+    pub inputs: BTreeMap<String, Tensor<'a>>,
+    /// Outputs by bare name; one that is absent is not checked.
+    pub outputs: BTreeMap<String, Tensor<'a>>,
+}
+
+impl<'a> Case<'a> {
+    /// A case without tensors.
+    pub fn new(name: impl Into<String>, config: CaseConfig, provenance: impl Into<String>) -> Self {
+        Self {
+            op: config.op(),
+            name: name.into(),
+            config,
+            raw_config: serde_json::Map::new(),
+            provenance: provenance.into(),
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+        }
+    }
+
+    /// Reads a case file's bytes; the tensors borrow them.
+    ///
+    /// # Errors
+    /// [`Error::Container`] for a malformed file; [`Error::Case`] for metadata and configuration;
+    /// [`Error::Unknown`], [`Error::Missing`], [`Error::Dtype`], [`Error::Shape`] and
+    /// [`Error::Value`] for tensors, as [`Case::validate`] says.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self> {
+        let container = Container::parse(bytes)?;
+        let metadata = |key: &str| {
+            container
+                .metadata()
+                .get(key)
+                .map(String::as_str)
+                .ok_or_else(|| CaseError::MissingMetadata { key: key.to_owned() })
+        };
+        let format = metadata("format")?;
+        if format != FORMAT {
+            return Err(CaseError::Format { found: format.to_owned() }.into());
+        }
+        let version = metadata("version")?;
+        if version != VERSION {
+            return Err(CaseError::Version { found: version.to_owned() }.into());
+        }
+        let found = metadata("op")?;
+        let op = Op::from_name(found).ok_or_else(|| {
+            let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
+            CaseError::UnknownOp { found: found.to_owned(), expected: known.join(", ") }
+        })?;
+        let raw_config = json::object(metadata("config")?)?;
+        let config = CaseConfig::from_json(op, &raw_config)?;
+        // A name and a provenance help people; no verdict depends on them.
+        let text = |key| metadata(key).unwrap_or_default().to_owned();
+        let (name, provenance) = (text("name"), text("provenance"));
+        let mut case = Self { raw_config, ..Self::new(name, config, provenance) };
+        for tensor in container.tensors() {
+            let tensor = tensor?;
+            let full = tensor.name().to_owned();
+            if let Some(name) = full.strip_prefix("in.") {
+                case.inputs.insert(name.to_owned(), tensor);
+            } else if let Some(name) = full.strip_prefix("out.") {
+                case.outputs.insert(name.to_owned(), tensor);
+            } else {
+                return Err(case.unknown(full, "names that begin with `in.` or `out.`".to_owned()));
+            }
+        }
+        case.validate()?;
+        Ok(case)
+    }
+
+    /// An input that the caller cannot do without, by bare name.
+    pub fn input(&self, name: &str) -> Result<&Tensor<'a>> {
+        self.inputs
+            .get(name)
+            .ok_or_else(|| Error::missing(format!("in.{name}"), format!("operation `{}`", self.op)))
+    }
+
+    /// An output, by bare name.
+    pub fn output(&self, name: &str) -> Option<&Tensor<'a>> {
+        self.outputs.get(name)
+    }
+
+    /// Adds an input under its bare name.
+    pub fn add_input(&mut self, name: &str, tensor: Tensor<'a>) {
+        self.inputs.insert(name.to_owned(), tensor.renamed(format!("in.{name}")));
+    }
+
+    /// Adds an output under its bare name.
+    pub fn add_output(&mut self, name: &str, tensor: Tensor<'a>) {
+        self.outputs.insert(name.to_owned(), tensor.renamed(format!("out.{name}")));
+    }
+
+    /// Checks every tensor against the config: known names, nothing needed absent, types, shapes,
+    /// and those values of inputs that a recomputation depends on (finite scales, `g_idx`,
+    /// `expert_map` and `topk_ids` in range). Values of outputs are judged elsewhere.
+    pub fn validate(&self) -> Result<()> {
+        if self.op != self.config.op() {
+            let (found, expected) = (self.op.to_string(), self.config.op().to_string());
+            return Err(CaseError::UnknownOp { found, expected }.into());
+        }
+        let rules = self.config.rules(self.local_experts())?;
+        let find = |name: &str| rules.iter().find(|r| r.name == name);
+        for (prefix, tensors) in [("in", &self.inputs), ("out", &self.outputs)] {
+            for (name, tensor) in tensors {
+                let full = format!("{prefix}.{name}");
+                let Some(rule) = find(&full) else {
+                    let known: Vec<_> = rules.iter().map(|r| r.name.as_str()).collect();
+                    return Err(self.unknown(full, known.join(", ")));
+                };
+                rule.check(tensor)?;
+            }
+        }
+        for rule in rules.iter().filter(|r| r.required) {
+            self.input(rule.name.trim_start_matches("in."))?;
+        }
+        self.check_rows()?;
+        values::check(&self.config, &self.inputs)
+    }
+
+    /// The case as a file's bytes. Keys of [`Case::raw_config`] that the typed config does not
+    /// have are kept. Fails where [`Case::validate`] does.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.validate()?;
+        let mut config = self.raw_config.clone();
+        config.extend(self.config.to_json());
+        let text = |s: &str| s.to_owned();
+        let metadata = BTreeMap::from([
+            (text("format"), text(FORMAT)),
+            (text("version"), text(VERSION)),
+            (text("op"), text(self.op.name())),
+            (text("name"), self.name.clone()),
+            (text("provenance"), self.provenance.clone()),
+            (text("config"), serde_json::Value::Object(config).to_string()),
+        ]);
+        let named = |prefix: &'static str, tensors: &BTreeMap<String, Tensor<'a>>| {
+            let rename = |(n, t): (&String, &Tensor<'a>)| t.clone().renamed(format!("{prefix}{n}"));
+            tensors.iter().map(rename).collect::<Vec<_>>()
+        };
+        let mut tensors = named("in.", &self.inputs);
+        tensors.extend(named("out.", &self.outputs));
+        write_container(&tensors, &metadata, Vec::new())
+            .map_err(|e| CaseError::Write { problem: e.to_string() }.into())
+    }
+
+    /// The experts whose weights a MoE case holds: the leading axis of w13.
+    fn local_experts(&self) -> usize {
+        let first = |name| self.inputs.get(name).and_then(|t| t.shape().first().copied());
+        first("w13_qweight").or_else(|| first("w13_weight")).unwrap_or(0)
+    }
+
+    /// Router outputs have as many rows as the logits.
+    fn check_rows(&self) -> Result<()> {
+        let (Op::Router, Some(logits)) = (self.op, self.inputs.get("router_logits")) else {
+            return Ok(());
+        };
+        let rows = logits.shape()[0];
+        match self.outputs.values().find(|t| t.shape()[0] != rows) {
+            Some(t) => {
+                Err(Error::shape(t.name(), t.shape(), format!("{rows} rows, one per token")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn unknown(&self, tensor: String, expected: String) -> Error {
+        Error::Unknown { tensor, context: format!("operation `{}`", self.op), expected }
+    }
 }

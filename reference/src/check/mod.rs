@@ -1,1 +1,139 @@
-//! Skeleton: check.
+//! The verdict on a case: every output is recomputed from the inputs and compared.
+//!
+//! Packed, permuted and integer outputs are compared bit for bit. Outputs that are not computed
+//! here yet are reported as unchecked and keep the case from passing.
+
+mod compare;
+mod marlin;
+mod picture;
+mod structure;
+mod variants;
+mod weights;
+
+use serde::Serialize;
+
+pub use compare::{Mismatch, Register};
+pub use picture::{Grid, Picture};
+
+use crate::Result;
+use crate::case::{Case, CaseConfig};
+
+/// What became of an output or a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Checked, and as it should be.
+    Pass,
+    /// Checked, and wrong.
+    Fail,
+    /// Not computed here.
+    Unchecked,
+}
+
+/// The known wrong variant, or the structure, that explains a mismatch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// Short name, stable across versions (`scales-other-permutation`).
+    pub id: String,
+    /// What happened, in a sentence.
+    pub text: String,
+    /// Mismatching values that the explanation leaves unexplained; 0 when it explains all.
+    pub unexplained: usize,
+}
+
+/// The verdict on one output tensor.
+#[derive(Debug, Clone, Serialize)]
+pub struct OutputReport {
+    /// Bare name (`marlin_qweight`).
+    pub name: String,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Matrix values compared (codes of a packed weight, scales, indices); the tensor's elements
+    /// when unchecked.
+    pub elements: usize,
+    /// Share of values whose bits are all as expected, 0 to 1; absent when unchecked.
+    pub equal_bits: Option<f64>,
+    /// Values that differ.
+    pub mismatches: usize,
+    /// Largest error in units in the last place, for floating-point results.
+    pub max_ulp: Option<f64>,
+    /// Largest error over its bound, for floating-point results.
+    pub max_error_over_bound: Option<f64>,
+    /// The first value that differs, in storage order.
+    pub first_mismatch: Option<Mismatch>,
+    /// What explains the mismatch.
+    pub diagnosis: Option<Diagnosis>,
+    /// A remark: why it is unchecked, or what was accepted.
+    pub note: Option<String>,
+    /// Where the mismatches lie.
+    #[serde(skip)]
+    pub picture: Option<Picture>,
+}
+
+impl OutputReport {
+    fn unchecked(name: &str, elements: usize, note: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Unchecked,
+            elements,
+            equal_bits: None,
+            mismatches: 0,
+            max_ulp: None,
+            max_error_over_bound: None,
+            first_mismatch: None,
+            diagnosis: None,
+            note: Some(note.to_owned()),
+            picture: None,
+        }
+    }
+}
+
+/// The verdict on a case.
+#[derive(Debug, Clone, Serialize)]
+pub struct CaseReport {
+    /// Operation.
+    pub op: String,
+    /// The case's name.
+    pub name: String,
+    /// Fail when an output failed, else unchecked when one was not checked or there is none,
+    /// else pass.
+    pub verdict: Verdict,
+    /// One report per output, in the order of their names.
+    pub outputs: Vec<OutputReport>,
+}
+
+impl CaseReport {
+    fn new(case: &Case<'_>, mut outputs: Vec<OutputReport>) -> Self {
+        outputs.sort_by(|a, b| a.name.cmp(&b.name));
+        let any = |v| outputs.iter().any(|o| o.verdict == v);
+        let verdict = if any(Verdict::Fail) {
+            Verdict::Fail
+        } else if outputs.is_empty() || any(Verdict::Unchecked) {
+            Verdict::Unchecked
+        } else {
+            Verdict::Pass
+        };
+        Self { op: case.op.to_string(), name: case.name.clone(), verdict, outputs }
+    }
+}
+
+/// Recomputes every output of `case` from its inputs and compares.
+///
+/// # Errors
+/// When an input cannot be used (a combination that upstream refuses, a `g_idx` that does not fit
+/// its scales, ...). A wrong output is a verdict, not an error.
+pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
+    let mut outputs = match &case.config {
+        CaseConfig::Linear(c) => marlin::linear(case, c)?,
+        CaseConfig::Moe(c) => marlin::moe(case, c)?,
+        CaseConfig::Preprocess(c) => marlin::preprocess(case, c)?,
+        _ => Vec::new(),
+    };
+    for (name, tensor) in &case.outputs {
+        if !outputs.iter().any(|o| o.name == *name) {
+            let note = format!("{} of `{}` is not computed here yet", name, case.op);
+            outputs.push(OutputReport::unchecked(name, tensor.len(), &note));
+        }
+    }
+    Ok(CaseReport::new(case, outputs))
+}

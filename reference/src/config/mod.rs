@@ -1,13 +1,158 @@
 //! Quantization configs as found in model folders.
+//!
+//! [`QuantConfig::from_model_config`] takes `config.json` and picks the family by
+//! `quant_method`; [`QuantConfig::scheme_for`] then says of one module how its tensors are
+//! stored. Configs are untrusted: every defect gives the named [`ConfigError`], with the path of
+//! the key; patterns are bounded in size and in backtracking.
 
-/// A malformed configuration.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+mod awq;
+mod compat;
+mod ct;
+mod error;
+mod fp8;
+mod gptq;
+mod json;
+mod modelopt;
+mod modules;
+mod pattern;
+mod scheme;
+
+use serde_json::Value;
+
+pub use awq::AwqConfig;
+pub use compat::{
+    Decision, Override, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
+    override_quantization_method,
+};
+pub use ct::{CompressedTensorsConfig, CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
+pub use error::{ConfigError, ConfigResult};
+pub use fp8::{Fp8Config, Mxfp4Config};
+pub use gptq::{
+    DynamicMatch, DynamicRule, GptqMarlinConfig, GptqOverride, GptqParams, weight_type,
+};
+pub use modelopt::{ModelOptAlgo, ModelOptConfig, wildcard};
+pub use modules::{FusedMapping, Module, ModuleKind};
+pub use pattern::PyPattern;
+pub use scheme::{
+    ActOrder, ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
+    Wna16Scheme, ZeroPoints,
+};
+
+use json::Obj;
+
+/// A quantization config of one of the known families.
+#[derive(Debug, Clone)]
 #[non_exhaustive]
-pub enum ConfigError {
-    /// A key is absent.
-    #[error("config key `{key}` is missing")]
-    MissingKey {
-        /// The key.
-        key: String,
-    },
+pub enum QuantConfig {
+    /// `quant_method: gptq`.
+    Gptq(GptqMarlinConfig),
+    /// `quant_method: awq`.
+    Awq(AwqConfig),
+    /// `quant_method: compressed-tensors`.
+    CompressedTensors(CompressedTensorsConfig),
+    /// `quant_method: fp8`.
+    Fp8(Fp8Config),
+    /// `quant_method: modelopt` and its variants.
+    ModelOpt(ModelOptConfig),
+    /// `quant_method: mxfp4` (gpt-oss).
+    Mxfp4(Mxfp4Config),
+}
+
+const METHODS: &str = "gptq, gptq_marlin, awq, awq_marlin, compressed-tensors, fp8, modelopt, \
+                       modelopt_fp4, modelopt_mxfp8, mxfp4, gpt_oss_mxfp4";
+
+impl QuantConfig {
+    /// The quantization config inside a `config.json`: `quantization_config`, else
+    /// `compression_config`, at the top level or inside `text_config`. `None` when there is none.
+    ///
+    /// # Errors
+    /// The named [`ConfigError`].
+    pub fn from_model_config(config: &Value) -> ConfigResult<Option<Self>> {
+        let root = Obj::new("config.json", config)?;
+        let text = root.opt_obj("text_config")?;
+        for obj in [Some(root), text].into_iter().flatten() {
+            for key in ["quantization_config", "compression_config"] {
+                if let Some(found) = obj.get(key) {
+                    return Self::from_value(found).map(Some);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// A quantization config on its own: the value of `quantization_config`, or a whole
+    /// `quantize_config.json`, `quant_config.json` or `hf_quant_config.json`.
+    ///
+    /// Files on their own may lack `quant_method`; then `quantization` means ModelOpt,
+    /// `config_groups` compressed-tensors, `zero_point` AWQ and `desc_act` GPTQ.
+    ///
+    /// # Errors
+    /// The named [`ConfigError`].
+    pub fn from_value(config: &Value) -> ConfigResult<Self> {
+        let obj = Obj::new("", config)?;
+        let has = |key: &str| obj.get(key).is_some();
+        let method = match obj.opt_str("quant_method")? {
+            Some(method) => method.to_ascii_lowercase(),
+            None if has("quantization") => "modelopt".to_owned(),
+            None if has("config_groups") => "compressed-tensors".to_owned(),
+            None if has("zero_point") => "awq".to_owned(),
+            None if has("desc_act") => "gptq".to_owned(),
+            None => return Err(ConfigError::MissingKey { key: "quant_method".to_owned() }),
+        };
+        match method.as_str() {
+            "gptq" | "gptq_marlin" => GptqMarlinConfig::from_value(config).map(Self::Gptq),
+            "awq" | "awq_marlin" => AwqConfig::from_value(config).map(Self::Awq),
+            "compressed-tensors" | "compressed_tensors" => {
+                CompressedTensorsConfig::from_value(config).map(Self::CompressedTensors)
+            }
+            "fp8" => Fp8Config::from_value(config).map(Self::Fp8),
+            "modelopt" | "modelopt_fp4" | "modelopt_mxfp8" => {
+                ModelOptConfig::from_value(config).map(Self::ModelOpt)
+            }
+            "mxfp4" | "gpt_oss_mxfp4" => Mxfp4Config::from_value(config).map(Self::Mxfp4),
+            _ => Err(ConfigError::UnknownMethod {
+                method: method.chars().take(60).collect(),
+                expected: METHODS.to_owned(),
+            }),
+        }
+    }
+
+    /// The family's name, as `quant_method` spells it.
+    pub const fn method(&self) -> &'static str {
+        match self {
+            Self::Gptq(_) => "gptq",
+            Self::Awq(_) => "awq",
+            Self::CompressedTensors(_) => "compressed-tensors",
+            Self::Fp8(_) => "fp8",
+            Self::ModelOpt(_) => "modelopt",
+            Self::Mxfp4(_) => "mxfp4",
+        }
+    }
+
+    /// How the tensors of `module`, a linear layer under its checkpoint name
+    /// (`model.layers.0.mlp.experts.3.up_proj`), are stored.
+    ///
+    /// Ask about linear layers only: a config that quantizes "every linear layer" does not know
+    /// which modules are norms or embeddings.
+    ///
+    /// # Errors
+    /// The named [`ConfigError`].
+    pub fn scheme_for(&self, module: &str) -> ConfigResult<Scheme> {
+        self.scheme_of(&Module::in_checkpoint(module))
+    }
+
+    /// [`Self::scheme_for`] with the kind of layer and the fused layers spelled out.
+    ///
+    /// # Errors
+    /// The named [`ConfigError`].
+    pub fn scheme_of(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
+        match self {
+            Self::Gptq(c) => c.scheme_for(module),
+            Self::Awq(c) => c.scheme_for(module),
+            Self::CompressedTensors(c) => c.scheme_for(module),
+            Self::Fp8(c) => c.scheme_for(module),
+            Self::ModelOpt(c) => c.scheme_for(module),
+            Self::Mxfp4(c) => c.scheme_for(module),
+        }
+    }
 }

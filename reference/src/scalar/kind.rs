@@ -57,6 +57,10 @@ impl ScalarType {
     pub const INT8: Self = int(8);
     /// Unsigned byte.
     pub const UINT8: Self = uint(8, 0);
+    /// Symmetric 2-bit: stored = value + 2.
+    pub const UINT2B2: Self = uint(2, 2);
+    /// Symmetric 3-bit: stored = value + 4.
+    pub const UINT3B4: Self = uint(3, 4);
     /// GPTQ symmetric 4-bit: stored = value + 8.
     pub const UINT4B8: Self = uint(4, 8);
     /// GPTQ symmetric 8-bit: stored = value + 128.
@@ -87,6 +91,8 @@ impl ScalarType {
         ("uint4", Self::UINT4),
         ("int8", Self::INT8),
         ("uint8", Self::UINT8),
+        ("uint2b2", Self::UINT2B2),
+        ("uint3b4", Self::UINT3B4),
         ("uint4b8", Self::UINT4B8),
         ("uint8b128", Self::UINT8B128),
         ("float8_e4m3fn", Self::FLOAT8_E4M3FN),

@@ -1,7 +1,17 @@
-//! Number formats: what a code's bits mean, under upstream's ids, names and limits.
+//! Number formats: what a code's bits mean, under upstream's ids, names and limits, and how a
+//! value becomes a code, the rounding and the overflow policy in each function's name.
 //!
-//! Source: vLLM 0.21.0 `scalar_type.py` (ids are part of its operators' interface).
+//! Source: vLLM 0.21.0 `scalar_type.py` (ids are part of its operators' interface); the formats
+//! themselves: IEEE 754-2019 and OCP's 8-bit floating point and Microscaling specifications.
 
+mod convert;
+mod convert_fp8;
+mod format;
 mod kind;
+mod limits;
 
+pub use convert::*;
+pub use convert_fp8::*;
+pub use format::{Overflow, Rounding};
 pub use kind::{NanRepr, ScalarType};
+pub use limits::Limit;

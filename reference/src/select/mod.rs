@@ -1,1 +1,163 @@
-//! Skeleton: select.
+//! (Layer, capability) to backend, with the reason for each refusal.
+//!
+//! Capability is plain data, so any device can be asked about anywhere. Facts follow vLLM
+//! 0.21.0 `utils/marlin_utils*.py`, `fused_moe/oracle/int_wna16.py`, `experts/marlin_moe.py`
+//! and `kernels/linear/*/marlin.py`. The question is always whether Marlin runs a layer, and
+//! through which entry; other kernels are not ranked.
+
+mod capability;
+mod desc;
+mod linear;
+mod marlin;
+mod moe;
+
+pub use capability::{Capability, Platform};
+pub use desc::{
+    ActivationFormat, All2All, InputType, LinearDesc, MoeActivation, MoeDesc, MoeParallel, Options,
+    WeightKey,
+};
+pub use linear::select_linear;
+pub use marlin::{
+    MARLIN_GROUP_SIZES, MarlinRefusal, check_marlin_supported, check_marlin_supports_shape,
+    check_moe_marlin_supports_layer, marlin_weight_types,
+};
+pub use moe::{is_supported_config, select_moe, select_wna16_moe_backend};
+
+/// An entry to the Marlin kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Backend {
+    /// A linear layer.
+    MarlinLinear,
+    /// The quantization method's own call of the fused MoE operator.
+    FusedMarlinMoe,
+    /// The modular kernel on tokens in their own order (`MARLIN`).
+    Marlin,
+    /// The modular kernel on tokens sorted by expert (`BATCHED_MARLIN`).
+    BatchedMarlin,
+}
+
+impl Backend {
+    /// Name as reports print it; of the modular kernels, upstream's.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MarlinLinear => "marlin",
+            Self::FusedMarlinMoe => "fused_marlin_moe",
+            Self::Marlin => "MARLIN",
+            Self::BatchedMarlin => "BATCHED_MARLIN",
+        }
+    }
+}
+
+/// Why a backend does not run a layer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Type, group, shape or platform.
+    #[error(transparent)]
+    Marlin(#[from] MarlinRefusal),
+    /// The module is not quantized.
+    #[error("the module is not quantized")]
+    Unquantized,
+    /// No Marlin kernel reads this scheme.
+    #[error("no Marlin kernel reads {scheme}")]
+    Scheme {
+        /// The scheme's label.
+        scheme: String,
+    },
+    /// The device is not supported.
+    #[error("kernel does not support current device {device}, expected CUDA {expected} or newer")]
+    Device {
+        /// The device.
+        device: String,
+        /// Least compute capability.
+        expected: &'static str,
+    },
+    /// The activation function is not supported.
+    #[error("kernel does not support {activation} activation")]
+    Activation {
+        /// Name of the activation.
+        activation: &'static str,
+    },
+    /// The pair of weight and activation quantization is not supported.
+    #[error("kernel does not support quantization scheme {weights}")]
+    QuantScheme {
+        /// Weight quantization.
+        weights: &'static str,
+    },
+    /// The communication backend is not supported.
+    #[error("kernel does not support parallel config with {all2all}")]
+    ParallelConfig {
+        /// Name of the all-to-all backend.
+        all2all: &'static str,
+    },
+    /// The kernel takes tokens in the other format.
+    #[error("kernel does not support {format} activation format")]
+    ActivationFormat {
+        /// The deployment's format.
+        format: &'static str,
+    },
+    /// Results depend on the batch.
+    #[error("kernel does not support batch invariance")]
+    BatchInvariance,
+    /// The kernel has no LoRA.
+    #[error("kernel does not support LoRA")]
+    Lora,
+    /// The modular kernel reads 4-bit integers alone.
+    #[error("the modular Marlin kernel does not support 8-bit weights")]
+    EightBitModular,
+    /// The device multiplies FP8 itself.
+    #[error("compute capability {compute} has native FP8, which is preferred")]
+    NativeFp8 {
+        /// The device's compute capability, as major · 10 + minor.
+        compute: i64,
+    },
+    /// Quantized activations that do not go with the weights.
+    #[error("{weights} with {inputs} activations is not supported")]
+    Inputs {
+        /// Weights.
+        weights: String,
+        /// Activations.
+        inputs: &'static str,
+    },
+    /// e4m3fn activations need a device on which they pay off.
+    #[error("FP8 activations are supported on 8.9 and 12.0 only, not on {device}")]
+    Fp8Inputs {
+        /// The device.
+        device: String,
+    },
+}
+
+/// One backend's refusal.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal {
+    /// Who refuses.
+    pub backend: Backend,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// The outcome of a selection.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Selection {
+    /// The first backend, in order of priority, that has no objection.
+    pub chosen: Option<Backend>,
+    /// Every reason of every backend that refused.
+    pub refusals: Vec<Refusal>,
+}
+
+impl Selection {
+    /// Asks `backends` in order; the first without reasons is chosen, and the rest are still
+    /// asked, so that the answer is complete.
+    fn among(backends: &[Backend], mut reasons: impl FnMut(Backend) -> Vec<Reason>) -> Self {
+        let mut this = Self { chosen: None, refusals: Vec::new() };
+        for &backend in backends {
+            let found = reasons(backend);
+            if found.is_empty() {
+                this.chosen = this.chosen.or(Some(backend));
+            }
+            this.refusals.extend(found.into_iter().map(|reason| Refusal { backend, reason }));
+        }
+        this
+    }
+}

@@ -2,6 +2,7 @@
 //! will read it. Every checkpoint format produces a [`Weight`], every layout consumes one.
 
 mod codes;
+mod dequantize;
 mod table;
 
 pub use codes::Codes;

@@ -1,1 +1,30 @@
-//! The Marlin kernel format.
+//! The Marlin kernel format, as upstream's operators lay it out (vLLM 0.21.0
+//! `gptq_marlin_repack`, `marlin_utils.py`, `marlin_utils_fp8.py`, `marlin_utils_fp4.py`).
+
+mod float;
+mod nvfp4;
+mod prepare;
+mod repack;
+mod scales;
+mod simd;
+mod tile;
+mod weight;
+mod zeros;
+
+pub use float::{
+    e8m0_scales, fp8_exponent_bias, int4_to_fp8_asymmetric, int4_to_fp8_scales,
+    int4_to_fp8_symmetric,
+};
+pub use nvfp4::{nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales, nvfp4_scales_inverse};
+pub use prepare::{InputDtype, Options, Prepared, prepare};
+pub(crate) use prepare::{kernel_codes, to_dtype};
+pub(crate) use scales::half_codec;
+pub use scales::{GROUPED, Int8Scales, SINGLE, ScaleLayout, ScalePermutation, process_int8_scales};
+pub use tile::{Activations, TileMap};
+pub use weight::WeightLayout;
+pub use zeros::ZeroPointLayout;
+
+/// K must be a multiple of this for upstream's dense kernel.
+pub const MIN_THREAD_K: usize = 128;
+/// N must be a multiple of this.
+pub const MIN_THREAD_N: usize = 64;

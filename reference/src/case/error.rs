@@ -1,0 +1,80 @@
+//! What can be wrong with a case file, one variant per failure. Tensors of a wrong shape, type or
+//! value are [`crate::Error`]'s.
+
+/// A malformed case file.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaseError {
+    /// A metadata key is absent.
+    #[error("metadata key `{key}` is missing")]
+    MissingMetadata {
+        /// The key.
+        key: String,
+    },
+    /// `format` is not `marlinspike-case`.
+    #[error("metadata key `format`: found {found:?}, expected \"marlinspike-case\"")]
+    Format {
+        /// Value found.
+        found: String,
+    },
+    /// A version of the format that this reader does not know.
+    #[error("metadata key `version`: found {found:?}, expected \"1\"")]
+    Version {
+        /// Value found.
+        found: String,
+    },
+    /// An operation that this reader does not know.
+    #[error("metadata key `op`: found {found:?}, expected one of {expected}")]
+    UnknownOp {
+        /// Value found.
+        found: String,
+        /// Known operations.
+        expected: String,
+    },
+    /// `config` is not a JSON object.
+    #[error("metadata key `config` is not a JSON object: {problem}")]
+    ConfigJson {
+        /// The parser's words.
+        problem: String,
+    },
+    /// `config` repeats a key.
+    #[error("config key `{key}` stands twice")]
+    DuplicateConfigKey {
+        /// The key.
+        key: String,
+    },
+    /// A config key that the operation needs is absent.
+    #[error("config key `{key}` is missing: operation `{op}` needs it")]
+    MissingConfigKey {
+        /// The key.
+        key: String,
+        /// The operation.
+        op: &'static str,
+    },
+    /// A config value has another type, is out of its domain, or is not a known name.
+    #[error("config key `{key}`: found {found}, expected {expected}")]
+    ConfigValue {
+        /// The key, with dots for nested objects.
+        key: String,
+        /// Value found, as JSON.
+        found: String,
+        /// Values expected.
+        expected: String,
+    },
+    /// Two config values, or a config value and a tensor, contradict each other.
+    #[error("config key `{key}`: {found} contradicts {with}")]
+    Contradiction {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What it contradicts.
+        with: String,
+    },
+    /// The case could not be written as a container.
+    #[error("case cannot be written: {problem}")]
+    Write {
+        /// The writer's words.
+        problem: String,
+    },
+}

@@ -1,0 +1,152 @@
+//! A config's JSON object, read key by key so that every error names its key.
+
+use std::fmt;
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::CaseError;
+
+/// Parses a JSON object; a repeated key is an error, not the last one's win.
+pub(super) fn object(text: &str) -> Result<Map<String, Value>, CaseError> {
+    let mut visitor = ObjectVisitor { twice: None };
+    let mut de = serde_json::Deserializer::from_str(text);
+    let map = de.deserialize_map(&mut visitor).and_then(|m| de.end().map(|()| m));
+    match (visitor.twice, map) {
+        (Some(key), _) => Err(CaseError::DuplicateConfigKey { key }),
+        (None, Ok(map)) => Ok(map),
+        (None, Err(e)) => Err(CaseError::ConfigJson { problem: e.to_string() }),
+    }
+}
+
+struct ObjectVisitor {
+    twice: Option<String>,
+}
+
+impl<'de> Visitor<'de> for &mut ObjectVisitor {
+    type Value = Map<String, Value>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
+        let mut map = Map::new();
+        while let Some((key, value)) = access.next_entry::<String, Value>()? {
+            if map.contains_key(&key) {
+                self.twice.get_or_insert(key);
+            } else {
+                map.insert(key, value);
+            }
+        }
+        Ok(map)
+    }
+}
+
+/// Typed access to a config's keys. Keys that nobody asks for stay unread: files may carry more.
+pub(super) struct Reader<'m> {
+    pub(super) map: &'m Map<String, Value>,
+    pub(super) op: &'static str,
+    /// Dotted prefix of a nested object's keys.
+    pub(super) prefix: &'static str,
+}
+
+impl<'m> Reader<'m> {
+    /// The value of `key`; null counts as absent.
+    fn get(&self, key: &str) -> Option<&'m Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    fn path(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn missing(&self, key: &str) -> CaseError {
+        CaseError::MissingConfigKey { key: self.path(key), op: self.op }
+    }
+
+    pub(super) fn refuse(
+        &self,
+        key: &str,
+        found: impl fmt::Display,
+        expected: impl fmt::Display,
+    ) -> CaseError {
+        let (found, expected) = (found.to_string(), expected.to_string());
+        CaseError::ConfigValue { key: self.path(key), found, expected }
+    }
+
+    /// An optional value through `read`, which gives `None` where it is not `expected`.
+    fn optional<T>(
+        &self,
+        key: &str,
+        expected: impl fmt::Display,
+        read: impl FnOnce(&'m Value) -> Option<T>,
+    ) -> Result<Option<T>, CaseError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => read(v).map(Some).ok_or_else(|| self.refuse(key, v, expected)),
+        }
+    }
+
+    /// A size: 1 to 2^31 − 1, the range that kernels index with.
+    pub(super) fn size(&self, key: &str) -> Result<usize, CaseError> {
+        self.optional_size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>, CaseError> {
+        self.optional(key, "an integer from 1 to 2^31 - 1", |v| {
+            v.as_u64().filter(|&v| v > 0 && v < 1 << 31).map(|v| v as usize)
+        })
+    }
+
+    /// An index: 0 to 2^31 − 1, 0 when absent.
+    pub(super) fn index(&self, key: &str) -> Result<usize, CaseError> {
+        let read = |v: &Value| v.as_u64().filter(|&v| v < 1 << 31).map(|v| v as usize);
+        Ok(self.optional(key, "an integer from 0 to 2^31 - 1", read)?.unwrap_or(0))
+    }
+
+    pub(super) fn integer(&self, key: &str) -> Result<i64, CaseError> {
+        self.optional(key, "an integer", Value::as_i64)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, CaseError> {
+        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    /// A finite number.
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, CaseError> {
+        self.optional(key, "a finite number", |v| v.as_f64().filter(|v| v.is_finite()))
+    }
+
+    /// One of the named values of `table`.
+    pub(super) fn name<T: Copy>(&self, key: &str, table: &[(&str, T)]) -> Result<T, CaseError> {
+        self.optional_name(key, table)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(super) fn optional_name<T: Copy>(
+        &self,
+        key: &str,
+        table: &[(&str, T)],
+    ) -> Result<Option<T>, CaseError> {
+        let names: Vec<_> = table.iter().map(|(n, _)| *n).collect();
+        self.optional(key, format!("one of {}", names.join(", ")), |v| {
+            let v = v.as_str()?;
+            table.iter().find(|(n, _)| *n == v).map(|&(_, t)| t)
+        })
+    }
+
+    pub(super) fn object(
+        &self,
+        key: &str,
+        prefix: &'static str,
+    ) -> Result<Option<Reader<'m>>, CaseError> {
+        let map = self.optional(key, "an object", Value::as_object)?;
+        Ok(map.map(|map| Reader { map, op: self.op, prefix }))
+    }
+
+    pub(super) fn needed_object(
+        &self,
+        key: &str,
+        prefix: &'static str,
+    ) -> Result<Reader<'m>, CaseError> {
+        self.object(key, prefix)?.ok_or_else(|| self.missing(key))
+    }
+}

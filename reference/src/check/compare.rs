@@ -1,0 +1,288 @@
+//! One output against its expectation: count, first mismatch, picture, diagnosis.
+
+use serde::Serialize;
+
+use super::picture::Picture;
+use super::{Diagnosis, OutputReport, Verdict, structure};
+use crate::layout::{Fragment, Layout, Place, Slot};
+use crate::tensor::Tensor;
+
+/// The tile, lane and register of a packed weight's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Register {
+    /// Row of tiles.
+    pub tile_k: usize,
+    /// Column of tiles.
+    pub tile_n: usize,
+    /// Lane of the warp.
+    pub lane: u32,
+    /// Product of eight columns inside the tile.
+    pub mma_n: u32,
+    /// Register of the B fragment.
+    pub register: u32,
+    /// Element of the dequantized register.
+    pub part: u32,
+}
+
+impl From<Fragment> for Register {
+    fn from(f: Fragment) -> Self {
+        let Fragment { tile_k, tile_n, lane, mma_n, register, part } = f;
+        Self { tile_k, tile_n, lane, mma_n, register, part }
+    }
+}
+
+/// One value that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Mismatch {
+    /// Index into the output tensor.
+    pub index: Vec<usize>,
+    /// Lowest bit of the value inside the tensor element.
+    pub bit: u32,
+    /// Number of bits of the value.
+    pub width: u32,
+    /// Matrix of a stack, when the output has a leading axis of experts.
+    pub expert: Option<usize>,
+    /// Row of a weight.
+    pub k: Option<usize>,
+    /// Row of scales and zero points.
+    pub group: Option<usize>,
+    /// Column.
+    pub n: Option<usize>,
+    /// Where a packed weight's value is loaded.
+    pub fragment: Option<Register>,
+    /// Expected bits, as hexadecimal.
+    pub expected: String,
+    /// Found bits, as hexadecimal.
+    pub found: String,
+}
+
+/// What a row of the matrix is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// Input features.
+    K,
+    /// Scale groups.
+    Group,
+    /// Nothing: a list.
+    List,
+}
+
+impl Rows {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::K => "k",
+            Self::Group => "group",
+            Self::List => "row",
+        }
+    }
+}
+
+/// A list of values under no layout: index `i` is row 0, column i.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain {
+    pub(super) len: usize,
+    pub(super) width: u32,
+}
+
+impl Layout for Plain {
+    fn packed_shape(&self) -> [usize; 2] {
+        [1, self.len]
+    }
+
+    fn offset(&self, _row: usize, col: usize) -> Slot {
+        Slot { element: col, bit: 0, width: self.width }
+    }
+
+    fn locate(&self, element: usize, _bit: u32) -> Place {
+        Place { row: 0, col: element, fragment: None }
+    }
+}
+
+/// Storage elements, zero-extended.
+pub(super) type Elements = Vec<u32>;
+
+/// The elements of an 8, 16 or 32-bit tensor.
+pub(super) fn elements(tensor: &Tensor<'_>) -> Elements {
+    match tensor.dtype().bytes() {
+        1 => tensor.elements::<u8>().iter().map(|&x| x.into()).collect(),
+        2 => tensor.elements::<u16>().iter().map(|&x| x.into()).collect(),
+        _ => tensor.elements::<u32>().into_owned(),
+    }
+}
+
+/// A wrong way to compute an output that is known to happen.
+pub(super) struct Candidate<'c> {
+    pub(super) id: &'static str,
+    pub(super) text: String,
+    /// The output it would give; `None` where it does not apply.
+    pub(super) make: Box<dyn Fn() -> Option<Elements> + 'c>,
+}
+
+/// An output to judge.
+pub(super) struct Subject<'c> {
+    pub(super) name: String,
+    pub(super) found: &'c Tensor<'c>,
+    pub(super) expected: Elements,
+    pub(super) layout: Box<dyn Layout + 'c>,
+    /// Shape of one matrix in values.
+    pub(super) shape: [usize; 2],
+    pub(super) rows: Rows,
+    /// Bits per value; a storage element holds as many as fit.
+    pub(super) width: u32,
+    pub(super) experts: usize,
+    /// Whether the tensor has a leading axis of experts.
+    pub(super) stacked: bool,
+    pub(super) candidates: Vec<Candidate<'c>>,
+}
+
+impl Subject<'_> {
+    fn element_bits(&self) -> u32 {
+        self.found.dtype().bits() as u32
+    }
+
+    /// Values in storage order that differ: (element of the whole tensor, bit).
+    fn differences<'a>(&'a self, found: &'a [u32]) -> impl Iterator<Item = (usize, u32)> + 'a {
+        let (width, bits) = (self.width, self.element_bits());
+        let mask = u32::MAX >> (32 - width);
+        self.expected.iter().zip(found).enumerate().filter(|(_, (e, f))| e != f).flat_map(
+            move |(i, (e, f))| {
+                let differs = e ^ f;
+                (0..bits)
+                    .step_by(width as usize)
+                    .filter_map(move |bit| (differs >> bit & mask != 0).then_some((i, bit)))
+            },
+        )
+    }
+
+    /// The matrix value at storage position (`element`, `bit`): expert and place.
+    pub(super) fn place(&self, element: usize, bit: u32) -> (usize, Place) {
+        let per = self.layout.packed_len().max(1);
+        (element / per, self.layout.locate(element % per, bit))
+    }
+
+    fn mismatch(&self, found: &[u32], element: usize, bit: u32) -> Mismatch {
+        let (expert, place) = self.place(element, bit);
+        let mask = u32::MAX >> (32 - self.width);
+        let hex =
+            |x: u32| format!("{:#0w$x}", x >> bit & mask, w = self.width.div_ceil(4) as usize + 2);
+        let row = |rows| (self.rows == rows).then_some(place.row);
+        Mismatch {
+            index: unravel(element, self.found.shape()),
+            bit,
+            width: self.width,
+            expert: self.stacked.then_some(expert),
+            k: row(Rows::K),
+            group: row(Rows::Group),
+            n: (self.rows != Rows::List).then_some(place.col),
+            fragment: place.fragment.map(Register::from),
+            expected: hex(self.expected[element]),
+            found: hex(found[element]),
+        }
+    }
+
+    /// Compares, and on a mismatch looks for what explains it.
+    pub(super) fn judge(self) -> OutputReport {
+        let found = elements(self.found);
+        let per_element = (self.element_bits() / self.width) as usize;
+        let total = self.expected.len() * per_element;
+        let mut report = OutputReport::unchecked(&self.name, total, "");
+        report.note = None;
+        report.verdict = Verdict::Pass;
+        report.equal_bits = Some(1.0);
+        if found == self.expected {
+            return report;
+        }
+        let packed = self.layout.packed_shape();
+        let mut picture = Picture::new(self.rows.label(), self.experts, packed);
+        let mut with_mismatch = 0;
+        let mut last = None;
+        for (element, bit) in self.differences(&found) {
+            let (expert, place) = self.place(element, bit);
+            report.mismatches += 1;
+            report.first_mismatch.get_or_insert_with(|| self.mismatch(&found, element, bit));
+            picture.add(expert, self.shape, place.row, place.col, element);
+            with_mismatch += usize::from(last.replace(expert) != Some(expert));
+        }
+        picture.planes_left_out = with_mismatch - picture.planes.len();
+        report.verdict = Verdict::Fail;
+        report.equal_bits = Some((total - report.mismatches) as f64 / total as f64);
+        report.diagnosis = self.diagnose(&found, report.mismatches);
+        report.picture = Some(picture);
+        report
+    }
+
+    /// The variant that explains most, when it explains at least nine tenths; else a structure
+    /// (columns, rows or experts moved); else where the mismatches are confined.
+    fn diagnose(&self, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
+        let mut best: Option<Diagnosis> = None;
+        for candidate in &self.candidates {
+            let Some(made) = (candidate.make)().filter(|m| m.len() == found.len()) else {
+                continue;
+            };
+            // A variant that changes nothing here explains nothing.
+            if made == self.expected {
+                continue;
+            }
+            let (mask, bits) = (u32::MAX >> (32 - self.width), self.element_bits());
+            let unexplained = made
+                .iter()
+                .zip(found)
+                .filter(|(m, f)| m != f)
+                .map(|(m, f)| {
+                    let differs = m ^ f;
+                    (0..bits)
+                        .step_by(self.width as usize)
+                        .filter(|b| differs >> b & mask != 0)
+                        .count()
+                })
+                .sum::<usize>();
+            if best.as_ref().is_none_or(|b| unexplained < b.unexplained) {
+                let (id, text) = (candidate.id.to_owned(), candidate.text.clone());
+                best = Some(Diagnosis { id, text, unexplained });
+            }
+            if unexplained == 0 {
+                break;
+            }
+        }
+        let best = best.filter(|b| b.unexplained * 10 <= mismatches);
+        match best {
+            Some(b) if b.unexplained == 0 => Some(b),
+            best => structure::diagnose(self, found, mismatches)
+                .filter(|s| best.as_ref().is_none_or(|b| s.unexplained < b.unexplained))
+                .or(best)
+                .or_else(|| structure::confined(self, found)),
+        }
+    }
+
+    /// The values of one matrix, row-major.
+    pub(super) fn matrix(&self, tensor: &[u32], expert: usize) -> Vec<u32> {
+        let per = self.layout.packed_len();
+        let mask = u32::MAX >> (32 - self.width);
+        let mut values = vec![0; self.shape[0] * self.shape[1]];
+        for (element, &word) in tensor[expert * per..][..per].iter().enumerate() {
+            for bit in (0..self.element_bits()).step_by(self.width as usize) {
+                let place = self.layout.locate(element, bit);
+                values[place.row * self.shape[1] + place.col] = word >> bit & mask;
+            }
+        }
+        values
+    }
+
+    /// Places of all mismatches: (expert, row, column).
+    pub(super) fn places<'a>(
+        &'a self,
+        found: &'a [u32],
+    ) -> impl Iterator<Item = (usize, Place)> + 'a {
+        self.differences(found).map(|(element, bit)| self.place(element, bit))
+    }
+}
+
+/// Row-major index of element `i`.
+fn unravel(mut i: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (d, &len) in shape.iter().enumerate().rev() {
+        index[d] = i % len.max(1);
+        i /= len.max(1);
+    }
+    index
+}

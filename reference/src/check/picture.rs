@@ -1,0 +1,78 @@
+//! Where mismatches lie, coarse enough to draw.
+
+/// Counts of mismatches on a grid of cells that covers a rectangle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grid {
+    /// Rows of the rectangle (k or group; rows of the packed buffer).
+    pub rows: usize,
+    /// Columns of the rectangle (n; elements of a packed row).
+    pub cols: usize,
+    /// Rows of cells.
+    pub cell_rows: usize,
+    /// Columns of cells.
+    pub cell_cols: usize,
+    /// Mismatches per cell, row-major.
+    pub counts: Vec<u32>,
+}
+
+/// Largest number of cells in either direction.
+const MAX_CELLS: usize = 128;
+
+impl Grid {
+    fn new(rows: usize, cols: usize) -> Self {
+        let (cell_rows, cell_cols) = (rows.clamp(1, MAX_CELLS), cols.clamp(1, MAX_CELLS));
+        Self { rows, cols, cell_rows, cell_cols, counts: vec![0; cell_rows * cell_cols] }
+    }
+
+    fn add(&mut self, row: usize, col: usize) {
+        let r = row * self.cell_rows / self.rows.max(1);
+        let c = col * self.cell_cols / self.cols.max(1);
+        self.counts[r * self.cell_cols + c] += 1;
+    }
+}
+
+/// The mismatches of one output in the (k, n) plane and in the packed buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    /// What a row of the plane is: `k` or `group`.
+    pub row_label: &'static str,
+    /// The matrices with mismatches, up to [`Picture::MAX_PLANES`]: expert and its plane.
+    pub planes: Vec<(usize, Grid)>,
+    /// Matrices with mismatches that are not drawn.
+    pub planes_left_out: usize,
+    /// The packed buffer, all matrices below each other.
+    pub buffer: Grid,
+}
+
+impl Picture {
+    /// Planes drawn at most.
+    pub const MAX_PLANES: usize = 8;
+
+    /// An empty picture of `experts` packed tensors of `packed` rows and columns.
+    pub(super) fn new(row_label: &'static str, experts: usize, packed: [usize; 2]) -> Self {
+        let buffer = Grid::new(experts * packed[0], packed[1]);
+        Self { row_label, planes: Vec::new(), planes_left_out: 0, buffer }
+    }
+
+    /// Marks one mismatch: value (`row`, `col`) of a `shape` matrix, `element` of the buffer.
+    pub(super) fn add(
+        &mut self,
+        expert: usize,
+        shape: [usize; 2],
+        row: usize,
+        col: usize,
+        element: usize,
+    ) {
+        let cols = self.buffer.cols.max(1);
+        self.buffer.add(element / cols, element % cols);
+        if self.planes.last().is_none_or(|(e, _)| *e != expert) {
+            if self.planes.len() == Self::MAX_PLANES {
+                return;
+            }
+            self.planes.push((expert, Grid::new(shape[0], shape[1])));
+        }
+        if let Some((_, plane)) = self.planes.last_mut() {
+            plane.add(row, col);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! MXFP8: e4m3fn weights with a power of two for each 32 k.
+//!
+//! Source: OCP Microscaling formats; vLLM 0.21.0 `marlin_utils_fp8.py`
+//! (`prepare_mxfp8_layer_for_marlin`).
+
+use crate::checkpoint::parts::{bias_table, bias_tensor, byte_scales, expect_type, full, sizes};
+use crate::checkpoint::words::{codes_from_columns, columns_from_codes, words};
+use crate::dims::{GroupSize, Shape};
+use crate::scalar::ScalarType;
+use crate::tensor::{DType, Tensor};
+use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
+
+/// k per scale.
+pub const BLOCK: usize = 32;
+
+/// The tensors of one matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mxfp8Tensors<'a> {
+    /// `[size_n, size_k]` float8_e4m3fn.
+    pub weight: Tensor<'a>,
+    /// `[size_n, size_k / 32]` e8m0, as bytes or under its own type.
+    pub weight_scale: Tensor<'a>,
+    /// `[size_n]`.
+    pub bias: Option<Tensor<'a>>,
+}
+
+impl Mxfp8Tensors<'_> {
+    /// The weight. NaN codes are kept.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a NaN scale; [`Error::Size`] where
+    /// K fills no whole blocks.
+    pub fn unpack(self, name: &str) -> Result<Weight<'static>> {
+        self.weight.expect_dtype(&[DType::F8E4M3])?;
+        let [size_n, size_k] = sizes(&self.weight)?;
+        let shape = Shape::new(size_k, size_n);
+        let groups = GroupSize::Of(BLOCK).groups(shape.k())?;
+        let e8m0 = ScalarType::FLOAT8_E8M0FNU;
+        let dtypes = [DType::U8, DType::F8E8M0];
+        let weight = Weight {
+            name: name.to_owned(),
+            ty: ScalarType::FLOAT8_E4M3FN,
+            scales: byte_scales(&self.weight_scale, &dtypes, e8m0, [size_n, groups])?,
+            bias: bias_table(self.bias.as_ref(), size_n)?,
+            codes: codes_from_columns(8, shape, &words(self.weight.into_bytes()))?,
+            zeros: None,
+            groups: Groups::Uniform(GroupSize::Of(BLOCK)),
+            global_scale: None,
+        };
+        weight.validate()?;
+        Ok(weight)
+    }
+
+    /// The tensors of `weight`, its scales as bytes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the weight is not e4m3fn with e8m0 scales per 32 k.
+    pub fn pack(weight: &Weight<'_>) -> Result<Mxfp8Tensors<'static>> {
+        let name = &weight.name;
+        expect_type("MXFP8", name, weight.ty, &[ScalarType::FLOAT8_E4M3FN])?;
+        expect_blocks("MXFP8", weight, BLOCK, ScalarType::FLOAT8_E8M0FNU)?;
+        let Shape { size_k, size_n } = weight.shape();
+        let columns = columns_from_codes(&weight.codes);
+        let shape = vec![size_n, size_k];
+        Ok(Mxfp8Tensors {
+            weight: Tensor::from_vec(full(name, "weight"), DType::F8E4M3, shape, columns)?,
+            weight_scale: block_scales(weight, DType::U8)?,
+            bias: bias_tensor(name, weight.bias.as_ref())?,
+        })
+    }
+}
+
+/// Refuses a weight whose scales are not of type `scale` for each `block` k.
+pub(super) fn expect_blocks(
+    format: &str,
+    weight: &Weight<'_>,
+    block: usize,
+    scale: ScalarType,
+) -> Result<()> {
+    weight.validate()?;
+    if weight.groups == Groups::Uniform(GroupSize::Of(block)) && weight.scales.ty() == scale {
+        return Ok(());
+    }
+    let (found, group) = (weight.scales.ty(), weight.groups.group_size());
+    let what = format!("{}: {found} scales in groups of {group}", weight.name);
+    Err(Error::unsupported(what, format!("{format} has {scale} scales for each {block} k")))
+}
+
+/// The scales as `[size_n, blocks]` of element type `dtype`.
+pub(super) fn block_scales(weight: &Weight<'_>, dtype: DType) -> Result<Tensor<'static>> {
+    weight.scales.transposed().to_tensor(full(&weight.name, "weight_scale"), dtype)
+}

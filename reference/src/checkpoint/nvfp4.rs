@@ -1,0 +1,148 @@
+//! NVFP4: e2m1 weights, an e4m3fn scale for each 16 k, and a float32 scale over all.
+//!
+//! Source: vLLM 0.21.0 `compressed_tensors_w4a16_nvfp4.py` (stores a divisor), `modelopt.py`
+//! (stores a multiplier, `weight_scale_2`), `marlin_utils_fp4.py`.
+
+use crate::checkpoint::mxfp4::{nibble_shape, nibble_tensor};
+use crate::checkpoint::mxfp8::{block_scales, expect_blocks};
+use crate::checkpoint::parts::{bias_table, bias_tensor, byte_scales, expect_type, full};
+use crate::checkpoint::values::find;
+use crate::checkpoint::words::{codes_from_columns, words};
+use crate::dims::GroupSize;
+use crate::scalar::ScalarType;
+use crate::tensor::{DType, Tensor};
+use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
+
+/// k per scale.
+pub const BLOCK: usize = 16;
+
+/// What the file's global scale does to a dequantized value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GlobalScale {
+    /// Divides it (`weight_global_scale` of compressed-tensors): the weight's multiplier is 1/x.
+    Divisor,
+    /// Multiplies it (`weight_scale_2` of ModelOpt).
+    Multiplier,
+}
+
+/// What to do where the shards of a fused matrix have different global scales, of which a kernel
+/// takes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shards {
+    /// Refuse: any choice makes some shard's numbers wrong.
+    Equal,
+    /// The largest stored one, as upstream's linear layers do.
+    Largest,
+    /// The first, as upstream's w13 (gate and up) does.
+    First,
+}
+
+/// How a matrix's global scale is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scheme {
+    /// Divisor or multiplier.
+    pub global: GlobalScale,
+    /// Which of several.
+    pub shards: Shards,
+}
+
+/// The tensors of one matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nvfp4Tensors<'a> {
+    /// `[size_n, size_k / 2]` uint8, even k in the low nibble (`weight`, `weight_packed`).
+    pub weight: Tensor<'a>,
+    /// `[size_n, size_k / 16]` float8_e4m3fn.
+    pub weight_scale: Tensor<'a>,
+    /// `[]`, `[1]` or `[shards]` float32: `weight_global_scale` or `weight_scale_2`.
+    pub weight_global_scale: Tensor<'a>,
+    /// `[size_n]`.
+    pub bias: Option<Tensor<'a>>,
+}
+
+impl Nvfp4Tensors<'_> {
+    /// The weight; its global scale is the multiplier.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a block scale that is NaN or
+    /// negative (the kernel has no bit for its sign), a global scale that is not positive and
+    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] where K fills no
+    /// whole blocks.
+    pub fn unpack(self, name: &str, scheme: Scheme) -> Result<Weight<'static>> {
+        let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
+        let e4m3 = ScalarType::FLOAT8_E4M3FN;
+        let sizes = [shape.size_n, groups];
+        let scales = byte_scales(&self.weight_scale, &[DType::F8E4M3], e4m3, sizes)?;
+        find(&self.weight_scale, e4m3, |v| v < 0.0, "a scale of 0 or more")?;
+        let weight = Weight {
+            name: name.to_owned(),
+            ty: ScalarType::FLOAT4_E2M1F,
+            scales,
+            global_scale: Some(multiplier(&self.weight_global_scale, scheme)?),
+            bias: bias_table(self.bias.as_ref(), shape.size_n)?,
+            codes: codes_from_columns(4, shape, &words(self.weight.into_bytes()))?,
+            zeros: None,
+            groups: Groups::Uniform(GroupSize::Of(BLOCK)),
+        };
+        weight.validate()?;
+        Ok(weight)
+    }
+
+    /// The tensors of `weight`. A divisor is the reciprocal of the multiplier in float32, which
+    /// need not give the same multiplier back to the last bit.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the weight is not e2m1 with e4m3fn scales per 16 k,
+    /// [`Error::Missing`] without a global scale.
+    pub fn pack(weight: &Weight<'_>, global: GlobalScale) -> Result<Nvfp4Tensors<'static>> {
+        let name = &weight.name;
+        expect_type("NVFP4", name, weight.ty, &[ScalarType::FLOAT4_E2M1F])?;
+        expect_blocks("NVFP4", weight, BLOCK, ScalarType::FLOAT8_E4M3FN)?;
+        let (suffix, stored) = match (global, weight.global_scale) {
+            (_, None) => return Err(Error::missing(full(name, "global_scale"), "NVFP4")),
+            (GlobalScale::Divisor, Some(x)) => ("weight_global_scale", 1.0 / x),
+            (GlobalScale::Multiplier, Some(x)) => ("weight_scale_2", x),
+        };
+        let stored = vec![stored];
+        Ok(Nvfp4Tensors {
+            weight: nibble_tensor(weight)?,
+            weight_scale: block_scales(weight, DType::F8E4M3)?,
+            weight_global_scale: Tensor::from_vec(full(name, suffix), DType::F32, vec![1], stored)?,
+            bias: bias_tensor(name, weight.bias.as_ref())?,
+        })
+    }
+}
+
+/// The one multiplier of a file's global scales.
+fn multiplier(tensor: &Tensor<'_>, scheme: Scheme) -> Result<f32> {
+    tensor.expect_dtype(&[DType::F32])?;
+    if tensor.is_empty() {
+        return Err(Error::shape(tensor.name(), tensor.shape(), "at least one value"));
+    }
+    let usable = |x: f32| {
+        let m = match scheme.global {
+            GlobalScale::Divisor => 1.0 / x,
+            GlobalScale::Multiplier => x,
+        };
+        (x > 0.0 && x.is_finite() && m > 0.0 && m.is_finite()).then_some(m)
+    };
+    let values = tensor.elements::<f32>();
+    let index = |i| super::unflatten(tensor.shape(), i);
+    if let Some(i) = values.iter().position(|&x| usable(x).is_none()) {
+        let expected = "a positive number whose reciprocal is finite";
+        return Err(Error::value(tensor.name(), &index(i), values[i], expected));
+    }
+    let first = values[0];
+    let stored = match scheme.shards {
+        Shards::First => first,
+        Shards::Largest => values.iter().copied().fold(first, f32::max),
+        Shards::Equal => match values.iter().position(|&x| x != first) {
+            None => first,
+            Some(i) => {
+                let expected = format!("{first}, as the first shard");
+                return Err(Error::value(tensor.name(), &index(i), values[i], expected));
+            }
+        },
+    };
+    usable(stored).ok_or_else(|| Error::value(tensor.name(), &[], stored, "a positive number"))
+}

@@ -1,0 +1,76 @@
+//! Values that no weight may have, found fast.
+
+use crate::scalar::ScalarType;
+use crate::tensor::{DType, Tensor};
+use crate::{Error, Result};
+
+/// The number format of a stored floating-point type; `None` for integers and f64.
+pub fn float_type(dtype: DType) -> Option<ScalarType> {
+    Some(match dtype {
+        DType::F16 => ScalarType::FLOAT16,
+        DType::BF16 => ScalarType::BFLOAT16,
+        DType::F32 => ScalarType::FLOAT32,
+        DType::F8E4M3 => ScalarType::FLOAT8_E4M3FN,
+        DType::F8E5M2 => ScalarType::FLOAT8_E5M2,
+        DType::F8E8M0 => ScalarType::FLOAT8_E8M0FNU,
+        _ => return None,
+    })
+}
+
+/// Fails with [`Error::Value`] at the first element of `tensor`, read as `ty`, that is NaN or
+/// infinite. The tensor's elements must have `ty`'s width.
+pub fn expect_finite(tensor: &Tensor<'_>, ty: ScalarType) -> Result<()> {
+    find(tensor, ty, |v| !v.is_finite(), "a finite number")
+}
+
+/// Fails with [`Error::Value`] at the first element for which `bad` holds.
+pub(crate) fn find(
+    tensor: &Tensor<'_>,
+    ty: ScalarType,
+    bad: impl Fn(f64) -> bool,
+    expected: &str,
+) -> Result<()> {
+    let value = |bits: u32| ty.to_f64(bits);
+    let at = match (tensor.dtype().bytes(), ty.storage_bits()) {
+        (1, 8) => {
+            let table: Vec<bool> = (0..256).map(|b| bad(value(b))).collect();
+            tensor.elements::<u8>().iter().position(|&b| table[usize::from(b)])
+        }
+        (2, 16) => tensor.elements::<u16>().iter().position(|&b| bad(value(b.into()))),
+        (4, 32) => tensor.elements::<u32>().iter().position(|&b| bad(value(b))),
+        _ => return Err(Error::dtype(tensor.name(), tensor.dtype(), ty)),
+    };
+    match at {
+        None => Ok(()),
+        Some(i) => Err(Error::value(
+            tensor.name(),
+            &unflatten(tensor.shape(), i),
+            value(element_bits(tensor, i)),
+            expected,
+        )),
+    }
+}
+
+/// The bits of element `i`, zero-extended to 32.
+fn element_bits(tensor: &Tensor<'_>, i: usize) -> u32 {
+    let width = tensor.dtype().bytes();
+    let bytes = &tensor.bytes()[i * width..(i + 1) * width];
+    bytes.iter().rev().fold(0, |bits, &b| bits << 8 | u32::from(b))
+}
+
+/// The index of flat position `i`.
+pub(crate) fn unflatten(shape: &[usize], mut i: usize) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (slot, &dim) in index.iter_mut().zip(shape).rev() {
+        *slot = i % dim.max(1);
+        i /= dim.max(1);
+    }
+    index
+}
+
+/// The stored type of a floating-point scalar type of whole bytes; `None` for integers.
+pub(crate) fn stored_type(ty: ScalarType) -> Option<DType> {
+    const TYPES: [DType; 6] =
+        [DType::F16, DType::BF16, DType::F32, DType::F8E4M3, DType::F8E5M2, DType::F8E8M0];
+    TYPES.into_iter().find(|&d| float_type(d) == Some(ty))
+}

@@ -1,0 +1,171 @@
+//! ModelOpt checkpoints (vLLM 0.21.0 `modelopt.py`), both the `config.json` form and the legacy
+//! `hf_quant_config.json`.
+
+use serde_json::Value;
+
+use super::json::Obj;
+use super::modules::{SkipMatch, is_skipped};
+use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
+use super::{ConfigError, ConfigResult, Module, ModuleKind};
+
+/// What ModelOpt did to every module that is not excluded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelOptAlgo {
+    /// `FP8`: one scale per tensor, static activations.
+    Fp8,
+    /// `FP8_PER_CHANNEL_PER_TOKEN`.
+    Fp8PerChannelPerToken,
+    /// `FP8_PB_WO`: 128 × 128 blocks, 16-bit activations.
+    Fp8PerBlock,
+    /// `NVFP4`: weights and activations.
+    Nvfp4,
+    /// `W4A16_NVFP4`: weights alone.
+    W4A16Nvfp4,
+    /// `MXFP8`.
+    Mxfp8,
+}
+
+/// A ModelOpt quantization config.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelOptConfig {
+    /// What was done.
+    pub algo: ModelOptAlgo,
+    /// Names, parts of names and wildcards of unquantized modules.
+    pub exclude: Vec<String>,
+}
+
+impl ModelOptConfig {
+    /// Parses either form. Keys: `quant_algo` (any case, required), `group_size`, and
+    /// `exclude_modules` (inside `quantization`) or `ignore`.
+    ///
+    /// # Errors
+    /// The named [`ConfigError`]. `MIXED_PRECISION`, which names an algorithm per layer, is
+    /// refused, as is an NVFP4 group size other than 16.
+    pub fn from_value(config: &Value) -> ConfigResult<Self> {
+        let root = Obj::new("", config)?;
+        let (obj, exclude_key) = match root.opt_obj("quantization")? {
+            Some(inner) => (inner, "exclude_modules"),
+            None => (root, "ignore"),
+        };
+        let algo = match obj.str("quant_algo")?.to_ascii_uppercase().as_str() {
+            "FP8" => ModelOptAlgo::Fp8,
+            "FP8_PER_CHANNEL_PER_TOKEN" => ModelOptAlgo::Fp8PerChannelPerToken,
+            "FP8_PB_WO" => ModelOptAlgo::Fp8PerBlock,
+            "NVFP4" => ModelOptAlgo::Nvfp4,
+            "W4A16_NVFP4" => ModelOptAlgo::W4A16Nvfp4,
+            "MXFP8" => ModelOptAlgo::Mxfp8,
+            other => {
+                return Err(ConfigError::bad(
+                    obj.path("quant_algo"),
+                    format!("{other:?}"),
+                    "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4 or MXFP8",
+                ));
+            }
+        };
+        let nvfp4 = matches!(algo, ModelOptAlgo::Nvfp4 | ModelOptAlgo::W4A16Nvfp4);
+        match obj.opt_int(&["group_size"])? {
+            Some(g) if nvfp4 && g != 16 => {
+                return Err(ConfigError::bad(obj.path("group_size"), g, "16 for NVFP4"));
+            }
+            _ => {}
+        }
+        Ok(Self { algo, exclude: obj.strings(exclude_key)? })
+    }
+
+    /// Whether `module` is excluded: by its exact name (fused layers through their shards), by
+    /// an entry that is part of its name, or by a wildcard (`*`, `?`, `[...]`).
+    pub fn is_excluded(&self, module: &Module<'_>) -> ConfigResult<bool> {
+        if is_skipped(module, &self.exclude, SkipMatch::Exact)? {
+            return Ok(true);
+        }
+        let bare = module.name.strip_prefix("language_model.").unwrap_or(module.name);
+        Ok(self.exclude.iter().any(|e| {
+            module.name != e && (module.name.contains(e.as_str()) || bare.contains(e.as_str()))
+                || wildcard(e, module.name)
+        }))
+    }
+
+    /// How one module's tensors are to be read.
+    pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
+        if module.kind == ModuleKind::LmHead {
+            return Ok(Scheme::Unquantized { reason: "lm_head is not quantized".to_owned() });
+        }
+        if self.is_excluded(module)? {
+            return Ok(Scheme::Unquantized { reason: "excluded".to_owned() });
+        }
+        let container = FloatContainer::ModelOpt;
+        let fp8 = |strategy, activations| {
+            Scheme::Fp8(Fp8Scheme { container, strategy, activations, scale_inv: false })
+        };
+        Ok(match self.algo {
+            ModelOptAlgo::Fp8 => fp8(ScaleStrategy::Tensor, ActivationScheme::StaticTensor),
+            ModelOptAlgo::Fp8PerChannelPerToken => {
+                fp8(ScaleStrategy::Channel, ActivationScheme::DynamicToken)
+            }
+            ModelOptAlgo::Fp8PerBlock => {
+                fp8(ScaleStrategy::Block { block_n: 128, block_k: 128 }, ActivationScheme::None)
+            }
+            ModelOptAlgo::Nvfp4 => Scheme::Nvfp4 { container, weight_only: false },
+            ModelOptAlgo::W4A16Nvfp4 => Scheme::Nvfp4 { container, weight_only: true },
+            ModelOptAlgo::Mxfp8 => Scheme::Mxfp8 { container },
+        })
+    }
+}
+
+/// Shell wildcards as Python's `fnmatch` reads them, in time proportional to the product of the
+/// lengths: `*` any run, `?` one character, `[...]` one of a set (`!` negates, `a-z` ranges).
+pub fn wildcard(pattern: &str, name: &str) -> bool {
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    let (mut p, mut n) = (0, 0);
+    // Where to resume when the text after the last `*` does not fit.
+    let mut star: Option<(usize, usize)> = None;
+    loop {
+        let step = match pattern.get(p) {
+            Some('*') => {
+                star = Some((p + 1, n));
+                p += 1;
+                continue;
+            }
+            None if n == name.len() => return true,
+            None => None,
+            Some(_) if n == name.len() => None,
+            Some('?') => Some(p + 1),
+            Some('[') => set(&pattern, p, name[n]),
+            Some(&c) => (c == name[n]).then_some(p + 1),
+        };
+        match (step, star) {
+            (Some(next), _) => {
+                p = next;
+                n += 1;
+            }
+            (None, Some((after, at))) if at < name.len() => {
+                star = Some((after, at + 1));
+                p = after;
+                n = at + 1;
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// The index after the set at `p` when `c` is in it. A set without its end is a literal `[`.
+fn set(pattern: &[char], p: usize, c: char) -> Option<usize> {
+    let mut i = p + 1;
+    let negated = pattern.get(i) == Some(&'!');
+    i += usize::from(negated);
+    let first = i;
+    let close = (first..pattern.len()).find(|&j| pattern[j] == ']' && j > first);
+    let Some(close) = close else { return (c == '[').then_some(p + 1) };
+    let mut found = false;
+    while i < close {
+        if i + 2 < close && pattern[i + 1] == '-' {
+            found |= (pattern[i]..=pattern[i + 2]).contains(&c);
+            i += 3;
+        } else {
+            found |= pattern[i] == c;
+            i += 1;
+        }
+    }
+    (found != negated).then_some(close + 1)
+}

@@ -1,0 +1,207 @@
+//! What can be wrong with a safetensors container, one variant per failure.
+
+/// A malformed container.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContainerError {
+    /// The bytes end before the header does.
+    #[error("file ends after {found} bytes, expected at least {expected}")]
+    Truncated {
+        /// Bytes there.
+        found: u64,
+        /// Bytes needed.
+        expected: u64,
+    },
+    /// The declared header is larger than any sensible one.
+    #[error("header of {found} bytes, expected at most {limit}")]
+    HeaderTooLarge {
+        /// Bytes declared.
+        found: u64,
+        /// Most that is read.
+        limit: u64,
+    },
+    /// The declared header does not fit into the file.
+    #[error("header of {header} bytes in a file of {file} bytes")]
+    HeaderPastEnd {
+        /// Bytes declared.
+        header: u64,
+        /// Bytes of the file.
+        file: u64,
+    },
+    /// The header is not UTF-8.
+    #[error("header is not UTF-8 from its byte {offset} on")]
+    NotUtf8 {
+        /// First bad byte of the header.
+        offset: usize,
+    },
+    /// The header does not begin with `{`.
+    #[error("header begins with {found}, expected `{{`")]
+    NotAnObject {
+        /// First character, quoted, or `nothing`.
+        found: String,
+    },
+    /// The header is not JSON.
+    #[error("header is not JSON: {problem}")]
+    Json {
+        /// The parser's words, with line and column.
+        problem: String,
+    },
+    /// Two tensors have one name.
+    #[error("tensor `{tensor}` stands twice in the header")]
+    DuplicateTensor {
+        /// The name.
+        tensor: String,
+    },
+    /// A tensor's entry repeats a key.
+    #[error("tensor `{tensor}`: key `{key}` stands twice")]
+    DuplicateKey {
+        /// Tensor name.
+        tensor: String,
+        /// The key.
+        key: String,
+    },
+    /// `__metadata__` repeats a key, or is itself repeated (`key` is then `__metadata__`).
+    #[error("metadata key `{key}` stands twice")]
+    DuplicateMetadata {
+        /// The key.
+        key: String,
+    },
+    /// A metadata value is not a string, or `__metadata__` is not an object.
+    #[error("metadata `{key}`: {problem}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// Found and expected.
+        problem: String,
+    },
+    /// A key of a tensor's entry is absent.
+    #[error("tensor `{tensor}`: key `{key}` is missing")]
+    MissingKey {
+        /// Tensor name.
+        tensor: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// A key that no tensor's entry has.
+    #[error("tensor `{tensor}`: unknown key `{key}`, expected dtype, shape or data_offsets")]
+    UnknownKey {
+        /// Tensor name.
+        tensor: String,
+        /// The key.
+        key: String,
+    },
+    /// An entry, or the value of one of its keys, has another JSON type (key empty: the entry).
+    #[error("tensor `{tensor}`{}: {problem}", if .key.is_empty() { String::new() } else { format!(", key `{}`", .key) })]
+    BadEntry {
+        /// Tensor name.
+        tensor: String,
+        /// The key; empty when the entry is not an object.
+        key: &'static str,
+        /// Found and expected.
+        problem: String,
+    },
+    /// A dimension or offset is negative, not an integer, or too large.
+    #[error("tensor `{tensor}`, key `{key}`: found {found}, expected an integer from 0 below 2^64")]
+    BadInteger {
+        /// Tensor name.
+        tensor: String,
+        /// `shape` or `data_offsets`.
+        key: &'static str,
+        /// The number found.
+        found: String,
+    },
+    /// An element type that this format does not have.
+    #[error("tensor `{tensor}`: unknown dtype {found:?}")]
+    UnknownDtype {
+        /// Tensor name.
+        tensor: String,
+        /// The dtype found.
+        found: String,
+    },
+    /// An element type of less than a byte.
+    #[error(
+        "tensor `{tensor}`: dtype {found}: sub-byte types are not supported, expected whole bytes"
+    )]
+    SubByteDtype {
+        /// Tensor name.
+        tensor: String,
+        /// The dtype found.
+        found: String,
+    },
+    /// A tensor's range ends before it begins.
+    #[error("tensor `{tensor}`: data_offsets [{begin}, {end}] end before they begin")]
+    ReversedOffsets {
+        /// Tensor name.
+        tensor: String,
+        /// First byte.
+        begin: u64,
+        /// Byte past the last.
+        end: u64,
+    },
+    /// A shape whose size in bytes no file can hold.
+    #[error("tensor `{tensor}`: shape {shape:?} overflows, expected fewer than 2^63 bytes")]
+    ShapeOverflow {
+        /// Tensor name.
+        tensor: String,
+        /// The shape.
+        shape: Vec<u64>,
+    },
+    /// A tensor's range is not what its shape and type need.
+    #[error(
+        "tensor `{tensor}`: data_offsets hold {found} bytes, expected {expected} for its shape and dtype"
+    )]
+    SizeMismatch {
+        /// Tensor name.
+        tensor: String,
+        /// Bytes in the range.
+        found: u64,
+        /// Bytes that shape and dtype need.
+        expected: u64,
+    },
+    /// A tensor's range begins inside another's.
+    #[error("tensor `{tensor}` begins at byte {begin}, inside `{other}`, expected {expected}")]
+    Overlap {
+        /// Tensor name.
+        tensor: String,
+        /// The tensor before it.
+        other: String,
+        /// Where it begins.
+        begin: u64,
+        /// Where the other one ends.
+        expected: u64,
+    },
+    /// Bytes before a tensor belong to no tensor.
+    #[error("tensor `{tensor}` begins at byte {begin}, expected {expected}: a gap lies before it")]
+    Gap {
+        /// Tensor name.
+        tensor: String,
+        /// Where it begins.
+        begin: u64,
+        /// Where the previous one ends.
+        expected: u64,
+    },
+    /// A tensor's range ends after the file.
+    #[error("tensor `{tensor}` ends at byte {end} of the data, expected at most {data_len}")]
+    OutOfBounds {
+        /// Tensor name.
+        tensor: String,
+        /// Byte past the last.
+        end: u64,
+        /// Bytes of data in the file.
+        data_len: u64,
+    },
+    /// Bytes after the last tensor belong to no tensor.
+    #[error("{found} bytes of data, expected {expected}: no tensor covers the rest")]
+    TrailingBytes {
+        /// Bytes of data in the file.
+        found: u64,
+        /// Bytes that the tensors cover.
+        expected: u64,
+    },
+    /// A tensor that was asked for is not there.
+    #[error("tensor `{tensor}` is not in the file")]
+    NoSuchTensor {
+        /// Tensor name.
+        tensor: String,
+    },
+}

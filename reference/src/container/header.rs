@@ -1,0 +1,179 @@
+//! A container's header: every tensor's place, proven consistent before any byte of data is read.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use super::{ContainerError, json};
+use crate::tensor::DType;
+
+/// Largest header that is read, in bytes. The same limit as the `safetensors` crate's.
+pub const HEADER_LIMIT: u64 = 100_000_000;
+
+/// Bytes of the length that a file begins with.
+const PREFIX: u64 = 8;
+
+/// One tensor's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    range: Range<u64>,
+}
+
+impl Entry {
+    /// Tensor name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Row-major shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The tensor's bytes, counted from the start of the file.
+    pub fn file_range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Number of bytes.
+    pub fn byte_len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+/// A checked header. The ranges cover the data exactly: no overlap, no gap, nothing past the end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+    metadata: BTreeMap<String, String>,
+    data_start: u64,
+}
+
+impl Header {
+    /// How many bytes of a file of `file_len` bytes [`Header::parse`] needs, from its first bytes
+    /// (8 at least). Fails where the declared length cannot be.
+    pub fn needed(prefix: &[u8], file_len: u64) -> Result<u64, ContainerError> {
+        let Some(length) = prefix.first_chunk::<8>() else {
+            let found = prefix.len() as u64;
+            return Err(ContainerError::Truncated { found, expected: PREFIX });
+        };
+        let header = u64::from_le_bytes(*length);
+        // The limit first: random bytes read as a length are nearly always enormous.
+        if header > HEADER_LIMIT {
+            return Err(ContainerError::HeaderTooLarge { found: header, limit: HEADER_LIMIT });
+        }
+        if PREFIX + header > file_len {
+            return Err(ContainerError::HeaderPastEnd { header, file: file_len });
+        }
+        Ok(PREFIX + header)
+    }
+
+    /// Reads the header of a file of `file_len` bytes from its first bytes, of which there must be
+    /// at least [`Header::needed`]. The data itself is not needed.
+    pub fn parse(prefix: &[u8], file_len: u64) -> Result<Self, ContainerError> {
+        let data_start = Self::needed(prefix, file_len)?;
+        let Some(text) = usize::try_from(data_start).ok().and_then(|end| prefix.get(8..end)) else {
+            let found = prefix.len() as u64;
+            return Err(ContainerError::Truncated { found, expected: data_start });
+        };
+        let text = std::str::from_utf8(text)
+            .map_err(|e| ContainerError::NotUtf8 { offset: e.valid_up_to() })?;
+        if !text.starts_with('{') {
+            let found = text.chars().next().map_or("nothing".to_owned(), |c| format!("{c:?}"));
+            return Err(ContainerError::NotAnObject { found });
+        }
+        let json::RawHeader { entries, metadata } = json::read(text)?;
+        let mut entries = entries
+            .into_iter()
+            .map(|e| check_entry(e, data_start))
+            .collect::<Result<Vec<_>, _>>()?;
+        // An empty tensor sorts before the one that begins at the same byte.
+        entries.sort_by_key(|e| (e.range.start, e.range.end));
+        check_cover(&entries, data_start, file_len)?;
+        let by_name = entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
+        Ok(Self { entries, by_name, metadata, data_start })
+    }
+
+    /// Every tensor, in the order of its bytes in the file.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.by_name.get(name).map(|&i| &self.entries[i])
+    }
+
+    /// `__metadata__`, empty where there is none.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Where the data begins, in bytes from the start of the file.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+}
+
+/// The entry on its own: offsets in order, and as many bytes as shape and type need.
+fn check_entry(raw: json::RawEntry, data_start: u64) -> Result<Entry, ContainerError> {
+    let json::RawEntry { name: tensor, dtype, shape, offsets: [begin, end] } = raw;
+    if begin > end {
+        return Err(ContainerError::ReversedOffsets { tensor, begin, end });
+    }
+    let bytes = shape
+        .iter()
+        .try_fold(dtype.bytes() as u64, |a, &d| a.checked_mul(d))
+        .filter(|&b| b < 1 << 63);
+    let dims: Option<Vec<usize>> = shape.iter().map(|&d| usize::try_from(d).ok()).collect();
+    // The element count has to fit as well: a zero after an enormous dimension hides it.
+    let elements = shape.iter().filter(|&&d| d != 0).try_fold(1u64, |a, &d| a.checked_mul(d));
+    let (Some(expected), Some(dims), Some(_)) = (bytes, dims, elements) else {
+        return Err(ContainerError::ShapeOverflow { tensor, shape });
+    };
+    if end - begin != expected {
+        return Err(ContainerError::SizeMismatch { tensor, found: end - begin, expected });
+    }
+    let file = |offset: u64| offset.checked_add(data_start);
+    let (Some(start), Some(stop)) = (file(begin), file(end)) else {
+        return Err(ContainerError::OutOfBounds { tensor, end, data_len: u64::MAX - data_start });
+    };
+    Ok(Entry { name: tensor, dtype, shape: dims, range: start..stop })
+}
+
+/// The entries together: they cover the data exactly.
+fn check_cover(entries: &[Entry], data_start: u64, file_len: u64) -> Result<(), ContainerError> {
+    let data_len = file_len - data_start;
+    let mut cursor = data_start;
+    let mut other = "";
+    for e in entries {
+        let (tensor, begin) = (e.name.clone(), e.range.start - data_start);
+        let expected = cursor - data_start;
+        if e.range.end > file_len {
+            let end = e.range.end - data_start;
+            return Err(ContainerError::OutOfBounds { tensor, end, data_len });
+        }
+        if e.range.start < cursor {
+            let other = other.to_owned();
+            return Err(ContainerError::Overlap { tensor, other, begin, expected });
+        }
+        if e.range.start > cursor {
+            return Err(ContainerError::Gap { tensor, begin, expected });
+        }
+        cursor = e.range.end;
+        other = &e.name;
+    }
+    if cursor != file_len {
+        let expected = cursor - data_start;
+        return Err(ContainerError::TrailingBytes { found: data_len, expected });
+    }
+    Ok(())
+}

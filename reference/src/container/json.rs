@@ -1,0 +1,269 @@
+//! The JSON of a header, read once, front to back: duplicate keys are seen, nothing nests deeper
+//! than the format does, and the first wrong value is named.
+//!
+//! serde's errors are strings, so each visitor leaves the named error in [`Found`] and returns a
+//! placeholder; the caller takes the named one unless the text itself was no JSON.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+use super::ContainerError;
+use crate::tensor::DType;
+
+/// One tensor's entry as written, its parts not yet compared with each other.
+pub(super) struct RawEntry {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<u64>,
+    pub(super) offsets: [u64; 2],
+}
+
+/// A header as written.
+#[derive(Default)]
+pub(super) struct RawHeader {
+    pub(super) entries: Vec<RawEntry>,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// Types that the format names but that fill no whole bytes.
+const SUB_BYTE: &[&str] =
+    &["F4", "F6_E2M3", "F6_E3M2", "I4", "U4", "I2", "U2", "I1", "U1", "F4_E2M1"];
+
+/// Reads a header's JSON.
+pub(super) fn read(text: &str) -> Result<RawHeader, ContainerError> {
+    let found = Found(RefCell::new(None));
+    let mut de = serde_json::Deserializer::from_str(text);
+    let header = HeaderSeed(&found).deserialize(&mut de).and_then(|h| de.end().map(|()| h));
+    header.map_err(|e| match found.0.into_inner() {
+        Some(named) if e.is_data() => named,
+        _ => ContainerError::Json { problem: e.to_string() },
+    })
+}
+
+/// The named error behind serde's string.
+struct Found(RefCell<Option<ContainerError>>);
+
+impl Found {
+    /// Leaves `error` unless one is there already, and gives serde its placeholder.
+    fn fail<E: serde::de::Error>(&self, error: ContainerError) -> E {
+        let text = error.to_string();
+        self.0.borrow_mut().get_or_insert(error);
+        E::custom(text)
+    }
+
+    /// Leaves the error that `named` makes of serde's own words (a wrong JSON type).
+    fn adopt<E: serde::de::Error>(&self, e: E, named: impl FnOnce(String) -> ContainerError) -> E {
+        self.0.borrow_mut().get_or_insert_with(|| named(e.to_string()));
+        e
+    }
+}
+
+struct HeaderSeed<'f>(&'f Found);
+
+impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
+    type Value = RawHeader;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<RawHeader, D::Error> {
+        d.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for HeaderSeed<'_> {
+    type Value = RawHeader;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+        let found = self.0;
+        let mut header = RawHeader::default();
+        let mut seen = HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if !seen.insert(name.clone()) {
+                return Err(found.fail(if name == "__metadata__" {
+                    ContainerError::DuplicateMetadata { key: name }
+                } else {
+                    ContainerError::DuplicateTensor { tensor: name }
+                }));
+            }
+            if name == "__metadata__" {
+                header.metadata = map.next_value_seed(MetadataSeed(found)).map_err(|e| {
+                    found.adopt(e, |problem| ContainerError::Metadata { key: name, problem })
+                })?;
+            } else {
+                let entry = map.next_value_seed(EntrySeed(found, &name)).map_err(|e| {
+                    let tensor = name.clone();
+                    found.adopt(e, |problem| ContainerError::BadEntry { tensor, key: "", problem })
+                })?;
+                header.entries.push(entry);
+            }
+        }
+        Ok(header)
+    }
+}
+
+struct MetadataSeed<'f>(&'f Found);
+
+impl<'de> DeserializeSeed<'de> for MetadataSeed<'_> {
+    type Value = BTreeMap<String, String>;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Self::Value, D::Error> {
+        d.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for MetadataSeed<'_> {
+    type Value = BTreeMap<String, String>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of strings")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut metadata = BTreeMap::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if metadata.contains_key(&key) {
+                return Err(self.0.fail(ContainerError::DuplicateMetadata { key }));
+            }
+            let value = map.next_value::<String>().map_err(|e| {
+                let key = key.clone();
+                self.0.adopt(e, |problem| ContainerError::Metadata { key, problem })
+            })?;
+            metadata.insert(key, value);
+        }
+        Ok(metadata)
+    }
+}
+
+struct EntrySeed<'f>(&'f Found, &'f str);
+
+impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
+    type Value = RawEntry;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<RawEntry, D::Error> {
+        d.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for EntrySeed<'_> {
+    type Value = RawEntry;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with dtype, shape and data_offsets")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry, A::Error> {
+        let Self(found, name) = self;
+        let tensor = || name.to_owned();
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        let bad = |e: A::Error, key| {
+            found.adopt(e, |problem| ContainerError::BadEntry { tensor: tensor(), key, problem })
+        };
+        while let Some(key) = map.next_key::<String>()? {
+            let twice = match key.as_str() {
+                "dtype" => {
+                    let text = map.next_value::<String>().map_err(|e| bad(e, "dtype"))?;
+                    let parsed = parse_dtype(name, text).map_err(|e| found.fail(e))?;
+                    dtype.replace(parsed).is_some()
+                }
+                "shape" => {
+                    let seed = IntegersSeed { found, tensor: name, key: "shape", at_most: None };
+                    let dims = map.next_value_seed(seed).map_err(|e| bad(e, "shape"))?;
+                    shape.replace(dims).is_some()
+                }
+                "data_offsets" => {
+                    let key = "data_offsets";
+                    let seed = IntegersSeed { found, tensor: name, key, at_most: Some(2) };
+                    let pair = map.next_value_seed(seed).map_err(|e| bad(e, key))?;
+                    let pair = <[u64; 2]>::try_from(pair).map_err(|v| {
+                        bad(A::Error::invalid_length(v.len(), &"two integers"), key)
+                    })?;
+                    offsets.replace(pair).is_some()
+                }
+                _ => return Err(found.fail(ContainerError::UnknownKey { tensor: tensor(), key })),
+            };
+            if twice {
+                return Err(found.fail(ContainerError::DuplicateKey { tensor: tensor(), key }));
+            }
+        }
+        let missing = |key| found.fail(ContainerError::MissingKey { tensor: tensor(), key });
+        Ok(RawEntry {
+            name: tensor(),
+            dtype: dtype.ok_or_else(|| missing("dtype"))?,
+            shape: shape.ok_or_else(|| missing("shape"))?,
+            offsets: offsets.ok_or_else(|| missing("data_offsets"))?,
+        })
+    }
+}
+
+fn parse_dtype(tensor: &str, found: String) -> Result<DType, ContainerError> {
+    let tensor = tensor.to_owned();
+    match DType::from_name(&found) {
+        Some(dtype) => Ok(dtype),
+        None if SUB_BYTE.contains(&found.as_str()) => {
+            Err(ContainerError::SubByteDtype { tensor, found })
+        }
+        None => Err(ContainerError::UnknownDtype { tensor, found }),
+    }
+}
+
+/// A list of non-negative integers.
+struct IntegersSeed<'f> {
+    found: &'f Found,
+    tensor: &'f str,
+    key: &'static str,
+    at_most: Option<usize>,
+}
+
+impl<'de> DeserializeSeed<'de> for IntegersSeed<'_> {
+    type Value = Vec<u64>;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Vec<u64>, D::Error> {
+        d.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for IntegersSeed<'_> {
+    type Value = Vec<u64>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of integers")
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u64>, A::Error> {
+        let mut out = Vec::new();
+        while let Some(v) = seq.next_element_seed(IntegerSeed(self.found, self.tensor, self.key))? {
+            out.push(v);
+            if self.at_most.is_some_and(|limit| out.len() > limit) {
+                return Err(A::Error::invalid_length(out.len(), &"two integers"));
+            }
+        }
+        Ok(out)
+    }
+}
+
+struct IntegerSeed<'f>(&'f Found, &'f str, &'static str);
+
+impl IntegerSeed<'_> {
+    fn refuse<E: serde::de::Error>(self, found: impl fmt::Display) -> E {
+        let Self(slot, tensor, key) = self;
+        let found = found.to_string();
+        slot.fail(ContainerError::BadInteger { tensor: tensor.to_owned(), key, found })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for IntegerSeed<'_> {
+    type Value = u64;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<u64, D::Error> {
+        d.deserialize_any(self)
+    }
+}
+
+impl Visitor<'_> for IntegerSeed<'_> {
+    type Value = u64;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an integer from 0 below 2^64")
+    }
+    fn visit_u64<E: serde::de::Error>(self, v: u64) -> Result<u64, E> {
+        Ok(v)
+    }
+    fn visit_i64<E: serde::de::Error>(self, v: i64) -> Result<u64, E> {
+        Err(self.refuse(v))
+    }
+    // Integers past 64 bits arrive here as well.
+    fn visit_f64<E: serde::de::Error>(self, v: f64) -> Result<u64, E> {
+        Err(self.refuse(format!("{v:?}")))
+    }
+}

@@ -1,0 +1,94 @@
+//! Whether Marlin runs a linear layer.
+
+use super::{
+    Backend, Capability, InputType, LinearDesc, MarlinRefusal, Options, Platform, Reason,
+    Selection, check_marlin_supported, check_marlin_supports_shape,
+};
+use crate::config::{ScaleStrategy, Scheme};
+use crate::dims::GroupSize;
+use crate::scalar::ScalarType;
+
+/// Asks Marlin about a linear layer (upstream `can_implement` and `is_supported` of its Marlin
+/// linear kernels). All reasons against, not the first.
+///
+/// FP8 weights are refused where the device multiplies FP8 itself (8.9 and newer), unless
+/// [`Options::force_fp8_marlin`].
+pub fn select_linear(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Selection {
+    Selection::among(&[Backend::MarlinLinear], |_| reasons(scheme, desc, device))
+}
+
+fn reasons(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Vec<Reason> {
+    let mut reasons = platform(device);
+    let group = match scheme {
+        Scheme::Unquantized { .. } => return vec![Reason::Unquantized],
+        Scheme::Wna16(w) => {
+            reasons.extend(
+                check_marlin_supported(w.weight_type, w.group_size, !w.symmetric(), device)
+                    .err()
+                    .map(Reason::from),
+            );
+            w.group_size
+        }
+        Scheme::Fp8(f) => {
+            let native = device.at_least(8, 9) && !desc.options.force_fp8_marlin;
+            if native {
+                reasons.push(Reason::NativeFp8 { compute: device.to_int() });
+            }
+            if desc.options.batch_invariant {
+                reasons.push(Reason::BatchInvariance);
+            }
+            match f.strategy {
+                ScaleStrategy::Block { block_k, .. } => GroupSize::Of(block_k),
+                ScaleStrategy::Tensor | ScaleStrategy::Channel => GroupSize::Channel,
+            }
+        }
+        Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } => GroupSize::Of(32),
+        Scheme::Nvfp4 { .. } => GroupSize::Of(16),
+        other => {
+            reasons.push(Reason::Scheme { scheme: other.label() });
+            return reasons;
+        }
+    };
+    reasons.extend(inputs(scheme, &desc.options, device));
+    reasons.extend(
+        check_marlin_supports_shape(
+            desc.output_size_per_partition,
+            desc.input_size_per_partition,
+            desc.input_size,
+            group,
+        )
+        .err()
+        .map(Reason::from),
+    );
+    reasons
+}
+
+/// Marlin is written for NVIDIA GPUs, from compute capability 7.5.
+pub(super) fn platform(device: &Capability) -> Vec<Reason> {
+    if device.platform != Platform::Cuda {
+        return vec![MarlinRefusal::Platform { platform: device.platform }.into()];
+    }
+    if !device.at_least(7, 5) {
+        return vec![Reason::Device { device: device.to_string(), expected: "7.5" }];
+    }
+    Vec::new()
+}
+
+/// Activations of 8 bits: int8 with `uint4b8` alone; e4m3fn with `uint4b8` and MXFP4, on compute
+/// capability 8.9 or 12.0.
+pub(super) fn inputs(scheme: &Scheme, options: &Options, device: &Capability) -> Option<Reason> {
+    let input = options.input_type;
+    if input == InputType::SixteenBit {
+        return None;
+    }
+    let reads = match scheme {
+        Scheme::Wna16(w) => w.weight_type == ScalarType::UINT4B8,
+        Scheme::Mxfp4 { .. } => input == InputType::Fp8,
+        _ => false,
+    };
+    if !reads {
+        return Some(Reason::Inputs { weights: scheme.label(), inputs: input.name() });
+    }
+    let pays_off = matches!(device.to_int(), 89 | 120);
+    (input == InputType::Fp8 && !pays_off).then(|| Reason::Fp8Inputs { device: device.to_string() })
+}

@@ -1,0 +1,165 @@
+//! Whether and through which entry Marlin runs the experts of a layer.
+
+use super::linear::{inputs, platform};
+use super::{
+    ActivationFormat, Backend, Capability, InputType, MoeActivation, MoeDesc, Platform, Reason,
+    Selection, WeightKey, check_moe_marlin_supports_layer,
+};
+use crate::config::{CheckpointFormat, ScaleStrategy, Scheme};
+use crate::dims::GroupSize;
+
+/// What a modular kernel objects to, in upstream's order (`is_supported_config` of
+/// `MarlinExperts` and `BatchedMarlinExperts`): device, activation, quantization scheme,
+/// parallel config, activation format, batch invariance, LoRA. All reasons, not the first.
+///
+/// Ungated layers, routing methods, router types and shapes are never objected to.
+pub fn is_supported_config(
+    backend: Backend,
+    weights: WeightKey,
+    desc: &MoeDesc,
+    device: &Capability,
+) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    if device.platform != Platform::Cuda || !device.at_least(7, 5) {
+        reasons.push(Reason::Device { device: device.to_string(), expected: "7.5" });
+    }
+    if desc.activation == MoeActivation::Relu2 {
+        reasons.push(Reason::Activation { activation: desc.activation.name() });
+    }
+    let unread = matches!(
+        weights,
+        WeightKey::IntZeroPoints | WeightKey::Fp8OtherBlock | WeightKey::W8A8Int8
+    );
+    if unread {
+        reasons.push(Reason::QuantScheme { weights: weights.name() });
+    }
+    use super::All2All::{FlashInferAll2AllV, FlashInferNvlinkOneSided, FlashInferNvlinkTwoSided};
+    let nvlink = matches!(
+        desc.parallel.all2all,
+        FlashInferAll2AllV | FlashInferNvlinkOneSided | FlashInferNvlinkTwoSided
+    );
+    if desc.parallel.use_all2all() && nvlink {
+        reasons.push(Reason::ParallelConfig { all2all: desc.parallel.all2all.name() });
+    }
+    let takes = if backend == Backend::BatchedMarlin {
+        ActivationFormat::BatchedExperts
+    } else {
+        ActivationFormat::Standard
+    };
+    let format = desc.parallel.activation_format();
+    if format != takes {
+        reasons.push(Reason::ActivationFormat { format: format.name() });
+    }
+    if desc.options.batch_invariant {
+        reasons.push(Reason::BatchInvariance);
+    }
+    if desc.lora && backend == Backend::BatchedMarlin {
+        reasons.push(Reason::Lora);
+    }
+    reasons
+}
+
+/// Chooses between `MARLIN` and `BATCHED_MARLIN` for integer weights with 16-bit activations
+/// (upstream `select_wna16_moe_backend`).
+///
+/// Weights of 8 bits are refused by both: the oracle of vLLM 0.21.0 says so of itself but does
+/// not look at the width, and the kernel it returns then fails when it is built.
+pub fn select_wna16_moe_backend(
+    weights: WeightKey,
+    desc: &MoeDesc,
+    device: &Capability,
+) -> Selection {
+    Selection::among(&[Backend::Marlin, Backend::BatchedMarlin], |backend| {
+        let mut reasons = is_supported_config(backend, weights, desc, device);
+        if weights == WeightKey::Int8 {
+            reasons.push(Reason::EightBitModular);
+        }
+        reasons
+    })
+}
+
+/// Asks every Marlin entry about the experts of a layer.
+///
+/// Integer weights go through the method's own call of the fused operator
+/// ([`Backend::FusedMarlinMoe`]) unless adapters are attached or tokens come sorted by expert,
+/// where only the modular kernels serve; floating-point weights always go through the modular
+/// kernels.
+///
+/// The layer's shape is checked as upstream checks it before it picks the method: hidden size a
+/// multiple of 128, intermediate size of max(64, group); the group sizes −1, 32, 64, 128 apply
+/// to integers.
+pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selection {
+    let all = [Backend::FusedMarlinMoe, Backend::Marlin, Backend::BatchedMarlin];
+    let Some(weights) = WeightKey::of(scheme) else {
+        let reason = if scheme.is_quantized() {
+            Reason::Scheme { scheme: scheme.label() }
+        } else {
+            Reason::Unquantized
+        };
+        return Selection::among(&all, |_| vec![reason.clone()]);
+    };
+    Selection::among(&all, |backend| {
+        let mut reasons = match backend {
+            Backend::FusedMarlinMoe => own_call(scheme, desc, device),
+            _ => is_supported_config(backend, weights, desc, device),
+        };
+        let modular = backend != Backend::FusedMarlinMoe;
+        if modular && weights == WeightKey::Int8 {
+            reasons.push(Reason::EightBitModular);
+        }
+        // The batched kernel's call has no quantized activations, in upstream too.
+        if backend == Backend::BatchedMarlin && desc.options.input_type != InputType::SixteenBit {
+            let inputs = desc.options.input_type.name();
+            reasons.push(Reason::Inputs { weights: scheme.label(), inputs });
+        } else {
+            reasons.extend(inputs(scheme, &desc.options, device));
+        }
+        reasons.extend(shape(scheme, desc, device));
+        reasons
+    })
+}
+
+/// What the method's own call objects to.
+fn own_call(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
+    let mut reasons = platform(device);
+    match scheme {
+        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format == CheckpointFormat::Awq => {}
+        other => reasons.push(Reason::Scheme { scheme: other.label() }),
+    }
+    if desc.activation == MoeActivation::Relu2 {
+        reasons.push(Reason::Activation { activation: desc.activation.name() });
+    }
+    let format = desc.parallel.activation_format();
+    if format != ActivationFormat::Standard {
+        reasons.push(Reason::ActivationFormat { format: format.name() });
+    }
+    if desc.lora {
+        reasons.push(Reason::Lora);
+    }
+    reasons
+}
+
+fn shape(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
+    use super::MarlinRefusal;
+    let (group, built_in) = match scheme {
+        Scheme::Wna16(w) => (w.group_size, false),
+        Scheme::Fp8(f) => match f.strategy {
+            ScaleStrategy::Block { block_k, .. } => (GroupSize::Of(block_k), true),
+            ScaleStrategy::Tensor | ScaleStrategy::Channel => (GroupSize::Channel, true),
+        },
+        Scheme::Nvfp4 { .. } => (GroupSize::Of(16), true),
+        _ => (GroupSize::Of(32), true),
+    };
+    check_moe_marlin_supports_layer(
+        desc.hidden_size,
+        desc.intermediate_size_per_partition,
+        group,
+        desc.apply_router_weight_on_input,
+        device,
+    )
+    .into_iter()
+    .filter(|r| !matches!(r, MarlinRefusal::Platform { .. }))
+    .filter(|r| !(built_in && matches!(r, MarlinRefusal::GroupSize { .. })))
+    .map(Reason::from)
+    .collect()
+}

@@ -1,0 +1,21 @@
+//! Every golden case: layout outputs equal, bit for bit.
+
+use marlinspike::case::Case;
+use marlinspike::check::{Verdict, check_case};
+use marlinspike_golden::Manifest;
+
+#[test]
+fn layouts_of_every_golden_case_are_equal() {
+    let golden = Manifest::load().expect("the golden manifest");
+    let mut checked = 0;
+    for entry in golden.cases() {
+        let bytes = std::fs::read(golden.path(&entry.path)).expect(&entry.path);
+        let case = Case::parse(&bytes).unwrap_or_else(|e| panic!("{}: {e}", entry.path));
+        let report = check_case(&case).unwrap_or_else(|e| panic!("{}: {e}", entry.path));
+        for output in &report.outputs {
+            assert_ne!(output.verdict, Verdict::Fail, "{}: {output:#?}", entry.path);
+            checked += usize::from(output.verdict == Verdict::Pass);
+        }
+    }
+    assert!(checked >= 100, "only {checked} outputs were checked");
+}
