@@ -108,7 +108,8 @@ impl Nvrtc {
         defines: &[Define],
     ) -> Result<Vec<u8>, AccelError> {
         let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()];
-        options.extend(defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+        options
+            .extend(defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
         let fail = |reason: String, log: String| AccelError::Compile {
             source_name: source.name.into(),
             arch: arch.to_string(),

@@ -39,7 +39,8 @@ mod tests {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         files.sort();
-        let rows: Vec<String> = SOURCES.iter().map(|source| format!("{}.cu", source.name)).collect();
+        let rows: Vec<String> =
+            SOURCES.iter().map(|source| format!("{}.cu", source.name)).collect();
         assert_eq!(files, rows);
     }
 
