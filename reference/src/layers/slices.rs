@@ -92,12 +92,11 @@ pub fn linear(
     }
     if let (Some(d), Parallel::Row) = (spec.input_dim, shard.parallel) {
         let len = spec.shape[d];
-        let unit = |size: usize| match (spec.packed, spec.block) {
-            (Some(p), _) if p.dim == d => size / p.factor,
-            (_, Some([_, block_k])) => size.div_ceil(block_k),
+        expected[d] = match (spec.packed, spec.block) {
+            (Some(p), _) if p.dim == d => shard.input_size / p.factor,
+            (_, Some([_, block_k])) => shard.input_size.div_ceil(block_k),
             _ => len * shard.tp_size,
         };
-        expected[d] = unit(shard.input_size);
         if let Some(source) = slice.source.get_mut(d) {
             *source = tp_rank * len..(tp_rank + 1) * len;
         }
