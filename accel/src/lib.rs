@@ -1,1 +1,23 @@
-//! Skeleton.
+//! The CUDA side, loaded dynamically: builds on every machine, and on one without a GPU every
+//! entry point returns an error that says what is missing.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`device`] | [`Device`]: one GPU, and the cache of modules compiled for it |
+//! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
+//! | [`ops`] | one file per launched operation |
+//! | [`registry`] | one row per operation: its source, needs and law |
+//!
+//! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
+//! row in [`registry`].
+
+pub mod device;
+pub mod error;
+pub mod nvrtc;
+pub mod ops;
+mod raw;
+pub mod registry;
+
+pub use device::Device;
+pub use error::AccelError;
+pub use registry::registry;

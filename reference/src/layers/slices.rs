@@ -95,7 +95,7 @@ pub fn linear(
         expected[d] = match (spec.packed, spec.block) {
             (Some(p), _) if p.dim == d => shard.input_size / p.factor,
             (_, Some([_, block_k])) => shard.input_size.div_ceil(block_k),
-            _ => len.saturating_mul(shard.tp_size),
+            _ => len * shard.tp_size,
         };
         if let Some(source) = slice.source.get_mut(d) {
             *source = len.saturating_mul(tp_rank)..len.saturating_mul(tp_rank + 1);

@@ -1,0 +1,151 @@
+//! One GPU.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cudarc::{
+    driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, sys::CUresult},
+    nvrtc::Ptx,
+};
+
+use crate::{
+    error::AccelError,
+    nvrtc::{Arch, Define, Nvrtc},
+    raw,
+    registry::Row,
+};
+
+type ModuleKey = (&'static str, Vec<Define>);
+
+/// An opened CUDA device, with the modules compiled for it so far.
+pub struct Device {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    name: String,
+    compute_capability: (u32, u32),
+    modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name)
+            .field("compute_capability", &self.compute_capability)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens the first device.
+    ///
+    /// # Errors
+    /// As [`Device::open_ordinal`].
+    pub fn open() -> Result<Self, AccelError> {
+        Self::open_ordinal(0)
+    }
+
+    /// Opens the device of that ordinal.
+    ///
+    /// # Errors
+    /// [`AccelError::NoDriver`] or [`AccelError::NoDevice`] on a machine without a GPU,
+    /// [`AccelError::Ordinal`], [`AccelError::DriverTooOld`], or [`AccelError::Driver`].
+    pub fn open_ordinal(ordinal: usize) -> Result<Self, AccelError> {
+        raw::driver::probe()?;
+        cudarc::driver::result::init().map_err(init_error)?;
+        let count = CudaContext::device_count().map_err(failed("cuDeviceGetCount"))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if count == 0 {
+            let reason = "the driver reports 0 devices".into();
+            return Err(AccelError::NoDevice { reason });
+        }
+        if ordinal >= count {
+            return Err(AccelError::Ordinal { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let name = context.name().map_err(failed("cuDeviceGetName"))?;
+        let (major, minor) =
+            context.compute_capability().map_err(failed("cuDeviceGetAttribute"))?;
+        Ok(Self {
+            stream: context.default_stream(),
+            context,
+            name,
+            compute_capability: (major.unsigned_abs(), minor.unsigned_abs()),
+            modules: Mutex::default(),
+        })
+    }
+
+    /// The device's name, as the driver gives it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device's compute capability (major, minor).
+    pub fn compute_capability(&self) -> (u32, u32) {
+        self.compute_capability
+    }
+
+    pub(crate) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// The entry point of the operation's source, compiled for this device with these macros;
+    /// compiled once and kept.
+    pub(crate) fn function(
+        &self,
+        row: &Row,
+        defines: &[Define],
+    ) -> Result<CudaFunction, AccelError> {
+        let needed = row.needs.compute_capability;
+        if self.compute_capability < needed {
+            let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+            return Err(AccelError::Capability {
+                operation: row.name,
+                device: self.name.clone(),
+                found: dotted(self.compute_capability),
+                expected: dotted(needed),
+            });
+        }
+        let source =
+            marlinspike_kernels::source(row.source).ok_or_else(|| AccelError::Compile {
+                source_name: row.source.into(),
+                arch: Arch::of_device(self.compute_capability).to_string(),
+                reason: "no such source is embedded".into(),
+                log: String::new(),
+            })?;
+        // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (source.name, defines.to_vec());
+        let module = match modules.get(&key) {
+            Some(module) => module.clone(),
+            None => {
+                let arch = Arch::of_device(self.compute_capability);
+                let cubin = Nvrtc::open()?.compile(source, arch, defines)?;
+                let module = self
+                    .context
+                    .load_module(Ptx::from_binary(cubin))
+                    .map_err(failed("cuModuleLoadData"))?;
+                modules.insert(key, module.clone());
+                module
+            }
+        };
+        module.load_function(source.name).map_err(failed("cuModuleGetFunction"))
+    }
+}
+
+/// `cuInit` tells a machine without a usable device from a driver that fails.
+fn init_error(error: DriverError) -> AccelError {
+    match error.0 {
+        CUresult::CUDA_ERROR_NO_DEVICE
+        | CUresult::CUDA_ERROR_STUB_LIBRARY
+        | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            AccelError::NoDevice { reason: error.to_string() }
+        }
+        _ => AccelError::Driver { call: "cuInit", reason: error.to_string() },
+    }
+}
+
+fn failed(call: &'static str) -> impl FnOnce(DriverError) -> AccelError {
+    move |error| AccelError::Driver { call, reason: error.to_string() }
+}

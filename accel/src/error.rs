@@ -1,0 +1,97 @@
+//! What can be missing or go wrong on the CUDA side, one variant per failure.
+
+/// A refused or failed operation of the CUDA side.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccelError {
+    /// The CUDA driver library cannot be loaded.
+    #[error("no CUDA device: the driver library {library} cannot be loaded: {reason}")]
+    NoDriver {
+        /// Name of the library searched for.
+        library: String,
+        /// The loader's words for the most telling candidate.
+        reason: String,
+    },
+    /// The driver library loads, but it offers no usable device.
+    #[error("no CUDA device: {reason}")]
+    NoDevice {
+        /// The driver's words.
+        reason: String,
+    },
+    /// A device ordinal beyond the devices present.
+    #[error("CUDA device {ordinal} does not exist: found {count} device(s)")]
+    Ordinal {
+        /// Ordinal asked for.
+        ordinal: usize,
+        /// Devices present.
+        count: usize,
+    },
+    /// The installed driver is older than the interface used here.
+    #[error("CUDA driver too old: found version {found}, expected at least {expected}")]
+    DriverTooOld {
+        /// Version found, as 1000 · major + 10 · minor.
+        found: i32,
+        /// Least version, likewise.
+        expected: i32,
+    },
+    /// The run-time compiler cannot be loaded.
+    #[error("NVRTC is missing: {library} cannot be loaded: {reason}")]
+    NvrtcMissing {
+        /// Library searched for: a path or a name.
+        library: String,
+        /// The loader's words, or the symbol that is absent.
+        reason: String,
+    },
+    /// NVRTC refused a source.
+    #[error("NVRTC cannot compile `{source_name}` for {arch}: {reason}\n{log}")]
+    Compile {
+        /// Name of the source.
+        source_name: String,
+        /// Architecture asked for.
+        arch: String,
+        /// NVRTC's name for the failure.
+        reason: String,
+        /// The compiler's log.
+        log: String,
+    },
+    /// The device lacks what the operation's registry row demands.
+    #[error("`{operation}` needs compute capability {expected}, found {found} ({device})")]
+    Capability {
+        /// Operation's registry name.
+        operation: &'static str,
+        /// Device name.
+        device: String,
+        /// Capability found.
+        found: String,
+        /// Least capability.
+        expected: String,
+    },
+    /// An argument breaks the operation's rule.
+    #[error("`{operation}`: {what}: found {found}, expected {expected}")]
+    Argument {
+        /// Operation's registry name.
+        operation: &'static str,
+        /// Which argument or size.
+        what: &'static str,
+        /// Value found.
+        found: String,
+        /// Rule broken.
+        expected: String,
+    },
+    /// A driver call failed.
+    #[error("CUDA driver: {call} failed: {reason}")]
+    Driver {
+        /// What was being done.
+        call: &'static str,
+        /// The driver's words.
+        reason: String,
+    },
+}
+
+impl AccelError {
+    /// Whether the machine has no CUDA device, as opposed to having one that misbehaves: what a
+    /// test may report as skipped.
+    pub fn is_no_device(&self) -> bool {
+        matches!(self, Self::NoDriver { .. } | Self::NoDevice { .. })
+    }
+}

@@ -1,0 +1,161 @@
+//! Run-time compilation for a named architecture. Needs NVIDIA's NVRTC library, but no GPU and no
+//! driver, so that every kernel's source can be compiled on a laptop.
+
+use std::{fmt, path::Path};
+
+use marlinspike_kernels::Source;
+
+use crate::{
+    error::AccelError,
+    raw::nvrtc::{Library, Outcome},
+};
+
+/// Environment variable with the path of the NVRTC library to use before any found by name.
+pub const LIBRARY_VARIABLE: &str = "MARLINSPIKE_NVRTC";
+
+/// File names tried in turn; the newest first, since it knows the most architectures.
+#[cfg(not(windows))]
+const LIBRARY_NAMES: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+/// File names tried in turn; the newest first, since it knows the most architectures.
+#[cfg(windows)]
+const LIBRARY_NAMES: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+
+/// A GPU architecture to compile for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Arch {
+    /// Compute capability (major, minor).
+    pub compute_capability: (u32, u32),
+    /// With the features that only this very capability has (the `a` of `sm_90a`).
+    pub specific: bool,
+}
+
+impl Arch {
+    /// What to compile for when the code will run on a device of this capability and nowhere
+    /// else: from 9.0 on, with the capability's own features.
+    pub fn of_device(compute_capability: (u32, u32)) -> Self {
+        Self { compute_capability, specific: compute_capability >= (9, 0) }
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.compute_capability;
+        write!(f, "sm_{major}{minor}{}", if self.specific { "a" } else { "" })
+    }
+}
+
+/// A macro that a source takes as a parameter: name and value.
+pub type Define = (&'static str, u32);
+
+/// The loaded compiler.
+pub struct Nvrtc {
+    library: Library,
+}
+
+impl Nvrtc {
+    /// Loads the library named by [`LIBRARY_VARIABLE`] or, where that is unset, the newest one
+    /// that the system's loader finds.
+    ///
+    /// # Errors
+    /// [`AccelError::NvrtcMissing`] with the library and the loader's reason.
+    pub fn open() -> Result<Self, AccelError> {
+        if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+            return Self::open_at(Path::new(&path));
+        }
+        let mut first_refusal = None;
+        for name in LIBRARY_NAMES {
+            match Self::open_at(Path::new(name)) {
+                Ok(nvrtc) => return Ok(nvrtc),
+                Err(refusal) => _ = first_refusal.get_or_insert(refusal),
+            }
+        }
+        Err(first_refusal.unwrap_or_else(|| AccelError::NvrtcMissing {
+            library: "NVRTC".into(),
+            reason: "no known file name on this system".into(),
+        }))
+    }
+
+    /// Loads the library at `path`.
+    ///
+    /// # Errors
+    /// [`AccelError::NvrtcMissing`] with the path and the loader's reason, also where the file is
+    /// a library that lacks NVRTC's functions.
+    pub fn open_at(path: &Path) -> Result<Self, AccelError> {
+        Library::open(path).map(|library| Self { library }).map_err(|reason| {
+            AccelError::NvrtcMissing { library: path.display().to_string(), reason }
+        })
+    }
+
+    /// The library's version (major, minor).
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`] where the library does not tell.
+    pub fn version(&self) -> Result<(i32, i32), AccelError> {
+        self.library.version().map_err(|reason| AccelError::Driver { call: "nvrtcVersion", reason })
+    }
+
+    /// Compiles `source` with the macros `defines` to machine code (a CUBIN) for `arch`.
+    ///
+    /// Machine code rather than PTX: it does not depend on which PTX version the installed driver
+    /// reads.
+    ///
+    /// # Errors
+    /// [`AccelError::Compile`] with the compiler's log.
+    pub fn compile(
+        &self,
+        source: &Source,
+        arch: Arch,
+        defines: &[Define],
+    ) -> Result<Vec<u8>, AccelError> {
+        let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()];
+        options
+            .extend(defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+        let fail = |reason: String, log: String| AccelError::Compile {
+            source_name: source.name.into(),
+            arch: arch.to_string(),
+            reason,
+            log,
+        };
+        match self.library.compile(source.name, source.text, &options) {
+            Outcome::Cubin(cubin) if !cubin.is_empty() => Ok(cubin),
+            Outcome::Cubin(_) => Err(fail("no machine code produced".into(), String::new())),
+            Outcome::Refused { reason, log } => Err(fail(reason, log)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_have_nvidias_names() {
+        assert_eq!(Arch::of_device((8, 0)).to_string(), "sm_80");
+        assert_eq!(Arch::of_device((8, 9)).to_string(), "sm_89");
+        assert_eq!(Arch::of_device((9, 0)).to_string(), "sm_90a");
+        assert_eq!(Arch::of_device((10, 0)).to_string(), "sm_100a");
+        assert_eq!(Arch { compute_capability: (9, 0), specific: false }.to_string(), "sm_90");
+    }
+
+    #[test]
+    fn a_path_without_a_library_is_named() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml.absent");
+        match Nvrtc::open_at(Path::new(path)).err() {
+            Some(AccelError::NvrtcMissing { library, reason }) => {
+                assert_eq!(library, path);
+                assert!(!reason.is_empty());
+            }
+            other => panic!("expected NvrtcMissing, found {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let error = Nvrtc::open_at(Path::new(path)).err();
+        assert!(
+            matches!(&error, Some(AccelError::NvrtcMissing { library, .. }) if library == path),
+            "{error:?}"
+        );
+    }
+}

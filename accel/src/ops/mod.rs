@@ -1,0 +1,5 @@
+//! Launched operations, one file each.
+
+pub mod repack;
+
+pub use repack::{RepackArgs, gptq_marlin_repack};
