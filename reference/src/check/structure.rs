@@ -114,7 +114,7 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
     (!parts.is_empty()).then(|| Diagnosis {
         id: "confined".to_owned(),
         text: match count {
-            1 => format!("the only mismatch is {}", parts.join(", ")),
+            1 => format!("the only mismatch is in {}", parts.join(", ")),
             _ => format!("all {count} mismatches are in {}", parts.join(", ")),
         },
         unexplained: count,
