@@ -1,0 +1,160 @@
+//! From the command line to checked cases: which files there are, and what one says.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use marlinspike::case::Case;
+use marlinspike::check::{CaseReport, check_case};
+use marlinspike_golden::{FileEntry, GoldenError, Manifest};
+use walkdir::WalkDir;
+
+use crate::map::{MapError, MappedFile};
+
+/// A file that could not be read as a case.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(super) enum InputError {
+    /// It could not be opened or mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// A folder could not be listed.
+    #[error("{}: cannot be listed: {source}", path.display())]
+    List {
+        /// The folder, or what in it.
+        path: PathBuf,
+        /// The system's reason.
+        source: walkdir::Error,
+    },
+    /// A folder holds no case.
+    #[error("{}: found no file named *.safetensors, expected at least one", path.display())]
+    EmptyFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A golden case is not the one that the manifest lists.
+    #[error(transparent)]
+    Golden(#[from] GoldenError),
+    /// Its contents are no case, or one whose inputs cannot be used.
+    #[error("{}: {source}", path.display())]
+    Case {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: marlinspike::Error,
+    },
+}
+
+/// A file to check, or the reason why there is none.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    kind: Kind,
+}
+
+enum Kind {
+    File,
+    /// Its length and hash are looked at first.
+    Golden(Arc<Manifest>, FileEntry),
+    Error(InputError),
+}
+
+impl Source {
+    fn file(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), kind: Kind::File }
+    }
+
+    fn error(path: impl Into<PathBuf>, error: InputError) -> Self {
+        Self { path: path.into(), kind: Kind::Error(error) }
+    }
+}
+
+/// The repository's golden cases, in the manifest's order.
+pub(super) fn golden() -> Result<Vec<Source>, GoldenError> {
+    let manifest = Arc::new(Manifest::load()?);
+    let source = |entry: FileEntry| Source {
+        path: manifest.path(&entry.path),
+        kind: Kind::Golden(Arc::clone(&manifest), entry),
+    };
+    Ok(manifest.cases().iter().map(|case| source(case.file())).collect())
+}
+
+/// The files named, and those below the folders named, sorted within each folder.
+pub(super) fn find(paths: &[PathBuf]) -> Vec<Source> {
+    let mut sources = Vec::new();
+    for path in paths {
+        if path.is_dir() { walk(path, &mut sources) } else { sources.push(Source::file(path)) }
+    }
+    sources
+}
+
+fn walk(folder: &Path, sources: &mut Vec<Source>) {
+    let before = sources.len();
+    // Links are followed, since a folder of cases may be one of links; loops are found out.
+    for entry in WalkDir::new(folder).follow_links(true).sort_by_file_name() {
+        match entry {
+            Ok(e) if e.file_type().is_dir() => {}
+            Ok(e) => {
+                if e.path().extension() == Some(OsStr::new("safetensors")) {
+                    sources.push(Source::file(e.into_path()));
+                }
+            }
+            Err(source) => {
+                let path = source.path().unwrap_or(folder).to_owned();
+                sources.push(Source::error(path.clone(), InputError::List { path, source }));
+            }
+        }
+    }
+    if sources.len() == before {
+        let error = InputError::EmptyFolder { path: folder.to_owned() };
+        sources.push(Source::error(folder, error));
+    }
+}
+
+/// Reads and checks one file.
+pub(super) fn check(source: Source) -> Result<CaseReport, InputError> {
+    match source.kind {
+        Kind::Error(error) => return Err(error),
+        Kind::Golden(manifest, entry) => manifest.verify_file(&entry)?,
+        Kind::File => {}
+    }
+    let path = source.path;
+    let bytes = MappedFile::open(&path)?;
+    let report = Case::parse(&bytes).and_then(|case| check_case(&case));
+    report.map_err(|source| InputError::Case { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn finds_files_below_folders_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("b")).unwrap();
+        for name in ["c.safetensors", "b/z.safetensors", "b/a.safetensors", "notes.txt"] {
+            fs::write(at(name), b"").unwrap();
+        }
+        let found = find(&[at("c.safetensors"), folder.path().to_owned()]);
+        let found: Vec<_> = found.into_iter().map(|s| s.path).collect();
+        let names = ["c.safetensors", "b/a.safetensors", "b/z.safetensors", "c.safetensors"];
+        assert_eq!(found, names.map(at));
+    }
+
+    #[test]
+    fn an_empty_folder_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
+        assert!(matches!(check(source), Err(InputError::EmptyFolder { .. })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_loop_of_links_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
+        let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
+        assert!(matches!(check(source), Err(InputError::List { .. })));
+    }
+}

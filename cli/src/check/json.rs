@@ -1,0 +1,98 @@
+//! What `--json` prints: an object per case and line, then one with the summary.
+
+use marlinspike::check::{Mismatch, OutputReport, Verdict};
+use serde::Serialize;
+
+use super::{Checked, Run};
+
+#[derive(Serialize)]
+struct CaseLine<'r> {
+    path: String,
+    op: Option<&'r str>,
+    name: Option<&'r str>,
+    verdict: &'static str,
+    outputs: Vec<Output<'r>>,
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Output<'r> {
+    name: &'r str,
+    verdict: Verdict,
+    elements: usize,
+    mismatches: usize,
+    equal_bits: Option<f64>,
+    max_ulp: Option<f64>,
+    max_error_over_bound: Option<f64>,
+    first_mismatch: Option<&'r Mismatch>,
+    diagnosis: Option<&'r str>,
+    diagnosis_id: Option<&'r str>,
+    /// Mismatches that the diagnosis leaves unexplained.
+    diagnosis_unexplained: Option<usize>,
+    note: Option<&'r str>,
+}
+
+impl<'r> From<&'r OutputReport> for Output<'r> {
+    fn from(o: &'r OutputReport) -> Self {
+        let diagnosis = o.diagnosis.as_ref();
+        Self {
+            name: &o.name,
+            verdict: o.verdict,
+            elements: o.elements,
+            mismatches: o.mismatches,
+            equal_bits: o.equal_bits,
+            max_ulp: o.max_ulp,
+            max_error_over_bound: o.max_error_over_bound,
+            first_mismatch: o.first_mismatch.as_ref(),
+            diagnosis: diagnosis.map(|d| d.text.as_str()),
+            diagnosis_id: diagnosis.map(|d| d.id.as_str()),
+            diagnosis_unexplained: diagnosis.map(|d| d.unexplained),
+            note: o.note.as_deref(),
+        }
+    }
+}
+
+fn case_line(checked: &Checked) -> CaseLine<'_> {
+    let path = checked.path.display().to_string();
+    match &checked.result {
+        Ok(report) => CaseLine {
+            path,
+            op: Some(&report.op),
+            name: Some(&report.name),
+            verdict: match report.verdict {
+                Verdict::Pass => "pass",
+                Verdict::Fail => "fail",
+                Verdict::Unchecked => "unchecked",
+            },
+            outputs: report.outputs.iter().map(Output::from).collect(),
+            error: None,
+        },
+        Err(error) => CaseLine {
+            path,
+            op: None,
+            name: None,
+            verdict: "error",
+            outputs: Vec::new(),
+            error: Some(error.to_string()),
+        },
+    }
+}
+
+/// All lines. Skipped cases have none; the summary counts them.
+pub(super) fn render(run: &Run) -> String {
+    let shown = run.checked.iter().filter(|c| !c.skipped());
+    let mut text = String::new();
+    for checked in shown {
+        push_line(&mut text, &case_line(checked));
+    }
+    push_line(&mut text, &serde_json::json!({ "summary": run.summary }));
+    text
+}
+
+fn push_line(text: &mut String, value: &impl Serialize) {
+    // Only strings, numbers, lists and objects with string keys: none of them can fail.
+    if let Ok(line) = serde_json::to_string(value) {
+        text.push_str(&line);
+        text.push('\n');
+    }
+}

@@ -1,0 +1,192 @@
+//! `marlinspike check`: every output of every case recomputed and compared.
+
+mod html;
+mod input;
+mod json;
+mod summary;
+mod svg;
+mod table;
+mod text;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use marlinspike::check::{CaseReport, Verdict};
+use rayon::prelude::*;
+
+use crate::error::Explained;
+use crate::style::ColorChoice;
+use crate::{Outcome, output};
+
+use input::{InputError, Source};
+use summary::Summary;
+
+const ABOUT: &str = "\
+Recomputes every output of the cases from their inputs and compares.
+
+A case is a safetensors file: the inputs of one operation, its configuration, and the outputs that \
+some implementation produced. Packed weights, permuted scales, zero points, biases and sorted \
+indices must be equal in every bit. An output that is not computed here is left unchecked, and \
+keeps its case from passing.
+
+For a wrong output: how many values differ; the first one, as an index into the tensor, as (k, n), \
+and as the tile, lane and register that loads it; its bits; and, where the values give it away, the \
+known mistake that explains them.";
+
+const EXAMPLES: &str = "\
+Examples:
+  marlinspike check
+      the repository's golden cases, their hashes verified first
+  marlinspike check mine.safetensors more/
+      a file, and every *.safetensors below a folder
+  marlinspike check --only '*marlin*' more/
+      packed weights and scales only
+  marlinspike check --json more/ | jq 'select(.verdict == \"fail\")'
+      for programs: one JSON object per case, then {\"summary\": ...}
+  marlinspike check --report report.html mine.safetensors
+      a page with pictures of where the mismatches lie
+
+Exit codes:
+  0  every output was checked and passed
+  1  an output failed, or was left unchecked
+  2  a file could not be read as a case, or the command line is wrong";
+
+/// Arguments of `check`.
+#[derive(Debug, clap::Args)]
+#[command(long_about = ABOUT, after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Case files, or folders whose *.safetensors files are cases [default: the golden cases]
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// Judge only the outputs whose name matches; may be repeated
+    ///
+    /// The pattern is a glob over output names without `out.`: `marlin_qweight`, `*marlin*`,
+    /// `w[12]*_scales`. Other outputs are neither shown nor counted; a case that has no matching
+    /// output counts as skipped, not as unchecked. When no output of any case matches, that is an
+    /// error.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<glob::Pattern>,
+
+    /// Print one JSON object per case and line, then one with the summary, and nothing else
+    #[arg(long)]
+    json: bool,
+
+    /// Write a self-contained page with a picture of every failed output
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+
+    /// Show unchecked outputs one by one, with the reason
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// What became of one file.
+struct Checked {
+    path: PathBuf,
+    /// Short name for people: the path without what all have in common.
+    label: String,
+    result: Result<CaseReport, InputError>,
+    /// Outputs that `--only` left out; the case is skipped when none remains.
+    left_out: usize,
+}
+
+impl Checked {
+    fn skipped(&self) -> bool {
+        self.left_out > 0 && self.result.as_ref().is_ok_and(|r| r.outputs.is_empty())
+    }
+}
+
+/// Everything that a run found, as table, JSON and page show it.
+struct Run {
+    checked: Vec<Checked>,
+    summary: Summary,
+    elapsed: Duration,
+}
+
+/// Checks, prints, and writes the report.
+///
+/// # Errors
+/// When there is nothing to check, or the report cannot be written. A case that cannot be read is
+/// an [`Outcome`], not an error: the others are still checked.
+pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
+    let start = Instant::now();
+    let sources = if args.paths.is_empty() {
+        input::golden().map_err(|e| {
+            Explained::new(e, "name the case files or folders: `marlinspike check PATH...`")
+        })?
+    } else {
+        input::find(&args.paths)
+    };
+    let checked = check_all(sources, &args.only);
+    if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
+        let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
+        let message =
+            format!("no output of {} cases matches {}", checked.len(), patterns.join(", "));
+        let help =
+            "patterns match whole names without `out.`, as `marlinspike check -v` shows them";
+        return Err(Explained::new(message, help).into());
+    }
+    let summary = Summary::of(&checked);
+    let run = Run { checked, summary, elapsed: start.elapsed() };
+    let text = if args.json {
+        json::render(&run)
+    } else {
+        table::render(&run, color.for_stdout(), args.verbose)
+    };
+    output::print(&text).context("standard output")?;
+    if let Some(path) = &args.report {
+        output::write_whole(path, html::render(&run).as_bytes()).map_err(|e| {
+            Explained::new(e, "name a file in a folder that exists and can be written to")
+        })?;
+        if !args.json {
+            eprintln!("report written to {}", path.display());
+        }
+    }
+    Ok(run.summary.outcome())
+}
+
+/// Checks all files at once; the order of the results is that of the sources.
+fn check_all(sources: Vec<Source>, only: &[glob::Pattern]) -> Vec<Checked> {
+    let paths: Vec<&Path> = sources.iter().map(|s| s.path.as_path()).collect();
+    let labels = text::labels(&paths);
+    let bar = ProgressBar::new(sources.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("checking {bar:30} {pos}/{len} cases") {
+        bar.set_style(style);
+    }
+    let checked = sources
+        .into_par_iter()
+        .zip(labels)
+        .map(|(source, label)| {
+            let path = source.path.clone();
+            let result = input::check(source);
+            bar.inc(1);
+            let mut checked = Checked { path, label, result, left_out: 0 };
+            if !only.is_empty()
+                && let Ok(report) = &mut checked.result
+            {
+                checked.left_out = select(report, only);
+            }
+            checked
+        })
+        .collect();
+    bar.finish_and_clear();
+    checked
+}
+
+/// Keeps the outputs that match, judges the case by them, and returns how many were left out.
+fn select(report: &mut CaseReport, only: &[glob::Pattern]) -> usize {
+    let before = report.outputs.len();
+    report.outputs.retain(|o| only.iter().any(|p| p.matches(&o.name)));
+    let any = |v| report.outputs.iter().any(|o| o.verdict == v);
+    report.verdict = if any(Verdict::Fail) {
+        Verdict::Fail
+    } else if report.outputs.is_empty() || any(Verdict::Unchecked) {
+        Verdict::Unchecked
+    } else {
+        Verdict::Pass
+    };
+    before - report.outputs.len()
+}

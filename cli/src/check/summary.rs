@@ -1,0 +1,86 @@
+//! Counts over all cases and outputs, and the exit code that they give.
+
+use marlinspike::check::Verdict;
+use serde::Serialize;
+
+use super::Checked;
+use crate::Outcome;
+
+/// Counts of a run; serialized, the last line that `--json` prints.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Summary {
+    pub(super) cases: usize,
+    pub(super) pass: usize,
+    pub(super) fail: usize,
+    pub(super) error: usize,
+    pub(super) unchecked: usize,
+    /// Cases without an output that `--only` selects; not among `cases`.
+    pub(super) skipped: usize,
+    pub(super) outputs_pass: usize,
+    pub(super) outputs_fail: usize,
+    pub(super) outputs_unchecked: usize,
+}
+
+impl Summary {
+    pub(super) fn of(checked: &[Checked]) -> Self {
+        let mut s = Self::default();
+        for c in checked {
+            if c.skipped() {
+                s.skipped += 1;
+                continue;
+            }
+            s.cases += 1;
+            let report = match &c.result {
+                Ok(report) => report,
+                Err(_) => {
+                    s.error += 1;
+                    continue;
+                }
+            };
+            match report.verdict {
+                Verdict::Pass => s.pass += 1,
+                Verdict::Fail => s.fail += 1,
+                Verdict::Unchecked => s.unchecked += 1,
+            }
+            for output in &report.outputs {
+                match output.verdict {
+                    Verdict::Pass => s.outputs_pass += 1,
+                    Verdict::Fail => s.outputs_fail += 1,
+                    Verdict::Unchecked => s.outputs_unchecked += 1,
+                }
+            }
+        }
+        s
+    }
+
+    /// Bad input outweighs a mismatch: what was not read was not judged.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self { error: 1.., .. } => Outcome::BadInput,
+            Self { fail: 1.., .. } | Self { unchecked: 1.., .. } => Outcome::Mismatch,
+            _ => Outcome::Pass,
+        }
+    }
+
+    /// Outputs in all.
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs_pass + self.outputs_fail + self.outputs_unchecked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_decides() {
+        let mut s = Summary { cases: 1, pass: 1, ..Summary::default() };
+        assert_eq!(s.outcome(), Outcome::Pass);
+        s.unchecked = 1;
+        assert_eq!(s.outcome(), Outcome::Mismatch);
+        s = Summary { fail: 1, ..s };
+        assert_eq!(s.outcome(), Outcome::Mismatch);
+        s.error = 1;
+        assert_eq!(s.outcome(), Outcome::BadInput);
+    }
+}

@@ -1,0 +1,254 @@
+//! A grid of mismatch counts as an inline SVG: a path per level of the colour scale, axes, lines,
+//! and a ring around the first mismatch. Only numbers and fixed words get into it.
+
+use std::fmt::Write as _;
+
+use marlinspike::check::Grid;
+
+/// The colour scale: shares of a cell's values, each level up to below the next bound.
+pub(super) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "over 50 %", "all"];
+
+/// Room for axis labels, in pixels.
+const LEFT: usize = 62;
+const TOP: usize = 10;
+const RIGHT: usize = 18;
+const BOTTOM: usize = 40;
+/// Largest plot, and largest cell.
+const MAX_WIDTH: usize = 512;
+const MAX_HEIGHT: usize = 384;
+const MAX_CELL: usize = 24;
+/// Least distance of two lines.
+const MIN_LINES: usize = 12;
+
+/// What to draw.
+pub(super) struct Drawing<'g> {
+    pub(super) grid: &'g Grid,
+    /// Values per unit of the rectangle: 1 in a plane, codes per element in the buffer.
+    pub(super) density: f64,
+    /// Names of the axes.
+    pub(super) rows: &'g str,
+    pub(super) cols: &'g str,
+    /// Distance of lines along rows and columns, where they have a meaning.
+    pub(super) lines: [Option<usize>; 2],
+    /// Row and column of the first mismatch.
+    pub(super) mark: Option<(usize, usize)>,
+    /// For those who do not see it.
+    pub(super) label: String,
+}
+
+/// One direction of the plot.
+struct Axis {
+    len: usize,
+    cells: usize,
+    /// Pixels per cell.
+    px: usize,
+}
+
+impl Axis {
+    fn new(len: usize, cells: usize, max: usize) -> Self {
+        Self { len: len.max(1), cells, px: (max / cells.max(1)).clamp(1, MAX_CELL) }
+    }
+
+    fn pixels(&self) -> usize {
+        self.cells * self.px
+    }
+
+    /// Pixel of a position between 0 and `len`.
+    fn at(&self, position: f64) -> f64 {
+        position * self.pixels() as f64 / self.len as f64
+    }
+
+    /// Positions and names of the ticks: every line of few, else multiples of a power of two.
+    fn ticks(&self) -> Vec<(f64, usize)> {
+        if self.len <= 10 {
+            return (0..self.len).map(|i| (self.at(i as f64 + 0.5), i)).collect();
+        }
+        let step = self.len.div_ceil(6).next_power_of_two();
+        (0..=self.len).step_by(step).map(|i| (self.at(i as f64), i)).collect()
+    }
+
+    /// Every how many units a line is drawn, when one belongs every `every`.
+    fn lines(&self, every: usize) -> usize {
+        let mut step = every.max(1);
+        while step < self.len && self.at(step as f64) < MIN_LINES as f64 {
+            step *= 2;
+        }
+        step
+    }
+
+    /// Rows or columns that cell `i` covers.
+    fn covered(&self, i: usize) -> usize {
+        ((i + 1) * self.len).div_ceil(self.cells) - (i * self.len).div_ceil(self.cells)
+    }
+}
+
+impl Drawing<'_> {
+    fn axes(&self) -> [Axis; 2] {
+        let g = self.grid;
+        let y = Axis::new(g.rows, g.cell_rows, MAX_HEIGHT);
+        [y, Axis::new(g.cols, g.cell_cols, MAX_WIDTH)]
+    }
+
+    /// How far apart the lines are that are drawn (they may be thinned out); `None` without any.
+    pub(super) fn line_steps(&self) -> [Option<usize>; 2] {
+        let axes = self.axes();
+        [0, 1].map(|d| {
+            let step = axes[d].lines(self.lines[d]?);
+            (step < axes[d].len).then_some(step)
+        })
+    }
+
+    /// Rows and columns of the rectangle that a cell covers, rounded up.
+    pub(super) fn cell(&self) -> [usize; 2] {
+        let g = self.grid;
+        [g.rows.div_ceil(g.cell_rows.max(1)), g.cols.div_ceil(g.cell_cols.max(1))]
+    }
+
+    /// The `<svg>` element.
+    pub(super) fn render(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let [y, x] = &self.axes();
+        let (w, h) = (x.pixels(), y.pixels());
+        let (full_w, full_h) = (LEFT + w.max(64) + RIGHT, TOP + h.max(40) + BOTTOM);
+        let label = &self.label;
+        write!(
+            out,
+            "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
+             viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({LEFT} {TOP})\">\
+             <rect class=\"plot\" width=\"{w}\" height=\"{h}\"/>"
+        )?;
+        for (level, path) in self.paths(y, x).iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+            write!(out, "<path class=\"l{level}\" shape-rendering=\"crispEdges\" d=\"{path}\"/>")?;
+        }
+        let steps = self.line_steps();
+        let mut lines = String::new();
+        for p in steps[0].iter().flat_map(|&s| (s..y.len).step_by(s)) {
+            write!(lines, "M0 {:.1}h{w}", y.at(p as f64))?;
+        }
+        for p in steps[1].iter().flat_map(|&s| (s..x.len).step_by(s)) {
+            write!(lines, "M{:.1} 0v{h}", x.at(p as f64))?;
+        }
+        if !lines.is_empty() {
+            write!(out, "<path class=\"lines\" d=\"{lines}\"/>")?;
+        }
+        write!(out, "<rect class=\"frame\" width=\"{w}\" height=\"{h}\"/>")?;
+        for (at, name) in x.ticks() {
+            write!(out, "<path class=\"tick\" d=\"M{at:.1} {h}v4\"/>")?;
+            write!(out, "<text x=\"{at:.1}\" y=\"{}\" class=\"x\">{name}</text>", h + 16)?;
+        }
+        for (at, name) in y.ticks() {
+            write!(out, "<path class=\"tick\" d=\"M-4 {at:.1}h4\"/>")?;
+            write!(out, "<text x=\"-7\" y=\"{:.1}\" class=\"y\">{name}</text>", at + 3.5)?;
+        }
+        let (mid_x, mid_y) = (w / 2, h / 2);
+        write!(out, "<text x=\"{mid_x}\" y=\"{}\" class=\"x axis\">{}</text>", h + 33, self.cols)?;
+        write!(
+            out,
+            "<text transform=\"translate(-48 {mid_y}) rotate(-90)\" class=\"x axis\">{}</text>",
+            self.rows
+        )?;
+        if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
+            // The centre of the cell that it is counted in, so that the ring surrounds it.
+            let centre = |a: &Axis, p: usize| (p * a.cells / a.len) as f64 * a.px as f64;
+            let (cx, cy) = (centre(x, col) + x.px as f64 / 2.0, centre(y, row) + y.px as f64 / 2.0);
+            let r = (x.px.max(y.px) as f64 * 0.75).max(6.0);
+            for class in ["halo", "mark"] {
+                write!(out, "<circle class=\"{class}\" cx=\"{cx}\" cy=\"{cy}\" r=\"{r}\"/>")?;
+            }
+        }
+        out.push_str("</g></svg>");
+        Ok(())
+    }
+
+    /// For each level, the runs of cells that have it.
+    fn paths(&self, y: &Axis, x: &Axis) -> [String; LEVELS.len()] {
+        let mut paths: [String; LEVELS.len()] = Default::default();
+        let width = self.grid.cell_cols.max(1);
+        for (r, row) in self.grid.counts.chunks(width).enumerate() {
+            let level = |c: usize| {
+                let values = (y.covered(r) * x.covered(c)) as f64 * self.density;
+                level(row[c], values)
+            };
+            let mut start = 0;
+            while start < row.len() {
+                let here = level(start);
+                let run = (start..row.len()).take_while(|&c| level(c) == here).count();
+                if let Some(l) = here {
+                    let (px, py, w, h) = (start * x.px, r * y.px, run * x.px, y.px);
+                    // Writing to a string cannot fail.
+                    let _ = write!(paths[l], "M{px} {py}h{w}v{h}h-{w}z");
+                }
+                start += run;
+            }
+        }
+        paths
+    }
+}
+
+/// The level of `count` mismatches among `values`; `None` without a mismatch.
+fn level(count: u32, values: f64) -> Option<usize> {
+    let share = f64::from(count) / values.max(1.0);
+    match share {
+        _ if count == 0 => None,
+        s if s >= 1.0 => Some(4),
+        s if s > 0.5 => Some(3),
+        s if s > 0.1 => Some(2),
+        s if s >= 0.01 => Some(1),
+        _ => Some(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_at_their_bounds() {
+        let levels = [0, 1, 9, 10, 100, 101, 500, 501, 999, 1000].map(|n| level(n, 1000.0));
+        let expected = [None, Some(0), Some(0), Some(1), Some(1), Some(2), Some(2), Some(3)];
+        assert_eq!(levels[..8], expected);
+        assert_eq!(levels[8..], [Some(3), Some(4)]);
+    }
+
+    #[test]
+    fn cells_cover_every_row_once() {
+        for len in [1, 5, 128, 129, 200, 1000] {
+            let axis = Axis::new(len, len.min(128), MAX_WIDTH);
+            let covered: Vec<_> = (0..axis.cells).map(|i| axis.covered(i)).collect();
+            assert_eq!(covered.iter().sum::<usize>(), len);
+            // As the picture counts them.
+            let mut counted = vec![0; axis.cells];
+            (0..len).for_each(|row| counted[row * axis.cells / len] += 1);
+            assert_eq!(covered, counted);
+        }
+    }
+
+    #[test]
+    fn draws_runs_and_marks_the_first() {
+        let mut counts = vec![0; 12];
+        counts[5..8].fill(1);
+        let grid = Grid { rows: 3, cols: 4, cell_rows: 3, cell_cols: 4, counts };
+        let drawing = Drawing {
+            grid: &grid,
+            density: 1.0,
+            rows: "k",
+            cols: "n",
+            lines: [Some(1), Some(2)],
+            mark: Some((1, 1)),
+            label: "test".to_owned(),
+        };
+        let svg = drawing.render();
+        // One run of three cells of 24 pixels, in row 1 from column 1 on; every value wrong.
+        assert!(svg.contains(
+            "<path class=\"l4\" shape-rendering=\"crispEdges\" d=\"M24 24h72v24h-72z\"/>"
+        ));
+        assert!(svg.contains("class=\"mark\" cx=\"36\" cy=\"36\""));
+        assert_eq!(drawing.line_steps(), [Some(1), Some(2)]);
+    }
+}

@@ -1,0 +1,145 @@
+//! The wording that table and page share.
+
+use std::path::{Component, Path};
+
+use marlinspike::check::{Diagnosis, Mismatch, OutputReport, Verdict};
+
+/// The word for a verdict.
+pub(super) fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "FAIL",
+        Verdict::Unchecked => "not checked",
+    }
+}
+
+/// Share of equal values in percent: `100 %` only when all are, `0 %` only when none is.
+pub(super) fn share(output: &OutputReport) -> String {
+    let Some(share) = output.equal_bits else { return "-".to_owned() };
+    if output.mismatches == 0 && share >= 1.0 {
+        return "100 %".to_owned();
+    }
+    if share <= 0.0 {
+        return "0 %".to_owned();
+    }
+    // Kept off both ends, which rounding must not reach.
+    format!("{:.4} %", (share * 100.0).clamp(0.0001, 99.9999))
+}
+
+/// Where the first mismatch lies, in lines: the tensor element, the matrix value, the register.
+pub(super) fn place(output: &str, m: &Mismatch) -> Vec<String> {
+    let index: Vec<_> = m.index.iter().map(usize::to_string).collect();
+    let last = m.bit + m.width - 1;
+    let bits =
+        if last == m.bit { format!("bit {last}") } else { format!("bits {} to {last}", m.bit) };
+    let mut lines = vec![format!("out.{output}[{}], {bits}", index.join(", "))];
+    let mut matrix = Vec::new();
+    matrix.extend(m.expert.map(|e| format!("expert {e}")));
+    match (m.k, m.group, m.n) {
+        (Some(k), _, Some(n)) => matrix.push(format!("(k, n) = ({k}, {n})")),
+        (_, Some(g), Some(n)) => matrix.push(format!("(group, n) = ({g}, {n})")),
+        (_, _, Some(n)) => matrix.push(format!("n = {n}")),
+        _ => {}
+    }
+    if !matrix.is_empty() {
+        lines.push(matrix.join(", "));
+    }
+    if let Some(f) = &m.fragment {
+        lines.push(format!(
+            "tile ({}, {}), lane {}, mma column block {}, register {}, part {}",
+            f.tile_k, f.tile_n, f.lane, f.mma_n, f.register, f.part
+        ));
+    }
+    lines
+}
+
+/// The explanation and how much it explains.
+pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
+    let explained = mismatches.saturating_sub(d.unexplained);
+    if explained == 0 {
+        return format!("no known variant explains it; {}", d.text);
+    }
+    format!("{explained} of {mismatches} mismatches explained: {}", d.text)
+}
+
+/// Names for people: each path without the folders that all share, and without its extension.
+pub(super) fn labels(paths: &[&Path]) -> Vec<String> {
+    let folders = |p: &Path| -> Vec<_> {
+        let parent = p.parent().unwrap_or(Path::new(""));
+        parent.components().map(|c| c.as_os_str().to_owned()).collect()
+    };
+    let mut shared: Option<Vec<_>> = None;
+    for path in paths {
+        let own = folders(path);
+        shared = Some(match shared {
+            None => own,
+            Some(s) => s.into_iter().zip(own).take_while(|(a, b)| a == b).map(|(a, _)| a).collect(),
+        });
+    }
+    let skip = shared.unwrap_or_default().len();
+    let label = |path: &&Path| {
+        let rest: std::path::PathBuf = path.components().skip(skip).collect();
+        let rest = if rest.extension().is_some_and(|e| e == "safetensors") {
+            rest.with_extension("")
+        } else {
+            rest
+        };
+        // What ends in `..` or is a root keeps the whole path.
+        match rest.components().next_back() {
+            Some(Component::Normal(_)) => rest.display().to_string(),
+            _ => path.display().to_string(),
+        }
+    };
+    paths.iter().map(label).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(mismatches: usize, equal_bits: Option<f64>) -> OutputReport {
+        OutputReport {
+            name: "y".to_owned(),
+            verdict: Verdict::Fail,
+            elements: 10,
+            equal_bits,
+            mismatches,
+            max_ulp: None,
+            max_error_over_bound: None,
+            first_mismatch: None,
+            diagnosis: None,
+            note: None,
+            picture: None,
+        }
+    }
+
+    #[test]
+    fn only_equality_is_100_percent() {
+        assert_eq!(share(&output(0, Some(1.0))), "100 %");
+        assert_eq!(share(&output(1, Some(1.0 - 1e-12))), "99.9999 %");
+        // A count that the share's type cannot tell from 1.
+        assert_eq!(share(&output(1, Some(1.0))), "99.9999 %");
+        assert_eq!(share(&output(5, Some(0.5))), "50.0000 %");
+        assert_eq!(share(&output(9, Some(1e-12))), "0.0001 %");
+        assert_eq!(share(&output(10, Some(0.0))), "0 %");
+        assert_eq!(share(&output(0, None)), "-");
+    }
+
+    #[test]
+    fn labels_drop_what_all_share() {
+        let of = |paths: &[&str]| labels(&paths.iter().map(Path::new).collect::<Vec<_>>());
+        assert_eq!(of(&["/a/b/x.safetensors", "/a/b/c/y.safetensors"]), ["x", "c/y"]);
+        assert_eq!(of(&["x.safetensors"]), ["x"]);
+        assert_eq!(of(&["a/x.safetensors", "b/x.safetensors"]), ["a/x", "b/x"]);
+        assert_eq!(of(&["a/x.safetensors", "/"]), ["a/x", "/"]);
+        assert!(of(&[]).is_empty());
+    }
+
+    #[test]
+    fn nothing_explained_is_said_so() {
+        let d = |unexplained| Diagnosis { id: "i".into(), text: "t".into(), unexplained };
+        assert_eq!(diagnosis(&d(0), 7), "7 of 7 mismatches explained: t");
+        assert_eq!(diagnosis(&d(2), 7), "5 of 7 mismatches explained: t");
+        assert_eq!(diagnosis(&d(7), 7), "no known variant explains it; t");
+    }
+}

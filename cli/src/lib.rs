@@ -1,0 +1,84 @@
+//! The program `marlinspike`: its command line, and what each subcommand does.
+//!
+//! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
+//! of its match. Exit codes are [`Outcome`]'s.
+
+pub mod check;
+pub mod error;
+pub mod map;
+pub mod output;
+pub mod style;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::Explained;
+use crate::style::ColorChoice;
+
+const EXAMPLES: &str = "\
+Examples:
+  marlinspike check                            check the repository's golden cases
+  marlinspike check mine.safetensors cases/    check files and folders of cases
+  marlinspike check --report report.html mine  also draw where the mismatches lie
+  marlinspike help check                       everything about one command
+
+Exit codes:
+  0  everything was checked and passed
+  1  something differs, or was left unchecked
+  2  bad input or usage";
+
+/// Golden model of the Marlin family of quantized MoE kernels: bit-exact checks of packed
+/// weights, scales and permutations.
+#[derive(Debug, Parser)]
+#[command(name = "marlinspike", version, after_long_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// When to use colours; `auto` does on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: ColorChoice,
+}
+
+/// A subcommand.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Recompute the outputs of case files and compare them bit for bit.
+    Check(check::Args),
+}
+
+/// How a command ended, as an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Exit code 0: everything was done, checked, and passed.
+    Pass = 0,
+    /// Exit code 1: something differs, or was left unchecked.
+    Mismatch = 1,
+    /// Exit code 2: an input could not be used.
+    BadInput = 2,
+}
+
+/// Runs the command; an error goes to standard error and gives exit code 2.
+pub fn run(cli: &Cli) -> ExitCode {
+    let done = match &cli.command {
+        Command::Check(args) => check::run(args, cli.color),
+    };
+    let outcome = done.unwrap_or_else(|error| {
+        report_error(&error, cli.color);
+        Outcome::BadInput
+    });
+    ExitCode::from(outcome as u8)
+}
+
+/// Prints `error: ...` and, where there is one, `help: ...` on standard error.
+pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
+    let paint = color.for_stderr();
+    // Messages may quote file contents: no control character reaches the terminal.
+    let text = style::printable(&format!("{error:#}")).into_owned();
+    eprintln!("{} {text}", paint.bad("error:"));
+    let help = error.chain().find_map(|e| e.downcast_ref::<Explained>()).map(Explained::help);
+    let help = help.unwrap_or("`marlinspike help` lists the commands and their options");
+    eprintln!("{} {}", paint.strong("help:"), style::printable(help));
+}

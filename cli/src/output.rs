@@ -1,0 +1,53 @@
+//! Writing: files that are whole or not there, and standard output whose reader may leave.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: cannot be written: {source}", path.display())]
+pub struct WriteError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Writes `bytes` to a temporary name in the same folder, then renames it to `path`: whoever is
+/// interrupted leaves the previous file, or none, under that name.
+///
+/// # Errors
+/// [`WriteError`] with the path and the system's reason; nothing is left behind.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    let error = |source| WriteError { path: path.to_owned(), source };
+    if path.is_dir() {
+        return Err(error(io::ErrorKind::IsADirectory.into()));
+    }
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".marlinspike-").suffix(".part");
+    // A report is for others too: an ordinary file's permissions, not a secret's.
+    #[cfg(unix)]
+    let mode = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666);
+    #[cfg(unix)]
+    builder.permissions(mode);
+    let mut file = builder.tempfile_in(folder).map_err(error)?;
+    file.write_all(bytes).map_err(error)?;
+    file.as_file().sync_all().map_err(error)?;
+    file.persist(path).map_err(|e| error(e.error))?;
+    Ok(())
+}
+
+/// Writes to standard output. A reader that has left (`| head`) is no error.
+///
+/// # Errors
+/// What else the system says (a full disk).
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}
