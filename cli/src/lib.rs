@@ -8,6 +8,7 @@ pub mod error;
 pub mod map;
 pub mod output;
 pub mod style;
+pub mod vectors;
 
 use std::process::ExitCode;
 
@@ -47,6 +48,8 @@ pub struct Cli {
 pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     Check(check::Args),
+    /// Write deterministic case files from a seed.
+    Vectors(vectors::Args),
 }
 
 /// How a command ended, as an exit code.
@@ -64,6 +67,7 @@ pub enum Outcome {
 pub fn run(cli: &Cli) -> ExitCode {
     let done = match &cli.command {
         Command::Check(args) => check::run(args, cli.color),
+        Command::Vectors(args) => vectors::run(args, cli.color),
     };
     let outcome = done.unwrap_or_else(|error| {
         report_error(&error, cli.color);
