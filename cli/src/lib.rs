@@ -8,6 +8,7 @@ pub mod error;
 pub mod map;
 pub mod output;
 pub mod style;
+pub mod vectors;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,8 @@ pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     #[command(long_about = check::ABOUT)]
     Check(check::Args),
+    /// Write deterministic case files from a seed.
+    Vectors(vectors::Args),
 }
 
 /// How a command ended, as an exit code.
@@ -65,6 +68,7 @@ pub enum Outcome {
 pub fn run(cli: &Cli) -> ExitCode {
     let done = match &cli.command {
         Command::Check(args) => check::run(args, cli.color),
+        Command::Vectors(args) => vectors::run(args, cli.color),
     };
     let outcome = done.unwrap_or_else(|error| {
         report_error(&error, cli.color);

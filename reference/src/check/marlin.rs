@@ -10,9 +10,8 @@ use crate::layout::Layout;
 use crate::layout::marlin::{
     InputDtype, Options, Prepared, int4_to_fp8_asymmetric, int4_to_fp8_symmetric, prepare,
 };
-use crate::scalar::ScalarType;
 use crate::tensor::Tensor;
-use crate::{Error, Result, act_order};
+use crate::{Result, act_order};
 
 pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {
     let shape = Shape::new(c.size_k, c.size_n);
@@ -25,16 +24,6 @@ pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     let mut reports = matrices(case, &c.quant, "w13_", w13, c.scale_factor_w13, Some(i))?;
     reports.extend(matrices(case, &c.quant, "w2_", Shape::new(i, h), c.scale_factor_w2, None)?);
     Ok(reports)
-}
-
-/// Activations inside the product, from the case's name for them.
-fn input_dtype(quant: &QuantConfig) -> Result<InputDtype> {
-    match quant.input_dtype {
-        None => Ok(InputDtype::Model),
-        Some(ScalarType::INT8) => Ok(InputDtype::Int8),
-        Some(ScalarType::FLOAT8_E4M3FN) => Ok(InputDtype::Fp8),
-        Some(ty) => Err(Error::unsupported(format!("input_dtype {ty}"), "int8 or float8_e4m3fn")),
-    }
 }
 
 const LAYOUTS: [&str; 8] = [
@@ -67,7 +56,7 @@ fn matrices(
     // A valid order of the case's own is followed, so that only real differences are left.
     let perms = stated.as_ref().filter(|(_, sorts)| *sorts).map(|(perms, _)| perms.as_slice());
     let options = Options {
-        input_dtype: input_dtype(quant)?,
+        input_dtype: InputDtype::from_config(quant.input_dtype)?,
         scale_factor: scale_factor.map(|f| f as f32),
         perms,
         ..Options::new(quant.dtype)

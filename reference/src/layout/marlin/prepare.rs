@@ -29,6 +29,19 @@ pub enum InputDtype {
 }
 
 impl InputDtype {
+    /// From a configuration's `input_dtype`: none, [`ScalarType::INT8`] or
+    /// [`ScalarType::FLOAT8_E4M3FN`]; another type is [`Error::Unsupported`].
+    pub fn from_config(input_dtype: Option<ScalarType>) -> Result<Self> {
+        match input_dtype {
+            None => Ok(Self::Model),
+            Some(ScalarType::INT8) => Ok(Self::Int8),
+            Some(ScalarType::FLOAT8_E4M3FN) => Ok(Self::Fp8),
+            Some(ty) => {
+                Err(Error::unsupported(format!("input_dtype {ty}"), "int8 or float8_e4m3fn"))
+            }
+        }
+    }
+
     /// Width class that decides the weight's layout.
     pub fn activations(self) -> Activations {
         match self {

@@ -1,0 +1,187 @@
+//! `marlinspike vectors`: deterministic case files from a seed.
+
+use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use marlinspike::case::Op;
+use marlinspike::vectors::Generator;
+use rayon::prelude::*;
+use serde_json::json;
+
+use crate::error::Explained;
+use crate::style::{ColorChoice, printable};
+use crate::{Outcome, output};
+
+const ABOUT: &str = "\
+Writes cases: random but adversarial inputs, and the outputs that the reference computes for them.
+
+Consecutive cases walk through every configuration of the operation (checkpoint formats, types, \
+group sizes, act-order, tensor-parallel ranks, shapes, ...) that upstream does not refuse. Case \
+number i depends on the seed and on i alone, and its bytes are the same on every machine: to make \
+one case again, give its seed with `--start i --count 1`. Both are in the case's provenance.
+
+Outputs that the reference does not compute (routing, `y`) are absent.";
+
+const EXAMPLES: &str = "\
+Examples:
+  marlinspike vectors --op linear --count 1000 --out cases/
+      a thousand cases from a seed that is drawn and printed
+  marlinspike vectors --op moe --seed 0x2a --start 17 --count 1 --out cases/
+      one case again
+  marlinspike vectors --op linear --seed 1 --count 10 --out cases/ && marlinspike check cases/
+      write, then check
+  marlinspike vectors --op moe --list
+      the configurations, one JSON object per line";
+
+/// Arguments of `vectors`.
+#[derive(Debug, clap::Args)]
+#[command(long_about = ABOUT, after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Operation: linear, moe, int4_fp8_preprocess, router or moe_align_block_size
+    #[arg(long, value_parser = operation)]
+    op: Op,
+
+    /// 64-bit seed, decimal or 0x...; drawn and printed when left out
+    #[arg(long, value_parser = seed)]
+    seed: Option<u64>,
+
+    /// Number of the first case
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    start: u64,
+
+    /// Number of cases
+    #[arg(long, default_value_t = 1)]
+    count: u64,
+
+    /// Folder for the cases; created when it is not there
+    #[arg(long, value_name = "DIR", required_unless_present = "list")]
+    out: Option<PathBuf>,
+
+    /// Print one JSON object per case and line, then one with the summary, and nothing else
+    #[arg(long)]
+    json: bool,
+
+    /// Write nothing; print the configurations that cases are made of, as JSON
+    #[arg(long, conflicts_with_all = ["out", "seed", "start", "count"])]
+    list: bool,
+}
+
+fn operation(text: &str) -> Result<Op, String> {
+    Op::from_name(text).ok_or_else(|| {
+        let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    let digits = text.replace('_', "");
+    let parsed = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => digits.parse(),
+    };
+    parsed.map_err(|_| "expected a number from 0 below 2^64, decimal or 0x...".to_owned())
+}
+
+/// Writes the cases, each whole or not at all.
+///
+/// # Errors
+/// When the operation's cases cannot be generated, or a file cannot be written.
+pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
+    // Standard libraries draw their hash keys from the system: enough for a seed that is printed.
+    let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+    let generator = Generator::new(args.op, seed)
+        .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
+    let Some(out) = &args.out else {
+        let lines: Vec<String> = generator
+            .lattice()
+            .iter()
+            .map(|c| format!("{}\n", serde_json::Value::Object(c.to_json())))
+            .collect();
+        output::print(&lines.concat())?;
+        return Ok(Outcome::Pass);
+    };
+    let end = args.start.checked_add(args.count).ok_or_else(|| {
+        Explained::new(
+            format!("--start {} and --count {} pass 2^64", args.start, args.count),
+            "choose smaller numbers",
+        )
+    })?;
+    fs::create_dir_all(out).with_context(|| format!("{}: cannot be created", out.display()))?;
+    if !args.json {
+        let points = generator.lattice().len();
+        output::print(&format!(
+            "seed {seed:#018x}: {} cases of `{}` over {points} configurations\n",
+            args.count, args.op
+        ))?;
+    }
+    // Some at a time, so that lines come in order and early while both threads write.
+    const BATCH: u64 = 64;
+    let mut bytes = 0;
+    let mut first = args.start;
+    while first < end {
+        let batch = first..end.min(first + BATCH);
+        let written: Vec<Written> = batch
+            .clone()
+            .into_par_iter()
+            .map(|i| write(&generator, i, out))
+            .collect::<Result<_>>()?;
+        bytes += written.iter().map(|w| w.bytes).sum::<usize>();
+        let lines: Vec<String> = written.iter().map(|w| w.line(args.json)).collect();
+        output::print(&lines.concat())?;
+        first = batch.end;
+    }
+    let replay = format!(
+        "--op {} --seed {seed:#018x} --start {} --count {}",
+        args.op, args.start, args.count
+    );
+    if args.json {
+        let seed = format!("{seed:#018x}");
+        let summary = json!({
+            "cases": args.count, "bytes": bytes, "op": args.op.name(), "seed": seed,
+            "start": args.start, "configurations": generator.lattice().len(),
+        });
+        output::print(&format!("{}\n", json!({ "summary": summary })))?;
+    } else {
+        let folder = out.display().to_string();
+        output::print(&format!(
+            "{} cases, {bytes} bytes, in {}\nagain: marlinspike vectors {replay} --out DIR\n",
+            args.count,
+            printable(&folder)
+        ))?;
+    }
+    Ok(Outcome::Pass)
+}
+
+/// A case that stands in its file.
+struct Written {
+    index: u64,
+    name: String,
+    path: PathBuf,
+    bytes: usize,
+    outputs: usize,
+}
+
+impl Written {
+    fn line(&self, json: bool) -> String {
+        let path = self.path.display().to_string();
+        if json {
+            let Self { index, name, bytes, outputs, .. } = self;
+            let line = json!({
+                "path": path, "index": index, "name": name, "bytes": bytes, "outputs": outputs,
+            });
+            return format!("{line}\n");
+        }
+        format!("{}  {}\n", printable(&path), self.name)
+    }
+}
+
+fn write(generator: &Generator, index: u64, out: &Path) -> Result<Written> {
+    let case = generator.case(index)?;
+    let bytes = case.to_bytes()?;
+    let path = out.join(generator.file_name(index));
+    output::write_whole(&path, &bytes)?;
+    let (name, outputs) = (case.name, case.outputs.len());
+    Ok(Written { index, name, path, bytes: bytes.len(), outputs })
+}
