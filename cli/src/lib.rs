@@ -4,8 +4,10 @@
 //! of its match. Exit codes are [`Outcome`]'s.
 
 pub mod check;
+pub mod convert;
 pub mod error;
 pub mod map;
+pub mod model;
 pub mod output;
 pub mod style;
 
@@ -47,6 +49,8 @@ pub struct Cli {
 pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     Check(check::Args),
+    /// Convert a checkpoint into kernel format.
+    Convert(convert::Args),
 }
 
 /// How a command ended, as an exit code.
@@ -64,6 +68,7 @@ pub enum Outcome {
 pub fn run(cli: &Cli) -> ExitCode {
     let done = match &cli.command {
         Command::Check(args) => check::run(args, cli.color),
+        Command::Convert(args) => convert::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {
         report_error(&error, cli.color);
