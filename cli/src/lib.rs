@@ -6,6 +6,7 @@
 pub mod check;
 pub mod convert;
 pub mod error;
+pub mod inspect;
 pub mod map;
 pub mod model;
 pub mod output;
@@ -49,6 +50,8 @@ pub struct Cli {
 pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     Check(check::Args),
+    /// Show a checkpoint's quantized layers, and whether Marlin takes them.
+    Inspect(inspect::Args),
     /// Convert a checkpoint into kernel format.
     Convert(convert::Args),
 }
@@ -68,6 +71,7 @@ pub enum Outcome {
 pub fn run(cli: &Cli) -> ExitCode {
     let done = match &cli.command {
         Command::Check(args) => check::run(args, cli.color),
+        Command::Inspect(args) => inspect::run(args, cli.color),
         Command::Convert(args) => convert::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {

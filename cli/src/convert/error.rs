@@ -30,7 +30,7 @@ pub enum ConvertError {
         dir: PathBuf,
     },
     /// Modules that Marlin cannot take.
-    #[error("Marlin cannot take {} of the modules:{}", refused.len(), list(refused))]
+    #[error("Marlin cannot take {} of the modules: {}", refused.len(), list(refused))]
     Refused {
         /// Each with its reasons.
         refused: Vec<Refused>,
@@ -73,14 +73,23 @@ pub enum ConvertError {
     },
 }
 
+/// The modules by their reasons, on one line.
 fn list(refused: &[Refused]) -> String {
-    const SHOWN: usize = 20;
-    let line = |r: &Refused| format!("\n  {}: {}", r.module, r.reasons.join("; "));
-    let mut text: String = refused.iter().take(SHOWN).map(line).collect();
-    if refused.len() > SHOWN {
-        text.push_str(&format!("\n  and {} more", refused.len() - SHOWN));
+    const SHOWN: usize = 8;
+    let mut groups: Vec<(&[String], Vec<&str>)> = Vec::new();
+    for r in refused {
+        match groups.iter_mut().find(|(reasons, _)| *reasons == r.reasons) {
+            Some((_, modules)) => modules.push(&r.module),
+            None => groups.push((&r.reasons, vec![&r.module])),
+        }
     }
-    text
+    let group = |(reasons, modules): &(&[String], Vec<&str>)| {
+        let names: Vec<_> = modules.iter().take(SHOWN).map(|m| format!("`{m}`")).collect();
+        let more = modules.len() - names.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{}{more}: {}", names.join(", "), reasons.join("; "))
+    };
+    groups.iter().map(group).collect::<Vec<_>>().join(" | ")
 }
 
 impl ConvertError {

@@ -10,7 +10,7 @@ use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::{ExpertMap, ExpertPlacement, determine_expert_map};
 use marlinspike::layout::marlin::{InputDtype, ScalePermutation, WeightLayout};
 use marlinspike::scalar::ScalarType;
-use marlinspike::select::Capability;
+use marlinspike::select::{Capability, Selection};
 use marlinspike::tensor::DType;
 
 use super::names::{self, Kind};
@@ -189,8 +189,7 @@ impl Plan {
             refused: Vec::new(),
             expert_maps: BTreeMap::new(),
         };
-        let kv_heads = model.config_value("num_key_value_heads").and_then(|v| v.as_u64());
-        let kv_heads = kv_heads.and_then(|v| usize::try_from(v).ok());
+        let kv_heads = kv_heads(model);
         let mut planned = Vec::with_capacity(layers.stacks.len());
         for stack in &layers.stacks {
             let map = expert_map(stack, settings)?;
@@ -419,6 +418,33 @@ fn cut(
             Err("several matrices in one tensor: how to cut them for tp_size > 1 is unknown".into())
         }
     }
+}
+
+/// What the selection says of this rank's part of `stack`; none where the stack cannot be cut,
+/// which the reasons then say.
+///
+/// # Errors
+/// [`ModelError`] for tensors that do not fit together.
+pub fn ask(
+    model: &Model<'_>,
+    stack: &Stack,
+    settings: &Settings,
+) -> Result<(Option<Selection>, Vec<String>), ModelError> {
+    let ids: Vec<usize> = (0..stack.experts.len()).collect();
+    let info = StackInfo::bind(model, stack, &ids)?;
+    Ok(match cut(stack, &info, kv_heads(model), settings) {
+        Err(reason) => (None, vec![reason]),
+        Ok((k, n)) => {
+            let shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+            (Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new())
+        }
+    })
+}
+
+/// `num_key_value_heads` of the config.
+fn kv_heads(model: &Model<'_>) -> Option<usize> {
+    let heads = model.config_value("num_key_value_heads")?.as_u64()?;
+    usize::try_from(heads).ok()
 }
 
 /// The stack on this rank, or every reason against.
