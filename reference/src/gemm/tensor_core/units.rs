@@ -187,10 +187,12 @@ pub fn find(
         let ty = match u.accumulator {
             Accumulator::F32 { .. } => ScalarType::FLOAT32,
             Accumulator::F16 => ScalarType::FLOAT16,
-            Accumulator::S32 => return u.architecture == architecture
-                && u.instruction == instruction
-                && u.inputs == inputs
-                && u.size_k == size_k,
+            Accumulator::S32 => {
+                return u.architecture == architecture
+                    && u.instruction == instruction
+                    && u.inputs == inputs
+                    && u.size_k == size_k;
+            }
         };
         (u.architecture, u.instruction, u.inputs, u.size_k)
             == (architecture, instruction, inputs, size_k)

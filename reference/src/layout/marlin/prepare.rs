@@ -7,7 +7,7 @@
 use super::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e8m0_scales,
     fp8_exponent_bias, int4_to_fp8_scales, nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales,
-    process_int8_scales,
+    process_int8_scales_with,
 };
 use crate::act_order::{self, Sorted};
 use crate::dims::Shape;
@@ -60,6 +60,10 @@ pub struct Options<'a> {
     pub input_dtype: InputDtype,
     /// NVFP4: the scale factor to use instead of the computed one.
     pub scale_factor: Option<f32>,
+    /// int8 activations, where the weights are a part of a stack that is packed part by part: the
+    /// largest scale of the whole stack, in the model's type. The scales are then processed even
+    /// if this part has only one group.
+    pub int8_scale_max: Option<f32>,
     /// act-order: the permutation of each matrix to use instead of the stable sort. Each must
     /// sort its `g_idx`.
     pub perms: Option<&'a [Vec<u32>]>,
@@ -74,6 +78,7 @@ impl Options<'_> {
             dtype,
             input_dtype: InputDtype::Model,
             scale_factor: None,
+            int8_scale_max: None,
             perms: None,
             scale_permutation: None,
         }
@@ -252,8 +257,10 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
         .collect::<Result<Vec<_>>>()?;
     let mut scales = stack(&packed)?;
     let mut input_global_scale = None;
-    if options.input_dtype == InputDtype::Int8 && groups > 1 {
-        let processed = process_int8_scales(&scales)?;
+    let several = groups > 1 || options.int8_scale_max.is_some();
+    if options.input_dtype == InputDtype::Int8 && several {
+        let max = options.int8_scale_max.unwrap_or(f32::NEG_INFINITY);
+        let processed = process_int8_scales_with(&scales, max)?;
         scales = processed.scales;
         input_global_scale = Some(processed.input_global_scale);
     }
