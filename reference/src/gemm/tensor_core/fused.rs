@@ -146,7 +146,8 @@ fn round(total: i64, unit: i32, accumulator: Accumulator) -> u32 {
     }
 }
 
-/// f32 by truncation, keeping `kept_bits` significant bits; overflow is infinity.
+/// f32 by truncation, keeping `kept_bits` significant bits; overflow is infinity, and what is
+/// truncated to zero is +0.
 fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     let magnitude = total.unsigned_abs();
     if magnitude == 0 {
@@ -162,6 +163,9 @@ fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     let last = (exponent - (kept_bits as i32 - 1)).max(-149);
     let drop = last - unit;
     let kept = if drop >= 0 { magnitude >> drop.min(63) } else { magnitude << -drop };
+    if kept == 0 {
+        return 0;
+    }
     // `kept · 2^last` in f32's own scale.
     let scale = (exponent - 23).max(-149);
     let mantissa = (kept << (last - scale)) as u32;
@@ -170,10 +174,14 @@ fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     sign | (field << 23).wrapping_add(mantissa)
 }
 
-/// f16 to nearest even, from the sum truncated to f32: the unit rounds twice. The difference to one
-/// rounding shows in about two of a million outputs. Overflow is infinity.
+/// f16 to nearest even; overflow is infinity, and what rounds to zero is +0.
 fn nearest_f16(total: i64, unit: i32) -> u32 {
-    crate::scalar::f32_to_f16_rne(f32::from_bits(truncate_f32(total, unit, 24))).into()
+    // The sum has at most 36 bits, so f64 holds it exactly and rounds once on the way to f16.
+    let value = total as f64 * f64::from(unit).exp2();
+    match crate::scalar::f64_to_f16_rne(value) {
+        0x8000 => 0,
+        bits => bits.into(),
+    }
 }
 
 /// int8 products: exact integers modulo 2^32.
