@@ -12,7 +12,7 @@ use super::{
 use crate::act_order::{self, Sorted};
 use crate::dims::Shape;
 use crate::layout::Layout;
-use crate::scalar::ScalarType;
+use crate::scalar::{self, ScalarType};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
@@ -150,13 +150,37 @@ fn code_bits(ty: ScalarType) -> u32 {
     if ty.size_bits() <= 4 { 4 } else { 8 }
 }
 
+/// Every element rounded once to f16 or bf16: through f32, which holds each 16-bit type exactly.
+fn convert(table: &Table, dtype: ScalarType) -> Table {
+    let from = table.ty();
+    let half = dtype == ScalarType::FLOAT16;
+    match (from, half) {
+        (ScalarType::FLOAT16, false) => {
+            table.map(dtype, |b| scalar::f32_to_bf16_rne(scalar::f16_to_f32(b as u16)).into())
+        }
+        (ScalarType::BFLOAT16, true) => {
+            table.map(dtype, |b| scalar::f32_to_f16_rne(scalar::bf16_to_f32(b as u16)).into())
+        }
+        (ScalarType::FLOAT32, true) => {
+            table.map(dtype, |b| scalar::f32_to_f16_rne(f32::from_bits(b)).into())
+        }
+        (ScalarType::FLOAT32, false) => {
+            table.map(dtype, |b| scalar::f32_to_bf16_rne(f32::from_bits(b)).into())
+        }
+        _ => table.map(dtype, |b| dtype.encode_rne(from.to_f64(b))),
+    }
+}
+
 /// Converts scales or a bias to the model's type; a finite value that overflows is refused.
 pub(crate) fn to_dtype(name: &str, table: &Table, dtype: ScalarType) -> Result<Table> {
     if table.ty() == dtype {
         return Ok(table.clone());
     }
-    let from = table.ty();
-    let converted = table.map(dtype, |bits| dtype.encode_rne(from.to_f64(bits)));
+    let converted = convert(table, dtype);
+    let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
+    if converted.iter_bits().all(|b| b & exponent != exponent) {
+        return Ok(converted);
+    }
     for row in 0..table.rows() {
         for col in 0..table.cols() {
             if table.value(row, col).is_finite() && !converted.value(row, col).is_finite() {
