@@ -264,7 +264,7 @@ int main(int argc, char **argv) {
     std::vector<uint32_t> c((size_t)tiles * per), d(c.size());
     for (int t = 0; t < tiles; t++) {
       const int spread = spreads[t % 8], special = t / 8 % 3, magnitude = t / 24 % 4;
-      const bool tiny = t / 768 % 4 == 3;
+      const bool tiny = t / 192 % 4 == 3;
       fill(in.a, spread, special, tiny, &a[t * la], la);
       fill(in.b, spread, special, tiny, &b[t * lb], lb);
       for (int i = 0; i < per; i++) {
