@@ -18,6 +18,7 @@ LIMIT = 20 * 1024 * 1024
 PRODUCERS = [
     (re.compile(r"^vllm (\S+) "), "vllm"),
     (re.compile(r"^KleidiAI (\S+) "), "kleidiai"),
+    (re.compile(r"^NVIDIA H200 \(sm_90a\), CUDA (\S+), "), "cuda"),
 ]
 
 
