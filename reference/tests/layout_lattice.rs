@@ -62,7 +62,7 @@ fn weights_fill_every_bit_once() {
                     let packed = layout.pack(&codes, None).unwrap();
                     let slot = layout.offset(size_k - 1, 5);
                     let field = packed[slot.element] >> slot.bit & (u32::MAX >> (32 - bits));
-                    assert_eq!(field, codes.get(size_k - 1, 5).into(), "{what}");
+                    assert_eq!(field, u32::from(codes.get(size_k - 1, 5)), "{what}");
                     assert_eq!(layout.unpack(&packed, None).unwrap(), codes, "{what}");
                     let perm = random_perm(&mut rng, size_k);
                     let ordered = layout.pack(&codes, Some(&perm)).unwrap();
