@@ -27,13 +27,12 @@ fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
+/// A hostile file and the error that it must give.
+type Named<X> = (&'static str, fn(&X) -> bool);
+
 /// Replays a target's corpus: `valid_*` is accepted, `hostile_*` gives the error that `table`
 /// names it by, and the table and the folder hold the same files.
-fn replay<X: Debug>(
-    target: &str,
-    door: fn(&[u8]) -> Result<(), X>,
-    table: &[(&str, fn(&X) -> bool)],
-) {
+fn replay<X: Debug>(target: &str, door: fn(&[u8]) -> Result<(), X>, table: &[Named<X>]) {
     let mut files = corpus(target);
     for (name, is_named) in table {
         let name = format!("hostile_{name}");
