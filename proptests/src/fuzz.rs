@@ -1,11 +1,11 @@
 //! Entry points for fuzzers: whatever the bytes, no panic, and what was accepted is consistent.
 //! `fuzz/` calls them under libFuzzer; the stable tests replay a corpus and its mutations.
 
+use marlinspike::Result;
 use marlinspike::case::Case;
 use marlinspike::check::check_case;
 use marlinspike::config::{ConfigError, QuantConfig};
 use marlinspike::container::{Container, ContainerError};
-use marlinspike::{Error, Result};
 
 /// The safetensors door. A container that is accepted has its tensors inside the file, one after
 /// the other, each as long as its shape says.
@@ -64,15 +64,9 @@ pub enum ConfigFailure {
     /// Not JSON.
     #[error("not JSON: {0}")]
     Json(String),
-    /// JSON without a quantization config.
-    #[error("no quantization config")]
-    Absent,
     /// A defect of the config.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// What the scheme of a module is has no answer.
-    #[error("{0}")]
-    Other(Box<Error>),
 }
 
 /// The config parsers, with a few modules asked about. The same question has the same answer.

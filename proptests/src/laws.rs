@@ -82,7 +82,7 @@ pub(crate) fn compare<O: Operation>(
     match mismatch {
         None if expected.len() == found.len() => Ok(()),
         None => Err(broken::<O>(input, format!("{what}: lengths differ"))),
-        mismatch => Err(Failure { mismatch, ..broken::<O>(input, what) }),
+        Some(first) => Err(Failure { mismatch: Some(Box::new(first)), ..broken::<O>(input, what) }),
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Failure {
     /// What went wrong.
     pub what: String,
     /// The first wrong value, where outputs were compared.
-    pub mismatch: Option<Mismatch>,
+    pub mismatch: Option<Box<Mismatch>>,
 }
 
 /// One law's outcome.

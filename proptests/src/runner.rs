@@ -49,23 +49,22 @@ pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report 
         );
         let passed = Cell::new(0);
         // The last failure seen is the minimal one's: shrinking only keeps what fails.
-        let failed = RefCell::new(Vec::new());
+        let last = RefCell::new(None);
         let outcome = runner.run(&O::inputs(), |input| match (law.check)(subject, &input) {
             Ok(()) => {
-                passed.set(passed.get() + u32::from(failed.borrow().is_empty()));
+                passed.set(passed.get() + u32::from(last.borrow().is_none()));
                 Ok(())
             }
             Err(failure) => {
-                failed.borrow_mut().push(());
-                Err(TestCaseError::fail(failure.what))
+                let reason = TestCaseError::fail(failure.what.clone());
+                *last.borrow_mut() = Some(failure);
+                Err(reason)
             }
         });
         let failure = match outcome {
             Ok(()) => None,
-            // A subject that is not deterministic may pass on the input that it failed on.
             Err(TestError::Fail(reason, minimal)) => {
-                let again = (law.check)(subject, &minimal).err();
-                Some(again.unwrap_or_else(|| broken::<O>(&minimal, reason.message())))
+                Some(last.take().unwrap_or_else(|| broken::<O>(&minimal, reason.message())))
             }
             Err(TestError::Abort(reason)) => Some(crate::Failure {
                 input: "none could be drawn".to_owned(),

@@ -28,13 +28,13 @@ references! {
     awq_zeros AwqZeroPoints, preprocess Preprocess, sort Sort, global_scale Nvfp4GlobalScale,
 }
 
-/// Every mutant falls within 100 inputs, for three seeds, and the report says where.
+/// Every mutant falls within 100 inputs, for two seeds, and the report says where.
 #[test]
 fn every_mutant_is_rejected() {
     let mutants = mutants::all();
     assert!(mutants.len() > 100, "{}", mutants.len());
     for mutant in &mutants {
-        for seed in [1, 2, 3] {
+        for seed in [1, 2] {
             let config = Config { cases: 100, seed, regressions: None };
             let report = (mutant.run)(&config);
             let what = format!("{}: {}", mutant.operation, mutant.name);

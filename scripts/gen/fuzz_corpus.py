@@ -173,7 +173,7 @@ def configs() -> dict[str, bytes]:
         "hostile_pattern": change(gptq, dynamic={"+:(": {"bits": 8}}),
         "valid_pattern_blowup": change(gptq, dynamic={
             "+:(?=(a|a)*$)(a+)+(a+)+$" : {"bits": 8}, "-:^(([a-z])+.)+[A-Z]([a-z])+$": {}}),
-        "hostile_ct_no_groups": without(ct, "config_groups"),
+        "valid_ct_no_groups": without(ct, "config_groups"),
         "hostile_ct_list": change(ct, config_groups=[]),
         "hostile_fp8_block": change(fp8, weight_block_size=[0, -1]),
         "hostile_deep": b'{"quantization_config":' + b"[" * 3000,

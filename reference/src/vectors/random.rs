@@ -57,7 +57,7 @@ impl Rng {
 
     /// A number below `n` (0 when `n` is 0), uniform up to a bias below n / 2^64.
     pub fn below(&mut self, n: usize) -> usize {
-        (u128::from(self.next_u64()) * n as u128 >> 64) as usize
+        ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
 
     /// A number from `low` to `high`, both included; `low` when the range is empty.
