@@ -4,8 +4,11 @@
 //! of its match. Exit codes are [`Outcome`]'s.
 
 pub mod check;
+pub mod convert;
 pub mod error;
+pub mod inspect;
 pub mod map;
+pub mod model;
 pub mod output;
 pub mod style;
 pub mod vectors;
@@ -49,6 +52,10 @@ pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     #[command(long_about = check::ABOUT)]
     Check(check::Args),
+    /// Show a checkpoint's quantized layers, and whether Marlin takes them.
+    Inspect(inspect::Args),
+    /// Convert a checkpoint into kernel format.
+    Convert(convert::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
 }
@@ -68,6 +75,8 @@ pub enum Outcome {
 pub fn run(cli: &Cli) -> ExitCode {
     let done = match &cli.command {
         Command::Check(args) => check::run(args, cli.color),
+        Command::Inspect(args) => inspect::run(args, cli.color),
+        Command::Convert(args) => convert::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
     };
     let outcome = done.unwrap_or_else(|error| {

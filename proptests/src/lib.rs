@@ -1,1 +1,38 @@
-//! Skeleton.
+//! Fuzzing kit for quantized kernels: point it at your own implementation of a Marlin layout
+//! operation and learn whether it is right, and where not.
+//!
+//! Implement [`Subject`] for the operations you have, then [`run`] it:
+//!
+//! ```
+//! use marlinspike_proptests::{Config, Subject, SubjectError, ops, run};
+//!
+//! struct Mine;
+//! impl Subject<ops::PermuteBias> for Mine {
+//!     fn call(&self, input: &ops::BiasInput, out: &mut [u16]) -> Result<(), SubjectError> {
+//!         for (p, value) in out.iter_mut().enumerate() {
+//!             let column = 2 * (p % 32 / 8) + [0, 1, 8, 9, 16, 17, 24, 25][p % 8];
+//!             *value = input.bias[p / 32 * 32 + column];
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//! let report = run::<ops::PermuteBias, _>(&Mine, &Config { cases: 50, ..Config::default() });
+//! assert!(report.passed(), "{report}");
+//! ```
+//!
+//! Inputs are drawn over the whole lattice of shapes and types and shrink to a minimal case; the
+//! report names the law broken, the first wrong value in storage order with its (k, n), tile, lane
+//! and register, and the seed that shows it again.
+
+pub mod fuzz;
+mod laws;
+pub mod mutants;
+pub mod ops;
+mod report;
+mod runner;
+mod subject;
+
+pub use laws::{Law, laws};
+pub use report::{Failure, LawReport, Mismatch, Report};
+pub use runner::{Config, run};
+pub use subject::{Element, Operation, Reference, Subject, SubjectError};

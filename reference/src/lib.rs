@@ -17,6 +17,7 @@
 //! | [`layers`] | parameter names, shapes and dtypes per rank and layer kind; sharding |
 //! | [`act_order`] | sorting `g_idx`, permuting, tensor-parallel slices |
 //! | [`layout`] | kernel formats as objects: offset, pack, unpack, compare, locate |
+//! | [`gemm`] | matrix units emulated bit for bit |
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
@@ -30,6 +31,7 @@ pub mod config;
 pub mod container;
 pub mod dims;
 pub mod error;
+pub mod gemm;
 pub mod layers;
 pub mod layout;
 pub mod scalar;

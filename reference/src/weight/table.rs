@@ -107,7 +107,11 @@ impl Table {
 
     /// All elements as bits, zero-extended, row-major.
     pub fn iter_bits(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.rows * self.cols).map(|i| self.bits(i / self.cols, i % self.cols))
+        (0..self.rows * self.cols).map(|i| match &self.data {
+            TableData::B8(v) => v[i].into(),
+            TableData::B16(v) => v[i].into(),
+            TableData::B32(v) => v[i],
+        })
     }
 
     /// The exact value of one element.

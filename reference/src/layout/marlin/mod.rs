@@ -19,7 +19,10 @@ pub use nvfp4::{nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales, nvfp4_scal
 pub use prepare::{InputDtype, Options, Prepared, prepare};
 pub(crate) use prepare::{kernel_codes, to_dtype};
 pub(crate) use scales::half_codec;
-pub use scales::{GROUPED, Int8Scales, SINGLE, ScaleLayout, ScalePermutation, process_int8_scales};
+pub use scales::{
+    GROUPED, Int8Scales, SINGLE, ScaleLayout, ScalePermutation, process_int8_scales,
+    process_int8_scales_with,
+};
 pub use tile::{Activations, TileMap};
 pub use weight::WeightLayout;
 pub use zeros::ZeroPointLayout;

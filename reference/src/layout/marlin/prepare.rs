@@ -7,12 +7,12 @@
 use super::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e8m0_scales,
     fp8_exponent_bias, int4_to_fp8_scales, nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales,
-    process_int8_scales,
+    process_int8_scales_with,
 };
 use crate::act_order::{self, Sorted};
 use crate::dims::Shape;
 use crate::layout::Layout;
-use crate::scalar::ScalarType;
+use crate::scalar::{self, ScalarType};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
@@ -60,6 +60,10 @@ pub struct Options<'a> {
     pub input_dtype: InputDtype,
     /// NVFP4: the scale factor to use instead of the computed one.
     pub scale_factor: Option<f32>,
+    /// int8 activations, where the weights are a part of a stack that is packed part by part: the
+    /// largest scale of the whole stack, in the model's type. The scales are then processed even
+    /// if this part has only one group.
+    pub int8_scale_max: Option<f32>,
     /// act-order: the permutation of each matrix to use instead of the stable sort. Each must
     /// sort its `g_idx`.
     pub perms: Option<&'a [Vec<u32>]>,
@@ -74,6 +78,7 @@ impl Options<'_> {
             dtype,
             input_dtype: InputDtype::Model,
             scale_factor: None,
+            int8_scale_max: None,
             perms: None,
             scale_permutation: None,
         }
@@ -145,13 +150,37 @@ fn code_bits(ty: ScalarType) -> u32 {
     if ty.size_bits() <= 4 { 4 } else { 8 }
 }
 
+/// Every element rounded once to f16 or bf16: through f32, which holds each 16-bit type exactly.
+fn convert(table: &Table, dtype: ScalarType) -> Table {
+    let from = table.ty();
+    let half = dtype == ScalarType::FLOAT16;
+    match (from, half) {
+        (ScalarType::FLOAT16, false) => {
+            table.map(dtype, |b| scalar::f32_to_bf16_rne(scalar::f16_to_f32(b as u16)).into())
+        }
+        (ScalarType::BFLOAT16, true) => {
+            table.map(dtype, |b| scalar::f32_to_f16_rne(scalar::bf16_to_f32(b as u16)).into())
+        }
+        (ScalarType::FLOAT32, true) => {
+            table.map(dtype, |b| scalar::f32_to_f16_rne(f32::from_bits(b)).into())
+        }
+        (ScalarType::FLOAT32, false) => {
+            table.map(dtype, |b| scalar::f32_to_bf16_rne(f32::from_bits(b)).into())
+        }
+        _ => table.map(dtype, |b| dtype.encode_rne(from.to_f64(b))),
+    }
+}
+
 /// Converts scales or a bias to the model's type; a finite value that overflows is refused.
 pub(crate) fn to_dtype(name: &str, table: &Table, dtype: ScalarType) -> Result<Table> {
     if table.ty() == dtype {
         return Ok(table.clone());
     }
-    let from = table.ty();
-    let converted = table.map(dtype, |bits| dtype.encode_rne(from.to_f64(bits)));
+    let converted = convert(table, dtype);
+    let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
+    if converted.iter_bits().all(|b| b & exponent != exponent) {
+        return Ok(converted);
+    }
     for row in 0..table.rows() {
         for col in 0..table.cols() {
             if table.value(row, col).is_finite() && !converted.value(row, col).is_finite() {
@@ -252,8 +281,10 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
         .collect::<Result<Vec<_>>>()?;
     let mut scales = stack(&packed)?;
     let mut input_global_scale = None;
-    if options.input_dtype == InputDtype::Int8 && groups > 1 {
-        let processed = process_int8_scales(&scales)?;
+    let several = groups > 1 || options.int8_scale_max.is_some();
+    if options.input_dtype == InputDtype::Int8 && several {
+        let max = options.int8_scale_max.unwrap_or(f32::NEG_INFINITY);
+        let processed = process_int8_scales_with(&scales, max)?;
         scales = processed.scales;
         input_global_scale = Some(processed.input_global_scale);
     }

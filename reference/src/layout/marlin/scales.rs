@@ -219,11 +219,17 @@ pub(crate) fn half_codec(ty: ScalarType) -> Option<HalfCodec> {
 /// `marlin_act_int8_process_scales`). For a MoE, `max` runs over all experts. Fails on a type
 /// other than f16 and bf16, and when a scale is not finite or none is positive.
 pub fn process_int8_scales(scales: &Table) -> Result<Int8Scales> {
+    process_int8_scales_with(scales, f32::NEG_INFINITY)
+}
+
+/// [`process_int8_scales`] of a part of a stack: `max` is the largest scale elsewhere, so that
+/// parts that are processed one by one come out as the whole would.
+pub fn process_int8_scales_with(scales: &Table, max: f32) -> Result<Int8Scales> {
     let ty = scales.ty();
     let Some((to_f32, from_f32)) = half_codec(ty) else {
         return Err(Error::unsupported(format!("scales of {ty}"), "float16 or bfloat16"));
     };
-    let mut max = f32::NEG_INFINITY;
+    let mut max = max;
     for (i, bits) in scales.iter_bits().enumerate() {
         let value = to_f32(bits as u16);
         if !value.is_finite() {

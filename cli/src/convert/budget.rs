@@ -1,0 +1,93 @@
+//! A bound on the memory of work in progress.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that may be in use at once, given out in the order of asking.
+#[derive(Debug)]
+pub struct Budget {
+    total: u64,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    used: u64,
+    /// Whose turn it is, so that a large piece of work is not passed by small ones for ever.
+    serving: u64,
+    next: u64,
+}
+
+/// A part of the budget, given back when dropped.
+#[derive(Debug)]
+pub struct Share<'b> {
+    budget: &'b Budget,
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of `total` bytes.
+    pub fn new(total: u64) -> Self {
+        let state = State { used: 0, serving: 0, next: 0 };
+        Self { total, state: Mutex::new(state), freed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is plain numbers, right after every statement.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for `bytes`. What is larger than the whole budget gets all of it, alone.
+    pub fn take(&self, bytes: u64) -> Share<'_> {
+        let bytes = bytes.min(self.total);
+        let mut state = self.lock();
+        let turn = state.next;
+        state.next += 1;
+        while state.serving != turn || state.used + bytes > self.total {
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.used += bytes;
+        state.serving += 1;
+        drop(state);
+        self.freed.notify_all();
+        Share { budget: self, bytes }
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.budget.lock().used -= self.bytes;
+        self.budget.freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn never_more_than_the_total() {
+        let budget = Budget::new(100);
+        let (used, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|s| {
+            for i in 0..8u64 {
+                let (budget, used, most) = (&budget, &used, &most);
+                s.spawn(move || {
+                    for j in 0..50 {
+                        let bytes = (i * 37 + j * 13) % 70 + 1;
+                        let share = budget.take(bytes);
+                        let now = used.fetch_add(bytes, Ordering::SeqCst) + bytes;
+                        most.fetch_max(now, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        used.fetch_sub(bytes, Ordering::SeqCst);
+                        drop(share);
+                    }
+                });
+            }
+        });
+        assert!(most.into_inner() <= 100);
+        drop(budget.take(1000));
+    }
+}

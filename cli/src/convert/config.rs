@@ -1,0 +1,190 @@
+//! What stands beside the tensors: `config.json` with a `marlinspike` section, the index, and
+//! the model's other small files.
+//!
+//! `quantization_config` is taken out (no loader may mistake the tensors for the original ones)
+//! and kept under `marlinspike.source_quantization_config`. The section:
+//!
+//! | key | meaning |
+//! | --- | --- |
+//! | `layout` | `marlin` |
+//! | `version` | 1, the version of this section |
+//! | `producer` | program and version |
+//! | `identity` | hash of input and settings, which a rerun compares |
+//! | `dtype`, `input_dtype` | the model's 16-bit type; `model`, `int8` or `fp8` activations |
+//! | `tp_size`, `tp_rank`, `ep_size`, `ep_rank` | which rank this is |
+//! | `layers` | by module (`<...experts>.w13` and `.w2` of experts), see below |
+//! | `expert_maps` | by layer, when experts are spread: local index of each expert, or −1 |
+//! | `unsupported` | modules that were copied unchanged, with the reasons |
+//!
+//! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
+//! channel), `act_order`, `is_k_full`, `scale_permutation` (`grouped` or `single`), of NVFP4 the
+//! `scale_factor` that went from the global scale into the block scales, and `tensors`, the names
+//! of its tensors by role.
+
+use std::fs;
+use std::path::Path;
+
+use marlinspike::config::Scheme;
+use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
+use serde_json::{Map, Value, json};
+
+use super::error::ConvertError;
+use super::job::Constants;
+use super::names::Kind;
+use super::plan::{Plan, Settings, StackPlan};
+use super::progress;
+use crate::model::{self, Model};
+
+/// Largest of the other files that is copied, in bytes.
+const OTHER_LIMIT: u64 = 256 << 20;
+
+/// The meaning of a code.
+pub fn weight_type(scheme: &Scheme) -> &'static str {
+    match scheme {
+        Scheme::Unquantized { .. } => "none",
+        Scheme::Wna16(w) => w.weight_type.name(),
+        Scheme::Fp8(_) | Scheme::Mxfp8 { .. } => "float8_e4m3fn",
+        Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. } => "float4_e2m1f",
+        Scheme::W4A8Int8 { .. } | Scheme::W4A8Fp8 { .. } => "int4",
+        Scheme::W8A8Int8 { .. } => "int8",
+        _ => "unknown",
+    }
+}
+
+fn role_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Weight => "weight",
+        Kind::Scales => "scales",
+        Kind::Zeros => "zeros",
+        Kind::GIdx => "g_idx",
+        Kind::SortIndices => "g_idx_sort_indices",
+        Kind::Bias => "bias",
+        Kind::GlobalScale => "global_scale",
+        Kind::InputGlobalScale => "input_global_scale",
+    }
+}
+
+fn layer(plan: &StackPlan, constants: Constants) -> Value {
+    let tensors: Map<String, Value> =
+        plan.outputs.iter().map(|o| (role_name(o.kind).to_owned(), json!(o.spec.name))).collect();
+    let mut value = json!({
+        "scheme": plan.scheme.label(),
+        "weight_type": weight_type(&plan.scheme),
+        "size_k": plan.shape.size_k,
+        "size_n": plan.shape.size_n,
+        "experts": plan.experts.len(),
+        "group_size": plan.group_size.to_config(),
+        "act_order": plan.act_order,
+        "is_k_full": plan.is_k_full,
+        "scale_permutation": match plan.permutation {
+            ScalePermutation::Grouped => "grouped",
+            ScalePermutation::Single => "single",
+        },
+        "tensors": tensors,
+    });
+    if let Some(factor) = constants.scale_factor {
+        value["scale_factor"] = json!(factor);
+    }
+    value
+}
+
+/// The converted model's `config.json`.
+pub fn config(
+    model: &Model<'_>,
+    plan: &Plan,
+    settings: &Settings,
+    constants: &[Constants],
+    identity: &str,
+) -> Value {
+    let mut config = model.config.clone();
+    let mut source = None;
+    let mut take = |object: Option<&mut Value>| {
+        if let Some(Value::Object(map)) = object {
+            for key in ["quantization_config", "compression_config"] {
+                source = source.take().or(map.shift_remove(key));
+                map.shift_remove(key);
+            }
+        }
+    };
+    take(Some(&mut config));
+    take(config.get_mut("text_config"));
+    let layers: Map<String, Value> = plan
+        .stacks
+        .iter()
+        .zip(constants)
+        .map(|(p, &c)| {
+            let name = format!("{}.{}", p.module, p.role.prefix());
+            (name.trim_end_matches(['.', '_']).to_owned(), layer(p, c))
+        })
+        .collect();
+    let maps: Map<String, Value> =
+        plan.expert_maps.iter().map(|(k, m)| (k.clone(), json!(m.map))).collect();
+    let unsupported: Map<String, Value> =
+        plan.refused.iter().map(|r| (r.module.clone(), json!(r.reasons))).collect();
+    let section = json!({
+        "layout": "marlin",
+        "version": 1,
+        "producer": concat!("marlinspike ", env!("CARGO_PKG_VERSION")),
+        "identity": identity,
+        "dtype": settings.dtype.name(),
+        "input_dtype": match settings.input {
+            InputDtype::Model => "model",
+            InputDtype::Int8 => "int8",
+            InputDtype::Fp8 => "fp8",
+        },
+        "tp_size": settings.tp.size,
+        "tp_rank": settings.tp.rank,
+        "ep_size": settings.ep.size,
+        "ep_rank": settings.ep.rank,
+        "source_quantization_config": source,
+        "layers": layers,
+        "expert_maps": maps,
+        "unsupported": unsupported,
+    });
+    match &mut config {
+        Value::Object(map) => {
+            map.insert("marlinspike".to_owned(), section);
+            config
+        }
+        _ => json!({ "marlinspike": section }),
+    }
+}
+
+/// The index of a model of several files.
+pub fn index(plan: &Plan) -> Value {
+    let mut map = std::collections::BTreeMap::new();
+    for shard in &plan.shards {
+        map.extend(shard.items.iter().map(|i| (i.spec.name.as_str(), shard.name.as_str())));
+    }
+    json!({ "metadata": { "total_size": plan.output_bytes() }, "weight_map": map })
+}
+
+/// Copies the tokenizer, generation config and the like: ordinary files that hold no weights
+/// and no quantization config. Returns their number.
+///
+/// # Errors
+/// [`ConvertError::Io`].
+pub fn copy_others(model: &Model<'_>, out: &Path) -> Result<usize, ConvertError> {
+    const WEIGHTS: [&str; 9] =
+        ["safetensors", "bin", "pt", "pth", "gguf", "onnx", "h5", "msgpack", "ckpt"];
+    let mut copied = 0;
+    for entry in fs::read_dir(&model.dir).map_err(ConvertError::io(&model.dir))? {
+        let entry = entry.map_err(ConvertError::io(&model.dir))?;
+        let (path, name) = (entry.path(), entry.file_name());
+        let shown = name.to_string_lossy();
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let replaced = shown == "config.json"
+            || shown.ends_with(".index.json")
+            || model::QUANT_FILES.contains(&shown.as_ref());
+        if shown.starts_with('.') || replaced || WEIGHTS.contains(&extension) {
+            continue;
+        }
+        let meta = fs::metadata(&path).map_err(ConvertError::io(&path))?;
+        if meta.is_file() && meta.len() <= OTHER_LIMIT {
+            let bytes = fs::read(&path).map_err(ConvertError::io(&path))?;
+            progress::write(&out.join(&name), &bytes)?;
+            copied += 1;
+        }
+    }
+    Ok(copied)
+}

@@ -1,0 +1,252 @@
+//! From the files' tensors to the hub's [`Weight`]: slice, put gate and up side by side, unpack.
+
+use std::ops::Range;
+
+use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
+use marlinspike::config::{CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme};
+use marlinspike::scalar::{ScalarType, e8m0_to_f32};
+use marlinspike::tensor::{DType, Tensor};
+use marlinspike::weight::{Groups, Weight};
+use marlinspike::{Error, Result};
+
+use super::plan::StackPlan;
+use super::slice::{concat, slice};
+use crate::model::Model;
+use crate::model::bind::{Axis, Bound, Found, Part};
+
+/// The tensor of `found`, of which only `k` and `n` are kept.
+fn read<'m>(
+    model: &Model<'m>,
+    found: &Found,
+    k: &Range<usize>,
+    n: &Range<usize>,
+) -> Result<Tensor<'m>> {
+    let tensor =
+        model.tensor(&found.name).map_err(|e| Error::missing(&found.name, e.to_string()))?;
+    let full = tensor.shape().to_vec();
+    let skip = usize::from(found.index.is_some());
+    let mut ranges: Vec<_> = full.iter().map(|&d| 0..d).collect();
+    if let Some(i) = found.index {
+        ranges[0] = i..i + 1;
+    }
+    for (axis, range) in [(found.binding.k, k), (found.binding.n, n)] {
+        let Some(Axis { dim, unit }) = axis else { continue };
+        let Some(slot) = ranges.get_mut(dim + skip) else {
+            let expected = format!("{} dimensions or more", dim + skip + 1);
+            return Err(Error::shape(&found.name, &full, expected));
+        };
+        let end = range.end.div_ceil(unit);
+        // Only the last element of a dimension may stand for fewer rows or columns.
+        if !range.start.is_multiple_of(unit) || (!range.end.is_multiple_of(unit) && end != slot.end)
+        {
+            let what = format!("{}: a slice of dimension {dim}", found.name);
+            return Err(Error::size(what, format!("{range:?}"), format!("multiples of {unit}")));
+        }
+        *slot = range.start / unit..end;
+    }
+    let part = slice(tensor, &ranges)?;
+    if found.index.is_none() {
+        return Ok(part);
+    }
+    let shape = part.shape()[1..].to_vec();
+    let (name, dtype) = (part.name().to_owned(), part.dtype());
+    Tensor::new(name, dtype, shape, part.into_bytes())
+}
+
+/// A scalar as a tensor of one element, so that several can be put side by side.
+fn line(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
+    if !tensor.shape().is_empty() {
+        return Ok(tensor);
+    }
+    let (name, dtype) = (tensor.name().to_owned(), tensor.dtype());
+    Tensor::new(name, dtype, vec![1], tensor.into_bytes())
+}
+
+/// `part` of one expert, its matrices side by side.
+pub(super) fn merged<'m>(
+    model: &Model<'m>,
+    plan: &StackPlan,
+    matrices: &[Bound],
+    part: Part,
+    k: &Range<usize>,
+) -> Result<Option<Tensor<'m>>> {
+    let mut tensors = Vec::with_capacity(matrices.len());
+    for (bound, n) in matrices.iter().zip(&plan.n) {
+        match bound.get(part) {
+            Some(found) => tensors.push(read(model, found, k, n)?),
+            None if tensors.is_empty() => {}
+            None => return Err(Error::missing(&bound.name, format!("its {part:?} like the gate"))),
+        }
+    }
+    if tensors.is_empty() {
+        return Ok(None);
+    }
+    if tensors.len() < matrices.len() {
+        return Err(Error::missing(&matrices[0].name, format!("its {part:?} like the others")));
+    }
+    if part == Part::GIdx {
+        // One matrix is multiplied with one order of the activations.
+        if let Some(other) = tensors.iter().find(|t| t.bytes() != tensors[0].bytes()) {
+            let expected = format!("the rows in the groups of `{}`", tensors[0].name());
+            return Err(Error::value(other.name(), &[], "other groups", expected));
+        }
+        tensors.truncate(1);
+    }
+    let dim = matrices[0].get(part).and_then(|f| f.binding.n).map_or(0, |a| a.dim);
+    let tensors = tensors.into_iter().map(line).collect::<Result<_>>()?;
+    concat(tensors, dim).map(Some)
+}
+
+fn need<'m>(tensor: Option<Tensor<'m>>, name: &str, what: &str) -> Result<Tensor<'m>> {
+    tensor.ok_or_else(|| Error::missing(format!("{name}.{what}"), "the scheme"))
+}
+
+/// Rows `k` of one expert's matrix on this rank.
+///
+/// # Errors
+/// What the format refuses, naming the tensor.
+pub(super) fn load<'m>(
+    model: &Model<'m>,
+    plan: &StackPlan,
+    matrices: &[Bound],
+    k: &Range<usize>,
+) -> Result<Weight<'m>> {
+    let name = &matrices[0].name;
+    let part = |part| merged(model, plan, matrices, part, k);
+    let weight = need(part(Part::Weight)?, name, "weight")?;
+    let scale = need(part(Part::Scale)?, name, "scale")?;
+    let bias = part(Part::Bias)?;
+    for bound in matrices {
+        check_declared_shape(model, bound)?;
+    }
+    let mut weight = match &plan.scheme {
+        Scheme::Wna16(w) => {
+            let (zeros, g_idx) = (part(Part::Zeros)?, part(Part::GIdx)?);
+            wna16(name, w, weight, scale, zeros, g_idx, bias)?
+        }
+        Scheme::Fp8(f) => {
+            let scheme = match f.strategy {
+                ScaleStrategy::Tensor => {
+                    fp8::Scheme::Tensor { widths: plan.n.iter().map(Range::len).collect() }
+                }
+                ScaleStrategy::Channel => fp8::Scheme::Channel,
+                ScaleStrategy::Block { block_n, block_k } => {
+                    fp8::Scheme::Block { block_n, block_k }
+                }
+            };
+            let mut w =
+                fp8::Fp8Tensors { weight, weight_scale: scale, bias }.unpack(name, &scheme)?;
+            if w.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
+                // Powers of two stand for real scales here, not for MX blocks.
+                let real = |b: u32| e8m0_to_f32(b as u8).to_bits();
+                w.scales = w.scales.map(ScalarType::FLOAT32, real);
+            }
+            w
+        }
+        Scheme::Mxfp8 { .. } => {
+            mxfp8::Mxfp8Tensors { weight, weight_scale: scale, bias }.unpack(name)?
+        }
+        Scheme::Mxfp4 { container: FloatContainer::GptOss } => {
+            mxfp4::Mxfp4Tensors::from_blocks(weight, scale, bias)?.unpack(name)?
+        }
+        Scheme::Mxfp4 { .. } => {
+            mxfp4::Mxfp4Tensors { weight, weight_scale: scale, bias }.unpack(name)?
+        }
+        Scheme::Nvfp4 { container, .. } => {
+            let global = match container {
+                FloatContainer::ModelOpt => nvfp4::GlobalScale::Multiplier,
+                _ => nvfp4::GlobalScale::Divisor,
+            };
+            let scheme = nvfp4::Scheme { global, shards: nvfp4::Shards::Equal };
+            let weight_global_scale = need(part(Part::Global)?, name, "weight_global_scale")?;
+            let tensors =
+                nvfp4::Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale, bias };
+            tensors.unpack(name, scheme)?
+        }
+        other => return Err(Error::unsupported(other.label(), "Marlin has no kernel for it")),
+    };
+    if plan.act_order && matches!(weight.groups, Groups::Uniform(_)) {
+        // The config says act-order, so the kernel gets an order even where it changes nothing.
+        let g_idx = (0..weight.shape().size_k).map(|i| weight.groups.group_of(i) as u32).collect();
+        weight.groups = Groups::Indexed { g_idx, group_size: plan.group_size };
+    }
+    Ok(weight)
+}
+
+fn wna16<'m>(
+    name: &str,
+    w: &Wna16Scheme,
+    weight: Tensor<'m>,
+    scale: Tensor<'m>,
+    zeros: Option<Tensor<'m>>,
+    g_idx: Option<Tensor<'m>>,
+    bias: Option<Tensor<'m>>,
+) -> Result<Weight<'m>> {
+    let (bits, group_size) = (w.bits(), w.group_size);
+    let ct = compressed_tensors::Scheme {
+        bits,
+        group_size,
+        symmetric: w.symmetric(),
+        act_order: w.desc_act,
+    };
+    match w.checkpoint_format {
+        CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => {
+            let zero_points = match w.checkpoint_format {
+                CheckpointFormat::Gptq => gptq::ZeroPoints::V1,
+                _ => gptq::ZeroPoints::V2,
+            };
+            let scheme = gptq::Scheme {
+                bits,
+                group_size,
+                desc_act: w.desc_act,
+                sym: w.symmetric(),
+                zeros: zero_points,
+            };
+            gptq::GptqTensors { qweight: weight, scales: scale, qzeros: zeros, g_idx, bias }
+                .unpack(name, &scheme)
+        }
+        CheckpointFormat::Awq => {
+            let qzeros = need(zeros, name, "qzeros")?;
+            awq::AwqTensors { qweight: weight, scales: scale, qzeros, bias }
+                .unpack(name, &awq::Scheme { bits, group_size })
+        }
+        CheckpointFormat::CtPackQuantized => compressed_tensors::PackedTensors {
+            weight_packed: weight,
+            weight_scale: scale,
+            weight_zero_point: zeros,
+            weight_shape: None,
+            weight_g_idx: g_idx,
+            bias,
+        }
+        .unpack(name, &ct),
+        CheckpointFormat::CtIntQuantized => compressed_tensors::IntTensors {
+            weight,
+            weight_scale: scale,
+            weight_zero_point: zeros,
+            weight_g_idx: g_idx,
+            bias,
+        }
+        .unpack(name, &ct),
+    }
+}
+
+/// `weight_shape`, where there is one, must say what `weight_packed` holds: a K that fills no
+/// whole words would otherwise be read with its padding.
+fn check_declared_shape(model: &Model<'_>, bound: &Bound) -> Result<()> {
+    let Some(module) = bound.tensors.first().and_then(|f| f.name.strip_suffix("weight_packed"))
+    else {
+        return Ok(());
+    };
+    let Ok(declared) = model.tensor(&format!("{module}weight_shape")) else { return Ok(()) };
+    declared.expect_dtype(&[DType::I64, DType::I32])?.expect_shape(&[2])?;
+    let found: Vec<i64> = match declared.dtype() {
+        DType::I64 => declared.elements::<i64>().to_vec(),
+        _ => declared.elements::<i32>().iter().map(|&v| v.into()).collect(),
+    };
+    let expected = [bound.shape.size_n as i64, bound.shape.size_k as i64];
+    if found == expected {
+        return Ok(());
+    }
+    let expected = format!("{expected:?}, as `weight_packed` holds");
+    Err(Error::value(declared.name(), &[], format!("{found:?}"), expected))
+}

@@ -1,0 +1,347 @@
+//! `convert`: a Hugging Face checkpoint into the kernel's format, one rank at a time.
+//!
+//! First a [`plan`], pure data made from headers and config; then the work ([`mod@execute`]): every
+//! expert's rows are read from the mapped files, packed and written at their place, so memory is
+//! bounded by the jobs in progress and not by the model. Files stand under temporary names until
+//! they are whole; [`progress`] remembers the finished ones, and config and index come last.
+
+pub mod budget;
+pub mod config;
+pub mod error;
+pub mod execute;
+pub mod job;
+mod load;
+pub mod names;
+pub mod parallel;
+pub mod plan;
+pub mod progress;
+pub mod report;
+pub mod shard;
+pub mod slice;
+pub mod verdict;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use marlinspike::layout::marlin::InputDtype;
+use marlinspike::scalar::ScalarType;
+use marlinspike::select::Capability;
+use serde_json::json;
+
+use crate::Outcome;
+use crate::error::Explained;
+use crate::model::layers::Layers;
+use crate::model::{self, Model, ModelFiles};
+use crate::output::print;
+use crate::style::printable;
+use error::ConvertError;
+use execute::Execution;
+use parallel::Ranks;
+use plan::{Plan, Settings};
+use progress::{Progress, State};
+use report::{Reporter, size};
+
+const DETAILS: &str = "\
+Names of the converted tensors (E experts first, where there are experts):
+  GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
+  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+    integers           g_idx_sort_indices, bias
+  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
+  MXFP8, MXFP4         weight, weight_scale, bias
+  NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
+  int8 activations     also input_global_scale
+A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
+(gpt-oss keeps its rows of gate and up alternating, as its activation reads them).
+
+Tensor parallelism, by the module's name:
+  N is cut       q_proj k_proj v_proj gate_proj up_proj w1 w3 q_b_proj kv_b_proj fc1 lm_head
+  K is cut       o_proj down_proj w2 out_proj fc2
+  whole          every other module, and every tensor that is not quantized
+A row-parallel rank keeps the whole bias, which only rank 0 may add; with act-order it keeps all
+scales. With --ep-size above 1 experts are dealt whole and --tp-size cuts the dense layers alone.
+
+Examples:
+  marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
+  marlinspike convert model out --to marlin --tp-size 2 --tp-rank 1
+  marlinspike convert model out --to marlin --input-dtype int8
+
+An interrupted conversion is continued by the same command.
+
+Exit codes:
+  0  converted (or already complete)
+  2  bad input or usage, or modules that Marlin cannot take";
+
+/// The kernel format to convert to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Target {
+    /// Marlin's tiles, scales and orders.
+    Marlin,
+}
+
+/// The model's 16-bit type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum DtypeArg {
+    /// What config.json says.
+    #[default]
+    Auto,
+    /// IEEE half.
+    Float16,
+    /// bfloat16.
+    Bfloat16,
+}
+
+/// Type of the activations inside the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum InputArg {
+    /// The model's own 16-bit type.
+    #[default]
+    Model,
+    /// int8, quantized per token.
+    Int8,
+    /// e4m3, quantized per token.
+    Fp8,
+}
+
+/// Convert a checkpoint into kernel format.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = DETAILS)]
+pub struct Args {
+    /// Folder with config.json and safetensors files.
+    pub model_dir: PathBuf,
+    /// Folder for the converted model; made when it is not there.
+    pub out_dir: PathBuf,
+    /// Kernel format.
+    #[arg(long, value_enum)]
+    pub to: Target,
+    /// Type of scales and biases.
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: DtypeArg,
+    /// Type of the activations inside the product.
+    #[arg(long, value_enum, default_value_t)]
+    pub input_dtype: InputArg,
+    /// Tensor-parallel ranks.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub tp_size: usize,
+    /// This tensor-parallel rank.
+    #[arg(long, default_value_t = 0, value_name = "R")]
+    pub tp_rank: usize,
+    /// Expert-parallel ranks.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub ep_size: usize,
+    /// This expert-parallel rank.
+    #[arg(long, default_value_t = 0, value_name = "R")]
+    pub ep_rank: usize,
+    /// Worker threads [default: one per core].
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Most bytes of an output file, in GB; a larger layer has a file for itself.
+    #[arg(long, default_value_t = 5.0, value_name = "GB")]
+    pub max_shard_size: f64,
+    /// Copy modules that Marlin cannot take, instead of refusing the model.
+    #[arg(long)]
+    pub skip_unsupported: bool,
+    /// Replace another conversion in OUT_DIR.
+    #[arg(long)]
+    pub force: bool,
+    /// Print a summary as JSON on standard output, and no progress.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a finished conversion did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// Converted stacks: dense layers, and w13 and w2 of each MoE layer.
+    pub converted: usize,
+    /// Tensors copied as they were.
+    pub copied: usize,
+    /// Modules copied because Marlin cannot take them.
+    pub unsupported: Vec<plan::Refused>,
+    /// Output files.
+    pub files: usize,
+    /// Of these, the ones that an earlier run had finished.
+    pub kept: usize,
+    /// Bytes of all output tensors.
+    pub bytes: u64,
+    /// Whether an earlier run had finished everything.
+    pub already_complete: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`ConvertError`], with help.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let begun = Instant::now();
+    let files = ModelFiles::open(&args.model_dir)?;
+    let model = Model::new(&files)?;
+    let settings = settings(args, &model).map_err(explain)?;
+    let threads = args.threads.unwrap_or_else(rayon::current_num_threads).max(1);
+    let execution = Execution { threads, stop_after: None };
+    let done = convert(&model, &args.out_dir, &settings, execution, args.force, args.json);
+    let summary = done.map_err(explain)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    if args.json {
+        let unsupported = |r: &plan::Refused| json!({"module": r.module, "reasons": r.reasons});
+        let value = json!({
+            "converted": summary.converted,
+            "copied_tensors": summary.copied,
+            "unsupported": summary.unsupported.iter().map(unsupported).collect::<Vec<_>>(),
+            "files": summary.files,
+            "kept_files": summary.kept,
+            "bytes": summary.bytes,
+            "seconds": seconds,
+            "already_complete": summary.already_complete,
+        });
+        print(&format!("{value}\n"))?;
+        return Ok(Outcome::Pass);
+    }
+    if summary.already_complete {
+        print(&format!("{}: already complete\n", args.out_dir.display()))?;
+        return Ok(Outcome::Pass);
+    }
+    let mut text = format!(
+        "converted {} layers to marlin, copied {} tensors: {} in {} files, {seconds:.1} s\n",
+        summary.converted,
+        summary.copied,
+        size(summary.bytes),
+        summary.files,
+    );
+    if summary.kept > 0 {
+        text.push_str(&format!("{} files were finished by an earlier run\n", summary.kept));
+    }
+    for r in &summary.unsupported {
+        let line = format!("copied unchanged: {}: {}", r.module, r.reasons.join("; "));
+        text.push_str(&printable(&line));
+        text.push('\n');
+    }
+    print(&text)?;
+    Ok(Outcome::Pass)
+}
+
+/// Adds what to do about it.
+fn explain(error: ConvertError) -> anyhow::Error {
+    let help = match &error {
+        ConvertError::Refused { .. } => {
+            "`--skip-unsupported` copies these modules unchanged; `marlinspike inspect` shows all"
+        }
+        ConvertError::Dtype { .. } => "give `--dtype float16` or `--dtype bfloat16`",
+        ConvertError::Occupied { .. } => "name another folder, or replace the contents: `--force`",
+        ConvertError::NotQuantized { .. } => {
+            "the folder needs a quantization_config in config.json, or a quantize_config.json"
+        }
+        _ => return error.into(),
+    };
+    Explained::new(error, help).into()
+}
+
+/// The settings that the arguments and the model's config imply.
+///
+/// # Errors
+/// [`ConvertError::Dtype`]; an anyhow error for ranks out of range is given as
+/// [`model::ModelError::Module`].
+pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError> {
+    let ranks = |what: &str, size: usize, rank: usize| {
+        if rank < size {
+            return Ok(Ranks { size, rank });
+        }
+        let reason = format!("rank {rank} of {size}");
+        Err(ConvertError::from(model::ModelError::module(what, reason)))
+    };
+    let (input, device) = match args.input_dtype {
+        InputArg::Model => (InputDtype::Model, Capability::cuda(8, 0)),
+        InputArg::Int8 => (InputDtype::Int8, Capability::cuda(8, 0)),
+        // FP8 activations exist for 8.9 and 12.0 alone.
+        InputArg::Fp8 => (InputDtype::Fp8, Capability::cuda(8, 9)),
+    };
+    let gb = if args.max_shard_size.is_finite() { args.max_shard_size.max(0.0) } else { 5.0 };
+    Ok(Settings {
+        dtype: dtype(args.dtype, model)?,
+        input,
+        tp: ranks("--tp-rank", args.tp_size, args.tp_rank)?,
+        ep: ranks("--ep-rank", args.ep_size, args.ep_rank)?,
+        device,
+        skip_unsupported: args.skip_unsupported,
+        shard_bytes: (gb * 1e9) as u64,
+    })
+}
+
+fn dtype(arg: DtypeArg, model: &Model<'_>) -> Result<ScalarType, ConvertError> {
+    match arg {
+        DtypeArg::Float16 => return Ok(ScalarType::FLOAT16),
+        DtypeArg::Bfloat16 => return Ok(ScalarType::BFLOAT16),
+        DtypeArg::Auto => {}
+    }
+    let found = model.config_value("dtype").or_else(|| model.config_value("torch_dtype"));
+    let name = found.and_then(|v| v.as_str()).unwrap_or("not given in config.json");
+    match name.trim_start_matches("torch.") {
+        "float16" | "half" => Ok(ScalarType::FLOAT16),
+        "bfloat16" => Ok(ScalarType::BFLOAT16),
+        other => Err(ConvertError::Dtype { found: other.chars().take(60).collect() }),
+    }
+}
+
+/// Converts an opened model.
+///
+/// # Errors
+/// [`ConvertError`]. Finished files stay for the next run.
+pub fn convert(
+    model: &Model<'_>,
+    out: &Path,
+    settings: &Settings,
+    execution: Execution,
+    force: bool,
+    quiet: bool,
+) -> Result<Summary, ConvertError> {
+    if model.quant.is_none() {
+        return Err(ConvertError::NotQuantized { dir: model.dir.clone() });
+    }
+    let layers = Layers::group(model)?;
+    let plan = Plan::new(model, &layers, settings)?;
+    if !plan.refused.is_empty() && !settings.skip_unsupported {
+        return Err(ConvertError::Refused { refused: plan.refused });
+    }
+    let items = || plan.shards.iter().flat_map(|s| &s.items);
+    let mut summary = Summary {
+        converted: plan.stacks.len(),
+        copied: items().filter(|i| i.source == plan::Source::Copy).count(),
+        unsupported: plan.refused.clone(),
+        files: plan.shards.len(),
+        kept: 0,
+        bytes: plan.output_bytes(),
+        already_complete: false,
+    };
+    let identity = progress::identity(model, settings)?;
+    let mut progress = match Progress::open(out, &model.dir, identity, force)? {
+        State::Complete => return Ok(Summary { already_complete: true, ..summary }),
+        State::Open(progress) => progress,
+    };
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(execution.threads.max(1))
+        .build()
+        .map_err(|e| ConvertError::io(out)(std::io::Error::other(e.to_string())))?;
+    let constants = execute::constants(model, &plan, settings, &pool)?;
+    let reporter = Reporter::new(plan.output_bytes(), quiet);
+    let written = execute::write_shards(
+        model,
+        &plan,
+        settings,
+        &constants,
+        &pool,
+        out,
+        &mut progress,
+        execution,
+        &reporter,
+    );
+    reporter.finish();
+    summary.kept = written?;
+    config::copy_others(model, out)?;
+    if plan.shards.len() > 1 {
+        let text = format!("{:#}\n", config::index(&plan));
+        progress::write(&out.join(model::INDEX), text.as_bytes())?;
+    }
+    let config = config::config(model, &plan, settings, &constants, progress.identity());
+    progress::write(&out.join("config.json"), format!("{config:#}\n").as_bytes())?;
+    progress.close(out)?;
+    Ok(summary)
+}

@@ -1,0 +1,251 @@
+//! Which tensors make up a matrix of each scheme, and along which of their dimensions K and N
+//! run.
+
+use marlinspike::config::{CheckpointFormat, FloatContainer, ScaleStrategy, Scheme};
+use marlinspike::dims::{GroupSize, Shape};
+
+use super::layers::Matrix;
+use super::{Model, ModelError};
+
+/// What a tensor of a quantized matrix holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Codes.
+    Weight,
+    /// Scales.
+    Scale,
+    /// Run-time zero points.
+    Zeros,
+    /// The group of each row.
+    GIdx,
+    /// NVFP4's second scale.
+    Global,
+    /// Bias.
+    Bias,
+}
+
+/// Where K or N runs in a tensor: dimension, and how many rows (columns) one element stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Axis {
+    /// Dimension, counted without the experts of a stored stack.
+    pub dim: usize,
+    /// Rows or columns per element.
+    pub unit: usize,
+}
+
+/// One tensor of a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Binding {
+    /// What it holds.
+    pub part: Part,
+    /// The ends of its name, the first that exists counts.
+    pub suffixes: &'static [&'static str],
+    /// Whether the matrix is broken without it.
+    pub required: bool,
+    /// Where K runs, if a slice of K needs a slice of it.
+    pub k: Option<Axis>,
+    /// Where N runs.
+    pub n: Option<Axis>,
+}
+
+/// How k share scales.
+pub fn group_size(scheme: &Scheme, size_k: usize) -> GroupSize {
+    match scheme {
+        Scheme::Wna16(w) => w.group_size,
+        Scheme::Fp8(f) => match f.strategy {
+            ScaleStrategy::Block { block_k, .. } if block_k <= size_k => GroupSize::Of(block_k),
+            _ => GroupSize::Channel,
+        },
+        Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } => GroupSize::Of(32),
+        Scheme::Nvfp4 { .. } => GroupSize::Of(16),
+        Scheme::W4A8Int8 { group_size, .. } | Scheme::W4A8Fp8 { group_size } => *group_size,
+        _ => GroupSize::Channel,
+    }
+}
+
+/// Whether rows belong to groups through a tensor.
+pub fn act_order(scheme: &Scheme) -> bool {
+    matches!(scheme, Scheme::Wna16(w) if w.desc_act && w.group_size != GroupSize::Channel)
+}
+
+const fn axis(dim: usize, unit: usize) -> Option<Axis> {
+    Some(Axis { dim, unit })
+}
+
+/// The tensors of a matrix of `scheme`, the weight first. Empty where nothing is quantized.
+pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
+    let part = |part, suffixes, k, n| Binding { part, suffixes, required: true, k, n };
+    let optional = |b: Binding| Binding { required: false, ..b };
+    let bias = optional(part(Part::Bias, &["bias"], None, axis(0, 1)));
+    // Under act-order a slice of rows may belong to any group, so it keeps all scales.
+    let groups = |dim| match group_size(scheme, usize::MAX) {
+        GroupSize::Of(g) if !act_order(scheme) => axis(dim, g),
+        _ => None,
+    };
+    let pack = 32 / scheme.bits().unwrap_or(8) as usize;
+    let mut list = match scheme {
+        Scheme::Unquantized { .. } => return Vec::new(),
+        Scheme::Wna16(w) => match w.checkpoint_format {
+            CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => vec![
+                part(Part::Weight, &["qweight"], axis(0, pack), axis(1, 1)),
+                part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
+                part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
+                part(Part::GIdx, &["g_idx"], axis(0, 1), None),
+            ],
+            CheckpointFormat::Awq => vec![
+                part(Part::Weight, &["qweight"], axis(0, 1), axis(1, pack)),
+                part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
+                part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
+            ],
+            CheckpointFormat::CtPackQuantized => vec![
+                part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
+                part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
+                part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, pack)),
+                part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
+            ],
+            CheckpointFormat::CtIntQuantized => vec![
+                part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
+                part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
+                part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, 1)),
+                part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
+            ],
+        },
+        Scheme::Fp8(f) => {
+            let (k, n) = match f.strategy {
+                ScaleStrategy::Tensor => (None, None),
+                ScaleStrategy::Channel => (None, axis(0, 1)),
+                ScaleStrategy::Block { block_n, block_k } => (axis(1, block_k), axis(0, block_n)),
+            };
+            vec![
+                part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
+                part(Part::Scale, &["weight_scale_inv", "weight_scale"], k, n),
+            ]
+        }
+        Scheme::Mxfp8 { .. } => vec![
+            part(Part::Weight, &["weight", "weight_packed"], axis(1, 1), axis(0, 1)),
+            part(Part::Scale, &["weight_scale", "weight_scale_inv"], axis(1, 32), axis(0, 1)),
+        ],
+        Scheme::Mxfp4 { container: FloatContainer::GptOss } => vec![
+            part(Part::Weight, &["blocks"], axis(1, 32), axis(0, 1)),
+            part(Part::Scale, &["scales"], axis(1, 32), axis(0, 1)),
+        ],
+        Scheme::Mxfp4 { .. } => vec![
+            part(Part::Weight, &["weight_packed", "weight"], axis(1, 2), axis(0, 1)),
+            part(Part::Scale, &["weight_scale"], axis(1, 32), axis(0, 1)),
+        ],
+        Scheme::Nvfp4 { .. } => vec![
+            part(Part::Weight, &["weight_packed", "weight"], axis(1, 2), axis(0, 1)),
+            part(Part::Scale, &["weight_scale"], axis(1, 16), axis(0, 1)),
+            part(Part::Global, &["weight_global_scale", "weight_scale_2"], None, None),
+        ],
+        Scheme::W4A8Int8 { checkpoint_format: CheckpointFormat::CtIntQuantized, .. }
+        | Scheme::W8A8Int8 { .. } => {
+            vec![part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1))]
+        }
+        _ => vec![part(Part::Weight, &["weight_packed", "weight"], axis(1, pack), axis(0, 1))],
+    };
+    // What upstream does not read is not read here: zero points of symmetric matrices, and
+    // `g_idx` without act-order.
+    let read_zeros = matches!(scheme, Scheme::Wna16(w) if !w.symmetric());
+    list.retain(|b| match b.part {
+        Part::Zeros => read_zeros,
+        Part::GIdx => act_order(scheme),
+        _ => true,
+    });
+    list.push(bias);
+    list
+}
+
+/// A tensor of a matrix as found in the files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// How it belongs to the matrix.
+    pub binding: Binding,
+    /// Tensor name.
+    pub name: String,
+    /// Shape, without the experts of a stored stack.
+    pub shape: Vec<usize>,
+    /// Position in a stored stack.
+    pub index: Option<usize>,
+}
+
+/// A matrix with its tensors found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bound {
+    /// For messages.
+    pub name: String,
+    /// Its tensors, the weight first.
+    pub tensors: Vec<Found>,
+    /// Size of the whole matrix.
+    pub shape: Shape,
+    /// Bytes of the tensors in the files.
+    pub bytes: u64,
+}
+
+impl Bound {
+    /// The tensor that holds `part`.
+    pub fn get(&self, part: Part) -> Option<&Found> {
+        self.tensors.iter().find(|f| f.binding.part == part)
+    }
+
+    /// Finds the tensors of `matrix`; shapes come from headers alone.
+    ///
+    /// # Errors
+    /// [`ModelError::Module`] naming the tensor that is missing or has the wrong number of
+    /// dimensions.
+    pub fn find(model: &Model<'_>, scheme: &Scheme, matrix: &Matrix) -> Result<Self, ModelError> {
+        let name = matrix.name();
+        let mut tensors = Vec::new();
+        let mut bytes = 0;
+        for binding in bindings(scheme) {
+            let full = |s: &&str| format!("{}{s}", matrix.prefix);
+            let entry = binding.suffixes.iter().find_map(|s| model.entry(&full(s)));
+            let Some(entry) = entry else {
+                if !binding.required {
+                    continue;
+                }
+                let wanted: Vec<_> =
+                    binding.suffixes.iter().map(|s| format!("`{}`", full(s))).collect();
+                let wanted = wanted.join(" or ");
+                return Err(ModelError::module(
+                    name,
+                    format!("tensor {wanted} is missing: {} needs it", scheme.label()),
+                ));
+            };
+            let mut shape = entry.shape().to_vec();
+            let mut share = entry.byte_len();
+            if let Some(i) = matrix.index {
+                match shape.first().copied() {
+                    Some(experts) if i < experts => share /= experts as u64,
+                    _ => {
+                        let found = format!("tensor `{}`: found shape {shape:?}", entry.name());
+                        return Err(ModelError::module(
+                            name,
+                            format!("{found}, expected {} experts or more", i + 1),
+                        ));
+                    }
+                }
+                shape.remove(0);
+            }
+            let dims = [binding.k, binding.n].into_iter().flatten().map(|a| a.dim + 1).max();
+            if dims.is_some_and(|d| shape.len() < d) {
+                let found = format!("tensor `{}`: found shape {shape:?}", entry.name());
+                let expected = format!("{} dimensions or more", dims.unwrap_or(0));
+                return Err(ModelError::module(name, format!("{found}, expected {expected}")));
+            }
+            bytes += share;
+            let tensor = entry.name().to_owned();
+            tensors.push(Found { binding, name: tensor, shape, index: matrix.index });
+        }
+        let size =
+            |f: &Found, axis: Option<Axis>| axis.and_then(|a| f.shape[a.dim].checked_mul(a.unit));
+        let shape = tensors
+            .first()
+            .and_then(|w| Some(Shape::new(size(w, w.binding.k)?, size(w, w.binding.n)?)));
+        let fits = |s: &Shape| s.size_k.checked_mul(s.size_n).is_some_and(|n| n < 1 << 48);
+        let Some(shape) = shape.filter(fits) else {
+            return Err(ModelError::module(name, "the sizes of its weight overflow"));
+        };
+        Ok(Self { name, tensors, shape, bytes })
+    }
+}

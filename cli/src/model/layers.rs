@@ -1,0 +1,337 @@
+//! Tensors grouped into modules, modules into layers: a dense matrix, or the experts of a
+//! MoE layer stacked to w13 and w2.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use marlinspike::config::Scheme;
+use marlinspike::tensor::DType;
+
+use super::{Model, ModelError};
+
+/// Most experts of one layer; real models have a few hundred.
+const MAX_EXPERTS: usize = 1 << 16;
+
+/// Which matrices a stack holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// One linear layer.
+    Dense,
+    /// The experts' gate and up projections, side by side along N.
+    W13,
+    /// The experts' down projections.
+    W2,
+}
+
+impl Role {
+    /// What upstream puts before a parameter's name.
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Self::Dense => "",
+            Self::W13 => "w13_",
+            Self::W2 => "w2_",
+        }
+    }
+}
+
+/// Where one matrix's tensors are.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Matrix {
+    /// What tensor names begin with: `model.layers.0.mlp.up_proj.`, or of a stored stack
+    /// `model.layers.0.mlp.experts.down_proj_`.
+    pub prefix: String,
+    /// Its position along the first dimension of a stored stack.
+    pub index: Option<usize>,
+}
+
+impl Matrix {
+    /// The module's name, for messages.
+    pub fn name(&self) -> String {
+        let base = self.prefix.trim_end_matches(['.', '_']);
+        self.index.map_or_else(|| base.to_owned(), |i| format!("{base}[{i}]"))
+    }
+}
+
+/// Quantized matrices that become one stack in the kernel's format.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stack {
+    /// `model.layers.0.self_attn.q_proj`, or of experts `model.layers.0.mlp.experts`.
+    pub module: String,
+    /// Which matrices.
+    pub role: Role,
+    /// How they are stored.
+    pub scheme: Scheme,
+    /// Experts (one of a dense layer); of each, the matrices that stand side by side along N.
+    pub experts: Vec<Vec<Matrix>>,
+}
+
+/// A module that stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unquantized {
+    /// The module.
+    pub module: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A model's modules.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Layers {
+    /// What can be converted, in the order of the names.
+    pub stacks: Vec<Stack>,
+    /// What is not quantized.
+    pub unquantized: Vec<Unquantized>,
+    /// Tensors of the stacks' modules, by tensor name: they have a home in a stack.
+    pub owned: BTreeSet<String>,
+}
+
+/// The last parts of the tensor names that belong to a quantized matrix.
+const PARTS: &[&str] = &[
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "bias",
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_global_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "input_scale",
+    "input_global_scale",
+];
+
+/// Stored stacks of gpt-oss.
+const FUSED: [(&str, Role); 2] = [("gate_up_proj_", Role::W13), ("down_proj_", Role::W2)];
+
+/// One projection of one expert: the layer (`...experts`), the expert, the projection.
+fn expert_of(module: &str) -> Option<(&str, usize, &str)> {
+    let (rest, projection) = module.rsplit_once('.')?;
+    let (layer, expert) = rest.rsplit_once('.')?;
+    (layer.rsplit('.').next() == Some("experts")).then_some(())?;
+    let plain = !expert.is_empty() && expert.bytes().all(|b| b.is_ascii_digit());
+    Some((layer, plain.then(|| expert.parse().ok()).flatten()?, projection))
+}
+
+/// Where a projection goes: gate 0 and up 1 of w13, or w2.
+fn slot_of(projection: &str) -> Option<(Role, usize)> {
+    match projection {
+        "gate_proj" | "w1" => Some((Role::W13, 0)),
+        "up_proj" | "w3" => Some((Role::W13, 1)),
+        "down_proj" | "w2" => Some((Role::W2, 0)),
+        _ => None,
+    }
+}
+
+/// The parts of each module.
+type Modules<'m> = BTreeMap<&'m str, BTreeSet<&'m str>>;
+
+/// Whether the tensors are those of a quantized matrix.
+fn is_quantized(model: &Model<'_>, module: &str, parts: &BTreeSet<&str>) -> bool {
+    if parts.contains("qweight") || parts.contains("weight_packed") {
+        return true;
+    }
+    let weight = model.entry(&format!("{module}.weight"));
+    weight.is_some_and(|w| {
+        let coded = matches!(w.dtype(), DType::F8E4M3 | DType::I8 | DType::U8);
+        coded && w.shape().len() == 2
+    })
+}
+
+impl Layers {
+    /// Groups the tensors of `model`.
+    ///
+    /// # Errors
+    /// [`ModelError::Module`] where tensors do not belong together, [`ModelError::Format`] for a
+    /// config that cannot answer about a module.
+    pub fn group(model: &Model<'_>) -> Result<Self, ModelError> {
+        let mut modules = Modules::new();
+        for entry in model.entries() {
+            let (module, part) = entry.name().rsplit_once('.').unwrap_or(("", entry.name()));
+            modules.entry(module).or_default().insert(part);
+        }
+        let mut layers = Self::default();
+        let mut experts: BTreeMap<&str, BTreeMap<usize, BTreeMap<&str, Scheme>>> = BTreeMap::new();
+        for (&module, parts) in &modules {
+            if parts.contains("gate_up_proj_blocks") || parts.contains("down_proj_blocks") {
+                layers.stored_stack(model, module, parts)?;
+                continue;
+            }
+            let quantized = is_quantized(model, module, parts);
+            let scheme = scheme_of(model, module, parts, quantized)?;
+            match scheme {
+                Scheme::Unquantized { reason } if quantized => {
+                    let found = "its tensors are quantized, but the config says that it is not";
+                    return Err(ModelError::module(module, format!("{found}: {reason}")));
+                }
+                Scheme::Unquantized { reason } => {
+                    layers.unquantized.push(Unquantized { module: module.to_owned(), reason });
+                }
+                scheme => {
+                    layers.own(module, parts);
+                    match expert_of(module) {
+                        Some((layer, e, projection)) => {
+                            let layer = experts.entry(layer).or_default();
+                            layer.entry(e).or_default().insert(projection, scheme);
+                        }
+                        None => layers.stacks.push(Stack {
+                            module: module.to_owned(),
+                            role: Role::Dense,
+                            scheme,
+                            experts: vec![vec![Matrix {
+                                prefix: format!("{module}."),
+                                index: None,
+                            }]],
+                        }),
+                    }
+                }
+            }
+        }
+        for (layer, experts) in experts {
+            layers.stacks.extend(stack_experts(layer, &experts)?);
+        }
+        layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
+        Ok(layers)
+    }
+
+    fn own(&mut self, module: &str, parts: &BTreeSet<&str>) {
+        let known = parts.iter().filter(|p| PARTS.contains(p));
+        self.owned.extend(known.map(|p| format!("{module}.{p}")));
+    }
+
+    /// gpt-oss: all experts in one tensor.
+    fn stored_stack(
+        &mut self,
+        model: &Model<'_>,
+        module: &str,
+        parts: &BTreeSet<&str>,
+    ) -> Result<(), ModelError> {
+        let scheme = scheme_of(model, module, parts, true)?;
+        if !matches!(scheme, Scheme::Mxfp4 { .. }) {
+            let found = format!("`..._blocks` tensors, but the config says {}", scheme.label());
+            return Err(ModelError::module(module, found));
+        }
+        let mut count: Option<usize> = None;
+        for (prefix, role) in FUSED {
+            let name = format!("{module}.{prefix}blocks");
+            let Some(entry) = model.entry(&name) else {
+                return Err(ModelError::module(module, format!("tensor `{name}` is missing")));
+            };
+            let experts = entry.shape().first().copied().unwrap_or(0);
+            if experts == 0 || experts > MAX_EXPERTS || count.is_some_and(|c| c != experts) {
+                let found = format!("`{name}` holds {experts} experts");
+                let expected = count.map_or(format!("1 to {MAX_EXPERTS}"), |c| c.to_string());
+                return Err(ModelError::module(module, format!("{found}, expected {expected}")));
+            }
+            count = Some(experts);
+            for part in ["blocks", "scales", "bias"] {
+                let name = format!("{module}.{prefix}{part}");
+                if model.entry(&name).is_some() {
+                    self.owned.insert(name);
+                }
+            }
+            let matrix = |e| vec![Matrix { prefix: format!("{module}.{prefix}"), index: Some(e) }];
+            self.stacks.push(Stack {
+                module: module.to_owned(),
+                role,
+                scheme: scheme.clone(),
+                experts: (0..experts).map(matrix).collect(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What the config says of a module, or why its tensors are plain.
+fn scheme_of(
+    model: &Model<'_>,
+    module: &str,
+    parts: &BTreeSet<&str>,
+    quantized: bool,
+) -> Result<Scheme, ModelError> {
+    let plain = |reason: &str| Scheme::Unquantized { reason: reason.to_owned() };
+    let Some(quant) = &model.quant else {
+        return Ok(plain("the model has no quantization config"));
+    };
+    let weight = model.entry(&format!("{module}.weight"));
+    if !quantized && (!parts.contains("weight") || weight.is_none_or(|w| w.shape().len() != 2)) {
+        return Ok(plain("not a matrix"));
+    }
+    let scheme = quant.scheme_for(module).map_err(|e| ModelError::Format {
+        path: model.dir.join("config.json"),
+        source: Box::new(e.into()),
+    })?;
+    match (quantized, weight) {
+        (false, Some(w)) if scheme.is_quantized() => {
+            Ok(plain(&format!("stored as {}, not quantized", w.dtype())))
+        }
+        _ => Ok(scheme),
+    }
+}
+
+/// The w13 and w2 of a layer whose experts are stored one by one.
+fn stack_experts(
+    layer: &str,
+    experts: &BTreeMap<usize, BTreeMap<&str, Scheme>>,
+) -> Result<Vec<Stack>, ModelError> {
+    let fail = |reason: String| Err(ModelError::module(layer, reason));
+    let count = experts.len();
+    if let Some((i, (e, _))) = experts.iter().enumerate().find(|(i, (e, _))| i != *e) {
+        return fail(format!("expert {i} is missing, the next one is {e}"));
+    }
+    if count > MAX_EXPERTS {
+        return fail(format!("{count} experts, expected at most {MAX_EXPERTS}"));
+    }
+    let mut stacks = Vec::new();
+    for (role, slots) in [(Role::W13, 2), (Role::W2, 1)] {
+        let mut rows = Vec::with_capacity(count);
+        let mut first: Option<(&Scheme, String)> = None;
+        for (e, projections) in experts {
+            let mut row: Vec<Option<Matrix>> = vec![None; slots];
+            for (&projection, scheme) in projections {
+                let name = format!("{layer}.{e}.{projection}");
+                let Some((r, slot)) = slot_of(projection) else {
+                    return fail(format!(
+                        "`{name}`: expected gate_proj, up_proj, down_proj or w1, w3, w2"
+                    ));
+                };
+                if r != role {
+                    continue;
+                }
+                match &first {
+                    None => first = Some((scheme, name.clone())),
+                    Some((s, of)) if *s != scheme => {
+                        let (a, b) = (scheme.label(), s.label());
+                        return fail(format!(
+                            "`{name}` is {a}, but `{of}` is {b}: one kernel reads both"
+                        ));
+                    }
+                    Some(_) => {}
+                }
+                if row[slot].is_some() {
+                    return fail(format!(
+                        "expert {e} has two tensors for one projection: `{name}`"
+                    ));
+                }
+                row[slot] = Some(Matrix { prefix: format!("{name}."), index: None });
+            }
+            let Some(row) = row.into_iter().collect::<Option<Vec<_>>>() else {
+                let what =
+                    if role == Role::W13 { "gate and up projections" } else { "a down projection" };
+                return fail(format!("expert {e} lacks quantized {what}"));
+            };
+            rows.push(row);
+        }
+        let Some((scheme, _)) = first else { continue };
+        stacks.push(Stack {
+            module: layer.to_owned(),
+            role,
+            scheme: scheme.clone(),
+            experts: rows,
+        });
+    }
+    Ok(stacks)
+}

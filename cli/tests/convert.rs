@@ -1,0 +1,451 @@
+//! `convert`: what comes out is what vLLM makes, unpacks to what went in, for every format and
+//! rank; interrupted runs leave whole files only and continue to the same bytes.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
+use marlinspike::container::Container;
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::layout::marlin::{
+    Activations, InputDtype, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout,
+    nvfp4_scales_inverse,
+};
+use marlinspike::scalar::ScalarType;
+use marlinspike::select::Capability;
+use marlinspike::weight::{Groups, Table, Weight};
+use marlinspike_cli::convert::error::ConvertError;
+use marlinspike_cli::convert::execute::Execution;
+use marlinspike_cli::convert::parallel::Ranks;
+use marlinspike_cli::convert::plan::Settings;
+use marlinspike_cli::convert::{Summary, convert};
+use marlinspike_cli::model::{Model, ModelError, ModelFiles};
+
+fn settings() -> Settings {
+    Settings {
+        dtype: ScalarType::BFLOAT16,
+        input: InputDtype::Model,
+        tp: Ranks::ONE,
+        ep: Ranks::ONE,
+        device: Capability::cuda(8, 0),
+        skip_unsupported: false,
+        shard_bytes: 1 << 30,
+    }
+}
+
+fn run_until(
+    model: &Path,
+    out: &Path,
+    settings: &Settings,
+    stop_after: Option<usize>,
+) -> Result<Summary, ConvertError> {
+    let files = ModelFiles::open(model)?;
+    let model = Model::new(&files)?;
+    convert(&model, out, settings, Execution { threads: 2, stop_after }, false, true)
+}
+
+fn run(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, ConvertError> {
+    run_until(model, out, settings, None)
+}
+
+fn golden(kind: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data").join(kind)
+}
+
+/// The samples' recorded tensors, made by vLLM's own helpers, bit for bit.
+#[test]
+fn samples_equal_what_vllm_makes() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut compared = 0;
+    for file in files(&golden("expected")) {
+        let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
+        if name == "ct-int-w4a8-moe" {
+            continue;
+        }
+        // The recorded tensors of this sample are of float16, its config says bfloat16.
+        let half =
+            ["awq", "gptq-actorder", "gptq-dynamic", "gptq-v2-8bit"].contains(&name.as_str());
+        let dtype = if half { ScalarType::FLOAT16 } else { ScalarType::BFLOAT16 };
+        let out = temp.path().join(&name);
+        run(&golden("checkpoints").join(&name), &out, &Settings { dtype, ..settings() }).unwrap();
+        let converted = Converted::read(&out);
+        let bytes = fs::read(&file).unwrap();
+        let expected = Container::parse(&bytes).unwrap();
+        for t in expected.tensors() {
+            let t = t.unwrap();
+            let (module, what) = t.name().rsplit_once('.').unwrap();
+            let role = match what {
+                "marlin_qweight" => "weight",
+                "marlin_scales" => "scales",
+                "marlin_zeros" => "zeros",
+                "marlin_global_scale" => "global_scale",
+                "sorted_g_idx" => "g_idx",
+                _ => continue,
+            };
+            let (layer, expert) = layer_of(module);
+            let found = converted.tensor(&layer, role, expert).unwrap();
+            let perm = expected.tensor(&format!("{module}.g_idx_sort_indices"));
+            if let ("weight", Ok(perm)) = (role, perm) {
+                // Upstream's sort is not stable: the codes must agree in checkpoint order.
+                let own = converted.tensor(&layer, "g_idx_sort_indices", expert).unwrap();
+                let rows = found.shape()[0] * 16;
+                let shape = Shape::new(rows, found.shape()[1] / 2);
+                let layout = WeightLayout::new(shape, 4, Activations::Bits16).unwrap();
+                let a = layout.unpack(&found.elements(), Some(&own.elements())).unwrap();
+                let b = layout.unpack(&t.elements(), Some(&perm.elements())).unwrap();
+                assert_eq!(a, b, "{name} {}", t.name());
+            } else {
+                assert_eq!(found.shape(), t.shape(), "{name} {}", t.name());
+                assert!(found.bytes() == t.bytes(), "{name} {}", t.name());
+            }
+            compared += 1;
+        }
+    }
+    assert!(compared >= 28, "{compared}");
+}
+
+/// The converted layer and expert of a module's name in the recorded tensors.
+fn layer_of(module: &str) -> (String, Option<usize>) {
+    let parts: Vec<&str> = module.split('.').collect();
+    let Some(at) = parts.iter().position(|p| *p == "experts") else {
+        return (module.to_owned(), None);
+    };
+    let expert = parts[at + 1..].iter().find_map(|p| p.parse().ok()).unwrap();
+    let down = parts[at + 1..].contains(&"down_proj");
+    let stack = if down { "w2" } else { "w13" };
+    (format!("{}.{stack}", parts[..=at].join(".")), Some(expert))
+}
+
+/// A matrix that a rank should hold: weights side by side, of each its columns, and the rows.
+struct Want<'w> {
+    parts: Vec<(&'w Weight<'static>, Range<usize>)>,
+    rows: Range<usize>,
+}
+
+impl Want<'_> {
+    /// Weight and column in it that column `n` comes from.
+    fn at(&self, mut n: usize) -> (&Weight<'static>, usize) {
+        for (w, r) in &self.parts {
+            if n < r.len() {
+                return (w, r.start + n);
+            }
+            n -= r.len();
+        }
+        panic!("column {n} too many")
+    }
+}
+
+/// Unpacks a converted matrix and compares it with the weights it was made of, bit for bit.
+fn check(
+    converted: &Converted,
+    layer: &str,
+    expert: Option<usize>,
+    format: Format,
+    want: &Want<'_>,
+) {
+    let context = format!("{format:?} {layer} {expert:?}");
+    let info = converted.layer(layer);
+    let size = |key: &str| info[key].as_u64().unwrap() as usize;
+    let shape = Shape::new(size("size_k"), size("size_n"));
+    let n_sum = want.parts.iter().map(|p| p.1.len()).sum();
+    assert_eq!(shape, Shape::new(want.rows.len(), n_sum), "{context}");
+    let tensor = |role| converted.tensor(layer, role, expert);
+    let first = want.parts[0].0;
+
+    let perm = tensor("g_idx_sort_indices");
+    assert_eq!(perm.is_some(), format.act_order(), "{context}");
+    let perm: Option<Vec<u32>> = perm.map(|t| t.elements().to_vec());
+    let bits = first.codes.bits();
+    let layout = WeightLayout::new(shape, bits, Activations::Bits16).unwrap();
+    let codes = layout.unpack(&tensor("weight").unwrap().elements(), perm.as_deref()).unwrap();
+    for n in 0..shape.size_n {
+        let (w, column) = want.at(n);
+        for k in 0..shape.size_k {
+            let expected = w.codes.get(want.rows.start + k, column);
+            assert_eq!(codes.get(k, n), expected, "{context} code ({k}, {n})");
+        }
+    }
+    let full = want.rows.len() == first.shape().size_k;
+    let mut first_group = 0;
+    match &first.groups {
+        Groups::Indexed { g_idx, .. } => {
+            let found: Vec<u32> = tensor("g_idx").unwrap().elements().to_vec();
+            let slice = &g_idx[want.rows.clone()];
+            let expected: Vec<u32> = perm.unwrap().iter().map(|&p| slice[p as usize]).collect();
+            assert_eq!(found, expected, "{context} g_idx");
+            assert!(found.is_sorted(), "{context}");
+            assert_eq!(info["is_k_full"], full, "{context}");
+        }
+        Groups::Uniform(g) => {
+            if let GroupSize::Of(g) = g {
+                first_group = want.rows.start / g;
+            }
+            assert_eq!(info["is_k_full"], true, "{context}");
+        }
+    }
+
+    let scales = tensor("scales").unwrap();
+    let [groups, cols] = scales.dims2().unwrap();
+    assert_eq!(cols, shape.size_n);
+    let grouped = info["scale_permutation"] == "grouped";
+    let permutation = if grouped { ScalePermutation::Grouped } else { ScalePermutation::Single };
+    let ty = match format.scale_type() {
+        ScalarType::FLOAT32 => ScalarType::BFLOAT16,
+        ty => ty,
+    };
+    let layout = ScaleLayout::new(groups, cols, permutation, ty).unwrap();
+    let packed = Table::from_tensor(&scales, ty).unwrap();
+    let factor = info["scale_factor"].as_f64().unwrap_or(1.0) as f32;
+    let table = match ty {
+        ScalarType::FLOAT8_E8M0FNU => layout.with_quads().unpack(&packed).unwrap(),
+        ScalarType::FLOAT8_E4M3FN => nvfp4_scales_inverse(&packed, layout, factor).unwrap(),
+        _ => layout.unpack(&packed).unwrap(),
+    };
+    // e4m3 weights: the kernel wants 2^120 in bf16 scales.
+    let bias = if matches!(format, Format::Fp8Channel | Format::Fp8Block) { 120f64 } else { 0.0 };
+    for n in 0..shape.size_n {
+        let (w, column) = want.at(n);
+        for g in 0..groups {
+            let expected = w.scales.value(first_group + g, column) * bias.exp2();
+            assert_eq!(table.value(g, n), expected, "{context} scale ({g}, {n})");
+        }
+    }
+    if let Some(words) = tensor("zeros") {
+        let layout = ZeroPointLayout::new(groups, cols, 4, Activations::Bits16).unwrap();
+        let zeros = layout.unpack(&words.elements(), ScalarType::UINT4).unwrap();
+        for n in 0..shape.size_n {
+            let (w, column) = want.at(n);
+            for g in 0..groups {
+                let expected = w.zeros.as_ref().unwrap().bits(first_group + g, column);
+                assert_eq!(zeros.bits(g, n), expected, "{context} zero ({g}, {n})");
+            }
+        }
+    } else {
+        assert!(first.zeros.is_none(), "{context}");
+    }
+    if let Some(global) = first.global_scale {
+        let expected = global * 2f32.powi(119) / factor;
+        let found = tensor("global_scale").unwrap();
+        assert_eq!(found.elements::<f32>().to_vec(), [expected], "{context}");
+    }
+}
+
+/// Everything that rank `tp` and `ep` should have.
+fn check_model(
+    out: &Path,
+    format: Format,
+    weights: &BTreeMap<String, Weight<'static>>,
+    tp: Ranks,
+    ep: Ranks,
+) {
+    let converted = Converted::read(out);
+    let part = |size: usize, ranks: Ranks| {
+        let one = size / ranks.size;
+        one * ranks.rank..one * (ranks.rank + 1)
+    };
+    for (name, column) in [("q_proj", true), ("k_proj", true), ("o_proj", false)] {
+        let module = format!("model.layers.0.self_attn.{name}");
+        let w = &weights[&module];
+        let Shape { size_k, size_n } = w.shape();
+        let (rows, cols) =
+            if column { (0..size_k, part(size_n, tp)) } else { (part(size_k, tp), 0..size_n) };
+        check(&converted, &module, None, format, &Want { parts: vec![(w, cols)], rows });
+    }
+    let moe_tp = if ep.size > 1 { Ranks::ONE } else { tp };
+    // Three experts on two ranks: 0 and 1, then 2.
+    let experts: Vec<usize> = match (ep.size, ep.rank) {
+        (1, _) => (0..EXPERTS).collect(),
+        (2, 0) => vec![0, 1],
+        _ => vec![2],
+    };
+    for (local, e) in experts.iter().enumerate() {
+        let module = |p: &str| &weights[&format!("model.layers.0.mlp.experts.{e}.{p}")];
+        let n = part(INTER, moe_tp);
+        let parts = vec![(module("gate_proj"), n.clone()), (module("up_proj"), n)];
+        let want = Want { parts, rows: 0..HIDDEN };
+        check(&converted, "model.layers.0.mlp.experts.w13", Some(local), format, &want);
+        let parts = vec![(module("down_proj"), 0..HIDDEN)];
+        let want = Want { parts, rows: part(INTER, moe_tp) };
+        check(&converted, "model.layers.0.mlp.experts.w2", Some(local), format, &want);
+    }
+    let w13 = converted.layer("model.layers.0.mlp.experts.w13");
+    assert_eq!(w13["experts"], experts.len());
+    let map = &converted.config["marlinspike"]["expert_maps"]["model.layers.0.mlp.experts"];
+    match (ep.size, ep.rank) {
+        (1, _) => assert!(map.is_null()),
+        (_, 0) => assert_eq!(*map, serde_json::json!([0, 1, -1])),
+        _ => assert_eq!(*map, serde_json::json!([-1, -1, 0])),
+    }
+    assert!(converted.config.get("quantization_config").is_none());
+    assert!(converted.tensors.contains_key("model.norm.weight"));
+    assert!(out.join("tokenizer.json").exists());
+}
+
+#[test]
+fn every_format_and_rank_unpacks_to_the_original() {
+    for format in Format::ALL {
+        let temp = tempfile::tempdir().unwrap();
+        let model = temp.path().join("model");
+        let weights = write_model(format, &model);
+        for (tp, ep) in [
+            ((1, 0), (1, 0)),
+            ((2, 0), (1, 0)),
+            ((2, 1), (1, 0)),
+            ((2, 1), (2, 0)),
+            ((2, 0), (2, 1)),
+        ] {
+            let (tp, ep) = (Ranks { size: tp.0, rank: tp.1 }, Ranks { size: ep.0, rank: ep.1 });
+            let out = temp.path().join(format!("out{tp:?}{ep:?}"));
+            run(&model, &out, &Settings { tp, ep, ..settings() }).unwrap();
+            check_model(&out, format, &weights, tp, ep);
+        }
+    }
+}
+
+#[test]
+fn a_stopped_run_leaves_whole_files_and_the_next_one_continues() {
+    let temp = tempfile::tempdir().unwrap();
+    let model = temp.path().join("model");
+    let weights = write_model(Format::Gptq4, &model);
+    let settings = Settings { shard_bytes: 300_000, ..settings() };
+    let (whole, parts) = (temp.path().join("whole"), temp.path().join("parts"));
+    let summary = run(&model, &whole, &settings).unwrap();
+    assert!(summary.files >= 3, "{summary:?}");
+
+    let stopped = run_until(&model, &parts, &settings, Some(1)).unwrap_err();
+    assert!(matches!(stopped, ConvertError::Stopped { files: 1 }), "{stopped}");
+    let visible = |dir: &Path| {
+        let names =
+            files(dir).into_iter().map(|p| p.file_name().unwrap().to_str().unwrap().to_owned());
+        names.filter(|n| !n.starts_with('.')).collect::<Vec<_>>()
+    };
+    assert_eq!(visible(&parts).len(), 1, "{:?}", visible(&parts));
+    // What a killed process leaves: part of the next file under its temporary name.
+    let next = format!(".model-00002-of-{:05}.safetensors.partial", summary.files);
+    fs::write(parts.join(next), b"half").unwrap();
+    let first = fs::metadata(parts.join(&visible(&parts)[0])).unwrap().modified().unwrap();
+
+    let other = Settings { tp: Ranks { size: 2, rank: 0 }, ..settings.clone() };
+    let refused = run(&model, &parts, &other).unwrap_err();
+    assert!(matches!(refused, ConvertError::Occupied { .. }), "{refused}");
+
+    let resumed = run(&model, &parts, &settings).unwrap();
+    assert_eq!(resumed.kept, 1);
+    assert_eq!(visible(&parts), visible(&whole));
+    assert!(
+        files(&parts).iter().all(|p| !p.file_name().unwrap().to_str().unwrap().starts_with('.'))
+    );
+    for name in visible(&whole) {
+        assert!(
+            fs::read(whole.join(&name)).unwrap() == fs::read(parts.join(&name)).unwrap(),
+            "{name}"
+        );
+    }
+    let again = fs::metadata(parts.join(&visible(&parts)[1])).unwrap().modified().unwrap();
+    assert!(again >= first);
+    check_model(&parts, Format::Gptq4, &weights, Ranks::ONE, Ranks::ONE);
+    assert!(run(&model, &parts, &settings).unwrap().already_complete);
+    let refused = run(&model, &parts, &other).unwrap_err();
+    assert!(matches!(refused, ConvertError::Occupied { .. }), "{refused}");
+    let refused = run(&model, &model, &settings).unwrap_err();
+    assert!(matches!(refused, ConvertError::Occupied { .. }), "{refused}");
+}
+
+#[test]
+fn a_bad_tensor_stops_the_run_before_any_file_is_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let model = temp.path().join("model");
+    write_model(Format::GptqActOrder, &model);
+    // A group out of range: the first g_idx of the first shard.
+    let path = model.join("model-00001-of-00002.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = Container::parse(&bytes)
+        .unwrap()
+        .get("model.layers.0.self_attn.q_proj.g_idx")
+        .unwrap()
+        .file_range()
+        .start as usize;
+    bytes[at..at + 4].copy_from_slice(&999i32.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let out = temp.path().join("out");
+    match run(&model, &out, &settings()).unwrap_err() {
+        ConvertError::Weight { module, source } => {
+            assert_eq!(module, "model.layers.0.self_attn.q_proj");
+            assert!(
+                matches!(*source, marlinspike::Error::Value { ref tensor, ref index, .. }
+                if tensor == "model.layers.0.self_attn.q_proj.g_idx" && index == &[0]),
+                "{source}"
+            );
+        }
+        other => panic!("expected Weight, found {other}"),
+    }
+    assert!(files(&out).iter().all(|p| p.file_name().unwrap().to_str().unwrap().starts_with('.')));
+}
+
+#[test]
+fn unsupported_modules_are_refused_with_reasons_or_copied() {
+    let temp = tempfile::tempdir().unwrap();
+    let model = golden("checkpoints").join("ct-int-w4a8-moe");
+    let out = temp.path().join("out");
+    match run(&model, &out, &settings()).unwrap_err() {
+        ConvertError::Refused { refused } => {
+            assert_eq!(refused.len(), 6);
+            assert!(refused.iter().all(|r| !r.reasons.is_empty()));
+        }
+        other => panic!("expected Refused, found {other}"),
+    }
+    let summary = run(&model, &out, &Settings { skip_unsupported: true, ..settings() }).unwrap();
+    assert_eq!((summary.converted, summary.unsupported.len()), (0, 6));
+    let bytes = fs::read(model.join("model.safetensors")).unwrap();
+    let converted = Converted::read(&out);
+    for t in Container::parse(&bytes).unwrap().tensors() {
+        let t = t.unwrap();
+        assert_eq!(converted.tensors[t.name()].bytes(), t.bytes(), "{}", t.name());
+    }
+}
+
+#[test]
+fn hostile_indexes_give_their_named_error() {
+    let temp = tempfile::tempdir().unwrap();
+    let model = temp.path().join("model");
+    write_model(Format::Gptq4, &model);
+    let index = model.join("model.safetensors.index.json");
+    let open = |text: &str| {
+        fs::write(&index, text).unwrap();
+        let files = ModelFiles::open(&model)?;
+        Model::new(&files).map(|_| ())
+    };
+    let one = "model-00001-of-00002.safetensors";
+    for file in [
+        "../secret.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "C:x.safetensors",
+        ".x.safetensors",
+    ] {
+        let e = open(&serde_json::json!({"weight_map": {"a": file}}).to_string()).unwrap_err();
+        assert!(matches!(e, ModelError::FileName { .. }), "{e}");
+    }
+    let e = open(r#"{"weight_map": {"a": "none.safetensors"}}"#).unwrap_err();
+    assert!(matches!(e, ModelError::NoShard { .. }), "{e}");
+    let e = open(&serde_json::json!({"weight_map": {"a": one}}).to_string()).unwrap_err();
+    assert!(matches!(e, ModelError::NotInShard { ref tensor, .. } if tensor == "a"), "{e}");
+    let e = open(&format!(r#"{{"weight_map": {{"a": "{one}", "a": "{one}"}}}}"#)).unwrap_err();
+    assert!(matches!(e, ModelError::Json { ref reason, .. } if reason.contains("twice")), "{e}");
+    let e = open("[").unwrap_err();
+    assert!(matches!(e, ModelError::Json { .. }), "{e}");
+    // The same tensors under a second name.
+    fs::copy(model.join(one), model.join("copy.safetensors")).unwrap();
+    let map = serde_json::json!({"weight_map": {
+        "model.layers.0.self_attn.q_proj.qweight": one,
+        "model.layers.0.self_attn.q_proj.scales": "copy.safetensors",
+    }});
+    let e = open(&map.to_string()).unwrap_err();
+    assert!(matches!(e, ModelError::InTwoShards { .. }), "{e}");
+}

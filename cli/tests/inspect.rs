@@ -1,0 +1,91 @@
+//! `inspect`: the program's answer about the sample checkpoints, as a machine reads it.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::{Format, write_model};
+use serde_json::{Value, json};
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_marlinspike")).args(args).output().unwrap()
+}
+
+fn inspect(model: &Path, more: &[&str]) -> Value {
+    let mut args = vec!["inspect", model.to_str().unwrap(), "--json"];
+    args.extend(more);
+    let out = run(&args);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+fn sample(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data/checkpoints").join(name)
+}
+
+#[test]
+fn experts_are_one_line_per_stack() {
+    let found = inspect(&sample("ct-pack-moe"), &[]);
+    assert_eq!(
+        found["layers"][0],
+        json!({
+            "module": "model.layers.0.mlp.experts.w13",
+            "format": "compressed-tensors pack-quantized uint4b8",
+            "weight_type": "uint4b8",
+            "bits": 4,
+            "group_size": 128,
+            "act_order": false,
+            "size_k": 256,
+            "size_n": 256,
+            "experts": 2,
+            // Codes 2 · 2 · 128 · 256 / 2, scales 2 · 2 · 128 · 2 of two bytes.
+            "bytes": 65_536 + 2_048,
+            "backend": "fused_marlin_moe",
+            "reasons_against": [],
+        })
+    );
+    assert_eq!(found["totals"]["layers"], 6);
+    assert_eq!(found["totals"]["for_marlin"], 6);
+    assert_eq!(found["unquantized"]["in the ignore list"], json!(["model.layers.0.mlp.gate"]));
+}
+
+#[test]
+fn dynamic_rules_show_in_bits_and_reasons() {
+    let found = inspect(&sample("gptq-dynamic"), &[]);
+    let bits = |module: &str| {
+        let layers = found["layers"].as_array().unwrap();
+        layers.iter().find(|l| l["module"] == module).map(|l| l["bits"].clone())
+    };
+    assert_eq!(bits("model.layers.0.self_attn.q_proj"), Some(json!(8)));
+    assert_eq!(bits("model.layers.0.self_attn.o_proj"), Some(json!(4)));
+    assert_eq!(bits("model.layers.0.mlp.down_proj"), None);
+    let rule = "rule `-:.*(?<=mlp\\.)down_proj`";
+    assert_eq!(found["unquantized"][rule], json!(["model.layers.0.mlp.down_proj"]));
+}
+
+#[test]
+fn refusals_are_given_with_their_reasons() {
+    let found = inspect(&sample("gptq-actorder"), &["--capability", "7.0"]);
+    assert_eq!(found["totals"]["for_marlin"], 0);
+    let reasons = found["layers"][0]["reasons_against"].as_array().unwrap();
+    assert!(reasons.iter().any(|r| r.as_str().unwrap().contains("7.5")), "{reasons:?}");
+
+    let temp = tempfile::tempdir().unwrap();
+    write_model(Format::Gptq4, temp.path());
+    let found = inspect(temp.path(), &["--tp-size", "3"]);
+    let reasons = found["layers"][0]["reasons_against"].to_string();
+    assert!(reasons.contains("not divisible by tp_size = 3"), "{reasons}");
+}
+
+#[test]
+fn bad_input_has_exit_code_2_and_names_the_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let out = run(&["inspect", temp.path().to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(text.contains("no model.safetensors"), "{text}");
+    let out = run(&["inspect", sample("awq").to_str().unwrap(), "--capability", "new"]);
+    assert_eq!(out.status.code(), Some(2));
+}

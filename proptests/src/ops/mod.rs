@@ -1,0 +1,101 @@
+//! The operations that the kit knows, with their arguments.
+
+mod repack;
+mod routing;
+mod scales;
+mod zeros;
+
+pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
+pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};
+pub use scales::{
+    BiasInput, Int8Input, Int8Scales, MxInput, MxScales, Nvfp4Input, Nvfp4Scales, PermuteBias,
+    PermuteScales, ScalesInput,
+};
+pub use zeros::{
+    AwqZeroPoints, AwqZerosInput, GptqZeroPoints, GptqZerosInput, Preprocess, PreprocessInput,
+};
+
+use marlinspike::scalar::ScalarType;
+use marlinspike::vectors::Rng;
+use proptest::prelude::*;
+
+/// Contents of a tensor: shrinks from noise to a ramp in which neighbours differ.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fill {
+    /// Element i is i.
+    Ramp,
+    /// All elements have these bits.
+    Same(u32),
+    /// Random bits.
+    Noise(u64),
+}
+
+pub(crate) fn fill() -> impl Strategy<Value = Fill> {
+    prop_oneof![
+        1 => Just(Fill::Ramp),
+        1 => any::<u32>().prop_map(Fill::Same),
+        6 => any::<u64>().prop_map(Fill::Noise),
+    ]
+}
+
+impl Fill {
+    /// `len` elements of 32 bits.
+    pub(crate) fn words(self, len: usize) -> Vec<u32> {
+        let mut rng = Rng::new(match self {
+            Self::Noise(seed) => seed,
+            _ => 0,
+        });
+        (0..len)
+            .map(|i| match self {
+                // Nibble j of word i is i + j: neighbours differ along both axes.
+                Self::Ramp => (i as u32).wrapping_mul(0x1111_1111).wrapping_add(0x7654_3210),
+                Self::Same(bits) => bits,
+                Self::Noise(_) => rng.next_u32(),
+            })
+            .collect()
+    }
+
+    /// `len` finite, not negative 16-bit floats, the first one positive. `spare` exponents at the
+    /// top stay unused.
+    pub(crate) fn scales(self, len: usize, dtype: ScalarType, spare: u32) -> Vec<u16> {
+        let (mantissa, top) = match dtype {
+            ScalarType::FLOAT16 => (10, 30 - spare),
+            _ => (7, 254 - spare),
+        };
+        let limit = (top + 1) << mantissa;
+        let start = (top.min(if mantissa == 10 { 15 } else { 127 }) - 6) << mantissa;
+        let mut bits: Vec<u16> = match self {
+            Self::Ramp => (0..len).map(|i| (start + i as u32 % (4 << mantissa)) as u16).collect(),
+            _ => self.words(len).iter().map(|w| (w % limit) as u16).collect(),
+        };
+        if let Some(first) = bits.first_mut() {
+            *first = (*first).max(1);
+        }
+        bits
+    }
+
+    /// `len` bytes up to `max`, the first one positive.
+    pub(crate) fn bytes(self, len: usize, max: u8) -> Vec<u8> {
+        let range = u32::from(max) + 1;
+        let mut bytes: Vec<u8> = match self {
+            Self::Ramp => (0..len).map(|i| (i % range as usize) as u8).collect(),
+            _ => self.words(len).iter().map(|w| (w % range) as u8).collect(),
+        };
+        if let Some(first) = bytes.first_mut() {
+            *first = (*first).max(1);
+        }
+        bytes
+    }
+}
+
+/// f16, then bf16.
+pub(crate) fn dtype() -> impl Strategy<Value = ScalarType> {
+    prop_oneof![Just(ScalarType::FLOAT16), Just(ScalarType::BFLOAT16)]
+}
+
+/// One of `items`, shrinking to the first.
+pub(crate) fn one_of<T: Clone + std::fmt::Debug + 'static>(
+    items: &'static [T],
+) -> impl Strategy<Value = T> {
+    (0..items.len()).prop_map(|i| items[i].clone())
+}

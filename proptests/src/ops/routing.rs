@@ -1,0 +1,197 @@
+//! What goes to which rank, and in which order.
+
+use marlinspike::act_order;
+use marlinspike::dims::{GroupSize, LogicalK};
+use marlinspike::layout::marlin::nvfp4_global_scale;
+use marlinspike::scalar::ScalarType;
+use marlinspike::vectors::Rng;
+use marlinspike::{Error, Result};
+use proptest::prelude::*;
+
+use super::{dtype, fill, one_of};
+use crate::Operation;
+
+/// `marlin_sort_g_idx`: the output is the permutation and then the sorted groups. Any permutation
+/// that sorts is accepted.
+#[derive(Debug)]
+pub struct Sort;
+
+/// Arguments of [`Sort`].
+#[derive(Debug, Clone)]
+pub struct SortInput {
+    /// Group of each row.
+    pub g_idx: Vec<u32>,
+}
+
+impl Operation for Sort {
+    const NAME: &'static str = "marlin_sort_g_idx";
+    type Input = SortInput;
+    type Element = u32;
+
+    fn inputs() -> BoxedStrategy<SortInput> {
+        (one_of(&[32usize, 128, 256]), 1usize..9, any::<u64>(), any::<bool>())
+            .prop_map(|(size_k, groups, seed, full)| {
+                let mut rng = Rng::new(seed);
+                let mut g_idx: Vec<u32> =
+                    (0..size_k).map(|k| (k * groups / size_k) as u32).collect();
+                if full {
+                    rng.shuffle(&mut g_idx);
+                } else {
+                    g_idx.iter_mut().for_each(|g| *g = rng.below(groups) as u32);
+                }
+                SortInput { g_idx }
+            })
+            .boxed()
+    }
+
+    fn expected(input: &SortInput) -> Result<Vec<u32>> {
+        let sorted = act_order::sort(&input.g_idx);
+        Ok([sorted.perm, sorted.g_idx].concat())
+    }
+
+    fn place(input: &SortInput, element: usize, _bit: u32) -> String {
+        match element.checked_sub(input.g_idx.len()) {
+            None => format!("sorted row {element} (g_idx_sort_indices)"),
+            Some(k) => format!("sorted row {k} (sorted_g_idx)"),
+        }
+    }
+
+    fn describe(input: &SortInput) -> String {
+        format!("size_k {}", input.g_idx.len())
+    }
+
+    fn accepts(input: &SortInput, found: &[u32]) -> bool {
+        let (perm, sorted) = found.split_at(input.g_idx.len());
+        act_order::expect_sorting(&input.g_idx, perm).is_ok()
+            && act_order::gather(&input.g_idx, perm) == sorted
+    }
+}
+
+/// The scale rows that a row-parallel rank holds: all of them under act-order or channel-wise,
+/// else those of its slice of K.
+#[derive(Debug)]
+pub struct ShardScales;
+
+/// Arguments of [`ShardScales`].
+#[derive(Debug, Clone)]
+pub struct ShardInput {
+    /// `[groups, size_n]` of the whole matrix.
+    pub scales: Vec<u16>,
+    /// Rows of the whole matrix.
+    pub size_k: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// −1 or the group.
+    pub group_size: i64,
+    /// Whether rows belong to groups by a `g_idx` (compressed-tensors: `actorder` `group`).
+    pub desc_act: bool,
+    /// compressed-tensors' `actorder` `static` (`weight`): groups are uniform all the same.
+    pub static_order: bool,
+    /// Ranks.
+    pub tp_size: usize,
+    /// This one.
+    pub tp_rank: usize,
+}
+
+impl Operation for ShardScales {
+    const NAME: &'static str = "row_parallel_scales";
+    type Input = ShardInput;
+    type Element = u16;
+
+    fn inputs() -> BoxedStrategy<ShardInput> {
+        let sizes = (one_of(&[256usize, 512]), one_of(&[64usize, 192]), one_of(&[-1i64, 32, 64]));
+        (sizes, 0u32..3, one_of(&[2usize, 4]), any::<prop::sample::Index>(), fill())
+            .prop_map(|((size_k, size_n, group_size), order, tp_size, rank, fill)| {
+                let groups = if group_size < 0 { 1 } else { size_k / group_size as usize };
+                ShardInput {
+                    scales: fill.scales(groups * size_n, ScalarType::FLOAT16, 0),
+                    size_k,
+                    size_n,
+                    group_size,
+                    desc_act: order == 1,
+                    static_order: order == 2,
+                    tp_size,
+                    tp_rank: rank.index(tp_size),
+                }
+            })
+            .boxed()
+    }
+
+    fn expected(i: &ShardInput) -> Result<Vec<u16>> {
+        let group = GroupSize::from_config(i.group_size)?;
+        let rows = act_order::k_slice(i.size_k, i.tp_size, i.tp_rank)?;
+        let groups = match group {
+            GroupSize::Of(g) if !i.desc_act => {
+                if !rows.start.is_multiple_of(g) {
+                    return Err(Error::size("rows of a rank", rows.len(), "whole groups"));
+                }
+                rows.start / g..rows.end / g
+            }
+            _ => 0..group.groups(LogicalK(i.size_k))?,
+        };
+        Ok(i.scales[groups.start * i.size_n..groups.end * i.size_n].to_vec())
+    }
+
+    fn place(i: &ShardInput, element: usize, _bit: u32) -> String {
+        format!("(group {} of the rank, n {})", element / i.size_n, element % i.size_n)
+    }
+
+    fn describe(i: &ShardInput) -> String {
+        let ShardInput { size_k, size_n, group_size, desc_act, static_order, .. } = i;
+        format!(
+            "size_k {size_k} size_n {size_n} group_size {group_size} desc_act {desc_act} static \
+             {static_order} rank {} of {}",
+            i.tp_rank, i.tp_size
+        )
+    }
+}
+
+/// `nvfp4_marlin_process_global_scale` of a w13, which has one value for gate and one for up; the
+/// kernel is given the first.
+#[derive(Debug)]
+pub struct Nvfp4GlobalScale;
+
+/// Arguments of [`Nvfp4GlobalScale`].
+#[derive(Debug, Clone)]
+pub struct GlobalInput {
+    /// Gate's, as the file has it.
+    pub gate: f32,
+    /// Up's.
+    pub up: f32,
+    /// Whether the file stores the divisor (compressed-tensors) and not the multiplier (ModelOpt).
+    pub divisor: bool,
+    /// Activations.
+    pub dtype: ScalarType,
+    /// What went into the block scales.
+    pub scale_factor: f32,
+}
+
+impl Operation for Nvfp4GlobalScale {
+    const NAME: &'static str = "nvfp4_marlin_process_global_scale";
+    type Input = GlobalInput;
+    type Element = u32;
+
+    fn inputs() -> BoxedStrategy<GlobalInput> {
+        let global = || (115u32..136, 0u32..1 << 23).prop_map(|(e, m)| f32::from_bits(e << 23 | m));
+        (global(), global(), any::<bool>(), dtype(), 0i32..8)
+            .prop_map(|(gate, up, divisor, dtype, power)| {
+                let bf16 = dtype == ScalarType::BFLOAT16;
+                let scale_factor = if bf16 { (1u32 << power) as f32 } else { 1.0 };
+                GlobalInput { gate, up, divisor, dtype, scale_factor }
+            })
+            .boxed()
+    }
+
+    fn expected(i: &GlobalInput) -> Result<Vec<u32>> {
+        let multiplier = if i.divisor { 1.0 / i.gate } else { i.gate };
+        Ok(vec![nvfp4_global_scale(multiplier, i.dtype, i.scale_factor).to_bits()])
+    }
+
+    fn place(_: &GlobalInput, _element: usize, _bit: u32) -> String {
+        "the global scale".to_owned()
+    }
+
+    fn describe(i: &GlobalInput) -> String {
+        format!("{i:?}")
+    }
+}

@@ -1,0 +1,220 @@
+//! Zero points, and codes rewritten for fp8 activations.
+
+use marlinspike::Result;
+use marlinspike::checkpoint::{awq, gptq};
+use marlinspike::dims::GroupSize;
+use marlinspike::layout::Layout;
+use marlinspike::layout::marlin::{
+    Activations, ZeroPointLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
+};
+use marlinspike::scalar::ScalarType;
+use marlinspike::tensor::{DType, Tensor};
+use marlinspike::weight::{Table, TableData};
+use proptest::prelude::*;
+
+use super::{fill, one_of};
+use crate::Operation;
+
+/// `awq_to_marlin_zero_points`.
+#[derive(Debug)]
+pub struct AwqZeroPoints;
+
+/// Arguments of [`AwqZeroPoints`].
+#[derive(Debug, Clone)]
+pub struct AwqZerosInput {
+    /// `[groups, size_n / pack]` in AWQ's order.
+    pub qzeros: Vec<u32>,
+    /// Groups.
+    pub groups: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// 4 or 8.
+    pub num_bits: u32,
+    /// Whether activations have 8 bits.
+    pub is_a_8bit: bool,
+}
+
+impl AwqZerosInput {
+    /// Repacks the zero points, with field i of a word holding column `order[i]`.
+    pub(crate) fn repacked(&self, order: &[usize]) -> Result<Vec<u32>> {
+        let (bits, pack) = (self.num_bits, order.len());
+        let mut codes = vec![0u8; self.groups * self.size_n];
+        for (word, columns) in self.qzeros.iter().zip(codes.chunks_exact_mut(pack)) {
+            for (i, &column) in order.iter().enumerate() {
+                columns[column] = (word >> (i as u32 * bits) & (u32::MAX >> (32 - bits))) as u8;
+            }
+        }
+        let ty = if bits == 4 { ScalarType::UINT4 } else { ScalarType::UINT8 };
+        self.layout()?.pack(&Table::new(ty, self.groups, self.size_n, TableData::B8(codes))?)
+    }
+
+    fn layout(&self) -> Result<ZeroPointLayout> {
+        let act = if self.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
+        ZeroPointLayout::new(self.groups, self.size_n, self.num_bits, act)
+    }
+}
+
+impl Operation for AwqZeroPoints {
+    const NAME: &'static str = "awq_to_marlin_zero_points";
+    type Input = AwqZerosInput;
+    type Element = u32;
+
+    fn inputs() -> BoxedStrategy<AwqZerosInput> {
+        let sizes = (1usize..5, one_of(&[64usize, 128, 192, 320]));
+        (sizes, one_of(&[4u32, 8]), any::<bool>(), fill())
+            .prop_map(|((groups, size_n), num_bits, is_a_8bit, fill)| {
+                let qzeros = fill.words(groups * size_n * num_bits as usize / 32);
+                AwqZerosInput { qzeros, groups, size_n, num_bits, is_a_8bit }
+            })
+            .boxed()
+    }
+
+    fn expected(input: &AwqZerosInput) -> Result<Vec<u32>> {
+        input.repacked(awq::column_order(input.num_bits))
+    }
+
+    fn width(input: &AwqZerosInput) -> u32 {
+        input.num_bits
+    }
+
+    fn place(i: &AwqZerosInput, element: usize, bit: u32) -> String {
+        i.layout().map_or_else(|e| e.to_string(), |l| l.locate(element, bit).to_string())
+    }
+
+    fn describe(i: &AwqZerosInput) -> String {
+        let AwqZerosInput { groups, size_n, num_bits, is_a_8bit, .. } = i;
+        format!("groups {groups} size_n {size_n} num_bits {num_bits} is_a_8bit {is_a_8bit}")
+    }
+}
+
+/// GPTQ's `qzeros` as zero points, one byte each.
+#[derive(Debug)]
+pub struct GptqZeroPoints;
+
+/// Arguments of [`GptqZeroPoints`].
+#[derive(Debug, Clone)]
+pub struct GptqZerosInput {
+    /// `[groups, size_n / pack]`.
+    pub qzeros: Vec<u32>,
+    /// Groups.
+    pub groups: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// 4 or 8.
+    pub num_bits: u32,
+    /// Whether the file stores the zero itself (`gptq_v2`) and not zero − 1.
+    pub v2: bool,
+}
+
+impl Operation for GptqZeroPoints {
+    const NAME: &'static str = "gptq_zero_points";
+    type Input = GptqZerosInput;
+    type Element = u8;
+
+    fn inputs() -> BoxedStrategy<GptqZerosInput> {
+        let sizes = (1usize..4, one_of(&[64usize, 128, 192]));
+        (sizes, one_of(&[4u32, 8]), any::<bool>(), fill())
+            .prop_map(|((groups, size_n), num_bits, v2, fill)| {
+                let qzeros = fill.words(groups * size_n * num_bits as usize / 32);
+                GptqZerosInput { qzeros, groups, size_n, num_bits, v2 }
+            })
+            .boxed()
+    }
+
+    /// Through the checkpoint reader, on a matrix of groups of 32 rows.
+    fn expected(i: &GptqZerosInput) -> Result<Vec<u8>> {
+        let (n, pack, k) = (i.size_n, 32 / i.num_bits as usize, i.groups * 32);
+        let tensors = gptq::GptqTensors {
+            qweight: Tensor::from_vec(
+                "qweight",
+                DType::I32,
+                vec![k / pack, n],
+                vec![0; k / pack * n],
+            )?,
+            scales: Tensor::from_vec(
+                "scales",
+                DType::F16,
+                vec![i.groups, n],
+                vec![0x3c00u16; i.groups * n],
+            )?,
+            qzeros: Some(Tensor::from_vec(
+                "qzeros",
+                DType::I32,
+                vec![i.groups, n / pack],
+                i.qzeros.clone(),
+            )?),
+            g_idx: None,
+            bias: None,
+        };
+        let scheme = gptq::Scheme {
+            bits: i.num_bits,
+            group_size: GroupSize::Of(32),
+            desc_act: false,
+            sym: false,
+            zeros: if i.v2 { gptq::ZeroPoints::V2 } else { gptq::ZeroPoints::V1 },
+        };
+        let weight = tensors.unpack("weight", &scheme)?;
+        Ok(weight.zeros.iter().flat_map(Table::iter_bits).map(|b| b as u8).collect())
+    }
+
+    fn place(i: &GptqZerosInput, element: usize, _bit: u32) -> String {
+        format!("(group {}, n {})", element / i.size_n, element % i.size_n)
+    }
+
+    fn describe(i: &GptqZerosInput) -> String {
+        let GptqZerosInput { groups, size_n, num_bits, v2, .. } = i;
+        format!("groups {groups} size_n {size_n} num_bits {num_bits} v2 {v2}")
+    }
+}
+
+/// `marlin_int4_fp8_preprocess`.
+#[derive(Debug)]
+pub struct Preprocess;
+
+/// Arguments of [`Preprocess`].
+#[derive(Debug, Clone)]
+pub struct PreprocessInput {
+    /// Eight codes to a word; with zero points `[size_k, size_n / 8]`.
+    pub qweight: Vec<u32>,
+    /// `[groups, size_n / 8]`.
+    pub qzeros: Option<Vec<u32>>,
+    /// Columns.
+    pub size_n: usize,
+}
+
+impl Operation for Preprocess {
+    const NAME: &'static str = "marlin_int4_fp8_preprocess";
+    type Input = PreprocessInput;
+    type Element = u32;
+
+    fn inputs() -> BoxedStrategy<PreprocessInput> {
+        let sizes = (one_of(&[32usize, 64, 128]), one_of(&[64usize, 192]), 0u32..3);
+        (sizes, fill(), proptest::option::of(fill()))
+            .prop_map(|((size_k, size_n, halvings), fill, zeros)| {
+                let qweight = fill.words(size_k * size_n / 8);
+                let qzeros = zeros.map(|z| z.words((1 << halvings) * size_n / 8));
+                PreprocessInput { qweight, qzeros, size_n }
+            })
+            .boxed()
+    }
+
+    fn expected(i: &PreprocessInput) -> Result<Vec<u32>> {
+        match &i.qzeros {
+            Some(zeros) => int4_to_fp8_asymmetric(&i.qweight, zeros, i.size_n / 8),
+            None => Ok(int4_to_fp8_symmetric(&i.qweight)),
+        }
+    }
+
+    fn width(_: &PreprocessInput) -> u32 {
+        4
+    }
+
+    fn place(_: &PreprocessInput, element: usize, bit: u32) -> String {
+        format!("code {} of word {element}", bit / 4)
+    }
+
+    fn describe(i: &PreprocessInput) -> String {
+        let zeros = if i.qzeros.is_some() { "zero points" } else { "symmetric" };
+        format!("{} words, size_n {}, {zeros}", i.qweight.len(), i.size_n)
+    }
+}

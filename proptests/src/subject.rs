@@ -1,0 +1,100 @@
+//! Operations, and what implements them.
+
+use std::fmt::Debug;
+
+use marlinspike::Result;
+use proptest::strategy::BoxedStrategy;
+
+use crate::Law;
+
+/// An element of an output: `u8`, `u16` or `u32` bits.
+pub trait Element: Copy + PartialEq + Debug + Into<u32> + 'static {
+    /// Bits of the element.
+    const BITS: u32;
+    /// The element whose every byte is `byte`.
+    fn of_byte(byte: u8) -> Self;
+    /// The low bits of `bits`.
+    fn of_bits(bits: u32) -> Self;
+}
+
+macro_rules! elements {
+    ($($ty:ty),+) => { $(
+        impl Element for $ty {
+            const BITS: u32 = <$ty>::BITS;
+            fn of_byte(byte: u8) -> Self {
+                <$ty>::from_ne_bytes([byte; size_of::<$ty>()])
+            }
+            fn of_bits(bits: u32) -> Self {
+                bits as $ty
+            }
+        }
+    )+ };
+}
+
+elements!(u8, u16, u32);
+
+/// A layout operation: inputs to draw, and what must come out.
+pub trait Operation: Sized + 'static {
+    /// Upstream's name, or what it would be called.
+    const NAME: &'static str;
+    /// Arguments of one call.
+    type Input: Clone + Debug;
+    /// Storage element of the output.
+    type Element: Element;
+
+    /// Arguments over the whole lattice, which shrink to small shapes and plain values.
+    fn inputs() -> BoxedStrategy<Self::Input>;
+
+    /// The output that the reference defines, row-major.
+    ///
+    /// # Errors
+    /// None for what [`Self::inputs`] draws.
+    fn expected(input: &Self::Input) -> Result<Vec<Self::Element>>;
+
+    /// Bits of one value; a storage element holds as many as fit.
+    fn width(_input: &Self::Input) -> u32 {
+        Self::Element::BITS
+    }
+
+    /// Where the value at bit `bit` of output element `element` belongs, for people.
+    fn place(input: &Self::Input, element: usize, bit: u32) -> String;
+
+    /// The arguments without their data, for people.
+    fn describe(input: &Self::Input) -> String;
+
+    /// Whether `found` is as right as the expected output though it differs (another valid sort).
+    fn accepts(_input: &Self::Input, _found: &[Self::Element]) -> bool {
+        false
+    }
+
+    /// Laws that only this operation has.
+    fn own_laws() -> Vec<Law<Self>> {
+        Vec::new()
+    }
+}
+
+/// An implementation of an operation: a kernel behind a copy to a device, a library, a mutant.
+pub trait Subject<O: Operation> {
+    /// Fills `out`, which has the length of the expected output and arbitrary contents.
+    ///
+    /// # Errors
+    /// When the implementation refuses or fails; that counts as a failure of the law.
+    fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError>;
+}
+
+/// Why a subject did not answer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct SubjectError(pub String);
+
+/// The reference as a subject: every law holds of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Reference;
+
+impl<O: Operation> Subject<O> for Reference {
+    fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError> {
+        let expected = O::expected(input).map_err(|e| SubjectError(e.to_string()))?;
+        out.copy_from_slice(&expected);
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! The fuzzers' corpus and many mutations of it, on stable: nothing panics, and every hostile
+//! file gives the error of its own name.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::path::Path;
+use std::time::Instant;
+
+use marlinspike::Error;
+use marlinspike::case::CaseError as C;
+use marlinspike::config::ConfigError as Q;
+use marlinspike::container::ContainerError as E;
+use marlinspike::vectors::Rng;
+use marlinspike_proptests::fuzz::{self, ConfigFailure as F};
+
+/// Mutations per target.
+const MUTATIONS: usize = 20_000;
+
+fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+    let files: BTreeMap<_, _> = std::fs::read_dir(&folder)
+        .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
+        .map(|f| f.unwrap().path())
+        .map(|p| (p.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(p).unwrap()))
+        .collect();
+    assert!(files.len() > 15, "{target}: {} files", files.len());
+    files
+}
+
+/// Replays a target's corpus: `valid_*` is accepted, `hostile_*` gives the error that `table`
+/// names it by, and the table and the folder hold the same files.
+fn replay<X: Debug>(
+    target: &str,
+    door: fn(&[u8]) -> Result<(), X>,
+    table: &[(&str, fn(&X) -> bool)],
+) {
+    let mut files = corpus(target);
+    for (name, is_named) in table {
+        let name = format!("hostile_{name}");
+        let data = files.remove(&name).unwrap_or_else(|| panic!("{target}/{name} is not there"));
+        let error = door(&data).expect_err(&name);
+        assert!(is_named(&error), "{target}/{name}: {error:?}");
+    }
+    for (name, data) in &files {
+        assert!(name.starts_with("valid_"), "{target}/{name} is in no table");
+        door(data).unwrap_or_else(|e| panic!("{target}/{name}: {e:?}"));
+    }
+}
+
+/// Pieces of JSON that readers stumble over.
+const TOKENS: [&str; 22] = [
+    "null",
+    "true",
+    "-1",
+    "0",
+    "1e999",
+    "-0.0",
+    "18446744073709551616",
+    "9223372036854775807",
+    "[]",
+    "{}",
+    "\"\"",
+    "\"\\u0000\"",
+    "\"U8\"",
+    "\"F4\"",
+    "\"I32\"",
+    "[0,0]",
+    "[[[[",
+    "128",
+    "2147483648",
+    ",",
+    ":",
+    "\"in.scales\"",
+];
+
+fn splice(data: &mut Vec<u8>, at: usize, remove: usize, insert: &[u8]) {
+    let end = (at + remove).min(data.len());
+    data.splice(at.min(end)..end, insert.iter().copied());
+}
+
+/// A changed copy of `seed`: bits flipped, bytes cut or moved, another file's bytes spliced in, a
+/// JSON value replaced by another. The header's length is put right half of the time, so that
+/// changes reach what lies behind it.
+fn mutate(rng: &mut Rng, seed: &[u8], other: &[u8], binary: bool) -> Vec<u8> {
+    let mut data = seed.to_vec();
+    for _ in 0..1 + rng.below(3) {
+        let before = data.len();
+        // Most of the interesting bytes are in the header.
+        let reach = if rng.chance(3, 4) { data.len().min(1600) } else { data.len() };
+        let at = rng.below(reach.max(1));
+        match rng.below(7) {
+            0 if !data.is_empty() => data[at] ^= 1 << rng.below(8),
+            1 => data.truncate(at),
+            2 => {
+                let len = rng.below(16);
+                splice(&mut data, at, len, &[]);
+            }
+            3 => {
+                let from = rng.below(other.len().max(1)).min(other.len());
+                let len = rng.below(48).min(other.len() - from);
+                let remove = rng.below(48);
+                splice(&mut data, at, remove, &other[from..from + len]);
+            }
+            4 if !data.is_empty() => data[at] = rng.next_u32() as u8,
+            // A JSON value: from the next colon, bracket or comma to the one after.
+            _ => {
+                let stop = |b: &u8| b":,[]{}".contains(b);
+                let start =
+                    data[at.min(data.len())..].iter().position(stop).map_or(at, |p| at + p + 1);
+                let start = start.min(data.len());
+                let len = data[start..].iter().position(stop).unwrap_or(0);
+                splice(&mut data, start, len, rng.pick(&TOKENS).as_bytes());
+            }
+        }
+        if binary && data.len() >= 8 && at >= 8 && rng.chance(1, 2) {
+            let length = u64::from_le_bytes(data[..8].try_into().unwrap());
+            let moved = data.len() as i64 - before as i64;
+            data[..8].copy_from_slice(&length.wrapping_add_signed(moved).to_le_bytes());
+        }
+    }
+    data
+}
+
+/// Panics are caught one by one so that the seed of the first can be told.
+fn hammer<X>(target: &str, door: fn(&[u8]) -> Result<(), X>, binary: bool) {
+    let files: Vec<_> = corpus(target).into_iter().collect();
+    let start = Instant::now();
+    let mut accepted = 0;
+    for i in 0..MUTATIONS {
+        let mut rng = Rng::for_case(0xf022, i as u64);
+        let (name, seed) = &files[rng.below(files.len())];
+        let (_, other) = &files[rng.below(files.len())];
+        let data = mutate(&mut rng, seed, other, binary);
+        match std::panic::catch_unwind(|| door(&data).is_ok()) {
+            Ok(ok) => accepted += usize::from(ok),
+            Err(_) => panic!("{target}: mutation {i} of {name} panics"),
+        }
+    }
+    println!("{target}: {MUTATIONS} mutations, {accepted} accepted, in {:.1?}", start.elapsed());
+    // Mutations that are all refused at the first byte would test little.
+    assert!(accepted > MUTATIONS / 100, "{target}: only {accepted} accepted");
+    assert!(start.elapsed().as_secs() < 120, "{target} took {:?}", start.elapsed());
+}
+
+#[test]
+fn container_corpus() {
+    replay(
+        "container",
+        fuzz::container,
+        &[
+            ("nothing", |e| matches!(e, E::Truncated { found: 0, expected: 8 })),
+            ("short_length", |e| matches!(e, E::Truncated { found: 3, .. })),
+            ("huge_header", |e| matches!(e, E::HeaderTooLarge { found: u64::MAX, .. })),
+            ("header_past_end", |e| matches!(e, E::HeaderPastEnd { header: 0x10_0000, .. })),
+            ("not_utf8", |e| matches!(e, E::NotUtf8 { offset: 2 })),
+            ("not_an_object", |e| matches!(e, E::NotAnObject { .. })),
+            ("not_json", |e| matches!(e, E::Json { .. })),
+            ("overlap", |e| matches!(e, E::Overlap { begin: 2, expected: 4, .. })),
+            ("gap", |e| matches!(e, E::Gap { begin: 6, expected: 4, .. })),
+            ("past_end", |e| matches!(e, E::OutOfBounds { end: 400, data_len: 4, .. })),
+            ("negative_offset", |e| matches!(e, E::BadInteger { key: "data_offsets", .. })),
+            ("reversed_offsets", |e| matches!(e, E::ReversedOffsets { begin: 4, end: 0, .. })),
+            ("wrong_shape", |e| matches!(e, E::SizeMismatch { found: 4, expected: 5, .. })),
+            ("shape_overflow", |e| matches!(e, E::ShapeOverflow { .. })),
+            ("fraction", |e| matches!(e, E::BadInteger { key: "shape", .. })),
+            ("sub_byte", |e| matches!(e, E::SubByteDtype { .. })),
+            ("unknown_dtype", |e| matches!(e, E::UnknownDtype { .. })),
+            ("duplicate_tensor", |e| matches!(e, E::DuplicateTensor { .. })),
+            ("duplicate_key", |e| matches!(e, E::DuplicateKey { .. })),
+            ("duplicate_metadata", |e| matches!(e, E::DuplicateMetadata { .. })),
+            ("metadata_number", |e| matches!(e, E::Metadata { .. })),
+            ("missing_key", |e| matches!(e, E::MissingKey { key: "data_offsets", .. })),
+            ("unknown_key", |e| matches!(e, E::UnknownKey { .. })),
+            ("entry_is_a_list", |e| matches!(e, E::BadEntry { key: "", .. })),
+            ("trailing_bytes", |e| matches!(e, E::TrailingBytes { found: 9, expected: 4 })),
+            ("deep", |e| matches!(e, E::BadEntry { .. })),
+        ],
+    );
+}
+
+/// Whether `key` is the config key that is refused.
+fn refused(e: &Error, key: &str) -> bool {
+    matches!(e, Error::Case(C::ConfigValue { key: found, .. }) if found == key)
+}
+
+#[test]
+fn case_corpus() {
+    replay(
+        "case",
+        fuzz::case,
+        &[
+            ("no_op", |e| matches!(e, Error::Case(C::MissingMetadata { key }) if key == "op")),
+            ("format", |e| matches!(e, Error::Case(C::Format { .. }))),
+            ("version", |e| matches!(e, Error::Case(C::Version { .. }))),
+            ("op", |e| matches!(e, Error::Case(C::UnknownOp { .. }))),
+            ("config_json", |e| matches!(e, Error::Case(C::ConfigJson { .. }))),
+            ("config_twice", |e| matches!(e, Error::Case(C::DuplicateConfigKey { .. }))),
+            (
+                "config_missing",
+                |e| matches!(e, Error::Case(C::MissingConfigKey { key, .. }) if key == "size_n"),
+            ),
+            ("group_zero", |e| refused(e, "group_size")),
+            ("group_minus_two", |e| refused(e, "group_size")),
+            ("size_huge", |e| refused(e, "size_k")),
+            ("size_negative", |e| refused(e, "size_n")),
+            (
+                "weight_type",
+                |e| matches!(e, Error::Case(C::Contradiction { key, .. }) if key == "weight_type"),
+            ),
+            ("group_not_dividing", |e| refused(e, "size_k")),
+            (
+                "nan_scale",
+                |e| matches!(e, Error::Value { tensor, index, .. } if tensor == "in.scales" && *index == [0, 3]),
+            ),
+            (
+                "infinite_scale",
+                |e| matches!(e, Error::Value { tensor, .. } if tensor == "in.scales"),
+            ),
+            (
+                "g_idx_too_large",
+                |e| matches!(e, Error::Value { tensor, index, .. } if tensor == "in.g_idx" && *index == [5]),
+            ),
+            (
+                "g_idx_negative",
+                |e| matches!(e, Error::Value { tensor, .. } if tensor == "in.g_idx"),
+            ),
+            (
+                "missing_input",
+                |e| matches!(e, Error::Missing { tensor, .. } if tensor == "in.scales"),
+            ),
+            (
+                "unknown_tensor",
+                |e| matches!(e, Error::Unknown { tensor, .. } if tensor == "in.qzeros2"),
+            ),
+            (
+                "tensor_prefix",
+                |e| matches!(e, Error::Unknown { tensor, .. } if tensor == "weights"),
+            ),
+            ("shape", |e| matches!(e, Error::Shape { tensor, .. } if tensor == "in.qweight")),
+            ("dtype", |e| matches!(e, Error::Dtype { tensor, .. } if tensor == "in.qweight")),
+            ("truncated", |e| matches!(e, Error::Container(E::OutOfBounds { .. }))),
+        ],
+    );
+}
+
+#[test]
+fn config_corpus() {
+    let _: fn(&F) -> bool = |e| matches!(e, F::Absent);
+    replay(
+        "config",
+        fuzz::config,
+        &[
+            ("not_json", |e| matches!(e, F::Json(_))),
+            (
+                "absent_method",
+                |e| matches!(e, F::Config(Q::MissingKey { key }) if key.ends_with("quant_method")),
+            ),
+            ("unknown_method", |e| matches!(e, F::Config(Q::UnknownMethod { .. }))),
+            ("bits_type", |e| matches!(e, F::Config(Q::WrongType { .. }))),
+            ("bits_3", |e| matches!(e, F::Config(Q::UnsupportedType { bits: 3, .. }))),
+            ("bits_missing", |e| matches!(e, F::Config(Q::MissingKey { .. }))),
+            ("group_zero", |e| matches!(e, F::Config(Q::BadValue { .. }))),
+            ("pattern", |e| matches!(e, F::Config(Q::InvalidPattern { .. }))),
+            ("ct_list", |e| matches!(e, F::Config(Q::WrongType { .. }))),
+            ("fp8_block", |e| matches!(e, F::Config(Q::BadValue { .. }))),
+            ("deep", |e| matches!(e, F::Json(_))),
+            ("number", |e| matches!(e, F::Json(_))),
+        ],
+    );
+}
+
+#[test]
+fn container_mutations() {
+    hammer("container", fuzz::container, true);
+}
+
+#[test]
+fn case_mutations() {
+    hammer("case", fuzz::case, true);
+}
+
+#[test]
+fn config_mutations() {
+    hammer("config", fuzz::config, false);
+}

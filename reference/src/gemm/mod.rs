@@ -1,0 +1,6 @@
+//! Matrix products: what a matrix unit really computes.
+//!
+//! [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units bit for bit, so that a
+//! kernel's output can be compared for equality instead of within a tolerance.
+
+pub mod tensor_core;
