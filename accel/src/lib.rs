@@ -6,10 +6,10 @@
 //! | [`device`] | [`Device`]: one GPU, and the cache of modules compiled for it |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
 //! | [`ops`] | one file per launched operation |
-//! | [`registry`] | one row per operation: its source, needs and law |
+//! | [`mod@registry`] | one row per operation: its source, needs and law |
 //!
 //! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
-//! row in [`registry`].
+//! row in [`mod@registry`].
 
 pub mod device;
 pub mod error;

@@ -17,7 +17,7 @@ pub const GROUPED: [usize; 64] = {
     perm
 };
 
-/// Within each 32 columns, position 8i + t takes column 2i + {0, 1, 8, 9, 16, 17, 24, 25}[t].
+/// Within each 32 columns, position 8i + t takes column 2i + `{0, 1, 8, 9, 16, 17, 24, 25}[t]`.
 pub const SINGLE: [usize; 32] = {
     let mut perm = [0; 32];
     let mut p = 0;
