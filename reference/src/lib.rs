@@ -17,6 +17,7 @@
 //! | [`layers`] | parameter names, shapes and dtypes per rank and layer kind; sharding |
 //! | [`act_order`] | sorting `g_idx`, permuting, tensor-parallel slices |
 //! | [`layout`] | kernel formats as objects: offset, pack, unpack, compare, locate |
+//! | [`moe`] | routing: scores, top-k, blocks of tokens; bounds on others' results |
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
@@ -32,6 +33,7 @@ pub mod dims;
 pub mod error;
 pub mod layers;
 pub mod layout;
+pub mod moe;
 pub mod scalar;
 pub mod select;
 pub mod tensor;
