@@ -58,7 +58,11 @@ fn every_measured_unit_reproduces_the_gpu() {
             for (m, n) in (0..rows).flat_map(|m| (0..8).map(move |n| (m, n))) {
                 let at = (tile * rows + m) * 8 + n;
                 let found = unit.accumulate(a.row(tile * rows + m), b.row(tile * 8 + n), c[at]);
-                assert_eq!(found, d[at], "{name}: tile {tile}, row {m}, column {n}, c {:#x}", c[at]);
+                assert_eq!(
+                    found, d[at],
+                    "{name}: tile {tile}, row {m}, column {n}, c {:#x}",
+                    c[at]
+                );
                 outputs += 1;
             }
         }

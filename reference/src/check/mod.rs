@@ -6,6 +6,7 @@
 mod compare;
 mod marlin;
 mod picture;
+mod routing;
 mod structure;
 mod variants;
 mod weights;
@@ -125,7 +126,13 @@ impl CaseReport {
 pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
     let mut outputs = match &case.config {
         CaseConfig::Linear(c) => marlin::linear(case, c)?,
-        CaseConfig::Moe(c) => marlin::moe(case, c)?,
+        CaseConfig::Moe(c) => {
+            let mut reports = marlin::moe(case, c)?;
+            reports.extend(routing::moe(case, c)?);
+            reports
+        }
+        CaseConfig::Router(c) => routing::router(case, c)?,
+        CaseConfig::Align(c) => routing::align(case, c)?,
         CaseConfig::Preprocess(c) => marlin::preprocess(case, c)?,
         _ => Vec::new(),
     };

@@ -1,0 +1,182 @@
+//! Verdicts on routing: expert ids, router weights, blocks of tokens.
+
+mod align;
+mod ids;
+mod weights;
+
+use super::compare::Mismatch;
+use super::picture::Picture;
+use super::{Diagnosis, OutputReport, Verdict};
+use crate::case::{AlignConfig, Case, MoeConfig, RouterConfig};
+use crate::checkpoint::float_type;
+use crate::moe::bound::Bounds;
+use crate::moe::router::{Router, Routing, token_expert_indices};
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// One case's router, logits and what the reference makes of them.
+struct Context<'c> {
+    router: Router<'c>,
+    logits: &'c [f32],
+    experts: usize,
+    routing: Routing,
+    bounds: Vec<Bounds>,
+}
+
+impl<'c> Context<'c> {
+    fn new(router: Router<'c>, logits: &'c [f32], experts: usize) -> Result<Self> {
+        let routing = router.route(logits, experts)?;
+        let rows = logits.chunks_exact(experts);
+        let bounds = rows.map(|row| Bounds::new(&router, row)).collect();
+        Ok(Self { router, logits, experts, routing, bounds })
+    }
+
+    fn rows(&self) -> usize {
+        self.bounds.len()
+    }
+}
+
+pub(super) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputReport>> {
+    let logits = case.input("router_logits")?;
+    let (values, ty) = widened(logits)?;
+    let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
+    let router = Router::from_config(c, ty, bias.as_deref());
+    let mut reports = topk(case, router, &values, logits)?;
+    if let Some(found) = case.output("token_expert_indices") {
+        let [rows, _] = logits.dims2()?;
+        let expected = token_expert_indices(rows, c.top_k);
+        reports.push(exact("token_expert_indices", found, &expected, |row| {
+            format!("entry (token, j) is j times the number of tokens plus the token; {row}")
+        })?);
+    }
+    Ok(reports)
+}
+
+pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
+    let mut reports = Vec::new();
+    let mut ids: Option<Vec<i32>> = case.output("topk_ids").map(|t| t.elements().into_owned());
+    if let Some(logits) = case.inputs.get("router_logits") {
+        let (values, _) = widened(logits)?;
+        let router = Router::from_moe(c);
+        if ids.is_none() {
+            ids = Some(router.route(&values, c.num_experts)?.topk_ids);
+        }
+        reports = topk(case, router, &values, logits)?;
+    }
+    if let Some(ids) = ids {
+        let map = case.inputs.get("expert_map");
+        reports.extend(align::judge(case, &ids, c.num_experts, c.block_size_m, map)?);
+    }
+    Ok(reports)
+}
+
+pub(super) fn align(case: &Case<'_>, c: &AlignConfig) -> Result<Vec<OutputReport>> {
+    let ids = case.input("topk_ids")?.elements::<i32>();
+    align::judge(case, &ids, c.num_experts, c.block_size, case.inputs.get("expert_map"))
+}
+
+fn topk(
+    case: &Case<'_>,
+    router: Router<'_>,
+    logits: &[f32],
+    tensor: &Tensor<'_>,
+) -> Result<Vec<OutputReport>> {
+    let [_, experts] = tensor.dims2()?;
+    let (ids, weights) = (case.output("topk_ids"), case.output("topk_weights"));
+    if ids.is_none() && weights.is_none() {
+        return Ok(Vec::new());
+    }
+    let context = Context::new(router, logits, experts)?;
+    let mut reports = Vec::new();
+    let mut ids_fail = false;
+    if let Some(found) = ids {
+        let report = ids::judge(&context, found)?;
+        ids_fail = report.verdict == Verdict::Fail;
+        reports.push(report);
+    }
+    if let Some(found) = weights {
+        reports.push(weights::judge(&context, found, ids, ids_fail)?);
+    }
+    Ok(reports)
+}
+
+/// 16-bit or f32 logits as f32, and their type.
+fn widened(logits: &Tensor<'_>) -> Result<(Vec<f32>, ScalarType)> {
+    let ty = float_type(logits.dtype())
+        .ok_or_else(|| Error::dtype(logits.name(), logits.dtype(), "F32, F16 or BF16"))?;
+    let wide = |bits: u32| ty.to_f64(bits) as f32;
+    let values = match logits.dtype().bytes() {
+        2 => logits.elements::<u16>().iter().map(|&b| wide(b.into())).collect(),
+        _ => logits.elements::<f32>().into_owned(),
+    };
+    Ok((values, ty))
+}
+
+/// A report of `elements` values, all right so far.
+fn passing(name: &str, elements: usize) -> OutputReport {
+    let mut report = OutputReport::unchecked(name, elements, "");
+    report.note = None;
+    report.verdict = Verdict::Pass;
+    report.equal_bits = Some(1.0);
+    report
+}
+
+/// One wrong 32-bit value of a list or matrix.
+fn mismatch(index: Vec<usize>, expert: Option<usize>, expected: u32, found: u32) -> Mismatch {
+    Mismatch {
+        index,
+        bit: 0,
+        width: 32,
+        expert,
+        k: None,
+        group: None,
+        n: None,
+        fragment: None,
+        expected: format!("{expected:#010x}"),
+        found: format!("{found:#010x}"),
+    }
+}
+
+/// Marks the wrong ones of `rows` × `cols` values.
+fn picture(label: &'static str, rows: usize, cols: usize, wrong: &[usize]) -> Picture {
+    let mut picture = Picture::new(label, 1, [rows, cols]);
+    for &i in wrong {
+        picture.add(0, [rows, cols], i / cols.max(1), i % cols.max(1), i);
+    }
+    picture
+}
+
+/// Every value of an integer output. `explain` gets where the first mismatch is.
+fn exact(
+    name: &str,
+    found: &Tensor<'_>,
+    expected: &[i32],
+    explain: impl Fn(String) -> String,
+) -> Result<OutputReport> {
+    let values = found.elements::<i32>();
+    let mut report = passing(name, expected.len());
+    let [rows, cols] = found.dims2().unwrap_or([1, expected.len()]);
+    if values.len() != expected.len() {
+        report.verdict = Verdict::Fail;
+        report.mismatches = values.len().abs_diff(expected.len());
+        let same = values.iter().zip(expected).filter(|(f, e)| f == e).count();
+        report.equal_bits = Some(same as f64 / expected.len().max(values.len()).max(1) as f64);
+        let text = format!("{} values where {} belong", values.len(), expected.len());
+        report.diagnosis = Some(Diagnosis { id: "length".to_owned(), text, unexplained: 0 });
+        return Ok(report);
+    }
+    let wrong: Vec<usize> = (0..values.len()).filter(|&i| values[i] != expected[i]).collect();
+    let Some(&first) = wrong.first() else { return Ok(report) };
+    report.verdict = Verdict::Fail;
+    report.mismatches = wrong.len();
+    report.equal_bits = Some(1.0 - wrong.len() as f64 / values.len() as f64);
+    let index = crate::checkpoint::unflatten(found.shape(), first);
+    let place = format!("{} found at {index:?}, {} expected", values[first], expected[first]);
+    report.first_mismatch =
+        Some(mismatch(index, None, expected[first] as u32, values[first] as u32));
+    let text = explain(place);
+    report.diagnosis = Some(Diagnosis { id: format!("{name}-values"), text, unexplained: 0 });
+    report.picture = Some(picture("row", rows, cols, &wrong));
+    Ok(report)
+}

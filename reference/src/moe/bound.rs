@@ -1,0 +1,261 @@
+//! What a correct router may output: an interval around the exact value, from the operations that
+//! an implementation may use. No tolerance is chosen; each width follows from a stated error.
+//!
+//! The class of operations (u = 2^-24, the unit roundoff of f32; one ulp is at most 2u of a value):
+//!
+//! | step | form | error |
+//! | --- | --- | --- |
+//! | softmax argument | x − max, one rounding | u·(max − x) absolute, so as much relative in the exponential |
+//! | softmax exponential | CUDA `expf` | 2 ulp (CUDA C++ Programming Guide, single precision) |
+//! | sum over experts | f32, any order | (E − 1)·u relative, since all terms are positive |
+//! | probability | times a rounded reciprocal, or divided | 2u |
+//! | sigmoid | 1 / (1 + `__expf`(−x)) | 2 + ⌊1.173·abs(x)⌋ ulp in the exponential, u each in the sum and the quotient |
+//! | sigmoid, grouped top-k | the above, or ½·`tanhf`(½·x) + ½ | 2 ulp of the tangent, at most u, and u/2 of the sum, absolute |
+//! | biased score | one addition | rounded to the scores' type |
+//! | group score | one addition | rounded to the scores' type |
+//! | renormalized weight | sum of top_k in any order, reciprocal or quotient, factor | (k + 3)·u relative |
+//! | 16-bit scores (grouped) | rounded to the logits' type | rounding is monotone: the ends are rounded |
+//! | anything | results below 2^-126 may be flushed to zero | 2^-126 absolute |
+//!
+//! The factor that all probabilities of a token share, 1/Σ, cancels when weights are renormalized
+//! and cannot change their order; it is kept apart, which keeps the intervals narrow.
+//! Exact values and ends are computed in f64 and widened by 2^-40 of their size, far more than
+//! the error of any f64 exponential, and far less than u.
+
+use crate::case::ScoringFunc;
+use crate::moe::router::{Groups, Router, round_to};
+use crate::scalar::{ScalarType, f64_to_f32_rne};
+
+/// Unit roundoff of f32.
+const U: f64 = 1.0 / (1u64 << 24) as f64;
+/// Widening of ends that were computed in f64.
+const WIDEN: f64 = 1.0 / (1u64 << 40) as f64;
+/// Smallest normal f32: what a flush to zero may take.
+const FLUSH: f64 = f32::MIN_POSITIVE as f64;
+
+/// The numbers that an implementation of the class may produce, ends included.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// Smallest.
+    pub lo: f64,
+    /// Largest.
+    pub hi: f64,
+}
+
+impl Interval {
+    fn around(exact: f64, relative: f64) -> Self {
+        let error = exact.abs() * (relative + WIDEN) + FLUSH;
+        Self { lo: exact - error, hi: exact + error }
+    }
+
+    /// After operations of relative error `relative` on a number that is not negative.
+    fn scaled(self, relative: f64) -> Self {
+        let r = relative + WIDEN;
+        Self { lo: (self.lo * (1.0 - r) - FLUSH).max(0.0), hi: self.hi * (1.0 + r) + FLUSH }
+    }
+
+    /// Smallest interval with both.
+    fn hull(self, other: Self) -> Self {
+        Self { lo: self.lo.min(other.lo), hi: self.hi.max(other.hi) }
+    }
+
+    /// After one rounding to `ty`, which keeps the order of numbers.
+    fn rounded(self, ty: ScalarType) -> Self {
+        let lo = self.lo - self.lo.abs() * WIDEN;
+        let hi = self.hi + self.hi.abs() * WIDEN;
+        let end = |x: f64| f64::from(round_to(ty, f64_to_f32_rne(x)));
+        Self { lo: end(lo), hi: end(hi) }
+    }
+
+    /// How far `found` is from `exact` in units of the interval's half on that side: above 1 it is
+    /// outside. NaN is infinitely far.
+    pub fn ratio(self, exact: f64, found: f32) -> f64 {
+        let found = f64::from(found);
+        let (error, bound) = if found >= exact {
+            (found - exact, self.hi - exact)
+        } else {
+            (exact - found, exact - self.lo)
+        };
+        match error {
+            _ if found.is_nan() => f64::INFINITY,
+            0.0 => 0.0,
+            e if bound > 0.0 => e / bound,
+            _ => f64::INFINITY,
+        }
+    }
+}
+
+/// One token's scores: exact, and what an implementation may make of them.
+#[derive(Debug, Clone)]
+pub struct Bounds {
+    /// Exact scores without the common factor.
+    exact: Vec<f64>,
+    /// Computed scores without the common factor.
+    free: Vec<Interval>,
+    /// Exact common factor and its interval: 1/Σ of a softmax.
+    common: (f64, Interval),
+    /// What the selection goes by, up to the common factor.
+    choice: Vec<Interval>,
+    renormalize: bool,
+    factor: f64,
+}
+
+impl Bounds {
+    /// The bounds of one `row` of logits, which [`Router::validate`] accepts.
+    pub fn new(router: &Router<'_>, row: &[f32]) -> Self {
+        let one = (1.0, Interval { lo: 1.0, hi: 1.0 });
+        let (exact, mut free, mut common): (Vec<f64>, Vec<Interval>, _) = match router.scoring_func
+        {
+            ScoringFunc::Sigmoid => {
+                let both = router.groups.is_some();
+                let (exact, free) = row.iter().map(|&x| sigmoid(x.into(), both)).unzip();
+                (exact, free, one)
+            }
+            ScoringFunc::Softmax => softmax(row),
+        };
+        let ty = router.score_type();
+        if ty != ScalarType::FLOAT32 {
+            // The rounding to 16 bits follows the common factor.
+            free = free.iter().map(|f| product(*f, common.1).rounded(ty)).collect();
+            let exact = exact.iter().map(|e| e * common.0).collect();
+            return Self::with_choice(router, exact, free, one);
+        }
+        if router.bias.is_some() {
+            free = free.iter().map(|f| product(*f, common.1)).collect();
+            let exact = exact.iter().map(|e| e * common.0).collect();
+            common = one;
+            return Self::with_choice(router, exact, free, common);
+        }
+        Self::with_choice(router, exact, free, common)
+    }
+
+    fn with_choice(
+        router: &Router<'_>,
+        exact: Vec<f64>,
+        free: Vec<Interval>,
+        common: (f64, Interval),
+    ) -> Self {
+        let ty = router.score_type();
+        let choice = match router.bias {
+            Some(bias) => {
+                let biased = |(f, &b): (&Interval, &f32)| {
+                    let b = f64::from(round_to(ty, b));
+                    Interval { lo: f.lo + b, hi: f.hi + b }.rounded(ty)
+                };
+                free.iter().zip(bias).map(biased).collect()
+            }
+            None => free.clone(),
+        };
+        let (renormalize, factor) = (router.renormalize, f64::from(router.routed_scaling_factor));
+        Self { exact, free, common, choice, renormalize, factor }
+    }
+
+    /// What the selection goes by, up to a factor that all experts share.
+    pub fn choice(&self) -> &[Interval] {
+        &self.choice
+    }
+
+    /// Exact weight and interval of entry `j` of the chosen `ids`, all below the number of experts.
+    pub fn weight(&self, router: &Router<'_>, ids: &[usize], j: usize) -> (f64, Interval) {
+        let (me, f) = (self.exact[ids[j]], self.free[ids[j]]);
+        let (exact, weight) = if self.renormalize {
+            let others = || ids.iter().enumerate().filter(|(i, _)| *i != j).map(|(_, &id)| id);
+            let (mut exact, mut lo, mut hi) = (0.0, 0.0, 0.0);
+            for id in others() {
+                exact += self.exact[id];
+                lo += self.free[id].lo;
+                hi += self.free[id].hi;
+            }
+            // x / (x + others) grows with x. The fused operator starts its sum with 1e-20.
+            let share = |x: f64, others: f64| if x > 0.0 { x / (x + others) } else { 0.0 };
+            let interval = Interval { lo: share(f.lo, hi + 1e-20), hi: share(f.hi, lo) };
+            (me / (me + exact), interval.scaled((ids.len() + 3) as f64 * U))
+        } else {
+            (me * self.common.0, product(f, self.common.1).scaled(U))
+        };
+        let ends = [weight.lo * self.factor, weight.hi * self.factor];
+        let mut weight = Interval { lo: ends[0].min(ends[1]), hi: ends[0].max(ends[1]) };
+        let ty = router.score_type();
+        if ty != ScalarType::FLOAT32 && router.bias.is_none() {
+            // Without a bias upstream stays in the logits' type: sum, quotient and product each
+            // round to it, by at most 2^-11 (f16) or 2^-8 (bf16) of the value.
+            let half_ulp = if ty == ScalarType::FLOAT16 { 1.0 / 2048.0 } else { 1.0 / 256.0 };
+            let wide = (1.0_f64 + half_ulp).powi(3) - 1.0;
+            let error = weight.lo.abs().max(weight.hi.abs()) * wide + FLUSH;
+            weight = Interval { lo: weight.lo - error, hi: weight.hi + error };
+        }
+        (exact * self.factor, weight)
+    }
+
+    /// Interval of each group's score.
+    pub fn groups(&self, router: &Router<'_>, groups: Groups) -> Vec<Interval> {
+        let per = self.choice.len() / groups.num_expert_group.max(1);
+        let best_two = |values: &mut dyn Iterator<Item = f64>| {
+            values.fold((f64::NEG_INFINITY, f64::NEG_INFINITY), |(a, b), v| {
+                if v > a { (v, a) } else { (a, b.max(v)) }
+            })
+        };
+        let of = |c: &[Interval]| {
+            let lo = best_two(&mut c.iter().map(|i| i.lo));
+            let hi = best_two(&mut c.iter().map(|i| i.hi));
+            match router.bias {
+                Some(_) => {
+                    Interval { lo: lo.0 + lo.1, hi: hi.0 + hi.1 }.rounded(router.score_type())
+                }
+                None => Interval { lo: lo.0, hi: hi.0 },
+            }
+        };
+        self.choice.chunks_exact(per.max(1)).map(of).collect()
+    }
+}
+
+/// A product of two numbers that are not negative, with one rounding.
+fn product(a: Interval, b: Interval) -> Interval {
+    Interval { lo: a.lo * b.lo, hi: a.hi * b.hi }.scaled(U)
+}
+
+/// Exact exponentials and their intervals, and the common factor.
+fn softmax(row: &[f32]) -> (Vec<f64>, Vec<Interval>, (f64, Interval)) {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let (mut exact, mut free) = (Vec::with_capacity(row.len()), Vec::with_capacity(row.len()));
+    for &x in row {
+        let d = f64::from(x) - f64::from(max);
+        let e = d.exp();
+        exact.push(e);
+        // Beyond the exponential's range both are zero; there the argument's error is no matter.
+        let argument = (d.abs().min(1e3) * U).exp_m1();
+        free.push(Interval::around(e, argument + 4.0 * U * (1.0 + argument)).at_least_zero());
+    }
+    let sum: f64 = exact.iter().sum();
+    let (lo, hi) = free.iter().fold((0.0, 0.0), |(lo, hi), f| (lo + f.lo, hi + f.hi));
+    // At least the largest logit's own term is positive.
+    let common = Interval { lo: 1.0 / hi, hi: 1.0 / lo }.scaled(row.len() as f64 * U);
+    (exact, free, (1.0 / sum, common))
+}
+
+/// Exact sigmoid and its interval; with `both` also of the form by tangent.
+fn sigmoid(x: f64, both: bool) -> (f64, Interval) {
+    let exact = 1.0 / (1.0 + (-x).exp());
+    let ulps = 2.0 + (1.173 * x.abs()).floor();
+    // Past the range the exponential is zero or infinite, which the ends then have to include.
+    let e = Interval::around((-x).min(700.0).exp(), (2.0 * U * ulps).min(1.0));
+    let overflows = e.hi >= f64::from(f32::MAX);
+    let quotient = Interval {
+        lo: if overflows { 0.0 } else { 1.0 / (1.0 + e.hi) },
+        hi: 1.0 / (1.0 + e.lo.max(0.0)),
+    }
+    .scaled(2.0 * U);
+    let quotient = Interval { hi: quotient.hi.min(1.0), ..quotient };
+    if !both {
+        return (exact, quotient);
+    }
+    let error = 1.5 * U + WIDEN;
+    let tangent = Interval { lo: (exact - error).max(0.0), hi: (exact + error).min(1.0) };
+    (exact, quotient.hull(tangent))
+}
+
+impl Interval {
+    fn at_least_zero(self) -> Self {
+        Self { lo: self.lo.max(0.0), ..self }
+    }
+}
