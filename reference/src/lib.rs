@@ -1,7 +1,7 @@
 //! The definition: a bit-exact, pure-Rust reference of the Marlin family of quantized
 //! Mixture-of-Experts kernel formats.
 //!
-//! Data enters at three doors ([`checkpoint`]: untrusted bytes, `quantize`: floats,
+//! Data enters at three doors ([`checkpoint`]: untrusted bytes, [`quantize`]: floats,
 //! [`vectors`]: generated), becomes a [`weight::Weight`], and leaves through a layout
 //! ([`layout`]). Formats and layouts never see each other. There is no I/O here but bytes.
 //!
@@ -22,6 +22,7 @@
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
+//! | [`quantize`] | floats to codes and scales |
 //! | [`vectors`] | deterministic case files from a seed |
 
 pub mod act_order;
@@ -36,6 +37,7 @@ pub mod gemm;
 pub mod layers;
 pub mod layout;
 pub mod moe;
+pub mod quantize;
 pub mod scalar;
 pub mod select;
 pub mod tensor;

@@ -122,8 +122,7 @@ fn judge_run(
             format!("block {}, position {position}, expert {expert}: {text}", position / block);
         wrong.push(Wrong { position, expert, id, text });
     };
-    for position in run.start..end {
-        let value = values[position];
+    for (position, &value) in values.iter().enumerate().take(end).skip(run.start) {
         if position >= run.start + count {
             if usize::try_from(value) != Ok(numel) {
                 let text = format!("padding holds {value}, not the sentinel {numel}");

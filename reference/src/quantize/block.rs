@@ -1,0 +1,81 @@
+//! Blocks along the row with a small scale each: MX (32 values, a power of two) and NVFP4 (16
+//! values, an e4m3 scale under a global one). Codes come unpacked, one per byte.
+
+use super::{absmax, expect_rows};
+use crate::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::{Error, Result};
+
+/// The exponent of the largest magnitude, of at least 2^-126: ⌊log₂⌋.
+fn exponent(block: &[f32]) -> i32 {
+    (absmax(block).max(f32::MIN_POSITIVE).to_bits() >> 23) as i32 - 127
+}
+
+/// 2^e as a factor in f64, where dividing by it is exact.
+fn power(e: i32) -> f64 {
+    f64::from_bits(((e + 1023) as u64) << 52)
+}
+
+/// e4m3fn codes and e8m0 scales of 32 values each: scale = 2^⌊log₂ max⌋, max at least 2^-126.
+/// Upstream: `mxfp8_e4m3_quantize`.
+///
+/// The logarithm is exact here; upstream's is f32 and could differ for an f32 maximum just below
+/// a power of two, never for 16-bit inputs.
+///
+/// # Errors
+/// [`Error::Size`], [`Error::Shape`]: not rows of whole blocks; [`Error::Value`]: not finite.
+pub fn mxfp8(x: &[f32], cols: usize) -> Result<(Vec<u8>, Vec<u8>)> {
+    mx(x, cols, ScalarType::FLOAT8_E4M3FN, 0)
+}
+
+/// e2m1 codes and e8m0 scales of 32 values each: scale = 2^(⌊log₂ max⌋ − 2), at least 2^-127;
+/// values round to nearest even and saturate. OCP Microscaling Formats 1.0, section 6.3.
+///
+/// # Errors
+/// As [`mxfp8`].
+pub fn mxfp4(x: &[f32], cols: usize) -> Result<(Vec<u8>, Vec<u8>)> {
+    mx(x, cols, ScalarType::FLOAT4_E2M1F, 2)
+}
+
+fn mx(x: &[f32], cols: usize, ty: ScalarType, below: i32) -> Result<(Vec<u8>, Vec<u8>)> {
+    expect_rows(x, cols, 32)?;
+    let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
+    for block in x.chunks_exact(32) {
+        let e = (exponent(block) - below).max(-127);
+        let code = |v: &f32| ty.encode_rne_saturating(f64::from(*v) / power(e)) as u8;
+        codes.extend(block.iter().map(code));
+        scales.push((e + 127) as u8);
+    }
+    Ok((codes, scales))
+}
+
+/// 1 / x, and 1e-8 for zero, as upstream's emulation has it.
+fn reciprocal(x: f32) -> f32 {
+    1.0 / if x == 0.0 { 1e8 } else { x }
+}
+
+/// e2m1 codes and e4m3fn scales of 16 values each, under `global_scale` (448 · 6 / largest value,
+/// usually): scale = e4m3(global · (max · fl(1/6))), limited to 448; q = x · 1/(scale · 1/global),
+/// to nearest even, limited to 6. Upstream: `ref_nvfp4_quant`.
+///
+/// # Errors
+/// As [`mxfp8`], in blocks of 16; [`Error::Size`] for a global scale that is not positive and
+/// finite.
+pub fn nvfp4(x: &[f32], cols: usize, global_scale: f32) -> Result<(Vec<u8>, Vec<u8>)> {
+    expect_rows(x, cols, 16)?;
+    if !(global_scale.is_finite() && global_scale > 0.0) {
+        return Err(Error::size("global scale", global_scale, "a positive finite number"));
+    }
+    let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
+    for block in x.chunks_exact(16) {
+        let scale = (global_scale * (absmax(block) * (1.0 / 6.0))).min(448.0);
+        let scale = f32_to_e4m3fn_rne_saturating(scale);
+        let factor = reciprocal(e4m3fn_to_f32(scale) * reciprocal(global_scale));
+        let code = |v: &f32| {
+            let scaled = if *v == 0.0 { *v } else { v * factor };
+            ScalarType::FLOAT4_E2M1F.encode_rne_saturating(scaled.into()) as u8
+        };
+        codes.extend(block.iter().map(code));
+        scales.push(scale);
+    }
+    Ok((codes, scales))
+}

@@ -1,0 +1,33 @@
+//! The door for floats: activations and weights to codes and scales, by upstream's definitions.
+//!
+//! Values come as f32 (16-bit floats widened, which is exact); every operation is an IEEE one in
+//! the order stated, so codes and scales are defined bit for bit.
+
+mod activation;
+mod block;
+mod group;
+
+pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
+pub use block::{mxfp4, mxfp8, nvfp4};
+pub use group::{GroupQuantized, quantize_weights};
+
+use crate::{Error, Result};
+
+/// Fails unless `x` is rows of `cols` finite values, `cols` a multiple of `block`.
+fn expect_rows(x: &[f32], cols: usize, block: usize) -> Result<()> {
+    if cols == 0 || !cols.is_multiple_of(block) {
+        return Err(Error::size("columns", cols, format!("a positive multiple of {block}")));
+    }
+    if !x.len().is_multiple_of(cols) {
+        return Err(Error::shape("x", &[x.len()], format!("rows of {cols}")));
+    }
+    match x.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(i) => Err(Error::value("x", &[i / cols, i % cols], x[i], "a finite number")),
+    }
+}
+
+/// Largest magnitude.
+fn absmax(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |m, v| m.max(v.abs()))
+}
