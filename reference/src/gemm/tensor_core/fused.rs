@@ -41,7 +41,7 @@ impl Parts {
         Self {
             significand: if negative { -magnitude } else { magnitude },
             exponent: if magnitude == 0 { ZERO_EXPONENT.into() } else { field.max(1) - bias },
-            fraction: fraction as i32,
+            fraction,
             special,
             negative,
         }
