@@ -1,6 +1,6 @@
 //! The arithmetic of matrix units, bit for bit.
 //!
-//! All units share one operation, the [fused sum](fused): products and accumulator are aligned to
+//! All units share one operation, the fused sum: products and accumulator are aligned to
 //! the largest exponent among them, truncated there, added exactly, and the sum is rounded once.
 //! A unit differs in how many bits it keeps, how it cuts its k into such sums, and how the
 //! accumulator enters: that is a [`Unit`], a row of [`UNITS`] with its evidence.
