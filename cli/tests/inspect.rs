@@ -35,13 +35,13 @@ fn experts_are_one_line_per_stack() {
             "format": "compressed-tensors pack-quantized uint4b8",
             "weight_type": "uint4b8",
             "bits": 4,
-            "group_size": 128,
+            "group_size": 32,
             "act_order": false,
-            "size_k": 256,
+            "size_k": 128,
             "size_n": 256,
             "experts": 2,
-            // Codes 2 · 2 · 128 · 256 / 2, scales 2 · 2 · 128 · 2 of two bytes.
-            "bytes": 65_536 + 2_048,
+            // Codes 2 · 2 · 128 · 128 / 2, scales 2 · 2 · 128 · 4 of two bytes.
+            "bytes": 32_768 + 4_096,
             "backend": "fused_marlin_moe",
             "reasons_against": [],
         })
