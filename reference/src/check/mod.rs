@@ -6,6 +6,7 @@
 mod compare;
 mod marlin;
 mod picture;
+mod product;
 mod routing;
 mod structure;
 mod variants;
@@ -14,6 +15,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::{Mismatch, Register};
+pub use product::Declared;
 pub use picture::{Grid, Picture};
 
 use crate::Result;
@@ -124,8 +126,20 @@ impl CaseReport {
 /// When an input cannot be used (a combination that upstream refuses, a `g_idx` that does not fit
 /// its scales, ...). A wrong output is a verdict, not an error.
 pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
+    check_case_as(case, &Declared::default())
+}
+
+/// As [`check_case`], of a kernel that is declared to compute its products as `declared` says.
+///
+/// # Errors
+/// As [`check_case`].
+pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     let mut outputs = match &case.config {
-        CaseConfig::Linear(c) => marlin::linear(case, c)?,
+        CaseConfig::Linear(c) => {
+            let mut reports = marlin::linear(case, c)?;
+            reports.extend(product::linear(case, c, declared)?);
+            reports
+        }
         CaseConfig::Moe(c) => {
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
