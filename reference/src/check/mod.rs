@@ -143,6 +143,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
         CaseConfig::Moe(c) => {
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
+            reports.extend(product::moe(case, c, declared)?);
             reports
         }
         CaseConfig::Router(c) => routing::router(case, c)?,

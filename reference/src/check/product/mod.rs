@@ -1,5 +1,6 @@
 //! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
 
+mod layer;
 mod stage;
 
 use super::OutputReport;
@@ -12,6 +13,7 @@ use crate::gemm::{Class, Convention, Extras, Rows};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::{Table, TableData, Weight};
+pub(super) use layer::moe;
 use stage::{Part, Stage};
 
 /// How the products of a case are declared to be computed.
@@ -61,7 +63,7 @@ pub(super) fn linear(
     };
     let input = if scales.is_some() { case.input("a_q")? } else { case.input("x")? };
     let extras = Extras { activation_scales: scales.as_deref(), router_weights: None };
-    let parts = [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None }];
+    let parts = [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
     let order = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
     let stage = Stage {
         name: "y",

@@ -15,8 +15,10 @@ pub(super) struct Part<'c> {
     pub(super) weight: &'c Weight<'c>,
     /// Which rows of the output.
     pub(super) rows: Vec<usize>,
-    /// The expert, in a layer.
+    /// The expert's place among the rank's, in a layer.
     pub(super) expert: Option<usize>,
+    /// The expert's id among all.
+    pub(super) global: usize,
 }
 
 /// A product of a case.
@@ -122,7 +124,7 @@ impl Stage<'_> {
             index: vec![row, n],
             bit: 0,
             width: self.found.dtype().bits() as u32,
-            expert: part.and_then(|p| p.expert),
+            expert: part.and_then(|p| p.expert.map(|_| p.global)),
             k: None,
             group: None,
             n: Some(n),
