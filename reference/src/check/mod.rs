@@ -15,8 +15,8 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::{Mismatch, Register};
-pub use product::Declared;
 pub use picture::{Grid, Picture};
+pub use product::Declared;
 
 use crate::Result;
 use crate::case::{Case, CaseConfig};

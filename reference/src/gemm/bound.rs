@@ -17,7 +17,7 @@
 //! allows. For random data that is less by a factor of about √K.
 //!
 //! With its errors, a computed partial sum is at most Ĉ = C + B; since δ depends on Ĉ, B is taken
-//! from the fixed point, which one step of the iteration bounds: δ grows at most as Ĉ does.
+//! from errors at a larger reach that it does not exceed itself.
 //!
 //! *A matrix unit* ([`super::tensor_core`]) with F fraction bits adds t products to an accumulator c.
 //! With E the largest exponent among them, each of the t + 1 terms loses less than 2^(E − F), and
@@ -194,15 +194,15 @@ impl Class {
             return element.carried;
         }
         let product = inputs.largest_exponent(element);
-        // B from C, then from C + B: since B/C is at most ½, the second is a bound.
-        let once = self.errors(partial, product, size_k, element.absolute, inputs.output);
-        if !(once < partial / 4.0) {
-            // Sums as short and as small as their own errors: iterate to a bound by doubling.
+        let errors = |reach| self.errors(reach, product, size_k, element.absolute, inputs.output);
+        let once = errors(partial);
+        if once >= partial / 4.0 {
+            // Sums as small as their own errors.
             return self.doubling(partial, product, size_k, element, inputs) + element.carried;
         }
-        let twice =
-            self.errors(partial + 2.0 * once, product, size_k, element.absolute, inputs.output);
-        twice.min(2.0 * once).max(once) + element.carried
+        // C + 2·once reaches at most one binade further, where no error is more than twice as
+        // large: this is a B that the errors at C + B do not exceed.
+        errors(partial + 2.0 * once) + element.carried
     }
 
     /// The least C + B, by doubling, whose own errors do not leave it.
@@ -265,8 +265,7 @@ impl Class {
                     _ => (7, -126),
                 };
                 // Each part is rounded, and each sum of parts.
-                2.0 * parts as f64 * power(e.max(least) - mantissa - 1)
-                    + additions as f64 * nearest
+                2.0 * parts as f64 * power(e.max(least) - mantissa - 1) + additions as f64 * nearest
             }
         };
         additions as f64 * each + products + reductions

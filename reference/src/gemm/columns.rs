@@ -75,7 +75,8 @@ impl<'w> WeightColumns<'w> {
     /// The same columns times 2^power, where they are not rounded to another type.
     pub fn times_power(mut self, power: i32) -> Self {
         let factor = f64::from(power).exp2();
-        let values = if self.rule == Rule::Unscaled { &mut self.meanings } else { &mut self.scales };
+        let values =
+            if self.rule == Rule::Unscaled { &mut self.meanings } else { &mut self.scales };
         values.iter_mut().for_each(|x| *x *= factor);
         self
     }

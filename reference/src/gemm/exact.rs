@@ -201,9 +201,9 @@ impl<'r> Worker<'r> {
                 }
                 let track = &self.tracks[r];
                 // What rounding may have taken from the sums of a walk.
-                let error = row.magnitude() * column.magnitude() * self.tile.len() as f64
-                    * (SLACK - 1.0)
-                    / 1024.0;
+                let error =
+                    row.magnitude() * column.magnitude() * self.tile.len() as f64 * (SLACK - 1.0)
+                        / 1024.0;
                 out.push(each(&Element {
                     m,
                     n: n0 + j,

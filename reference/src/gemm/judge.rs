@@ -110,7 +110,9 @@ impl Judge<'_> {
         radius: Option<&Rows>,
     ) -> Result<Vec<Bounded>> {
         let gathered = match self.order {
-            Some(order) => Some((rows.gather(order)?, radius.map(|r| r.gather(order)).transpose()?)),
+            Some(order) => {
+                Some((rows.gather(order)?, radius.map(|r| r.gather(order)).transpose()?))
+            }
             None => None,
         };
         let (rows, radius) = match &gathered {

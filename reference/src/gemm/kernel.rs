@@ -4,6 +4,9 @@
 //! the machine has. The sums are free of error by the caller's choice of ranges, so that every
 //! back end, and every order of addition, gives the same bits.
 
+// Indexed loops over lanes are what the compiler turns into vectors.
+#![allow(clippy::needless_range_loop)]
+
 use super::columns::TILE;
 
 /// One lane per column.
@@ -92,7 +95,8 @@ impl Track {
                 let sum = series.sum[j] + v[j];
                 series.sum[j] = sum;
                 series.least[j] = if sum < series.least[j] { sum } else { series.least[j] };
-                series.greatest[j] = if sum > series.greatest[j] { sum } else { series.greatest[j] };
+                series.greatest[j] =
+                    if sum > series.greatest[j] { sum } else { series.greatest[j] };
             }
             first += stripe.period / stripe.length;
         }
@@ -113,7 +117,12 @@ pub(super) struct Pass<'p> {
 }
 
 /// One pass of `rows` over a tile of columns `[size_k, TILE]`.
-pub(super) fn run(rows: [&[f64]; ROWS], tile: &[Lanes], pass: Pass<'_>, tracks: &mut [Track; ROWS]) {
+pub(super) fn run(
+    rows: [&[f64]; ROWS],
+    tile: &[Lanes],
+    pass: Pass<'_>,
+    tracks: &mut [Track; ROWS],
+) {
     #[cfg(target_arch = "x86_64")]
     if super::simd::run(rows, tile, pass, tracks) {
         return;

@@ -18,8 +18,8 @@ mod simd;
 pub mod tensor_core;
 mod wide;
 
-pub use columns::{Columns, Rule, WeightColumns};
 pub use bound::{Class, Inputs};
+pub use columns::{Columns, Rule, WeightColumns};
 pub use exact::{Element, Request, product};
 pub use judge::{Bounded, Judge};
 pub use kernel::Stripe;

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub enum Convention {
     /// Upstream's Marlin kernels: group scales are multiplied into the weight in the activation
     /// type; scales of whole columns, bias and router weight multiply the sum after it was
-    /// rounded, each with its own rounding (see [`Recipe::marlin`]).
+    /// rounded, each with its own rounding.
     #[default]
     Marlin,
     /// The project's own: weights as in Marlin, everything after the sum in f32, and one rounding
@@ -92,7 +92,10 @@ impl Recipe {
         extras: Extras<'_>,
     ) -> Result<Self> {
         if !matches!(dtype, ScalarType::FLOAT16 | ScalarType::BFLOAT16) {
-            return Err(Error::unsupported(format!("activations of {dtype}"), "float16 or bfloat16"));
+            return Err(Error::unsupported(
+                format!("activations of {dtype}"),
+                "float16 or bfloat16",
+            ));
         }
         Ok(match convention {
             Convention::Marlin => Self::marlin(weight, dtype, extras),
@@ -116,9 +119,21 @@ impl Recipe {
         let by_column = weight.scales.rows() == 1;
         let power = match (by_column && fp8, weight.global_scale) {
             // e4m3's exponent field placed into the activation type's.
-            (true, _) => if half { -8 } else { -120 },
+            (true, _) => {
+                if half {
+                    -8
+                } else {
+                    -120
+                }
+            }
             // e2m1's likewise, and the scales' 2^7.
-            (_, Some(_)) => if half { -7 } else { -119 },
+            (_, Some(_)) => {
+                if half {
+                    -7
+                } else {
+                    -119
+                }
+            }
             _ => 0,
         };
         let rule = match extras.activation_scales {
@@ -156,12 +171,7 @@ impl Recipe {
         Self { rule, power, operations, dtype }
     }
 
-    fn canonical(
-        weight: &Weight<'_>,
-        dtype: ScalarType,
-        extras: Extras<'_>,
-        rule: Rule,
-    ) -> Self {
+    fn canonical(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>, rule: Rule) -> Self {
         use Operation::{Add, Multiply, Round};
         let f32 = ScalarType::FLOAT32;
         let by_column = weight.scales.rows() == 1;

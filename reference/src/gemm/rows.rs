@@ -71,7 +71,8 @@ impl Rows {
         if size_k == 0 || !values.len().is_multiple_of(size_k) {
             return Err(Error::size("activations", values.len(), format!("rows of {size_k}")));
         }
-        let ranges = values.chunks_exact(size_k).map(|row| Range::of(row.iter().copied())).collect();
+        let ranges =
+            values.chunks_exact(size_k).map(|row| Range::of(row.iter().copied())).collect();
         Ok(Self { size_k, values, ranges })
     }
 

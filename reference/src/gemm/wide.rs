@@ -28,8 +28,9 @@ const DIGITS: usize = 76;
 #[derive(Clone)]
 pub struct Wide {
     digits: [i64; DIGITS],
-    /// Digits outside this range are zero.
-    used: std::ops::Range<usize>,
+    /// Digits outside `first..end` are zero.
+    first: usize,
+    end: usize,
     /// Additions since the last carry.
     pending: u32,
     /// Sum of what is not finite; zero when all is.
@@ -54,15 +55,15 @@ fn decompose(x: f64) -> (bool, u64, i32) {
 impl Wide {
     /// Zero.
     pub const fn new() -> Self {
-        Self { digits: [0; DIGITS], used: DIGITS..0, pending: 0, special: 0.0 }
+        Self { digits: [0; DIGITS], first: DIGITS, end: 0, pending: 0, special: 0.0 }
     }
 
     /// Zero again.
     pub fn clear(&mut self) {
-        if !self.used.is_empty() {
-            self.digits[self.used.clone()].fill(0);
+        if self.first < self.end {
+            self.digits[self.first..self.end].fill(0);
         }
-        (self.used, self.pending, self.special) = (DIGITS..0, 0, 0.0);
+        (self.first, self.end, self.pending, self.special) = (DIGITS, 0, 0, 0.0);
     }
 
     /// Adds `x`.
@@ -94,7 +95,7 @@ impl Wide {
         let mut carried = self.clone();
         carried.carry();
         let (negative, significand, exponent) = decompose(factor);
-        for i in carried.used.clone() {
+        for i in carried.first..carried.end {
             let digit = carried.digits[i];
             let product = u128::from(digit.unsigned_abs()) * u128::from(significand);
             let exponent = exponent + i as i32 * DIGIT as i32 + LOWEST;
@@ -127,8 +128,8 @@ impl Wide {
                 last = at;
             }
         }
-        self.used.start = self.used.start.min(first);
-        self.used.end = self.used.end.max(last + 1);
+        self.first = self.first.min(first);
+        self.end = self.end.max(last + 1);
         self.pending += 1;
         if self.pending == 1 << 30 {
             self.carry();
@@ -138,14 +139,14 @@ impl Wide {
     /// Brings every digit but the top one into 0..2^32; the top one keeps the sign.
     fn carry(&mut self) {
         self.pending = 0;
-        let mut i = self.used.start;
-        while i < self.used.end {
+        let mut i = self.first;
+        while i < self.end {
             let carry = self.digits[i] >> DIGIT;
-            if i + 1 == self.used.end {
+            if i + 1 == self.end {
                 if carry == 0 || carry == -1 {
                     break;
                 }
-                self.used.end += 1;
+                self.end += 1;
             }
             self.digits[i] -= carry << DIGIT;
             self.digits[i + 1] += carry;
@@ -158,16 +159,15 @@ impl Wide {
     fn leading(&self) -> Option<(bool, u64, i32, bool)> {
         let mut carried = self.clone();
         carried.carry();
-        let range = carried.used.clone();
-        let top = range.clone().rev().find(|&i| carried.digits[i] != 0)?;
+        let top = (carried.first..carried.end).rev().find(|&i| carried.digits[i] != 0)?;
         let negative = carried.digits[top] < 0;
         if negative {
-            for i in range.clone() {
+            for i in carried.first..carried.end {
                 carried.digits[i] = -carried.digits[i];
             }
             carried.carry();
         }
-        let top = carried.used.clone().rev().find(|&i| carried.digits[i] != 0)?;
+        let top = (carried.first..carried.end).rev().find(|&i| carried.digits[i] != 0)?;
         let digit = |i: usize, down: usize| match i.checked_sub(down) {
             Some(i) => carried.digits[i] as u128,
             None => 0,
@@ -179,7 +179,7 @@ impl Wide {
         let exponent = (top as i32 - 2) * DIGIT as i32 + LOWEST + 64 - spare as i32;
         let dropped = (joined << spare) as u64 != 0;
         let below = top.saturating_sub(2);
-        let lower = &carried.digits[range.start.min(below)..below];
+        let lower = &carried.digits[carried.first.min(below)..below];
         Some((negative, bits, exponent, dropped || lower.iter().any(|&d| d != 0)))
     }
 
@@ -209,7 +209,8 @@ impl Wide {
         // on to the exponent by itself.
         let field = if top < 1 - bias { 0 } else { (top + bias - 1) as u64 };
         let limit = ((1u64 << exponent_bits) - 1) << mantissa_bits;
-        let magnitude = if top > bias { limit } else { ((field << mantissa_bits) + kept).min(limit) };
+        let magnitude =
+            if top > bias { limit } else { ((field << mantissa_bits) + kept).min(limit) };
         let sign = u64::from(negative) << (exponent_bits + mantissa_bits);
         (sign | magnitude) as u32
     }

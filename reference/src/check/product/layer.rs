@@ -30,7 +30,8 @@ impl Assignment {
             }
             None => None,
         };
-        let lacking = |what: &str| Error::unsupported(format!("a layer without {what}"), "router_logits");
+        let lacking =
+            |what: &str| Error::unsupported(format!("a layer without {what}"), "router_logits");
         let ids = match (case.output("topk_ids"), &routed) {
             (Some(ids), _) => ids.elements::<i32>().into_owned(),
             (None, Some(routed)) => routed.topk_ids.clone(),
@@ -95,10 +96,10 @@ pub(in crate::check) fn moe(
     let on_input = c.apply_router_weight_on_input;
     let routers = Extras { activation_scales: None, router_weights: Some(&assignment.weights) };
     let stage = |name: &'static str,
-                     prefix: &'static str,
-                     shape: Shape,
-                     rows: Rows,
-                     weighted: bool|
+                 prefix: &'static str,
+                 shape: Shape,
+                 rows: Rows,
+                 weighted: bool|
      -> Result<Option<OutputReport>> {
         let Some(found) = case.output(name) else { return Ok(None) };
         let source = Source::new(case, &c.quant, prefix, shape);

@@ -63,7 +63,8 @@ pub(super) fn linear(
     };
     let input = if scales.is_some() { case.input("a_q")? } else { case.input("x")? };
     let extras = Extras { activation_scales: scales.as_deref(), router_weights: None };
-    let parts = [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
+    let parts =
+        [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
     let order = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
     let stage = Stage {
         name: "y",

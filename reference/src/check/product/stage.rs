@@ -67,10 +67,8 @@ impl Stage<'_> {
         };
         let (scales, routers) =
             (pick(self.extras.activation_scales), pick(self.extras.router_weights));
-        let extras = Extras {
-            activation_scales: scales.as_deref(),
-            router_weights: routers.as_deref(),
-        };
+        let extras =
+            Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
         let recipe = Recipe::new(self.declared.convention, part.weight, self.dtype, extras)?;
         let order = match (self.orders, part.expert) {
             (Some(orders), expert) => orders.get(expert.unwrap_or(0)).map(Vec::as_slice),
@@ -105,7 +103,8 @@ impl Stage<'_> {
         report.mismatches = wrong.len();
         let mut note = format!("bound: {}", self.declared.class.name);
         if unbounded > 0 {
-            note += &format!("; {unbounded} elements have no bound, since partial sums may overflow");
+            note +=
+                &format!("; {unbounded} elements have no bound, since partial sums may overflow");
         }
         report.note = Some(note);
         report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
