@@ -1,6 +1,6 @@
 //! `activated` against its bound from the case's own `gate_up`.
 
-use super::{Best, Stage, expert, halves, with_expert};
+use super::{Best, Stage, expert, halves, nearer, with_expert};
 use crate::Result;
 use crate::case::{Activation, Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -24,14 +24,16 @@ pub(super) fn judge(
     let ty = c.quant.dtype;
     let gate_up = halves(gate_up, [rows, definition.width_in(size_i)])?;
     let values = halves(found, [rows, size_i])?;
+    let apply = |chain| definition.apply(&gate_up, ty, size_i, chain);
+    let (expected, chain) = nearer(&values, apply(Chain::Canonical)?, apply(Chain::Upstream).ok());
     let stage = Stage {
         name: "activated",
         class: CLASS,
         ty,
         found: &values,
         shape: [rows, size_i],
-        canonical: definition.apply(&gate_up, ty, size_i, Chain::Canonical)?,
-        upstream: definition.apply(&gate_up, ty, size_i, Chain::Upstream).ok(),
+        expected,
+        chain,
     };
     let source = Source { gate_up: &gate_up, size_i };
     let mut bounds = Bounds::new(definition, ty)?;

@@ -34,10 +34,29 @@ struct Stage<'c> {
     found: &'c [u16],
     /// Rows and columns of the output.
     shape: [usize; 2],
-    /// The reference's own result.
+    /// The result that bits are compared with.
+    expected: Vec<u16>,
+    /// Whose result that is.
+    chain: &'static str,
+}
+
+/// Of the reference's own result and that of upstream's operators, where there are such, the one
+/// that `found` equals in more values: bits are compared with it. (The verdict is the bound's.)
+fn nearer(
+    found: &[u16],
     canonical: Vec<u16>,
-    /// The result of upstream's operators, where there are such.
     upstream: Option<Vec<u16>>,
+) -> (Vec<u16>, &'static str) {
+    match upstream {
+        Some(upstream) if equal(found, &upstream) >= equal(found, &canonical) => {
+            (upstream, "the roundings of upstream's operator")
+        }
+        _ => (canonical, "f32 with one rounding"),
+    }
+}
+
+fn equal(a: &[u16], b: &[u16]) -> usize {
+    a.iter().zip(b).filter(|(a, b)| a == b).count()
 }
 
 /// Position of a 16-bit float in the total order of all of them.
@@ -60,14 +79,9 @@ impl Stage<'_> {
         }
     }
 
-    fn equal_share(&self, other: &[u16]) -> f64 {
-        let equal = self.found.iter().zip(other).filter(|(a, b)| a == b).count();
-        equal as f64 / self.found.len().max(1) as f64
-    }
-
     /// The report, and the values outside their bound.
     fn judge(&self, mut bound: impl FnMut(usize) -> Bound) -> (OutputReport, Vec<usize>) {
-        let mut report = OutputReport::unchecked(self.name, self.found.len(), self.class);
+        let mut report = OutputReport::unchecked(self.name, self.found.len(), "");
         let (mut wrong, mut max_ratio, mut max_ulp) = (Vec::new(), 0f64, 0f64);
         for (i, &bits) in self.found.iter().enumerate() {
             let ratio = bound(i).ratio(self.value(bits));
@@ -75,18 +89,15 @@ impl Stage<'_> {
                 wrong.push(i);
             }
             max_ratio = max_ratio.max(ratio);
-            max_ulp = max_ulp.max(self.steps(bits, self.canonical[i]));
+            max_ulp = max_ulp.max(self.steps(bits, self.expected[i]));
         }
         report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
-        report.equal_bits = Some(self.equal_share(&self.canonical));
+        report.equal_bits =
+            Some(equal(self.found, &self.expected) as f64 / self.found.len().max(1) as f64);
         report.mismatches = wrong.len();
         report.max_ulp = Some(max_ulp);
         report.max_error_over_bound = Some(max_ratio);
-        if let Some(upstream) = &self.upstream {
-            let share = self.equal_share(upstream);
-            report.note =
-                Some(format!("{}; {share:.4} of the values as upstream's operator", self.class));
-        }
+        report.note = Some(format!("{}; bits compared with {}", self.class, self.chain));
         if !wrong.is_empty() {
             let [rows, cols] = self.shape;
             let mut picture = Picture::new("row", 1, self.shape);
@@ -110,7 +121,7 @@ impl Stage<'_> {
             group: None,
             n: Some(i % cols),
             fragment: None,
-            expected: format!("{:#06x}", self.canonical[i]),
+            expected: format!("{:#06x}", self.expected[i]),
             found: format!("{:#06x}", self.found[i]),
         }
     }
@@ -132,7 +143,7 @@ impl Stage<'_> {
             self.found.len(),
             first % cols,
             self.value(self.found[first]),
-            self.value(self.canonical[first]),
+            self.value(self.expected[first]),
         );
         Diagnosis { id: "outside-bound".to_owned(), text, unexplained: 0 }
     }

@@ -1,6 +1,6 @@
 //! `y` against its bound from the case's own `down`.
 
-use super::{Best, Stage, expert, halves, with_expert};
+use super::{Best, Stage, expert, halves, nearer, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -21,14 +21,16 @@ pub(super) fn judge(
     let (ty, h) = (c.quant.dtype, c.hidden_size);
     let down = halves(down, [c.size_m * c.top_k, h])?;
     let values = halves(found, [c.size_m, h])?;
+    let add = |chain| sum(&down, ty, c.top_k, h, chain);
+    let (expected, chain) = nearer(&values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
     let stage = Stage {
         name: "y",
         class: CLASS,
         ty,
         found: &values,
         shape: [c.size_m, h],
-        canonical: sum(&down, ty, c.top_k, h, Chain::Canonical)?,
-        upstream: Some(sum(&down, ty, c.top_k, h, Chain::Upstream)?),
+        expected,
+        chain,
     };
     let terms = Terms { down: &down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
     let (mut report, wrong) = stage.judge(|i| terms.bound(i, |j| Some((j, 1.0))));

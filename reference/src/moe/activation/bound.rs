@@ -86,10 +86,11 @@ impl Function {
                 let argument = if alpha == 1.0 { 0.0 } else { U };
                 let exponential =
                     largest_share(alpha * gate.lo, 4.0 * U, 1.173 * 2.0 * U + argument);
-                // Sum, quotient, product.
-                let out = range.after_f32((exponential + 6.0 * U) * SECOND);
-                // From 2^126 on.
+                // From 2^126 on. A reciprocal is subnormal there, with 2^-22 of rounding.
                 let vanishes = alpha * gate.lo < -87.0;
+                let reciprocal = if vanishes { 4.0 * U } else { 0.0 };
+                // Sum, quotient, product.
+                let out = range.after_f32((exponential + 6.0 * U + reciprocal) * SECOND);
                 if vanishes { out.hull(Interval::point(0.0)) } else { out }
             }
             Self::Gelu => {
