@@ -59,7 +59,7 @@ impl Function {
     /// Where F is smallest; it falls before and rises behind.
     pub(super) fn lowest(self, alpha: f64) -> f64 {
         match self {
-            Self::Silu => -1.278_464_542_761_073_8 / alpha,
+            Self::Silu => -1.278_464_542_761_074 / alpha,
             Self::Gelu => -0.751_791_524_693_564_5,
             Self::GeluTanh => -0.752_461_422_071_016_3,
             Self::Relu2 => 0.0,
