@@ -249,3 +249,52 @@ fn all_zero() {
         assert_eq!(output.verdict, Verdict::Fail);
     }
 }
+
+/// The first half of every row along the last axis: the gate's columns.
+fn first_half(tensor: &Tensor<'_>) -> Tensor<'static> {
+    let mut shape = tensor.shape().to_vec();
+    let cols = shape.last_mut().expect("an axis");
+    let row = *cols * tensor.dtype().bytes();
+    *cols /= 2;
+    let bytes: Vec<u8> =
+        tensor.bytes().chunks_exact(row).flat_map(|r| &r[..row / 2]).copied().collect();
+    Tensor::new(tensor.name(), tensor.dtype(), shape, bytes).expect("half a tensor")
+}
+
+/// Without an up projection w13 has I columns. Marlin's tiles and scale blocks are 64 columns wide,
+/// so the gate's half of upstream's outputs is what upstream gives for the gate alone.
+#[test]
+fn a_layer_without_up() {
+    let bytes = golden("moe-top8_f16_u4");
+    let mut case = Case::parse(&bytes).expect("a case");
+    let mut c = config(&case);
+    c.activation = Activation::SiluNoMul;
+    let d = Definition::new(c.activation);
+    let of_w13 = |n: &str| n.starts_with("w13_") || n == "gate_up";
+    for tensors in [&mut case.inputs, &mut case.outputs] {
+        for (_, tensor) in tensors.iter_mut().filter(|(n, _)| of_w13(n)) {
+            *tensor = first_half(tensor);
+        }
+    }
+    // These came from the product with up.
+    case.outputs.retain(|n, _| !["down", "y"].contains(&n.as_str()));
+    let gate = halves(&case, "gate_up");
+    let activated =
+        d.apply(&gate, c.quant.dtype, c.intermediate_size, Chain::Upstream).expect("rows");
+    replace(&mut case, "activated", activated);
+    case.config = CaseConfig::Moe(c);
+    // Through a file, whose reader holds every shape to the config.
+    case.raw_config.clear();
+    let bytes = case.to_bytes().expect("bytes");
+    let case = Case::parse(&bytes).expect("a case");
+    let report = check_case(&case).expect("a report");
+    assert_eq!(report.verdict, Verdict::Pass, "{report:#?}");
+    for name in ["activated", "gate_up", "w13_marlin_qweight", "w13_marlin_scales"] {
+        assert!(report.outputs.iter().any(|o| o.name == name), "{name}");
+    }
+    let mut wrong = case.clone();
+    replace(&mut wrong, "activated", gate);
+    let report = check_case(&wrong).expect("a report");
+    let output = report.outputs.iter().find(|o| o.name == "activated").expect("the output");
+    assert_eq!(output.diagnosis.as_ref().expect("a cause").id, "activation-forgotten");
+}

@@ -8,6 +8,7 @@ mod compare;
 mod layer;
 mod marlin;
 mod picture;
+mod product;
 mod routing;
 mod structure;
 mod variants;
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 pub use compare::{Mismatch, Register};
 pub use picture::{Grid, Picture};
+pub use product::Declared;
 
 use crate::Result;
 use crate::case::{Case, CaseConfig};
@@ -126,11 +128,24 @@ impl CaseReport {
 /// When an input cannot be used (a combination that upstream refuses, a `g_idx` that does not fit
 /// its scales, ...). A wrong output is a verdict, not an error.
 pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
+    check_case_as(case, &Declared::default())
+}
+
+/// As [`check_case`], of a kernel that is declared to compute its products as `declared` says.
+///
+/// # Errors
+/// As [`check_case`].
+pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     let mut outputs = match &case.config {
-        CaseConfig::Linear(c) => marlin::linear(case, c)?,
+        CaseConfig::Linear(c) => {
+            let mut reports = marlin::linear(case, c)?;
+            reports.extend(product::linear(case, c, declared)?);
+            reports
+        }
         CaseConfig::Moe(c) => {
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
+            reports.extend(product::moe(case, c, declared)?);
             reports.extend(layer::moe(case, c)?);
             reports
         }

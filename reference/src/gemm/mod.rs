@@ -1,6 +1,28 @@
-//! Matrix products: what a matrix unit really computes.
+//! Matrix products, three ways.
 //!
-//! [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units bit for bit, so that a
-//! kernel's output can be compared for equality instead of within a tolerance.
+//! * Exact: Σ a·w over the stored values without error, rounded once ([`exact`]).
+//! * Bounded: how far a kernel of a declared class may be from that ([`bound`]), through its own
+//!   chain of scales, bias and roundings ([`chain`]).
+//! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, so that an
+//!   output can be compared for equality.
 
+pub mod bound;
+pub mod chain;
+pub mod columns;
+pub mod exact;
+pub mod judge;
+mod kernel;
+pub mod recipe;
+pub mod rows;
+mod simd;
 pub mod tensor_core;
+mod wide;
+
+pub use bound::{Class, Inputs};
+pub use columns::{Columns, Rule, WeightColumns};
+pub use exact::{Element, Request, product};
+pub use judge::{Bounded, Judge};
+pub use kernel::Stripe;
+pub use recipe::{Convention, Extras, Recipe};
+pub use rows::{Range, Rows};
+pub use wide::Wide;

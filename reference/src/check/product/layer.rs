@@ -1,0 +1,132 @@
+//! The two products of a Mixture-of-Experts layer.
+//!
+//! A row of `gate_up`, `activated` and `down` is one (token, slot) pair: row `token · top_k + slot`.
+//! Each stage is judged from the case's own stage before it.
+
+use super::stage::{Part, Stage};
+use super::{Declared, decoded};
+use crate::case::{Case, MoeConfig};
+use crate::check::OutputReport;
+use crate::check::weights::Source;
+use crate::dims::Shape;
+use crate::gemm::{Extras, Rows};
+use crate::moe::router::Router;
+use crate::weight::Weight;
+use crate::{Error, Result};
+
+/// Where each row goes: global expert, and its place among this rank's, if it is there.
+struct Assignment {
+    global: Vec<usize>,
+    local: Vec<Option<usize>>,
+    /// Router weight of each row.
+    weights: Vec<f32>,
+}
+
+impl Assignment {
+    fn new(case: &Case<'_>, c: &MoeConfig) -> Result<Self> {
+        let routed = match case.inputs.get("router_logits") {
+            Some(logits) => {
+                Some(Router::from_moe(c).route(&logits.elements::<f32>(), c.num_experts)?)
+            }
+            None => None,
+        };
+        let lacking =
+            |what: &str| Error::unsupported(format!("a layer without {what}"), "router_logits");
+        let ids = match (case.output("topk_ids"), &routed) {
+            (Some(ids), _) => ids.elements::<i32>().into_owned(),
+            (None, Some(routed)) => routed.topk_ids.clone(),
+            (None, None) => return Err(lacking("topk_ids")),
+        };
+        let weights = match (case.output("topk_weights"), routed) {
+            (Some(weights), _) => weights.elements::<f32>().into_owned(),
+            (None, Some(routed)) => routed.topk_weights,
+            (None, None) => return Err(lacking("topk_weights")),
+        };
+        let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
+        let mut global = Vec::with_capacity(ids.len());
+        let mut local = Vec::with_capacity(ids.len());
+        for (row, &id) in ids.iter().enumerate() {
+            let expert = usize::try_from(id).ok().filter(|&e| e < c.num_experts);
+            let Some(expert) = expert else {
+                let at = [row / c.top_k, row % c.top_k];
+                let expected = format!("an expert below {}", c.num_experts);
+                return Err(Error::value("out.topk_ids", &at, id, expected));
+            };
+            global.push(expert);
+            local.push(match &map {
+                Some(map) => usize::try_from(map[expert]).ok(),
+                None => Some(expert),
+            });
+        }
+        Ok(Self { global, local, weights })
+    }
+
+    /// The rows of each of this rank's experts.
+    fn parts<'w>(&self, weights: &'w [Weight<'w>]) -> Vec<Part<'w>> {
+        let mut parts: Vec<Part<'w>> = weights
+            .iter()
+            .enumerate()
+            .map(|(e, weight)| Part { weight, rows: Vec::new(), expert: Some(e), global: e })
+            .collect();
+        for (row, local) in self.local.iter().enumerate() {
+            if let Some(part) = local.and_then(|e| parts.get_mut(e)) {
+                part.rows.push(row);
+                part.global = self.global[row];
+            }
+        }
+        parts
+    }
+}
+
+/// `gate_up` and `down` of a layer.
+pub(in crate::check) fn moe(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    declared: &Declared,
+) -> Result<Vec<OutputReport>> {
+    let mut reports = Vec::new();
+    if case.output("gate_up").is_none() && case.output("down").is_none() {
+        return Ok(reports);
+    }
+    if c.quant.input_dtype.is_some() {
+        return Ok(reports);
+    }
+    let assignment = Assignment::new(case, c)?;
+    let (h, i) = (c.hidden_size, c.intermediate_size);
+    let on_input = c.apply_router_weight_on_input;
+    let routers = Extras { activation_scales: None, router_weights: Some(&assignment.weights) };
+    let stage = |name: &'static str,
+                 prefix: &'static str,
+                 shape: Shape,
+                 rows: Rows,
+                 weighted: bool|
+     -> Result<Option<OutputReport>> {
+        let Some(found) = case.output(name) else { return Ok(None) };
+        let source = Source::new(case, &c.quant, prefix, shape);
+        let weights = source.weights()?;
+        let parts = assignment.parts(&weights);
+        let orders = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
+        let stage = Stage {
+            name,
+            found,
+            rows,
+            radius: None,
+            parts: &parts,
+            orders: orders.as_deref(),
+            extras: if weighted { routers } else { Extras::default() },
+            dtype: c.quant.dtype,
+            declared,
+        };
+        stage.judge().map(Some)
+    };
+    if case.output("gate_up").is_some() {
+        let x = decoded(case.input("x")?)?;
+        let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
+        let rows = x.select(&tokens).ok_or_else(|| Error::size("rows of x", x.rows(), c.size_m))?;
+        reports.extend(stage("gate_up", "w13_", Shape::new(h, c.w13_size_n()), rows, on_input)?);
+    }
+    if let Some(activated) = case.output("activated") {
+        reports.extend(stage("down", "w2_", Shape::new(i, h), decoded(activated)?, !on_input)?);
+    }
+    Ok(reports)
+}

@@ -1,0 +1,112 @@
+//! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
+
+mod layer;
+mod stage;
+
+use super::OutputReport;
+use super::weights::Source;
+use crate::Result;
+use crate::case::{Case, LinearConfig};
+use crate::checkpoint::float_type;
+use crate::dims::Shape;
+use crate::gemm::{Class, Convention, Extras, Rows};
+use crate::scalar::ScalarType;
+use crate::tensor::{DType, Tensor};
+use crate::weight::{Table, TableData, Weight};
+pub(super) use layer::moe;
+use stage::{Part, Stage};
+
+/// How the products of a case are declared to be computed.
+#[derive(Debug, Clone)]
+pub struct Declared {
+    /// Scales, bias, roundings.
+    pub convention: Convention,
+    /// Accumulation in f32; of integer products, what is left to f32 follows from the convention.
+    pub class: Class,
+}
+
+impl Default for Declared {
+    fn default() -> Self {
+        Self { convention: Convention::Marlin, class: Class::any_order() }
+    }
+}
+
+impl Declared {
+    /// The class of one matrix's sums: of int8 activations integers, else as declared.
+    fn class_for(&self, weight: &Weight<'_>, extras: Extras<'_>) -> Class {
+        match extras.activation_scales {
+            None => self.class.clone(),
+            Some(_) if weight.scales.rows() == 1 => Class::exact(),
+            Some(_) => Class::integer_groups(weight.shape().size_k / weight.scales.rows()),
+        }
+    }
+}
+
+/// `y` of a linear case.
+pub(super) fn linear(
+    case: &Case<'_>,
+    c: &LinearConfig,
+    declared: &Declared,
+) -> Result<Vec<OutputReport>> {
+    let Some(found) = case.output("y") else { return Ok(Vec::new()) };
+    let quant = &c.quant;
+    let source = Source::new(case, quant, "", Shape::new(c.size_k, c.size_n));
+    let mut weights = source.weights()?;
+    let scales = match quant.input_dtype {
+        Some(ScalarType::INT8) => {
+            if weights[0].scales.rows() > 1 {
+                integer_scales(&mut weights)?;
+            }
+            Some(case.input("a_scales")?.elements::<f32>())
+        }
+        _ => None,
+    };
+    let input = if scales.is_some() { case.input("a_q")? } else { case.input("x")? };
+    let extras = Extras { activation_scales: scales.as_deref(), router_weights: None };
+    let parts =
+        [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
+    let order = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
+    let stage = Stage {
+        name: "y",
+        found,
+        rows: decoded(input)?,
+        radius: None,
+        parts: &parts,
+        orders: order.as_deref(),
+        extras,
+        dtype: quant.dtype,
+        declared,
+    };
+    Ok(vec![stage.judge()?])
+}
+
+/// The numbers of a floating-point or int8 tensor, its last dimension as rows.
+fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
+    let size_k = tensor.shape().last().copied().unwrap_or(1);
+    let ty = match tensor.dtype() {
+        DType::I8 => ScalarType::INT8,
+        dtype => float_type(dtype).unwrap_or(ScalarType::FLOAT32),
+    };
+    Rows::decode(ty, size_k, super::compare::elements(tensor).into_iter())
+}
+
+/// Replaces group scales by the integers that the kernel for int8 activations is given; what they
+/// were divided by is in the scales of the activations.
+fn integer_scales(weights: &mut [Weight<'_>]) -> Result<()> {
+    let mut max = f32::NEG_INFINITY;
+    for w in weights.iter() {
+        let values = w.scales.iter_bits().map(|b| w.scales.ty().to_f64(b) as f32);
+        max = values.fold(max, f32::max);
+    }
+    for w in weights {
+        let integers = crate::layout::marlin::process_int8_scales_with(&w.scales, max)?.scales;
+        let bits = integers.iter_bits().map(|b| f32::from(b as u16 as i16).to_bits()).collect();
+        w.scales = Table::new(
+            ScalarType::FLOAT32,
+            w.scales.rows(),
+            w.scales.cols(),
+            TableData::B32(bits),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! One product of a case, judged.
+
+use super::Declared;
+use crate::Result;
+use crate::check::compare::{Mismatch, elements};
+use crate::check::picture::Picture;
+use crate::check::{OutputReport, Verdict};
+use crate::gemm::{Bounded, Extras, Judge, Recipe, Rows};
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+use crate::weight::Weight;
+
+/// Rows that are multiplied with one matrix.
+pub(super) struct Part<'c> {
+    pub(super) weight: &'c Weight<'c>,
+    /// Which rows of the output.
+    pub(super) rows: Vec<usize>,
+    /// The expert's place among the rank's, in a layer.
+    pub(super) expert: Option<usize>,
+    /// The expert's id among all.
+    pub(super) global: usize,
+}
+
+/// A product of a case.
+pub(super) struct Stage<'c> {
+    /// Output.
+    pub(super) name: &'static str,
+    pub(super) found: &'c Tensor<'c>,
+    /// Activations of each output row.
+    pub(super) rows: Rows,
+    pub(super) radius: Option<Rows>,
+    /// Rows that no part has are zero.
+    pub(super) parts: &'c [Part<'c>],
+    /// Row order of each part's matrix (act-order).
+    pub(super) orders: Option<&'c [Vec<u32>]>,
+    pub(super) extras: Extras<'c>,
+    pub(super) dtype: ScalarType,
+    pub(super) declared: &'c Declared,
+}
+
+impl Stage<'_> {
+    /// Exact results and bounds of all elements.
+    pub(super) fn bounds(&self) -> Result<Vec<Bounded>> {
+        let size_n = self.found.shape().last().copied().unwrap_or(0);
+        let mut all = vec![Bounded::ZERO; self.found.len()];
+        for part in self.parts {
+            if part.rows.is_empty() {
+                continue;
+            }
+            let bounded = self.part(part)?;
+            for (row, bounded) in part.rows.iter().zip(bounded.chunks_exact(size_n)) {
+                all[row * size_n..][..size_n].copy_from_slice(bounded);
+            }
+        }
+        Ok(all)
+    }
+
+    fn part(&self, part: &Part<'_>) -> Result<Vec<Bounded>> {
+        let missing = || crate::Error::size("rows", self.rows.rows(), "one for each output row");
+        let rows = self.rows.select(&part.rows).ok_or_else(missing)?;
+        let radius = match &self.radius {
+            Some(radius) => Some(radius.select(&part.rows).ok_or_else(missing)?),
+            None => None,
+        };
+        let pick = |values: Option<&[f32]>| -> Option<Vec<f32>> {
+            values.map(|v| part.rows.iter().map(|&r| v[r]).collect())
+        };
+        let (scales, routers) =
+            (pick(self.extras.activation_scales), pick(self.extras.router_weights));
+        let extras =
+            Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
+        let recipe = Recipe::new(self.declared.convention, part.weight, self.dtype, extras)?;
+        let order = match (self.orders, part.expert) {
+            (Some(orders), expert) => orders.get(expert.unwrap_or(0)).map(Vec::as_slice),
+            (None, _) => None,
+        };
+        let class = self.declared.class_for(part.weight, extras);
+        let judge = Judge { weight: part.weight, order, recipe: &recipe, class: &class, extras };
+        judge.bounds(&rows, radius.as_ref())
+    }
+
+    /// The verdict.
+    pub(super) fn judge(&self) -> Result<OutputReport> {
+        let bounded = self.bounds()?;
+        let bits = elements(self.found);
+        let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
+        let mut report = OutputReport::unchecked(self.name, found.len(), "");
+        let (mut equal, mut unbounded, mut max_ratio, mut max_ulp) = (0, 0, 0f64, 0f64);
+        let mut wrong = Vec::new();
+        for (i, (b, (&x, &bits))) in bounded.iter().zip(found.iter().zip(&bits)).enumerate() {
+            let ratio = b.ratio(x);
+            if ratio > 1.0 {
+                wrong.push(i);
+            }
+            max_ratio = max_ratio.max(ratio);
+            max_ulp = max_ulp.max(b.ulps(self.dtype, x));
+            equal += usize::from(bits == b.rounded);
+            unbounded += usize::from(b.is_unbounded());
+        }
+        report.equal_bits = Some(equal as f64 / found.len().max(1) as f64);
+        report.max_ulp = Some(max_ulp);
+        report.max_error_over_bound = Some(max_ratio);
+        report.mismatches = wrong.len();
+        let mut note = format!("bound: {}", self.declared.class.name);
+        if unbounded > 0 {
+            note +=
+                &format!("; {unbounded} elements have no bound, since partial sums may overflow");
+        }
+        report.note = Some(note);
+        report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
+        if let Some(&first) = wrong.first() {
+            report.first_mismatch = Some(self.mismatch(first, &bounded, &bits));
+            report.picture = Some(self.picture(&wrong));
+        }
+        Ok(report)
+    }
+
+    fn mismatch(&self, i: usize, bounded: &[Bounded], bits: &[u32]) -> Mismatch {
+        let size_n = self.found.shape().last().copied().unwrap_or(1).max(1);
+        let (row, n) = (i / size_n, i % size_n);
+        let part = self.parts.iter().find(|p| p.rows.contains(&row));
+        Mismatch {
+            index: vec![row, n],
+            bit: 0,
+            width: self.found.dtype().bits() as u32,
+            expert: part.and_then(|p| p.expert.map(|_| p.global)),
+            k: None,
+            group: None,
+            n: Some(n),
+            fragment: None,
+            expected: format!("{:#06x}", bounded[i].rounded),
+            found: format!("{:#06x}", bits[i]),
+        }
+    }
+
+    fn picture(&self, wrong: &[usize]) -> Picture {
+        let size_n = self.found.shape().last().copied().unwrap_or(1).max(1);
+        let rows = self.found.len() / size_n;
+        let mut picture = Picture::new("row", 1, [rows, size_n]);
+        for &i in wrong {
+            picture.add(0, [rows, size_n], i / size_n, i % size_n, i);
+        }
+        picture
+    }
+}

@@ -1,0 +1,307 @@
+//! How far a correct kernel's sum may be from the exact one.
+//!
+//! A [`Class`] says which operations a kernel uses and in which orders it may use them; from it
+//! follows, for each element, a bound on the error of its f32 sum that no kernel of the class can
+//! exceed. Nothing in it is chosen by hand.
+//!
+//! # Derivation
+//!
+//! Let S be the exact sum, and C a bound on the magnitude of every partial sum (without errors)
+//! that the class can form. Every kernel of the class makes `n` additions of the kind below, each
+//! with an error of at most δ, so that its sum is within B = n·δ of S.
+//!
+//! *Partial sums.* In any order, a partial sum is at most the sum of the positive products, or of
+//! the negative ones: C = (Σ|a·w| + |S|) / 2. Where a kernel forms only sums over ranges of k, or of
+//! a warp's share of each tile of k, a partial sum is the difference of two prefix sums of that
+//! series: C is the largest prefix sum minus the least, over all the series that the class
+//! allows. For random data that is less by a factor of about √K.
+//!
+//! With its errors, a computed partial sum is at most Ĉ = C + B; since δ depends on Ĉ, B is taken
+//! from errors at a larger reach that it does not exceed itself.
+//!
+//! *A matrix unit* ([`super::tensor_core`]) with F fraction bits adds t products to an accumulator c.
+//! With E the largest exponent among them, each of the t + 1 terms loses less than 2^(E − F), and
+//! the truncation of the sum to 24 bits less than 2^(e − 23), e the sum's exponent; where it
+//! rounds to nearest, half of that. c and the sum are at most Ĉ, so that
+//! E ≤ max(⌊log₂ Ĉ⌋, the largest exponent of a product) and e ≤ ⌊log₂ Ĉ⌋. An instruction may run as
+//! several such sums. The exponent of a product is the sum of its factors' exponents; a subnormal
+//! factor counts with its type's least exponent.
+//!
+//! *Fused multiply-add*: each rounds once, by at most 2^(⌊log₂ Ĉ⌋ − 24). With a separate product,
+//! 2^-24·Σ|a·w| is added for the roundings of the products.
+//!
+//! *Integer groups*: the sum of a group is an integer below 2^24 and exact; its product with the
+//! scale rounds by at most 2^-24 of it, together 2^-24·Σ|a·w|, and each addition as above.
+//!
+//! *Reductions* of partial sums in f32 round by at most 2^(⌊log₂ Ĉ⌋ − 24) each, and there is at most
+//! one per partial sum; reductions through a 16-bit type of p mantissa bits by
+//! 2^(⌊log₂ Ĉ⌋ − p − 1), or half its smallest subnormal.
+//!
+//! *Activations that are uncertain themselves* by a radius r (a stage before this one had to be
+//! recomputed) move S by at most Σ r·|w|, and every partial sum with it.
+//!
+//! *Overflow.* Where Ĉ reaches the largest f32, nothing is promised: the bound is infinite.
+
+use serde::{Deserialize, Serialize};
+
+use super::exact::{Element, Request};
+use super::kernel::Stripe;
+use crate::scalar::ScalarType;
+
+/// How products are added up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Adder {
+    /// A matrix unit that accumulates in f32 and truncates.
+    MatrixUnit {
+        /// Products per fused sum.
+        products: usize,
+        /// F: fraction bits kept below the largest exponent.
+        fraction_bits: u32,
+        /// Significant bits of the result: 24, or fewer where the unit keeps fewer.
+        kept_bits: u32,
+    },
+    /// f32, a fused multiply-add for each product.
+    FusedF32,
+    /// f32, a rounded product and a rounded addition.
+    SeparateF32,
+    /// Integers within a group; the groups' sums times their scales in f32, rounded, and added up,
+    /// rounded.
+    IntegerGroups {
+        /// k per group.
+        group_size: usize,
+    },
+    /// Integers.
+    Exact,
+}
+
+/// In which orders partial sums may be formed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Order {
+    /// Any.
+    Any,
+    /// Sums over contiguous ranges of k in blocks, or of such shares of them. The contiguous range
+    /// itself is always among them.
+    Striped {
+        /// k per block: the k-step of the unit.
+        block: usize,
+        /// The shares.
+        stripes: Vec<Stripe>,
+    },
+}
+
+/// Where partial sums are added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Reduction {
+    /// In f32, in any number of parts.
+    F32,
+    /// Through the output's 16-bit type, in at most this many parts.
+    Output {
+        /// Parts.
+        parts: usize,
+    },
+}
+
+/// A class of kernels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    /// Short name, for reports.
+    pub name: String,
+    /// Additions.
+    pub adder: Adder,
+    /// Orders.
+    pub order: Order,
+    /// Reductions.
+    pub reduction: Reduction,
+}
+
+impl Class {
+    /// Every kernel that adds up f16 or bf16 products on a matrix unit from Turing on, or with fused
+    /// f32 multiply-adds, in any order, with partial sums reduced in f32: F = 24 is the fewest
+    /// fraction bits that such a unit is known to keep, and eight products the fewest per sum.
+    pub fn any_order() -> Self {
+        Self {
+            name: "f32-any-order".to_owned(),
+            adder: Adder::MatrixUnit { products: 8, fraction_bits: 24, kept_bits: 24 },
+            order: Order::Any,
+            reduction: Reduction::F32,
+        }
+    }
+
+    /// The Marlin kernels on Hopper: steps of 16 k, which two or four warps of a thread block take in
+    /// turn; thread blocks take contiguous ranges; all partial sums are added in f32.
+    pub fn marlin_hopper() -> Self {
+        let stripes = [(2, 1), (4, 1)].map(|(period, length)| Stripe { period, length });
+        Self {
+            name: "marlin-hopper".to_owned(),
+            adder: Adder::MatrixUnit { products: 16, fraction_bits: 25, kept_bits: 24 },
+            order: Order::Striped { block: 16, stripes: stripes.to_vec() },
+            reduction: Reduction::F32,
+        }
+    }
+
+    /// Integer sums of groups, scaled and added up in f32 in any order: int8 activations.
+    pub fn integer_groups(group_size: usize) -> Self {
+        Self {
+            name: "integer-groups".to_owned(),
+            adder: Adder::IntegerGroups { group_size },
+            order: Order::Any,
+            reduction: Reduction::F32,
+        }
+    }
+
+    /// Integer sums: no error at all.
+    pub fn exact() -> Self {
+        Self {
+            name: "exact".to_owned(),
+            adder: Adder::Exact,
+            order: Order::Any,
+            reduction: Reduction::F32,
+        }
+    }
+
+    /// What a product has to track for this class.
+    pub fn request<'r>(&self, stripes: &'r mut Vec<Stripe>) -> Request<'r> {
+        let absolute = matches!(self.order, Order::Any)
+            || matches!(self.adder, Adder::SeparateF32 | Adder::IntegerGroups { .. });
+        let block = match &self.order {
+            Order::Any => 0,
+            Order::Striped { block, stripes: shares } => {
+                stripes.push(Stripe { period: 1, length: 1 });
+                stripes.extend(shares);
+                *block
+            }
+        };
+        let absolute = absolute && self.adder != Adder::Exact;
+        Request { block, absolute, stripes, radius: None }
+    }
+
+    /// The bound on |computed f32 sum − exact sum| of one element, `size_k` products long, of
+    /// activations of type `activations` and weights rounded to `weights` (the types that the unit
+    /// sees).
+    pub fn bound(&self, element: &Element<'_>, size_k: usize, inputs: Inputs) -> f64 {
+        let sum = element.value().abs();
+        let partial = match self.order {
+            Order::Any => (element.absolute + sum) / 2.0,
+            Order::Striped { .. } => element.reach,
+        };
+        // Never below the sum itself, and some room for the f64 that it was computed in.
+        let partial = (partial.max(sum) + element.carried) * (1.0 + 1e-12);
+        if self.adder == Adder::Exact || partial == 0.0 {
+            return element.carried;
+        }
+        let product = inputs.largest_exponent(element);
+        let errors = |reach| self.errors(reach, product, size_k, element.absolute, inputs.output);
+        let once = errors(partial);
+        if once >= partial / 4.0 {
+            // Sums as small as their own errors.
+            return self.doubling(partial, product, size_k, element, inputs) + element.carried;
+        }
+        // C + 2·once reaches at most one binade further, where no error is more than twice as
+        // large: this is a B that the errors at C + B do not exceed.
+        errors(partial + 2.0 * once) + element.carried
+    }
+
+    /// The least C + B, by doubling, whose own errors do not leave it.
+    fn doubling(
+        &self,
+        partial: f64,
+        product: i32,
+        size_k: usize,
+        element: &Element<'_>,
+        inputs: Inputs,
+    ) -> f64 {
+        let mut reach = partial;
+        for _ in 0..300 {
+            let errors = self.errors(reach, product, size_k, element.absolute, inputs.output);
+            if partial + errors <= reach {
+                return errors;
+            }
+            reach = (partial + errors).max(2.0 * reach);
+        }
+        f64::INFINITY
+    }
+
+    /// n·δ for partial sums up to `reach`.
+    fn errors(
+        &self,
+        reach: f64,
+        product: i32,
+        size_k: usize,
+        absolute: f64,
+        output: ScalarType,
+    ) -> f64 {
+        if reach >= f64::from(f32::MAX) {
+            return f64::INFINITY;
+        }
+        // f32's subnormals share one unit.
+        let e = exponent(reach).max(-126);
+        let nearest = power(e - 24);
+        let (additions, each) = match self.adder {
+            Adder::MatrixUnit { products, fraction_bits, kept_bits } => {
+                let largest = e.max(product).max(-133);
+                let terms = (products + 1) as f64 * power(largest - fraction_bits as i32);
+                (size_k.div_ceil(products), terms + power(e + 1 - kept_bits as i32))
+            }
+            Adder::FusedF32 => (size_k, nearest),
+            Adder::SeparateF32 => (size_k, nearest),
+            Adder::IntegerGroups { group_size } => (size_k.div_ceil(group_size.max(1)), nearest),
+            Adder::Exact => (0, 0.0),
+        };
+        let products = match self.adder {
+            Adder::SeparateF32 | Adder::IntegerGroups { .. } => {
+                power(-24) * absolute + size_k as f64 * power(-150)
+            }
+            _ => 0.0,
+        };
+        let reductions = match self.reduction {
+            Reduction::F32 => additions as f64 * nearest,
+            Reduction::Output { parts } => {
+                let (mantissa, least) = match output {
+                    ScalarType::FLOAT16 => (10, -14),
+                    _ => (7, -126),
+                };
+                // Each part is rounded, and each sum of parts.
+                2.0 * parts as f64 * power(e.max(least) - mantissa - 1) + additions as f64 * nearest
+            }
+        };
+        additions as f64 * each + products + reductions
+    }
+}
+
+/// The types of a product, as the matrix unit sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inputs {
+    /// Activations.
+    pub activations: ScalarType,
+    /// Weights after dequantization.
+    pub weights: ScalarType,
+    /// Output.
+    pub output: ScalarType,
+}
+
+impl Inputs {
+    /// The largest exponent that a product of the element can have in the unit's terms.
+    fn largest_exponent(self, element: &Element<'_>) -> i32 {
+        let least = |ty| match ty {
+            ScalarType::FLOAT16 | ScalarType::FLOAT8_E5M2 => -14,
+            ScalarType::FLOAT8_E4M3FN => -6,
+            _ => -126,
+        };
+        let of = |high: i32, ty| (high - 1).max(least(ty));
+        of(element.row.high, self.activations) + of(element.column.high, self.weights)
+    }
+}
+
+/// ⌊log₂ x⌋ of a positive normal number.
+fn exponent(x: f64) -> i32 {
+    ((x.to_bits() >> 52) as i32 & 0x7ff) - 1023
+}
+
+/// 2^e, zero where e is below f64's normal range.
+fn power(e: i32) -> f64 {
+    if e < -1022 { 0.0 } else { f64::from_bits(((e + 1023) as u64) << 52) }
+}

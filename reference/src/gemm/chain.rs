@@ -1,0 +1,154 @@
+//! What happens to a sum after the last product: scales, bias, router weight, and the rounding of
+//! each.
+//!
+//! A [`Chain`] is a list of steps. It is read three ways: as the real number that it stands for,
+//! without roundings ([`Chain::exact`]); as what a device computes ([`Chain::run`]); and as the
+//! interval of what a device may compute from any sum in an interval ([`Chain::interval`]): every
+//! step is monotone in the sum, so that its ends follow from the ends before.
+
+use super::Wide;
+use super::columns::round_half;
+use crate::scalar::ScalarType;
+
+/// What a step does with its operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// value · operand.
+    Multiply,
+    /// value + operand.
+    Add,
+    /// A rounding only.
+    Round,
+}
+
+/// One step: the value, the operand, and the type that the result is rounded to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Product, sum, or only a rounding.
+    pub action: Action,
+    /// The operand, as the exact number.
+    pub operand: f64,
+    /// The operand as the device has it: rounded to a narrower type first, mostly the same.
+    pub rounded_operand: f64,
+    /// Type of the result: float32, float16 or bfloat16.
+    pub to: ScalarType,
+}
+
+impl Step {
+    /// value · x, rounded to `to`.
+    pub const fn multiply(x: f64, to: ScalarType) -> Self {
+        Self { action: Action::Multiply, operand: x, rounded_operand: x, to }
+    }
+
+    /// value + x, rounded to `to`.
+    pub const fn add(x: f64, to: ScalarType) -> Self {
+        Self { action: Action::Add, operand: x, rounded_operand: x, to }
+    }
+
+    /// A rounding to `to`.
+    pub const fn round(to: ScalarType) -> Self {
+        Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, to }
+    }
+
+    /// The same with an operand that the device rounded to `ty`.
+    pub fn with_operand_in(self, ty: ScalarType) -> Self {
+        Self { rounded_operand: round_half(ty, self.operand), ..self }
+    }
+
+    /// One step without its rounding, to within f64's.
+    fn value(&self, value: f64) -> f64 {
+        match self.action {
+            Action::Multiply => value * self.rounded_operand,
+            Action::Add => value + self.rounded_operand,
+            Action::Round => value,
+        }
+    }
+
+    /// One step on a device's value.
+    fn apply(&self, value: f64) -> f64 {
+        let x = self.rounded_operand;
+        // Values have at most 24 significant bits, and so have operands: the product is exact in
+        // f64. The sum may be rounded there; `round_sum` accounts for that.
+        match self.action {
+            Action::Multiply => round_half(self.to, value * x),
+            Action::Add => round_sum(self.to, value, x),
+            Action::Round => round_half(self.to, value),
+        }
+    }
+}
+
+/// x + y rounded once to `ty`.
+fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
+    let sum = x + y;
+    let part = sum - x;
+    let error = (x - (sum - part)) + (y - part);
+    if error == 0.0 || !sum.is_finite() {
+        return round_half(ty, sum);
+    }
+    // Rounding to odd keeps the later rounding right.
+    let odd = match (sum.to_bits() & 1 == 0, (error > 0.0) == (sum > 0.0)) {
+        (true, true) => f64::from_bits(sum.to_bits() + 1),
+        (true, false) => f64::from_bits(sum.to_bits() - 1),
+        (false, _) => sum,
+    };
+    round_half(ty, odd)
+}
+
+/// The steps after a sum, for one element.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Chain {
+    /// In order. The last one rounds to the output's type.
+    pub steps: Vec<Step>,
+}
+
+impl Chain {
+    /// The number that the chain stands for, of the exact `sum`.
+    pub fn exact(&self, sum: &Wide) -> Wide {
+        let mut value = sum.clone();
+        for step in &self.steps {
+            match step.action {
+                Action::Multiply if step.operand == 1.0 => {}
+                Action::Multiply => {
+                    let mut product = Wide::new();
+                    value.add_scaled_to(step.operand, &mut product);
+                    value = product;
+                }
+                Action::Add => value.add(step.operand),
+                Action::Round => {}
+            }
+        }
+        value
+    }
+
+    /// What a device computes from the f32 `sum`.
+    pub fn run(&self, sum: f64) -> f64 {
+        self.steps.iter().fold(sum, |value, step| step.apply(value))
+    }
+
+    /// The results of sums in `lo..=hi` (f32 values).
+    pub fn interval(&self, lo: f64, hi: f64) -> Interval {
+        let mut ends = Interval { lo, hi, before: (lo, hi) };
+        for step in &self.steps {
+            let (a, b) = (step.apply(ends.lo), step.apply(ends.hi));
+            let before = (step.value(ends.lo), step.value(ends.hi));
+            // A negative factor turns the ends around.
+            ends = if a <= b {
+                Interval { lo: a, hi: b, before }
+            } else {
+                Interval { lo: b, hi: a, before: (before.1, before.0) }
+            };
+        }
+        ends
+    }
+}
+
+/// What a device may compute.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// Least result.
+    pub lo: f64,
+    /// Greatest result.
+    pub hi: f64,
+    /// Both before the last rounding.
+    pub before: (f64, f64),
+}

@@ -1,0 +1,185 @@
+//! A kernel's outputs against the exact product and the bound of its class.
+
+use super::bound::{Class, Inputs};
+use super::columns::{Columns, WeightColumns};
+use super::exact::{Element, product};
+use super::recipe::{Extras, Recipe};
+use super::rows::Rows;
+use crate::Result;
+use crate::scalar::{ScalarType, f64_to_f32_rne};
+use crate::weight::Weight;
+
+/// What is known of one element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bounded {
+    /// The exact result, to within f64's precision.
+    pub exact: f64,
+    /// Bits of the exact result rounded once to the output's type.
+    pub rounded: u32,
+    /// Least result of a kernel of the class, a number of the output's type.
+    pub lo: f64,
+    /// Greatest result of a kernel of the class.
+    pub hi: f64,
+    /// How far below the exact result a kernel of the class may be: by its sum's error and the
+    /// roundings up to the last, and half a unit in the last place for that.
+    pub below: f64,
+    /// How far above.
+    pub above: f64,
+}
+
+impl Bounded {
+    /// A result that is zero in every kernel.
+    pub const ZERO: Self =
+        Self { exact: 0.0, rounded: 0, lo: 0.0, hi: 0.0, below: 0.0, above: 0.0 };
+
+    /// The error of `found` over its bound: above 1 exactly where no kernel of the class computes
+    /// `found`. NaN in the place of a number is infinitely far; where the exact result is NaN,
+    /// only NaN will do.
+    pub fn ratio(&self, found: f64) -> f64 {
+        if self.exact.is_nan() || found.is_nan() {
+            return if self.exact.is_nan() && found.is_nan() { 0.0 } else { f64::INFINITY };
+        }
+        if found == self.exact || self.is_unbounded() {
+            return 0.0;
+        }
+        let (error, bound) = if found >= self.exact {
+            (found - self.exact, self.above)
+        } else {
+            (self.exact - found, self.below)
+        };
+        let ratio = error / bound;
+        if (self.lo..=self.hi).contains(&found) {
+            // Not a number where both are infinite.
+            return ratio.min(1.0);
+        }
+        if ratio.is_nan() { f64::INFINITY } else { ratio.max(1.0f64.next_up()) }
+    }
+
+    /// Whether nothing is promised: partial sums may overflow.
+    pub fn is_unbounded(&self) -> bool {
+        self.lo == f64::NEG_INFINITY && self.hi == f64::INFINITY
+    }
+
+    /// Error of `found` in units of the last place that `ty` has at the exact result.
+    pub fn ulps(&self, ty: ScalarType, found: f64) -> f64 {
+        if self.exact == found || self.exact.is_nan() && found.is_nan() {
+            return 0.0;
+        }
+        let error = (found - self.exact).abs() / unit(ty, self.exact);
+        if error.is_nan() { f64::INFINITY } else { error }
+    }
+}
+
+/// A product to judge: one matrix, and how its kernel is declared to compute.
+#[derive(Clone, Copy)]
+pub struct Judge<'j> {
+    /// The matrix.
+    pub weight: &'j Weight<'j>,
+    /// Order of the rows in the kernel's loop (act-order's sort), or as stored.
+    pub order: Option<&'j [u32]>,
+    /// Scales, bias, roundings.
+    pub recipe: &'j Recipe,
+    /// Accumulation.
+    pub class: &'j Class,
+    /// Scales and router weights of the rows.
+    pub extras: Extras<'j>,
+}
+
+impl Judge<'_> {
+    /// The exact result and the bounds of every element of `rows` · W, row by row. `rows` have
+    /// their k as stored; `radius`, where given, is the uncertainty of each of their elements.
+    ///
+    /// # Errors
+    /// When parts do not fit each other.
+    pub fn bounds(&self, rows: &Rows, radius: Option<&Rows>) -> Result<Vec<Bounded>> {
+        let columns = WeightColumns::new(self.weight, self.recipe.rule, self.order)?
+            .times_power(self.recipe.power);
+        self.bounds_of(&columns, &|n| n, rows, radius)
+    }
+
+    /// As [`Self::bounds`], of other `columns`; `at` says which column's scale and bias belong to
+    /// each of them.
+    ///
+    /// # Errors
+    /// When parts do not fit each other.
+    pub fn bounds_of(
+        &self,
+        columns: &dyn Columns,
+        at: &(dyn Fn(usize) -> usize + Sync),
+        rows: &Rows,
+        radius: Option<&Rows>,
+    ) -> Result<Vec<Bounded>> {
+        let gathered = match self.order {
+            Some(order) => {
+                Some((rows.gather(order)?, radius.map(|r| r.gather(order)).transpose()?))
+            }
+            None => None,
+        };
+        let (rows, radius) = match &gathered {
+            Some((rows, radius)) => (rows, radius.as_ref()),
+            None => (rows, radius),
+        };
+        let mut stripes = Vec::new();
+        let mut request = self.class.request(&mut stripes);
+        request.radius = radius;
+        let inputs = Inputs {
+            activations: self.recipe.dtype,
+            weights: self.recipe.dtype,
+            output: self.recipe.dtype,
+        };
+        let size_k = columns.size_k();
+        product(rows, columns, request, |element| self.element(element, at, size_k, inputs))
+    }
+
+    fn element(
+        &self,
+        element: &Element<'_>,
+        at: &dyn Fn(usize) -> usize,
+        size_k: usize,
+        inputs: Inputs,
+    ) -> Bounded {
+        let chain = self.recipe.chain(self.weight, self.extras, element.m, at(element.n));
+        let exact = chain.exact(&element.sum());
+        let rounded = exact.round(inputs.output);
+        let sum = element.value();
+        let bound = self.class.bound(element, size_k, inputs);
+        // An f32 in the interval stays in it when the ends are rounded: rounding is monotone.
+        let narrow = |x: f64| f64::from(f64_to_f32_rne(x));
+        let ends = chain.interval(narrow(below(sum - bound)), narrow(above(sum + bound)));
+        let value = exact.to_f64();
+        if exact.is_finite() && bound.is_infinite() {
+            let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
+            return Bounded { exact: value, rounded, lo, hi, below: hi, above: hi };
+        }
+        let half = |x: f64| unit(inputs.output, x) / 2.0;
+        Bounded {
+            exact: value,
+            rounded,
+            lo: ends.lo,
+            hi: ends.hi,
+            below: (value - ends.before.0).max(0.0) + half(ends.before.0),
+            above: (ends.before.1 - value).max(0.0) + half(ends.before.1),
+        }
+    }
+}
+
+/// One unit in the last place of `ty` at `x`.
+fn unit(ty: ScalarType, x: f64) -> f64 {
+    let (mantissa, least) = match ty {
+        ScalarType::FLOAT16 => (10, -14),
+        ScalarType::BFLOAT16 => (7, -126),
+        _ => (23, -126),
+    };
+    let exponent = ((x.to_bits() >> 52) as i32 & 0x7ff) - 1023;
+    f64::from(exponent.max(least) - mantissa).exp2()
+}
+
+/// The next f64 below, for ends that were computed in f64.
+fn below(x: f64) -> f64 {
+    if x.is_finite() { x.next_down() } else { x }
+}
+
+/// The next f64 above.
+fn above(x: f64) -> f64 {
+    if x.is_finite() { x.next_up() } else { x }
+}

@@ -1,0 +1,186 @@
+//! The inner loop of the exact product: sums over blocks of k, and what is tracked of them.
+//!
+//! Everything is plain f64 arithmetic on arrays of [`TILE`] columns, compiled for the vectors that
+//! the machine has. The sums are free of error by the caller's choice of ranges, so that every
+//! back end, and every order of addition, gives the same bits.
+
+// Indexed loops over lanes are what the compiler turns into vectors.
+#![allow(clippy::needless_range_loop)]
+
+use super::columns::TILE;
+
+/// One lane per column.
+pub(super) type Lanes = [f64; TILE];
+
+/// Rows multiplied at once.
+pub(super) const ROWS: usize = 4;
+
+/// Which partial sums a class of kernels may form: of each `period` blocks of k, those in one
+/// aligned run of `length` (a warp's share), over a contiguous range of periods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stripe {
+    /// Blocks of k in a period.
+    pub period: usize,
+    /// Blocks of k in a run; divides the period.
+    pub length: usize,
+}
+
+/// The prefix sums of one series of blocks: their extremes bound every sum of a range of them.
+#[derive(Debug, Clone, Copy)]
+struct Series {
+    sum: Lanes,
+    least: Lanes,
+    greatest: Lanes,
+}
+
+/// What is tracked for one row and [`TILE`] columns.
+#[derive(Debug, Clone)]
+pub(super) struct Track {
+    /// The exact sum is `hi + lo`.
+    pub(super) hi: Lanes,
+    pub(super) lo: Lanes,
+    /// Σ |a·w|.
+    pub(super) absolute: Lanes,
+    series: Vec<Series>,
+}
+
+impl Track {
+    pub(super) fn new(stripes: &[Stripe]) -> Self {
+        let zero = [0.0; TILE];
+        let count = stripes.iter().map(|s| s.period / s.length).sum();
+        let series = vec![Series { sum: zero, least: zero, greatest: zero }; count];
+        Self { hi: zero, lo: zero, absolute: zero, series }
+    }
+
+    pub(super) fn clear(&mut self) {
+        let zero = [0.0; TILE];
+        (self.hi, self.lo, self.absolute) = (zero, zero, zero);
+        self.series.fill(Series { sum: zero, least: zero, greatest: zero });
+    }
+
+    /// The largest magnitude that the sum of a range of one series can have.
+    pub(super) fn reach(&self, column: usize) -> f64 {
+        let span = |s: &Series| s.greatest[column] - s.least[column];
+        self.series.iter().map(span).fold(0.0, f64::max)
+    }
+
+    /// Adds another part of the same sums.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.add_exact(&other.hi);
+        for j in 0..TILE {
+            self.lo[j] += other.lo[j];
+        }
+    }
+
+    /// Adds the exact sums of a block.
+    #[inline(always)]
+    fn add_exact(&mut self, v: &Lanes) {
+        for j in 0..TILE {
+            let (a, b) = (self.hi[j], v[j]);
+            let sum = a + b;
+            // Knuth's two-sum: the rounding error, exactly.
+            let part = sum - a;
+            self.lo[j] += (a - (sum - part)) + (b - part);
+            self.hi[j] = sum;
+        }
+    }
+
+    #[inline(always)]
+    fn add_walk(&mut self, block: usize, v: &Lanes, stripes: &[Stripe]) {
+        let mut first = 0;
+        for stripe in stripes {
+            let series = &mut self.series[first + block % stripe.period / stripe.length];
+            for j in 0..TILE {
+                let sum = series.sum[j] + v[j];
+                series.sum[j] = sum;
+                series.least[j] = if sum < series.least[j] { sum } else { series.least[j] };
+                series.greatest[j] =
+                    if sum > series.greatest[j] { sum } else { series.greatest[j] };
+            }
+            first += stripe.period / stripe.length;
+        }
+    }
+}
+
+/// What a pass computes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pass<'p> {
+    /// k per block.
+    pub(super) block: usize,
+    /// Whether block sums enter the exact sum.
+    pub(super) exact: bool,
+    /// Whether magnitudes are summed.
+    pub(super) absolute: bool,
+    /// Which partial sums are tracked.
+    pub(super) stripes: &'p [Stripe],
+}
+
+/// One pass of `rows` over a tile of columns `[size_k, TILE]`.
+pub(super) fn run(
+    rows: [&[f64]; ROWS],
+    tile: &[Lanes],
+    pass: Pass<'_>,
+    tracks: &mut [Track; ROWS],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if super::simd::run(rows, tile, pass, tracks) {
+        return;
+    }
+    body(rows, tile, pass, tracks);
+}
+
+/// The pass, to be compiled for each instruction set.
+#[inline(always)]
+pub(super) fn body(
+    rows: [&[f64]; ROWS],
+    tile: &[Lanes],
+    pass: Pass<'_>,
+    tracks: &mut [Track; ROWS],
+) {
+    if pass.absolute {
+        blocks::<true>(rows, tile, pass, tracks);
+    } else {
+        blocks::<false>(rows, tile, pass, tracks);
+    }
+}
+
+#[inline(always)]
+fn blocks<const ABSOLUTE: bool>(
+    rows: [&[f64]; ROWS],
+    tile: &[Lanes],
+    pass: Pass<'_>,
+    tracks: &mut [Track; ROWS],
+) {
+    let size_k = tile.len();
+    for (block, start) in (0..size_k).step_by(pass.block).enumerate() {
+        let end = size_k.min(start + pass.block);
+        let w = &tile[start..end];
+        let a = rows.map(|row| &row[start..end]);
+        let mut sums = [[0.0; TILE]; ROWS];
+        let mut magnitudes = [[0.0; TILE]; ROWS];
+        for k in 0..w.len() {
+            for r in 0..ROWS {
+                let x = a[r][k];
+                for j in 0..TILE {
+                    let product = x * w[k][j];
+                    sums[r][j] += product;
+                    if ABSOLUTE {
+                        magnitudes[r][j] += product.abs();
+                    }
+                }
+            }
+        }
+        for r in 0..ROWS {
+            if pass.exact {
+                tracks[r].add_exact(&sums[r]);
+            }
+            if ABSOLUTE {
+                for j in 0..TILE {
+                    tracks[r].absolute[j] += magnitudes[r][j];
+                }
+            }
+            tracks[r].add_walk(block, &sums[r], pass.stripes);
+        }
+    }
+}
