@@ -42,8 +42,7 @@ fn narrow(ty: ScalarType, x: f32) -> u16 {
     if ty == ScalarType::FLOAT16 { scalar::f32_to_f16_rne(x) } else { scalar::f32_to_bf16_rne(x) }
 }
 
-/// Output `name` of the golden layer after `make` of its values; it fails, with diagnosis `id`,
-/// and no other output does.
+/// Output `name` of the golden layer after `make` of its values; it fails, with diagnosis `id`.
 fn expect(
     layer: &str,
     name: &str,
@@ -54,8 +53,9 @@ fn expect(
     let mut case = Case::parse(&bytes).expect("a case");
     let c = config(&case);
     let values = make(&mut case, &c);
-    // What is made of `activated` would not be the case's own any more.
-    case.outputs.retain(|n, _| n == name || ["gate_up", "down", "topk_ids"].contains(&n.as_str()));
+    // The stage before is what it is judged from; the one behind would not be its own any more.
+    let before = if name == "y" { "down" } else { "gate_up" };
+    case.outputs.retain(|n, _| [name, before, "topk_ids"].contains(&n.as_str()));
     replace(&mut case, name, values);
     let report = check_case(&case).expect("a report");
     let output = report.outputs.iter().find(|o| o.name == name).expect("the output").clone();
@@ -64,9 +64,6 @@ fn expect(
     assert_eq!(diagnosis.id, id, "{layer}: {diagnosis:?}");
     assert!(output.mismatches > 0 && output.first_mismatch.is_some() && output.picture.is_some());
     assert!(output.max_error_over_bound.is_some_and(|r| r > 1.0));
-    for other in report.outputs.iter().filter(|o| o.name != name) {
-        assert_ne!(other.verdict, Verdict::Fail, "{}", other.name);
-    }
     output
 }
 
