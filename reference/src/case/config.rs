@@ -112,7 +112,7 @@ named! {
 }
 
 named! {
-    /// The gated activations between the two products of a MoE layer.
+    /// The activations between the two products of a MoE layer, by upstream's names.
     Activation {
         /// SiLU of the gate times up.
         Silu "silu",
@@ -126,6 +126,21 @@ named! {
         SwigluOai "swigluoai",
         /// Clamped SiLU of the gate times clamped up.
         SwigluStep "swiglustep",
+        /// SiLU of the gate; there is no up.
+        SiluNoMul "silu_no_mul",
+        /// GELU (erf) of the gate; there is no up.
+        GeluNoMul "gelu_no_mul",
+        /// GELU (tanh) of the gate; there is no up.
+        GeluTanhNoMul "gelu_tanh_no_mul",
+        /// Squared ReLU of the gate; there is no up.
+        Relu2NoMul "relu2_no_mul",
+    }
+}
+
+impl Activation {
+    /// Whether a gate is multiplied with an up projection: then N of w13 is 2I, else I.
+    pub const fn is_gated(self) -> bool {
+        !matches!(self, Self::SiluNoMul | Self::GeluNoMul | Self::GeluTanhNoMul | Self::Relu2NoMul)
     }
 }
 
@@ -223,7 +238,7 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// H: K of w13, N of w2.
     pub hidden_size: usize,
-    /// I: half of N of w13, K of w2.
+    /// I: K of w2; N of w13 is I for each of gate and up.
     pub intermediate_size: usize,
     /// Between the products.
     pub activation: Activation,
@@ -243,6 +258,13 @@ pub struct MoeConfig {
     pub scale_factor_w13: Option<f64>,
     /// NVFP4's power of two for w2 (bf16).
     pub scale_factor_w2: Option<f64>,
+}
+
+impl MoeConfig {
+    /// N of w13: 2I for gate and up, I where the activation has no up.
+    pub const fn w13_size_n(&self) -> usize {
+        if self.activation.is_gated() { 2 * self.intermediate_size } else { self.intermediate_size }
+    }
 }
 
 /// Config of `router`.

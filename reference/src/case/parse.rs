@@ -261,7 +261,7 @@ fn moe(r: &Reader<'_>) -> Result<MoeConfig> {
     let (h, i) = (config.hidden_size, config.intermediate_size);
     at_most("top_k", config.top_k, "num_experts", config.num_experts)?;
     at_most("ep_size", ep_size, "num_experts", config.num_experts)?;
-    check_matrix(&config.quant, ("hidden_size", h), ("intermediate_size", 2 * i))?;
+    check_matrix(&config.quant, ("hidden_size", h), ("intermediate_size", config.w13_size_n()))?;
     check_matrix(&config.quant, ("intermediate_size", i), ("hidden_size", h))?;
     Ok(config)
 }

@@ -1,9 +1,11 @@
 //! The verdict on a case: every output is recomputed from the inputs and compared.
 //!
-//! Packed, permuted and integer outputs are compared bit for bit. Outputs that are not computed
+//! Packed, permuted and integer outputs are compared bit for bit; router weights, activations and
+//! sums with bounds derived from the operations that an implementation may use. Outputs that are not computed
 //! here yet are reported as unchecked and keep the case from passing.
 
 mod compare;
+mod layer;
 mod marlin;
 mod picture;
 mod product;
@@ -144,6 +146,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
             reports.extend(product::moe(case, c, declared)?);
+            reports.extend(layer::moe(case, c)?);
             reports
         }
         CaseConfig::Router(c) => routing::router(case, c)?,
