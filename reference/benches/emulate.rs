@@ -23,9 +23,9 @@ fn unit(name: &str) -> &'static Unit {
         "wgmma_e4m3" => ("Wgmma", ScalarType::FLOAT8_E4M3FN),
         _ => ("Mma", ScalarType::INT8),
     };
-    let found = UNITS.iter().find(|u| {
-        format!("{:?}", u.instruction) == instruction && u.inputs == (ty, ty)
-    });
+    let found = UNITS
+        .iter()
+        .find(|u| format!("{:?}", u.instruction) == instruction && u.inputs == (ty, ty));
     found.expect("a unit of the table")
 }
 
@@ -43,9 +43,8 @@ fn codes(ty: ScalarType, len: usize) -> Vec<u32> {
 #[divan::bench(args = NAMES)]
 fn one_output(bencher: Bencher, name: &str) {
     let unit = unit(name);
-    let decode = |seed| {
-        Decoded::new(unit, unit.inputs.0, &codes(unit.inputs.0, SIZE_K * seed), SIZE_K)
-    };
+    let decode =
+        |seed| Decoded::new(unit, unit.inputs.0, &codes(unit.inputs.0, SIZE_K * seed), SIZE_K);
     let (a, b) = (decode(ROWS), decode(LANES));
     bencher.counter(ItemsCount::new(SIZE_K * ROWS * LANES)).bench_local(|| {
         let mut bits = 0;

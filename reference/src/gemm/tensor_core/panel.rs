@@ -58,7 +58,11 @@ impl Factor {
 #[derive(Debug, Clone)]
 enum Factors<F, I> {
     /// Values and exponents; `finite` when none is infinite or NaN.
-    Float { values: Vec<F>, exponents: Vec<I>, finite: bool },
+    Float {
+        values: Vec<F>,
+        exponents: Vec<I>,
+        finite: bool,
+    },
     Integer(Vec<I>),
 }
 
