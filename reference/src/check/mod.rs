@@ -7,6 +7,7 @@ mod compare;
 mod marlin;
 mod picture;
 mod routing;
+mod scheduled;
 mod structure;
 mod variants;
 mod weights;
@@ -125,7 +126,11 @@ impl CaseReport {
 /// its scales, ...). A wrong output is a verdict, not an error.
 pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
     let mut outputs = match &case.config {
-        CaseConfig::Linear(c) => marlin::linear(case, c)?,
+        CaseConfig::Linear(c) => {
+            let mut reports = marlin::linear(case, c)?;
+            reports.extend(scheduled::linear(case, c)?);
+            reports
+        }
         CaseConfig::Moe(c) => {
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
