@@ -7,6 +7,7 @@ use crate::Result;
 use crate::case::{Case, LinearConfig, ScheduleChoice};
 use crate::dims::Shape;
 use crate::gemm::schedule::{Extras, Related, Schedule, ScheduleError, Stack};
+use crate::gemm::tensor_core::LANES;
 use crate::scalar::ScalarType;
 use crate::tensor::Tensor;
 use crate::weight::Weight;
@@ -50,11 +51,16 @@ impl Product<'_> {
 
     fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
         let rows: Vec<usize> = (0..self.x.len() / self.size_k()).collect();
-        self.execute_rows(schedule, &rows)
+        self.execute_part(schedule, &rows, |_| true)
     }
 
-    /// The outputs of some rows, as they come out among all.
-    fn execute_rows(&self, schedule: &Schedule, rows: &[usize]) -> Result<Vec<u32>> {
+    /// The outputs of some rows, as they come out among all; those of unwanted columns are 0.
+    fn execute_part(
+        &self,
+        schedule: &Schedule,
+        rows: &[usize],
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Vec<u32>> {
         let size_k = self.size_k();
         let all = rows.len() * size_k == self.x.len();
         let x: Vec<u32> = match all {
@@ -78,7 +84,7 @@ impl Product<'_> {
             orders: self.orders,
             places: Some(rows),
         };
-        schedule.execute_stack(x, stack, extras)
+        schedule.execute_columns(x, stack, extras, wanted)
     }
 }
 
@@ -155,8 +161,9 @@ fn ulp_distance(ty: ScalarType, x: u32, y: u32) -> f64 {
     }
 }
 
-/// Rows that differ and are recomputed with every related schedule.
+/// Rows that differ, and runs of columns in them, that are recomputed with every related schedule.
 const SAMPLE_ROWS: usize = 4;
+const SAMPLE_COLUMNS: usize = 4;
 
 /// The related schedule that gives the found bits, or nine tenths of those that differ.
 fn diagnose(
@@ -169,18 +176,32 @@ fn diagnose(
     let mut rows: Vec<usize> = differing.iter().map(|i| i / size_n).collect();
     rows.dedup();
     rows.truncate(SAMPLE_ROWS);
+    let column = |n: usize| n / LANES * LANES;
+    let mut columns: Vec<usize> = Vec::new();
+    for i in differing.iter().filter(|&i| rows.contains(&(i / size_n))) {
+        let n = column(i % size_n);
+        if columns.len() < SAMPLE_COLUMNS && !columns.contains(&n) {
+            columns.push(n);
+        }
+    }
     let sample: Vec<u32> =
         rows.iter().flat_map(|m| &found[m * size_n..][..size_n]).copied().collect();
-    let unexplained =
-        |made: &[u32], found: &[u32]| made.iter().zip(found).filter(|(a, b)| a != b).count();
+    let unexplained = |made: &[u32], found: &[u32], columns: Option<&[usize]>| {
+        let wanted = |i: usize| columns.is_none_or(|c| c.contains(&column(i % size_n)));
+        let pairs = made.iter().zip(found).enumerate();
+        pairs.filter(|(i, (a, b))| a != b && wanted(*i)).count()
+    };
     let mut candidates = declared.related(product.size_k());
     if let Some(weight) = product.weights.first() {
         candidates.extend(Schedule::upstream(weight, product.dtype, product.input));
     }
     let mut best: Option<(usize, &Related)> = None;
     for candidate in &candidates {
-        let Ok(made) = product.execute_rows(&candidate.schedule, &rows) else { continue };
-        let left = unexplained(&made, &sample);
+        let Ok(made) = product.execute_part(&candidate.schedule, &rows, |n| columns.contains(&n))
+        else {
+            continue;
+        };
+        let left = unexplained(&made, &sample, Some(&columns));
         if best.is_none_or(|(b, _)| left < b) {
             best = Some((left, candidate));
         }
@@ -189,7 +210,7 @@ fn diagnose(
         }
     }
     let (_, best) = best?;
-    let left = unexplained(&product.execute(&best.schedule).ok()?, found);
+    let left = unexplained(&product.execute(&best.schedule).ok()?, found, None);
     (left * 10 <= differing.len()).then(|| Diagnosis {
         id: best.id.to_owned(),
         text: best.text.clone(),

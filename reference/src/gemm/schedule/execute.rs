@@ -61,7 +61,7 @@ impl Schedule {
         let rows: Vec<usize> = (0..x.len() / size_k).collect();
         self.expect_extras(rows.len(), extras)?;
         let mut out = vec![0; rows.len() * size_n];
-        run(&plan, x, &rows, extras, |m| m, &mut out)?;
+        run(&plan, x, &rows, extras, |m| m, |_| true, &mut out)?;
         Ok(out)
     }
 
@@ -76,6 +76,18 @@ impl Schedule {
         x: &[u32],
         stack: Stack<'_>,
         extras: Extras<'_>,
+    ) -> Result<Vec<u32>> {
+        self.execute_columns(x, stack, extras, |_| true)
+    }
+
+    /// [`Schedule::execute_stack`] of those runs of [`LANES`] columns that `wanted` says, by their
+    /// first column; the other outputs are left 0.
+    pub(crate) fn execute_columns(
+        &self,
+        x: &[u32],
+        stack: Stack<'_>,
+        extras: Extras<'_>,
+        wanted: impl Fn(usize) -> bool,
     ) -> Result<Vec<u32>> {
         let Some(first) = stack.weights.first() else {
             return Err(Error::size("experts", 0, "1 or more"));
@@ -115,7 +127,7 @@ impl Schedule {
             let order = stack.orders.map(|o| o[expert].as_slice());
             let plan = Plan::new(self, weight, order, scale_max)?;
             let place = |m: usize| stack.places.map_or(m, |p| p[m]);
-            run(&plan, x, &rows, extras, place, &mut out)?;
+            run(&plan, x, &rows, extras, place, &wanted, &mut out)?;
         }
         Ok(out)
     }
@@ -146,9 +158,11 @@ fn run(
     rows: &[usize],
     extras: Extras<'_>,
     place: impl Fn(usize) -> usize + Sync,
+    wanted: impl Fn(usize) -> bool,
     out: &mut [u32],
 ) -> Result<()> {
     let shape = plan.weight.shape();
+    let starts: Vec<usize> = (0..shape.size_n).step_by(LANES).filter(|&n| wanted(n)).collect();
     let at_a_time = (ROW_VALUES / shape.size_k).max(1);
     for rows in rows.chunks(at_a_time) {
         let decoded = rows
@@ -164,7 +178,6 @@ fn run(
                 }
             })
             .collect::<Result<Vec<Row>>>()?;
-        let starts: Vec<usize> = (0..shape.size_n).step_by(LANES).collect();
         let made = starts
             .par_iter()
             .map(|&first| {

@@ -94,39 +94,53 @@ impl Schedule {
         })
     }
 
-    /// The schedule of vLLM 0.21.0's Marlin kernel with 16-bit activations, for a thread block of
-    /// `cta`: weights rounded, the k of a tile shared by warps in steps of two instructions, warps
-    /// added by halves, blocks added in f32 from the last k to the first.
+    /// The schedule of vLLM 0.21.0's Marlin kernel for a thread block of `cta`: weights rounded, the
+    /// k of a tile shared by warps, warps added by halves, blocks added in f32 from the last k to
+    /// the first. With these, an H200's outputs of that kernel are reproduced bit for bit (tests
+    /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`], but e4m3fn.
     ///
     /// Where the last bits of 8-bit floats and NVFP4 are moved into a 16-bit float's, the factor
     /// between the biases stays with the weight: `weights.exponent` is left 0 here, and the
     /// caller sets it (it matters where sums become subnormal).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a `dtype` that is not f16 or bf16.
-    pub fn marlin(weight: &Weight<'_>, dtype: ScalarType, cta: Cta) -> Result<Self> {
+    /// [`Error::Unsupported`] for other types.
+    pub fn marlin(
+        weight: &Weight<'_>,
+        dtype: ScalarType,
+        input: ScalarType,
+        cta: Cta,
+    ) -> Result<Self> {
         half(dtype)?;
+        let int8 = input == ScalarType::INT8;
+        if !int8 && input != dtype {
+            return Err(Error::unsupported(input, "activations are 16-bit or int8"));
+        }
         let channel_wise = weight.scales.rows() == 1
             && matches!(&weight.groups, Groups::Uniform(g) if !g.is_grouped(weight.shape().k()));
         let eight_bits = weight.codes.bits() == 8;
-        let form = if channel_wise { WeightForm::Unscaled } else { WeightForm::Rounded };
+        let form = if channel_wise || int8 { WeightForm::Unscaled } else { WeightForm::Rounded };
         let mut chunk_steps = Vec::new();
         let mut epilogue = Vec::new();
-        if channel_wise && eight_bits {
+        if int8 {
+            chunk_steps.push(step(StepOp::ActivationScale, F32));
+        }
+        if channel_wise && (int8 || eight_bits) {
             chunk_steps.push(step(StepOp::ChannelScale, F32));
         }
         if weight.global_scale.is_some() {
             epilogue.push(step(StepOp::GlobalScale, F32));
         }
         epilogue.push(step(StepOp::Round, dtype));
-        if channel_wise && !eight_bits {
+        if channel_wise && !int8 && !eight_bits {
             epilogue.push(step(StepOp::ChannelScale, dtype));
         }
         epilogue.push(step(StepOp::Bias, dtype));
         epilogue.push(step(StepOp::RouterWeight, dtype));
         let sum = Sum { order: Order::Halving, ty: F32 };
+        let scale = if channel_wise { GroupScale::One } else { GroupScale::Int16 };
         Ok(Self {
-            unit: unit(dtype),
+            unit: unit(input),
             weights: Weights { form, exponent: 0 },
             rows: Rows::ByGroup,
             chunks: Chunks::Striped(Striped {
@@ -136,7 +150,7 @@ impl Schedule {
                 rows: cta.rows,
             }),
             stripes: Some(Stripes { tile: cta.tile_k, warps: cta.warps_k, sum }),
-            group_sum: None,
+            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
             chunk_steps,
             chunk_sum: Sum { order: Order::Descending, ty: F32 },
             epilogue,

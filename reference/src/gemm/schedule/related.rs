@@ -146,25 +146,29 @@ impl Schedule {
 /// Thread blocks of upstream's kernel: k and columns of the tile, warps along k.
 const CTAS: [(usize, usize, usize); 4] = [(128, 128, 4), (64, 256, 2), (64, 128, 2), (128, 64, 4)];
 
+/// Rows of x that a block takes at a time.
+const ROWS: [Option<usize>; 2] = [Some(64), Some(16)];
+/// The most tiles in a run that are tried.
+const MAX_RUN: usize = 16;
+
 impl Schedule {
     /// The schedules that upstream's Marlin kernel may have used for a product with `weight`: its
     /// thread blocks, with every number of tiles that a block may get of one column of tiles.
     pub fn upstream(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Vec<Related> {
         let mut found = Vec::new();
-        if input != dtype {
-            return found;
-        }
         let shape = weight.shape();
         for (tile_k, tile_n, warps_k) in CTAS {
             if !shape.size_k.is_multiple_of(tile_k) || !shape.size_n.is_multiple_of(tile_n) {
                 continue;
             }
-            for run in 1..=shape.size_k / tile_k {
-                let cta = Cta { tile_k, tile_n, warps_k, run, rows: None };
-                let Ok(schedule) = Self::marlin(weight, dtype, cta) else { continue };
+            let runs = 1..=(shape.size_k / tile_k).min(MAX_RUN);
+            for (run, rows) in runs.flat_map(|run| ROWS.map(|rows| (run, rows))) {
+                let cta = Cta { tile_k, tile_n, warps_k, run, rows };
+                let Ok(schedule) = Self::marlin(weight, dtype, input, cta) else { continue };
+                let rows = rows.map_or(String::new(), |r| format!(" for {r} rows of x"));
                 let text = format!(
-                    "upstream's Marlin kernel computed it: tiles of {tile_k} k x {tile_n} columns, \
-                     {warps_k} warps along k, {run} tiles for each block"
+                    "upstream's Marlin kernel computed it: tiles of {tile_k} k x {tile_n} \
+                     columns{rows}, {warps_k} warps along k, {run} tiles for each block"
                 );
                 found.push(Related { id: "schedule-upstream", text, schedule });
             }
