@@ -6,6 +6,7 @@
 //! from the operations they may use ([`bound`]).
 
 pub mod align;
+pub mod batched;
 pub mod bound;
 pub mod math;
 pub mod router;
