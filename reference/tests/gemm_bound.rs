@@ -101,19 +101,20 @@ impl Schedule {
         Self { parts }
     }
 
-    /// Marlin's: thread blocks take contiguous ranges, one, two or four warps take the steps of a
-    /// range in turn.
+    /// Marlin's: thread blocks take contiguous ranges of tiles, each shared by warps in runs of two
+    /// steps.
     fn marlin(random: &mut Rng, size_k: usize, step: usize) -> Self {
         let blocks = size_k / step;
-        let warps = [1, 2, 4][random.below(3)];
-        let slices = 1 + random.below(4);
-        let mut cuts: Vec<usize> = (1..slices).map(|_| random.below(blocks / 4 + 1) * 4).collect();
+        let warps = [2, 4][random.below(2)];
+        let (slices, tile) = (1 + random.below(4), 2 * warps);
+        let mut cuts: Vec<usize> =
+            (1..slices).map(|_| random.below(blocks / tile + 1) * tile).collect();
         cuts.extend([0, blocks]);
         cuts.sort_unstable();
         let mut parts = Vec::new();
         for cut in cuts.windows(2) {
             for warp in 0..warps {
-                let mine = (cut[0]..cut[1]).filter(|b| b % warps == warp);
+                let mine = (cut[0]..cut[1]).filter(|b| b % tile / 2 == warp);
                 parts.push(mine.flat_map(|b| b * step..(b + 1) * step).collect());
             }
         }

@@ -1,6 +1,7 @@
 //! What a case's `config` says, typed per operation.
 
 use crate::dims::{GroupSize, LogicalK};
+use crate::gemm::schedule::Schedule;
 use crate::scalar::ScalarType;
 
 /// An enum whose variants have names in files.
@@ -223,6 +224,17 @@ pub struct LinearConfig {
     pub size_k: usize,
     /// The power of two that NVFP4 scales were multiplied with (bf16).
     pub scale_factor: Option<f64>,
+    /// How `y` was computed, where it is to be equal for every bit.
+    pub schedule: Option<ScheduleChoice>,
+}
+
+/// The schedule that a case declares for a product.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ScheduleChoice {
+    /// The name `canonical`: [`Schedule::canonical`] of the case's weight and types.
+    Canonical,
+    /// A schedule that stands in the config.
+    Given(Box<Schedule>),
 }
 
 /// Config of `moe`.
@@ -258,6 +270,10 @@ pub struct MoeConfig {
     pub scale_factor_w13: Option<f64>,
     /// NVFP4's power of two for w2 (bf16).
     pub scale_factor_w2: Option<f64>,
+    /// How `gate_up` was computed, where it is to be equal for every bit.
+    pub schedule_w13: Option<ScheduleChoice>,
+    /// How `down` was computed.
+    pub schedule_w2: Option<ScheduleChoice>,
 }
 
 impl MoeConfig {

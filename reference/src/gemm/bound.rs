@@ -166,11 +166,11 @@ impl Class {
         Self { name: "matrix-unit-any-order".to_owned(), adder, order, reduction }
     }
 
-    /// The Marlin kernels on Hopper: steps of 16 k, which two or four warps of a thread block take in
-    /// turn; thread blocks take contiguous ranges of at least two steps for each warp; all partial
+    /// The Marlin kernels on Hopper: steps of 16 k; each tile of 64 or 128 k is shared by two or four
+    /// warps in runs of 32; thread blocks take contiguous ranges of at least two steps for each warp; all partial
     /// sums are added in f32.
     pub fn marlin_hopper() -> Self {
-        let stripes = [(2, 1), (4, 1)].map(|(period, length)| Stripe { period, length });
+        let stripes = [(4, 2), (8, 2)].map(|(period, length)| Stripe { period, length });
         Self {
             name: "marlin-hopper".to_owned(),
             adder: Adder::MatrixUnit { products: 16, fraction_bits: 25, kept_bits: 24 },

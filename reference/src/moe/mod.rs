@@ -8,6 +8,7 @@
 
 pub mod activation;
 pub mod align;
+pub mod batched;
 pub mod bound;
 pub mod math;
 pub mod router;

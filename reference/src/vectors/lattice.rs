@@ -104,7 +104,14 @@ fn linear(probe: &mut Probe) -> Vec<CaseConfig> {
         parallel(4, 3, ParallelStyle::Row),
     ];
     let config = |quant: QuantConfig, (size_k, size_n)| {
-        CaseConfig::Linear(LinearConfig { quant, size_m: 1, size_n, size_k, scale_factor: None })
+        CaseConfig::Linear(LinearConfig {
+            quant,
+            size_m: 1,
+            size_n,
+            size_k,
+            scale_factor: None,
+            schedule: None,
+        })
     };
     // A combination of types that fits no shape need not be multiplied with the other axes.
     let quants = quants().filter(|q| probe.ask(&config(q.clone(), (384, 192))).is_ok());
@@ -153,6 +160,8 @@ fn moe(probe: &mut Probe) -> Vec<CaseConfig> {
             ep_rank,
             scale_factor_w13: None,
             scale_factor_w2: None,
+            schedule_w13: None,
+            schedule_w2: None,
         })
     };
     let quants = quants().filter(|q| probe.ask(&config(q.clone(), (256, 128), 0)).is_ok());

@@ -1,9 +1,12 @@
 //! The table of matrix units.
 
+use serde::{Deserialize, Serialize};
+
 use crate::scalar::ScalarType;
 
 /// GPU generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Architecture {
     /// sm_70.
     Volta,
@@ -18,7 +21,8 @@ pub enum Architecture {
 }
 
 /// The instruction family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Instruction {
     /// `mma.sync`: one warp.
     Mma,
