@@ -21,7 +21,7 @@ use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError};
 
 /// Bytes of packed weight that one job makes, unless act-order ties the rows together.
-const JOB_BYTES: usize = 16 << 20;
+const JOB_BYTES: usize = 512 << 10;
 
 /// Bytes of one piece of a tensor that is copied.
 const COPY_BYTES: u64 = 16 << 20;
