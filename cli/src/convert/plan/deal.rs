@@ -98,7 +98,7 @@ fn runs(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     let mut used = 0u64;
     for (i, &size) in sizes.iter().enumerate() {
         match runs.last_mut() {
-            Some(run) if used.saturating_add(size) <= limit => {
+            Some(run) if used.checked_add(size).is_some_and(|sum| sum <= limit) => {
                 used += size;
                 run.end = i + 1;
             }
