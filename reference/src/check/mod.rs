@@ -17,7 +17,7 @@ mod weights;
 
 use serde::Serialize;
 
-pub use compare::{Mismatch, Register};
+pub use compare::Mismatch;
 pub use picture::{Grid, Picture};
 pub use product::Declared;
 
