@@ -140,7 +140,7 @@ fn documented(unit: &Unit) -> String {
         Accumulator::S32 => "–".to_owned(),
         _ => unit.fraction_bits.to_string(),
     };
-    let evidence = unit.evidence.split([' ', ',']).next().unwrap_or_default();
+    let evidence = unit.evidence.split([' ', ',', ':']).next().unwrap_or_default();
     format!(
         "| {:?} | {instruction} | {} × {} → {to} | {} | {sums} | {bits} | {kept} | {evidence} |",
         unit.architecture,

@@ -98,6 +98,8 @@ const F32: Accumulator = Accumulator::F32 { kept_bits: 24 };
 const MEASURED: &str = "measured on an H200: scripts/probe, golden tiles";
 const REPORTED: &str = "reported by MMA-Sim (arXiv 2511.10909), not measured here";
 
+const DEFINED: &str = "defined: integer sums are exact (PTX ISA)";
+
 /// A float row of one sum.
 const fn float(
     architecture: Architecture,
@@ -226,7 +228,7 @@ pub const UNITS: &[Unit] = &[
     ampere(Ampere, BF16, F32, 8),
     ampere(Ampere, TF32, F32, 8),
     ampere(Ampere, TF32, F32, 4),
-    reported(int8(Ampere, Mma), KSplit::Whole),
+    Unit { evidence: DEFINED, ..int8(Ampere, Mma) },
     ampere(Ada, F16, F32, 16),
     ampere(Ada, F16, F32, 8),
     ampere(Ada, F16, Accumulator::F16, 16),
@@ -235,7 +237,7 @@ pub const UNITS: &[Unit] = &[
     ampere(Ada, BF16, F32, 8),
     ampere(Ada, TF32, F32, 8),
     ampere(Ada, TF32, F32, 4),
-    reported(int8(Ada, Mma), KSplit::Whole),
+    Unit { evidence: DEFINED, ..int8(Ada, Mma) },
     ada_fp8(E4M3, E4M3, F32_14),
     ada_fp8(E4M3, E4M3, Accumulator::F16),
     ada_fp8(E5M2, E5M2, F32_14),
