@@ -170,9 +170,10 @@ fn a_case_keeps_its_schedule() {
         let mut wrong = schedule.clone();
         wrong["chunk_sum"]["order"] = "sideways".into();
         let key = |e: CaseError| match e {
-            CaseError::Schedule { key, error: ScheduleError::Json { key: inner, .. } } => {
-                (key, inner)
-            }
+            CaseError::Schedule { key, error } => match *error {
+                ScheduleError::Json { key: inner, .. } => (key, inner),
+                other => panic!("{other}"),
+            },
             other => panic!("{other}"),
         };
         let expected = ("schedule".to_owned(), "chunk_sum.order".to_owned());
