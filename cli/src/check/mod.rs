@@ -1,5 +1,6 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
+mod errors;
 mod html;
 mod input;
 mod json;

@@ -2,6 +2,7 @@
 
 use super::Finding;
 use super::scene::{Routers, Scene, Setup, explains, spread_to};
+use crate::gemm::Bounded;
 use crate::layout::marlin::ScalePermutation;
 
 /// Columns or rows that are looked at one by one.
@@ -128,7 +129,7 @@ impl Row {
             .is_some_and(|b| self.explained(scene, &b))
     }
 
-    fn explained(&self, scene: &Scene<'_>, bounded: &[crate::gemm::Bounded]) -> bool {
+    fn explained(&self, scene: &Scene<'_>, bounded: &[Bounded]) -> bool {
         let found = self.cols.iter().map(|n| scene.found[self.row * scene.size_n + n]);
         bounded.iter().zip(found).all(|(b, x)| explains(b, x))
     }
@@ -189,9 +190,12 @@ fn tokens(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
     };
     let mut used = Vec::new();
     for row in sample {
-        let from = (0..scene.home.len()).filter(|&from| from != row.row).find(|&from| {
-            row.holds(scene, &Setup { sources: Some(vec![from]), ..scene.right(row.part) })
-        })?;
+        let sources: Vec<usize> = (0..scene.home.len()).filter(|&from| from != row.row).collect();
+        let rows = vec![row.row; sources.len()];
+        let setup = Setup { sources: Some(sources.clone()), ..scene.right(row.part) };
+        let bounded = scene.bounds(&setup, &rows, &row.cols, None)?;
+        let fits = |(_, bounded): &(usize, &[Bounded])| row.explained(scene, bounded);
+        let (from, _) = sources.into_iter().zip(bounded.chunks(row.cols.len())).find(fits)?;
         used.push((row.row, from));
     }
     let named: Vec<String> = used

@@ -12,7 +12,7 @@ use super::scene::{Edit, Scene, Setup, spread_to};
 use crate::check::picture::Cause;
 use crate::gemm::columns::TILE;
 use crate::gemm::recipe::Operation;
-use crate::gemm::{Columns, Extras, Recipe, WeightColumns};
+use crate::gemm::{Columns, Extras, Recipe, Rule, WeightColumns};
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Weight};
 
@@ -42,6 +42,8 @@ pub(super) struct Line {
     wrong: bool,
     /// activation · weight times everything that multiplies the sum, for each k of the product.
     products: Vec<f64>,
+    /// The same for a weight whose q − z is one.
+    units: Vec<f64>,
     /// found − exact.
     pub(super) residual: f64,
     /// How far `residual` may be from what explains it.
@@ -77,6 +79,17 @@ impl<'s> Terms<'s> {
         if let Some(order) = order {
             activations = activations.gather(order).ok()?;
         }
+        let stored: Vec<usize> = (0..size_k).map(|k| order.map_or(k, |o| o[k] as usize)).collect();
+        let one = weight.scales.rows() == 1;
+        let groups: Vec<usize> =
+            stored.iter().map(|&k| if one { 0 } else { weight.groups.group_of(k) }).collect();
+        // What the product holds in the place of a weight whose q − z is one.
+        let offset = f64::from(recipe.power).exp2();
+        let unit = |k: usize| match recipe.rule {
+            Rule::Unscaled => offset,
+            _ => weight.scales.value(groups[k], n) * offset,
+        };
+        let units: Vec<f64> = (0..size_k).map(unit).collect();
         let line = |(m, &row): (usize, &usize)| {
             let steps = recipe.chain(weight, extras, m, n).steps;
             let multiplies = |o: &Operation| matches!(o, Operation::Multiply(..));
@@ -99,16 +112,13 @@ impl<'s> Terms<'s> {
                     .zip(&tile)
                     .map(|(x, w)| x * w[n % TILE] * factor)
                     .collect(),
+                units: activations.row(m).iter().zip(&units).map(|(x, u)| x * u * factor).collect(),
                 residual: found - b.exact,
                 tolerance: b.below.max(b.above) + 4.0 * roundoff * grown,
                 router: routers.as_ref().map_or(1.0, |w| f64::from(w[m])),
             }
         };
         let lines = rows.iter().enumerate().map(line).collect();
-        let stored: Vec<usize> = (0..size_k).map(|k| order.map_or(k, |o| o[k] as usize)).collect();
-        let one = weight.scales.rows() == 1;
-        let groups =
-            stored.iter().map(|&k| if one { 0 } else { weight.groups.group_of(k) }).collect();
         Some(Self { part, n, weight, lines, groups, stored })
     }
 
@@ -383,45 +393,12 @@ fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, u8, 
     let zero = weight.zeros.as_ref().map_or(0.0, |z| f64::from(z.bits(group, n)));
     let value = |code: u8| weight.ty.to_f64(u32::from(code)) - zero;
     let own = value(old);
-    // A weight of zero contributes nothing to compare with.
-    let unit = |line: &Line| line.products[at] / own;
-    if own == 0.0 {
-        return zero_code_at(scene, terms, at);
-    }
     (0..=u8::MAX >> (8 - weight.codes.bits()))
         .filter(|&code| code != old && value(code).is_finite())
         .filter(|&code| {
             let step = value(code) - own;
-            terms.lines.iter().all(|l| (l.residual - unit(l) * step).abs() <= 2.0 * l.tolerance)
+            terms.lines.iter().all(|l| (l.residual - l.units[at] * step).abs() <= 2.0 * l.tolerance)
         })
-        .filter(|&code| column_holds(scene, terms, k, code))
-        .map(|code| (k, old, code))
-        .collect()
-}
-
-/// As [`codes_at`], of a weight that is zero: its neighbour in code says what a step contributes.
-fn zero_code_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, u8, u8)> {
-    let (k, n) = (terms.stored[at], terms.n);
-    let old = terms.weight.codes.get(k, n);
-    // The residual is in proportion to the activation: the products of another weight of the
-    // group, divided by its own activation, are not at hand, so that each code is computed.
-    let spans = terms.lines.iter().filter(|l| l.residual.abs() > l.tolerance).count();
-    if spans == 0 || terms.lines.len() > ROWS {
-        return Vec::new();
-    }
-    let row_of = |x: &[f64]| x.get(terms.stored[at]).copied().unwrap_or(0.0);
-    let rows = &scene.stage.parts[terms.part].rows;
-    let wrong: Vec<f64> = rows
-        .iter()
-        .filter(|&&row| scene.is_wrong(row, n))
-        .map(|&row| row_of(scene.stage.rows.row(row)))
-        .collect();
-    // No activation, no error.
-    if wrong.contains(&0.0) {
-        return Vec::new();
-    }
-    (0..=u8::MAX >> (8 - terms.weight.codes.bits()))
-        .filter(|&code| code != old && terms.weight.codes.bits() == 4)
         .filter(|&code| column_holds(scene, terms, k, code))
         .map(|code| (k, old, code))
         .collect()
