@@ -130,7 +130,7 @@ fn bias_under_a_global_scale() {
         let mut case = Case::parse(&bytes).expect("a case");
         let CaseConfig::Moe(c) = &mut case.config else { panic!("a layer") };
         c.quant.has_bias = true;
-        let (experts, h) = (c.num_experts, c.hidden_size);
+        let (experts, h, i) = (c.num_experts, c.hidden_size, c.intermediate_size);
         let bias: Vec<f64> = (0..experts * h).map(|i| (i % 37) as f64 / 16.0 - 1.0).collect();
         let half: Vec<u16> = bias.iter().map(|&b| f64_to_f16_rne(b)).collect();
         let tensor = Tensor::from_vec("w2_bias", DType::F16, vec![experts, h], half);
@@ -140,12 +140,8 @@ fn bias_under_a_global_scale() {
         let mut model = Model::new(&case, "down");
         model.fold_global = fold;
         put(&mut case, "down", &model.compute());
-        let wide = Tensor::from_vec(
-            "w13_bias",
-            DType::F16,
-            vec![experts, 2 * c_intermediate(&case)],
-            vec![0u16; experts * 2 * c_intermediate(&case)],
-        );
+        let zeros = vec![0u16; experts * 2 * i];
+        let wide = Tensor::from_vec("w13_bias", DType::F16, vec![experts, 2 * i], zeros);
         case.add_input("w13_bias", wide.expect("a tensor"));
         let report = judged(&mut case, "down");
         assert_eq!(report.verdict, verdict, "{producer}: {report:?}");
@@ -153,17 +149,27 @@ fn bias_under_a_global_scale() {
     }
 }
 
-fn c_intermediate(case: &Case<'_>) -> usize {
-    let CaseConfig::Moe(c) = &case.config else { panic!("a layer") };
-    c.intermediate_size
-}
-
 #[test]
 fn a_sum_rounded_before_its_global_scale() {
-    let report = planted(SCALED, "gate_up", |m| {
+    expect(SCALED, "gate_up", "global-scale-after-rounding", |m| {
         m.early = true;
         m.compute()
     });
+    // Activations so large that the sum is beyond f16 before its global scale.
+    let bytes = golden(SCALED);
+    let mut case = Case::parse(&bytes).expect("a case");
+    let x = case.input("x").expect("x");
+    let (shape, ty) = (x.shape().to_vec(), marlinspike::scalar::ScalarType::FLOAT16);
+    let values = x.elements::<u16>();
+    let large: Vec<u16> =
+        values.iter().map(|&b| f64_to_f16_rne(ty.to_f64(b.into()) * 512.0)).collect();
+    case.add_input("x", Tensor::from_vec("x", DType::F16, shape, large).expect("a tensor"));
+    let mut model = Model::new(&case, "gate_up");
+    model.early = true;
+    let y = model.compute();
+    assert!(y.iter().any(|y| y.is_infinite()) && y.iter().any(|y| y.is_finite()));
+    put(&mut case, "gate_up", &y);
+    let report = judged(&mut case, "gate_up");
     assert_eq!(report.verdict, Verdict::Fail);
     let diagnosis = report.diagnosis.expect("a diagnosis");
     assert_eq!(diagnosis.id, "overflow-before-global-scale", "{diagnosis:?}");

@@ -242,7 +242,7 @@ impl Model {
     fn finish(&self, m: &Matrix, row: usize, n: usize, sum: f64) -> f64 {
         let router = self.router.as_ref().map(|r| r[row]);
         let global = m.global.unwrap_or(1.0);
-        let folded = self.fold_global || m.bias.is_none() && router.is_some();
+        let folded = self.fold_global || m.bias.is_none() && router.is_some() && self.routers > 0;
         let mut y = if self.early {
             self.round(self.round(sum) * global)
         } else if folded && m.global.is_some() {
@@ -260,7 +260,7 @@ impl Model {
         let Some(router) = router else { return y };
         let unit = if folded && m.global.is_some() && !self.early { global * 128.0 } else { 1.0 };
         match self.routers {
-            0 => self.round(y * self.round(unit)),
+            0 => y,
             1 => self.round(y * self.round(router * unit)),
             _ => self.round(self.round(y * self.round(router * unit)) * self.round(router)),
         }

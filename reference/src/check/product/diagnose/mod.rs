@@ -131,6 +131,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let place = place::of(scene);
     let finding = numbers::plain(scene)
         .or_else(|| whole(scene))
+        .or_else(|| numbers::special(scene))
         .or_else(|| moved::columns(scene))
         .or_else(|| moved::rows(scene))
         .or_else(|| residual::explain(scene))

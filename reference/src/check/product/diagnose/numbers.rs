@@ -3,32 +3,17 @@
 use super::Finding;
 use super::scene::Scene;
 use crate::gemm::Bounded;
-use crate::scalar::ScalarType;
 
-/// Zeros and numbers that are none.
+/// Zeros in the place of numbers, and numbers in the place of zeros.
 pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     if !scene.found.is_empty() && scene.found.iter().all(|x| *x == 0.0) {
         return Some(Finding::new("all-zeros", "every element of the output is zero"));
     }
-    let rows_of = |absent: bool| {
-        scene.wrong.iter().all(|&i| scene.home[i / scene.size_n].is_none() == absent)
-    };
-    if rows_of(true) {
+    if scene.wrong.iter().all(|&i| scene.home[i / scene.size_n].is_none()) {
         return Some(Finding::new(
             "absent-expert-not-zero",
             "rows of experts that are not on this rank are not zero",
         ));
-    }
-    let special = scene.wrong.iter().filter(|&&i| !scene.found[i].is_finite()).count();
-    if special > 0 {
-        let mut finding = overflow(scene).unwrap_or_else(|| {
-            let nan = scene.wrong.iter().filter(|&&i| scene.found[i].is_nan()).count();
-            let text =
-                format!("{nan} NaN and {} infinities stand where a number belongs", special - nan);
-            Finding::new("not-finite", text)
-        });
-        finding.diagnosis.unexplained = scene.wrong.len() - special;
-        return Some(finding);
     }
     if scene.wrong.iter().all(|&i| scene.found[i] == 0.0) {
         let text = "every wrong element is zero: not written, or multiplied by zero";
@@ -37,35 +22,20 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     None
 }
 
-/// A sum beyond the output's type before the global scale makes it small again.
-fn overflow(scene: &Scene<'_>) -> Option<Finding> {
-    let stage = scene.stage;
-    if stage.dtype != ScalarType::FLOAT16 {
+/// Infinities and NaN.
+pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
+    let special = scene.wrong.iter().filter(|&&i| !scene.found[i].is_finite()).count();
+    if special == 0 {
         return None;
     }
-    let max = 65504.0;
-    // Without bias and router weight, and before the global scale; in units in which the kernel's
-    // weights are either what they stand for or 2^-7 of it.
-    let before = |i: usize, unit: f64| -> Option<f64> {
-        let (row, n) = (i / scene.size_n, i % scene.size_n);
-        let weight = stage.parts[scene.home[row]?].weight;
-        let router = stage.extras.router_weights.map_or(1.0, |w| f64::from(w[row]));
-        let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
-        let global = f64::from(weight.global_scale?);
-        Some((scene.bounded[i].exact / router - bias) / global * unit)
-    };
-    [1.0, 1.0 / 128.0].into_iter().find_map(|unit| {
-        let special = |i: &usize| !scene.found[*i].is_finite();
-        let beyond = |i: usize| before(i, unit).is_some_and(|s| s.abs() >= max);
-        let finite = (0..scene.found.len()).filter(|i| !special(i));
-        let fits = scene.wrong.iter().filter(|i| special(i)).all(|&i| beyond(i))
-            && finite.into_iter().all(|i| before(i, unit).is_none_or(|s| s.abs() < max * 1.01));
-        fits.then(|| {
-            let text = "the sum was rounded to float16 before the global scale was applied: it is \
-                        beyond 65504 there and becomes infinite";
-            Finding::new("overflow-before-global-scale", text)
-        })
-    })
+    let nan = scene.wrong.iter().filter(|&&i| scene.found[i].is_nan()).count();
+    let infinite = special - nan;
+    let text = format!(
+        "{special} elements are no numbers where one belongs ({nan} NaN, {infinite} infinite)"
+    );
+    let mut finding = Finding::new("not-finite", text);
+    finding.diagnosis.unexplained = scene.wrong.len() - special;
+    Some(finding)
 }
 
 /// One factor for all wrong elements of a part.

@@ -99,6 +99,18 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             differs.then(|| Setup { groups: Some(groups), ..scene.right(part) })
         },
     )];
+    all.push(Suspect::new(
+        "act-order-ignored",
+        "g_idx was ignored: row k got the scale of group k / group_size",
+        move |part| {
+            let (g_idx, _) = g_idx(part)?;
+            let weight = scene.stage.parts[part].weight;
+            let rows = weight.scales.rows();
+            let size = weight.groups.group_size().rows(weight.shape().k());
+            let groups = (0..g_idx.len()).map(|k| (k / size).min(rows - 1) as u32).collect();
+            Some(Setup { order: None, gather: None, groups: Some(groups), ..scene.right(part) })
+        },
+    ));
     for (id, text, weights, activations, groups) in WALKS {
         all.push(Suspect::new(id, text, move |part| {
             let (g_idx, order) = g_idx(part)?;
@@ -118,17 +130,5 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             })
         }));
     }
-    all.push(Suspect::new(
-        "act-order-ignored",
-        "g_idx was ignored: row k got the scale of group k / group_size",
-        move |part| {
-            let (g_idx, _) = g_idx(part)?;
-            let weight = scene.stage.parts[part].weight;
-            let rows = weight.scales.rows();
-            let size = weight.groups.group_size().rows(weight.shape().k());
-            let groups = (0..g_idx.len()).map(|k| (k / size).min(rows - 1) as u32).collect();
-            Some(Setup { order: None, gather: None, groups: Some(groups), ..scene.right(part) })
-        },
-    ));
     all
 }

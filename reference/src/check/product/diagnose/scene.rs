@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use super::super::stage::{Part, Stage};
 use crate::act_order;
 use crate::gemm::columns::TILE;
-use crate::gemm::recipe::Operation;
 use crate::gemm::{Bounded, Columns, Extras, Judge, Recipe, Rows, WeightColumns};
 use crate::weight::{Groups, Weight};
 
@@ -59,7 +58,7 @@ pub(super) enum Routers {
 /// How a part's product is computed under a suspect.
 pub(super) struct Setup<'s> {
     pub(super) weight: Cow<'s, Weight<'s>>,
-    pub(super) recipe: Option<fn(&mut Vec<Operation>)>,
+    pub(super) recipe: Option<fn(&mut Recipe)>,
     pub(super) routers: Routers,
     /// k of the product → row of the matrix.
     pub(super) order: Option<Cow<'s, [u32]>>,
@@ -207,7 +206,7 @@ impl<'s> Scene<'s> {
         let mut recipe =
             Recipe::new(stage.declared.convention, weight, stage.dtype, extras).ok()?;
         if let Some(change) = setup.recipe {
-            change(&mut recipe.operations);
+            change(&mut recipe);
         }
         let class = stage.declared.class_for(weight, extras);
         let sources = setup.sources.as_deref().unwrap_or(rows);

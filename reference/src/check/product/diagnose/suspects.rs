@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
+use crate::gemm::Recipe;
 use crate::gemm::recipe::{Operation, Source};
 use crate::layout::marlin::{ScaleLayout, ScalePermutation};
 use crate::scalar::ScalarType;
@@ -49,9 +50,9 @@ fn routers<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             "router-weight-twice",
             "router weights were applied twice",
             |part| {
-                let twice = |operations: &mut Vec<Operation>| {
-                    let dtype = last_type(operations);
-                    operations.push(Operation::Multiply(Source::RouterWeight, dtype));
+                let twice = |recipe: &mut Recipe| {
+                    let dtype = last_type(&recipe.operations);
+                    recipe.operations.push(Operation::Multiply(Source::RouterWeight, dtype));
                 };
                 Some(Setup { recipe: Some(twice), ..scene.right(part) })
             },
@@ -102,6 +103,28 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             }));
         }
     }
+    // A kernel's sum is 2^power of the number that it stands for, or that number.
+    let ways: [fn(&mut Recipe); 2] = [round_early, |recipe| {
+        recipe.power = 0;
+        round_early(recipe);
+    }];
+    for change in ways {
+        let (id, text) = if scene.found.iter().any(|x| x.is_infinite()) {
+            (
+                "overflow-before-global-scale",
+                "the sum was rounded to the output's type before the global scale was applied, and \
+                 becomes infinite there",
+            )
+        } else {
+            (
+                "global-scale-after-rounding",
+                "the sum was rounded to the output's type before the global scale was applied",
+            )
+        };
+        all.push(Suspect::new(id, text, move |part| {
+            Some(Setup { recipe: Some(change), ..scene.right(part) })
+        }));
+    }
     let biased = stage.parts.iter().any(|p| p.weight.bias.is_some());
     if biased && stage.extras.router_weights.is_some() {
         all.push(Suspect::new(
@@ -114,12 +137,21 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
 }
 
 /// Moves the global scale's product from before the bias into the router weight's.
-fn fold_global(operations: &mut Vec<Operation>) {
-    operations.retain(|o| !matches!(o, Operation::Multiply(Source::GlobalScale, _)));
-    for operation in operations {
+fn fold_global(recipe: &mut Recipe) {
+    recipe.operations.retain(|o| !matches!(o, Operation::Multiply(Source::GlobalScale, _)));
+    for operation in &mut recipe.operations {
         if let Operation::Multiply(source @ Source::RouterWeight, _) = operation {
             *source = Source::RouterTimesGlobal;
         }
+    }
+}
+
+/// Rounds the sum before its product with the global scale.
+fn round_early(recipe: &mut Recipe) {
+    let dtype = recipe.dtype;
+    let global = |o: &Operation| matches!(o, Operation::Multiply(Source::GlobalScale, _));
+    if let Some(at) = recipe.operations.iter().position(global) {
+        recipe.operations.insert(at, Operation::Round(dtype));
     }
 }
 
@@ -127,7 +159,8 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     if scene.stage.parts.iter().any(|p| p.weight.bias.is_none()) {
         return Vec::new();
     }
-    let twice = |operations: &mut Vec<Operation>| {
+    let twice = |recipe: &mut Recipe| {
+        let operations = &mut recipe.operations;
         let at = operations.iter().position(|o| matches!(o, Operation::Add(Source::Bias, _)));
         if let Some(at) = at {
             operations.insert(at, operations[at]);
