@@ -4,6 +4,8 @@ mod product_model;
 
 use marlinspike::case::Case;
 use marlinspike::check::Verdict;
+use marlinspike::scalar::{ScalarType, f64_to_f16_rne};
+use marlinspike::tensor::{DType, Tensor};
 use product_model::*;
 
 const GROUPED: &str = "linear-f16_awq_u4_g64";
@@ -335,12 +337,32 @@ fn numbers() {
     });
     assert!(text(&special).contains("(1 NaN, 1 infinite)"), "{}", text(&special));
     expect(GROUPED, "y", "constant-factor", |m| m.compute().iter().map(|y| y * 0.5).collect());
-    expect(SCALED, "y", "global-scale-twice", |m| {
-        m.matrices[0].global = m.matrices[0].global.map(|g| g * g);
-        m.compute()
-    });
-    expect(SCALED, "y", "global-scale-inverted", |m| {
-        m.matrices[0].global = m.matrices[0].global.map(|g| 1.0 / g);
-        m.compute().iter().map(|y| y.clamp(-65504.0, 65504.0)).collect()
-    });
+}
+
+#[test]
+fn global_scales() {
+    // A scale near one, so that the wrong products are numbers as well.
+    let plant = |id: &str, change: fn(f64) -> f64| {
+        let bytes = golden(SCALED);
+        let mut case = Case::parse(&bytes).expect("a case");
+        let scale = Tensor::from_vec("weight_global_scale", DType::F32, vec![1], vec![0.02f32]);
+        case.add_input("weight_global_scale", scale.expect("a tensor"));
+        let x = case.input("x").expect("x");
+        let (shape, ty) = (x.shape().to_vec(), ScalarType::FLOAT16);
+        let values = x.elements::<u16>();
+        let small = values.iter().map(|&b| f64_to_f16_rne(ty.to_f64(b.into()) / 1024.0)).collect();
+        case.add_input("x", Tensor::from_vec::<u16>("x", DType::F16, shape, small).expect("x"));
+        let mut model = Model::new(&case, "y");
+        model.matrices[0].global = model.matrices[0].global.map(change);
+        let y = model.compute();
+        assert!(y.iter().all(|y| y.is_finite()));
+        put(&mut case, "y", &y);
+        let report = judged(&mut case, "y");
+        assert_eq!(report.verdict, Verdict::Fail, "{id}");
+        let diagnosis = report.diagnosis.unwrap_or_else(|| panic!("{id}: none"));
+        assert_eq!((diagnosis.id.as_str(), diagnosis.unexplained), (id, 0), "{diagnosis:?}");
+    };
+    plant("global-scale-missing", |_| 1.0);
+    plant("global-scale-inverted", |g| 1.0 / g);
+    plant("global-scale-twice", |g| g * g);
 }

@@ -374,8 +374,7 @@ fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
         }
-        // Where rows differ little, several k may do: then none is named.
-        let [(k, old, new)] = fitting[..] else { return None };
+        let (k, old, new) = clearest(fitting)?;
         texts.push(format!("k {k}, n {n}: code {new} instead of {old}"));
         shown.get_or_insert(cause(&terms, |at| terms.stored[at] == k));
     }
@@ -385,8 +384,27 @@ fn one_code(scene: &Scene<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// The other codes at a place that explain a column: stored k, right and found code.
-fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, u8, u8)> {
+/// Of the fits that the bounds allow, the one that leaves least, where it leaves clearly less than
+/// any at another place. A fit is its place first, and comes with the sum of squares that it leaves.
+fn clearest<T: Copy>(mut fitting: Vec<(usize, T, f64)>) -> Option<T> {
+    fitting.sort_by(|a, b| a.2.total_cmp(&b.2));
+    let &(place, best, left) = fitting.first()?;
+    let second = fitting.iter().find(|f| f.0 != place);
+    second.is_none_or(|f| f.2 > 2.0 * left).then_some(best)
+}
+
+/// What `of` leaves of a column's residuals, in tolerances, squared.
+fn left(terms: &Terms<'_>, of: impl Fn(usize, &Line) -> f64) -> f64 {
+    let squared =
+        |(i, line): (usize, &Line)| ((line.residual - of(i, line)) / line.tolerance).powi(2);
+    terms.lines.iter().enumerate().map(squared).sum()
+}
+
+/// A stored k, the right code and the found one.
+type Code = (usize, u8, u8);
+
+/// The other codes at a place that explain a column.
+fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, Code, f64)> {
     let (k, n, weight) = (terms.stored[at], terms.n, terms.weight);
     let group = terms.groups[at];
     let old = weight.codes.get(k, n);
@@ -400,7 +418,7 @@ fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, u8, 
             terms.lines.iter().all(|l| (l.residual - l.units[at] * step).abs() <= 2.0 * l.tolerance)
         })
         .filter(|&code| column_holds(scene, terms, k, code))
-        .map(|code| (k, old, code))
+        .map(|code| (at, (k, old, code), left(terms, |_, l| l.units[at] * (value(code) - own))))
         .collect()
 }
 
@@ -446,10 +464,11 @@ fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
                 (lo, hi) = (lo.max(a.min(b)), hi.min(a.max(b)));
             }
             if lo <= hi && !(lo..=hi).contains(&0.0) && lo.is_finite() && hi.is_finite() {
-                fitting.push((g, (lo + hi) / 2.0));
+                let change = (lo + hi) / 2.0;
+                fitting.push((g, (g, change), left(&terms, |i, _| sums[i][g] * change)));
             }
         }
-        let [(g, change)] = fitting[..] else { return None };
+        let (g, change) = clearest(fitting)?;
         let percent = change * 100.0;
         texts.push(format!("the scale of group {g}, n {n} is off by {percent:+.2} %"));
         shown.get_or_insert(cause(&terms, |at| terms.groups[at] == g));
