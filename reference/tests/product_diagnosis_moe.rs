@@ -174,3 +174,33 @@ fn a_sum_rounded_before_its_global_scale() {
     let diagnosis = report.diagnosis.expect("a diagnosis");
     assert_eq!(diagnosis.id, "overflow-before-global-scale", "{diagnosis:?}");
 }
+
+#[test]
+fn parameters_of_another_expert() {
+    let scales = planted(BIASED, "gate_up", |m| {
+        let other = m.matrices[1].s.clone();
+        m.matrices.iter_mut().for_each(|matrix| matrix.s = other.clone());
+        m.compute()
+    });
+    let diagnosis = scales.diagnosis.clone().expect("a diagnosis");
+    assert_eq!(diagnosis.id, "scales-of-another-expert", "{diagnosis:?}");
+    assert!(diagnosis.text.contains("expert 1"), "{}", diagnosis.text);
+    let bias = planted(BIASED, "down", |m| {
+        let other = m.matrices[2].bias.clone();
+        m.matrices.iter_mut().for_each(|matrix| matrix.bias = other.clone());
+        m.compute()
+    });
+    let diagnosis = bias.diagnosis.clone().expect("a diagnosis");
+    assert_eq!(diagnosis.id, "bias-of-another-expert", "{diagnosis:?}");
+}
+
+/// A layer that should have gate and up interleaved, and has them in halves.
+#[test]
+fn gate_and_up_of_the_other_order() {
+    let report = planted("moe-top8_f16_u4", "gate_up", |m| {
+        let (y, half) = (m.compute(), m.n / 2);
+        (0..y.len()).map(|i| y[i / m.n * m.n + i % m.n % half * 2 + i % m.n / half]).collect()
+    });
+    assert_eq!(report.verdict, Verdict::Fail);
+    assert_eq!(report.diagnosis.expect("a diagnosis").id, "gate-up-in-halves");
+}

@@ -111,7 +111,7 @@ fn matrix(
             m.q = (0..k * n)
                 .map(|i| {
                     let byte = bytes[i % n * k / 2 + i / n / 2];
-                    let code = if i / n % 2 == 0 { byte & 15 } else { byte >> 4 };
+                    let code = if (i / n).is_multiple_of(2) { byte & 15 } else { byte >> 4 };
                     let value = E2M1[usize::from(code & 7)];
                     if code >= 8 { -value } else { value }
                 })

@@ -92,15 +92,16 @@ impl Stage<'_> {
         let (mut report, wrong) = self.measure(&bounded, &found, &bits);
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, &bounded, &found, &wrong);
-        if let Some((deviation, accepted)) = diagnose::accepted(&scene) {
-            let right = report.max_error_over_bound.unwrap_or(f64::INFINITY);
-            report = self.measure(&accepted, &found, &bits).0;
-            report.diagnosis = Some(deviation.diagnosis());
+        if let Some(accepted) = diagnose::accepted(&scene) {
+            let far = report.max_error_over_bound.unwrap_or(f64::INFINITY);
+            report = self.measure(&accepted.bounded, &found, &bits).0;
+            report.diagnosis = Some(accepted.diagnosis);
             report.note = Some(format!(
-                "{}; accepted as {}'s own: {}; {} elements would be wrong by up to {right:.3} bounds",
+                "{}; accepted, since it is what {} computes: {}; against the right product {} \
+                 elements are wrong, by up to {far:.3} bounds",
                 report.note.unwrap_or_default(),
-                deviation.producer,
-                deviation.reason,
+                accepted.deviation.producer,
+                accepted.deviation.reason,
                 wrong.len(),
             ));
             return Ok(report);

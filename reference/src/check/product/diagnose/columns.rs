@@ -1,10 +1,11 @@
 //! Single columns with the bias or the scales of another column.
 
-use super::Finding;
-use super::residual::Terms;
-use super::scene::{Sample, Scene, Setup};
-use crate::weight::{Table, Weight};
 use std::borrow::Cow;
+
+use super::Finding;
+use super::scene::{Sample, Scene, Setup, spread};
+use super::terms::{Line, Terms};
+use crate::weight::{Table, Weight};
 
 /// Wrong columns at most: more have another cause.
 const MAX_COLUMNS: usize = 16;
@@ -51,7 +52,7 @@ fn of(
         let rows = &scene.stage.parts[bad.part].rows;
         for &n in &bad.cols {
             let terms = Terms::new(scene, bad.part, n)?;
-            let sample = Sample { part: bad.part, rows: super::scene::spread(rows), cols: vec![n] };
+            let sample = Sample { part: bad.part, rows: spread(rows), cols: vec![n] };
             let from = nearest(&terms).into_iter().find(|&from| {
                 let mut weight = scene.stage.parts[bad.part].weight.clone();
                 change(&mut weight, n, from).is_some() && {
@@ -103,7 +104,7 @@ fn nearest_scales(terms: &Terms<'_>) -> Vec<usize> {
     }
     let lines: Vec<_> = terms.lines.iter().take(4).map(|l| (l, terms.by_group(l))).collect();
     least(terms, |n| {
-        let of = |(line, sums): &(&super::residual::Line, Vec<f64>)| {
+        let of = |(line, sums): &(&Line, Vec<f64>)| {
             let change =
                 sums.iter().enumerate().map(|(g, sum)| sum * (scales.value(g, n) / own[g] - 1.0));
             ((change.sum::<f64>() - line.residual) / line.tolerance).abs()

@@ -10,7 +10,8 @@
 //! * [`suspects`]: the whole matrix, bias, scale or router weight read in another way;
 //!   [`order`]: act-order.
 //! * [`moved`]: columns and rows that stand in each other's place, rows of another expert.
-//! * [`residual`]: found minus exact as the contribution of a group, a range of k, or one weight.
+//! * [`residual`]: found minus exact as the contribution of a group or a range of k;
+//!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales.
 
 mod columns;
 mod moved;
@@ -20,6 +21,8 @@ mod place;
 mod residual;
 mod scene;
 mod suspects;
+mod terms;
+mod weights;
 
 use crate::check::Diagnosis;
 use crate::check::picture::Cause;
@@ -85,26 +88,25 @@ const DEVIATIONS: &[Deviation] = &[
     Deviation {
         id: order::UPSTREAM_K_SLICE,
         producer: "vllm 0.21.0",
-        reason: "of a rank's slice of K under act-order, the kernel gives rows of the matrix the \
-                 scale of other rows (of each second 16 rows in sorted order, row 16 + j the scale \
-                 of row j + 1), which is not the right product",
+        reason: "its kernel gives rows of an act-ordered slice of K the scale of other rows",
     },
     Deviation {
         id: suspects::UPSTREAM_NVFP4_BIAS,
         producer: "vllm 0.21.0",
-        reason: "with router weights the kernel folds NVFP4's global scale into them, so that it \
-                 multiplies the bias as well, which is not the right product",
+        reason: "its kernel multiplies the bias by NVFP4's global scale",
     },
 ];
 
-impl Deviation {
-    pub(super) fn diagnosis(&self) -> Diagnosis {
-        Diagnosis { id: self.id.to_owned(), text: self.reason.to_owned(), unexplained: 0 }
-    }
+/// An output that is right but for a deviation.
+pub(super) struct Accepted {
+    pub(super) deviation: &'static Deviation,
+    pub(super) diagnosis: Diagnosis,
+    /// Every element under the deviation.
+    pub(super) bounded: Vec<Bounded>,
 }
 
-/// The deviation of the case's producer under which every element is in bound, and those bounds.
-pub(super) fn accepted(scene: &Scene<'_>) -> Option<(&'static Deviation, Vec<Bounded>)> {
+/// The deviation of the case's producer under which every element is in bound.
+pub(super) fn accepted(scene: &Scene<'_>) -> Option<Accepted> {
     let suspects = order::suspects(scene).into_iter().chain(suspects::suspects(scene));
     let suspects: Vec<Suspect<'_>> = suspects.collect();
     DEVIATIONS.iter().filter(|d| scene.stage.producer.starts_with(d.producer)).find_map(|d| {
@@ -122,7 +124,8 @@ pub(super) fn accepted(scene: &Scene<'_>) -> Option<(&'static Deviation, Vec<Bou
             }
         }
         let fits = all.iter().zip(scene.found).all(|(b, &x)| b.ratio(x) <= 1.0);
-        fits.then_some((d, all))
+        let diagnosis = Finding::new(d.id, suspect.text.clone()).diagnosis;
+        fits.then_some(Accepted { deviation: d, diagnosis, bounded: all })
     })
 }
 
