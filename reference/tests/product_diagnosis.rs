@@ -176,6 +176,20 @@ fn codes_and_zero_points() {
     };
     expect(GROUPED, "y", "awq-interleave-inverted", awq(|c| AWQ[AWQ[c]]));
     expect(GROUPED, "y", "awq-interleave-not-undone", awq(|c| AWQ[c]));
+    let zeros = |map: fn(usize) -> usize| {
+        move |m: &mut Model| {
+            let z = m.matrices[0].z.clone();
+            m.matrices[0].z = (0..z.len()).map(|i| z[i / 8 * 8 + map(i % 8)]).collect();
+            m.compute()
+        }
+    };
+    let inverted = expect(GROUPED, "y", "awq-interleave-inverted", zeros(|c| AWQ[AWQ[c]]));
+    assert!(text(&inverted).contains("of the zero points"), "{}", text(&inverted));
+    expect(GROUPED, "y", "awq-interleave-not-undone", zeros(|c| AWQ[c]));
+    expect(GROUPED, "y", "zeros-missing", |m| {
+        m.matrices[0].z.fill(0.0);
+        m.compute()
+    });
     let within = |map: fn(usize) -> usize| {
         move |m: &mut Model| {
             let (q, n) = (m.matrices[0].q.clone(), m.n);

@@ -12,8 +12,10 @@ use marlinspike::check::{Cause, ErrorMap};
 pub(super) const LEVELS: [&str; 7] =
     ["to 0.01", "to 0.1", "to 1: right", "to 10: wrong", "to 100", "to 10⁴", "more, or no number"];
 
-/// Room for names of rows, in pixels.
-const LEFT: usize = 210;
+/// Room left of the plot, in pixels, where no names of rows stand there.
+const LEFT: usize = 40;
+/// Pixels per character of a name, rather more than less.
+const CHARACTER: usize = 6;
 const RIGHT: usize = 18;
 const TOP: usize = 10;
 const BOTTOM: usize = 40;
@@ -42,7 +44,13 @@ pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
     let px = (MAX_WIDTH / cols as f64).min(MAX_CELL);
     let py = (MAX_HEIGHT / rows as f64).min(MAX_CELL);
     let (w, h) = ((px * cols as f64).round(), (py * rows as f64).round());
-    let mut out = open(w, h.max(40.0), "error over bound of each element of the product");
+    let longest = map.names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let mut out = open(
+        LEFT + CHARACTER * longest,
+        w,
+        h.max(40.0),
+        "error over bound of each element of the product",
+    );
     let mut paths: [String; LEVELS.len()] = Default::default();
     for (r, row) in map.largest.chunks(cols).enumerate() {
         let mut start = 0;
@@ -91,7 +99,7 @@ pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
 /// The strip of k, with the ranges that explain the errors filled.
 pub(super) fn strip(cause: &Cause) -> String {
     let (w, h) = (MAX_WIDTH, 22.0);
-    let mut out = open(w, h, "the part of k that explains the errors");
+    let mut out = open(LEFT, w, h, "the part of k that explains the errors");
     push(&mut out, format_args!("<rect class=\"plot\" width=\"{w}\" height=\"{h}\"/>"));
     let at = |k: usize| k as f64 * w / cause.size_k.max(1) as f64;
     for range in &cause.ranges {
@@ -114,11 +122,11 @@ pub(super) fn strip(cause: &Cause) -> String {
     out
 }
 
-fn open(w: f64, h: f64, label: &str) -> String {
-    let (full_w, full_h) = (LEFT + w as usize + RIGHT, TOP + h as usize + BOTTOM);
+fn open(left: usize, w: f64, h: f64, label: &str) -> String {
+    let (full_w, full_h) = (left + w as usize + RIGHT, TOP + h as usize + BOTTOM);
     format!(
         "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
-         viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({LEFT} {TOP})\">"
+         viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({left} {TOP})\">"
     )
 }
 
