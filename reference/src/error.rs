@@ -3,8 +3,8 @@
 //! Every variant names the tensor or key, what was found and what was expected.
 
 use crate::{
-    case::CaseError, config::ConfigError, container::ContainerError, layers::LayerError,
-    tensor::DType,
+    case::CaseError, config::ConfigError, container::ContainerError, gemm::schedule::ScheduleError,
+    layers::LayerError, tensor::DType,
 };
 
 /// Result of the reference's fallible functions.
@@ -94,6 +94,9 @@ pub enum Error {
     /// A case file is malformed.
     #[error(transparent)]
     Case(#[from] CaseError),
+    /// A schedule of a product is malformed, or does not fit its weight.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
 }
 
 fn at(index: &[usize]) -> String {

@@ -18,7 +18,8 @@
 //! | [`act_order`] | sorting `g_idx`, permuting, tensor-parallel slices |
 //! | [`layout`] | kernel formats as objects: offset, pack, unpack, compare, locate |
 //! | [`gemm`] | matrix units emulated bit for bit |
-//! | [`moe`] | routing: scores, top-k, blocks of tokens; bounds on others' results |
+//! | [`interval`] | what an implementation may produce, followed through its operations |
+//! | [`moe`] | routing, activations, the sum over top-k; bounds on others' results |
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
@@ -34,6 +35,7 @@ pub mod container;
 pub mod dims;
 pub mod error;
 pub mod gemm;
+pub mod interval;
 pub mod layers;
 pub mod layout;
 pub mod moe;

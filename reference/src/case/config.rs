@@ -1,6 +1,7 @@
 //! What a case's `config` says, typed per operation.
 
 use crate::dims::{GroupSize, LogicalK};
+use crate::gemm::schedule::Schedule;
 use crate::scalar::ScalarType;
 
 /// An enum whose variants have names in files.
@@ -112,7 +113,7 @@ named! {
 }
 
 named! {
-    /// The gated activations between the two products of a MoE layer.
+    /// The activations between the two products of a MoE layer, by upstream's names.
     Activation {
         /// SiLU of the gate times up.
         Silu "silu",
@@ -126,6 +127,21 @@ named! {
         SwigluOai "swigluoai",
         /// Clamped SiLU of the gate times clamped up.
         SwigluStep "swiglustep",
+        /// SiLU of the gate; there is no up.
+        SiluNoMul "silu_no_mul",
+        /// GELU (erf) of the gate; there is no up.
+        GeluNoMul "gelu_no_mul",
+        /// GELU (tanh) of the gate; there is no up.
+        GeluTanhNoMul "gelu_tanh_no_mul",
+        /// Squared ReLU of the gate; there is no up.
+        Relu2NoMul "relu2_no_mul",
+    }
+}
+
+impl Activation {
+    /// Whether a gate is multiplied with an up projection: then N of w13 is 2I, else I.
+    pub const fn is_gated(self) -> bool {
+        !matches!(self, Self::SiluNoMul | Self::GeluNoMul | Self::GeluTanhNoMul | Self::Relu2NoMul)
     }
 }
 
@@ -208,6 +224,17 @@ pub struct LinearConfig {
     pub size_k: usize,
     /// The power of two that NVFP4 scales were multiplied with (bf16).
     pub scale_factor: Option<f64>,
+    /// How `y` was computed, where it is to be equal for every bit.
+    pub schedule: Option<ScheduleChoice>,
+}
+
+/// The schedule that a case declares for a product.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ScheduleChoice {
+    /// The name `canonical`: [`Schedule::canonical`] of the case's weight and types.
+    Canonical,
+    /// A schedule that stands in the config.
+    Given(Box<Schedule>),
 }
 
 /// Config of `moe`.
@@ -223,7 +250,7 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// H: K of w13, N of w2.
     pub hidden_size: usize,
-    /// I: half of N of w13, K of w2.
+    /// I: K of w2; N of w13 is I for each of gate and up.
     pub intermediate_size: usize,
     /// Between the products.
     pub activation: Activation,
@@ -243,6 +270,17 @@ pub struct MoeConfig {
     pub scale_factor_w13: Option<f64>,
     /// NVFP4's power of two for w2 (bf16).
     pub scale_factor_w2: Option<f64>,
+    /// How `gate_up` was computed, where it is to be equal for every bit.
+    pub schedule_w13: Option<ScheduleChoice>,
+    /// How `down` was computed.
+    pub schedule_w2: Option<ScheduleChoice>,
+}
+
+impl MoeConfig {
+    /// N of w13: 2I for gate and up, I where the activation has no up.
+    pub const fn w13_size_n(&self) -> usize {
+        if self.activation.is_gated() { 2 * self.intermediate_size } else { self.intermediate_size }
+    }
 }
 
 /// Config of `router`.

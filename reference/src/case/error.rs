@@ -71,6 +71,14 @@ pub enum CaseError {
         /// What it contradicts.
         with: String,
     },
+    /// A declared schedule is malformed.
+    #[error("config key `{key}`: {error}")]
+    Schedule {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        error: Box<crate::gemm::schedule::ScheduleError>,
+    },
     /// The case could not be written as a container.
     #[error("case cannot be written: {problem}")]
     Write {

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::CaseError;
+use super::{CaseError, ScheduleChoice};
+use crate::gemm::schedule::Schedule;
 
 /// Parses a JSON object; a repeated key is an error, not the last one's win.
 pub(super) fn object(text: &str) -> Result<Map<String, Value>, CaseError> {
@@ -131,6 +132,21 @@ impl<'m> Reader<'m> {
             let v = v.as_str()?;
             table.iter().find(|(n, _)| *n == v).map(|&(_, t)| t)
         })
+    }
+
+    /// A schedule of a product: the name `canonical`, or an object.
+    pub(super) fn schedule(&self, key: &str) -> Result<Option<ScheduleChoice>, CaseError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(name)) if name == "canonical" => Ok(Some(ScheduleChoice::Canonical)),
+            Some(value @ Value::Object(_)) => Schedule::from_json(value)
+                .map(|s| Some(ScheduleChoice::Given(Box::new(s))))
+                .map_err(|error| CaseError::Schedule {
+                    key: self.path(key),
+                    error: Box::new(error),
+                }),
+            Some(other) => Err(self.refuse(key, other, "\"canonical\" or an object")),
+        }
     }
 
     pub(super) fn object(

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub use config::{
     Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
     GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
-    QuantConfig, RouterConfig, ScoringFunc, TensorParallel,
+    QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
 pub use rules::{Dim, TensorRule};

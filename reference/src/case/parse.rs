@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::config::{
     Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
     GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
-    QuantConfig, RouterConfig, ScoringFunc, TensorParallel,
+    QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 use super::{CaseError, json::Reader};
 use crate::dims::GroupSize;
@@ -44,6 +44,7 @@ impl CaseConfig {
                 let mut v = quant_json(&c.quant);
                 extend(&mut v, json!({"size_m": c.size_m, "size_n": c.size_n, "size_k": c.size_k}));
                 optional(&mut v, "scale_factor", c.scale_factor);
+                optional(&mut v, "schedule", c.schedule.as_ref().map(schedule_json));
                 v
             }
             Self::Moe(c) => {
@@ -62,6 +63,8 @@ impl CaseConfig {
                 );
                 optional(&mut v, "scale_factor_w13", c.scale_factor_w13);
                 optional(&mut v, "scale_factor_w2", c.scale_factor_w2);
+                optional(&mut v, "schedule_w13", c.schedule_w13.as_ref().map(schedule_json));
+                optional(&mut v, "schedule_w2", c.schedule_w2.as_ref().map(schedule_json));
                 v
             }
             Self::Router(c) => {
@@ -132,6 +135,13 @@ fn quant_json(q: &QuantConfig) -> Value {
         extend(&mut v, json!({"tensor_parallel": tp}));
     }
     v
+}
+
+fn schedule_json(choice: &ScheduleChoice) -> Value {
+    match choice {
+        ScheduleChoice::Canonical => "canonical".into(),
+        ScheduleChoice::Given(schedule) => schedule.to_json(),
+    }
 }
 
 fn contradiction(key: &str, found: impl ToString, with: impl ToString) -> CaseError {
@@ -233,6 +243,7 @@ fn linear(r: &Reader<'_>) -> Result<LinearConfig> {
         size_n: r.size("size_n")?,
         size_k: r.size("size_k")?,
         scale_factor: r.number("scale_factor")?,
+        schedule: r.schedule("schedule")?,
     };
     check_matrix(&config.quant, ("size_k", config.size_k), ("size_n", config.size_n))?;
     Ok(config)
@@ -257,11 +268,13 @@ fn moe(r: &Reader<'_>) -> Result<MoeConfig> {
         ep_rank,
         scale_factor_w13: r.number("scale_factor_w13")?,
         scale_factor_w2: r.number("scale_factor_w2")?,
+        schedule_w13: r.schedule("schedule_w13")?,
+        schedule_w2: r.schedule("schedule_w2")?,
     };
     let (h, i) = (config.hidden_size, config.intermediate_size);
     at_most("top_k", config.top_k, "num_experts", config.num_experts)?;
     at_most("ep_size", ep_size, "num_experts", config.num_experts)?;
-    check_matrix(&config.quant, ("hidden_size", h), ("intermediate_size", 2 * i))?;
+    check_matrix(&config.quant, ("hidden_size", h), ("intermediate_size", config.w13_size_n()))?;
     check_matrix(&config.quant, ("intermediate_size", i), ("hidden_size", h))?;
     Ok(config)
 }

@@ -238,7 +238,7 @@ fn moe(c: &MoeConfig, experts: usize) -> Result<Vec<TensorRule>> {
         size_k,
         size_n,
     };
-    let mut rules = matrix("w13", h, 2 * i).rules()?;
+    let mut rules = matrix("w13", h, c.w13_size_n()).rules()?;
     rules.extend(matrix("w2", i, h).rules()?);
     let rows = is(c.size_m.saturating_mul(c.top_k));
     rules.extend([
@@ -246,7 +246,7 @@ fn moe(c: &MoeConfig, experts: usize) -> Result<Vec<TensorRule>> {
         rule("in.router_logits", F32, &[is(c.size_m), is(c.num_experts)]),
         // Without a map, the weights hold every expert.
         rule("in.expert_map", I32, &[is(c.num_experts)]).required(experts != c.num_experts),
-        rule("out.gate_up", &half, &[rows, is(2 * i)]),
+        rule("out.gate_up", &half, &[rows, is(c.w13_size_n())]),
         rule("out.activated", &half, &[rows, is(i)]),
         rule("out.down", &half, &[rows, is(h)]),
         rule("out.y", &half, &[is(c.size_m), is(h)]),

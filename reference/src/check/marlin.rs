@@ -20,7 +20,7 @@ pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputRepo
 
 pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     let (h, i) = (c.hidden_size, c.intermediate_size);
-    let w13 = Shape::new(h, 2 * i);
+    let w13 = Shape::new(h, c.w13_size_n());
     let mut reports = matrices(case, &c.quant, "w13_", w13, c.scale_factor_w13, Some(i))?;
     reports.extend(matrices(case, &c.quant, "w2_", Shape::new(i, h), c.scale_factor_w2, None)?);
     Ok(reports)
@@ -67,7 +67,8 @@ fn matrices(
         options,
         prepared: &prepared,
         intermediate_size,
-        is_w13: prefix == "w13_",
+        // Without an up projection, halves of N have no names.
+        is_w13: intermediate_size.is_some_and(|i| shape.size_n == 2 * i),
         stated: stated.as_ref().map(|(perms, _)| perms.as_slice()),
     };
 

@@ -1,20 +1,23 @@
 //! The verdict on a case: every output is recomputed from the inputs and compared.
 //!
-//! Packed, permuted and integer outputs are compared bit for bit. Outputs that are not computed
+//! Packed, permuted and integer outputs are compared bit for bit; router weights, activations and
+//! sums with bounds derived from the operations that an implementation may use. Outputs that are not computed
 //! here yet are reported as unchecked and keep the case from passing.
 
 mod compare;
+mod layer;
 mod marlin;
 mod picture;
 mod product;
 mod routing;
+mod scheduled;
 mod structure;
 mod variants;
 mod weights;
 
 use serde::Serialize;
 
-pub use compare::{Mismatch, Register};
+pub use compare::Mismatch;
 pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
 
@@ -137,13 +140,19 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
     let mut outputs = match &case.config {
         CaseConfig::Linear(c) => {
             let mut reports = marlin::linear(case, c)?;
-            reports.extend(product::linear(case, c, declared)?);
+            let scheduled = scheduled::linear(case, c)?;
+            // Every bit says more than a bound.
+            reports.extend(match scheduled {
+                Some(report) => Some(report),
+                None => product::linear(case, c, declared)?,
+            });
             reports
         }
         CaseConfig::Moe(c) => {
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
             reports.extend(product::moe(case, c, declared)?);
+            reports.extend(layer::moe(case, c)?);
             reports
         }
         CaseConfig::Router(c) => routing::router(case, c)?,

@@ -8,7 +8,7 @@
 //!
 //! Let S be the exact sum, and C a bound on the magnitude of every partial sum (without errors)
 //! that the class can form. Every kernel of the class makes `n` additions of the kind below, each
-//! with an error of at most δ, so that its sum is within B = n·δ of S.
+//! with an error of at most δ, so that its sum is within B = n·δ of S (δ is taken apart below).
 //!
 //! *Partial sums.* In any order, a partial sum is at most the sum of the positive products, or of
 //! the negative ones: C = (Σ|a·w| + |S|) / 2. Where a kernel forms only sums over ranges of k, or of
@@ -26,6 +26,11 @@
 //! E ≤ max(⌊log₂ Ĉ⌋, the largest exponent of a product) and e ≤ ⌊log₂ Ĉ⌋. An instruction may run as
 //! several such sums. The exponent of a product is the sum of its factors' exponents; a subnormal
 //! factor counts with its type's least exponent.
+//!
+//! Truncation is toward zero: it takes from positive products and gives to negative ones. So the
+//! sum is too low by less than 2^(E − F) for each positive product, and too high by less than that
+//! for each negative one, and the bounds below and above S are not the same. Products that are
+//! zero lose nothing.
 //!
 //! *Fused multiply-add*: each rounds once, by at most 2^(⌊log₂ Ĉ⌋ − 24). With a separate product,
 //! 2^-24·Σ|a·w| is added for the roundings of the products.
@@ -46,7 +51,9 @@ use serde::{Deserialize, Serialize};
 
 use super::exact::{Element, Request};
 use super::kernel::Stripe;
+use super::tensor_core::{Accumulator, Architecture, KSplit, UNITS, Unit};
 use crate::scalar::ScalarType;
+use crate::{Error, Result};
 
 /// How products are added up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -95,8 +102,11 @@ pub enum Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reduction {
-    /// In f32, in any number of parts.
-    F32,
+    /// In f32, in parts of at least this many of the adder's steps.
+    F32 {
+        /// Steps per part.
+        steps: usize,
+    },
     /// Through the output's 16-bit type, in at most this many parts.
     Output {
         /// Parts.
@@ -119,6 +129,64 @@ pub struct Class {
 }
 
 impl Class {
+    /// The classes that have names of their own.
+    pub fn named() -> Vec<Self> {
+        let hopper = UNITS
+            .iter()
+            .find(|u| u.architecture == Architecture::Hopper && u.inputs.0 == ScalarType::FLOAT16);
+        let hopper =
+            hopper.map(|unit| Self { name: "hopper-any-order".to_owned(), ..Self::of_unit(unit) });
+        let fused =
+            Self { name: "fused-f32".to_owned(), adder: Adder::FusedF32, ..Self::any_order() };
+        let separate = Self {
+            name: "separate-f32".to_owned(),
+            adder: Adder::SeparateF32,
+            ..Self::any_order()
+        };
+        [Self::any_order(), Self::marlin_hopper(), fused, separate]
+            .into_iter()
+            .chain(hopper)
+            .collect()
+    }
+
+    /// Checks a class that was read from somewhere.
+    ///
+    /// # Errors
+    /// [`Error::Size`] naming the number that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        let expect = |what: &str, found: usize, fine: bool, expected: &str| match fine {
+            true => Ok(()),
+            false => Err(Error::size(format!("class `{}`: {what}", self.name), found, expected)),
+        };
+        match self.adder {
+            Adder::MatrixUnit { products, fraction_bits, kept_bits } => {
+                expect("products", products, (1..=4096).contains(&products), "1 to 4096")?;
+                let fine = (2..=60).contains(&fraction_bits);
+                expect("fraction_bits", fraction_bits as usize, fine, "2 to 60")?;
+                let fine = (2..=24).contains(&kept_bits);
+                expect("kept_bits", kept_bits as usize, fine, "2 to 24")?;
+            }
+            Adder::IntegerGroups { group_size } => {
+                expect("group_size", group_size, group_size > 0, "1 or more")?;
+            }
+            Adder::FusedF32 | Adder::SeparateF32 | Adder::Exact => {}
+        }
+        if let Order::Striped { block, stripes } = &self.order {
+            expect("block", *block, (1..=4096).contains(block), "1 to 4096")?;
+            expect("stripes", stripes.len(), stripes.len() <= 16, "at most 16")?;
+            for stripe in stripes {
+                let Stripe { period, length } = *stripe;
+                expect("period", period, (1..=256).contains(&period), "1 to 256")?;
+                let fine = length > 0 && period.is_multiple_of(length);
+                expect("length", length, fine, "a divisor of the period")?;
+            }
+        }
+        match self.reduction {
+            Reduction::F32 { steps } => expect("steps", steps, steps > 0, "1 or more"),
+            Reduction::Output { parts } => expect("parts", parts, parts > 0, "1 or more"),
+        }
+    }
+
     /// Every kernel that adds up f16 or bf16 products on a matrix unit from Turing on, or with fused
     /// f32 multiply-adds, in any order, with partial sums reduced in f32: F = 24 is the fewest
     /// fraction bits that such a unit is known to keep, and eight products the fewest per sum.
@@ -127,19 +195,46 @@ impl Class {
             name: "f32-any-order".to_owned(),
             adder: Adder::MatrixUnit { products: 8, fraction_bits: 24, kept_bits: 24 },
             order: Order::Any,
-            reduction: Reduction::F32,
+            reduction: Reduction::F32 { steps: 1 },
         }
     }
 
-    /// The Marlin kernels on Hopper: steps of 16 k, which two or four warps of a thread block take in
-    /// turn; thread blocks take contiguous ranges; all partial sums are added in f32.
+    /// Every kernel that adds up its products with one matrix unit of the table, in any order, with
+    /// partial sums reduced in f32.
+    pub fn of_unit(unit: &Unit) -> Self {
+        let products = match unit.split {
+            KSplit::Whole => unit.size_k,
+            KSplit::Blocks(len) => len,
+            KSplit::Pairs => unit.size_k / 2,
+        };
+        // An accumulator that is added last is one more rounded addition per sum, as many as the
+        // bound counts for reductions.
+        let adder = match unit.accumulator {
+            Accumulator::F32 { kept_bits } => {
+                let fraction_bits = unit.fraction_bits as u32;
+                Adder::MatrixUnit { products, fraction_bits, kept_bits }
+            }
+            Accumulator::F16 => Adder::MatrixUnit {
+                products,
+                fraction_bits: unit.fraction_bits as u32,
+                kept_bits: 11,
+            },
+            Accumulator::S32 => Adder::Exact,
+        };
+        let (order, reduction) = (Order::Any, Reduction::F32 { steps: 1 });
+        Self { name: "matrix-unit-any-order".to_owned(), adder, order, reduction }
+    }
+
+    /// The Marlin kernels on Hopper: steps of 16 k; each tile of 64 or 128 k is shared by two or four
+    /// warps in runs of 32; thread blocks take contiguous ranges of at least two steps for each warp; all partial
+    /// sums are added in f32.
     pub fn marlin_hopper() -> Self {
-        let stripes = [(2, 1), (4, 1)].map(|(period, length)| Stripe { period, length });
+        let stripes = [(4, 2), (8, 2)].map(|(period, length)| Stripe { period, length });
         Self {
             name: "marlin-hopper".to_owned(),
             adder: Adder::MatrixUnit { products: 16, fraction_bits: 25, kept_bits: 24 },
             order: Order::Striped { block: 16, stripes: stripes.to_vec() },
-            reduction: Reduction::F32,
+            reduction: Reduction::F32 { steps: 2 },
         }
     }
 
@@ -149,7 +244,7 @@ impl Class {
             name: "integer-groups".to_owned(),
             adder: Adder::IntegerGroups { group_size },
             order: Order::Any,
-            reduction: Reduction::F32,
+            reduction: Reduction::F32 { steps: 1 },
         }
     }
 
@@ -159,7 +254,7 @@ impl Class {
             name: "exact".to_owned(),
             adder: Adder::Exact,
             order: Order::Any,
-            reduction: Reduction::F32,
+            reduction: Reduction::F32 { steps: 1 },
         }
     }
 
@@ -176,13 +271,13 @@ impl Class {
             }
         };
         let absolute = absolute && self.adder != Adder::Exact;
-        Request { block, absolute, stripes, radius: None }
+        let signs = matches!(self.adder, Adder::MatrixUnit { .. });
+        Request { block, absolute, stripes, signs, radius: None }
     }
 
-    /// The bound on |computed f32 sum − exact sum| of one element, `size_k` products long, of
-    /// activations of type `activations` and weights rounded to `weights` (the types that the unit
-    /// sees).
-    pub fn bound(&self, element: &Element<'_>, size_k: usize, inputs: Inputs) -> f64 {
+    /// How far the computed f32 sum of one element, `size_k` products long, may be below and above
+    /// the exact one.
+    pub fn bound(&self, element: &Element<'_>, size_k: usize, inputs: Inputs) -> [f64; 2] {
         let sum = element.value().abs();
         let partial = match self.order {
             Order::Any => (element.absolute + sum) / 2.0,
@@ -191,76 +286,62 @@ impl Class {
         // Never below the sum itself, and some room for the f64 that it was computed in.
         let partial = (partial.max(sum) + element.carried) * (1.0 + 1e-12);
         if self.adder == Adder::Exact || partial == 0.0 {
-            return element.carried;
+            return [element.carried; 2];
         }
-        let product = inputs.largest_exponent(element);
-        let errors = |reach| self.errors(reach, product, size_k, element.absolute, inputs.output);
-        let once = errors(partial);
-        if once >= partial / 4.0 {
-            // Sums as small as their own errors.
-            return self.doubling(partial, product, size_k, element, inputs) + element.carried;
-        }
-        // C + 2·once reaches at most one binade further, where no error is more than twice as
-        // large: this is a B that the errors at C + B do not exceed.
-        errors(partial + 2.0 * once) + element.carried
-    }
-
-    /// The least C + B, by doubling, whose own errors do not leave it.
-    fn doubling(
-        &self,
-        partial: f64,
-        product: i32,
-        size_k: usize,
-        element: &Element<'_>,
-        inputs: Inputs,
-    ) -> f64 {
+        let errors = |reach| self.errors(reach, element, size_k, inputs);
+        let worst = |errors: [f64; 2]| errors[0].max(errors[1]);
         let mut reach = partial;
-        for _ in 0..300 {
-            let errors = self.errors(reach, product, size_k, element.absolute, inputs.output);
-            if partial + errors <= reach {
-                return errors;
+        let once = worst(errors(partial));
+        if once < partial / 4.0 {
+            // C + 2·once reaches at most one binade further, where no error is more than twice as
+            // large: errors there do not exceed it.
+            reach += 2.0 * once;
+        } else {
+            // Sums as small as their own errors.
+            for _ in 0..300 {
+                let needed = partial + worst(errors(reach));
+                if needed <= reach {
+                    break;
+                }
+                reach = needed.max(2.0 * reach);
             }
-            reach = (partial + errors).max(2.0 * reach);
         }
-        f64::INFINITY
+        errors(reach).map(|e| e + element.carried)
     }
 
-    /// n·δ for partial sums up to `reach`.
-    fn errors(
-        &self,
-        reach: f64,
-        product: i32,
-        size_k: usize,
-        absolute: f64,
-        output: ScalarType,
-    ) -> f64 {
+    /// What the additions lose and gain when partial sums are at most `reach`.
+    fn errors(&self, reach: f64, element: &Element<'_>, size_k: usize, inputs: Inputs) -> [f64; 2] {
         if reach >= f64::from(f32::MAX) {
-            return f64::INFINITY;
+            return [f64::INFINITY; 2];
         }
         // f32's subnormals share one unit.
         let e = exponent(reach).max(-126);
         let nearest = power(e - 24);
-        let (additions, each) = match self.adder {
+        let (additions, each, signs) = match self.adder {
             Adder::MatrixUnit { products, fraction_bits, kept_bits } => {
-                let largest = e.max(product).max(-133);
-                let terms = (products + 1) as f64 * power(largest - fraction_bits as i32);
-                (size_k.div_ceil(products), terms + power(e + 1 - kept_bits as i32))
+                let largest = e.max(inputs.largest_exponent(element)).max(-133);
+                let unit = power(largest - fraction_bits as i32);
+                // The accumulator's truncation, and the sum's.
+                let each = unit + power(e + 1 - kept_bits as i32);
+                (size_k.div_ceil(products), each, element.signs.map(|count| count as f64 * unit))
             }
-            Adder::FusedF32 => (size_k, nearest),
-            Adder::SeparateF32 => (size_k, nearest),
-            Adder::IntegerGroups { group_size } => (size_k.div_ceil(group_size.max(1)), nearest),
-            Adder::Exact => (0, 0.0),
+            Adder::FusedF32 => (size_k, nearest, [0.0; 2]),
+            Adder::SeparateF32 => (size_k, nearest, [0.0; 2]),
+            Adder::IntegerGroups { group_size } => {
+                (size_k.div_ceil(group_size.max(1)), nearest, [0.0; 2])
+            }
+            Adder::Exact => (0, 0.0, [0.0; 2]),
         };
         let products = match self.adder {
             Adder::SeparateF32 | Adder::IntegerGroups { .. } => {
-                power(-24) * absolute + size_k as f64 * power(-150)
+                power(-24) * element.absolute + size_k as f64 * power(-150)
             }
             _ => 0.0,
         };
         let reductions = match self.reduction {
-            Reduction::F32 => additions as f64 * nearest,
+            Reduction::F32 { steps } => additions.div_ceil(steps.max(1)) as f64 * nearest,
             Reduction::Output { parts } => {
-                let (mantissa, least) = match output {
+                let (mantissa, least) = match inputs.output {
                     ScalarType::FLOAT16 => (10, -14),
                     _ => (7, -126),
                 };
@@ -268,7 +349,7 @@ impl Class {
                 2.0 * parts as f64 * power(e.max(least) - mantissa - 1) + additions as f64 * nearest
             }
         };
-        additions as f64 * each + products + reductions
+        signs.map(|lost| lost + additions as f64 * each + products + reductions)
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Request<'r> {
     pub absolute: bool,
     /// The partial sums whose reach is wanted.
     pub stripes: &'r [Stripe],
+    /// Whether positive and negative products are to be counted.
+    pub signs: bool,
     /// A radius of uncertainty for each activation: Σ radius·|w| is wanted.
     pub radius: Option<&'r Rows>,
 }
@@ -44,6 +46,8 @@ pub struct Element<'e> {
     pub reach: f64,
     /// Upper bound of Σ radius·|w|.
     pub carried: f64,
+    /// Number of positive and of negative products; 0 when not asked for.
+    pub signs: [usize; 2],
     /// Range of the row's activations.
     pub row: Range,
     /// Range of the column's weights.
@@ -91,12 +95,16 @@ pub fn product<R: Send>(
         let expected = format!("[{}, {size_k}]", rows.rows());
         return Err(Error::shape("radii of the activations", &[r.rows(), r.size_k()], expected));
     }
+    let signs: Vec<Signs> = match request.signs {
+        true => (0..rows.rows()).map(|m| Signs::new(rows.row(m).iter().copied())).collect(),
+        false => Vec::new(),
+    };
     let starts: Vec<usize> = (0..size_n).step_by(TILE).collect();
     let tiles: Vec<Vec<R>> = starts
         .par_iter()
         .map_init(
             || Worker::new(size_k, request),
-            |worker, &n0| worker.tile(rows, columns, n0, &each),
+            |worker, &n0| worker.tile(rows, &signs, columns, n0, &each),
         )
         .collect();
     // Tile by tile, row by row within one, to row by row.
@@ -119,6 +127,37 @@ struct Worker<'r> {
     slices: [Vec<f64>; ROWS],
     rest: Vec<f64>,
     wide: Wide,
+    /// Of the tile's columns.
+    signs: [Signs; TILE],
+}
+
+/// Which of a list of numbers are negative, and which are not zero, a bit each.
+#[derive(Debug, Clone, Default)]
+struct Signs {
+    words: Vec<[u64; 2]>,
+}
+
+impl Signs {
+    fn new(values: impl ExactSizeIterator<Item = f64>) -> Self {
+        let mut words = vec![[0; 2]; values.len().div_ceil(64)];
+        for (k, x) in values.enumerate() {
+            let word = &mut words[k / 64];
+            word[0] |= u64::from(x < 0.0) << (k % 64);
+            word[1] |= u64::from(x != 0.0) << (k % 64);
+        }
+        Self { words }
+    }
+
+    /// How many products of the two lists are positive, and how many negative.
+    fn products(&self, other: &Self) -> [usize; 2] {
+        let (mut all, mut negative) = (0, 0);
+        for (a, b) in self.words.iter().zip(&other.words) {
+            let some = a[1] & b[1];
+            all += some.count_ones() as usize;
+            negative += ((a[0] ^ b[0]) & some).count_ones() as usize;
+        }
+        [all - negative, negative]
+    }
 }
 
 /// How the sum of one row over a tile is computed.
@@ -142,12 +181,14 @@ impl<'r> Worker<'r> {
             slices: std::array::from_fn(|_| vec![0.0; size_k]),
             rest: vec![0.0; size_k],
             wide: Wide::new(),
+            signs: Default::default(),
         }
     }
 
     fn tile<R>(
         &mut self,
         rows: &Rows,
+        signs: &[Signs],
         columns: &dyn Columns,
         n0: usize,
         each: &impl Fn(&Element<'_>) -> R,
@@ -160,9 +201,12 @@ impl<'r> Worker<'r> {
                 *range = range.with(x);
             }
         }
+        if self.request.signs {
+            self.signs = std::array::from_fn(|j| Signs::new(self.tile.iter().map(|w| w[j])));
+        }
         let mut out = Vec::with_capacity(rows.rows() * width);
         for first in (0..rows.rows()).step_by(ROWS) {
-            self.four_rows(rows, first, &ranges, n0, width, each, &mut out);
+            self.four_rows(rows, signs, first, &ranges, n0, width, each, &mut out);
         }
         out
     }
@@ -170,6 +214,7 @@ impl<'r> Worker<'r> {
     fn four_rows<R>(
         &mut self,
         rows: &Rows,
+        signs: &[Signs],
         first: usize,
         ranges: &[Range; TILE],
         n0: usize,
@@ -212,6 +257,7 @@ impl<'r> Worker<'r> {
                     absolute: track.absolute[j] * SLACK,
                     reach: if stripes.is_empty() { 0.0 } else { track.reach(j) + error },
                     carried: carried[r][j],
+                    signs: signs.get(m).map_or([0; 2], |s| s.products(&self.signs[j])),
                     row,
                     column,
                 }));

@@ -142,12 +142,12 @@ impl Judge<'_> {
         let exact = chain.exact(&element.sum());
         let rounded = exact.round(inputs.output);
         let sum = element.value();
-        let bound = self.class.bound(element, size_k, inputs);
+        let [lower, upper] = self.class.bound(element, size_k, inputs);
         // An f32 in the interval stays in it when the ends are rounded: rounding is monotone.
         let narrow = |x: f64| f64::from(f64_to_f32_rne(x));
-        let ends = chain.interval(narrow(below(sum - bound)), narrow(above(sum + bound)));
+        let ends = chain.interval(narrow(below(sum - lower)), narrow(above(sum + upper)));
         let value = exact.to_f64();
-        if exact.is_finite() && bound.is_infinite() {
+        if exact.is_finite() && lower.is_infinite() {
             let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
             return Bounded { exact: value, rounded, lo, hi, below: hi, above: hi };
         }

@@ -3,8 +3,8 @@
 //! * Exact: Σ a·w over the stored values without error, rounded once ([`exact`]).
 //! * Bounded: how far a kernel of a declared class may be from that ([`bound`]), through its own
 //!   chain of scales, bias and roundings ([`chain`]).
-//! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, so that an
-//!   output can be compared for equality.
+//! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, and [`schedule`]
+//!   says a whole product as data, order of every addition included, and computes its bits.
 
 pub mod bound;
 pub mod chain;
@@ -14,6 +14,7 @@ pub mod judge;
 mod kernel;
 pub mod recipe;
 pub mod rows;
+pub mod schedule;
 mod simd;
 pub mod tensor_core;
 mod wide;

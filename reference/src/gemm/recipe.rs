@@ -2,7 +2,8 @@
 //! of scales, bias and roundings after the sum.
 
 use super::chain::{Chain, Step};
-use super::columns::Rule;
+use super::columns::{Rule, round_half};
+use super::schedule::{self, StepOp};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 use crate::{Error, Result};
@@ -29,34 +30,6 @@ impl Convention {
         &[("marlin", Self::Marlin), ("canonical", Self::Canonical), ("unrounded", Self::Unrounded)];
 }
 
-/// Where a step's operand comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Source {
-    /// The scale of the column.
-    ColumnScale,
-    /// The matrix's global scale.
-    GlobalScale,
-    /// The scale of the row's activations.
-    ActivationScale,
-    /// The bias of the column.
-    Bias,
-    /// The router weight of the row.
-    RouterWeight,
-    /// Router weight times global scale.
-    RouterTimesGlobal,
-}
-
-/// A step of the chain, before it is known which element it is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// Times an operand, rounded to a type.
-    Multiply(Source, ScalarType),
-    /// Plus an operand, rounded to a type.
-    Add(Source, ScalarType),
-    /// Rounded to a type.
-    Round(ScalarType),
-}
-
 /// How the elements of one product are computed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
@@ -65,8 +38,8 @@ pub struct Recipe {
     /// The weights that enter are 2^power of what they stand for, and the scales after the sum
     /// 2^−power: kernels that move bits instead of converting them work at such an offset.
     pub power: i32,
-    /// After the sum, which is an f32.
-    pub operations: Vec<Operation>,
+    /// After the sum, which is an f32, as a schedule's epilogue.
+    pub steps: Vec<schedule::Step>,
     /// Type of activations and output.
     pub dtype: ScalarType,
 }
@@ -112,7 +85,6 @@ impl Recipe {
     /// NVFP4's global scale multiplies the f32 sum, or where router weights are applied enters them.
     /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type.
     fn marlin(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Self {
-        use Operation::{Add, Multiply, Round};
         let half = dtype == ScalarType::FLOAT16;
         let wide = weight.codes.bits() == 8;
         let fp8 = weight.ty == ScalarType::FLOAT8_E4M3FN;
@@ -143,84 +115,106 @@ impl Recipe {
             None => Rule::Rounded(dtype),
         };
         let router = extras.router_weights.is_some();
-        let mut operations = Vec::new();
+        let mut steps = Vec::new();
+        let mut step = |op, ty| steps.push(schedule::Step { op, ty });
+        let f32 = ScalarType::FLOAT32;
         if extras.activation_scales.is_some() {
-            operations.push(Multiply(Source::ActivationScale, ScalarType::FLOAT32));
+            step(StepOp::ActivationScale, f32);
         }
         // 8-bit weights or activations: in f32; else after the rounding.
         let early = wide || extras.activation_scales.is_some();
         if by_column && early {
-            operations.push(Multiply(Source::ColumnScale, ScalarType::FLOAT32));
+            step(StepOp::ChannelScale, f32);
         }
         let folded = weight.global_scale.is_some() && router && weight.bias.is_none();
         if weight.global_scale.is_some() && !folded {
-            operations.push(Multiply(Source::GlobalScale, ScalarType::FLOAT32));
+            step(StepOp::GlobalScale, f32);
         }
-        operations.push(Round(dtype));
+        step(StepOp::Round, dtype);
         if by_column && !early {
-            operations.push(Multiply(Source::ColumnScale, dtype));
+            step(StepOp::ChannelScale, dtype);
         }
         if weight.bias.is_some() {
-            operations.push(Add(Source::Bias, dtype));
+            step(StepOp::Bias, dtype);
         }
         if folded {
-            operations.push(Multiply(Source::RouterTimesGlobal, dtype));
+            step(StepOp::RouterWeightGlobal, dtype);
         } else if router {
-            operations.push(Multiply(Source::RouterWeight, dtype));
+            step(StepOp::RouterWeight, dtype);
         }
-        Self { rule, power, operations, dtype }
+        Self { rule, power, steps, dtype }
     }
 
     fn canonical(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>, rule: Rule) -> Self {
-        use Operation::{Add, Multiply, Round};
-        let f32 = ScalarType::FLOAT32;
         let by_column = weight.scales.rows() == 1;
-        let mut operations = Vec::new();
-        if extras.activation_scales.is_some() {
-            operations.push(Multiply(Source::ActivationScale, f32));
+        let eight_bits = extras.activation_scales.is_some();
+        let mut steps = Vec::new();
+        let mut step = |op, ty| steps.push(schedule::Step { op, ty });
+        if eight_bits {
+            step(StepOp::ActivationScale, ScalarType::FLOAT32);
+            if by_column {
+                step(StepOp::ChannelScale, ScalarType::FLOAT32);
+            }
         }
-        if by_column {
-            operations.push(Multiply(Source::ColumnScale, f32));
+        for op in [StepOp::GlobalScale, StepOp::Bias, StepOp::RouterWeight] {
+            step(op, ScalarType::FLOAT32);
         }
-        if weight.global_scale.is_some() {
-            operations.push(Multiply(Source::GlobalScale, f32));
-        }
-        if weight.bias.is_some() {
-            operations.push(Add(Source::Bias, f32));
-        }
-        if extras.router_weights.is_some() {
-            operations.push(Multiply(Source::RouterWeight, f32));
-        }
-        operations.push(Round(dtype));
-        let rule = if by_column { Rule::Unscaled } else { rule };
-        Self { rule, power: 0, operations, dtype }
+        step(StepOp::Round, dtype);
+        let rule = match (eight_bits, by_column) {
+            (true, true) => Rule::Unscaled,
+            // The scales are integers and multiply the integer sum of their group.
+            (true, false) => Rule::Exact,
+            _ => rule,
+        };
+        Self { rule, power: 0, steps, dtype }
+    }
+
+    /// The recipe of a schedule: what it computes, whatever the order of its additions.
+    pub fn of_schedule(schedule: &schedule::Schedule, dtype: ScalarType) -> Self {
+        let rule = match (schedule.weights.form, schedule.group_sum) {
+            (schedule::WeightForm::Unscaled, Some(sum))
+                if sum.scale != schedule::GroupScale::One =>
+            {
+                Rule::Exact
+            }
+            (schedule::WeightForm::Unscaled, _) => Rule::Unscaled,
+            (schedule::WeightForm::Exact, _) => Rule::Exact,
+            (schedule::WeightForm::Rounded, _) => Rule::Rounded(dtype),
+        };
+        let steps = schedule.chunk_steps.iter().chain(&schedule.epilogue).copied().collect();
+        Self { rule, power: schedule.weights.exponent, steps, dtype }
     }
 
     /// The chain of one element.
     pub fn chain(&self, weight: &Weight<'_>, extras: Extras<'_>, m: usize, n: usize) -> Chain {
-        let of = |values: Option<&[f32]>| values.map_or(1.0, |v| f64::from(v[m]));
-        let global = f64::from(weight.global_scale.unwrap_or(1.0));
+        let row = |values: Option<&[f32]>| values.map(|v| f64::from(v[m]));
+        let global = weight.global_scale.map(f64::from);
         // The scale that comes first takes the power of two back.
         let mut offset = f64::from(-self.power).exp2();
-        let mut operand = |source: Source| match source {
-            Source::ColumnScale => weight.scales.value(0, n) * std::mem::replace(&mut offset, 1.0),
-            Source::GlobalScale => global * std::mem::replace(&mut offset, 1.0),
-            Source::ActivationScale => of(extras.activation_scales),
-            Source::Bias => weight.bias.as_ref().map_or(0.0, |b| b.value(0, n)),
-            Source::RouterWeight => of(extras.router_weights),
-            Source::RouterTimesGlobal => {
-                of(extras.router_weights) * global * std::mem::replace(&mut offset, 1.0)
-            }
-        };
-        let steps = self.operations.iter().map(|operation| match *operation {
-            Operation::Multiply(source, to) => {
-                let step = Step::multiply(operand(source), to);
-                // The kernel holds router weights in the activation type.
-                let narrow = to != ScalarType::FLOAT32;
-                if narrow { step.with_operand_in(self.dtype) } else { step }
-            }
-            Operation::Add(source, to) => Step::add(operand(source), to),
-            Operation::Round(to) => Step::round(to),
+        let mut take = || std::mem::replace(&mut offset, 1.0);
+        let steps = self.steps.iter().map(|step| {
+            let multiply = |x: Option<f64>| Step::multiply(x.unwrap_or(1.0), step.ty);
+            let made = match step.op {
+                StepOp::Round => return Step::round(step.ty),
+                StepOp::ChannelScale => multiply(Some(weight.scales.value(0, n) * take())),
+                StepOp::GlobalScale => multiply(global.map(|g| g * take())),
+                StepOp::ActivationScale => multiply(row(extras.activation_scales)),
+                StepOp::Bias => {
+                    let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
+                    Step::add(bias, step.ty)
+                }
+                StepOp::RouterWeight => multiply(row(extras.router_weights)),
+                StepOp::RouterWeightGlobal => {
+                    let both = row(extras.router_weights).zip(global);
+                    // The product is an f32 before it gets the step's type.
+                    let step = multiply(both.map(|(r, g)| r * g * take()));
+                    let rounded = round_half(ScalarType::FLOAT32, step.operand);
+                    let narrow = Step::multiply(rounded, step.to).with_operand_in(step.to);
+                    return Step { operand: step.operand, ..narrow };
+                }
+            };
+            // A device holds an operand in the type of its step.
+            made.with_operand_in(step.ty)
         });
         Chain { steps: steps.collect() }
     }

@@ -23,67 +23,9 @@
 //! the error of any f64 exponential, and far less than u.
 
 use crate::case::ScoringFunc;
+use crate::interval::{FLUSH, Interval, U, WIDEN};
 use crate::moe::router::{Groups, Router, round_to};
-use crate::scalar::{ScalarType, f64_to_f32_rne};
-
-/// Unit roundoff of f32.
-const U: f64 = 1.0 / (1u64 << 24) as f64;
-/// Widening of ends that were computed in f64.
-const WIDEN: f64 = 1.0 / (1u64 << 40) as f64;
-/// Smallest normal f32: what a flush to zero may take.
-const FLUSH: f64 = f32::MIN_POSITIVE as f64;
-
-/// The numbers that an implementation of the class may produce, ends included.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
-    /// Smallest.
-    pub lo: f64,
-    /// Largest.
-    pub hi: f64,
-}
-
-impl Interval {
-    fn around(exact: f64, relative: f64) -> Self {
-        let error = exact.abs() * (relative + WIDEN) + FLUSH;
-        Self { lo: exact - error, hi: exact + error }
-    }
-
-    /// After operations of relative error `relative` on a number that is not negative.
-    fn scaled(self, relative: f64) -> Self {
-        let r = relative + WIDEN;
-        Self { lo: (self.lo * (1.0 - r) - FLUSH).max(0.0), hi: self.hi * (1.0 + r) + FLUSH }
-    }
-
-    /// Smallest interval with both.
-    fn hull(self, other: Self) -> Self {
-        Self { lo: self.lo.min(other.lo), hi: self.hi.max(other.hi) }
-    }
-
-    /// After one rounding to `ty`, which keeps the order of numbers.
-    fn rounded(self, ty: ScalarType) -> Self {
-        let lo = self.lo - self.lo.abs() * WIDEN;
-        let hi = self.hi + self.hi.abs() * WIDEN;
-        let end = |x: f64| f64::from(round_to(ty, f64_to_f32_rne(x)));
-        Self { lo: end(lo), hi: end(hi) }
-    }
-
-    /// How far `found` is from `exact` in units of the interval's half on that side: above 1 it is
-    /// outside. NaN is infinitely far.
-    pub fn ratio(self, exact: f64, found: f32) -> f64 {
-        let found = f64::from(found);
-        let (error, bound) = if found >= exact {
-            (found - exact, self.hi - exact)
-        } else {
-            (exact - found, exact - self.lo)
-        };
-        match error {
-            _ if found.is_nan() => f64::INFINITY,
-            0.0 => 0.0,
-            e if bound > 0.0 => e / bound,
-            _ => f64::INFINITY,
-        }
-    }
-}
+use crate::scalar::ScalarType;
 
 /// One token's scores: exact, and what an implementation may make of them.
 #[derive(Debug, Clone)]
@@ -252,10 +194,4 @@ fn sigmoid(x: f64, both: bool) -> (f64, Interval) {
     let error = 1.5 * U + WIDEN;
     let tangent = Interval { lo: (exact - error).max(0.0), hi: (exact + error).min(1.0) };
     (exact, quotient.hull(tangent))
-}
-
-impl Interval {
-    fn at_least_zero(self) -> Self {
-        Self { lo: self.lo.max(0.0), ..self }
-    }
 }

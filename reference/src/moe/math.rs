@@ -59,3 +59,89 @@ pub fn exp(x: f32) -> f32 {
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
+
+/// (tanh(x)/x − 1)/x² on x² ≤ 0.504 as a polynomial of x², highest power first: minimax to 2^-30
+/// of tanh(x)/x, coefficients to nearest.
+const TANH: [f32; 6] = [
+    f32::from_bits(0x3af5_1453),
+    f32::from_bits(0xbc00_9abc),
+    f32::from_bits(0x3cb0_9390),
+    f32::from_bits(0xbd5c_d88c),
+    f32::from_bits(0x3e08_8788),
+    f32::from_bits(0xbeaa_aaa7),
+];
+
+/// Horner's rule, one fused multiply-add for each coefficient after the first.
+fn polynomial(coefficients: &[f32], x: f32) -> f32 {
+    let mut p = coefficients[0];
+    for c in &coefficients[1..] {
+        p = p.mul_add(x, *c);
+    }
+    p
+}
+
+/// tanh x, within two units in the last place.
+///
+/// With a = |x|: for a < 0.7, s = a · a, p = a polynomial of degree 5 by Horner's rule in s, then
+/// fma(p · s, a, a). Else 1 − 2 / (e^(a + a) + 1), with [`exp`]. The sign is x's, so ±0 gives ±0.
+/// NaN gives NaN.
+///
+/// ```
+/// use marlinspike::moe::math::tanh;
+/// assert_eq!(tanh(f32::NEG_INFINITY), -1.0);
+/// ```
+pub fn tanh(x: f32) -> f32 {
+    let a = x.abs();
+    let magnitude = if a < 0.7 {
+        let s = a * a;
+        (polynomial(&TANH, s) * s).mul_add(a, a)
+    } else {
+        1.0 - 2.0 / (exp(a + a) + 1.0)
+    };
+    magnitude.copysign(x)
+}
+
+/// erf(x)/x − 1 on x² ≤ 0.757 as a polynomial of x², highest power first: minimax to 2^-32.
+const ERF: [f32; 7] = [
+    f32::from_bits(0x38b7_1955),
+    f32::from_bits(0xba57_9101),
+    f32::from_bits(0x3baa_a5a9),
+    f32::from_bits(0xbcdc_0d9b),
+    f32::from_bits(0x3de7_174b),
+    f32::from_bits(0xbec0_93a3),
+    f32::from_bits(0x3e03_75d4),
+];
+/// ln(erfc x) on 0.86 ≤ x ≤ 4 as a polynomial of x, highest power first: minimax to 2^-34 of erf.
+const LN_ERFC: [f32; 9] = [
+    -f32::from_bits(0x35a2_59f6),
+    -f32::from_bits(0x36a2_1ec0),
+    -f32::from_bits(0xb9b2_b3e5),
+    -f32::from_bits(0x3b7d_9a8f),
+    -f32::from_bits(0xbcc8_ea28),
+    -f32::from_bits(0x3ddc_418d),
+    -f32::from_bits(0x3f22_475e),
+    -f32::from_bits(0x3f90_8c3e),
+    -f32::from_bits(0xb90a_5602),
+];
+
+/// erf x, within two units in the last place.
+///
+/// With a = |x|: for a < 0.87, s = a · a, p = a polynomial of degree 6 by Horner's rule in s, then
+/// fma(p, a, a). Else 1 − e^q with [`exp`], where q is a polynomial of degree 8 in the smaller of
+/// a and 4 (from 3.92 on the result is 1). The sign is x's, so ±0 gives ±0. NaN gives NaN.
+///
+/// ```
+/// use marlinspike::moe::math::erf;
+/// assert_eq!(erf(f32::INFINITY), 1.0);
+/// ```
+pub fn erf(x: f32) -> f32 {
+    let a = x.abs();
+    let magnitude = if a < 0.87 {
+        polynomial(&ERF, a * a).mul_add(a, a)
+    } else {
+        // Not `min`, which would swallow a NaN.
+        let a = if a > 4.0 { 4.0 } else { a };
+        1.0 - exp(polynomial(&LN_ERFC, a))
+    };
+    magnitude.copysign(x)
+}

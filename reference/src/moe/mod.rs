@@ -1,11 +1,53 @@
 //! The parts of a Mixture-of-Experts layer around its matrix products: which experts a token goes
-//! to and with which weight, and how tokens are cut into blocks of one expert.
+//! to and with which weight, how tokens are cut into blocks of one expert, the activation between
+//! the products, and the sum over a token's experts.
 //!
 //! Results are defined as a stated sequence of IEEE operations ([`math`]), so that any device can
 //! repeat them bit for bit; the outputs of other implementations are judged by intervals derived
-//! from the operations they may use ([`bound`]).
+//! from the operations they may use ([`bound`], [`activation::bound`], [`sum`]).
 
+pub mod activation;
 pub mod align;
+pub mod batched;
 pub mod bound;
+pub mod layer;
 pub mod math;
 pub mod router;
+pub mod sum;
+
+use crate::scalar::{self, ScalarType};
+use crate::{Error, Result};
+
+/// Which sequence of operations, where implementations differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chain {
+    /// Everything in f32 with [`math`]'s functions and one rounding to the 16-bit type at the end:
+    /// the reference's own definition, which any device can repeat bit for bit.
+    Canonical,
+    /// The types and roundings of upstream's operators. Their exponential, error function and
+    /// tangent are the CUDA library's, for which [`math`]'s stand here: a bit may differ where the
+    /// two fall on different sides of a tie.
+    Upstream,
+}
+
+/// Fails with [`Error::Unsupported`] unless `ty` is FLOAT16 or BFLOAT16.
+pub(crate) fn half_type(ty: ScalarType) -> Result<()> {
+    match ty {
+        ScalarType::FLOAT16 | ScalarType::BFLOAT16 => Ok(()),
+        _ => Err(Error::unsupported(format!("{ty} as activation type"), "float16 or bfloat16")),
+    }
+}
+
+/// The value of a FLOAT16's or BFLOAT16's bits.
+pub(crate) fn widen(ty: ScalarType, bits: u16) -> f32 {
+    if ty == ScalarType::FLOAT16 { scalar::f16_to_f32(bits) } else { scalar::bf16_to_f32(bits) }
+}
+
+/// `value` rounded to FLOAT16 or BFLOAT16, to nearest even.
+pub(crate) fn narrow(ty: ScalarType, value: f32) -> u16 {
+    if ty == ScalarType::FLOAT16 {
+        scalar::f32_to_f16_rne(value)
+    } else {
+        scalar::f32_to_bf16_rne(value)
+    }
+}

@@ -104,7 +104,14 @@ fn linear(probe: &mut Probe) -> Vec<CaseConfig> {
         parallel(4, 3, ParallelStyle::Row),
     ];
     let config = |quant: QuantConfig, (size_k, size_n)| {
-        CaseConfig::Linear(LinearConfig { quant, size_m: 1, size_n, size_k, scale_factor: None })
+        CaseConfig::Linear(LinearConfig {
+            quant,
+            size_m: 1,
+            size_n,
+            size_k,
+            scale_factor: None,
+            schedule: None,
+        })
     };
     // A combination of types that fits no shape need not be multiplied with the other axes.
     let quants = quants().filter(|q| probe.ask(&config(q.clone(), (384, 192))).is_ok());
@@ -132,6 +139,9 @@ fn moe(probe: &mut Probe) -> Vec<CaseConfig> {
         (1, 1, 1, 0),
     ];
     let parallels = [None, parallel(2, 1, ParallelStyle::Row)];
+    // Those without an up projection would shift every batch that older versions have written.
+    let gated: Vec<Activation> =
+        Activation::NAMED.iter().map(|&(_, a)| a).filter(|a| a.is_gated()).collect();
     let config = |quant: QuantConfig, (hidden_size, intermediate_size), turn: usize| {
         let (num_experts, top_k, ep_size, ep_rank) = experts[turn % experts.len()];
         CaseConfig::Moe(MoeConfig {
@@ -141,7 +151,7 @@ fn moe(probe: &mut Probe) -> Vec<CaseConfig> {
             top_k,
             hidden_size,
             intermediate_size,
-            activation: Activation::NAMED[turn % Activation::NAMED.len()].1,
+            activation: gated[turn % gated.len()],
             scoring_func: ScoringFunc::NAMED[turn / 2 % ScoringFunc::NAMED.len()].1,
             renormalize: !turn.is_multiple_of(3),
             apply_router_weight_on_input: turn % 11 == 10,
@@ -150,6 +160,8 @@ fn moe(probe: &mut Probe) -> Vec<CaseConfig> {
             ep_rank,
             scale_factor_w13: None,
             scale_factor_w2: None,
+            schedule_w13: None,
+            schedule_w2: None,
         })
     };
     let quants = quants().filter(|q| probe.ask(&config(q.clone(), (256, 128), 0)).is_ok());

@@ -203,7 +203,7 @@ fn moe(mut c: MoeConfig, rng: &mut Rng) -> Result<Case<'static>> {
             .collect()
     };
     // w13 is cut along N, w2 along K.
-    let (s13, s2) = (Shape::new(h, 2 * i), Shape::new(i, h));
+    let (s13, s2) = (Shape::new(h, c.w13_size_n()), Shape::new(i, h));
     let w13 = stack("w13_", s13, h)?;
     let w2 = stack("w2_", s2, whole_k(&c.quant, i))?;
     let mut case = Case::new("", CaseConfig::Moe(c.clone()), "");

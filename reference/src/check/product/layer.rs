@@ -135,7 +135,7 @@ pub(in crate::check) fn moe(
         let x = decoded(case.input("x")?)?;
         let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
         let rows = x.select(&tokens).ok_or_else(|| Error::size("rows of x", x.rows(), c.size_m))?;
-        reports.extend(stage("gate_up", "w13_", Shape::new(h, 2 * i), rows, on_input)?);
+        reports.extend(stage("gate_up", "w13_", Shape::new(h, c.w13_size_n()), rows, on_input)?);
     }
     if let Some(activated) = case.output("activated") {
         reports.extend(stage("down", "w2_", Shape::new(i, h), decoded(activated)?, !on_input)?);

@@ -11,9 +11,10 @@ use crate::case::{Case, LinearConfig};
 use crate::checkpoint::float_type;
 use crate::dims::Shape;
 use crate::gemm::{Class, Convention, Extras, Rows};
+use crate::moe::layer::bounds::with_integer_scales;
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::weight::{Table, TableData, Weight};
+use crate::weight::Weight;
 pub(super) use layer::moe;
 use stage::{Part, Stage};
 
@@ -48,15 +49,15 @@ pub(super) fn linear(
     case: &Case<'_>,
     c: &LinearConfig,
     declared: &Declared,
-) -> Result<Vec<OutputReport>> {
-    let Some(found) = case.output("y") else { return Ok(Vec::new()) };
+) -> Result<Option<OutputReport>> {
+    let Some(found) = case.output("y") else { return Ok(None) };
     let quant = &c.quant;
     let source = Source::new(case, quant, "", Shape::new(c.size_k, c.size_n));
     let mut weights = source.weights()?;
     let scales = match quant.input_dtype {
         Some(ScalarType::INT8) => {
             if weights[0].scales.rows() > 1 {
-                integer_scales(&mut weights)?;
+                weights = with_integer_scales(&weights)?;
             }
             Some(case.input("a_scales")?.elements::<f32>())
         }
@@ -80,7 +81,7 @@ pub(super) fn linear(
         producer: &case.provenance,
         top_k: None,
     };
-    Ok(vec![stage.judge()?])
+    stage.judge().map(Some)
 }
 
 /// The numbers of a floating-point or int8 tensor, its last dimension as rows.
@@ -91,25 +92,4 @@ fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
         dtype => float_type(dtype).unwrap_or(ScalarType::FLOAT32),
     };
     Rows::decode(ty, size_k, super::compare::elements(tensor).into_iter())
-}
-
-/// Replaces group scales by the integers that the kernel for int8 activations is given; what they
-/// were divided by is in the scales of the activations.
-fn integer_scales(weights: &mut [Weight<'_>]) -> Result<()> {
-    let mut max = f32::NEG_INFINITY;
-    for w in weights.iter() {
-        let values = w.scales.iter_bits().map(|b| w.scales.ty().to_f64(b) as f32);
-        max = values.fold(max, f32::max);
-    }
-    for w in weights {
-        let integers = crate::layout::marlin::process_int8_scales_with(&w.scales, max)?.scales;
-        let bits = integers.iter_bits().map(|b| f32::from(b as u16 as i16).to_bits()).collect();
-        w.scales = Table::new(
-            ScalarType::FLOAT32,
-            w.scales.rows(),
-            w.scales.cols(),
-            TableData::B32(bits),
-        )?;
-    }
-    Ok(())
 }

@@ -6,7 +6,8 @@ use super::{Context, mismatch, passing, picture};
 use crate::Result;
 use crate::case::ScoringFunc;
 use crate::check::{Diagnosis, OutputReport, Verdict};
-use crate::moe::bound::{Bounds, Interval};
+use crate::interval::Interval;
+use crate::moe::bound::Bounds;
 use crate::moe::router::{Router, Ties};
 use crate::tensor::Tensor;
 

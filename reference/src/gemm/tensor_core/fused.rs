@@ -62,7 +62,7 @@ fn shift(significand: i64, shift: i32) -> i64 {
 const LEAST_EXPONENT: i32 = -133;
 
 /// The most products in one sum.
-const MAX_TERMS: usize = 32;
+pub(super) const MAX_TERMS: usize = 32;
 
 /// One fused sum of the products `a[k]·b[k]`, k in `order`, and the accumulator `c`, in the
 /// accumulator's bits. At most [`MAX_TERMS`] products, F at most 25.

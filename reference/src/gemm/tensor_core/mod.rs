@@ -12,9 +12,12 @@
 
 mod fused;
 mod operand;
+mod panel;
+mod simd;
 mod units;
 
 pub use operand::Operand;
+pub use panel::{LANES, Lanes, Panel, Row};
 pub use units::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit, find};
 
 use crate::scalar::{self, ScalarType};
@@ -117,7 +120,7 @@ pub(crate) const NAN_F32: u32 = 0x7fff_ffff;
 pub(crate) const NAN_F16: u16 = 0x7fff;
 
 /// IEEE addition to nearest even, with the units' NaN.
-fn add_f32(x: u32, y: u32) -> u32 {
+pub(crate) fn add_f32(x: u32, y: u32) -> u32 {
     let sum = f32::from_bits(x) + f32::from_bits(y);
     if sum.is_nan() { NAN_F32 } else { sum.to_bits() }
 }

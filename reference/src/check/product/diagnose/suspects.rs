@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
 use crate::gemm::Recipe;
-use crate::gemm::recipe::{Operation, Source};
+use crate::gemm::schedule::{Step, StepOp};
 use crate::layout::marlin::{ScaleLayout, ScalePermutation};
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Table, TableData, Weight};
@@ -51,22 +51,14 @@ fn routers<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             "router weights were applied twice",
             |part| {
                 let twice = |recipe: &mut Recipe| {
-                    let dtype = last_type(&recipe.operations);
-                    recipe.operations.push(Operation::Multiply(Source::RouterWeight, dtype));
+                    let ty = recipe.steps.last().map_or(recipe.dtype, |s| s.ty);
+                    recipe.steps.push(Step { op: StepOp::RouterWeight, ty });
                 };
                 Some(Setup { recipe: Some(twice), ..scene.right(part) })
             },
         ));
     }
     all
-}
-
-/// The type of the chain's last rounding.
-fn last_type(operations: &[Operation]) -> ScalarType {
-    match operations.last() {
-        Some(Operation::Multiply(_, ty) | Operation::Add(_, ty) | Operation::Round(ty)) => *ty,
-        None => ScalarType::FLOAT32,
-    }
 }
 
 fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
@@ -138,20 +130,19 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
 
 /// Moves the global scale's product from before the bias into the router weight's.
 fn fold_global(recipe: &mut Recipe) {
-    recipe.operations.retain(|o| !matches!(o, Operation::Multiply(Source::GlobalScale, _)));
-    for operation in &mut recipe.operations {
-        if let Operation::Multiply(source @ Source::RouterWeight, _) = operation {
-            *source = Source::RouterTimesGlobal;
+    recipe.steps.retain(|s| s.op != StepOp::GlobalScale);
+    for step in &mut recipe.steps {
+        if step.op == StepOp::RouterWeight {
+            step.op = StepOp::RouterWeightGlobal;
         }
     }
 }
 
 /// Rounds the sum before its product with the global scale.
 fn round_early(recipe: &mut Recipe) {
-    let dtype = recipe.dtype;
-    let global = |o: &Operation| matches!(o, Operation::Multiply(Source::GlobalScale, _));
-    if let Some(at) = recipe.operations.iter().position(global) {
-        recipe.operations.insert(at, Operation::Round(dtype));
+    let round = Step { op: StepOp::Round, ty: recipe.dtype };
+    if let Some(at) = recipe.steps.iter().position(|s| s.op == StepOp::GlobalScale) {
+        recipe.steps.insert(at, round);
     }
 }
 
@@ -160,10 +151,10 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         return Vec::new();
     }
     let twice = |recipe: &mut Recipe| {
-        let operations = &mut recipe.operations;
-        let at = operations.iter().position(|o| matches!(o, Operation::Add(Source::Bias, _)));
+        let steps = &mut recipe.steps;
+        let at = steps.iter().position(|s| s.op == StepOp::Bias);
         if let Some(at) = at {
-            operations.insert(at, operations[at]);
+            steps.insert(at, steps[at]);
         }
     };
     let mut all = vec![

@@ -1,8 +1,8 @@
 //! The products of a column's elements, one by one: what a part of the sum contributes to each.
 
 use super::scene::{Scene, spread_to};
+use crate::gemm::chain::Action;
 use crate::gemm::columns::TILE;
-use crate::gemm::recipe::Operation;
 use crate::gemm::{Columns, Extras, Recipe, Rule, WeightColumns};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
@@ -77,14 +77,8 @@ impl<'s> Terms<'s> {
         let units: Vec<f64> = (0..size_k).map(unit).collect();
         let line = |(m, &row): (usize, &usize)| {
             let steps = recipe.chain(weight, extras, m, n).steps;
-            let multiplies = |o: &Operation| matches!(o, Operation::Multiply(..));
-            let factor: f64 = recipe
-                .operations
-                .iter()
-                .zip(&steps)
-                .filter(|(o, _)| multiplies(o))
-                .map(|(_, s)| s.operand)
-                .product();
+            let multiplies = steps.iter().filter(|s| s.action == Action::Multiply);
+            let factor: f64 = multiplies.map(|s| s.operand).product();
             let i = row * scene.size_n + n;
             let (b, found) = (&scene.bounded[i], scene.found[i]);
             let roundoff = if stage.dtype == ScalarType::FLOAT16 { 1e-3 } else { 8e-3 };

@@ -1,0 +1,192 @@
+//! Verdicts on the floating-point stages of a MoE layer, each from the case's own previous stage.
+
+mod activated;
+mod summed;
+
+use super::compare::Mismatch;
+use super::picture::Picture;
+use super::{Diagnosis, OutputReport, Verdict};
+use crate::Result;
+use crate::case::{Case, MoeConfig};
+use crate::interval::Bound;
+use crate::moe::widen;
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+
+/// Judges `activated` where `gate_up` is there, and `y` where `down` is.
+pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
+    let mut reports = Vec::new();
+    if let (Some(gate_up), Some(found)) = (case.output("gate_up"), case.output("activated")) {
+        reports.push(activated::judge(case, c, gate_up, found)?);
+    }
+    if let (Some(down), Some(found)) = (case.output("down"), case.output("y")) {
+        reports.push(summed::judge(case, c, down, found)?);
+    }
+    Ok(reports)
+}
+
+/// A 16-bit output and what its values are compared with.
+struct Stage<'c> {
+    name: &'static str,
+    /// What the bound allows, as the report states it.
+    class: &'static str,
+    ty: ScalarType,
+    found: &'c [u16],
+    /// Rows and columns of the output.
+    shape: [usize; 2],
+    /// The result that bits are compared with.
+    expected: Vec<u16>,
+    /// Whose result that is.
+    chain: &'static str,
+}
+
+/// Of the reference's own result and that of upstream's operators, where there are such, the one
+/// that `found` equals in more values: bits are compared with it. (The verdict is the bound's.)
+fn nearer(
+    found: &[u16],
+    canonical: Vec<u16>,
+    upstream: Option<Vec<u16>>,
+) -> (Vec<u16>, &'static str) {
+    match upstream {
+        Some(upstream) if equal(found, &upstream) >= equal(found, &canonical) => {
+            (upstream, "the roundings of upstream's operator")
+        }
+        _ => (canonical, "f32 with one rounding"),
+    }
+}
+
+fn equal(a: &[u16], b: &[u16]) -> usize {
+    a.iter().zip(b).filter(|(a, b)| a == b).count()
+}
+
+/// Position of a 16-bit float in the total order of all of them.
+fn order(bits: u16) -> i32 {
+    let magnitude = i32::from(bits & 0x7fff);
+    if bits & 0x8000 == 0 { magnitude } else { -1 - magnitude }
+}
+
+impl Stage<'_> {
+    fn value(&self, bits: u16) -> f32 {
+        widen(self.ty, bits)
+    }
+
+    /// Steps between two values of the type; NaN is infinitely far from a number.
+    fn steps(&self, a: u16, b: u16) -> f64 {
+        match (self.value(a).is_nan(), self.value(b).is_nan()) {
+            (true, true) => 0.0,
+            (false, false) => f64::from((order(a) - order(b)).abs()),
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// The report, and the values outside their bound.
+    fn judge(&self, mut bound: impl FnMut(usize) -> Bound) -> (OutputReport, Vec<usize>) {
+        let mut report = OutputReport::unchecked(self.name, self.found.len(), "");
+        let (mut wrong, mut max_ratio, mut max_ulp) = (Vec::new(), 0f64, 0f64);
+        for (i, &bits) in self.found.iter().enumerate() {
+            let ratio = bound(i).ratio(self.value(bits));
+            if ratio > 1.0 {
+                wrong.push(i);
+            }
+            max_ratio = max_ratio.max(ratio);
+            max_ulp = max_ulp.max(self.steps(bits, self.expected[i]));
+        }
+        report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
+        report.equal_bits =
+            Some(equal(self.found, &self.expected) as f64 / self.found.len().max(1) as f64);
+        report.mismatches = wrong.len();
+        report.max_ulp = Some(max_ulp);
+        report.max_error_over_bound = Some(max_ratio);
+        report.note = Some(format!("{}; bits compared with {}", self.class, self.chain));
+        if !wrong.is_empty() {
+            let [rows, cols] = self.shape;
+            let mut picture = Picture::new("row", 1, self.shape);
+            for &i in &wrong {
+                picture.add(0, [rows, cols], i / cols, i % cols, i);
+            }
+            report.picture = Some(picture);
+        }
+        (report, wrong)
+    }
+
+    /// Value `i`, which lies outside its bound.
+    fn mismatch(&self, i: usize, expert: Option<usize>) -> Mismatch {
+        let cols = self.shape[1];
+        Mismatch {
+            index: vec![i / cols, i % cols],
+            bit: 0,
+            width: 16,
+            expert,
+            k: None,
+            group: None,
+            n: Some(i % cols),
+            fragment: None,
+            expected: format!("{:#06x}", self.expected[i]),
+            found: format!("{:#06x}", self.found[i]),
+        }
+    }
+
+    /// Where no variant explains: how many, where they begin, and in which row or column they all
+    /// are.
+    fn outside(&self, wrong: &[usize], place: String) -> Diagnosis {
+        let (first, cols) = (wrong[0], self.shape[1]);
+        let same = |of: &dyn Fn(usize) -> usize| wrong.iter().all(|&i| of(i) == of(first));
+        let confined = match wrong.len() {
+            1 => "",
+            _ if same(&|i| i / cols) => ", all in this row",
+            _ if same(&|i| i % cols) => ", all in this column",
+            _ => "",
+        };
+        let text = format!(
+            "{} of {} values; first {place}, column {}: {} where {} belongs{confined}",
+            wrong.len(),
+            self.found.len(),
+            first % cols,
+            self.value(self.found[first]),
+            self.value(self.expected[first]),
+        );
+        Diagnosis { id: "outside-bound".to_owned(), text, unexplained: 0 }
+    }
+}
+
+/// The variant that leaves least unexplained, if that is a tenth of the mismatches at most.
+struct Best {
+    diagnosis: Option<Diagnosis>,
+    limit: usize,
+}
+
+impl Best {
+    fn new(mismatches: usize) -> Self {
+        Self { diagnosis: None, limit: mismatches / 10 }
+    }
+
+    fn offer(&mut self, id: &str, text: &str, unexplained: usize) {
+        let better = self.diagnosis.as_ref().is_none_or(|d| unexplained < d.unexplained);
+        if unexplained <= self.limit && better {
+            let (id, text) = (id.to_owned(), text.to_owned());
+            self.diagnosis = Some(Diagnosis { id, text, unexplained });
+        }
+    }
+
+    /// Whether everything is explained.
+    fn done(&self) -> bool {
+        self.diagnosis.as_ref().is_some_and(|d| d.unexplained == 0)
+    }
+}
+
+/// The expert that row `row` of `gate_up`, `activated` and `down` belongs to, where the case says.
+fn expert(case: &Case<'_>, row: usize) -> Option<usize> {
+    let ids = case.output("topk_ids")?;
+    usize::try_from(*ids.elements::<i32>().get(row)?).ok()
+}
+
+/// " (expert 3)" or nothing.
+fn with_expert(expert: Option<usize>) -> String {
+    expert.map_or_else(String::new, |e| format!(" (expert {e})"))
+}
+
+/// The values of a 16-bit tensor, of the shape that the config demands.
+fn halves<'t>(tensor: &'t Tensor<'_>, shape: [usize; 2]) -> Result<std::borrow::Cow<'t, [u16]>> {
+    tensor.expect_shape(&shape)?;
+    Ok(tensor.elements::<u16>())
+}

@@ -1,0 +1,257 @@
+//! Products whose case declares a schedule: every bit.
+
+use super::compare::{Mismatch, elements};
+use super::weights::Source;
+use super::{Diagnosis, OutputReport, Verdict};
+use crate::Result;
+use crate::case::{Case, LinearConfig, ScheduleChoice};
+use crate::dims::Shape;
+use crate::gemm::schedule::{Extras, Related, Schedule, ScheduleError, Stack};
+use crate::gemm::tensor_core::LANES;
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+use crate::weight::Weight;
+
+/// The inputs of a product `[M, N]`, as the previous stage gave them.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    /// `[M, K]` codes of type `input`, zero-extended.
+    pub(super) x: &'a [u32],
+    /// Type of the activations that enter the product.
+    pub(super) input: ScalarType,
+    /// Type of the output.
+    pub(super) dtype: ScalarType,
+    /// One matrix, or a stack with an expert for each row.
+    pub(super) weights: &'a [Weight<'a>],
+    /// `[M]`, for a stack: each row's expert; `None` gives zeros.
+    pub(super) expert_of: Option<&'a [Option<usize>]>,
+    /// For each matrix the case's own permutation that sorts `g_idx`.
+    pub(super) orders: Option<&'a [Vec<u32>]>,
+    /// `[M]`.
+    pub(super) activation_scales: Option<&'a [f32]>,
+    /// `[M]`.
+    pub(super) router_weights: Option<&'a [f32]>,
+}
+
+impl ScheduleChoice {
+    /// The schedule that is meant for this weight.
+    fn resolve(&self, product: &Product<'_>) -> Result<Schedule> {
+        match (self, product.weights.first()) {
+            (Self::Given(schedule), _) => Ok((**schedule).clone()),
+            (Self::Canonical, Some(w)) => Schedule::canonical(w, product.dtype, product.input),
+            (Self::Canonical, None) => Err(crate::Error::size("experts", 0, "1 or more")),
+        }
+    }
+}
+
+impl Product<'_> {
+    fn size_k(&self) -> usize {
+        self.weights.first().map_or(1, |w| w.shape().size_k.max(1))
+    }
+
+    fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
+        let rows: Vec<usize> = (0..self.x.len() / self.size_k()).collect();
+        self.execute_part(schedule, &rows, |_| true)
+    }
+
+    /// The outputs of some rows, as they come out among all; those of unwanted columns are 0.
+    fn execute_part(
+        &self,
+        schedule: &Schedule,
+        rows: &[usize],
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Vec<u32>> {
+        let size_k = self.size_k();
+        let all = rows.len() * size_k == self.x.len();
+        let x: Vec<u32> = match all {
+            true => Vec::new(),
+            false => rows.iter().flat_map(|m| &self.x[m * size_k..][..size_k]).copied().collect(),
+        };
+        let x = if all { self.x } else { &x };
+        let pick = |v: Option<&[f32]>| v.map(|v| rows.iter().map(|&m| v[m]).collect::<Vec<_>>());
+        let scales = pick(self.activation_scales);
+        let router = pick(self.router_weights);
+        let extras = Extras {
+            activation_scales: scales.as_deref(),
+            router_weights: router.as_deref(),
+            order: None,
+        };
+        let expert_of: Vec<Option<usize>> =
+            rows.iter().map(|&m| self.expert_of.map_or(Some(0), |e| e[m])).collect();
+        let stack = Stack {
+            weights: self.weights,
+            expert_of: &expert_of,
+            orders: self.orders,
+            places: Some(rows),
+        };
+        schedule.execute_columns(x, stack, extras, wanted)
+    }
+}
+
+/// Judges `found` `[M, N]` for equality with the declared schedule's bits; an output that differs
+/// is compared with those of related schedules.
+///
+/// # Errors
+/// Where the schedule does not fit the product, as [`Schedule::execute_stack`] says.
+pub(super) fn judge(
+    name: &str,
+    found: &Tensor<'_>,
+    product: Product<'_>,
+    choice: &ScheduleChoice,
+) -> Result<OutputReport> {
+    let schedule = choice.resolve(&product)?;
+    if schedule.output_type() != product.dtype {
+        let (gives, says) = (schedule.output_type(), product.dtype);
+        return Err(ScheduleError::Value {
+            key: "epilogue".to_owned(),
+            found: format!("an output of {gives}"),
+            expected: format!("{says}, the type of `{}`", found.name()),
+        }
+        .into());
+    }
+    let expected = product.execute(&schedule)?;
+    let bits = elements(found);
+    let size_n = product.weights.first().map_or(1, |w| w.shape().size_n.max(1));
+    let mut report = OutputReport::unchecked(name, bits.len(), "");
+    report.note = Some("compared for every bit with the declared schedule".to_owned());
+    report.verdict = Verdict::Pass;
+    report.equal_bits = Some(1.0);
+    report.max_ulp = Some(0.0);
+    if bits == expected {
+        return Ok(report);
+    }
+    let ulps = |i: usize| ulp_distance(product.dtype, bits[i], expected[i]);
+    let differing: Vec<usize> = (0..bits.len()).filter(|&i| bits[i] != expected[i]).collect();
+    let width = product.dtype.size_bits();
+    let hex = |bits: u32| format!("{bits:#0w$x}", w = width as usize / 4 + 2);
+    let first = differing[0];
+    let (m, n) = (first / size_n, first % size_n);
+    report.verdict = Verdict::Fail;
+    report.mismatches = differing.len();
+    report.equal_bits = Some((bits.len() - differing.len()) as f64 / bits.len() as f64);
+    report.max_ulp = Some(differing.iter().map(|&i| ulps(i)).fold(0.0, f64::max));
+    report.first_mismatch = Some(Mismatch {
+        index: vec![m, n],
+        bit: 0,
+        width,
+        expert: product.expert_of.and_then(|e| e[m]),
+        k: None,
+        group: None,
+        n: Some(n),
+        fragment: None,
+        expected: hex(expected[first]),
+        found: hex(bits[first]),
+    });
+    report.diagnosis = diagnose(&product, &schedule, &bits, &differing, size_n);
+    Ok(report)
+}
+
+/// Distance in units in the last place, by the order of the bit patterns; infinite where exactly
+/// one of the two is NaN.
+fn ulp_distance(ty: ScalarType, x: u32, y: u32) -> f64 {
+    let ordinal = |bits: u32| {
+        let sign = 1u32 << (ty.size_bits() - 1);
+        let magnitude = i64::from(bits & (sign - 1));
+        if bits & sign != 0 { -magnitude } else { magnitude }
+    };
+    match (ty.to_f64(x).is_nan(), ty.to_f64(y).is_nan()) {
+        (true, true) => 0.0,
+        (false, false) => (ordinal(x) - ordinal(y)).abs() as f64,
+        _ => f64::INFINITY,
+    }
+}
+
+/// Rows that differ, and runs of columns in them, that are recomputed with every related schedule.
+const SAMPLE_ROWS: usize = 4;
+const SAMPLE_COLUMNS: usize = 4;
+/// Candidates that are recomputed in whole.
+const WHOLE_CANDIDATES: usize = 24;
+
+/// The related schedule that gives the found bits, or nine tenths of those that differ.
+fn diagnose(
+    product: &Product<'_>,
+    declared: &Schedule,
+    found: &[u32],
+    differing: &[usize],
+    size_n: usize,
+) -> Option<Diagnosis> {
+    let mut rows: Vec<usize> = differing.iter().map(|i| i / size_n).collect();
+    rows.dedup();
+    rows.truncate(SAMPLE_ROWS);
+    let column = |n: usize| n / LANES * LANES;
+    let mut columns: Vec<usize> = Vec::new();
+    for i in differing.iter().filter(|&i| rows.contains(&(i / size_n))) {
+        let n = column(i % size_n);
+        if columns.len() < SAMPLE_COLUMNS && !columns.contains(&n) {
+            columns.push(n);
+        }
+    }
+    let sample: Vec<u32> =
+        rows.iter().flat_map(|m| &found[m * size_n..][..size_n]).copied().collect();
+    let unexplained = |made: &[u32], found: &[u32], columns: Option<&[usize]>| {
+        let wanted = |i: usize| columns.is_none_or(|c| c.contains(&column(i % size_n)));
+        let pairs = made.iter().zip(found).enumerate();
+        pairs.filter(|(i, (a, b))| a != b && wanted(*i)).count()
+    };
+    let mut candidates = declared.related(product.size_k());
+    if let Some(weight) = product.weights.first() {
+        candidates.extend(Schedule::upstream(weight, product.dtype, product.input));
+    }
+    // Candidates that explain the sample as well as any, looked at in whole.
+    let mut left: Vec<(usize, &Related)> = Vec::new();
+    for candidate in &candidates {
+        let wanted = |n| columns.contains(&n);
+        if let Ok(made) = product.execute_part(&candidate.schedule, &rows, wanted) {
+            left.push((unexplained(&made, &sample, Some(&columns)), candidate));
+        }
+    }
+    let in_sample =
+        |i: &&usize| rows.contains(&(*i / size_n)) && columns.contains(&column(*i % size_n));
+    let sampled = differing.iter().filter(in_sample).count();
+    left.retain(|&(left, _)| left * 10 <= sampled);
+    left.sort_by_key(|&(left, _)| left);
+    let mut best: Option<(usize, &Related)> = None;
+    for &(_, candidate) in left.iter().take(WHOLE_CANDIDATES) {
+        let whole = unexplained(&product.execute(&candidate.schedule).ok()?, found, None);
+        if best.is_none_or(|(b, _)| whole < b) {
+            best = Some((whole, candidate));
+        }
+        if whole == 0 {
+            break;
+        }
+    }
+    let (unexplained, best) = best?;
+    (unexplained * 10 <= differing.len()).then(|| Diagnosis {
+        id: best.id.to_owned(),
+        text: best.text.clone(),
+        unexplained,
+    })
+}
+
+/// The report on `y` of a `linear` case that declares a schedule.
+pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Option<OutputReport>> {
+    let (Some(choice), Some(found)) = (&c.schedule, case.output("y")) else { return Ok(None) };
+    let source = Source::new(case, &c.quant, "", Shape::new(c.size_k, c.size_n));
+    let weights = source.weights()?;
+    let stated = source.stated_perms()?;
+    let orders = stated.as_ref().filter(|(_, sorts)| *sorts).map(|(perms, _)| perms.as_slice());
+    let scales;
+    let (x, activation_scales) = match c.quant.input_dtype {
+        None => (elements(case.input("x")?), None),
+        Some(_) => {
+            scales = case.input("a_scales")?.elements::<f32>().into_owned();
+            (elements(case.input("a_q")?), Some(scales.as_slice()))
+        }
+    };
+    let product = Product {
+        x: &x,
+        input: c.quant.input_dtype.unwrap_or(c.quant.dtype),
+        dtype: c.quant.dtype,
+        weights: &weights,
+        expert_of: None,
+        orders,
+        activation_scales,
+        router_weights: None,
+    };
+    judge("y", found, product, choice).map(Some)
+}

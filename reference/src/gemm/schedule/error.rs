@@ -1,0 +1,35 @@
+//! What can be wrong with a schedule.
+
+/// A schedule that cannot be read, or does not fit its product.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// The JSON is malformed, has a key or name that is unknown, or lacks a key.
+    #[error("schedule key `{key}`: {problem}")]
+    Json {
+        /// The key, with dots; `.` for the whole.
+        key: String,
+        /// The parser's words.
+        problem: String,
+    },
+    /// A value outside its domain.
+    #[error("schedule key `{key}`: found {found}, expected {expected}")]
+    Value {
+        /// The key, with dots.
+        key: String,
+        /// Value found.
+        found: String,
+        /// Values expected.
+        expected: String,
+    },
+}
+
+impl ScheduleError {
+    pub(super) fn value(
+        key: impl Into<String>,
+        found: impl ToString,
+        expected: impl ToString,
+    ) -> Self {
+        Self::Value { key: key.into(), found: found.to_string(), expected: expected.to_string() }
+    }
+}

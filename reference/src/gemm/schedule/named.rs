@@ -1,0 +1,174 @@
+//! Schedules by name: this project's canonical ones, and those of upstream's kernel.
+
+use super::{
+    AccumulatorType, Chunks, GroupScale, GroupSum, MultiplyAdd, Order, Rows, Schedule, Step,
+    StepOp, Striped, Stripes, Sum, UnitName, WeightForm, Weights,
+};
+use crate::gemm::tensor_core::{Architecture, Instruction};
+use crate::scalar::ScalarType;
+use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
+
+const F32: ScalarType = ScalarType::FLOAT32;
+
+/// Chunks of a canonical schedule: at most this many, and none shorter than [`LEAST_CHUNK`].
+const MOST_CHUNKS: usize = 8;
+const LEAST_CHUNK: usize = 256;
+/// Chunks are whole tiles of this many k.
+const CHUNK_STEP: usize = 128;
+
+fn step(op: StepOp, ty: ScalarType) -> Step {
+    Step { op, ty }
+}
+
+/// `mma.sync` of Hopper with f32 or int32 sums; `wgmma` has the same arithmetic for 16-bit types
+/// and int8.
+fn unit(ty: ScalarType) -> UnitName {
+    let (accumulator, size_k) = match ty {
+        ScalarType::INT8 => (AccumulatorType::Int32, 32),
+        ScalarType::FLOAT8_E4M3FN => (AccumulatorType::Float32, 32),
+        _ => (AccumulatorType::Float32, 16),
+    };
+    let (architecture, instruction) = (Architecture::Hopper, Instruction::Mma);
+    UnitName { architecture, instruction, a: ty, b: ty, accumulator, size_k }
+}
+
+fn half(dtype: ScalarType) -> Result<()> {
+    if [ScalarType::FLOAT16, ScalarType::BFLOAT16].contains(&dtype) {
+        return Ok(());
+    }
+    Err(Error::unsupported(dtype, "activations are float16 or bfloat16"))
+}
+
+impl Schedule {
+    /// The canonical schedule of a product with `weight` whose output is `dtype` (f16 or bf16) and
+    /// whose activations enter the unit as `input` (`dtype` itself, int8 or e4m3fn): a function of
+    /// the weight's shape and type alone, never of M.
+    ///
+    /// Weights are rounded to the type of the activations. k, sorted by group, is cut into at most
+    /// eight chunks of equal length (a multiple of 128, at least 256), each one chain of
+    /// instructions, added in ascending order in f32: few enough for a prefill kernel to add them
+    /// as it goes, enough for a decode kernel to work on at once. int8 and e4m3 activations sum
+    /// each group apart, with one fused multiply-add to the f32 sum. Scales, bias and router weight
+    /// are applied in f32, in this order: activation, channel, global, bias, router weight; the
+    /// result is rounded once.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other types.
+    pub fn canonical(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Result<Self> {
+        half(dtype)?;
+        let eight_bits = input != dtype;
+        if eight_bits && ![ScalarType::INT8, ScalarType::FLOAT8_E4M3FN].contains(&input) {
+            return Err(Error::unsupported(input, "activations are 16-bit, int8 or float8_e4m3fn"));
+        }
+        let groups = weight.scales.rows();
+        let per_chunk = weight.shape().size_k.div_ceil(MOST_CHUNKS);
+        let size = per_chunk.next_multiple_of(CHUNK_STEP).max(LEAST_CHUNK);
+        let scale = match (groups > 1, input == ScalarType::INT8) {
+            (false, _) => GroupScale::One,
+            (true, true) => GroupScale::Int16,
+            (true, false) => GroupScale::Stored,
+        };
+        let form = if eight_bits { WeightForm::Unscaled } else { WeightForm::Rounded };
+        let mut epilogue = Vec::new();
+        if eight_bits {
+            epilogue.push(step(StepOp::ActivationScale, F32));
+            if groups == 1 {
+                epilogue.push(step(StepOp::ChannelScale, F32));
+            }
+        }
+        epilogue.extend(
+            [StepOp::GlobalScale, StepOp::Bias, StepOp::RouterWeight].map(|op| step(op, F32)),
+        );
+        epilogue.push(step(StepOp::Round, dtype));
+        Ok(Self {
+            unit: unit(input),
+            weights: Weights { form, exponent: 0 },
+            rows: Rows::ByGroup,
+            chunks: Chunks::Size(size),
+            stripes: None,
+            group_sum: eight_bits.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            chunk_steps: Vec::new(),
+            chunk_sum: Sum::default(),
+            epilogue,
+        })
+    }
+
+    /// The schedule of vLLM 0.21.0's Marlin kernel for a thread block of `cta`: weights rounded, the
+    /// k of a tile shared by warps, warps added by halves, blocks added in f32 from the last k to
+    /// the first. With these, an H200's outputs of that kernel are reproduced bit for bit (tests
+    /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`], but e4m3fn.
+    ///
+    /// Where the last bits of 8-bit floats and NVFP4 are moved into a 16-bit float's, the factor
+    /// between the biases stays with the weight: `weights.exponent` is left 0 here, and the
+    /// caller sets it (it matters where sums become subnormal).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other types.
+    pub fn marlin(
+        weight: &Weight<'_>,
+        dtype: ScalarType,
+        input: ScalarType,
+        cta: Cta,
+    ) -> Result<Self> {
+        half(dtype)?;
+        let int8 = input == ScalarType::INT8;
+        if !int8 && input != dtype {
+            return Err(Error::unsupported(input, "activations are 16-bit or int8"));
+        }
+        let channel_wise = weight.scales.rows() == 1
+            && matches!(&weight.groups, Groups::Uniform(g) if !g.is_grouped(weight.shape().k()));
+        let eight_bits = weight.codes.bits() == 8;
+        let form = if channel_wise || int8 { WeightForm::Unscaled } else { WeightForm::Rounded };
+        let mut chunk_steps = Vec::new();
+        let mut epilogue = Vec::new();
+        if int8 {
+            chunk_steps.push(step(StepOp::ActivationScale, F32));
+        }
+        if channel_wise && (int8 || eight_bits) {
+            chunk_steps.push(step(StepOp::ChannelScale, F32));
+        }
+        if weight.global_scale.is_some() {
+            epilogue.push(step(StepOp::GlobalScale, F32));
+        }
+        epilogue.push(step(StepOp::Round, dtype));
+        if channel_wise && !int8 && !eight_bits {
+            epilogue.push(step(StepOp::ChannelScale, dtype));
+        }
+        epilogue.push(step(StepOp::Bias, dtype));
+        epilogue.push(step(StepOp::RouterWeight, dtype));
+        let sum = Sum { order: Order::Halving, ty: F32 };
+        let scale = if channel_wise { GroupScale::One } else { GroupScale::Int16 };
+        Ok(Self {
+            unit: unit(input),
+            weights: Weights { form, exponent: 0 },
+            rows: Rows::ByGroup,
+            chunks: Chunks::Striped(Striped {
+                tile: cta.tile_k,
+                columns: cta.tile_n,
+                run: cta.run,
+                rows: cta.rows,
+            }),
+            stripes: Some(Stripes { tile: cta.tile_k, warps: cta.warps_k, sum }),
+            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            chunk_steps,
+            chunk_sum: Sum { order: Order::Descending, ty: F32 },
+            epilogue,
+        })
+    }
+}
+
+/// A thread block of upstream's Marlin kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cta {
+    /// k of its tile (`thread_k`: 64 or 128).
+    pub tile_k: usize,
+    /// Columns of its tile (`thread_n`: 64, 128 or 256).
+    pub tile_n: usize,
+    /// Warps that share the tile's k: threads / 32, over tile_n / 64.
+    pub warps_k: usize,
+    /// Tiles that each block works through (`iters`).
+    pub run: usize,
+    /// Rows that a block works on; absent: all.
+    pub rows: Option<usize>,
+}

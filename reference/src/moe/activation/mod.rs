@@ -1,0 +1,202 @@
+//! The activation between the two products of an expert: a row of `gate_up` to a row of
+//! `activated`.
+//!
+//! Every kind is one [`Definition`]: value = F(gate), perhaps limited, times up, perhaps limited
+//! and shifted. Two ways to compute it have names ([`Chain`]); what other implementations may
+//! give is [`bound`]'s business.
+//!
+//! | kind | F(g) | limits | times | columns |
+//! | --- | --- | --- | --- | --- |
+//! | `silu` | g / (1 + e^−g) | optional: g ≤ l, −l ≤ u ≤ l | u | gate, then up |
+//! | `gelu` | ½·g · (1 + erf(g·√½)) | – | u | gate, then up |
+//! | `gelu_tanh` | ½·g · (1 + tanh(√(2/π)·(g + 0.044715·g³))) | – | u | gate, then up |
+//! | `relu2` | max(g, 0)² | – | u | gate, then up |
+//! | `swigluoai` | g / (1 + e^−(α·g)), α = 1.702 | g ≤ l, −l ≤ u ≤ l, l = 7 | u + 1 | gate even, up odd |
+//! | `swiglustep` | g / (1 + e^−g) | F ≤ l, −l ≤ u ≤ l, l = 7 | u | gate, then up |
+//! | `…_no_mul` | as without the suffix | – | – | gate alone: N of w13 is I |
+//!
+//! # NaN, infinities, zeros
+//!
+//! A NaN gives NaN, also through a limit. (Upstream's limits return the other operand: there a NaN
+//! becomes a limit. [`Chain::Upstream`] follows, and the bound allows both.) A gate of −∞ gives NaN
+//! (−∞/∞, −∞ · 0) except in `relu2`, where it is zero; 0 · ∞ is NaN. A gate of −0 gives a value
+//! of −0 (`relu2`: +0), and products have the usual sign; +0 and −0 are the same number to a bound.
+//! Upstream's `swigluoai` multiplies u + 1 with g first: a bf16 gate below −4·10^37 may give NaN.
+//!
+//! Source: vLLM 0.21.0 `fused_moe/activation.py`, `layers/activation.py` and the operators
+//! `silu_and_mul`, `silu_and_mul_with_clamp`, `gelu_and_mul`, `gelu_tanh_and_mul` and
+//! `swigluoai_and_mul`.
+
+pub mod bound;
+mod chain;
+mod exact;
+
+use super::Chain;
+use crate::case::Activation;
+use crate::scalar::ScalarType;
+use crate::{Error, Result};
+
+/// The limit of `swigluoai` and `swiglustep` where none is given.
+pub const LIMIT: f32 = 7.0;
+/// The factor inside `swigluoai`'s sigmoid.
+pub const ALPHA: f32 = 1.702;
+
+/// The function of the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Function {
+    /// g / (1 + e^−(α·g)).
+    Silu,
+    /// ½·g · (1 + erf(g·√½)).
+    Gelu,
+    /// ½·g · (1 + tanh(√(2/π)·(g + 0.044715·g³))).
+    GeluTanh,
+    /// max(g, 0)².
+    Relu2,
+}
+
+/// Where gate and up stand in a row of `gate_up`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Columns {
+    /// I columns of gate, then I of up.
+    Halves,
+    /// Gate in the even columns, up in the odd ones.
+    Interleaved,
+    /// Gate alone.
+    Gate,
+}
+
+/// An activation with its parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Definition {
+    /// Function of the gate.
+    pub function: Function,
+    /// Factor inside [`Function::Silu`]'s exponential, positive; 1 for plain SiLU.
+    pub alpha: f32,
+    /// Upper limit of the gate.
+    pub gate_limit: Option<f32>,
+    /// Upper limit of F(gate).
+    pub value_limit: Option<f32>,
+    /// Limit of up on both sides.
+    pub up_limit: Option<f32>,
+    /// Added to up, after its limits; with 0 nothing is added.
+    pub up_shift: f32,
+    /// Row layout.
+    pub columns: Columns,
+    /// Whether gate and up stand in exchanged places: always false in upstream's kinds.
+    pub exchanged: bool,
+}
+
+impl Definition {
+    /// Upstream's activation of this name, with its default parameters.
+    pub fn new(activation: Activation) -> Self {
+        use Activation as A;
+        let plain = Self {
+            function: Function::Silu,
+            alpha: 1.0,
+            gate_limit: None,
+            value_limit: None,
+            up_limit: None,
+            up_shift: 0.0,
+            columns: if activation.is_gated() { Columns::Halves } else { Columns::Gate },
+            exchanged: false,
+        };
+        match activation {
+            A::Silu | A::SiluNoMul => plain,
+            A::Gelu | A::GeluNoMul => Self { function: Function::Gelu, ..plain },
+            A::GeluTanh | A::GeluTanhNoMul => Self { function: Function::GeluTanh, ..plain },
+            A::Relu2 | A::Relu2NoMul => Self { function: Function::Relu2, ..plain },
+            A::SwigluOai => Self {
+                alpha: ALPHA,
+                gate_limit: Some(LIMIT),
+                up_limit: Some(LIMIT),
+                up_shift: 1.0,
+                columns: Columns::Interleaved,
+                ..plain
+            },
+            A::SwigluStep => Self { value_limit: Some(LIMIT), up_limit: Some(LIMIT), ..plain },
+        }
+    }
+
+    /// With another limit where the kind has one; plain gated SiLU gets the limits of
+    /// `silu_and_mul_with_clamp` (gate from above, up on both sides).
+    pub fn with_limit(mut self, limit: f32) -> Self {
+        match (self.gate_limit, self.value_limit) {
+            (_, Some(_)) => self.value_limit = Some(limit),
+            _ => self.gate_limit = Some(limit),
+        }
+        self.up_limit = Some(limit);
+        self
+    }
+
+    /// Columns of a `gate_up` row of this many `activated` columns.
+    pub fn width_in(&self, size_i: usize) -> usize {
+        if self.columns == Columns::Gate { size_i } else { 2 * size_i }
+    }
+
+    /// Columns of gate and up (of gate alone: twice the same) for column `i` of `size_i`.
+    pub fn places(&self, i: usize, size_i: usize) -> [usize; 2] {
+        let [gate, up] = match self.columns {
+            Columns::Halves => [i, size_i + i],
+            Columns::Interleaved => [2 * i, 2 * i + 1],
+            Columns::Gate => [i, i],
+        };
+        if self.exchanged { [up, gate] } else { [gate, up] }
+    }
+
+    /// Whether up takes part.
+    pub fn is_gated(&self) -> bool {
+        self.columns != Columns::Gate
+    }
+
+    /// Fails unless α is positive, limits are not negative, and all parameters are finite.
+    ///
+    /// # Errors
+    /// [`Error::Size`] naming the parameter.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |what: &str, found: f32, rule: &str| Err(Error::size(what, found, rule));
+        if !(self.alpha.is_finite() && self.alpha > 0.0) {
+            return refuse("alpha", self.alpha, "a positive finite number");
+        }
+        let limits = [self.gate_limit, self.value_limit, self.up_limit];
+        if let Some(l) = limits.into_iter().flatten().find(|l| !(l.is_finite() && *l >= 0.0)) {
+            return refuse("limit", l, "a finite number that is not negative");
+        }
+        if !self.up_shift.is_finite() {
+            return refuse("up_shift", self.up_shift, "a finite number");
+        }
+        Ok(())
+    }
+
+    /// `activated` [rows, `size_i`] of `gate_up` [rows, [`Definition::width_in`]], both row-major
+    /// bits of `ty`, FLOAT16 or BFLOAT16.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when `gate_up` is not a whole number of rows; [`Error::Unsupported`] for
+    /// other types and where upstream has no such operator; [`Error::Size`] as
+    /// [`Definition::validate`].
+    pub fn apply(
+        &self,
+        gate_up: &[u16],
+        ty: ScalarType,
+        size_i: usize,
+        chain: Chain,
+    ) -> Result<Vec<u16>> {
+        self.validate()?;
+        super::half_type(ty)?;
+        let width = self.width_in(size_i);
+        if width == 0 || !gate_up.len().is_multiple_of(width) {
+            let rule = format!("rows of {width} columns");
+            return Err(Error::shape("gate_up", &[gate_up.len()], rule));
+        }
+        let one = self.element(ty, chain)?;
+        let mut out = Vec::with_capacity(gate_up.len() / width * size_i);
+        for row in gate_up.chunks_exact(width) {
+            for i in 0..size_i {
+                let [gate, up] = self.places(i, size_i);
+                let (gate, up) = (super::widen(ty, row[gate]), super::widen(ty, row[up]));
+                out.push(super::narrow(ty, one(gate, up)));
+            }
+        }
+        Ok(out)
+    }
+}

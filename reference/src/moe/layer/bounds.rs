@@ -1,0 +1,250 @@
+//! What any kernel of a class may compute in each stage of a layer, from what is known of the stage
+//! before: its values, or their own bounds.
+
+use super::{Layer, Routed, input_global_scale};
+use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
+use crate::interval::{Bound, Interval, round_once};
+use crate::layout::marlin::process_int8_scales_with;
+use crate::moe::sum;
+use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
+use crate::scalar::ScalarType;
+use crate::weight::{Table, TableData, Weight};
+use crate::{Error, Result};
+
+/// How the products are declared to be computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Declared<'d> {
+    /// Scales, bias, roundings.
+    pub convention: Convention,
+    /// Accumulation in f32.
+    pub class: &'d Class,
+}
+
+/// The bounds of all stages, as [`super::Stages`] has their bits.
+#[derive(Debug, Clone)]
+pub struct StageBounds {
+    /// `[M·top_k, N of w13]`.
+    pub gate_up: Vec<Bound>,
+    /// `[M·top_k, I]`.
+    pub activated: Vec<Bound>,
+    /// `[M·top_k, H]`.
+    pub down: Vec<Bound>,
+    /// `[M, H]`.
+    pub y: Vec<Bound>,
+}
+
+impl From<Bounded> for Bound {
+    fn from(b: Bounded) -> Self {
+        if b.exact.is_nan() {
+            return Self::NAN;
+        }
+        let interval = Interval { lo: b.lo, hi: b.hi };
+        Self { exact: b.exact, interval, nan: b.is_unbounded() }
+    }
+}
+
+impl Layer<'_> {
+    /// The bounds of every stage from x `[M, H]`, bits of `dtype`: each stage's error is carried
+    /// into the next.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`].
+    pub fn bounds(
+        &self,
+        x: &[u16],
+        routed: Routed<'_>,
+        declared: Declared<'_>,
+    ) -> Result<StageBounds> {
+        self.validate()?;
+        let value = |&bits: &u16| Bound::exactly(self.dtype.to_f64(bits.into()));
+        let x: Vec<Bound> = x.iter().map(value).collect();
+        let gate_up = self.gate_up_bounds(&x, routed, declared)?;
+        let activated = self.activation.bounds(&gate_up, self.dtype, self.intermediate_size())?;
+        let down = self.down_bounds(&activated, routed, declared)?;
+        let y = sum::bounds(&down, self.dtype, routed.top_k, self.hidden_size())?;
+        Ok(StageBounds { gate_up, activated, down, y })
+    }
+
+    /// `gate_up` of x `[M, H]`.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`].
+    pub fn gate_up_bounds(
+        &self,
+        x: &[Bound],
+        routed: Routed<'_>,
+        declared: Declared<'_>,
+    ) -> Result<Vec<Bound>> {
+        let h = self.hidden_size();
+        let rows: Vec<Bound> = x
+            .chunks_exact(h.max(1))
+            .flat_map(|row| std::iter::repeat_n(row, routed.top_k).flatten().copied())
+            .collect();
+        let router = self.router_weight_on_input.then_some(routed.topk_weights);
+        self.product(&rows, self.w13, self.orders[0], routed, router, declared)
+    }
+
+    /// `down` of `activated` `[M·top_k, I]`.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`].
+    pub fn down_bounds(
+        &self,
+        activated: &[Bound],
+        routed: Routed<'_>,
+        declared: Declared<'_>,
+    ) -> Result<Vec<Bound>> {
+        let router = (!self.router_weight_on_input).then_some(routed.topk_weights);
+        self.product(activated, self.w2, self.orders[1], routed, router, declared)
+    }
+
+    fn product(
+        &self,
+        x: &[Bound],
+        weights: &[Weight<'_>],
+        orders: Option<&[Vec<u32>]>,
+        routed: Routed<'_>,
+        router: Option<&[f32]>,
+        declared: Declared<'_>,
+    ) -> Result<Vec<Bound>> {
+        let experts = self.local_experts(routed)?;
+        let shape = weights
+            .first()
+            .map(Weight::shape)
+            .ok_or_else(|| Error::size("experts", 0, "1 or more"))?;
+        let (k, n) = (shape.size_k, shape.size_n);
+        if x.len() != experts.len() * k {
+            return Err(Error::shape(
+                "activations",
+                &[x.len()],
+                format!("[{}, {k}]", experts.len()),
+            ));
+        }
+        let factor = match self.input_dtype {
+            Some(ScalarType::INT8) => input_global_scale(weights),
+            _ => 1.0,
+        };
+        let integers = match self.input_dtype {
+            Some(ScalarType::INT8) if weights.iter().any(|w| w.scales.rows() > 1) => {
+                Some(with_integer_scales(weights)?)
+            }
+            _ => None,
+        };
+        let weights = integers.as_deref().unwrap_or(weights);
+        let mut rows_of = vec![Vec::new(); weights.len()];
+        for (row, expert) in experts.iter().enumerate() {
+            if let Some(e) = expert {
+                rows_of[*e].push(row);
+            }
+        }
+        let mut out = vec![Bound::exactly(0.0); experts.len() * n];
+        for (e, rows) in rows_of.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+            let inputs = self.inputs(rows.iter().flat_map(|&r| &x[r * k..][..k]), k, factor)?;
+            let picked: Option<Vec<f32>> = router.map(|w| rows.iter().map(|&r| w[r]).collect());
+            let scales = inputs.scales.as_deref();
+            let extras = Extras { activation_scales: scales, router_weights: picked.as_deref() };
+            let recipe = Recipe::new(declared.convention, &weights[e], self.dtype, extras)?;
+            let class = match (scales.is_some(), weights[e].scales.rows()) {
+                (false, _) => declared.class.clone(),
+                (true, 1) => Class::exact(),
+                (true, groups) => Class::integer_groups(k / groups),
+            };
+            let order = orders.and_then(|o| o.get(e)).map(Vec::as_slice);
+            let judge =
+                Judge { weight: &weights[e], order, recipe: &recipe, class: &class, extras };
+            let bounded = judge.bounds(&inputs.values, inputs.radius.as_ref())?;
+            for (&row, bounded) in rows.iter().zip(bounded.chunks_exact(n)) {
+                let into = &mut out[row * n..][..n];
+                into.iter_mut().zip(bounded).for_each(|(o, &b)| *o = b.into());
+            }
+        }
+        Ok(out)
+    }
+
+    /// The numbers that enter a product, and how uncertain they are.
+    fn inputs<'b>(
+        &self,
+        x: impl Iterator<Item = &'b Bound> + Clone,
+        k: usize,
+        factor: f32,
+    ) -> Result<Inputs> {
+        let most = f64::from(f32::MAX);
+        let centre = |b: &Bound| {
+            let value = round_once(self.dtype, b.exact);
+            if value.is_finite() || b.interval.is_point() { value } else { 0.0 }
+        };
+        let radius = |b: &Bound| {
+            let c = centre(b);
+            let reach = (b.interval.hi - c).max(c - b.interval.lo);
+            if b.interval.is_point() || c.is_nan() { 0.0 } else { reach.clamp(0.0, most) }
+        };
+        let certain = x.clone().all(|b| radius(b) == 0.0);
+        let values: Vec<f64> = x.clone().map(centre).collect();
+        let radii: Vec<f64> = x.map(radius).collect();
+        let Some(input) = self.input_dtype else {
+            let radius = if certain { None } else { Some(Rows::new(k, radii)?) };
+            return Ok(Inputs { values: Rows::new(k, values)?, radius, scales: None });
+        };
+        let floats: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+        let (codes, scales): (Vec<f64>, Vec<f32>) = match input {
+            ScalarType::INT8 => {
+                let q = per_token_int8(&floats, k, Int8Rule::Quotient)?;
+                (q.codes.iter().map(|&c| c.into()).collect(), q.scales)
+            }
+            _ => {
+                let q = per_token_fp8(&floats, k, None)?;
+                let ty = ScalarType::FLOAT8_E4M3FN;
+                (q.codes.iter().map(|&c| ty.to_f64(c.into())).collect(), q.scales)
+            }
+        };
+        // In units of the scale: what is uncertain may be quantized with another scale and to
+        // another code, within its radius and the steps of both roundings.
+        let radius = match certain {
+            true => None,
+            false => {
+                let mut all = Vec::with_capacity(radii.len());
+                for (row, (radii, &scale)) in
+                    values.chunks_exact(k).zip(radii.chunks_exact(k).zip(&scales))
+                {
+                    let scale = f64::from(scale);
+                    let widest =
+                        row.iter().zip(radii).map(|(v, r)| v.abs() + r).fold(0.0, f64::max);
+                    all.extend(row.iter().zip(radii).map(|(v, r)| {
+                        let step = match input {
+                            ScalarType::INT8 => widest / 127.0,
+                            _ => (v.abs() + r) / 8.0 + widest / 448.0 / 512.0,
+                        };
+                        ((r + step) / scale * 1.001).min(most)
+                    }));
+                }
+                Some(Rows::new(k, all)?)
+            }
+        };
+        let scales = scales.iter().map(|s| s * factor).collect();
+        Ok(Inputs { values: Rows::new(k, codes)?, radius, scales: Some(scales) })
+    }
+}
+
+/// What enters a product.
+struct Inputs {
+    values: Rows,
+    radius: Option<Rows>,
+    scales: Option<Vec<f32>>,
+}
+
+/// The matrices with their group scales as the integers that kernels for int8 activations take; what
+/// they were divided by, [`input_global_scale`], belongs to the scales of the activations.
+///
+/// # Errors
+/// As [`process_int8_scales_with`].
+pub fn with_integer_scales<'w>(weights: &[Weight<'w>]) -> Result<Vec<Weight<'w>>> {
+    let max = input_global_scale(weights) * 4096.0;
+    let integers = |w: &Weight<'w>| {
+        let integers = process_int8_scales_with(&w.scales, max)?.scales;
+        let value = |bits: u32| f32::from((bits as u16).cast_signed()).to_bits();
+        let data = TableData::B32(integers.iter_bits().map(value).collect());
+        let scales = Table::new(ScalarType::FLOAT32, integers.rows(), integers.cols(), data)?;
+        Ok(Weight { scales, ..w.clone() })
+    };
+    weights.iter().map(integers).collect()
+}

@@ -1,0 +1,291 @@
+//! The whole layer: tokens and their experts in, sums over experts out.
+//!
+//! | stage | shape | of |
+//! | --- | --- | --- |
+//! | `gate_up` | `[M·top_k, N of w13]` | x · w13 of the row's expert |
+//! | `activated` | `[M·top_k, I]` | the activation |
+//! | `down` | `[M·top_k, H]` | `activated` · w2 of the row's expert, times the router weight |
+//! | `y` | `[M, H]` | the sum over a token's slots |
+//!
+//! Row r of the first three is token r / top_k, slot r mod top_k. Rows of experts that are not on
+//! this rank are zero. Router weights may multiply `gate_up` instead of `down`.
+//!
+//! [`Layer::forward`] computes bits under an [`Arithmetic`]; [`bounds`] what any kernel of a class may
+//! compute.
+
+pub mod bounds;
+
+use super::activation::Definition;
+use super::{Chain, sum, widen};
+use crate::gemm::schedule::{Extras, Schedule, Stack};
+use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
+use crate::scalar::ScalarType;
+use crate::weight::Weight;
+use crate::{Error, Result};
+
+/// One rank's layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Layer<'w> {
+    /// Gate and up of this rank's experts, `[H, N of w13]` each.
+    pub w13: &'w [Weight<'w>],
+    /// Down, `[I, H]` each.
+    pub w2: &'w [Weight<'w>],
+    /// For each expert's w13 and w2 the permutation that sorts its `g_idx`; stable ones where
+    /// absent.
+    pub orders: [Option<&'w [Vec<u32>]>; 2],
+    /// Experts of all ranks.
+    pub num_experts: usize,
+    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    pub expert_map: Option<&'w [i32]>,
+    /// Between the products.
+    pub activation: Definition,
+    /// Activations and outputs: FLOAT16 or BFLOAT16.
+    pub dtype: ScalarType,
+    /// 8-bit activations, quantized per row: INT8 or `FLOAT8_E4M3FN`.
+    pub input_dtype: Option<ScalarType>,
+    /// Whether router weights multiply `gate_up` instead of `down`.
+    pub router_weight_on_input: bool,
+}
+
+/// Where each token goes, row-major `[M, top_k]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Routed<'r> {
+    /// Experts per token.
+    pub top_k: usize,
+    /// Global expert ids; −1 is none.
+    pub topk_ids: &'r [i32],
+    /// Router weights.
+    pub topk_weights: &'r [f32],
+}
+
+/// How a layer is computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arithmetic {
+    /// Of `gate_up`.
+    pub w13: Schedule,
+    /// Of `down`.
+    pub w2: Schedule,
+    /// Of the activation and the sum.
+    pub chain: Chain,
+}
+
+/// The stages of a layer, as bits of its `dtype`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stages {
+    /// `[M·top_k, N of w13]`.
+    pub gate_up: Vec<u16>,
+    /// `[M·top_k, I]`.
+    pub activated: Vec<u16>,
+    /// `[M·top_k, H]`.
+    pub down: Vec<u16>,
+    /// `[M, H]`.
+    pub y: Vec<u16>,
+}
+
+impl Layer<'_> {
+    /// H: columns of x and of y.
+    pub fn hidden_size(&self) -> usize {
+        self.w13.first().map_or(0, |w| w.shape().size_k)
+    }
+
+    /// I: columns of `activated`.
+    pub fn intermediate_size(&self) -> usize {
+        self.w2.first().map_or(0, |w| w.shape().size_k)
+    }
+
+    /// Checks that the parts fit each other.
+    ///
+    /// # Errors
+    /// Naming the part: shapes, number of experts, map, types.
+    pub fn validate(&self) -> Result<()> {
+        super::half_type(self.dtype)?;
+        self.activation.validate()?;
+        if self.w13.is_empty() || self.w13.len() != self.w2.len() {
+            let found = format!("{} of w13, {} of w2", self.w13.len(), self.w2.len());
+            return Err(Error::size("experts", found, "as many of each, 1 or more"));
+        }
+        let (h, i) = (self.hidden_size(), self.intermediate_size());
+        for (weights, shape) in [(self.w13, [h, self.activation.width_in(i)]), (self.w2, [i, h])] {
+            for w in weights {
+                w.validate()?;
+                let found = [w.shape().size_k, w.shape().size_n];
+                if found != shape {
+                    return Err(Error::shape(&w.name, &found, format!("{shape:?}")));
+                }
+            }
+        }
+        match self.expert_map {
+            None if self.num_experts != self.w13.len() => {
+                Err(Error::size("num_experts", self.num_experts, self.w13.len()))
+            }
+            Some(map) if map.len() != self.num_experts => {
+                Err(Error::shape("expert_map", &[map.len()], format!("[{}]", self.num_experts)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// This rank's expert of each row.
+    ///
+    /// # Errors
+    /// [`Error::Value`] for an id that is not below `num_experts`, or a map that leads nowhere;
+    /// [`Error::Shape`] when ids and weights are not whole rows of `top_k`.
+    pub fn local_experts(&self, routed: Routed<'_>) -> Result<Vec<Option<usize>>> {
+        let Routed { top_k, topk_ids, topk_weights } = routed;
+        if top_k == 0 || !topk_ids.len().is_multiple_of(top_k) {
+            return Err(Error::shape("topk_ids", &[topk_ids.len()], format!("[M, {top_k}]")));
+        }
+        if topk_weights.len() != topk_ids.len() {
+            let expected = format!("[{}, {top_k}]", topk_ids.len() / top_k);
+            return Err(Error::shape("topk_weights", &[topk_weights.len()], expected));
+        }
+        let local = |(row, &id): (usize, &i32)| {
+            let at = [row / top_k, row % top_k];
+            let Ok(global) = usize::try_from(id) else {
+                return match id {
+                    -1 => Ok(None),
+                    _ => Err(Error::value("topk_ids", &at, id, "an expert, or -1")),
+                };
+            };
+            if global >= self.num_experts {
+                let expected = format!("an expert below {}", self.num_experts);
+                return Err(Error::value("topk_ids", &at, id, expected));
+            }
+            let Some(map) = self.expert_map else { return Ok(Some(global)) };
+            match usize::try_from(map[global]) {
+                Err(_) => Ok(None),
+                Ok(e) if e < self.w13.len() => Ok(Some(e)),
+                Ok(e) => {
+                    let expected = format!("a local expert below {}", self.w13.len());
+                    Err(Error::value("expert_map", &[global], e, expected))
+                }
+            }
+        };
+        topk_ids.iter().enumerate().map(local).collect()
+    }
+
+    /// The canonical arithmetic of this layer: a function of its weights' shape and type alone.
+    ///
+    /// # Errors
+    /// As [`Schedule::canonical`]; [`Error::Size`] without experts.
+    pub fn canonical(&self) -> Result<Arithmetic> {
+        let input = self.input_dtype.unwrap_or(self.dtype);
+        let of = |weights: &[Weight<'_>]| match weights.first() {
+            Some(w) => Schedule::canonical(w, self.dtype, input),
+            None => Err(Error::size("experts", 0, "1 or more")),
+        };
+        Ok(Arithmetic { w13: of(self.w13)?, w2: of(self.w2)?, chain: Chain::Canonical })
+    }
+
+    /// Computes the layer of `x` `[M, H]`, bits of `dtype`.
+    ///
+    /// A row's results depend on nothing but that row, so that they are the same alone or in any
+    /// batch.
+    ///
+    /// # Errors
+    /// As [`Layer::validate`], [`Layer::local_experts`], [`Schedule::execute_stack`];
+    /// [`Error::Shape`] when x has not the rows that `routed` has.
+    pub fn forward(&self, x: &[u16], routed: Routed<'_>, how: &Arithmetic) -> Result<Stages> {
+        self.validate()?;
+        let experts = self.local_experts(routed)?;
+        let (h, i, top_k) = (self.hidden_size(), self.intermediate_size(), routed.top_k);
+        let tokens = experts.len() / top_k;
+        if x.len() != tokens * h {
+            return Err(Error::shape("x", &[x.len()], format!("[{tokens}, {h}]")));
+        }
+        let weights = Some(routed.topk_weights);
+        let (first, second) =
+            if self.router_weight_on_input { (weights, None) } else { (None, weights) };
+        let product = |rows: &Rows, stack, orders, schedule: &Schedule, router| {
+            let scales = rows.scales.as_deref();
+            let extras = Extras { activation_scales: scales, router_weights: router, order: None };
+            let stack = Stack { weights: stack, expert_of: &experts, orders, places: None };
+            let bits = schedule.execute_stack(&rows.codes, stack, extras)?;
+            Ok::<_, Error>(bits.into_iter().map(|b| b as u16).collect::<Vec<u16>>())
+        };
+        let rows = self.quantized(x, h, self.w13)?.repeated(h, top_k);
+        let gate_up = product(&rows, self.w13, self.orders[0], &how.w13, first)?;
+        let activated = self.activation.apply(&gate_up, self.dtype, i, how.chain)?;
+        let rows = self.quantized(&activated, i, self.w2)?;
+        let down = product(&rows, self.w2, self.orders[1], &how.w2, second)?;
+        let y = sum::sum(&down, self.dtype, top_k, h, how.chain)?;
+        Ok(Stages { gate_up, activated, down, y })
+    }
+
+    /// Activations as the products take them.
+    fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
+        let Some(input) = self.input_dtype else {
+            return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
+        };
+        let values: Vec<f32> = x.iter().map(|&b| widen(self.dtype, b)).collect();
+        match input {
+            ScalarType::INT8 => {
+                let quantized = per_token_int8(&values, cols, Int8Rule::Quotient)?;
+                let factor = input_global_scale(weights);
+                Ok(Rows {
+                    codes: quantized.codes.iter().map(|&c| u32::from(c as u8)).collect(),
+                    scales: Some(quantized.scales.iter().map(|s| s * factor).collect()),
+                })
+            }
+            ScalarType::FLOAT8_E4M3FN => {
+                let quantized = per_token_fp8(&values, cols, None)?;
+                let codes = quantized.codes.iter().map(|&c| c.into()).collect();
+                Ok(Rows { codes, scales: Some(quantized.scales) })
+            }
+            other => Err(Error::unsupported(other, "int8 or float8_e4m3fn activations")),
+        }
+    }
+}
+
+/// What the scales of int8 activations are multiplied with where group scales are integers: the
+/// largest scale of all experts over 4096, and 1 where there is one group.
+pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
+    if weights.first().is_none_or(|w| w.scales.rows() <= 1) {
+        return 1.0;
+    }
+    let scales = weights.iter().flat_map(|w| {
+        let ty = w.scales.ty();
+        w.scales.iter_bits().map(move |b| ty.to_f64(b) as f32)
+    });
+    (1.0 / 4096.0) * scales.fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Rows that enter a product.
+struct Rows {
+    codes: Vec<u32>,
+    scales: Option<Vec<f32>>,
+}
+
+impl Rows {
+    /// Each row `times` times.
+    fn repeated(&self, cols: usize, times: usize) -> Self {
+        let codes = self.codes.chunks_exact(cols.max(1));
+        let scales = self.scales.as_ref();
+        Self {
+            codes: codes
+                .flat_map(|row| std::iter::repeat_n(row, times).flatten().copied())
+                .collect(),
+            scales: scales.map(|s| s.iter().flat_map(|&s| std::iter::repeat_n(s, times)).collect()),
+        }
+    }
+}
+
+/// The sum of tensor-parallel ranks' outputs of type `ty`: added in f32 in the order of ranks,
+/// rounded once.
+///
+/// # Errors
+/// [`Error::Shape`] when the ranks' outputs have several lengths; [`Error::Unsupported`] for types
+/// other than FLOAT16 and BFLOAT16.
+pub fn sum_of_ranks(ty: ScalarType, ranks: &[&[u16]]) -> Result<Vec<u16>> {
+    super::half_type(ty)?;
+    let len = ranks.first().map_or(0, |r| r.len());
+    if let Some((rank, other)) = ranks.iter().enumerate().find(|(_, r)| r.len() != len) {
+        return Err(Error::shape(
+            format!("output of rank {rank}"),
+            &[other.len()],
+            format!("[{len}]"),
+        ));
+    }
+    let sum = |n: usize| ranks.iter().fold(0f32, |sum, rank| sum + widen(ty, rank[n]));
+    Ok((0..len).map(|n| super::narrow(ty, sum(n))).collect())
+}

@@ -1,0 +1,189 @@
+//! The sum over a token's experts: `down` [M · top_k, H] to `y` [M, H].
+//!
+//! | chain | operations |
+//! | --- | --- |
+//! | [`Chain::Canonical`] | f32 from the first slot to the last, one rounding to the 16-bit type |
+//! | [`Chain::Upstream`], top_k 2, 3, 4 | from zero on, each addition rounded to the 16-bit type, first slot to last (`moe_sum`) |
+//! | [`Chain::Upstream`], other top_k | f32, one rounding (`at::sum`, whose order this module's does not promise) |
+//!
+//! Both start from +0, so that a sum of negative zeros is +0. A NaN gives NaN, as do infinities of
+//! both signs.
+//!
+//! # What an implementation may give
+//!
+//! f32 in any order with one rounding at the end, or for top_k 2, 3, 4 upstream's chain. In f32,
+//! each addition errs by at most u = 2^-24 of its result; a partial sum is at most A = Σ|x|, so
+//! top_k terms err by at most u·((top_k − 2)·A·(1 + top_k·u) + |Σ|). Nothing errs where every term
+//! is a multiple of one power of two g ≥ 2^-126 and A ≤ 2^24·g, because then so is every partial
+//! sum; nor does the sum of two numbers of a 16-bit type, once it is rounded to that type (24 ≥
+//! 2·11 + 2 digits). That leaves one value where the numbers do, and few elsewhere. Subnormal
+//! results may be flushed to zero, partial sums above the largest f32 be infinite.
+
+use super::{Chain, half_type, narrow, widen};
+use crate::interval::{Bound, FLUSH, Interval, U, WIDEN, round_once};
+use crate::scalar::ScalarType;
+use crate::{Error, Result};
+
+/// Whether upstream adds in the 16-bit type.
+const fn in_half(top_k: usize) -> bool {
+    matches!(top_k, 2..=4)
+}
+
+/// The rows of one token.
+fn check(len: usize, ty: ScalarType, top_k: usize, size_n: usize) -> Result<usize> {
+    half_type(ty)?;
+    let rows = top_k.checked_mul(size_n).filter(|&n| n > 0);
+    match rows.filter(|&n| len.is_multiple_of(n)) {
+        Some(rows) => Ok(rows),
+        None => Err(Error::shape("down", &[len], format!("[M, {top_k}, {size_n}]"))),
+    }
+}
+
+/// `y` [M, `size_n`] of `down` [M, `top_k`, `size_n`], bits of `ty` (FLOAT16 or BFLOAT16).
+///
+/// # Errors
+/// [`Error::Shape`] when `down` is not a whole number of tokens; [`Error::Unsupported`] for other
+/// types.
+pub fn sum(
+    down: &[u16],
+    ty: ScalarType,
+    top_k: usize,
+    size_n: usize,
+    chain: Chain,
+) -> Result<Vec<u16>> {
+    let rows = check(down.len(), ty, top_k, size_n)?;
+    let half = chain == Chain::Upstream && in_half(top_k);
+    let mut y = Vec::with_capacity(down.len() / top_k);
+    for token in down.chunks_exact(rows) {
+        y.extend((0..size_n).map(|n| {
+            let slots = (0..top_k).map(|j| widen(ty, token[j * size_n + n]));
+            let add = |acc: f32, x: f32| {
+                if half { widen(ty, narrow(ty, acc + x)) } else { acc + x }
+            };
+            narrow(ty, slots.fold(0.0, add))
+        }));
+    }
+    Ok(y)
+}
+
+/// The largest power of two that `x` is a multiple of; infinite for zero.
+fn quantum(x: f64) -> f64 {
+    if x == 0.0 || !x.is_finite() {
+        return f64::INFINITY;
+    }
+    // Every number of a 16-bit type is a normal f64.
+    let bits = x.to_bits() & ((1 << 52) - 1) | 1 << 52;
+    let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1075;
+    2f64.powi(exponent + bits.trailing_zeros() as i32)
+}
+
+/// What an implementation may make of one output whose terms are the `slots` of a token, first to
+/// last; a term that is known has a point for its interval.
+///
+/// ```
+/// use marlinspike::interval::Bound;
+/// use marlinspike::moe::sum::bound;
+/// use marlinspike::scalar::ScalarType;
+///
+/// let y = bound(&[1.0, 2.0, 4.5].map(Bound::exactly), ScalarType::FLOAT16);
+/// assert_eq!((y.exact, y.interval.lo, y.interval.hi), (7.5, 7.5, 7.5));
+/// ```
+pub fn bound(slots: &[Bound], ty: ScalarType) -> Bound {
+    let mut out = in_f32(slots, ty);
+    if in_half(slots.len()) {
+        let (chain, nan) = chain_in_half(slots, ty);
+        out.nan |= nan;
+        if !chain.is_empty() {
+            out.interval = out.interval.hull(chain);
+        }
+    }
+    out
+}
+
+/// Each addition rounded to `ty`, and whether NaN may come out. The f64 sum of two numbers of a
+/// 16-bit type rounds to it as the exact one does (53 ≥ 2·11 + 2 digits).
+fn chain_in_half(slots: &[Bound], ty: ScalarType) -> (Interval, bool) {
+    let mut acc = Interval::point(0.0);
+    let mut nan = false;
+    for slot in slots {
+        nan |= slot.nan;
+        let (lo, hi) = (acc.lo + slot.interval.lo, acc.hi + slot.interval.hi);
+        if lo.is_nan() || hi.is_nan() || slot.interval.is_empty() {
+            // ∞ − ∞, or only NaN came in; what else may come out of it is left to f32.
+            return (Interval::EMPTY, true);
+        }
+        acc = Interval { lo, hi }.rounded_once(ty);
+    }
+    (acc, nan)
+}
+
+fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
+    let nan = slots.iter().any(|s| s.nan);
+    let exact: f64 = slots.iter().map(|s| s.exact).sum();
+    if slots.iter().any(|s| s.interval.is_empty()) {
+        return Bound { exact, interval: Interval::EMPTY, nan: true };
+    }
+    let (mut lo, mut hi, mut size, mut grid) = (0.0, 0.0, 0.0, f64::INFINITY);
+    for i in slots.iter().map(|s| s.interval) {
+        (lo, hi) = (lo + i.lo, hi + i.hi);
+        size += i.magnitude();
+        grid = f64::min(grid, if i.is_point() { quantum(i.lo) } else { 0.0 });
+    }
+    if lo.is_nan() || hi.is_nan() {
+        // Infinities of both signs: NaN where they must meet, anything where they may.
+        let must = lo.is_nan() && hi.is_nan();
+        let all = Interval { lo: f64::NEG_INFINITY, hi: f64::INFINITY };
+        let interval = if must { Interval::EMPTY } else { all };
+        return Bound { exact: if must { f64::NAN } else { exact }, interval, nan: true };
+    }
+    let exact_terms = grid >= FLUSH && size <= grid / U;
+    if exact_terms || slots.len() <= 2 && grid >= FLUSH {
+        // One value, or two numbers of the type.
+        let interval = Interval { lo, hi }.rounded_once(ty);
+        return Bound { exact, interval, nan };
+    }
+    let k = slots.len() as f64;
+    let inner = (k - 2.0).max(0.0) * size * (1.0 + k * U);
+    let flush = if grid < FLUSH { k * FLUSH } else { 0.0 };
+    let error = |end: f64| U * (inner + end.abs()) * (1.0 + k * U) + size * WIDEN + flush;
+    let mut wide = Interval { lo, hi };
+    if size.is_finite() {
+        wide = Interval { lo: lo - error(lo), hi: hi + error(hi) };
+    }
+    let mut nan = nan;
+    if size * (1.0 + k * U) > f64::from(f32::MAX) && slots.len() > 2 {
+        // A partial sum may overflow, where the order is bad.
+        let (negative, positive) = slots
+            .iter()
+            .fold((0.0, 0.0), |(n, p), s| (n + s.interval.lo.min(0.0), p + s.interval.hi.max(0.0)));
+        let most = f64::from(f32::MAX) / (1.0 + k * U);
+        let (below, above) = (negative < -most, positive > most);
+        if below {
+            wide.lo = f64::NEG_INFINITY;
+        }
+        if above {
+            wide.hi = f64::INFINITY;
+        }
+        nan |= below && above;
+    }
+    let lo = round_once(ty, wide.lo).min(wide.rounded(ty).lo);
+    let hi = round_once(ty, wide.hi).max(wide.rounded(ty).hi);
+    Bound { exact, interval: Interval { lo, hi }, nan }
+}
+
+/// The bounds of every element of `down`, as [`sum`] takes it, by what the previous stage may have
+/// given.
+///
+/// # Errors
+/// As [`sum`].
+pub fn bounds(down: &[Bound], ty: ScalarType, top_k: usize, size_n: usize) -> Result<Vec<Bound>> {
+    let rows = check(down.len(), ty, top_k, size_n)?;
+    let token = |token: &[Bound]| {
+        let of = |n| {
+            let slots: Vec<Bound> = (0..top_k).map(|j| token[j * size_n + n]).collect();
+            bound(&slots, ty)
+        };
+        (0..size_n).map(of).collect::<Vec<_>>()
+    };
+    Ok(down.chunks_exact(rows).flat_map(token).collect())
+}

@@ -1,0 +1,181 @@
+//! The sum over top-k: both chains by hand, and bounds that hold every order of f32 additions.
+
+use marlinspike::Error;
+use marlinspike::interval::{Bound, Interval};
+use marlinspike::moe::Chain::{Canonical, Upstream};
+use marlinspike::moe::sum::{bound, bounds, sum};
+use marlinspike::scalar::{self, ScalarType};
+use proptest::prelude::*;
+
+const F16: ScalarType = ScalarType::FLOAT16;
+const BF16: ScalarType = ScalarType::BFLOAT16;
+
+fn value(ty: ScalarType, bits: u16) -> f32 {
+    if ty == F16 { scalar::f16_to_f32(bits) } else { scalar::bf16_to_f32(bits) }
+}
+
+fn bits(ty: ScalarType, x: f32) -> u16 {
+    if ty == F16 { scalar::f32_to_f16_rne(x) } else { scalar::f32_to_bf16_rne(x) }
+}
+
+fn row(ty: ScalarType, xs: &[f32]) -> Vec<u16> {
+    xs.iter().map(|&x| bits(ty, x)).collect()
+}
+
+fn points(ty: ScalarType, xs: &[f32]) -> Vec<Bound> {
+    row(ty, xs).iter().map(|&b| Bound::exactly(value(ty, b).into())).collect()
+}
+
+#[test]
+fn upstream_rounds_each_addition_up_to_four_slots() {
+    // Above 2048 f16 has even numbers only: 1 is lost in each addition, 2 is not.
+    let of =
+        |xs: &[f32], chain| value(F16, sum(&row(F16, xs), F16, xs.len(), 1, chain).unwrap()[0]);
+    assert_eq!(of(&[2048.0, 1.0, 1.0], Upstream), 2048.0);
+    assert_eq!(of(&[2048.0, 1.0, 1.0], Canonical), 2050.0);
+    assert_eq!(of(&[1.0, 1.0, 2048.0], Upstream), 2050.0);
+    assert_eq!(of(&[2048.0, 1.0, 1.0, 1.0, 1.0], Upstream), 2052.0);
+    assert_eq!(of(&[2048.0, 1.0, 1.0, 1.0], Upstream), 2048.0);
+    assert_eq!(of(&[2048.0], Upstream), 2048.0);
+    // A partial sum beyond f16's range stays infinite.
+    assert_eq!(of(&[6e4, 6e4, -6e4], Upstream), f32::INFINITY);
+    assert_eq!(of(&[6e4, 6e4, -6e4], Canonical), value(F16, bits(F16, 6e4)));
+    // Two tokens, two columns: slot by slot inside a token.
+    let down = row(BF16, &[1.0, 2.0, 10.0, 20.0, 3.0, 4.0, 30.0, 40.0]);
+    let y = sum(&down, BF16, 2, 2, Canonical).expect("two tokens");
+    assert_eq!(y, row(BF16, &[11.0, 22.0, 33.0, 44.0]));
+}
+
+#[test]
+fn the_bound_allows_both_types_where_upstream_has_two_and_no_more() {
+    let three = bound(&points(F16, &[2048.0, 1.0, 1.0]), F16);
+    assert_eq!((three.interval.lo, three.interval.hi), (2048.0, 2050.0));
+    // In the 16-bit type, five terms would give 2048.
+    let five = bound(&points(F16, &[2048.0, 1.0, 1.0, 1.0, 1.0]), F16);
+    assert!(five.allows(2052.0) && !five.allows(2048.0) && !five.allows(2050.0));
+    // A tie of two terms goes to even, exactly.
+    let tie = bound(&points(F16, &[2048.0, 1.0]), F16);
+    assert_eq!((tie.exact, tie.interval), (2049.0, Interval::point(2048.0)));
+    assert!(tie.allows(2048.0) && !tie.allows(2050.0));
+    // Where digits are lost in f32 the order matters: 2^30 + 2^-30 − 2^30.
+    let big = 2f32.powi(30);
+    let lost = bound(&points(BF16, &[big, big.recip(), -big, 0.0, 0.0]), BF16);
+    assert!(lost.allows(0.0) && lost.allows(big.recip()) && !lost.allows(1e4));
+}
+
+#[test]
+fn special_values() {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    for ty in [F16, BF16] {
+        for top_k in [1, 2, 3, 8] {
+            let slots = |first: f32, last: f32| {
+                let mut xs = vec![0.0; top_k];
+                xs[0] = first;
+                xs[top_k - 1] += last;
+                xs
+            };
+            for chain in [Canonical, Upstream] {
+                let of = |xs: &[f32]| {
+                    value(ty, sum(&row(ty, xs), ty, xs.len(), 1, chain).expect("one token")[0])
+                };
+                assert!(of(&slots(nan, 1.0)).is_nan());
+                assert_eq!(of(&slots(inf, 1.0)), inf);
+                assert_eq!(of(&vec![-0.0; top_k]).to_bits(), 0);
+                if top_k > 1 {
+                    assert!(of(&slots(inf, -inf)).is_nan());
+                }
+            }
+            let of = |xs: &[f32]| bound(&points(ty, xs), ty);
+            assert_eq!(of(&slots(nan, 1.0)).interval, Interval::EMPTY);
+            assert!(of(&slots(nan, 1.0)).allows(nan) && !of(&slots(nan, 1.0)).allows(1.0));
+            assert!(of(&slots(inf, 1.0)).allows(inf) && !of(&slots(inf, 1.0)).allows(1.0));
+            assert!(!of(&slots(inf, 1.0)).allows(nan));
+            if top_k > 1 {
+                let both = of(&slots(inf, -inf));
+                assert!(both.allows(nan) && !both.allows(0.0) && !both.allows(inf));
+            }
+            assert!(of(&vec![0.0; top_k]).allows(-0.0) && !of(&vec![0.0; top_k]).allows(1e-6));
+        }
+    }
+}
+
+#[test]
+fn refusals() {
+    for (top_k, size_n) in [(0, 4), (2, 0), (3, 4), (usize::MAX, 2)] {
+        let refused = sum(&[0; 16], F16, top_k, size_n, Canonical);
+        assert!(matches!(refused, Err(Error::Shape { .. })), "{top_k} {size_n}");
+    }
+    let refused = sum(&[0; 4], ScalarType::FLOAT32, 2, 2, Canonical);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
+    assert!(matches!(bounds(&[], F16, 0, 1), Err(Error::Shape { .. })));
+}
+
+/// f32 additions in an order that `seed` chooses: any two partial sums are joined next.
+fn any_order(mut parts: Vec<f32>, mut seed: u64) -> f32 {
+    while parts.len() > 1 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let a = parts.swap_remove((seed >> 33) as usize % parts.len());
+        let b = (seed >> 40) as usize % parts.len();
+        parts[b] += a;
+    }
+    parts[0]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    #[test]
+    fn every_order_is_inside(
+        codes in prop::collection::vec(0..=u16::MAX, 1..12),
+        narrow: bool,
+        bf16: bool,
+        seed: u64,
+    ) {
+        let ty = if bf16 { BF16 } else { F16 };
+        // All exponents, or close ones, where sums cancel and round.
+        let near = |c: &u16| if narrow { c & 0x83ff | 0x3c00 } else { *c };
+        // The lowest bit of an exponent that is all ones: finite without it.
+        let (ones, lowest) = if bf16 { (0x7f80, 0x80) } else { (0x7c00, 0x400) };
+        let finite = |c: u16| if c & ones == ones { c & !lowest } else { c };
+        let codes: Vec<u16> = codes.iter().map(near).map(finite).collect();
+        let xs: Vec<f32> = codes.iter().map(|&c| value(ty, c)).collect();
+        let slots: Vec<_> = xs.iter().map(|&x| Bound::exactly(x.into())).collect();
+        let bound = bound(&slots, ty);
+        for seed in [seed, seed ^ 0x5555_5555_5555, !seed] {
+            let y = value(ty, bits(ty, any_order(xs.clone(), seed)));
+            prop_assert!(bound.allows(y), "{xs:?}: {y:e}, {bound:?}");
+        }
+        for chain in [Canonical, Upstream] {
+            let y = value(ty, sum(&codes, ty, codes.len(), 1, chain).expect("one token")[0]);
+            prop_assert!(bound.allows(y), "{xs:?} {chain:?}: {y:e}, {bound:?}");
+        }
+        if narrow && !bf16 && codes.len() > 4 {
+            // No digit is lost in f32: one value is right.
+            prop_assert!(bound.interval.is_point(), "{xs:?}: {bound:?}");
+        }
+    }
+
+    /// Terms inside their bounds sum up inside the sum's.
+    #[test]
+    fn carried_errors_stay_inside(
+        terms in prop::collection::vec((0..0x7800u16, 0..30u16, 0..30u16, any::<bool>()), 1..10),
+        bf16: bool,
+        seed: u64,
+    ) {
+        let ty = if bf16 { BF16 } else { F16 };
+        let sign = |negative: bool| if negative { 0x8000 } else { 0u16 };
+        let slots: Vec<Bound> = terms.iter().map(|&(code, wide, _, s)| {
+            let number = |c: u16| f64::from(value(ty, c | sign(s)));
+            let (a, b) = (number(code), number(code + wide));
+            Bound { exact: a, interval: Interval { lo: a.min(b), hi: a.max(b) }, nan: false }
+        }).collect();
+        let chosen: Vec<u16> =
+            terms.iter().map(|&(code, wide, at, s)| (code + at % (wide + 1)) | sign(s)).collect();
+        let xs: Vec<f32> = chosen.iter().map(|&c| value(ty, c)).collect();
+        let wide = bounds(&slots, ty, slots.len(), 1).expect("one token")[0];
+        let y = value(ty, bits(ty, any_order(xs.clone(), seed)));
+        prop_assert!(wide.interval.contains(y.into()), "{xs:?}: {y:e}, {wide:?}");
+        let y = sum(&chosen, ty, chosen.len(), 1, Upstream).expect("one token")[0];
+        prop_assert!(wide.interval.contains(value(ty, y).into()), "{xs:?}: {wide:?}");
+    }
+}
