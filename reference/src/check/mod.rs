@@ -18,7 +18,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
-pub use picture::{Grid, Picture};
+pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
 
 use crate::Result;
