@@ -67,7 +67,7 @@ pub(super) fn linear(
     let extras = Extras { activation_scales: scales.as_deref(), router_weights: None };
     let parts =
         [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
-    let order = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
+    let order = source.orders(&weights)?;
     let stage = Stage {
         name: "y",
         found,
