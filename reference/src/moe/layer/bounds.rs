@@ -2,6 +2,7 @@
 //! before: its values, or their own bounds.
 
 use super::{Layer, Routed, input_global_scale};
+use crate::gemm::bound::Adder;
 use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::interval::{Bound, Interval, round_once};
 use crate::layout::marlin::process_int8_scales_with;
@@ -144,11 +145,7 @@ impl Layer<'_> {
             let scales = inputs.scales.as_deref();
             let extras = Extras { activation_scales: scales, router_weights: picked.as_deref() };
             let recipe = Recipe::new(declared.convention, &weights[e], self.dtype, extras)?;
-            let class = match (scales.is_some(), weights[e].scales.rows()) {
-                (false, _) => declared.class.clone(),
-                (true, 1) => Class::exact(),
-                (true, groups) => Class::integer_groups(k / groups),
-            };
+            let class = self.class_of(&weights[e], declared.class);
             let order = orders.and_then(|o| o.get(e)).map(Vec::as_slice);
             let judge =
                 Judge { weight: &weights[e], order, recipe: &recipe, class: &class, extras };
@@ -159,6 +156,18 @@ impl Layer<'_> {
             }
         }
         Ok(out)
+    }
+
+    /// The class of one matrix's sums: integers, 8-bit floats, or as declared.
+    fn class_of(&self, weight: &Weight<'_>, declared: &Class) -> Class {
+        match (self.input_dtype, weight.scales.rows()) {
+            (Some(ScalarType::INT8), 1) => Class::exact(),
+            (Some(ScalarType::INT8), groups) => {
+                Class::integer_groups(weight.shape().size_k / groups.max(1))
+            }
+            (Some(_), _) if *declared == Class::any_order() => any_order_of_fp8(),
+            _ => declared.clone(),
+        }
     }
 
     /// The numbers that enter a product, and how uncertain they are.
@@ -223,6 +232,16 @@ impl Layer<'_> {
         let scales = scales.iter().map(|s| s * factor).collect();
         Ok(Inputs { values: Rows::new(k, codes)?, radius, scales: Some(scales) })
     }
+}
+
+/// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order: Hopper's
+/// `wgmma` keeps the fewest fraction bits that are known, 13, and truncates its result to as many.
+/// Three less are counted here, because such a unit aligns a subnormal e4m3 number, down to 2^-9,
+/// as if it were 2^-6. Where groups of k are scaled apart, each group's sum begins from zero: the
+/// truncation of an accumulator that it does not have is more than its multiplication rounds.
+pub fn any_order_of_fp8() -> Class {
+    let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13 - 3, kept_bits: 14 };
+    Class { name: "fp8-any-order".to_owned(), adder, ..Class::any_order() }
 }
 
 /// What enters a product.

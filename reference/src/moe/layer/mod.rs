@@ -186,34 +186,90 @@ impl Layer<'_> {
     /// As [`Layer::validate`], [`Layer::local_experts`], [`Schedule::execute_stack`];
     /// [`Error::Shape`] when x has not the rows that `routed` has.
     pub fn forward(&self, x: &[u16], routed: Routed<'_>, how: &Arithmetic) -> Result<Stages> {
-        self.validate()?;
+        let gate_up = self.gate_up(x, routed, &how.w13)?;
+        let activated = self.activate(&gate_up, how.chain)?;
+        let down = self.down(&activated, routed, &how.w2)?;
+        let y = self.sum(&down, routed.top_k, how.chain)?;
+        Ok(Stages { gate_up, activated, down, y })
+    }
+
+    /// `gate_up` `[M·top_k, N of w13]` of `x` `[M, H]`.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`].
+    pub fn gate_up(&self, x: &[u16], routed: Routed<'_>, schedule: &Schedule) -> Result<Vec<u16>> {
         let experts = self.local_experts(routed)?;
-        let (h, i, top_k) = (self.hidden_size(), self.intermediate_size(), routed.top_k);
+        let (h, top_k) = (self.hidden_size(), routed.top_k);
         let tokens = experts.len() / top_k;
         if x.len() != tokens * h {
             return Err(Error::shape("x", &[x.len()], format!("[{tokens}, {h}]")));
         }
-        let weights = Some(routed.topk_weights);
-        let (first, second) =
-            if self.router_weight_on_input { (weights, None) } else { (None, weights) };
-        let product = |rows: &Rows, stack, orders, schedule: &Schedule, router| {
-            let scales = rows.scales.as_deref();
-            let extras = Extras { activation_scales: scales, router_weights: router, order: None };
-            let stack = Stack { weights: stack, expert_of: &experts, orders, places: None };
-            let bits = schedule.execute_stack(&rows.codes, stack, extras)?;
-            Ok::<_, Error>(bits.into_iter().map(|b| b as u16).collect::<Vec<u16>>())
-        };
+        let router = self.router_weight_on_input.then_some(routed.topk_weights);
         let rows = self.quantized(x, h, self.w13)?.repeated(h, top_k);
-        let gate_up = product(&rows, self.w13, self.orders[0], &how.w13, first)?;
-        let activated = self.activation.apply(&gate_up, self.dtype, i, how.chain)?;
-        let rows = self.quantized(&activated, i, self.w2)?;
-        let down = product(&rows, self.w2, self.orders[1], &how.w2, second)?;
-        let y = sum::sum(&down, self.dtype, top_k, h, how.chain)?;
-        Ok(Stages { gate_up, activated, down, y })
+        self.multiply(&rows, 0, &experts, router, schedule)
     }
 
-    /// Activations as the products take them.
-    fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
+    /// `activated` `[M·top_k, I]` of `gate_up`.
+    ///
+    /// # Errors
+    /// As [`Definition::apply`].
+    pub fn activate(&self, gate_up: &[u16], chain: Chain) -> Result<Vec<u16>> {
+        self.activation.apply(gate_up, self.dtype, self.intermediate_size(), chain)
+    }
+
+    /// `down` `[M·top_k, H]` of `activated`.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`]; [`Error::Shape`] when `activated` has not the rows that `routed` has.
+    pub fn down(
+        &self,
+        activated: &[u16],
+        routed: Routed<'_>,
+        schedule: &Schedule,
+    ) -> Result<Vec<u16>> {
+        let experts = self.local_experts(routed)?;
+        let i = self.intermediate_size();
+        if activated.len() != experts.len() * i {
+            let expected = format!("[{}, {i}]", experts.len());
+            return Err(Error::shape("activated", &[activated.len()], expected));
+        }
+        let router = (!self.router_weight_on_input).then_some(routed.topk_weights);
+        let rows = self.quantized(activated, i, self.w2)?;
+        self.multiply(&rows, 1, &experts, router, schedule)
+    }
+
+    /// `y` `[M, H]` of `down`.
+    ///
+    /// # Errors
+    /// As [`sum::sum`].
+    pub fn sum(&self, down: &[u16], top_k: usize, chain: Chain) -> Result<Vec<u16>> {
+        sum::sum(down, self.dtype, top_k, self.hidden_size(), chain)
+    }
+
+    /// Rows times the experts' w13 (`which` 0) or w2 (1).
+    fn multiply(
+        &self,
+        rows: &Rows,
+        which: usize,
+        experts: &[Option<usize>],
+        router_weights: Option<&[f32]>,
+        schedule: &Schedule,
+    ) -> Result<Vec<u16>> {
+        self.validate()?;
+        let extras =
+            Extras { activation_scales: rows.scales.as_deref(), router_weights, order: None };
+        let weights = [self.w13, self.w2][which];
+        let orders = self.orders[which];
+        let stack = Stack { weights, expert_of: experts, orders, places: None };
+        let bits = schedule.execute_stack(&rows.codes, stack, extras)?;
+        Ok(bits.into_iter().map(|b| b as u16).collect())
+    }
+
+    /// Activations `[rows, cols]`, bits of `dtype`, as the product with `weights` takes them.
+    ///
+    /// # Errors
+    /// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
+    pub(crate) fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
         let Some(input) = self.input_dtype else {
             return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
         };
@@ -251,14 +307,16 @@ pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
 }
 
 /// Rows that enter a product.
-struct Rows {
-    codes: Vec<u32>,
-    scales: Option<Vec<f32>>,
+pub(crate) struct Rows {
+    /// Codes of the type that enters the unit, zero-extended.
+    pub(crate) codes: Vec<u32>,
+    /// A scale for each row of 8-bit activations.
+    pub(crate) scales: Option<Vec<f32>>,
 }
 
 impl Rows {
     /// Each row `times` times.
-    fn repeated(&self, cols: usize, times: usize) -> Self {
+    pub(crate) fn repeated(&self, cols: usize, times: usize) -> Self {
         let codes = self.codes.chunks_exact(cols.max(1));
         let scales = self.scales.as_ref();
         Self {
