@@ -152,7 +152,17 @@ impl Layer<'_> {
             let bounded = judge.bounds(&inputs.values, inputs.radius.as_ref())?;
             for (&row, bounded) in rows.iter().zip(bounded.chunks_exact(n)) {
                 let into = &mut out[row * n..][..n];
-                into.iter_mut().zip(bounded).for_each(|(o, &b)| *o = b.into());
+                let x = &x[row * k..][..k];
+                if self.input_dtype.is_some() && !x.iter().all(is_finite) {
+                    // Without a scale the row's codes are anybody's.
+                    into.fill(ANYTHING);
+                    continue;
+                }
+                let nan = x.iter().any(|b| b.nan);
+                for (o, &b) in into.iter_mut().zip(bounded) {
+                    *o = b.into();
+                    o.nan |= nan;
+                }
             }
         }
         Ok(out)
@@ -179,6 +189,9 @@ impl Layer<'_> {
     ) -> Result<Inputs> {
         let most = f64::from(f32::MAX);
         let centre = |b: &Bound| {
+            if b.interval.is_empty() {
+                return f64::NAN;
+            }
             let value = round_once(self.dtype, b.exact);
             if value.is_finite() || b.interval.is_point() { value } else { 0.0 }
         };
@@ -194,7 +207,9 @@ impl Layer<'_> {
             let radius = if certain { None } else { Some(Rows::new(k, radii)?) };
             return Ok(Inputs { values: Rows::new(k, values)?, radius, scales: None });
         };
-        let floats: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+        // A row that is not finite has no bound, whatever is quantized in its place.
+        let finite = |&v: &f64| if v.is_finite() { v as f32 } else { 0.0 };
+        let floats: Vec<f32> = values.iter().map(finite).collect();
         let (codes, scales): (Vec<f64>, Vec<f32>) = match input {
             ScalarType::INT8 => {
                 let q = per_token_int8(&floats, k, Int8Rule::Quotient)?;
@@ -232,6 +247,18 @@ impl Layer<'_> {
         let scales = scales.iter().map(|s| s * factor).collect();
         Ok(Inputs { values: Rows::new(k, codes)?, radius, scales: Some(scales) })
     }
+}
+
+/// Nothing is promised.
+const ANYTHING: Bound = Bound {
+    exact: f64::NAN,
+    interval: Interval { lo: f64::NEG_INFINITY, hi: f64::INFINITY },
+    nan: true,
+};
+
+/// Whether a stage before gave a number here, in every kernel.
+fn is_finite(b: &Bound) -> bool {
+    !b.nan && b.interval.lo.is_finite() && b.interval.hi.is_finite()
 }
 
 /// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order: Hopper's

@@ -268,28 +268,57 @@ impl Layer<'_> {
     /// Activations `[rows, cols]`, bits of `dtype`, as the product with `weights` takes them.
     ///
     /// # Errors
-    /// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
+    /// As [`quantize_rows`].
     pub(crate) fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
-        let Some(input) = self.input_dtype else {
-            return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
-        };
-        let values: Vec<f32> = x.iter().map(|&b| widen(self.dtype, b)).collect();
-        match input {
-            ScalarType::INT8 => {
-                let quantized = per_token_int8(&values, cols, Int8Rule::Quotient)?;
-                let factor = input_global_scale(weights);
-                Ok(Rows {
-                    codes: quantized.codes.iter().map(|&c| u32::from(c as u8)).collect(),
-                    scales: Some(quantized.scales.iter().map(|s| s * factor).collect()),
-                })
-            }
-            ScalarType::FLOAT8_E4M3FN => {
-                let quantized = per_token_fp8(&values, cols, None)?;
-                let codes = quantized.codes.iter().map(|&c| c.into()).collect();
-                Ok(Rows { codes, scales: Some(quantized.scales) })
-            }
-            other => Err(Error::unsupported(other, "int8 or float8_e4m3fn activations")),
+        quantize_rows(x, self.dtype, self.input_dtype, cols, input_global_scale(weights))
+    }
+}
+
+/// Activations `[rows, cols]`, bits of `dtype`, as a product takes them; the scales of int8 ones
+/// are multiplied with `factor`, their matrices' [`input_global_scale`].
+///
+/// A row that is to be quantized and holds an infinity or a NaN has the scale NaN, so that all of
+/// its products are NaN.
+///
+/// # Errors
+/// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
+pub(crate) fn quantize_rows(
+    x: &[u16],
+    dtype: ScalarType,
+    input_dtype: Option<ScalarType>,
+    cols: usize,
+    factor: f32,
+) -> Result<Rows> {
+    let Some(input) = input_dtype else {
+        return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
+    };
+    let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
+    let mut broken = Vec::new();
+    for (row, values) in values.chunks_mut(cols.max(1)).enumerate() {
+        if !values.iter().all(|v| v.is_finite()) {
+            values.fill(0.0);
+            broken.push(row);
         }
+    }
+    let scaled = |scales: Vec<f32>, factor: f32| {
+        let mut scales: Vec<f32> = scales.into_iter().map(|s| s * factor).collect();
+        broken.iter().for_each(|&row| scales[row] = f32::NAN);
+        Some(scales)
+    };
+    match input {
+        ScalarType::INT8 => {
+            let quantized = per_token_int8(&values, cols, Int8Rule::Quotient)?;
+            Ok(Rows {
+                codes: quantized.codes.iter().map(|&c| u32::from(c as u8)).collect(),
+                scales: scaled(quantized.scales, factor),
+            })
+        }
+        ScalarType::FLOAT8_E4M3FN => {
+            let quantized = per_token_fp8(&values, cols, None)?;
+            let codes = quantized.codes.iter().map(|&c| c.into()).collect();
+            Ok(Rows { codes, scales: scaled(quantized.scales, 1.0) })
+        }
+        other => Err(Error::unsupported(other, "int8 or float8_e4m3fn activations")),
     }
 }
 
