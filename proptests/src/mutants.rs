@@ -2,7 +2,7 @@
 
 mod layer;
 
-pub use layer::layers;
+pub use layer::{WrongLayer, layers};
 
 use marlinspike::act_order;
 use marlinspike::layout::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};

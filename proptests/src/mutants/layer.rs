@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use marlinspike::Result;
 use marlinspike::act_order;
-use marlinspike::dims::LogicalK;
+use marlinspike::case::{Activation, CheckpointFormat, MoeConfig};
+use marlinspike::dims::{GroupSize, LogicalK};
 use marlinspike::gemm::schedule::{Chunks, Order};
 use marlinspike::layout::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::align::{Absent, Align};
@@ -13,15 +14,36 @@ use marlinspike::moe::{Chain, sum};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
-use super::{Mutant, common, mutant};
-use crate::ops::{LayerInput, Local, MoeLayer};
+use super::super::laws::layer::Forward;
+use crate::SubjectError;
+use crate::ops::{LayerInput, Local};
+
+/// A wrong implementation of a layer.
+pub struct WrongLayer {
+    /// What is wrong with it.
+    pub name: &'static str,
+    /// Configurations in which that can show.
+    pub shows: fn(&MoeConfig) -> bool,
+    /// The implementation.
+    pub forward: Box<Forward<'static>>,
+}
+
+fn mutant(
+    name: &'static str,
+    shows: fn(&MoeConfig) -> bool,
+    make: impl Fn(&LayerInput) -> Result<Vec<u16>> + 'static,
+) -> WrongLayer {
+    let forward = move |input: &LayerInput| make(input).map_err(|e| SubjectError(e.to_string()));
+    WrongLayer { name, shows, forward: Box::new(forward) }
+}
 
 /// The reference on a rank's changed matrices.
 fn local(
     name: &'static str,
+    shows: fn(&MoeConfig) -> bool,
     change: impl Fn(&LayerInput, &mut Local) -> Result<()> + 'static,
-) -> Mutant {
-    mutant::<MoeLayer>(name, move |input| {
+) -> WrongLayer {
+    mutant(name, shows, move |input| {
         let mut local = input.local()?;
         change(input, &mut local)?;
         Ok(local.stages(input)?.y)
@@ -37,6 +59,26 @@ fn computed(name: &'static str, change: impl Fn(&LayerInput, &mut Arithmetic) + 
         change(input, &mut how);
         Ok(layer.forward(&input.x, input.routed(), &how)?.y)
     })
+}
+
+fn always(_: &MoeConfig) -> bool {
+    true
+}
+
+fn nvfp4(c: &MoeConfig) -> bool {
+    c.quant.checkpoint_format == CheckpointFormat::Nvfp4
+}
+
+fn has_groups(c: &MoeConfig) -> bool {
+    c.quant.group_size != GroupSize::Channel && !nvfp4(c)
+}
+
+fn has_g_idx(c: &MoeConfig) -> bool {
+    c.quant.has_act_order()
+}
+
+fn has_bias(c: &MoeConfig) -> bool {
+    c.quant.has_bias
 }
 
 /// Every matrix of a list changed.
@@ -84,17 +126,24 @@ fn doubled(table: &Table) -> Table {
     }
 }
 
-/// All mutants of layers, the marks being numbers of known bugs.
-pub fn layers() -> Vec<Mutant> {
-    let mut all = vec![
-        local("w13's scale order chosen with the intermediate size as K", |i, l| {
-            let k = i.config.intermediate_size;
-            each(&mut l.w13, |w| misread_scales(w, k))
-        }),
-        local("scale order chosen with the packed K", |_, l| {
+/// All wrong layers.
+pub fn layers() -> Vec<WrongLayer> {
+    vec![
+        local(
+            "w13's scale order chosen with the intermediate size as K",
+            |c| {
+                let g = GroupSize::Of(c.intermediate_size);
+                c.quant.group_size == g && c.hidden_size > c.intermediate_size
+            },
+            |i, l| {
+                let k = i.config.intermediate_size;
+                each(&mut l.w13, |w| misread_scales(w, k))
+            },
+        ),
+        local("scale order chosen with the packed K", has_groups, |_, l| {
             each(&mut l.w2, |w| misread_scales(w, w.shape().size_k / w.codes.pack()))
         }),
-        mutant::<MoeLayer>("act-order: w2's scales cut along K all the same", |input| {
+        mutant("act-order: w2's scales cut along K all the same", has_g_idx, |input| {
             let mut local = input.local()?;
             if let Some(tp) = input.config.quant.tensor_parallel {
                 each(&mut local.w2, |w| {
@@ -107,92 +156,120 @@ pub fn layers() -> Vec<Mutant> {
             }
             Ok(local.stages(input)?.y)
         }),
-        mutant::<MoeLayer>("w2's group scales not cut along K", |input| {
-            let mut local = input.local()?;
-            if input.config.quant.tensor_parallel.is_some() && input.config.ep_size == 1 {
-                for (w, whole) in local.w2.iter_mut().zip(&input.w2) {
-                    if matches!(w.groups, Groups::Uniform(_)) {
-                        w.scales = whole.scales.slice_rows(0..w.scales.rows())?;
+        mutant(
+            "w2's group scales not cut along K",
+            |c| has_groups(c) && !c.quant.desc_act,
+            |input| {
+                let mut local = input.local()?;
+                if input.config.quant.tensor_parallel.is_some() && input.config.ep_size == 1 {
+                    for (w, whole) in local.w2.iter_mut().zip(&input.w2) {
+                        if matches!(w.groups, Groups::Uniform(_)) {
+                            w.scales = whole.scales.slice_rows(0..w.scales.rows())?;
+                        }
                     }
                 }
-            }
-            Ok(local.stages(input)?.y)
-        }),
-        mutant::<MoeLayer>("tensor parallel: w13 cut in one piece, not in each half", |input| {
-            let mut local = input.local()?;
-            if let Some(tp) = input.config.quant.tensor_parallel {
-                for (w, whole) in local.w13.iter_mut().zip(&input.w13) {
-                    let columns = act_order::k_slice(whole.shape().size_n, tp.size, tp.rank)?;
-                    *w = whole.slice_columns(columns)?;
+                Ok(local.stages(input)?.y)
+            },
+        ),
+        mutant(
+            "tensor parallel: w13 cut in one piece, not in each half",
+            |c| c.activation != Activation::SwigluOai,
+            |input| {
+                let mut local = input.local()?;
+                if let Some(tp) = input.config.quant.tensor_parallel {
+                    for (w, whole) in local.w13.iter_mut().zip(&input.w13) {
+                        let columns = act_order::k_slice(whole.shape().size_n, tp.size, tp.rank)?;
+                        *w = whole.slice_columns(columns)?;
+                    }
                 }
-            }
-            Ok(local.stages(input)?.y)
-        }),
-        mutant::<MoeLayer>("tensor parallel: the bias added on every rank", |input| {
+                Ok(local.stages(input)?.y)
+            },
+        ),
+        mutant("tensor parallel: the bias added on every rank", has_bias, |input| {
             let mut local = input.local()?;
             for (w, whole) in local.w2.iter_mut().zip(&input.w2) {
                 w.bias = whole.bias.clone();
             }
             Ok(local.stages(input)?.y)
         }),
-        mutant::<MoeLayer>("gate and up swapped", |input| {
+        mutant("gate and up swapped", always, |input| {
             let local = input.local()?;
             let mut layer = local.layer(input);
             layer.activation.exchanged = layer.activation.is_gated();
             Ok(layer.forward(&input.x, input.routed(), &layer.canonical()?)?.y)
         }),
-        local("NVFP4: the first expert's global scale for all", |_, l| {
+        local("NVFP4: the first expert's global scale for all", nvfp4, |_, l| {
             let first = l.w13[0].global_scale;
             each(&mut l.w13, |w| {
                 w.global_scale = first;
                 Ok(())
             })
         }),
-        local("NVFP4: multiplied where the format divides", |_, l| {
+        local("NVFP4: multiplied where the format divides", nvfp4, |_, l| {
             each(&mut l.w2, |w| {
                 w.global_scale = w.global_scale.map(|g| 1.0 / g);
                 Ok(())
             })
         }),
-        local("even k in the high nibble", |_, l| each(&mut l.w13, swap_nibbles)),
-        local("zero points off by one", |_, l| {
-            each(&mut l.w2, |w| {
-                w.zeros = w.zeros.as_ref().map(|z| z.map(z.ty(), |b| b ^ 1));
-                Ok(())
-            })
-        }),
-        local("w2's scales twice as large", |_, l| {
-            each(&mut l.w2, |w| {
-                w.scales = doubled(&w.scales);
-                Ok(())
-            })
-        }),
-        mutant::<MoeLayer>("an expert of another rank (-1) used as an index", |input| {
-            let mut local = input.local()?;
-            let last = local.w13.len() as i32 - 1;
-            for e in local.expert_map.iter_mut().flatten().filter(|e| **e < 0) {
-                *e = last;
-            }
-            Ok(local.stages(input)?.y)
-        }),
-        mutant::<MoeLayer>("the sentinel of sorted_token_ids read as the last token", sentinel),
-        mutant::<MoeLayer>("router weight applied twice", |input| {
+        local(
+            "even k in the high nibble",
+            |c| c.quant.weight_type.size_bits() == 4,
+            |_, l| each(&mut l.w13, swap_nibbles),
+        ),
+        local(
+            "zero points off by one",
+            |c| c.quant.checkpoint_format == CheckpointFormat::Awq,
+            |_, l| {
+                each(&mut l.w2, |w| {
+                    w.zeros = w.zeros.as_ref().map(|z| z.map(z.ty(), |b| b ^ 1));
+                    Ok(())
+                })
+            },
+        ),
+        local(
+            "w2's scales twice as large",
+            |c| !nvfp4(c) && c.quant.checkpoint_format.fixed_group().is_none(),
+            |_, l| {
+                each(&mut l.w2, |w| {
+                    w.scales = doubled(&w.scales);
+                    Ok(())
+                })
+            },
+        ),
+        mutant(
+            "an expert of another rank (-1) used as an index",
+            |c| c.num_experts > 1,
+            |input| {
+                let mut local = input.local()?;
+                let last = local.w13.len() as i32 - 1;
+                for e in local.expert_map.iter_mut().flatten().filter(|e| **e < 0) {
+                    *e = last;
+                }
+                Ok(local.stages(input)?.y)
+            },
+        ),
+        mutant("the sentinel of sorted_token_ids read as the last token", always, sentinel),
+        mutant("router weight applied twice", always, |input| {
             let mut input = input.clone();
             input.topk_weights.iter_mut().for_each(|w| *w *= *w);
             Ok(input.local()?.stages(&input)?.y)
         }),
-        mutant::<MoeLayer>("router weight on the wrong product", |input| {
+        mutant("router weight on the wrong product", always, |input| {
             let local = input.local()?;
             let mut layer = local.layer(input);
             layer.router_weight_on_input ^= true;
             Ok(layer.forward(&input.x, input.routed(), &layer.canonical()?)?.y)
         }),
-        mutant::<MoeLayer>("router weights of the neighbouring token", |input| {
-            let mut input = input.clone();
-            input.topk_weights.rotate_left(1);
-            Ok(input.local()?.stages(&input)?.y)
-        }),
-        local("bias not permuted", |_, l| {
+        mutant(
+            "router weights of the neighbouring token",
+            |c| c.top_k > 1,
+            |input| {
+                let mut input = input.clone();
+                input.topk_weights.rotate_left(1);
+                Ok(input.local()?.stages(&input)?.y)
+            },
+        ),
+        local("bias not permuted", has_bias, |_, l| {
             let order: Vec<usize> =
                 (0..32).map(|p| 2 * (p % 32 / 8) + [0, 1, 8, 9, 16, 17, 24, 25][p % 8]).collect();
             each(&mut l.w13, |w| {
@@ -200,7 +277,7 @@ pub fn layers() -> Vec<Mutant> {
                 Ok(())
             })
         }),
-        mutant::<MoeLayer>("act-order applied to activations and not to weights", |input| {
+        mutant("act-order applied to activations and not to weights", has_g_idx, |input| {
             let mut local = input.local()?;
             if let Some(orders) = local.orders[0].clone() {
                 for (w, order) in local.w13.iter_mut().zip(orders) {
@@ -210,7 +287,7 @@ pub fn layers() -> Vec<Mutant> {
             }
             Ok(local.stages(input)?.y)
         }),
-        local("act-order forgotten: groups taken in stored order", |_, l| {
+        local("act-order forgotten: groups taken in stored order", has_g_idx, |_, l| {
             each(&mut l.w2, |w| {
                 let size_k = w.shape().size_k;
                 let groups = w.scales.rows();
@@ -231,8 +308,9 @@ pub fn layers() -> Vec<Mutant> {
             }
         }),
         atomics(),
-        mutant::<MoeLayer>(
+        mutant(
             "NVFP4: the global scale in the router weight, so the bias is scaled too",
+            |c| nvfp4(c) && has_bias(c),
             |input| {
                 let mut local = input.local()?;
                 each(&mut local.w2, |w| {
@@ -248,33 +326,46 @@ pub fn layers() -> Vec<Mutant> {
                 Ok(local.stages(input)?.y)
             },
         ),
-        mutant::<MoeLayer>("cast to the activation type before the global scale", early_cast),
-        mutant::<MoeLayer>("8-bit activations: a row of zeros gives NaN", |input| {
-            let mut y = input.local()?.stages(input)?.y;
-            let h = input.config.hidden_size;
-            for (row, x) in y.chunks_mut(h).zip(input.x.chunks(h)) {
-                if input.config.quant.input_dtype.is_some() && x.iter().all(|b| b & 0x7fff == 0) {
-                    row.fill(0x7fff);
+        mutant("cast to the activation type before the global scale", nvfp4, early_cast),
+        mutant(
+            "8-bit activations: a row of zeros gives NaN",
+            |c| c.quant.input_dtype.is_some(),
+            |input| {
+                let mut y = input.local()?.stages(input)?.y;
+                let h = input.config.hidden_size;
+                for (row, x) in y.chunks_mut(h).zip(input.x.chunks(h)) {
+                    if input.config.quant.input_dtype.is_some() && x.iter().all(|b| b & 0x7fff == 0)
+                    {
+                        row.fill(0x7fff);
+                    }
                 }
-            }
-            Ok(y)
-        }),
-        mutant::<MoeLayer>("the last slot left out of the sum", |input| {
-            let mut input = input.clone();
-            let top_k = input.config.top_k;
-            input.topk_ids.chunks_mut(top_k).for_each(|ids| ids[top_k - 1] = -1);
-            Ok(input.local()?.stages(&input)?.y)
-        }),
-        mutant::<MoeLayer>("two experts exchanged", |input| {
-            let mut input = input.clone();
-            for id in input.topk_ids.iter_mut().filter(|id| (0..2).contains(*id)) {
-                *id = (1 - *id).min(input.config.num_experts as i32 - 1);
-            }
-            Ok(input.local()?.stages(&input)?.y)
-        }),
-    ];
-    all.extend(common::<MoeLayer>());
-    all
+                Ok(y)
+            },
+        ),
+        mutant(
+            "the last slot left out of the sum",
+            |c| c.top_k > 1,
+            |input| {
+                let mut input = input.clone();
+                let top_k = input.config.top_k;
+                input.topk_ids.chunks_mut(top_k).for_each(|ids| ids[top_k - 1] = -1);
+                Ok(input.local()?.stages(&input)?.y)
+            },
+        ),
+        mutant(
+            "two experts exchanged",
+            |c| c.num_experts > 1,
+            |input| {
+                let mut input = input.clone();
+                for id in input.topk_ids.iter_mut().filter(|id| (0..2).contains(*id)) {
+                    *id = (1 - *id).min(input.config.num_experts as i32 - 1);
+                }
+                Ok(input.local()?.stages(&input)?.y)
+            },
+        ),
+        mutant("all zeros", always, |input| Ok(vec![0; input.x.len()])),
+        mutant("all NaN", always, |input| Ok(vec![0x7fff; input.x.len()])),
+    ]
 }
 
 /// The last block of each expert runs to its end: what is padding there writes the last token's row.
@@ -303,9 +394,9 @@ fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
 }
 
 /// Partial sums added in whatever order they arrive, which is another one in each call.
-fn atomics() -> Mutant {
+fn atomics() -> WrongLayer {
     let calls = Cell::new(0u32);
-    mutant::<MoeLayer>("partial sums added in any order", move |input| {
+    mutant("partial sums added in any order", always, move |input| {
         let local = input.local()?;
         let layer = local.layer(input);
         let mut how = layer.canonical()?;

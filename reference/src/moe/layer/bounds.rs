@@ -192,8 +192,12 @@ impl Layer<'_> {
             if b.interval.is_empty() {
                 return f64::NAN;
             }
+            if b.interval.is_point() {
+                // Every kernel has this number; the exact one may have been rounded elsewhere.
+                return b.interval.lo;
+            }
             let value = round_once(self.dtype, b.exact);
-            if value.is_finite() || b.interval.is_point() { value } else { 0.0 }
+            if value.is_finite() { value } else { 0.0 }
         };
         let radius = |b: &Bound| {
             let c = centre(b);
