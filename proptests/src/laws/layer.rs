@@ -235,21 +235,8 @@ pub fn experts_permute(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
     equal(&other, "renumbered experts", &run(forward, input)?, &run(forward, &other)?)
 }
 
-/// The conventions' bounds of a sum of ranks: each rank's own, added in f32.
-fn bounds_of_sum(
-    input: &LayerInput,
-    ranks: &[LayerInput],
-    convention: Convention,
-) -> Result<Vec<Bound>, Failure> {
-    let ty = input.config.quant.dtype;
-    let of = |r: &LayerInput| r.bounds(convention).map_err(refused(input));
-    let each = ranks.iter().map(of).collect::<Result<Vec<_>, _>>()?;
-    let sum = |i: usize| sum::bound(&each.iter().map(|b| b[i]).collect::<Vec<_>>(), ty);
-    Ok((0..input.x.len()).map(sum).collect())
-}
-
-/// Each rank gives its share; their sum is within the sum of the ranks' bounds, and so is the
-/// exact result of the whole layer.
+/// Each rank gives its share; their sum is within the sum of the ranks' bounds, whose exact results
+/// add up to the whole layer's.
 fn shares_add_up(
     forward: &Forward<'_>,
     input: &LayerInput,
@@ -258,20 +245,22 @@ fn shares_add_up(
 ) -> Result<(), Failure> {
     let outputs = ranks.iter().map(|r| run(forward, r)).collect::<Result<Vec<_>, _>>()?;
     let refs: Vec<&[u16]> = outputs.iter().map(Vec::as_slice).collect();
-    let found = sum_of_ranks(input.config.quant.dtype, &refs).map_err(refused(input))?;
+    let (ty, sixteen_bits) = (input.config.quant.dtype, input.config.quant.input_dtype.is_none());
+    let found = sum_of_ranks(ty, &refs).map_err(refused(input))?;
     let mut first = None;
     for (_, convention) in Convention::NAMED.iter().rev() {
-        let bounds = bounds_of_sum(input, ranks, *convention)?;
+        let of = |r: &LayerInput| r.bounds(*convention).map_err(refused(input));
+        let each = ranks.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        let sum = |i: usize| sum::bound(&each.iter().map(|b| b[i]).collect::<Vec<_>>(), ty);
+        let bounds: Vec<Bound> = (0..input.x.len()).map(sum).collect();
         let whole = input.bounds(*convention).map_err(refused(input))?;
-        let apart = |i: &usize| {
-            let (sum, whole) = (&bounds[*i], &whole[*i]);
-            whole.exact.is_finite() && !sum.nan && {
-                // The ends are numbers of the type.
-                let slack = whole.exact.abs() / 128.0 + 1e-7;
-                whole.exact < sum.interval.lo - slack || whole.exact > sum.interval.hi + slack
-            }
+        // The exact results, in f64; quantized activations of a rank are other numbers.
+        let apart = |&i: &usize| {
+            let (sum, whole) = (bounds[i].exact, whole[i].exact);
+            let size: f64 = each.iter().map(|b| b[i].exact.abs()).sum();
+            size.is_finite() && whole.is_finite() && (sum - whole).abs() > 1e-9 * size
         };
-        if let Some(i) = (0..bounds.len()).find(apart) {
+        if let Some(i) = (0..bounds.len()).find(apart).filter(|_| sixteen_bits) {
             let what = format!("{what}: the ranks' matrices are not parts of the whole");
             return Err(failure(input, what, Some((1, i, 0, found[i]))));
         }

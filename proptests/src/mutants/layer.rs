@@ -51,8 +51,11 @@ fn local(
 }
 
 /// The reference under another arithmetic.
-fn computed(name: &'static str, change: impl Fn(&LayerInput, &mut Arithmetic) + 'static) -> Mutant {
-    mutant::<MoeLayer>(name, move |input| {
+fn computed(
+    name: &'static str,
+    change: impl Fn(&LayerInput, &mut Arithmetic) + 'static,
+) -> WrongLayer {
+    mutant(name, always, move |input| {
         let local = input.local()?;
         let layer = local.layer(input);
         let mut how = layer.canonical()?;
