@@ -152,7 +152,11 @@ impl Layer<'_> {
                 return Err(Error::value("topk_ids", &at, id, expected));
             }
             let Some(map) = self.expert_map else { return Ok(Some(global)) };
-            match usize::try_from(map[global]) {
+            let Some(&place) = map.get(global) else {
+                let expected = format!("[{}]", self.num_experts);
+                return Err(Error::shape("expert_map", &[map.len()], expected));
+            };
+            match usize::try_from(place) {
                 Err(_) => Ok(None),
                 Ok(e) if e < self.w13.len() => Ok(Some(e)),
                 Ok(e) => {
@@ -198,6 +202,7 @@ impl Layer<'_> {
     /// # Errors
     /// As [`Layer::forward`].
     pub fn gate_up(&self, x: &[u16], routed: Routed<'_>, schedule: &Schedule) -> Result<Vec<u16>> {
+        self.validate()?;
         let experts = self.local_experts(routed)?;
         let (h, top_k) = (self.hidden_size(), routed.top_k);
         let tokens = experts.len() / top_k;
@@ -227,6 +232,7 @@ impl Layer<'_> {
         routed: Routed<'_>,
         schedule: &Schedule,
     ) -> Result<Vec<u16>> {
+        self.validate()?;
         let experts = self.local_experts(routed)?;
         let i = self.intermediate_size();
         if activated.len() != experts.len() * i {
@@ -255,7 +261,6 @@ impl Layer<'_> {
         router_weights: Option<&[f32]>,
         schedule: &Schedule,
     ) -> Result<Vec<u16>> {
-        self.validate()?;
         let extras =
             Extras { activation_scales: rows.scales.as_deref(), router_weights, order: None };
         let weights = [self.w13, self.w2][which];
