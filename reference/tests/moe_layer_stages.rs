@@ -77,17 +77,18 @@ fn a_swapped_expert_is_caught_from_y_alone() {
         let map = wrong.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
         let here = |id: i32| map.as_ref().is_none_or(|m| m[id as usize] >= 0);
         let mut values = ids.elements::<i32>().into_owned();
-        let (at, other) = values
-            .iter()
-            .enumerate()
-            .find_map(|(at, &id)| {
-                let token = &values[at / c.top_k * c.top_k..][..c.top_k];
-                let free = |e: &i32| here(*e) && !token.contains(e);
-                let other = (0..c.num_experts as i32).find(free)?;
-                here(id).then_some((at, other))
-            })
-            .expect("a token with an expert on this rank");
-        values[at] = other;
+        let token = |at: usize| at / c.top_k * c.top_k..(at / c.top_k + 1) * c.top_k;
+        let free = |at: usize| {
+            let taken = &values[token(at)];
+            (0..c.num_experts as i32).find(|e| here(*e) && !taken.contains(e))
+        };
+        let place = |&at: &usize| here(values[at]) && (free(at).is_some() || c.top_k > 1);
+        let at = (0..values.len()).find(place).expect("a token with an expert on this rank");
+        match free(at) {
+            Some(other) => values[at] = other,
+            // It goes to every expert: two of them change places, and so do their weights.
+            None => values.swap(at, at + 1),
+        }
         let shape = ids.shape().to_vec();
         let swapped = Tensor::from_vec("out.topk_ids", DType::I32, shape, values);
         wrong.add_output("topk_ids", swapped.expect("a tensor"));
