@@ -1,10 +1,12 @@
 //! The operations that the kit knows, with their arguments.
 
+pub(crate) mod layer;
 mod repack;
 mod routing;
 mod scales;
 mod zeros;
 
+pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
 pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};
 pub use scales::{

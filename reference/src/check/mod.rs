@@ -152,7 +152,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
             reports.extend(product::moe(case, c, declared)?);
-            reports.extend(layer::moe(case, c)?);
+            reports.extend(layer::moe(case, c, declared)?);
             reports
         }
         CaseConfig::Router(c) => routing::router(case, c)?,

@@ -1,7 +1,8 @@
 //! The two products of a Mixture-of-Experts layer.
 //!
 //! A row of `gate_up`, `activated` and `down` is one (token, slot) pair: row `token · top_k + slot`.
-//! Each stage is judged from the case's own stage before it.
+//! Each stage is judged here from the case's own stage before it. Products with a declared
+//! schedule, of 8-bit activations, or after a stage that the case lacks are `check::layer`'s.
 
 use super::stage::{Part, Stage};
 use super::{Declared, decoded};
@@ -131,13 +132,13 @@ pub(in crate::check) fn moe(
         };
         stage.judge().map(Some)
     };
-    if case.output("gate_up").is_some() {
+    if case.output("gate_up").is_some() && c.schedule_w13.is_none() {
         let x = decoded(case.input("x")?)?;
         let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
         let rows = x.select(&tokens).ok_or_else(|| Error::size("rows of x", x.rows(), c.size_m))?;
         reports.extend(stage("gate_up", "w13_", Shape::new(h, c.w13_size_n()), rows, on_input)?);
     }
-    if let Some(activated) = case.output("activated") {
+    if let Some(activated) = case.output("activated").filter(|_| c.schedule_w2.is_none()) {
         reports.extend(stage("down", "w2_", Shape::new(i, h), decoded(activated)?, !on_input)?);
     }
     Ok(reports)
