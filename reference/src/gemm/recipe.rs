@@ -181,7 +181,7 @@ impl Recipe {
             (schedule::WeightForm::Exact, _) => Rule::Exact,
             (schedule::WeightForm::Rounded, _) => Rule::Rounded(dtype),
         };
-        let steps = schedule.chunk_steps.iter().chain(&schedule.epilogue).copied().collect();
+        let steps = schedule.steps().copied().collect();
         Self { rule, power: schedule.weights.exponent, steps, dtype }
     }
 

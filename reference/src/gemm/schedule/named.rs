@@ -88,6 +88,7 @@ impl Schedule {
             chunks: Chunks::Size(size),
             stripes: None,
             group_sum: eight_bits.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            warp_steps: Vec::new(),
             chunk_steps: Vec::new(),
             chunk_sum: Sum::default(),
             epilogue,
@@ -122,9 +123,10 @@ impl Schedule {
         let form = if channel_wise || int8 { WeightForm::Unscaled } else { WeightForm::Rounded };
         let mut chunk_steps = Vec::new();
         let mut epilogue = Vec::new();
-        if int8 {
-            chunk_steps.push(step(StepOp::ActivationScale, F32));
-        }
+        let warp_steps = match int8 {
+            true => vec![step(StepOp::ActivationScale, F32)],
+            false => Vec::new(),
+        };
         if channel_wise && (int8 || eight_bits) {
             chunk_steps.push(step(StepOp::ChannelScale, F32));
         }
@@ -148,9 +150,11 @@ impl Schedule {
                 columns: cta.tile_n,
                 run: cta.run,
                 rows: cta.rows,
+                whole: cta.whole,
             }),
             stripes: Some(Stripes { tile: cta.tile_k, warps: cta.warps_k, sum }),
-            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Integer }),
+            warp_steps,
             chunk_steps,
             chunk_sum: Sum { order: Order::Descending, ty: F32 },
             epilogue,
@@ -161,7 +165,7 @@ impl Schedule {
 /// A thread block of upstream's Marlin kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cta {
-    /// k of its tile (`thread_k`: 64 or 128).
+    /// k of its tile (`thread_k`: 64 or 128; 128 threads for tiles of half the size, else 256).
     pub tile_k: usize,
     /// Columns of its tile (`thread_n`: 64, 128 or 256).
     pub tile_n: usize,
@@ -171,4 +175,6 @@ pub struct Cta {
     pub run: usize,
     /// Rows that a block works on; absent: all.
     pub rows: Option<usize>,
+    /// Columns of tiles that one block each computes whole, before the rest is dealt in runs.
+    pub whole: usize,
 }

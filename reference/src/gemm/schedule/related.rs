@@ -96,6 +96,7 @@ impl Schedule {
         for (rule, text) in [
             (MultiplyAdd::Fused, "a group's scale was applied in a fused multiply-add"),
             (MultiplyAdd::Separate, "a group's product with its scale was rounded before the sum"),
+            (MultiplyAdd::Integer, "the groups' integer sums were scaled and added as integers"),
         ] {
             add("schedule-multiply-add", text.to_owned(), &|s| {
                 if let Some(g) = &mut s.group_sum {
@@ -129,6 +130,7 @@ impl Schedule {
             add("schedule-step-missing", format!("the {name} was not applied"), &|s| {
                 s.epilogue.retain(|s| s.op != op);
                 s.chunk_steps.retain(|s| s.op != op);
+                s.warp_steps.retain(|s| s.op != op);
             });
         }
         add("schedule-bias-last", "the bias was added after the router weight".to_owned(), &|s| {
@@ -163,7 +165,7 @@ impl Schedule {
             }
             let runs = 1..=(shape.size_k / tile_k).min(MAX_RUN);
             for (run, rows) in runs.flat_map(|run| ROWS.map(|rows| (run, rows))) {
-                let cta = Cta { tile_k, tile_n, warps_k, run, rows };
+                let cta = Cta { tile_k, tile_n, warps_k, run, rows, whole: 0 };
                 let Ok(schedule) = Self::marlin(weight, dtype, input, cta) else { continue };
                 let rows = rows.map_or(String::new(), |r| format!(" for {r} rows of x"));
                 let text = format!(
