@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs vLLM's Marlin operators on inputs that are a function of a seed, and keeps the outputs.
 
-    marlin_products.py LIB_DIR OUT_DIR
+    marlin_products.py LIB_DIR OUT_DIR [first | second]
 
 LIB_DIR holds `_C.abi3.so` and `_moe_C.abi3.so` of vLLM 0.21.0's wheel; needs its torch and a GPU.
+There are two sets of cases: the second was made after the rule for the first was written down.
 OUT_DIR receives `linear.safetensors` and `moe.safetensors`: one tensor `<case>.m<M>` for each
 product, and in the metadata the cases (JSON) with checksums of their inputs. Inputs are not stored:
 `reference/examples/marlin_products` makes them again from the same rules and compares.
@@ -89,6 +90,39 @@ LINEAR = [
     gptq("reduce16-u4-g128-bf16-2048x1024", B, 128, 2048, 1024, [8, 65], reduce16=True),
 ]
 
+# Other tiles, biases on channel scales, many rows; sums beyond 2^31 (`aligned`), and below f32's
+# normal numbers (`small`).
+LINEAR_2 = [
+    gptq("2-u4-channel-bf16-2048x1024-bias", B, -1, 2048, 1024, [1, 64], bias=True),
+    gptq("2-u4-channel-f16-2048x512-bias", F, -1, 2048, 512, [8, 65], bias=True),
+    gptq("2-u4-channel-f16-4096x1024", F, -1, 4096, 1024, [16]),
+    linear("2-awq-channel-bf16-1024x512-bias", "awq", "uint4", B, -1, 1024, 512, [16, 64], bias=True),
+    gptq("2-u8-channel-f16-2048x512-bias", F, -1, 2048, 512, [1, 64], bits=8, bias=True),
+    linear("2-fp8-channel-bf16-1024x512-bias", "fp8", "float8_e4m3fn", B, -1, 1024, 512, [8, 64], bias=True),
+    gptq("2-u4-g128-f16-1024x8192", F, 128, 1024, 8192, [512]),
+    gptq("2-u4-g128-bf16-256x4352", B, 128, 256, 4352, [1088]),
+    gptq("2-u4-g128-f16-1024x4096", F, 128, 1024, 4096, [704]),
+    gptq("2-u4-g64-bf16-1088x512", B, 64, 1088, 512, [1, 8, 64]),
+    gptq("2-u4-g128-bf16-1024x4480", B, 128, 1024, 4480, [16, 64, 130]),
+    gptq("2-u4-g64-f16-1024x8256", F, 64, 1024, 8256, [16, 64]),
+    gptq("2-u8-g64-bf16-2048x8192", B, 64, 2048, 8192, [8, 33], bits=8),
+    gptq("2-int8-u4-g128-bf16-1024x8192", B, 128, 1024, 8192, [16, 130], int8=True),
+    gptq("2-int8-u4-g64-f16-1088x512", F, 64, 1088, 512, [1, 64], int8=True),
+    gptq("2-int8-u4-channel-f16-1024x8192", F, -1, 1024, 8192, [16, 200], int8=True),
+    gptq("2-int8-u4-channel-f16-1024x512-bias", F, -1, 1024, 512, [16, 64], int8=True, bias=True),
+    gptq("2-int8-u4-g128-bf16-1024x512-bias", B, 128, 1024, 512, [17], int8=True, bias=True),
+    gptq("2-int8-u4-g128-f16-4096x8192-aligned", F, 128, 4096, 8192, [64], int8=True, aligned=True),
+    gptq("2-slice-u4-g64-bf16-2048x4096", B, 64, 2048, 4096, [8, 64, 130], ranks=2, rank=1),
+    gptq("2-slice-u4-g128-f16-8192x1024", F, 128, 8192, 1024, [16, 64], ranks=4, rank=2),
+    gptq("2-slice-u4-g32-f16-1024x8192", F, 32, 1024, 8192, [16, 64], ranks=2, rank=0),
+    gptq("2-slice-u8-g128-bf16-2048x512-bias", B, 128, 2048, 512, [17], bits=8, ranks=2, rank=0, bias=True),
+    linear("2-fp8-channel-bf16-1024x512-small", "fp8", "float8_e4m3fn", B, -1, 1024, 512, [16, 64], small=True),
+    linear("2-nvfp4-bf16-1024x512-small", "nvfp4", "float4_e2m1f", B, 16, 1024, 512, [16, 64], small=True),
+    linear("2-nvfp4-bf16-4096x2048-bias", "nvfp4", "float4_e2m1f", B, 16, 4096, 2048, [1, 48], bias=True),
+    linear("2-mxfp4-bf16-1024x512-small", "mxfp4", "float4_e2m1f", B, 32, 1024, 512, [16], small=True),
+    linear("2-awq-g32-f16-8192x512", "awq", "uint4", F, 32, 8192, 512, [4, 24]),
+]
+
 
 def moe(name, format, weight_type, dtype, group, hidden, intermediate, ms, **more):
     return dict(name=name, format=format, weight_type=weight_type, dtype=dtype, group_size=group,
@@ -101,6 +135,13 @@ MOE = [
     moe("moe-fp8-channel-bf16", "fp8", "float8_e4m3fn", B, -1, 1024, 1024, [16, 200]),
     moe("moe-mxfp4-bf16", "mxfp4", "float4_e2m1f", B, 32, 2048, 1024, [1, 64]),
     moe("moe-nvfp4-f16", "nvfp4", "float4_e2m1f", F, 16, 1024, 512, [17, 64]),
+]
+
+MOE_2 = [
+    moe("2-moe-u4-channel-f16-bias", "gptq", "uint4b8", F, -1, 1024, 512, [16, 64], bias=True),
+    moe("2-moe-u4-g128-bf16-bias", "gptq", "uint4b8", B, 128, 2048, 512, [8, 200], bias=True),
+    moe("2-moe-nvfp4-bf16", "nvfp4", "float4_e2m1f", B, 16, 1024, 1024, [16, 65]),
+    moe("2-moe-u8-g64-f16", "gptq", "uint8b128", F, 64, 1024, 512, [1, 128]),
 ]
 
 
@@ -140,6 +181,8 @@ def is_wide(c):
 
 def draw_codes(seed, c, k, n):
     codes = mix(seed, CODES, k * n).view(k, n) & (0xFF if is_wide(c) else 0xF)
+    if c.get("aligned"):
+        return torch.full_like(codes, 15)
     if c["weight_type"] == "float8_e4m3fn":
         codes = torch.where(codes & 0x7F == 0x7F, codes - 1, codes)
     return codes
@@ -254,14 +297,17 @@ def run_linear(index, c):
         bias = permute(drawn, SINGLE)
     h = mix(seed, X, most * k).view(most, k)
     if a8:
-        x = (h % 255 - 127).to(torch.int8)
+        x = torch.full_like(h, 127) if c.get("aligned") else h % 255 - 127
+        x = x.to(torch.int8)
         a_scales = ((((127 - 9) << 23) | (mix(seed, A_SCALES, most) & 0x7FFFFF)).to(torch.int32)).view(torch.float32)
-        sums |= {"x": checksum(x) , "a_scales": checksum(a_scales)}
+        sums |= {"x": checksum(x), "a_scales": checksum(a_scales)}
         if groups > 1:
             a_scales = a_scales * (scales.max().float() / 4096)
         a_scales = a_scales.view(-1, 1)
     else:
         x = halves(h, c["dtype"])
+        if c.get("small"):
+            x = x * 2.0 ** -20
         sums["x"] = checksum(x)
     for m in c["sizes_m"]:
         for again in range(2):
@@ -286,11 +332,13 @@ def run_moe(index, c):
     bits, sums = 8 if is_wide(c) else 4, {}
     stages = []
     for stage, (k, n) in enumerate(((hidden, 2 * inner), (inner, hidden))):
-        qs, ss, drawn = [], [], []
+        qs, ss, drawn, biases = [], [], [], []
         for e in range(experts):
             seed = base + 2 + stage * experts + e
             groups = 1 if c["group_size"] == -1 else k // c["group_size"]
             codes = draw_codes(seed, c, k, n)
+            if c.get("bias"):
+                biases.append(permute(halves(mix(seed, BIAS, n), c["dtype"]), SINGLE))
             drawn.append(draw_scales(seed, c, groups, n))
             none = torch.empty(0, dtype=torch.int32, device="cuda")
             qs.append(torch.ops._C.gptq_marlin_repack(pack(codes, bits), none, k, n, bits, False))
@@ -299,7 +347,8 @@ def run_moe(index, c):
             ss.append(s)
         raw = torch.stack([s.view(torch.uint8) if s.element_size() == 1 else s for s in ss])
         stacked = raw.view(ss[0].dtype) if ss[0].element_size() == 1 else raw
-        stages.append((k, n, torch.stack(qs), stacked, None if g is None else g.repeat(experts)))
+        bias = torch.stack(biases) if biases else None
+        stages.append((k, n, torch.stack(qs), stacked, None if g is None else g.repeat(experts), bias))
     most = max(c["sizes_m"])
     first = mix(base, ROUTE, most * 2).view(most, 2)
     ids = torch.stack([first[:, 0] % experts, (first[:, 0] % experts + 1 + first[:, 1] % (experts - 1)) % experts], 1)
@@ -321,10 +370,10 @@ def run_moe(index, c):
         w = weights[:m].contiguous()
         for name, stage, a, top, mul in (("gate_up", 0, x[:m].contiguous(), top_k, False),
                                          ("down", 1, act[:m * top_k].contiguous(), 1, True)):
-            k, n, q, s, g = stages[stage]
+            k, n, q, s, g, bias = stages[stage]
             out = torch.zeros(m * top_k, n, dtype=a.dtype, device="cuda")
             torch.ops._moe_C.moe_wna16_marlin_gemm(
-                a, out, q, None, s, None, g, None, None, None, workspace(), order, owners, total, w, block, top, mul,
+                a, out, q, bias, s, None, g, None, None, None, workspace(), order, owners, total, w, block, top, mul,
                 TYPES[c["weight_type"]], m * top_k // top, n, k, True, False, True, False, -1, -1, -1)
             yield f"{m}.{name}", out
     c["checksums"] = sums
@@ -334,10 +383,15 @@ def main():
     lib, out = Path(sys.argv[1]), Path(sys.argv[2])
     properties = torch.cuda.get_device_properties(0)
     provenance = f"vllm 0.21.0, {properties.name}, {properties.multi_processor_count} multiprocessors"
-    for file, library, cases, run in (("linear", "_C", LINEAR, run_linear), ("moe", "_moe_C", MOE, run_moe)):
+    second = sys.argv[3:] == ["second"]
+    linears, moes = (LINEAR_2, MOE_2) if second else (LINEAR, MOE)
+    for file, library, cases, run, offset in (
+        ("linear", "_C", linears, run_linear, 5000 if second else 0),
+        ("moe", "_moe_C", moes, run_moe, 500 if second else 0),
+    ):
         torch.ops.load_library(str(lib / f"{library}.abi3.so"))
         tensors, done = {}, []
-        for index, c in enumerate(cases):
+        for index, c in enumerate(cases, offset):
             try:
                 for m, y in run(index, c):
                     torch.cuda.synchronize()

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 /// Which tensor of a case.
 #[derive(Clone, Copy)]
-pub enum Tag {
+pub(crate) enum Tag {
     X = 1,
     Codes,
     Scales,
@@ -23,7 +23,7 @@ pub enum Tag {
 }
 
 /// A 32-bit hash.
-pub fn mix(seed: u32, tag: Tag, index: usize) -> u32 {
+pub(crate) fn mix(seed: u32, tag: Tag, index: usize) -> u32 {
     let mut h = (index as u32)
         .wrapping_mul(0x9E37_79B1)
         .wrapping_add(seed.wrapping_mul(0x85EB_CA77))
@@ -36,34 +36,37 @@ pub fn mix(seed: u32, tag: Tag, index: usize) -> u32 {
 
 /// What the producer says of a matrix.
 #[derive(Deserialize)]
-pub struct Format {
-    pub format: String,
-    pub weight_type: String,
-    pub dtype: String,
-    pub group_size: i64,
+pub(crate) struct Format {
+    pub(crate) format: String,
+    pub(crate) weight_type: String,
+    pub(crate) dtype: String,
+    pub(crate) group_size: i64,
     #[serde(default)]
-    pub bias: bool,
+    pub(crate) bias: bool,
     /// Tensor-parallel ranks of an act-order matrix, each with a slice of k.
-    pub ranks: Option<usize>,
+    pub(crate) ranks: Option<usize>,
     #[serde(default)]
-    pub rank: usize,
+    pub(crate) rank: usize,
+    /// All codes are 15, all int8 activations 127.
+    #[serde(default)]
+    pub(crate) aligned: bool,
 }
 
 impl Format {
-    pub fn dtype(&self) -> ScalarType {
+    pub(crate) fn dtype(&self) -> ScalarType {
         ScalarType::from_name(&self.dtype).expect("a type")
     }
 
-    pub fn weight_type(&self) -> ScalarType {
+    pub(crate) fn weight_type(&self) -> ScalarType {
         ScalarType::from_name(&self.weight_type).expect("a type")
     }
 
-    pub fn group_size(&self) -> GroupSize {
+    pub(crate) fn group_size(&self) -> GroupSize {
         GroupSize::from_config(self.group_size).expect("a group size")
     }
 
     /// A float of either sign, its exponent falling off geometrically from that of 1.
-    pub fn half(&self, h: u32) -> u16 {
+    pub(crate) fn half(&self, h: u32) -> u16 {
         let zeros = ((h >> 10 & 0xFF) | 0x80).trailing_zeros();
         let bits = if self.dtype() == ScalarType::FLOAT16 {
             h >> 31 << 15 | (15 - zeros) << 10 | h & 0x3FF
@@ -121,7 +124,7 @@ impl Format {
     }
 
     /// Those `columns` of the matrix `[size_k, size_n]`.
-    pub fn weight(
+    pub(crate) fn weight(
         &self,
         seed: u32,
         size_k: usize,
@@ -165,7 +168,10 @@ impl Format {
             name: "weight".to_owned(),
             ty: self.weight_type(),
             codes: Codes::from_fn(bits, shape, |k, i| {
-                self.code(mix(seed, Tag::Codes, k * size_n + columns[i]))
+                match self.aligned {
+                    true => 15,
+                    false => self.code(mix(seed, Tag::Codes, k * size_n + columns[i])),
+                }
             })?,
             scales: table(self.scale_type(), groups, scales)?,
             zeros,
@@ -179,7 +185,7 @@ impl Format {
 /// The rows of a rank's slice of an act-ordered matrix with the groups that upstream's kernel reads
 /// (`is_k_full` false), in the order of its loop, and that order: of each second 16 rows, row
 /// 16 + j gets the scale of row j + 1.
-pub fn slice_as_read(weight: &Weight<'_>) -> Result<(Weight<'static>, Vec<u32>)> {
+pub(crate) fn slice_as_read(weight: &Weight<'_>) -> Result<(Weight<'static>, Vec<u32>)> {
     let Groups::Indexed { g_idx, group_size } = &weight.groups else { panic!("act-order") };
     let sorted = act_order::sort(g_idx);
     let read = (0..g_idx.len()).map(|r| sorted.g_idx[if r / 16 % 2 == 1 { r - 15 } else { r }]);

@@ -35,6 +35,9 @@ struct Linear {
     sizes_m: Vec<usize>,
     #[serde(default)]
     int8: bool,
+    /// Activations are less by 2^20.
+    #[serde(default)]
+    small: bool,
     /// Chunks are added through the 16-bit type.
     #[serde(default)]
     reduce16: bool,
@@ -61,7 +64,10 @@ impl Linear {
         let element = |i| {
             let h = mix(seed, Tag::X, i);
             match self.int8 {
+                true if self.format.aligned => 127,
                 true => u32::from((h % 255).wrapping_sub(127) as u8),
+                // bf16: 20 less in the exponent.
+                false if self.small => u32::from(self.format.half(h) - (20 << 7)),
                 false => u32::from(self.format.half(h)),
             }
         };
@@ -168,8 +174,7 @@ fn bounds(case: &Linear, inputs: &Inputs, m: usize, found: &[u32]) -> Result<[(f
     let recipe = Recipe::new(Convention::Marlin, &weight, dtype, extras)?;
     let classes = match (case.int8, groups) {
         (false, _) => [Class::marlin_hopper(), Class::any_order()],
-        (true, 1) => [Class::exact(), Class::exact()],
-        (true, g) => [(); 2].map(|()| Class::integer_groups(case.size_k / g)),
+        (true, groups) => [(); 2].map(|()| Class::int8(case.size_k, groups)),
     };
     let codes = part.x[..m * case.size_k].iter().copied();
     let rows = marlinspike::gemm::Rows::decode(ty, case.size_k, codes)?;

@@ -83,7 +83,8 @@ impl Recipe {
     /// and the scale multiplies the f32 sum (8-bit weights or activations) or the rounded one (4-bit
     /// weights).
     /// NVFP4's global scale multiplies the f32 sum, or where router weights are applied enters them.
-    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type.
+    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type,
+    /// column scale and bias as one multiply-add.
     fn marlin(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Self {
         let half = dtype == ScalarType::FLOAT16;
         let wide = weight.codes.bits() == 8;
@@ -131,11 +132,12 @@ impl Recipe {
             step(StepOp::GlobalScale, f32);
         }
         step(StepOp::Round, dtype);
-        if by_column && !early {
-            step(StepOp::ChannelScale, dtype);
-        }
-        if weight.bias.is_some() {
-            step(StepOp::Bias, dtype);
+        // One multiply-add: an H200's outputs say so, where the operator's source says nothing.
+        match (by_column && !early, weight.bias.is_some()) {
+            (true, true) => step(StepOp::ChannelScaleBias, dtype),
+            (true, false) => step(StepOp::ChannelScale, dtype),
+            (false, true) => step(StepOp::Bias, dtype),
+            (false, false) => {}
         }
         if folded {
             step(StepOp::RouterWeightGlobal, dtype);
@@ -197,6 +199,10 @@ impl Recipe {
             let made = match step.op {
                 StepOp::Round => return Step::round(step.ty),
                 StepOp::ChannelScale => multiply(Some(weight.scales.value(0, n) * take())),
+                StepOp::ChannelScaleBias => {
+                    let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
+                    Step::multiply_add(weight.scales.value(0, n) * take(), bias, step.ty)
+                }
                 StepOp::GlobalScale => multiply(global.map(|g| g * take())),
                 StepOp::ActivationScale => multiply(row(extras.activation_scales)),
                 StepOp::Bias => {

@@ -250,6 +250,9 @@ pub enum StepOp {
     Round,
     /// Times the column's scale; the weight has one group.
     ChannelScale,
+    /// Times the column's scale, plus the column's bias, rounded once (a multiply-add). Without a
+    /// bias: as [`Self::ChannelScale`].
+    ChannelScaleBias,
     /// Times NVFP4's global scale.
     GlobalScale,
     /// Times the scale of the row of x.

@@ -180,7 +180,7 @@ impl Schedule {
                 if list != "epilogue" && !wide {
                     return Err(ScheduleError::value(key("type"), step.ty, "float32"));
                 }
-                scalings += usize::from(step.op == StepOp::ChannelScale);
+                scalings += usize::from(step.op.scales_channels());
             }
         }
         if scalings > 1 {
@@ -202,7 +202,13 @@ impl Schedule {
 
     /// Whether the channel scale is one of the steps.
     pub(super) fn scales_channels(&self) -> bool {
-        self.steps().any(|s| s.op == StepOp::ChannelScale)
+        self.steps().any(|s| s.op.scales_channels())
+    }
+}
+
+impl StepOp {
+    fn scales_channels(self) -> bool {
+        matches!(self, Self::ChannelScale | Self::ChannelScaleBias)
     }
 }
 

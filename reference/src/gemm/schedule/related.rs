@@ -1,7 +1,7 @@
 //! Schedules near a given one, to find the one that explains an output.
 
 use super::Cta;
-use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, StepOp, WeightForm};
+use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, Step, StepOp, WeightForm};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 
@@ -133,6 +133,22 @@ impl Schedule {
                 s.warp_steps.retain(|s| s.op != op);
             });
         }
+        let text = "channel scale and bias were one multiply-add".to_owned();
+        add("schedule-epilogue-fused", text, &|s| {
+            let pair = |w: &[Step]| w[0].op == StepOp::ChannelScale && w[1].op == StepOp::Bias;
+            if let Some(i) = s.epilogue.windows(2).position(pair) {
+                s.epilogue[i].op = StepOp::ChannelScaleBias;
+                s.epilogue.remove(i + 1);
+            }
+        });
+        let text = "the product with the channel scale was rounded before the bias".to_owned();
+        add("schedule-epilogue-fused", text, &|s| {
+            let at = s.epilogue.iter().position(|s| s.op == StepOp::ChannelScaleBias);
+            if let Some(i) = at {
+                s.epilogue[i].op = StepOp::ChannelScale;
+                s.epilogue.insert(i + 1, Step { op: StepOp::Bias, ..s.epilogue[i] });
+            }
+        });
         add("schedule-bias-last", "the bias was added after the router weight".to_owned(), &|s| {
             let at = |s: &Self, op| s.epilogue.iter().position(|s| s.op == op);
             if let (Some(bias), Some(weight)) = (at(s, StepOp::Bias), at(s, StepOp::RouterWeight))

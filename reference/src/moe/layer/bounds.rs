@@ -146,8 +146,7 @@ impl Layer<'_> {
             let recipe = Recipe::new(declared.convention, &weights[e], self.dtype, extras)?;
             let class = match (scales.is_some(), weights[e].scales.rows()) {
                 (false, _) => declared.class.clone(),
-                (true, 1) => Class::exact(),
-                (true, groups) => Class::integer_groups(k / groups),
+                (true, groups) => Class::int8(k, groups),
             };
             let order = orders.and_then(|o| o.get(e)).map(Vec::as_slice);
             let judge =
