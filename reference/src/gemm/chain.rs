@@ -17,6 +17,8 @@ pub enum Action {
     Multiply,
     /// value + operand.
     Add,
+    /// value · operand + addend, rounded once.
+    MultiplyAdd,
     /// A rounding only.
     Round,
 }
@@ -30,6 +32,8 @@ pub struct Step {
     pub operand: f64,
     /// The operand as the device has it: rounded to a narrower type first, mostly the same.
     pub rounded_operand: f64,
+    /// What [`Action::MultiplyAdd`] adds, a number of the type `to`; else 0.
+    pub addend: f64,
     /// Type of the result: float32, float16 or bfloat16.
     pub to: ScalarType,
 }
@@ -37,17 +41,22 @@ pub struct Step {
 impl Step {
     /// value · x, rounded to `to`.
     pub const fn multiply(x: f64, to: ScalarType) -> Self {
-        Self { action: Action::Multiply, operand: x, rounded_operand: x, to }
+        Self { action: Action::Multiply, operand: x, rounded_operand: x, addend: 0.0, to }
+    }
+
+    /// value · x + addend, rounded once to `to`.
+    pub const fn multiply_add(x: f64, addend: f64, to: ScalarType) -> Self {
+        Self { action: Action::MultiplyAdd, operand: x, rounded_operand: x, addend, to }
     }
 
     /// value + x, rounded to `to`.
     pub const fn add(x: f64, to: ScalarType) -> Self {
-        Self { action: Action::Add, operand: x, rounded_operand: x, to }
+        Self { action: Action::Add, operand: x, rounded_operand: x, addend: 0.0, to }
     }
 
     /// A rounding to `to`.
     pub const fn round(to: ScalarType) -> Self {
-        Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, to }
+        Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, addend: 0.0, to }
     }
 
     /// The same with an operand that the device rounded to `ty`.
@@ -60,6 +69,7 @@ impl Step {
         match self.action {
             Action::Multiply => value * self.rounded_operand,
             Action::Add => value + self.rounded_operand,
+            Action::MultiplyAdd => value * self.rounded_operand + self.addend,
             Action::Round => value,
         }
     }
@@ -72,13 +82,14 @@ impl Step {
         match self.action {
             Action::Multiply => round_half(self.to, value * x),
             Action::Add => round_sum(self.to, value, x),
+            Action::MultiplyAdd => round_sum(self.to, value * x, self.addend),
             Action::Round => round_half(self.to, value),
         }
     }
 }
 
 /// x + y rounded once to `ty`.
-fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
+pub(super) fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
     let sum = x + y;
     let part = sum - x;
     let error = (x - (sum - part)) + (y - part);
@@ -108,10 +119,11 @@ impl Chain {
         for step in &self.steps {
             match step.action {
                 Action::Multiply if step.operand == 1.0 => {}
-                Action::Multiply => {
+                Action::Multiply | Action::MultiplyAdd => {
                     let mut product = Wide::new();
                     value.add_scaled_to(step.operand, &mut product);
                     value = product;
+                    value.add(step.addend);
                 }
                 Action::Add => value.add(step.operand),
                 Action::Round => {}

@@ -87,7 +87,8 @@ impl Recipe {
     /// weights).
     /// NVFP4's global scale multiplies the f32 sum, or where router weights are applied enters them.
     /// e4m3 codes are moved bit by bit: a NaN counts as ±480.
-    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type.
+    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type,
+    /// column scale and bias as one multiply-add.
     fn marlin(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Self {
         let half = dtype == ScalarType::FLOAT16;
         let wide = weight.codes.bits() == 8;
@@ -135,11 +136,12 @@ impl Recipe {
             step(StepOp::GlobalScale, f32);
         }
         step(StepOp::Round, dtype);
-        if by_column && !early {
-            step(StepOp::ChannelScale, dtype);
-        }
-        if weight.bias.is_some() {
-            step(StepOp::Bias, dtype);
+        // One multiply-add: an H200's outputs say so, where the operator's source says nothing.
+        match (by_column && !early, weight.bias.is_some()) {
+            (true, true) => step(StepOp::ChannelScaleBias, dtype),
+            (true, false) => step(StepOp::ChannelScale, dtype),
+            (false, true) => step(StepOp::Bias, dtype),
+            (false, false) => {}
         }
         if folded {
             step(StepOp::RouterWeightGlobal, dtype);
@@ -185,7 +187,7 @@ impl Recipe {
             (schedule::WeightForm::Exact, _) => Rule::Exact,
             (schedule::WeightForm::Rounded, _) => Rule::Rounded(dtype),
         };
-        let steps = schedule.chunk_steps.iter().chain(&schedule.epilogue).copied().collect();
+        let steps = schedule.steps().copied().collect();
         Self { rule, power: schedule.weights.exponent, moves_bits: false, steps, dtype }
     }
 
@@ -215,6 +217,10 @@ impl Recipe {
             let made = match step.op {
                 StepOp::Round => return Step::round(step.ty),
                 StepOp::ChannelScale => multiply(Some(weight.scales.value(0, n) * take())),
+                StepOp::ChannelScaleBias => {
+                    let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
+                    Step::multiply_add(weight.scales.value(0, n) * take(), bias, step.ty)
+                }
                 StepOp::GlobalScale => multiply(global.map(|g| g * take())),
                 StepOp::ActivationScale => multiply(row(extras.activation_scales)),
                 StepOp::Bias => {

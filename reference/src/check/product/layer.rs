@@ -116,7 +116,7 @@ pub(in crate::check) fn moe(
         let source = Source::new(case, &c.quant, prefix, shape);
         let weights = source.weights()?;
         let parts = assignment.parts(&weights);
-        let orders = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
+        let orders = source.orders(&weights)?;
         let stage = Stage {
             name,
             found,

@@ -38,8 +38,7 @@ impl Declared {
     fn class_for(&self, weight: &Weight<'_>, extras: Extras<'_>) -> Class {
         match extras.activation_scales {
             None => self.class.clone(),
-            Some(_) if weight.scales.rows() == 1 => Class::exact(),
-            Some(_) => Class::integer_groups(weight.shape().size_k / weight.scales.rows()),
+            Some(_) => Class::int8(weight.shape().size_k, weight.scales.rows()),
         }
     }
 }

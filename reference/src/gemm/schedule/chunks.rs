@@ -49,7 +49,10 @@ impl Chunks {
             Self::Boundaries(all) => std::iter::once(0).chain(all.iter().copied()).collect(),
             Self::Striped(s) => {
                 let tiles = size_k / s.tile;
-                let offset = s.column(m, n, size_n) * tiles;
+                let Some(column) = s.column(m, n, size_n).checked_sub(s.whole) else {
+                    return std::iter::once(0..size_k).collect();
+                };
+                let offset = column * tiles;
                 let first = s.run - offset % s.run;
                 let cuts = (first..tiles).step_by(s.run).map(|t| t * s.tile);
                 std::iter::once(0).chain(cuts).collect()

@@ -1,6 +1,7 @@
 //! The steps of an epilogue.
 
 use super::{Step, StepOp};
+use crate::gemm::chain::round_sum;
 use crate::scalar::{self, ScalarType};
 
 /// The operands of one output's steps; `None` leaves the value as it is.
@@ -43,10 +44,22 @@ fn round_to(x: f32, ty: ScalarType) -> f32 {
 }
 
 impl Step {
+    /// x · scale + bias, rounded once.
+    fn multiply_add(self, x: f32, scale: f32, bias: f32) -> f32 {
+        let (scale, bias) = (round_to(scale, self.ty), round_to(bias, self.ty));
+        // 24 bits by 24: exact.
+        let product = f64::from(x) * f64::from(scale);
+        canonical(round_sum(self.ty, product, f64::from(bias)) as f32)
+    }
+
     fn apply(self, x: f32, operands: &Operands) -> f32 {
         let operand = match self.op {
             StepOp::Round => return round_to(x, self.ty),
             StepOp::ChannelScale => operands.channel_scale,
+            StepOp::ChannelScaleBias => match (operands.channel_scale, operands.bias) {
+                (Some(scale), Some(bias)) => return self.multiply_add(x, scale, bias),
+                (scale, _) => scale,
+            },
             StepOp::GlobalScale => operands.global_scale,
             StepOp::ActivationScale => operands.activation_scale,
             StepOp::Bias => operands.bias,

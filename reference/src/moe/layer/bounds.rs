@@ -171,10 +171,7 @@ impl Layer<'_> {
     /// The class of one matrix's sums: integers, 8-bit floats, or as declared.
     fn class_of(&self, weight: &Weight<'_>, declared: &Class) -> Class {
         match (self.input_dtype, weight.scales.rows()) {
-            (Some(ScalarType::INT8), 1) => Class::exact(),
-            (Some(ScalarType::INT8), groups) => {
-                Class::integer_groups(weight.shape().size_k / groups.max(1))
-            }
+            (Some(ScalarType::INT8), groups) => Class::int8(weight.shape().size_k, groups.max(1)),
             (Some(_), _) if *declared == Class::any_order() => any_order_of_fp8(),
             _ => declared.clone(),
         }
