@@ -160,20 +160,17 @@ impl Format {
             .transpose()?;
         let groups_of = match self.ranks {
             None => Groups::Uniform(self.group_size()),
-            Some(_) => Groups::Indexed {
-                g_idx: self.g_idx(seed, size_k),
-                group_size: self.group_size(),
-            },
+            Some(_) => {
+                Groups::Indexed { g_idx: self.g_idx(seed, size_k), group_size: self.group_size() }
+            }
         };
         let bits = self.weight_type().size_bits();
         Ok(Weight {
             name: "weight".to_owned(),
             ty: self.weight_type(),
-            codes: Codes::from_fn(bits, shape, |k, i| {
-                match self.aligned {
-                    true => 15,
-                    false => self.code(mix(seed, Tag::Codes, k * size_n + columns[i])),
-                }
+            codes: Codes::from_fn(bits, shape, |k, i| match self.aligned {
+                true => 15,
+                false => self.code(mix(seed, Tag::Codes, k * size_n + columns[i])),
             })?,
             scales: table(self.scale_type(), groups, scales)?,
             zeros,

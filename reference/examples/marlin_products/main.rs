@@ -32,8 +32,11 @@ fn linear(case: &Linear, file: &SafeTensors<'_>) -> Result<[usize; 2]> {
     for &m in &case.sizes_m {
         let name = format!("{}.m{m}", case.name);
         let tensor = file.tensor(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let found: Vec<u32> =
-            tensor.data().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]).into()).collect();
+        let found: Vec<u32> = tensor
+            .data()
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]).into())
+            .collect();
         let (launches, made) = inputs.product(case, m)?;
         let differ = made.iter().zip(&found).filter(|(a, b)| a != b).count();
         total[0] += found.len();

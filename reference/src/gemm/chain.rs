@@ -77,9 +77,8 @@ impl Step {
 
     /// The step as two, each with its rounding, where a device may do so.
     fn apart(&self) -> Option<[Self; 2]> {
-        (self.action == Action::MultiplyAdd).then(|| {
-            [Self { action: Action::Multiply, ..*self }, Self::add(self.addend, self.to)]
-        })
+        (self.action == Action::MultiplyAdd)
+            .then(|| [Self { action: Action::Multiply, ..*self }, Self::add(self.addend, self.to)])
     }
 
     /// One step on a device's value.
@@ -183,8 +182,7 @@ impl Interval {
 
     /// What either may be.
     fn or(self, other: Self) -> Self {
-        let before =
-            (self.before.0.min(other.before.0), self.before.1.max(other.before.1));
+        let before = (self.before.0.min(other.before.0), self.before.1.max(other.before.1));
         Self { lo: self.lo.min(other.lo), hi: self.hi.max(other.hi), before }
     }
 }

@@ -142,9 +142,8 @@ fn block(
     multiprocessors: usize,
 ) -> Result<Cta> {
     let Shape { size_k, size_n } = shape;
-    let fits = |&(k, n, _): &(usize, usize, usize)| {
-        size_k.is_multiple_of(k) && size_n.is_multiple_of(n)
-    };
+    let fits =
+        |&(k, n, _): &(usize, usize, usize)| size_k.is_multiple_of(k) && size_n.is_multiple_of(n);
     let block_rows = rows.div_ceil(16).min(4) * 16;
     let preferred = if block_rows > 16 { &LARGE } else { &SMALL };
     let Some(&(mut tile)) = preferred.iter().find(|t| fits(t)) else {
