@@ -4,9 +4,13 @@
 use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::{Extras, Launches, Rows};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde::Deserialize;
+
+/// Of the GPU that computed the products.
+const MULTIPROCESSORS: usize = 132;
 
 /// Which tensor of a case.
 #[derive(Clone, Copy)]
@@ -18,8 +22,6 @@ pub(crate) enum Tag {
     Bias,
     Order,
     ActivationScales,
-    Route,
-    Router,
 }
 
 /// A 32-bit hash.
@@ -196,4 +198,101 @@ pub(crate) fn slice_as_read(weight: &Weight<'_>) -> Result<(Weight<'static>, Vec
         ..*weight
     };
     Ok((gathered, sorted.perm))
+}
+
+/// A matrix and its products, as the producer says them.
+#[derive(Deserialize)]
+pub(crate) struct Linear {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    #[serde(flatten)]
+    pub(crate) format: Format,
+    pub(crate) size_k: usize,
+    pub(crate) size_n: usize,
+    pub(crate) sizes_m: Vec<usize>,
+    #[serde(default)]
+    pub(crate) int8: bool,
+    /// Activations are less by 2^20.
+    #[serde(default)]
+    pub(crate) small: bool,
+    /// Chunks are added through the 16-bit type.
+    #[serde(default)]
+    pub(crate) reduce16: bool,
+}
+
+/// The inputs of a case, for its largest M.
+pub(crate) struct Inputs {
+    pub(crate) weight: Weight<'static>,
+    pub(crate) x: Vec<u32>,
+    pub(crate) activation_scales: Option<Vec<f32>>,
+    /// The weight's rows stand in the order of the kernel's loop already, x as well.
+    pub(crate) gathered: bool,
+}
+
+impl Linear {
+    pub(crate) fn is_slice(&self) -> bool {
+        self.format.ranks.is_some_and(|r| r > 1)
+    }
+
+    /// Those `columns` of the matrix, and all activations.
+    pub(crate) fn inputs(&self, columns: &[usize]) -> Result<Inputs> {
+        let seed = self.index + 1;
+        let most = self.sizes_m.iter().copied().max().unwrap_or(0);
+        let mut weight = self.format.weight(seed, self.size_k, self.size_n, columns)?;
+        let element = |i| {
+            let h = mix(seed, Tag::X, i);
+            match self.int8 {
+                true if self.format.aligned => 127,
+                true => u32::from((h % 255).wrapping_sub(127) as u8),
+                // bf16: 20 less in the exponent.
+                false if self.small => u32::from(self.format.half(h) - (20 << 7)),
+                false => u32::from(self.format.half(h)),
+            }
+        };
+        let mut x: Vec<u32> = (0..most * self.size_k).map(element).collect();
+        if self.is_slice() {
+            let order;
+            (weight, order) = slice_as_read(&weight)?;
+            let rows = x.chunks_exact(self.size_k);
+            x = rows.flat_map(|row| order.iter().map(|&k| row[k as usize])).collect();
+        }
+        let factor = self.int8.then(|| self.int8_factor(&weight)).flatten().unwrap_or(1.0);
+        let activation_scales = self.int8.then(|| {
+            let scale = |m| {
+                let bits = (127 - 9) << 23 | mix(seed, Tag::ActivationScales, m) & 0x7F_FFFF;
+                f32::from_bits(bits) * factor
+            };
+            (0..most).map(scale).collect()
+        });
+        Ok(Inputs { weight, x, activation_scales, gathered: self.is_slice() })
+    }
+
+    /// What the scales as int16 leave to the activations' scales.
+    fn int8_factor(&self, weight: &Weight<'_>) -> Option<f32> {
+        let scales = &weight.scales;
+        let max = scales.iter_bits().map(|b| scales.ty().to_f64(b) as f32).fold(0.0, f32::max);
+        (scales.rows() > 1).then_some(max / 4096.0)
+    }
+}
+
+impl Inputs {
+    /// The launches of the first `size_m` rows, and their output.
+    pub(crate) fn product(&self, case: &Linear, size_m: usize) -> Result<(Launches, Vec<u32>)> {
+        let dtype = case.format.dtype();
+        let input = if case.int8 { ScalarType::INT8 } else { dtype };
+        let mut launches = Launches::new(&self.weight, dtype, input, size_m, MULTIPROCESSORS)?;
+        for launch in launches.all_mut() {
+            if self.gathered {
+                launch.schedule.rows = Rows::Stored;
+            }
+            if case.reduce16 {
+                launch.schedule.chunk_sum.ty = dtype;
+            }
+        }
+        let activation_scales = self.activation_scales.as_ref().map(|s| &s[..size_m]);
+        let extras = Extras { activation_scales, ..Default::default() };
+        let x = &self.x[..size_m * case.size_k];
+        let made = launches.execute(x, &self.weight, extras)?;
+        Ok((launches, made))
+    }
 }

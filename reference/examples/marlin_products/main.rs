@@ -9,93 +9,15 @@ mod inputs;
 
 use std::process::ExitCode;
 
-use inputs::{Format, Tag, mix, slice_as_read};
+use inputs::{Inputs, Linear};
 use marlinspike::Result;
-use marlinspike::gemm::schedule::{self, Launches, Rows};
 use marlinspike::gemm::{Class, Convention, Extras, Judge, Recipe};
 use marlinspike::moe::layer::bounds::with_integer_scales;
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::Weight;
 use safetensors::SafeTensors;
-use serde::Deserialize;
 
-/// Of the GPU that computed the products.
-const MULTIPROCESSORS: usize = 132;
 /// Columns whose bounds are computed.
 const SAMPLE: usize = 32;
-
-#[derive(Deserialize)]
-struct Linear {
-    index: u32,
-    name: String,
-    #[serde(flatten)]
-    format: Format,
-    size_k: usize,
-    size_n: usize,
-    sizes_m: Vec<usize>,
-    #[serde(default)]
-    int8: bool,
-    /// Activations are less by 2^20.
-    #[serde(default)]
-    small: bool,
-    /// Chunks are added through the 16-bit type.
-    #[serde(default)]
-    reduce16: bool,
-}
-
-/// The inputs of a case, for its largest M.
-struct Inputs {
-    weight: Weight<'static>,
-    x: Vec<u32>,
-    activation_scales: Option<Vec<f32>>,
-    /// The weight's rows stand in the order of the kernel's loop already, x as well.
-    gathered: bool,
-}
-
-impl Linear {
-    fn is_slice(&self) -> bool {
-        self.format.ranks.is_some_and(|r| r > 1)
-    }
-
-    fn inputs(&self, columns: &[usize]) -> Result<Inputs> {
-        let seed = self.index + 1;
-        let most = self.sizes_m.iter().copied().max().unwrap_or(0);
-        let mut weight = self.format.weight(seed, self.size_k, self.size_n, columns)?;
-        let element = |i| {
-            let h = mix(seed, Tag::X, i);
-            match self.int8 {
-                true if self.format.aligned => 127,
-                true => u32::from((h % 255).wrapping_sub(127) as u8),
-                // bf16: 20 less in the exponent.
-                false if self.small => u32::from(self.format.half(h) - (20 << 7)),
-                false => u32::from(self.format.half(h)),
-            }
-        };
-        let mut x: Vec<u32> = (0..most * self.size_k).map(element).collect();
-        if self.is_slice() {
-            let order;
-            (weight, order) = slice_as_read(&weight)?;
-            let rows = x.chunks_exact(self.size_k);
-            x = rows.flat_map(|row| order.iter().map(|&k| row[k as usize])).collect();
-        }
-        let factor = self.int8.then(|| self.int8_factor(&weight)).flatten().unwrap_or(1.0);
-        let activation_scales = self.int8.then(|| {
-            let scale = |m| {
-                let bits = (127 - 9) << 23 | mix(seed, Tag::ActivationScales, m) & 0x7F_FFFF;
-                f32::from_bits(bits) * factor
-            };
-            (0..most).map(scale).collect()
-        });
-        Ok(Inputs { weight, x, activation_scales, gathered: self.is_slice() })
-    }
-
-    /// What the scales as int16 leave to the activations' scales.
-    fn int8_factor(&self, weight: &Weight<'_>) -> Option<f32> {
-        let scales = &weight.scales;
-        let max = scales.iter_bits().map(|b| scales.ty().to_f64(b) as f32).fold(0.0, f32::max);
-        (scales.rows() > 1).then_some(max / 4096.0)
-    }
-}
 
 /// Largest and median of errors over their bounds.
 fn summary(mut ratios: Vec<f64>) -> (f64, f64) {
@@ -106,8 +28,6 @@ fn summary(mut ratios: Vec<f64>) -> (f64, f64) {
 fn linear(case: &Linear, file: &SafeTensors<'_>) -> Result<[usize; 2]> {
     let columns: Vec<usize> = (0..case.size_n).collect();
     let inputs = case.inputs(&columns)?;
-    let dtype = case.format.dtype();
-    let input = if case.int8 { ScalarType::INT8 } else { dtype };
     let mut total = [0, 0];
     for &m in &case.sizes_m {
         let name = format!("{}.m{m}", case.name);
@@ -117,19 +37,7 @@ fn linear(case: &Linear, file: &SafeTensors<'_>) -> Result<[usize; 2]> {
             .chunks_exact(2)
             .map(|b| u16::from_le_bytes([b[0], b[1]]).into())
             .collect();
-        let mut launches = Launches::new(&inputs.weight, dtype, input, m, MULTIPROCESSORS)?;
-        for launch in launches.all_mut() {
-            if inputs.gathered {
-                launch.schedule.rows = Rows::Stored;
-            }
-            if case.reduce16 {
-                launch.schedule.chunk_sum.ty = dtype;
-            }
-        }
-        let scales = inputs.activation_scales.as_ref().map(|s| &s[..m]);
-        let extras = schedule::Extras { activation_scales: scales, ..Default::default() };
-        let x = &inputs.x[..m * case.size_k];
-        let made = launches.execute(x, &inputs.weight, extras)?;
+        let (launches, made) = inputs.product(case, m)?;
         let differ = made.iter().zip(&found).filter(|(a, b)| a != b).count();
         total[0] += found.len();
         total[1] += differ;

@@ -17,7 +17,8 @@ pub enum Action {
     Multiply,
     /// value + operand.
     Add,
-    /// value · operand + addend, rounded once.
+    /// value · operand + addend: [`Chain::run`] rounds once, and [`Chain::interval`] also admits a
+    /// device that rounds the product before.
     MultiplyAdd,
     /// A rounding only.
     Round,
@@ -72,6 +73,12 @@ impl Step {
             Action::MultiplyAdd => value * self.rounded_operand + self.addend,
             Action::Round => value,
         }
+    }
+
+    /// The step as two, each with its rounding, where a device may do so.
+    fn apart(&self) -> Option<[Self; 2]> {
+        (self.action == Action::MultiplyAdd)
+            .then(|| [Self { action: Action::Multiply, ..*self }, Self::add(self.addend, self.to)])
     }
 
     /// One step on a device's value.
@@ -139,18 +146,14 @@ impl Chain {
 
     /// The results of sums in `lo..=hi` (f32 values).
     pub fn interval(&self, lo: f64, hi: f64) -> Interval {
-        let mut ends = Interval { lo, hi, before: (lo, hi) };
-        for step in &self.steps {
-            let (a, b) = (step.apply(ends.lo), step.apply(ends.hi));
-            let before = (step.value(ends.lo), step.value(ends.hi));
-            // A negative factor turns the ends around.
-            ends = if a <= b {
-                Interval { lo: a, hi: b, before }
-            } else {
-                Interval { lo: b, hi: a, before: (before.1, before.0) }
-            };
-        }
-        ends
+        let start = Interval { lo, hi, before: (lo, hi) };
+        self.steps.iter().fold(start, |ends, step| {
+            let once = ends.through(step);
+            match step.apart() {
+                None => once,
+                Some([first, second]) => once.or(ends.through(&first).through(&second)),
+            }
+        })
     }
 }
 
@@ -163,4 +166,23 @@ pub struct Interval {
     pub hi: f64,
     /// Both before the last rounding.
     pub before: (f64, f64),
+}
+
+impl Interval {
+    fn through(self, step: &Step) -> Self {
+        let (a, b) = (step.apply(self.lo), step.apply(self.hi));
+        let before = (step.value(self.lo), step.value(self.hi));
+        // A negative factor turns the ends around.
+        if a <= b {
+            Self { lo: a, hi: b, before }
+        } else {
+            Self { lo: b, hi: a, before: (before.1, before.0) }
+        }
+    }
+
+    /// What either may be.
+    fn or(self, other: Self) -> Self {
+        let before = (self.before.0.min(other.before.0), self.before.1.max(other.before.1));
+        Self { lo: self.lo.min(other.lo), hi: self.hi.max(other.hi), before }
+    }
 }

@@ -88,7 +88,7 @@ impl Recipe {
     /// NVFP4's global scale multiplies the f32 sum, or where router weights are applied enters them.
     /// e4m3 codes are moved bit by bit: a NaN counts as ±480.
     /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type,
-    /// column scale and bias as one multiply-add.
+    /// column scale and bias with one rounding or two.
     fn marlin(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Self {
         let half = dtype == ScalarType::FLOAT16;
         let wide = weight.codes.bits() == 8;
@@ -136,9 +136,9 @@ impl Recipe {
             step(StepOp::GlobalScale, f32);
         }
         step(StepOp::Round, dtype);
-        // One multiply-add: an H200's outputs say so, where the operator's source says nothing.
+        // A multiply-add or not, which the compiler decided: an H200 computes both.
         match (by_column && !early, weight.bias.is_some()) {
-            (true, true) => step(StepOp::ChannelScaleBias, dtype),
+            (true, true) => step(StepOp::ChannelScaleBiasMarlin, dtype),
             (true, false) => step(StepOp::ChannelScale, dtype),
             (false, true) => step(StepOp::Bias, dtype),
             (false, false) => {}
@@ -217,7 +217,7 @@ impl Recipe {
             let made = match step.op {
                 StepOp::Round => return Step::round(step.ty),
                 StepOp::ChannelScale => multiply(Some(weight.scales.value(0, n) * take())),
-                StepOp::ChannelScaleBias => {
+                StepOp::ChannelScaleBias | StepOp::ChannelScaleBiasMarlin => {
                     let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
                     Step::multiply_add(weight.scales.value(0, n) * take(), bias, step.ty)
                 }

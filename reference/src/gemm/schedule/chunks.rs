@@ -14,6 +14,14 @@ impl Striped {
 }
 
 impl Chunks {
+    /// Which of its thread block's rows the row at `place` is.
+    pub(super) fn row_of_block(&self, place: usize) -> usize {
+        match self {
+            Self::Striped(Striped { rows: Some(rows), .. }) => place % rows,
+            _ => place,
+        }
+    }
+
     /// Fails unless the chunks of a product with `size_k` are of a number that can be kept.
     pub(super) fn fit(&self, size_k: usize) -> Result<(), ScheduleError> {
         let (key, step) = match self {

@@ -246,8 +246,11 @@ impl Plan<'_> {
         }
         let sum = s.chunk_sum.reduce(&mut sums);
         let ty = s.output_type();
+        let row = s.chunks.row_of_block(place);
         std::array::from_fn(|l| {
-            round_bits(apply(&s.epilogue, f32::from_bits(sum[l]), &operands[l]), ty)
+            let corner = row < 8 && (first + l) % 64 < 8;
+            let operands = Operands { corner, ..operands[l] };
+            round_bits(apply(&s.epilogue, f32::from_bits(sum[l]), &operands), ty)
         })
     }
 

@@ -253,6 +253,10 @@ pub enum StepOp {
     /// Times the column's scale, plus the column's bias, rounded once (a multiply-add). Without a
     /// bias: as [`Self::ChannelScale`].
     ChannelScaleBias,
+    /// As upstream's Marlin kernel was compiled: [`Self::ChannelScaleBias`], but product and sum are
+    /// rounded apart in the first eight rows of a thread block ([`Striped::rows`]; without it, of
+    /// all rows) where the column is one of the first eight of each 64.
+    ChannelScaleBiasMarlin,
     /// Times NVFP4's global scale.
     GlobalScale,
     /// Times the scale of the row of x.

@@ -100,7 +100,8 @@ impl Schedule {
     /// the first. With these, an H200's outputs of that kernel are reproduced bit for bit (tests
     /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`], but e4m3fn.
     ///
-    /// Column scale and bias of 4-bit weights are one multiply-add, as the GPU computes it. int8: the
+    /// Column scale and bias of 4-bit weights are one multiply-add, but for some rows and columns
+    /// ([`StepOp::ChannelScaleBiasMarlin`]), as the GPU computes it. int8: the
     /// integer sums of groups times their int16 scales stay integers modulo 2^32 (so does a sum
     /// that leaves that range); each warp's becomes an f32 and is multiplied by the activations'
     /// scale before the warps are added.
@@ -139,7 +140,7 @@ impl Schedule {
         }
         epilogue.push(step(StepOp::Round, dtype));
         let op = match channel_wise && !int8 && !eight_bits {
-            true => StepOp::ChannelScaleBias,
+            true => StepOp::ChannelScaleBiasMarlin,
             false => StepOp::Bias,
         };
         epilogue.push(step(op, dtype));

@@ -208,7 +208,7 @@ impl Schedule {
 
 impl StepOp {
     fn scales_channels(self) -> bool {
-        matches!(self, Self::ChannelScale | Self::ChannelScaleBias)
+        matches!(self, Self::ChannelScale | Self::ChannelScaleBias | Self::ChannelScaleBiasMarlin)
     }
 }
 

@@ -141,9 +141,17 @@ impl Schedule {
                 s.epilogue.remove(i + 1);
             }
         });
+        let text = "channel scale and bias were a multiply-add where upstream's kernel has one";
+        add("schedule-epilogue-fused", text.to_owned(), &|s| {
+            let fused = |s: &&mut Step| s.op == StepOp::ChannelScaleBias;
+            if let Some(step) = s.epilogue.iter_mut().find(fused) {
+                step.op = StepOp::ChannelScaleBiasMarlin;
+            }
+        });
         let text = "the product with the channel scale was rounded before the bias".to_owned();
         add("schedule-epilogue-fused", text, &|s| {
-            let at = s.epilogue.iter().position(|s| s.op == StepOp::ChannelScaleBias);
+            let fused = [StepOp::ChannelScaleBias, StepOp::ChannelScaleBiasMarlin];
+            let at = s.epilogue.iter().position(|s| fused.contains(&s.op));
             if let Some(i) = at {
                 s.epilogue[i].op = StepOp::ChannelScale;
                 s.epilogue.insert(i + 1, Step { op: StepOp::Bias, ..s.epilogue[i] });

@@ -12,6 +12,14 @@ pub(super) struct Operands {
     pub(super) activation_scale: Option<f32>,
     pub(super) bias: Option<f32>,
     pub(super) router_weight: Option<f32>,
+    /// The output is one of those that [`StepOp::ChannelScaleBiasMarlin`] rounds twice.
+    pub(super) corner: bool,
+}
+
+impl StepOp {
+    fn rounds_apart(self, operands: &Operands) -> bool {
+        self == Self::ChannelScaleBiasMarlin && operands.corner
+    }
 }
 
 /// What comes out of a NaN.
@@ -56,10 +64,17 @@ impl Step {
         let operand = match self.op {
             StepOp::Round => return round_to(x, self.ty),
             StepOp::ChannelScale => operands.channel_scale,
-            StepOp::ChannelScaleBias => match (operands.channel_scale, operands.bias) {
-                (Some(scale), Some(bias)) => return self.multiply_add(x, scale, bias),
-                (scale, _) => scale,
-            },
+            StepOp::ChannelScaleBias | StepOp::ChannelScaleBiasMarlin => {
+                match (operands.channel_scale, operands.bias) {
+                    (Some(_), Some(_)) if self.op.rounds_apart(operands) => {
+                        let scale = Self { op: StepOp::ChannelScale, ..self };
+                        let bias = Self { op: StepOp::Bias, ..self };
+                        return bias.apply(scale.apply(x, operands), operands);
+                    }
+                    (Some(scale), Some(bias)) => return self.multiply_add(x, scale, bias),
+                    (scale, _) => scale,
+                }
+            }
             StepOp::GlobalScale => operands.global_scale,
             StepOp::ActivationScale => operands.activation_scale,
             StepOp::Bias => operands.bias,
