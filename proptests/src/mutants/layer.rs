@@ -406,6 +406,8 @@ fn atomics() -> WrongLayer {
         let order = [Order::Ascending, Order::Descending, Order::Pairwise];
         for schedule in [&mut how.w13, &mut how.w2] {
             schedule.chunks = Chunks::Size(32);
+            // As additions in the memory of the output are.
+            schedule.chunk_sum.ty = layer.dtype;
             schedule.chunk_sum.order = order[calls.get() as usize % 3];
         }
         calls.set(calls.get() + 1);
