@@ -1,5 +1,5 @@
-//! `convert`: what comes out is what vLLM makes, unpacks to what went in, for every format and
-//! rank; interrupted runs leave whole files only and continue to the same bytes.
+//! `convert`: what comes out is what vLLM makes, and unpacks to what went in, for every format and
+//! rank.
 #![allow(missing_docs)]
 
 mod common;
@@ -9,53 +9,17 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
+use common::runs::{golden, run, settings};
 use common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::container::Container;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::marlin::{
-    Activations, InputDtype, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout,
-    nvfp4_scales_inverse,
+    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
 };
 use marlinspike::scalar::ScalarType;
-use marlinspike::select::Capability;
 use marlinspike::weight::{Groups, Table, Weight};
-use marlinspike_cli::convert::error::ConvertError;
-use marlinspike_cli::convert::execute::Execution;
 use marlinspike_cli::convert::parallel::Ranks;
 use marlinspike_cli::convert::plan::Settings;
-use marlinspike_cli::convert::{Summary, convert};
-use marlinspike_cli::model::{Model, ModelError, ModelFiles};
-
-fn settings() -> Settings {
-    Settings {
-        dtype: ScalarType::BFLOAT16,
-        input: InputDtype::Model,
-        tp: Ranks::ONE,
-        ep: Ranks::ONE,
-        device: Capability::cuda(8, 0),
-        skip_unsupported: false,
-        shard_bytes: 1 << 30,
-    }
-}
-
-fn run_until(
-    model: &Path,
-    out: &Path,
-    settings: &Settings,
-    stop_after: Option<usize>,
-) -> Result<Summary, ConvertError> {
-    let files = ModelFiles::open(model)?;
-    let model = Model::new(&files)?;
-    convert(&model, out, settings, Execution { threads: 2, stop_after }, false, true)
-}
-
-fn run(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, ConvertError> {
-    run_until(model, out, settings, None)
-}
-
-fn golden(kind: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data").join(kind)
-}
 
 /// The samples' recorded tensors, made by vLLM's own helpers, bit for bit.
 #[test]
@@ -305,147 +269,4 @@ fn every_format_and_rank_unpacks_to_the_original() {
             check_model(&out, format, &weights, tp, ep);
         }
     }
-}
-
-#[test]
-fn a_stopped_run_leaves_whole_files_and_the_next_one_continues() {
-    let temp = tempfile::tempdir().unwrap();
-    let model = temp.path().join("model");
-    let weights = write_model(Format::Gptq4, &model);
-    let settings = Settings { shard_bytes: 300_000, ..settings() };
-    let (whole, parts) = (temp.path().join("whole"), temp.path().join("parts"));
-    let summary = run(&model, &whole, &settings).unwrap();
-    assert!(summary.files >= 3, "{summary:?}");
-
-    let stopped = run_until(&model, &parts, &settings, Some(1)).unwrap_err();
-    assert!(matches!(stopped, ConvertError::Stopped { files: 1 }), "{stopped}");
-    let visible = |dir: &Path| {
-        let names =
-            files(dir).into_iter().map(|p| p.file_name().unwrap().to_str().unwrap().to_owned());
-        names.filter(|n| !n.starts_with('.')).collect::<Vec<_>>()
-    };
-    assert_eq!(visible(&parts).len(), 1, "{:?}", visible(&parts));
-    // What a killed process leaves: part of the next file under its temporary name.
-    let next = format!(".model-00002-of-{:05}.safetensors.partial", summary.files);
-    fs::write(parts.join(next), b"half").unwrap();
-    let first = fs::metadata(parts.join(&visible(&parts)[0])).unwrap().modified().unwrap();
-
-    let other = Settings { tp: Ranks { size: 2, rank: 0 }, ..settings.clone() };
-    let refused = run(&model, &parts, &other).unwrap_err();
-    assert!(matches!(refused, ConvertError::Occupied { .. }), "{refused}");
-
-    let resumed = run(&model, &parts, &settings).unwrap();
-    assert_eq!(resumed.kept, 1);
-    assert_eq!(visible(&parts), visible(&whole));
-    assert!(
-        files(&parts).iter().all(|p| !p.file_name().unwrap().to_str().unwrap().starts_with('.'))
-    );
-    for name in visible(&whole) {
-        assert!(
-            fs::read(whole.join(&name)).unwrap() == fs::read(parts.join(&name)).unwrap(),
-            "{name}"
-        );
-    }
-    let again = fs::metadata(parts.join(&visible(&parts)[1])).unwrap().modified().unwrap();
-    assert!(again >= first);
-    check_model(&parts, Format::Gptq4, &weights, Ranks::ONE, Ranks::ONE);
-    assert!(run(&model, &parts, &settings).unwrap().already_complete);
-    let refused = run(&model, &parts, &other).unwrap_err();
-    assert!(matches!(refused, ConvertError::Occupied { .. }), "{refused}");
-    let refused = run(&model, &model, &settings).unwrap_err();
-    assert!(matches!(refused, ConvertError::Occupied { .. }), "{refused}");
-}
-
-#[test]
-fn a_bad_tensor_stops_the_run_before_any_file_is_named() {
-    let temp = tempfile::tempdir().unwrap();
-    let model = temp.path().join("model");
-    write_model(Format::GptqActOrder, &model);
-    // A group out of range: the first g_idx of the first shard.
-    let path = model.join("model-00001-of-00002.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    let at = Container::parse(&bytes)
-        .unwrap()
-        .get("model.layers.0.self_attn.q_proj.g_idx")
-        .unwrap()
-        .file_range()
-        .start as usize;
-    bytes[at..at + 4].copy_from_slice(&999i32.to_le_bytes());
-    fs::write(&path, bytes).unwrap();
-    let out = temp.path().join("out");
-    match run(&model, &out, &settings()).unwrap_err() {
-        ConvertError::Weight { module, source } => {
-            assert_eq!(module, "model.layers.0.self_attn.q_proj");
-            assert!(
-                matches!(*source, marlinspike::Error::Value { ref tensor, ref index, .. }
-                if tensor == "model.layers.0.self_attn.q_proj.g_idx" && index == &[0]),
-                "{source}"
-            );
-        }
-        other => panic!("expected Weight, found {other}"),
-    }
-    assert!(files(&out).iter().all(|p| p.file_name().unwrap().to_str().unwrap().starts_with('.')));
-}
-
-#[test]
-fn unsupported_modules_are_refused_with_reasons_or_copied() {
-    let temp = tempfile::tempdir().unwrap();
-    let model = golden("checkpoints").join("ct-int-w4a8-moe");
-    let out = temp.path().join("out");
-    match run(&model, &out, &settings()).unwrap_err() {
-        ConvertError::Refused { refused } => {
-            assert_eq!(refused.len(), 6);
-            assert!(refused.iter().all(|r| !r.reasons.is_empty()));
-        }
-        other => panic!("expected Refused, found {other}"),
-    }
-    let summary = run(&model, &out, &Settings { skip_unsupported: true, ..settings() }).unwrap();
-    assert_eq!((summary.converted, summary.unsupported.len()), (0, 6));
-    let bytes = fs::read(model.join("model.safetensors")).unwrap();
-    let converted = Converted::read(&out);
-    for t in Container::parse(&bytes).unwrap().tensors() {
-        let t = t.unwrap();
-        assert_eq!(converted.tensors[t.name()].bytes(), t.bytes(), "{}", t.name());
-    }
-}
-
-#[test]
-fn hostile_indexes_give_their_named_error() {
-    let temp = tempfile::tempdir().unwrap();
-    let model = temp.path().join("model");
-    write_model(Format::Gptq4, &model);
-    let index = model.join("model.safetensors.index.json");
-    let open = |text: &str| {
-        fs::write(&index, text).unwrap();
-        let files = ModelFiles::open(&model)?;
-        Model::new(&files).map(|_| ())
-    };
-    let one = "model-00001-of-00002.safetensors";
-    for file in [
-        "../secret.safetensors",
-        "/etc/passwd",
-        "a/b.safetensors",
-        "..",
-        "C:x.safetensors",
-        ".x.safetensors",
-    ] {
-        let e = open(&serde_json::json!({"weight_map": {"a": file}}).to_string()).unwrap_err();
-        assert!(matches!(e, ModelError::FileName { .. }), "{e}");
-    }
-    let e = open(r#"{"weight_map": {"a": "none.safetensors"}}"#).unwrap_err();
-    assert!(matches!(e, ModelError::NoShard { .. }), "{e}");
-    let e = open(&serde_json::json!({"weight_map": {"a": one}}).to_string()).unwrap_err();
-    assert!(matches!(e, ModelError::NotInShard { ref tensor, .. } if tensor == "a"), "{e}");
-    let e = open(&format!(r#"{{"weight_map": {{"a": "{one}", "a": "{one}"}}}}"#)).unwrap_err();
-    assert!(matches!(e, ModelError::Json { ref reason, .. } if reason.contains("twice")), "{e}");
-    let e = open("[").unwrap_err();
-    assert!(matches!(e, ModelError::Json { .. }), "{e}");
-    // The same tensors under a second name.
-    fs::copy(model.join(one), model.join("copy.safetensors")).unwrap();
-    let map = serde_json::json!({"weight_map": {
-        "model.layers.0.self_attn.q_proj.qweight": one,
-        "model.layers.0.self_attn.q_proj.scales": "copy.safetensors",
-    }});
-    let e = open(&map.to_string()).unwrap_err();
-    assert!(matches!(e, ModelError::InTwoShards { .. }), "{e}");
 }

@@ -1,11 +1,14 @@
 //! Entry points for fuzzers: whatever the bytes, no panic, and what was accepted is consistent.
 //! `fuzz/` calls them under libFuzzer; the stable tests replay a corpus and its mutations.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use marlinspike::Result;
 use marlinspike::case::Case;
 use marlinspike::check::check_case;
 use marlinspike::config::{ConfigError, QuantConfig};
-use marlinspike::container::{Container, ContainerError};
+use marlinspike::container::{Container, ContainerError, IndexError, ShardIndex};
 
 /// The safetensors door. A container that is accepted has its tensors inside the file, one after
 /// the other, each as long as its shape says.
@@ -95,5 +98,27 @@ pub fn config(data: &[u8]) -> Result<(), ConfigFailure> {
             assert!(!scheme.label().is_empty());
         }
     }
+    Ok(())
+}
+
+/// The reader of `model.safetensors.index.json`. Joined to any folder, an accepted index's files
+/// lie directly in it; read a second time it is the same.
+///
+/// # Errors
+/// The reader's.
+pub fn index(data: &[u8]) -> Result<(), IndexError> {
+    let index = ShardIndex::parse(data)?;
+    let folder = Path::new("folder");
+    for file in index.files() {
+        let path = folder.join(file);
+        assert_eq!(path.parent(), Some(folder), "{file:?}");
+        assert_eq!(path.components().count(), 2, "{file:?}");
+        assert_eq!(path.extension(), Some("safetensors".as_ref()), "{file:?}");
+        assert!(index.tensors().any(|(_, f)| f == file), "{file:?}");
+    }
+    let map: BTreeMap<_, _> = index.tensors().collect();
+    assert_eq!(map.len(), index.tensors().len());
+    let written = serde_json::json!({ "weight_map": map }).to_string();
+    assert_eq!(ShardIndex::parse(written.as_bytes()).as_ref(), Ok(&index));
     Ok(())
 }

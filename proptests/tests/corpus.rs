@@ -9,7 +9,7 @@ use std::time::Instant;
 use marlinspike::Error;
 use marlinspike::case::CaseError as C;
 use marlinspike::config::ConfigError as Q;
-use marlinspike::container::ContainerError as E;
+use marlinspike::container::{ContainerError as E, IndexError as I};
 use marlinspike::vectors::Rng;
 use marlinspike_proptests::fuzz::{self, ConfigFailure as F};
 
@@ -47,7 +47,7 @@ fn replay<X: Debug>(target: &str, door: fn(&[u8]) -> Result<(), X>, table: &[Nam
 }
 
 /// Pieces of JSON that readers stumble over.
-const TOKENS: [&str; 22] = [
+const TOKENS: [&str; 24] = [
     "null",
     "true",
     "-1",
@@ -70,6 +70,8 @@ const TOKENS: [&str; 22] = [
     ",",
     ":",
     "\"in.scales\"",
+    "\"../a.safetensors\"",
+    "\"/a.safetensors\"",
 ];
 
 fn splice(data: &mut Vec<u8>, at: usize, remove: usize, insert: &[u8]) {
@@ -285,6 +287,42 @@ fn config_corpus() {
 }
 
 #[test]
+fn index_corpus() {
+    let outside = |e: &I| matches!(e, I::FileName { tensor, .. } if tensor == "a");
+    replay(
+        "index",
+        fuzz::index,
+        &[
+            ("nothing", |e| matches!(e, I::Json { .. })),
+            ("truncated", |e| matches!(e, I::Json { .. })),
+            ("not_utf8", |e| matches!(e, I::Json { .. })),
+            ("deep", |e| matches!(e, I::Form { .. })),
+            ("deep_map", |e| matches!(e, I::Form { .. })),
+            ("not_an_object", |e| matches!(e, I::Form { .. })),
+            ("no_map", |e| matches!(e, I::Form { reason } if reason.contains("weight_map"))),
+            ("two_maps", |e| matches!(e, I::Form { reason } if reason.contains("duplicate"))),
+            ("map_is_a_list", |e| matches!(e, I::Form { .. })),
+            ("file_is_a_number", |e| matches!(e, I::Form { .. })),
+            ("file_is_null", |e| matches!(e, I::Form { .. })),
+            ("twice", |e| matches!(e, I::DuplicateTensor { tensor } if tensor == "a")),
+            ("twice_escaped", |e| matches!(e, I::DuplicateTensor { tensor } if tensor == "a")),
+            ("parent", outside),
+            ("parent_escaped", outside),
+            ("absolute", outside),
+            ("folder", outside),
+            ("backslash", outside),
+            ("drive", outside),
+            ("hidden", outside),
+            ("zero_byte", outside),
+            ("line_break", outside),
+            ("itself", outside),
+            ("long", outside),
+            ("empty_name", outside),
+        ],
+    );
+}
+
+#[test]
 fn container_mutations() {
     hammer("container", fuzz::container, true);
 }
@@ -297,4 +335,9 @@ fn case_mutations() {
 #[test]
 fn config_mutations() {
     hammer("config", fuzz::config, false);
+}
+
+#[test]
+fn index_mutations() {
+    hammer("index", fuzz::index, false);
 }

@@ -3,8 +3,13 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
+use marlinspike::case::{Activation, ScoringFunc};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::{Class, Convention, Extras, Judge, Recipe, Request, Rows, WeightColumns};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::layer::bounds::Declared;
+use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::moe::router::Router;
 use marlinspike::scalar::{ScalarType, f32_to_f16_rne};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
@@ -94,4 +99,57 @@ fn exact_and_bound_any_order(bencher: Bencher, threads: usize) {
 #[divan::bench(args = [1, 2], sample_count = 5)]
 fn exact_and_bound_marlin(bencher: Bencher, threads: usize) {
     bench_judge(bencher, threads, &Class::marlin_hopper());
+}
+
+/// A layer of the Qwen3-30B-A3B kind: E = 128, H = 2048, I = 768, top 8, M = 64: exact and bounded,
+/// every stage with the errors of the stages before it.
+#[divan::bench(args = [1, 2], sample_count = 2)]
+fn layer_exact_and_bound(bencher: Bencher, threads: usize) {
+    bench_layer(bencher, threads, |layer, x, routed| {
+        let class = Class::any_order();
+        let declared = Declared { convention: Convention::Marlin, class: &class };
+        layer.bounds(x, routed, declared).expect("bounds").y.len()
+    });
+}
+
+/// The same layer's canonical bits.
+#[divan::bench(args = [1, 2], sample_count = 1)]
+fn layer_canonical_bits(bencher: Bencher, threads: usize) {
+    bench_layer(bencher, threads, |layer, x, routed| {
+        let how = layer.canonical().expect("an arithmetic");
+        layer.forward(x, routed, &how).expect("stages").y.len()
+    });
+}
+
+fn bench_layer(
+    bencher: Bencher,
+    threads: usize,
+    run: impl Fn(&Layer<'_>, &[u16], Routed<'_>) -> usize + Sync,
+) {
+    let (experts, h, i, tokens, top_k) = (128, 2048, 768, 64, 8);
+    let mut random = Rng::new(2);
+    let mut stack = |shape| -> Vec<Weight<'static>> {
+        (0..experts).map(|_| weight(&mut random, shape, 128)).collect()
+    };
+    let (w13, w2) = (stack(Shape::new(h, 2 * i)), stack(Shape::new(i, h)));
+    let layer = Layer {
+        w13: &w13,
+        w2: &w2,
+        orders: [None, None],
+        num_experts: experts,
+        expert_map: None,
+        activation: Definition::new(Activation::Silu),
+        dtype: F16,
+        input_dtype: None,
+        router_weight_on_input: false,
+    };
+    let x: Vec<u16> = (0..tokens * h).map(|_| f32_to_f16_rne(normal(&mut random))).collect();
+    let logits: Vec<f32> = (0..tokens * experts).map(|_| normal(&mut random)).collect();
+    let router = Router::new(ScoringFunc::Softmax, top_k, true);
+    let routing = router.route(&logits, experts).expect("a routing");
+    let routed = Routed { top_k, topk_ids: &routing.topk_ids, topk_weights: &routing.topk_weights };
+    let pool = pool(threads);
+    bencher
+        .counter(ItemsCount::new(tokens * top_k * 3 * h * i))
+        .bench_local(|| black_box(pool.install(|| run(&layer, &x, routed))));
 }

@@ -335,6 +335,25 @@ fn groups_and_conflicts() {
     assert!(matches!(&found, Err(ConfigError::BadValue { key, .. }) if key == "ignore"));
 }
 
+/// vLLM reads an absent `config_groups` as no groups, so nothing is quantized: configs that only
+/// describe the cache or sparsity are of this kind.
+#[test]
+fn without_groups_nothing_is_quantized() {
+    for config in [
+        json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+        json!({"format": "float-quantized", "config_groups": {},
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"}}),
+        json!({"format": "dense", "ignore": ["lm_head"], "sparsity_config": {"format": "dense"}}),
+    ] {
+        let parsed = CompressedTensorsConfig::from_value(&config).unwrap();
+        for name in ["model.layers.0.mlp.down_proj", "model.layers.0.mlp.experts", "lm_head"] {
+            let module = Module::in_checkpoint(name);
+            assert_eq!(parsed.group_for(&module).unwrap(), None, "{config} {name}");
+            assert!(!parsed.scheme_for(&module).unwrap().is_quantized(), "{config} {name}");
+        }
+    }
+}
+
 #[test]
 fn own_format_of_a_group() {
     let config = CompressedTensorsConfig::from_value(&json!({

@@ -1,8 +1,11 @@
 //! GPTQ configs: rules, lists, act-order, compatibility.
 
+mod configs;
+
+use configs::{H100, gptq, parse, unquantized, wna16};
 use marlinspike::config::{
     CheckpointFormat, ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, Module,
-    ModuleKind, QuantConfig, Scheme, UserQuant, Wna16Scheme, ZeroPoints, is_awq_marlin_compatible,
+    ModuleKind, QuantConfig, UserQuant, Wna16Scheme, ZeroPoints, is_awq_marlin_compatible,
     is_gptq_marlin_compatible, override_quantization_method,
 };
 use marlinspike::dims::GroupSize;
@@ -10,37 +13,6 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, Platform};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-
-const H100: Capability = Capability::cuda(9, 0);
-
-fn gptq(extra: Value) -> Value {
-    let mut config = json!({
-        "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": true,
-    });
-    for (k, v) in extra.as_object().unwrap() {
-        config[k] = v.clone();
-    }
-    config
-}
-
-fn parse(config: Value) -> Result<QuantConfig, ConfigError> {
-    QuantConfig::from_value(&config)
-}
-
-fn scheme(config: &QuantConfig, module: &str) -> Scheme {
-    config.scheme_for(module).unwrap()
-}
-
-fn wna16(config: &QuantConfig, module: &str) -> Wna16Scheme {
-    match scheme(config, module) {
-        Scheme::Wna16(w) => w,
-        other => panic!("{module}: {other:?}"),
-    }
-}
-
-fn unquantized(config: &QuantConfig, module: &str) -> bool {
-    matches!(scheme(config, module), Scheme::Unquantized { .. })
-}
 
 #[test]
 fn gptq_basics() {

@@ -1,46 +1,16 @@
 //! AWQ, FP8, ModelOpt and MXFP4 configs, and hostile values in all of them.
 
+mod configs;
+
+use configs::{H100, gptq, parse, scheme, unquantized, wna16};
 use marlinspike::config::{
     ActivationScheme, CheckpointFormat, ConfigError, FloatContainer, FusedMapping, Module,
-    ModuleKind, QuantConfig, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
-    is_gptq_marlin_compatible,
+    ModuleKind, QuantConfig, ScaleStrategy, Scheme, ZeroPoints, is_gptq_marlin_compatible,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
-use marlinspike::select::Capability;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-
-const H100: Capability = Capability::cuda(9, 0);
-
-fn gptq(extra: Value) -> Value {
-    let mut config = json!({
-        "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": true,
-    });
-    for (k, v) in extra.as_object().unwrap() {
-        config[k] = v.clone();
-    }
-    config
-}
-
-fn parse(config: Value) -> Result<QuantConfig, ConfigError> {
-    QuantConfig::from_value(&config)
-}
-
-fn scheme(config: &QuantConfig, module: &str) -> Scheme {
-    config.scheme_for(module).unwrap()
-}
-
-fn wna16(config: &QuantConfig, module: &str) -> Wna16Scheme {
-    match scheme(config, module) {
-        Scheme::Wna16(w) => w,
-        other => panic!("{module}: {other:?}"),
-    }
-}
-
-fn unquantized(config: &QuantConfig, module: &str) -> bool {
-    matches!(scheme(config, module), Scheme::Unquantized { .. })
-}
 
 #[test]
 fn awq() {

@@ -284,6 +284,21 @@ fn nan_infinity_and_zero() {
     assert_eq!(value(F16, out), inf);
 }
 
+/// A limit that is no number of the type is rounded to it by upstream's operator, or not at all.
+#[test]
+fn limits_between_numbers_of_the_type() {
+    let d = Definition::new(Activation::Silu).with_limit(7.03);
+    let mut bounds = Bounds::new(d, BF16).expect("a definition");
+    let (gate, up) = (bits(BF16, 9.0), bits(BF16, -9.0));
+    for chain in [Chain::Canonical, Chain::Upstream] {
+        let out = value(BF16, one(&d, BF16, gate, up, chain).expect("one"));
+        assert!(bounds.of_bits(gate, up).allows(out), "{chain:?}: {out}");
+    }
+    // 7.03 becomes 7.03125; the product is rounded from there.
+    let upstream = value(BF16, one(&d, BF16, gate, up, Chain::Upstream).expect("one"));
+    assert_eq!(upstream, -49.5);
+}
+
 #[test]
 fn limits_and_layout() {
     let row = |ty, xs: &[f32]| xs.iter().map(|&x| bits(ty, x)).collect::<Vec<_>>();
@@ -323,6 +338,9 @@ fn refusals() {
     assert!(matches!(apply(Definition { up_shift: f32::NAN, ..d }, F16), Err(Error::Size { .. })));
     let gated = Definition::new(Activation::Relu2).apply(&[0; 4], F16, 2, Chain::Upstream);
     assert!(matches!(gated, Err(Error::Unsupported { .. })));
+    let shifted = Definition { up_shift: 1.0, ..Definition::new(Activation::Gelu) };
+    let refused = shifted.apply(&[0; 4], F16, 2, Chain::Upstream);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
     assert!(matches!(Bounds::new(d, ScalarType::INT8), Err(Error::Unsupported { .. })));
     assert!(matches!(d.bounds(&[], F16, 0), Err(Error::Shape { .. })));
 }

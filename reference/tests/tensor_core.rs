@@ -2,7 +2,7 @@
 
 use marlinspike::container::Container;
 use marlinspike::gemm::tensor_core::{
-    Accumulator, Architecture, Decoded, Instruction, UNITS, Unit, find,
+    Accumulator, Architecture, Decoded, Instruction, KSplit, UNITS, Unit, find,
 };
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::Tensor;
@@ -21,6 +21,7 @@ fn name(unit: &Unit) -> String {
     let instruction = match unit.instruction {
         Instruction::Mma => "mma",
         Instruction::Wgmma => "wgmma",
+        Instruction::Tcgen05 => "tcgen05",
     };
     let accumulator = match unit.accumulator {
         Accumulator::F32 { .. } => "f32",
@@ -43,7 +44,7 @@ fn every_measured_unit_reproduces_the_gpu() {
     let path = golden.path("data/tables/tensor_core_tiles.safetensors");
     let bytes = std::fs::read(path).expect("the golden tiles");
     let tiles = Container::parse(&bytes).expect("a container");
-    let measured = UNITS.iter().filter(|u| u.architecture == Architecture::Hopper);
+    let measured = UNITS.iter().filter(|u| u.evidence.starts_with("measured"));
     let mut units = 0;
     for unit in measured {
         let name = name(unit);
@@ -114,4 +115,57 @@ fn small_terms_are_truncated_at_f_bits() {
     assert_eq!(sum(2f64.powi(-13)), 2f32.powi(-13));
     assert_eq!(sum(2f64.powi(-14)), 0.0);
     assert_eq!(sum(-2f64.powi(-14)), 0.0);
+}
+
+/// A unit's row in `docs/tensor-cores.md`.
+fn documented(unit: &Unit) -> String {
+    let ty = |ty: ScalarType| if ty == ScalarType::FLOAT32 { "tf32" } else { ty.name() };
+    let instruction = match unit.instruction {
+        Instruction::Mma => "mma.sync",
+        Instruction::Wgmma => "wgmma",
+        Instruction::Tcgen05 => "tcgen05.mma",
+    };
+    let (to, kept) = match unit.accumulator {
+        Accumulator::F32 { kept_bits: 24 } => ("float32", "truncated".to_owned()),
+        Accumulator::F32 { kept_bits } => ("float32", format!("truncated to {kept_bits} bits")),
+        Accumulator::F16 => ("float16", "nearest even".to_owned()),
+        Accumulator::S32 => ("int32", "exact".to_owned()),
+    };
+    let sums = match unit.split {
+        KSplit::Whole => "one".to_owned(),
+        KSplit::Blocks(n) => format!("{} of {n} k", unit.size_k / n),
+        KSplit::Pairs => "k mod 4 in {0, 1}, then {2, 3}; c last".to_owned(),
+    };
+    let bits = match unit.accumulator {
+        Accumulator::S32 => "–".to_owned(),
+        _ => unit.fraction_bits.to_string(),
+    };
+    let evidence = unit.evidence.split([' ', ',', ':']).next().unwrap_or_default();
+    format!(
+        "| {:?} | {instruction} | {} × {} → {to} | {} | {sums} | {bits} | {kept} | {evidence} |",
+        unit.architecture,
+        ty(unit.inputs.0),
+        ty(unit.inputs.1),
+        unit.size_k
+    )
+}
+
+#[test]
+fn the_documents_table_is_the_table() {
+    let page = include_str!("../../docs/tensor-cores.md");
+    let table = page.split_once("## Every row").expect("the section").1;
+    let found: Vec<&str> =
+        table.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| generation")).collect();
+    let rows: Vec<String> = UNITS.iter().map(documented).collect();
+    let found: Vec<&str> = found.into_iter().filter(|l| !l.starts_with("| ---")).collect();
+    assert_eq!(found, rows, "the table should read\n{}", rows.join("\n"));
+    // No two rows answer to one name.
+    for (i, u) in UNITS.iter().enumerate() {
+        let same = |v: &Unit| {
+            (v.architecture, v.instruction, v.inputs, v.size_k)
+                == (u.architecture, u.instruction, u.inputs, u.size_k)
+                && std::mem::discriminant(&v.accumulator) == std::mem::discriminant(&u.accumulator)
+        };
+        assert_eq!(UNITS.iter().position(same), Some(i), "{u:?}");
+    }
 }

@@ -181,11 +181,54 @@ def configs() -> dict[str, bytes]:
     }
 
 
+def indexes() -> dict[str, bytes]:
+    index = lambda weight_map, **more: json.dumps({**more, "weight_map": weight_map}).encode()
+    one = "model-00001-of-00002.safetensors"
+    at = lambda file: index({"b": one, "a": file})
+    return {
+        "valid_two": index({"a": one, "b": one.replace("00001", "00002", 1)},
+                           metadata={"total_size": 12}),
+        "valid_one_file": index({"model.layers.0.mlp.gate.weight": one, "lm_head.weight": one}),
+        "valid_empty": index({}),
+        "valid_unicode": index({"\u00e9": "mod\u00e8le.safetensors"}),
+        "valid_odd_names": index({"": "a b.safetensors", "../x": "a..safetensors"}),
+        "valid_nested_metadata": index({"a": one}, metadata={"a": [[{"weight_map": {"a": 1}}]]}),
+        "hostile_nothing": b"",
+        "hostile_truncated": index({"a": one})[:-8],
+        "hostile_not_utf8": b'{"weight_map": {"\xff": "a.safetensors"}}',
+        "valid_deep_metadata": b'{"metadata":' + b"[" * 2000 + b"]" * 2000 + b',"weight_map":{}}',
+        "hostile_deep": b"[" * 2000,
+        "hostile_deep_map": b'{"weight_map":' + b'{"a":' * 200,
+        "hostile_not_an_object": b"17",
+        "hostile_no_map": b'{"metadata": {}}',
+        "hostile_two_maps": b'{"weight_map": {}, "weight_map": {"a": "a.safetensors"}}',
+        "hostile_map_is_a_list": index([["a", one]]),
+        "hostile_file_is_a_number": at(1),
+        "hostile_file_is_null": at(None),
+        "hostile_twice": b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}',
+        "hostile_twice_escaped":
+            b'{"weight_map": {"a": "a.safetensors", "\\u0061": "a.safetensors"}}',
+        "hostile_parent": at("../a.safetensors"),
+        "hostile_parent_escaped": b'{"weight_map": {"a": "\\u002e.\\u002fa.safetensors"}}',
+        "hostile_absolute": at("/a.safetensors"),
+        "hostile_folder": at("a/b.safetensors"),
+        "hostile_backslash": at("..\\a.safetensors"),
+        "hostile_drive": at("C:a.safetensors"),
+        "hostile_hidden": at(".a.safetensors"),
+        "hostile_zero_byte": at("a\0.safetensors"),
+        "hostile_line_break": at("a\n.safetensors"),
+        "hostile_itself": at("model.safetensors.index.json"),
+        "hostile_long": at("a" * 300 + ".safetensors"),
+        "hostile_empty_name": at(""),
+    }
+
+
 def main() -> None:
     valid = pathlib.Path(sys.argv[1]).read_bytes()
     root = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ".")
     for target, files in {
-            "container": containers(), "case": cases(valid), "config": configs()}.items():
+            "container": containers(), "case": cases(valid), "config": configs(),
+            "index": indexes()}.items():
         folder = root / "fuzz" / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)
         for name, blob in files.items():

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use marlinspike::case::Case;
-use marlinspike::check::{CaseReport, check_case};
+use marlinspike::check::{CaseReport, Declared, check_case_as};
 use marlinspike_golden::{FileEntry, GoldenError, Manifest};
 use walkdir::WalkDir;
 
@@ -111,7 +111,7 @@ fn walk(folder: &Path, sources: &mut Vec<Source>) {
 }
 
 /// Reads and checks one file.
-pub(super) fn check(source: Source) -> Result<CaseReport, InputError> {
+pub(super) fn check(source: Source, declared: &Declared) -> Result<CaseReport, InputError> {
     match source.kind {
         Kind::Error(error) => return Err(error),
         Kind::Golden(manifest, entry) => manifest.verify_file(&entry)?,
@@ -119,7 +119,7 @@ pub(super) fn check(source: Source) -> Result<CaseReport, InputError> {
     }
     let path = source.path;
     let bytes = MappedFile::open(&path)?;
-    let report = Case::parse(&bytes).and_then(|case| check_case(&case));
+    let report = Case::parse(&bytes).and_then(|case| check_case_as(&case, declared));
     report.map_err(|source| InputError::Case { path, source })
 }
 
@@ -146,7 +146,7 @@ mod tests {
     fn an_empty_folder_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
-        assert!(matches!(check(source), Err(InputError::EmptyFolder { .. })));
+        assert!(matches!(check(source, &Declared::default()), Err(InputError::EmptyFolder { .. })));
     }
 
     #[cfg(unix)]
@@ -155,6 +155,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
-        assert!(matches!(check(source), Err(InputError::List { .. })));
+        assert!(matches!(check(source, &Declared::default()), Err(InputError::List { .. })));
     }
 }

@@ -1,5 +1,7 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
+mod declared;
+mod errors;
 mod html;
 mod input;
 mod json;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use marlinspike::check::{CaseReport, Verdict};
+use marlinspike::check::{CaseReport, Declared, Verdict};
 use rayon::prelude::*;
 
 use crate::error::Explained;
@@ -28,8 +30,11 @@ Recomputes every output of the cases from their inputs and compares.
 
 A case is a safetensors file: the inputs of one operation, its configuration, and the outputs that \
 some implementation produced. Packed weights, permuted scales, zero points, biases and sorted \
-indices must be equal in every bit. An output that is not computed here is left unchecked, and \
-keeps its case from passing.
+indices must be equal in every bit; so must a product whose case declares its schedule. Other \
+products are compared with the exact result: what counts is the error over the bound that follows \
+from the operations which the kernel is declared to use (--convention, --class). Above 1 no such \
+kernel can be right. An output that is not computed here is left unchecked, and keeps its case from \
+passing.
 
 For a wrong output: how many values differ; the first one, as an index into the tensor, as (k, n), \
 and as the tile, lane and register that loads it; its bits; and, where the values give it away, the \
@@ -43,6 +48,8 @@ Examples:
       a file, and every *.safetensors below a folder
   marlinspike check --only '*marlin*' more/
       packed weights and scales only
+  marlinspike check --class marlin-hopper mine.safetensors
+      the narrower bound of a kernel that adds in Marlin's order on Hopper
   marlinspike check --json more/ | jq 'select(.verdict == \"fail\")'
       for programs: one JSON object per case, then {\"summary\": ...}
   marlinspike check --report report.html mine.safetensors
@@ -69,6 +76,9 @@ pub struct Args {
     /// error.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<glob::Pattern>,
+
+    #[command(flatten)]
+    declared: declared::Args,
 
     /// Print one JSON object per case and line, then one with the summary, and nothing else
     #[arg(long)]
@@ -120,7 +130,8 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     } else {
         input::find(&args.paths)
     };
-    let checked = check_all(sources, &args.only);
+    let declared = args.declared.read()?;
+    let checked = check_all(sources, &args.only, &declared);
     if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
         let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
         let message =
@@ -149,7 +160,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
 }
 
 /// Checks all files at once; the order of the results is that of the sources.
-fn check_all(sources: Vec<Source>, only: &[glob::Pattern]) -> Vec<Checked> {
+fn check_all(sources: Vec<Source>, only: &[glob::Pattern], declared: &Declared) -> Vec<Checked> {
     let paths: Vec<&Path> = sources.iter().map(|s| s.path.as_path()).collect();
     let labels = text::labels(&paths);
     let bar = ProgressBar::new(sources.len() as u64);
@@ -161,7 +172,7 @@ fn check_all(sources: Vec<Source>, only: &[glob::Pattern]) -> Vec<Checked> {
         .zip(labels)
         .map(|(source, label)| {
             let path = source.path.clone();
-            let result = input::check(source);
+            let result = input::check(source, declared);
             bar.inc(1);
             let mut checked = Checked { path, label, result, left_out: 0 };
             if !only.is_empty()

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use marlinspike::container;
+use marlinspike::dims::Shape;
 
 use super::plan::Refused;
 use crate::model::ModelError;
@@ -48,6 +49,20 @@ pub enum ConvertError {
         dir: PathBuf,
         /// What is there.
         reason: String,
+    },
+    /// The smallest piece of work on a matrix takes more memory than conversion may use.
+    #[error(
+        "{module}: a part of its {shape} matrix takes {needed} bytes of memory, expected at most {limit}"
+    )]
+    Memory {
+        /// The module.
+        module: String,
+        /// The matrix on this rank.
+        shape: Shape,
+        /// Bytes of its smallest part.
+        needed: u64,
+        /// Bytes that all jobs may take together.
+        limit: u64,
     },
     /// A file cannot be written.
     #[error("{}: {source}", path.display())]

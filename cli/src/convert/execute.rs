@@ -1,10 +1,14 @@
-//! Running a plan: workers take jobs in order, within a memory budget, and write each piece
-//! at its place.
+//! Running a plan: workers take jobs, within a memory budget, and write each piece at its place.
+//!
+//! Systems let one thread at a time write to a file, so each worker begins a file of its own and
+//! helps with the others' when no new one is left.
 
+use std::num::NonZero;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
 
 use rayon::prelude::*;
 
@@ -12,51 +16,68 @@ use super::budget::Budget;
 use super::error::ConvertError;
 use super::job::{self, Constants};
 use super::names::Kind;
-use super::plan::{Plan, Settings, ShardPlan, Source, copy_runs};
+use super::plan::{Part, Plan, Settings, ShardPlan, Source, StackPlan, copy_runs};
 use super::progress::Progress;
 use super::report::Reporter;
 use super::shard::{self, ShardWriter};
 use crate::model::Model;
 
-/// Memory that jobs in progress may take together, in bytes.
-const BUDGET: u64 = 1 << 30;
+/// Memory that jobs in progress may take together unless the caller says otherwise, in bytes.
+pub const MEMORY: u64 = 1 << 30;
+
+/// Files that are written at the same time: an interrupted run loses what they hold.
+const OPEN_FILES: usize = 4;
 
 /// How a plan is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Execution {
     /// Worker threads.
-    pub threads: usize,
+    pub threads: NonZero<usize>,
+    /// Memory that jobs in progress may take together, in bytes. Mapped input, the system's cache
+    /// and a few bytes for each tensor's name come on top.
+    pub memory: u64,
     /// Stop after this many files have been finished in this run. For tests of resumption.
     pub stop_after: Option<usize>,
+}
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// Files that an earlier run had finished.
+    pub kept: usize,
+    /// Most memory that jobs in progress took together, in bytes, as it is accounted for.
+    pub peak_memory: u64,
 }
 
 /// A unit of work of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Job {
-    Rows { stack: usize, expert: usize, rows: Range<usize> },
+    Part { stack: usize, expert: usize, part: Part },
     Copy { item: usize, bytes: Range<u64> },
 }
 
-/// The jobs of a file, in the order of their data.
-fn jobs(plan: &Plan, shard: &ShardPlan) -> Vec<Job> {
-    let mut jobs = Vec::new();
-    for (i, item) in shard.items.iter().enumerate() {
-        match item.source {
-            Source::Copy => {
-                let len = item.spec.byte_len().unwrap_or(0);
-                jobs.extend(copy_runs(len).map(|bytes| Job::Copy { item: i, bytes }));
-            }
-            Source::Stack { stack, kind: Kind::Weight } => {
-                let p = &plan.stacks[stack];
-                for expert in 0..p.experts.len() {
-                    jobs.extend(p.runs().map(|rows| Job::Rows { stack, expert, rows }));
-                }
-            }
-            // Written by the jobs of the weight.
-            Source::Stack { .. } => {}
-        }
-    }
-    jobs
+/// A file in progress.
+#[derive(Debug)]
+struct OpenFile<'p> {
+    plan: &'p ShardPlan,
+    writer: ShardWriter,
+    jobs: Vec<Job>,
+    /// The next job to take.
+    next: AtomicUsize,
+    /// Jobs that are not done.
+    left: AtomicUsize,
+    workers: AtomicUsize,
+}
+
+/// What the workers share and change.
+struct Desk<'a> {
+    /// Files that nobody has begun.
+    waiting: std::vec::IntoIter<&'a ShardPlan>,
+    /// Files with jobs that nobody has taken.
+    open: Vec<Arc<OpenFile<'a>>>,
+    finished: usize,
+    progress: &'a mut Progress,
+    failed: Option<ConvertError>,
 }
 
 /// What all jobs need.
@@ -66,77 +87,158 @@ struct Context<'a> {
     settings: &'a Settings,
     constants: &'a [Constants],
     pool: &'a rayon::ThreadPool,
-    budget: Budget,
+    out: &'a Path,
     reporter: &'a Reporter,
+    budget: Budget,
+    /// Most memory of one job, where the work can be cut that small, in bytes.
+    share: u64,
+    open_files: usize,
+    desk: Mutex<Desk<'a>>,
+    /// Whether the desk holds an error: asked before each job.
+    stopped: AtomicBool,
 }
 
-impl Context<'_> {
-    /// Most memory of a job, in bytes. A copied piece is written from the mapped file.
-    fn memory(&self, job: &Job) -> u64 {
-        match job {
-            Job::Rows { stack, .. } => self.plan.stacks[*stack].job_bytes(),
-            Job::Copy { .. } => 0,
-        }
+impl<'a> Context<'a> {
+    fn desk(&self) -> MutexGuard<'_, Desk<'a>> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, job: &Job, shard: &ShardPlan, writer: &ShardWriter) -> Result<(), ConvertError> {
-        match job {
-            Job::Rows { stack, expert, rows } => {
-                let plan = &self.plan.stacks[*stack];
-                let constants = self.constants[*stack];
-                let pieces = self
-                    .pool
-                    .install(|| job::run(self.model, plan, constants, self.settings, *expert, rows))
-                    .map_err(ConvertError::weight(&plan.module))?;
-                for piece in pieces {
-                    let source = Source::Stack { stack: *stack, kind: piece.kind };
-                    let bytes = piece.bytes.get();
-                    writer.write(source, piece.offset, bytes)?;
-                    self.reporter.advance(bytes.len() as u64);
+    fn fail(&self, error: ConvertError) {
+        self.desk().failed.get_or_insert(error);
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// The jobs of a file, in the order of their data.
+    fn jobs(&self, shard: &ShardPlan) -> Result<Vec<Job>, ConvertError> {
+        let mut jobs = Vec::new();
+        for (i, item) in shard.items.iter().enumerate() {
+            match item.source {
+                Source::Copy => {
+                    let len = item.spec.byte_len().unwrap_or(0);
+                    jobs.extend(copy_runs(len).map(|bytes| Job::Copy { item: i, bytes }));
+                }
+                Source::Stack { stack, kind: Kind::Weight } => {
+                    let plan = &self.plan.stacks[stack];
+                    let parts = plan.parts(self.share);
+                    self.expect_room(plan, &parts)?;
+                    for expert in 0..plan.experts.len() {
+                        let job = |part: &Part| Job::Part { stack, expert, part: part.clone() };
+                        jobs.extend(parts.iter().map(job));
+                    }
+                }
+                // Written by the jobs of the weight.
+                Source::Stack { .. } => {}
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// Refuses a stack whose smallest part is more than all the memory there is.
+    fn expect_room(&self, plan: &StackPlan, parts: &[Part]) -> Result<(), ConvertError> {
+        let needed = parts.iter().map(|part| plan.part_bytes(part)).max().unwrap_or(0);
+        if needed <= self.budget.total() {
+            return Ok(());
+        }
+        Err(ConvertError::Memory {
+            module: plan.module.clone(),
+            shape: plan.shape,
+            needed,
+            limit: self.budget.total(),
+        })
+    }
+
+    /// A file for a worker that has none: a new one, or else the one with the fewest workers.
+    fn next_file(&self) -> Result<Option<Arc<OpenFile<'a>>>, ConvertError> {
+        let mut desk = self.desk();
+        // What has no jobs left is in its last workers' hands.
+        desk.open.retain(|f| f.next.load(Ordering::Relaxed) < f.jobs.len());
+        if desk.open.len() < self.open_files
+            && let Some(plan) = desk.waiting.next()
+        {
+            self.reporter.file(&plan.name);
+            let jobs = self.jobs(plan)?;
+            let file = Arc::new(OpenFile {
+                plan,
+                writer: ShardWriter::create(self.out, plan)?,
+                left: AtomicUsize::new(jobs.len()),
+                jobs,
+                next: AtomicUsize::new(0),
+                workers: AtomicUsize::new(1),
+            });
+            desk.open.push(file.clone());
+            return Ok(Some(file));
+        }
+        let file = desk.open.iter().min_by_key(|f| f.workers.load(Ordering::Relaxed)).cloned();
+        if let Some(file) = &file {
+            file.workers.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(file)
+    }
+
+    /// Takes jobs until none is left or one fails anywhere.
+    fn work<'s>(&'s self, scope: &'s Scope<'s, '_>) -> Result<(), ConvertError> {
+        while let Some(file) = self.next_file()? {
+            // A file without jobs, of empty tensors, is done as it is begun.
+            if file.jobs.is_empty() {
+                self.close(&file, scope);
+            }
+            while let Some(job) = file.jobs.get(file.next.fetch_add(1, Ordering::Relaxed)) {
+                if self.stopped.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                self.run(job, &file)?;
+                // Whoever does the last job sees the others' writes done.
+                if file.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    self.close(&file, scope);
                 }
             }
+            file.workers.fetch_sub(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn run(&self, job: &Job, file: &OpenFile<'_>) -> Result<(), ConvertError> {
+        match job {
+            Job::Part { stack, expert, part } => {
+                let (plan, constants) = (&self.plan.stacks[*stack], self.constants[*stack]);
+                let _share = self.budget.take(plan.part_bytes(part));
+                let pack = || job::run(self.model, plan, constants, self.settings, *expert, part);
+                let pieces = match plan.is_large(part) {
+                    true => self.pool.install(pack),
+                    false => pack(),
+                };
+                for piece in pieces.map_err(ConvertError::weight(&plan.module))? {
+                    let source = Source::Stack { stack: *stack, kind: piece.kind };
+                    for (at, bytes) in piece.runs() {
+                        file.writer.write(source, at, bytes)?;
+                    }
+                    self.reporter.advance(piece.bytes.get().len() as u64);
+                }
+            }
+            // Written from the mapped file.
             Job::Copy { item, bytes } => {
-                let tensor = self.model.tensor(&shard.items[*item].spec.name)?;
+                let tensor = self.model.tensor(&file.plan.items[*item].spec.name)?;
                 let piece = &tensor.bytes()[bytes.start as usize..bytes.end as usize];
-                writer.write_item(*item, bytes.start, piece)?;
+                file.writer.write_item(*item, bytes.start, piece)?;
                 self.reporter.advance(piece.len() as u64);
             }
         }
         Ok(())
     }
 
-    /// All jobs of a file on `threads` threads; the first error stops them.
-    fn write_shard(
-        &self,
-        shard: &ShardPlan,
-        writer: &ShardWriter,
-        threads: usize,
-    ) -> Result<(), ConvertError> {
-        let jobs = jobs(self.plan, shard);
-        let next = AtomicUsize::new(0);
-        let failed: Mutex<Option<ConvertError>> = Mutex::new(None);
-        let worker = || {
-            while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let share = self.budget.take(self.memory(job));
-                let done = self.run(job, shard, writer);
-                drop(share);
-                if let Err(e) = done {
-                    // The others find no more jobs.
-                    next.store(jobs.len(), Ordering::Relaxed);
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
-                }
+    /// Makes a filled file durable, while the workers go on with others.
+    fn close<'s>(&'s self, file: &OpenFile<'_>, scope: &'s Scope<'s, '_>) {
+        let (name, writer) = (file.plan.name.clone(), file.writer.clone());
+        scope.spawn(move || {
+            let done = writer.finish().and_then(|()| {
+                let mut desk = self.desk();
+                desk.finished += 1;
+                desk.progress.finished(self.out, name, writer.file_len())
+            });
+            if let Err(e) = done {
+                self.fail(e);
             }
-        };
-        std::thread::scope(|s| {
-            for _ in 1..threads.min(jobs.len()) {
-                s.spawn(worker);
-            }
-            worker();
         });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(()),
-            Some(e) => Err(e),
-        }
     }
 }
 
@@ -151,7 +253,7 @@ pub fn constants(
     pool: &rayon::ThreadPool,
 ) -> Result<Vec<Constants>, ConvertError> {
     pool.install(|| {
-        let of = |p: &super::plan::StackPlan| {
+        let of = |p: &StackPlan| {
             Constants::of(model, p, settings).map_err(ConvertError::weight(&p.module))
         };
         plan.stacks.par_iter().map(of).collect()
@@ -172,50 +274,57 @@ pub fn write_shards(
     progress: &mut Progress,
     execution: Execution,
     reporter: &Reporter,
-) -> Result<usize, ConvertError> {
-    let budget = Budget::new(BUDGET);
-    let context = Context { model, plan, settings, constants, pool, budget, reporter };
+) -> Result<Written, ConvertError> {
     let mut kept = 0;
-    let mut finished = 0;
+    let mut waiting = Vec::with_capacity(plan.shards.len());
+    for shard in &plan.shards {
+        if progress.has(out, &shard.name, shard::file_len(shard)?) {
+            kept += 1;
+            reporter.advance(shard.items.iter().filter_map(|i| i.spec.byte_len()).sum());
+        } else {
+            waiting.push(shard);
+        }
+    }
+    let left_out = execution.stop_after.is_some_and(|files| files <= waiting.len());
+    waiting.truncate(execution.stop_after.unwrap_or(usize::MAX));
+    let threads = execution.threads.get();
+    let desk = Desk {
+        waiting: waiting.into_iter(),
+        open: Vec::new(),
+        finished: 0,
+        progress,
+        failed: None,
+    };
+    let context = Context {
+        model,
+        plan,
+        settings,
+        constants,
+        pool,
+        out,
+        reporter,
+        budget: Budget::new(execution.memory),
+        share: execution.memory / threads as u64,
+        open_files: threads.min(OPEN_FILES),
+        desk: Mutex::new(desk),
+        stopped: AtomicBool::new(false),
+    };
     std::thread::scope(|scope| {
-        // A file is made durable while the next one is being filled.
-        let mut last: Option<(String, u64, std::thread::ScopedJoinHandle<'_, _>)> = None;
-        for shard in &plan.shards {
-            let len = shard::file_len(shard)?;
-            if progress.has(out, &shard.name, len) {
-                kept += 1;
-                reporter.advance(shard.items.iter().filter_map(|i| i.spec.byte_len()).sum());
-                continue;
+        let worker = || {
+            if let Err(e) = context.work(scope) {
+                context.fail(e);
             }
-            reporter.file(&shard.name);
-            let writer = ShardWriter::create(out, shard)?;
-            context.write_shard(shard, &writer, execution.threads.max(1))?;
-            if let Some((name, len, handle)) = last.take() {
-                join(handle)?;
-                progress.finished(out, name, len)?;
-            }
-            last = Some((shard.name.clone(), len, scope.spawn(move || writer.finish())));
-            finished += 1;
-            if execution.stop_after == Some(finished) {
-                break;
-            }
+        };
+        for _ in 1..threads {
+            scope.spawn(worker);
         }
-        if let Some((name, len, handle)) = last.take() {
-            join(handle)?;
-            progress.finished(out, name, len)?;
-        }
-        if execution.stop_after == Some(finished) {
-            return Err(ConvertError::Stopped { files: finished });
-        }
-        Ok(kept)
-    })
-}
-
-fn join(
-    handle: std::thread::ScopedJoinHandle<'_, Result<(), ConvertError>>,
-) -> Result<(), ConvertError> {
-    match handle.join() {
-        Ok(done) => done,
-        Err(panic) => std::panic::resume_unwind(panic),
+        worker();
+    });
+    let peak_memory = context.budget.peak();
+    let desk = context.desk.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match desk.failed {
+        Some(error) => Err(error),
+        None if left_out => Err(ConvertError::Stopped { files: desk.finished }),
+        None => Ok(Written { kept, peak_memory }),
     }
 }

@@ -1,4 +1,4 @@
-//! One unit of work: some rows of one expert's matrix, or a piece of a copied tensor.
+//! One unit of work: a part of one expert's matrix, packed.
 
 use std::ops::Range;
 
@@ -9,9 +9,8 @@ use marlinspike::{Error, Result};
 
 use super::load;
 use super::names::Kind;
-use super::plan::{Settings, StackPlan};
-use crate::model::Model;
-use crate::model::bind::Part;
+use super::plan::{Part, Settings, StackPlan};
+use crate::model::{Model, bind};
 
 /// What all parts of a stack share: found by looking at all of its scales.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -37,7 +36,8 @@ impl Constants {
         let mut largest_code = 0u8;
         let mut max = f64::NEG_INFINITY;
         for matrices in &plan.experts {
-            let Some(scale) = load::merged(model, plan, matrices, Part::Scale, &plan.k)? else {
+            let scale = load::merged(model, matrices, bind::Part::Scale, &plan.k, &plan.n)?;
+            let Some(scale) = scale else {
                 return Err(Error::missing(format!("{}: scales", plan.module), "its scheme"));
             };
             if nvfp4 {
@@ -69,15 +69,41 @@ impl Constants {
     }
 }
 
-/// Bytes of one output of a job, and where in the output tensor they go.
+/// Bytes of one output of a job, and where in the output tensor they go: in runs of equal length
+/// and distance.
 #[derive(Debug)]
 pub struct Piece {
     /// Which output.
     pub kind: Kind,
-    /// Offset in the output tensor, in bytes.
+    /// Offset of the first run in the output tensor, in bytes.
     pub offset: u64,
-    /// The bytes.
+    /// Bytes of a run.
+    pub run: u64,
+    /// Bytes from one run's beginning to the next one's.
+    pub stride: u64,
+    /// The bytes of all runs.
     pub bytes: Bytes,
+}
+
+impl Piece {
+    /// A piece of `kind` in rows of `width` bytes, of which this one has `part`, from the byte
+    /// `offset` of the output on. Whole rows are one run.
+    fn rows(kind: Kind, offset: u64, width: u64, part: Range<u64>, bytes: Bytes) -> Self {
+        let run = part.end - part.start;
+        let run = if run == width { bytes.get().len() as u64 } else { run };
+        Self { kind, offset: offset + part.start, run, stride: width, bytes }
+    }
+
+    /// Each run, and its offset in the output tensor.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let runs = self.bytes.get().chunks(usize::try_from(self.run).unwrap_or(usize::MAX).max(1));
+        (0u64..).zip(runs).map(|(i, run)| (self.offset + i * self.stride, run))
+    }
+
+    /// Where the last run ends in the output tensor.
+    fn end(&self) -> u64 {
+        self.runs().last().map_or(0, |(at, run)| at + run.len() as u64)
+    }
 }
 
 /// Owned bytes, whatever their elements were.
@@ -113,7 +139,7 @@ impl Bytes {
     }
 }
 
-/// Packs rows `rows` (of the rank's) of expert `expert`.
+/// Packs `part` of expert `expert`.
 ///
 /// # Errors
 /// What the format or the layout refuses, naming the tensor.
@@ -123,10 +149,10 @@ pub fn run(
     constants: Constants,
     settings: &Settings,
     expert: usize,
-    rows: &Range<usize>,
+    part: &Part,
 ) -> Result<Vec<Piece>> {
-    let file_rows = plan.k.start + rows.start..plan.k.start + rows.end;
-    let weight = load::load(model, plan, &plan.experts[expert], &file_rows)?;
+    let file_rows = plan.k.start + part.rows.start..plan.k.start + part.rows.end;
+    let weight = load::load(model, plan, &plan.experts[expert], &file_rows, &part.columns)?;
     let options = Options {
         dtype: settings.dtype,
         input_dtype: settings.input,
@@ -136,57 +162,63 @@ pub fn run(
         scale_permutation: Some(plan.permutation),
     };
     let prepared = prepare(&[weight], options)?;
-    pieces(plan, prepared, expert, rows)
+    pieces(plan, prepared, expert, part)
 }
 
-fn pieces(
-    plan: &StackPlan,
-    prepared: Prepared,
-    expert: usize,
-    rows: &Range<usize>,
-) -> Result<Vec<Piece>> {
-    let first = rows.start == 0;
-    let (e, n) = (expert as u64, plan.shape.size_n as u64);
-    let whole_k = plan.shape.size_k as u64;
+fn pieces(plan: &StackPlan, prepared: Prepared, expert: usize, part: &Part) -> Result<Vec<Piece>> {
+    let (e, n, whole_k) = (expert as u64, plan.shape.size_n as u64, plan.shape.size_k as u64);
+    let columns = part.columns.start as u64..part.columns.end as u64;
+    let first = part.rows.start == 0;
     let mut list = Vec::new();
-    let mut push = |kind, offset: u64, bytes: Bytes| list.push(Piece { kind, offset, bytes });
-    // Every packed row of 16 k has N · 16 · bits / 8 bytes.
-    let per_k = n * u64::from(plan.code_bits()) / 8;
-    push(Kind::Weight, (e * whole_k + rows.start as u64) * per_k, Bytes::B32(prepared.qweight));
+    // Rows of the output, `width` bytes for each column, from row `row` of the expert on.
+    let rows = |kind, row: u64, width: u64, bytes| {
+        let part = columns.start * width..columns.end * width;
+        Piece::rows(kind, row * n * width, n * width, part, bytes)
+    };
+    // A row of tiles is `tile_k` codes of each column.
+    let tile_k = prepared.weight_layout.tile_map().tile_k() as u64;
+    let tile_rows = (e * whole_k + part.rows.start as u64) / tile_k;
+    let tile_width = tile_k * u64::from(plan.code_bits()) / 8;
+    list.push(rows(Kind::Weight, tile_rows, tile_width, Bytes::B32(prepared.qweight)));
 
     let groups = plan.groups as u64;
-    let found = prepared.scales.rows();
     // A part of a channel-wise matrix has the whole's scales: the first part writes them.
-    let shared = plan.groups == found;
-    let group = if shared { 0 } else { rows.start as u64 / (whole_k / groups) };
+    let shared = plan.groups == prepared.scales.rows();
+    let group = if shared { 0 } else { part.rows.start as u64 / (whole_k / groups) };
     if first || !shared {
         let width = u64::from(prepared.scales.ty().storage_bits() / 8);
-        let at = (e * groups + group) * n;
-        push(Kind::Scales, at * width, Bytes::of(&prepared.scales));
+        list.push(rows(Kind::Scales, e * groups + group, width, Bytes::of(&prepared.scales)));
         if let Some((_, words)) = prepared.zeros {
+            // One word for several columns.
             let pack = 32 / u64::from(plan.code_bits());
-            push(Kind::Zeros, at / pack * 4, Bytes::B32(words));
+            let part = columns.start / pack * 4..columns.end / pack * 4;
+            let (at, width) = ((e * groups + group) * n / pack * 4, n / pack * 4);
+            list.push(Piece::rows(Kind::Zeros, at, width, part, Bytes::B32(words)));
         }
     }
-    if first {
+    if first && let Some(bias) = &prepared.bias {
+        list.push(rows(Kind::Bias, e, 2, Bytes::of(bias)));
+    }
+    if first && columns.start == 0 {
+        let mut whole = |kind, offset: u64, bytes: Bytes| {
+            let run = bytes.get().len() as u64;
+            list.push(Piece { kind, offset, run, stride: run, bytes });
+        };
         if let Some([sorted]) = prepared.sorted.as_deref() {
-            push(Kind::GIdx, e * whole_k * 4, Bytes::B32(sorted.g_idx.clone()));
-            push(Kind::SortIndices, e * whole_k * 4, Bytes::B32(sorted.perm.clone()));
-        }
-        if let Some(bias) = &prepared.bias {
-            push(Kind::Bias, e * n * 2, Bytes::of(bias));
+            whole(Kind::GIdx, e * whole_k * 4, Bytes::B32(sorted.g_idx.clone()));
+            whole(Kind::SortIndices, e * whole_k * 4, Bytes::B32(sorted.perm.clone()));
         }
         if let Some(global) = prepared.global_scale {
-            push(Kind::GlobalScale, e * 4, Bytes::F32(global));
+            whole(Kind::GlobalScale, e * 4, Bytes::F32(global));
         }
         if let (Some(scale), 0) = (prepared.input_global_scale, expert) {
-            push(Kind::InputGlobalScale, 0, Bytes::F32(vec![scale]));
+            whole(Kind::InputGlobalScale, 0, Bytes::F32(vec![scale]));
         }
     }
     for piece in &list {
         let spec = plan.output(piece.kind).map(|o| &o.spec);
         let fits = spec.and_then(|s| s.byte_len());
-        let end = piece.offset + piece.bytes.get().len() as u64;
+        let end = piece.end();
         if fits.is_none_or(|len| end > len) {
             // The plan follows from headers and config alone; data that says otherwise is refused.
             let what = format!("{}: {:?}", plan.module, piece.kind);

@@ -62,16 +62,29 @@ fn line(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
     Tensor::new(name, dtype, vec![1], tensor.into_bytes())
 }
 
-/// `part` of one expert, its matrices side by side.
+/// The columns of each of a stack's matrices that `columns` of the rank's matrix are.
+pub(super) fn columns_of_each(plan: &StackPlan, columns: &Range<usize>) -> Vec<Range<usize>> {
+    let mut before = 0;
+    let part = |n: &Range<usize>| {
+        let inside = |column: usize| n.start + column.saturating_sub(before).min(n.len());
+        let part = inside(columns.start)..inside(columns.end);
+        before += n.len();
+        part
+    };
+    plan.n.iter().map(part).collect()
+}
+
+/// `part` of one expert, its matrices side by side: rows `k` of the file's matrices, and columns
+/// `n` of each.
 pub(super) fn merged<'m>(
     model: &Model<'m>,
-    plan: &StackPlan,
     matrices: &[Bound],
     part: Part,
     k: &Range<usize>,
+    n: &[Range<usize>],
 ) -> Result<Option<Tensor<'m>>> {
     let mut tensors = Vec::with_capacity(matrices.len());
-    for (bound, n) in matrices.iter().zip(&plan.n) {
+    for (bound, n) in matrices.iter().zip(n) {
         match bound.get(part) {
             Some(found) => tensors.push(read(model, found, k, n)?),
             None if tensors.is_empty() => {}
@@ -101,7 +114,7 @@ fn need<'m>(tensor: Option<Tensor<'m>>, name: &str, what: &str) -> Result<Tensor
     tensor.ok_or_else(|| Error::missing(format!("{name}.{what}"), "the scheme"))
 }
 
-/// Rows `k` of one expert's matrix on this rank.
+/// Rows `k` of the file's and `columns` of the rank's matrix of one expert.
 ///
 /// # Errors
 /// What the format refuses, naming the tensor.
@@ -110,9 +123,11 @@ pub(super) fn load<'m>(
     plan: &StackPlan,
     matrices: &[Bound],
     k: &Range<usize>,
+    columns: &Range<usize>,
 ) -> Result<Weight<'m>> {
+    let n = columns_of_each(plan, columns);
     let name = &matrices[0].name;
-    let part = |part| merged(model, plan, matrices, part, k);
+    let part = |part| merged(model, matrices, part, k, &n);
     let weight = need(part(Part::Weight)?, name, "weight")?;
     let scale = need(part(Part::Scale)?, name, "scale")?;
     let bias = part(Part::Bias)?;
@@ -127,7 +142,7 @@ pub(super) fn load<'m>(
         Scheme::Fp8(f) => {
             let scheme = match f.strategy {
                 ScaleStrategy::Tensor => {
-                    fp8::Scheme::Tensor { widths: plan.n.iter().map(Range::len).collect() }
+                    fp8::Scheme::Tensor { widths: n.iter().map(Range::len).collect() }
                 }
                 ScaleStrategy::Channel => fp8::Scheme::Channel,
                 ScaleStrategy::Block { block_n, block_k } => {

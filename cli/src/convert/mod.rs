@@ -20,6 +20,7 @@ pub mod shard;
 pub mod slice;
 pub mod verdict;
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -163,6 +164,8 @@ pub struct Summary {
     pub kept: usize,
     /// Bytes of all output tensors.
     pub bytes: u64,
+    /// Most memory that jobs took together, in bytes, as it is accounted for.
+    pub peak_memory: u64,
     /// Whether an earlier run had finished everything.
     pub already_complete: bool,
 }
@@ -176,8 +179,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let files = ModelFiles::open(&args.model_dir)?;
     let model = Model::new(&files)?;
     let settings = settings(args, &model).map_err(explain)?;
-    let threads = args.threads.unwrap_or_else(rayon::current_num_threads).max(1);
-    let execution = Execution { threads, stop_after: None };
+    let threads = args.threads.unwrap_or_else(rayon::current_num_threads);
+    let threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
+    let execution = Execution { threads, memory: execute::MEMORY, stop_after: None };
     let done = convert(&model, &args.out_dir, &settings, execution, args.force, args.json);
     let summary = done.map_err(explain)?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -309,6 +313,7 @@ pub fn convert(
         files: plan.shards.len(),
         kept: 0,
         bytes: plan.output_bytes(),
+        peak_memory: 0,
         already_complete: false,
     };
     let identity = progress::identity(model, settings)?;
@@ -317,7 +322,7 @@ pub fn convert(
         State::Open(progress) => progress,
     };
     let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(execution.threads.max(1))
+        .num_threads(execution.threads.get())
         .build()
         .map_err(|e| ConvertError::io(out)(std::io::Error::other(e.to_string())))?;
     let constants = execute::constants(model, &plan, settings, &pool)?;
@@ -334,7 +339,8 @@ pub fn convert(
         &reporter,
     );
     reporter.finish();
-    summary.kept = written?;
+    let written = written?;
+    (summary.kept, summary.peak_memory) = (written.kept, written.peak_memory);
     config::copy_others(model, out)?;
     if plan.shards.len() > 1 {
         let text = format!("{:#}\n", config::index(&plan));

@@ -4,15 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use marlinspike::container::{ContainerWriter, TensorSpec};
 
 use super::error::ConvertError;
 use super::plan::{ShardPlan, Source};
 
-/// A file under its temporary name.
+/// A file under its temporary name. Clones write to the same file.
+#[derive(Debug, Clone)]
+pub struct ShardWriter(Arc<Inner>);
+
 #[derive(Debug)]
-pub struct ShardWriter {
+struct Inner {
     file: File,
     partial: PathBuf,
     path: PathBuf,
@@ -74,12 +78,12 @@ impl ShardWriter {
         let places = plan.items.iter().zip(&offsets);
         let places = places.filter(|(i, _)| i.source != Source::Copy);
         let places = places.map(|(i, &at)| (i.source, at)).collect();
-        Ok(Self { file, partial, path, offsets, places, len })
+        Ok(Self(Arc::new(Inner { file, partial, path, offsets, places, len })))
     }
 
     /// Bytes of the file.
     pub fn file_len(&self) -> u64 {
-        self.len
+        self.0.len
     }
 
     /// Writes `bytes` at `offset` of item `item`'s data.
@@ -87,7 +91,7 @@ impl ShardWriter {
     /// # Errors
     /// [`ConvertError::Io`].
     pub fn write_item(&self, item: usize, offset: u64, bytes: &[u8]) -> Result<(), ConvertError> {
-        self.write_at(self.offsets[item] + offset, bytes)
+        self.write_at(self.0.offsets[item] + offset, bytes)
     }
 
     /// Writes `bytes` at `offset` of a stack's output, which must be in this file.
@@ -95,11 +99,11 @@ impl ShardWriter {
     /// # Errors
     /// [`ConvertError::Io`].
     pub fn write(&self, source: Source, offset: u64, bytes: &[u8]) -> Result<(), ConvertError> {
-        match self.places.get(&source) {
+        match self.0.places.get(&source) {
             Some(at) => self.write_at(at + offset, bytes),
             None => {
                 let what = format!("{source:?} is not in this file's plan");
-                Err(ConvertError::io(&self.path)(io::Error::other(what)))
+                Err(ConvertError::io(&self.0.path)(io::Error::other(what)))
             }
         }
     }
@@ -107,7 +111,7 @@ impl ShardWriter {
     #[cfg(unix)]
     fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), ConvertError> {
         use std::os::unix::fs::FileExt as _;
-        self.file.write_all_at(bytes, at).map_err(ConvertError::io(&self.partial))
+        self.0.file.write_all_at(bytes, at).map_err(ConvertError::io(&self.0.partial))
     }
 
     #[cfg(not(unix))]
@@ -117,20 +121,20 @@ impl ShardWriter {
         // One file position for all threads.
         static POSITION: Mutex<()> = Mutex::new(());
         let _turn = POSITION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut file = &self.file;
+        let mut file = &self.0.file;
         file.seek(SeekFrom::Start(at))
             .and_then(|_| file.write_all(bytes))
-            .map_err(ConvertError::io(&self.partial))
+            .map_err(ConvertError::io(&self.0.partial))
     }
 
     /// Makes the file durable and gives it its final name.
     ///
     /// # Errors
     /// [`ConvertError::Io`].
-    pub fn finish(self) -> Result<(), ConvertError> {
-        self.file.sync_all().map_err(ConvertError::io(&self.partial))?;
-        fs::rename(&self.partial, &self.path).map_err(ConvertError::io(&self.path))?;
-        sync_dir(self.path.parent())
+    pub fn finish(&self) -> Result<(), ConvertError> {
+        self.0.file.sync_all().map_err(ConvertError::io(&self.0.partial))?;
+        fs::rename(&self.0.partial, &self.0.path).map_err(ConvertError::io(&self.0.path))?;
+        sync_dir(self.0.path.parent())
     }
 }
 

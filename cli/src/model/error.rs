@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use marlinspike::Error;
+use marlinspike::container::IndexError;
 
 /// A refused model folder. Every variant names the file, tensor or module.
 #[derive(Debug, thiserror::Error)]
@@ -43,15 +44,13 @@ pub enum ModelError {
         /// What the parser says.
         reason: String,
     },
-    /// The index names a file that is not a plain name inside the folder.
-    #[error("{}: tensor `{tensor}` is in {file:?}, expected a file name in the same folder", index.display())]
-    FileName {
+    /// The index is malformed or names a file outside the folder.
+    #[error("{}: {source}", path.display())]
+    Index {
         /// The index file.
-        index: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The name found.
-        file: String,
+        path: PathBuf,
+        /// Why.
+        source: IndexError,
     },
     /// A shard that the index names does not exist.
     #[error("{}: tensor `{tensor}` is in {file:?}, which does not exist", index.display())]

@@ -4,7 +4,6 @@
 
 pub mod bind;
 mod error;
-mod index;
 pub mod layers;
 
 use std::collections::BTreeMap;
@@ -13,16 +12,18 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use marlinspike::config::QuantConfig;
-use marlinspike::container::{Entry, Header};
+use marlinspike::container::{Entry, Header, ShardIndex};
 use marlinspike::tensor::Tensor;
 use serde_json::Value;
 
 use crate::map::MappedFile;
 pub use error::ModelError;
-use index::Index;
 
 /// Largest config read, in bytes.
 const CONFIG_LIMIT: u64 = 64 << 20;
+
+/// Largest index read, in bytes: real ones have about 100 bytes per tensor.
+const INDEX_LIMIT: u64 = 256 << 20;
 
 /// Quantization configs on their own, in the order in which they are looked for.
 pub const QUANT_FILES: [&str; 3] =
@@ -37,7 +38,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub struct ModelFiles {
     dir: PathBuf,
-    index: Option<Index>,
+    index: Option<ShardIndex>,
     /// File name and contents, in the order of the names.
     maps: Vec<(String, MappedFile)>,
 }
@@ -87,6 +88,11 @@ fn read_json(path: &Path) -> Result<Value, ModelError> {
         .map_err(|e| ModelError::Json { path: path.to_owned(), reason: e.to_string() })
 }
 
+fn read_index(path: &Path) -> Result<ShardIndex, ModelError> {
+    ShardIndex::parse(read_json_text(path, INDEX_LIMIT)?.as_bytes())
+        .map_err(|source| ModelError::Index { path: path.to_owned(), source })
+}
+
 impl ModelFiles {
     /// Maps the shards of a folder. An index is read and checked against the folder.
     ///
@@ -100,7 +106,7 @@ impl ModelFiles {
             return Err(ModelError::Io { path: dir.to_owned(), source });
         }
         let index_path = dir.join(INDEX);
-        let index = index_path.exists().then(|| Index::read(&index_path)).transpose()?;
+        let index = index_path.exists().then(|| read_index(&index_path)).transpose()?;
         let names: Vec<String> = match &index {
             Some(index) => {
                 check_files(dir, &index_path, index)?;
@@ -152,12 +158,12 @@ impl<'f> Model<'f> {
             }
         }
         if let Some(index) = index {
-            for (tensor, file) in &index.weight_map {
-                if tensors.get(tensor).is_none_or(|&(s, _)| shards[s].name != *file) {
+            for (tensor, file) in index.tensors() {
+                if tensors.get(tensor).is_none_or(|&(s, _)| shards[s].name != file) {
                     return Err(ModelError::NotInShard {
                         index: index_path,
-                        tensor: tensor.clone(),
-                        file: file.clone(),
+                        tensor: tensor.to_owned(),
+                        file: file.to_owned(),
                     });
                 }
             }
@@ -196,13 +202,13 @@ impl<'f> Model<'f> {
     }
 }
 
-fn check_files(dir: &Path, index_path: &Path, index: &Index) -> Result<(), ModelError> {
-    for (tensor, file) in &index.weight_map {
+fn check_files(dir: &Path, index_path: &Path, index: &ShardIndex) -> Result<(), ModelError> {
+    for (tensor, file) in index.tensors() {
         if !dir.join(file).is_file() {
             return Err(ModelError::NoShard {
                 index: index_path.to_owned(),
-                tensor: tensor.clone(),
-                file: file.clone(),
+                tensor: tensor.to_owned(),
+                file: file.to_owned(),
             });
         }
     }

@@ -1,6 +1,8 @@
 //! Small checkpoints of every format, made from known weights, and converted models read back.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod runs;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

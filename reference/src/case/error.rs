@@ -77,7 +77,7 @@ pub enum CaseError {
         /// The key.
         key: String,
         /// What is wrong with it.
-        error: crate::gemm::schedule::ScheduleError,
+        error: Box<crate::gemm::schedule::ScheduleError>,
     },
     /// The case could not be written as a container.
     #[error("case cannot be written: {problem}")]

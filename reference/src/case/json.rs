@@ -141,7 +141,10 @@ impl<'m> Reader<'m> {
             Some(Value::String(name)) if name == "canonical" => Ok(Some(ScheduleChoice::Canonical)),
             Some(value @ Value::Object(_)) => Schedule::from_json(value)
                 .map(|s| Some(ScheduleChoice::Given(Box::new(s))))
-                .map_err(|error| CaseError::Schedule { key: self.path(key), error }),
+                .map_err(|error| CaseError::Schedule {
+                    key: self.path(key),
+                    error: Box::new(error),
+                }),
             Some(other) => Err(self.refuse(key, other, "\"canonical\" or an object")),
         }
     }

@@ -7,30 +7,6 @@ use super::{Diagnosis, OutputReport, Verdict, structure};
 use crate::layout::{Fragment, Layout, Place, Slot};
 use crate::tensor::Tensor;
 
-/// The tile, lane and register of a packed weight's value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Register {
-    /// Row of tiles.
-    pub tile_k: usize,
-    /// Column of tiles.
-    pub tile_n: usize,
-    /// Lane of the warp.
-    pub lane: u32,
-    /// Product of eight columns inside the tile.
-    pub mma_n: u32,
-    /// Register of the B fragment.
-    pub register: u32,
-    /// Element of the dequantized register.
-    pub part: u32,
-}
-
-impl From<Fragment> for Register {
-    fn from(f: Fragment) -> Self {
-        let Fragment { tile_k, tile_n, lane, mma_n, register, part } = f;
-        Self { tile_k, tile_n, lane, mma_n, register, part }
-    }
-}
-
 /// One value that differs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Mismatch {
@@ -49,7 +25,7 @@ pub struct Mismatch {
     /// Column.
     pub n: Option<usize>,
     /// Where a packed weight's value is loaded.
-    pub fragment: Option<Register>,
+    pub fragment: Option<Fragment>,
     /// Expected bits, as hexadecimal.
     pub expected: String,
     /// Found bits, as hexadecimal.
@@ -174,7 +150,7 @@ impl Subject<'_> {
             k: row(Rows::K),
             group: row(Rows::Group),
             n: (self.rows != Rows::List).then_some(place.col),
-            fragment: place.fragment.map(Register::from),
+            fragment: place.fragment,
             expected: hex(self.expected[element]),
             found: hex(found[element]),
         }

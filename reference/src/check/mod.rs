@@ -17,8 +17,8 @@ mod weights;
 
 use serde::Serialize;
 
-pub use compare::{Mismatch, Register};
-pub use picture::{Grid, Picture};
+pub use compare::Mismatch;
+pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
 
 use crate::Result;

@@ -164,6 +164,8 @@ fn ulp_distance(ty: ScalarType, x: u32, y: u32) -> f64 {
 /// Rows that differ, and runs of columns in them, that are recomputed with every related schedule.
 const SAMPLE_ROWS: usize = 4;
 const SAMPLE_COLUMNS: usize = 4;
+/// Candidates that are recomputed in whole.
+const WHOLE_CANDIDATES: usize = 24;
 
 /// The related schedule that gives the found bits, or nine tenths of those that differ.
 fn diagnose(
@@ -195,26 +197,34 @@ fn diagnose(
     if let Some(weight) = product.weights.first() {
         candidates.extend(Schedule::upstream(weight, product.dtype, product.input));
     }
-    let mut best: Option<(usize, &Related)> = None;
+    // Candidates that explain the sample as well as any, looked at in whole.
+    let mut left: Vec<(usize, &Related)> = Vec::new();
     for candidate in &candidates {
-        let Ok(made) = product.execute_part(&candidate.schedule, &rows, |n| columns.contains(&n))
-        else {
-            continue;
-        };
-        let left = unexplained(&made, &sample, Some(&columns));
-        if best.is_none_or(|(b, _)| left < b) {
-            best = Some((left, candidate));
+        let wanted = |n| columns.contains(&n);
+        if let Ok(made) = product.execute_part(&candidate.schedule, &rows, wanted) {
+            left.push((unexplained(&made, &sample, Some(&columns)), candidate));
         }
-        if left == 0 {
+    }
+    let in_sample =
+        |i: &&usize| rows.contains(&(*i / size_n)) && columns.contains(&column(*i % size_n));
+    let sampled = differing.iter().filter(in_sample).count();
+    left.retain(|&(left, _)| left * 10 <= sampled);
+    left.sort_by_key(|&(left, _)| left);
+    let mut best: Option<(usize, &Related)> = None;
+    for &(_, candidate) in left.iter().take(WHOLE_CANDIDATES) {
+        let whole = unexplained(&product.execute(&candidate.schedule).ok()?, found, None);
+        if best.is_none_or(|(b, _)| whole < b) {
+            best = Some((whole, candidate));
+        }
+        if whole == 0 {
             break;
         }
     }
-    let (_, best) = best?;
-    let left = unexplained(&product.execute(&best.schedule).ok()?, found, None);
-    (left * 10 <= differing.len()).then(|| Diagnosis {
+    let (unexplained, best) = best?;
+    (unexplained * 10 <= differing.len()).then(|| Diagnosis {
         id: best.id.to_owned(),
         text: best.text.clone(),
-        unexplained: left,
+        unexplained,
     })
 }
 

@@ -112,6 +112,36 @@ fn scales_and_groups(
     }
 }
 
+/// The zero points that the scheme reads: none where it is symmetric.
+fn zeros_of<'t, 'a>(
+    name: &str,
+    scheme: &Scheme,
+    zeros: Option<&'t Tensor<'a>>,
+) -> Result<Option<&'t Tensor<'a>>> {
+    match zeros.filter(|_| !scheme.symmetric) {
+        None if !scheme.symmetric => {
+            Err(Error::missing(full(name, "weight_zero_point"), "an asymmetric matrix"))
+        }
+        zeros => Ok(zeros),
+    }
+}
+
+/// The parts as a weight that has been looked through.
+fn weight_of(
+    name: &str,
+    scheme: &Scheme,
+    codes: Codes<'static>,
+    scales: Table,
+    zeros: Option<Table>,
+    groups: Groups,
+    bias: Option<Table>,
+) -> Result<Weight<'static>> {
+    let (name, ty) = (name.to_owned(), scheme.ty());
+    let weight = Weight { name, ty, codes, scales, zeros, groups, global_scale: None, bias };
+    weight.validate()?;
+    Ok(weight)
+}
+
 impl PackedTensors<'_> {
     /// The weight.
     ///
@@ -129,13 +159,9 @@ impl PackedTensors<'_> {
         }
         let g_idx = self.weight_g_idx.as_ref();
         let (scales, groups) = scales_and_groups(name, scheme, shape, &self.weight_scale, g_idx)?;
-        let zeros = match (&self.weight_zero_point, scheme.symmetric) {
-            (_, true) => None,
-            (None, false) => {
-                let needed_by = "an asymmetric matrix";
-                return Err(Error::missing(full(name, "weight_zero_point"), needed_by));
-            }
-            (Some(zeros), false) => {
+        let zeros = match zeros_of(name, scheme, self.weight_zero_point.as_ref())? {
+            None => None,
+            Some(zeros) => {
                 let (rows, groups) = (size_n.div_ceil(pack), scales.rows());
                 zeros.expect_dtype(&[DType::I32, DType::U32])?.expect_shape(&[rows, groups])?;
                 let words = transpose_words(&zeros.elements::<u32>(), rows, groups);
@@ -143,18 +169,9 @@ impl PackedTensors<'_> {
                 Some(zero_table(scheme.ty(), groups, size_n, codes)?)
             }
         };
-        let weight = Weight {
-            name: name.to_owned(),
-            ty: scheme.ty(),
-            bias: bias_table(self.bias.as_ref(), size_n)?,
-            codes: codes_from_columns(scheme.bits, shape, &int_words(self.weight_packed)?)?,
-            scales,
-            zeros,
-            groups,
-            global_scale: None,
-        };
-        weight.validate()?;
-        Ok(weight)
+        let bias = bias_table(self.bias.as_ref(), size_n)?;
+        let codes = codes_from_columns(scheme.bits, shape, &int_words(self.weight_packed)?)?;
+        weight_of(name, scheme, codes, scales, zeros, groups, bias)
     }
 
     /// The tensors of `weight`; `weight_g_idx` only with act-order.
@@ -251,13 +268,9 @@ impl IntTensors<'_> {
         shape.k().packed(bits)?;
         let g_idx = self.weight_g_idx.as_ref();
         let (scales, groups) = scales_and_groups(name, scheme, shape, &self.weight_scale, g_idx)?;
-        let zeros = match (&self.weight_zero_point, scheme.symmetric) {
-            (_, true) => None,
-            (None, false) => {
-                let needed_by = "an asymmetric matrix";
-                return Err(Error::missing(full(name, "weight_zero_point"), needed_by));
-            }
-            (Some(zeros), false) => {
+        let zeros = match zeros_of(name, scheme, self.weight_zero_point.as_ref())? {
+            None => None,
+            Some(zeros) => {
                 zeros.expect_shape(&[size_n, scales.rows()])?;
                 let codes = codes_of(zeros, bits)?;
                 Some(zero_table(scheme.ty(), size_n, scales.rows(), codes)?.transposed())
@@ -268,18 +281,9 @@ impl IntTensors<'_> {
             8 => words(Cow::Owned(codes)),
             _ => Cow::Owned(pack_nibbles(&codes)),
         };
-        let weight = Weight {
-            name: name.to_owned(),
-            ty: scheme.ty(),
-            bias: bias_table(self.bias.as_ref(), size_n)?,
-            codes: codes_from_columns(bits, shape, &columns)?,
-            scales,
-            zeros,
-            groups,
-            global_scale: None,
-        };
-        weight.validate()?;
-        Ok(weight)
+        let bias = bias_table(self.bias.as_ref(), size_n)?;
+        let codes = codes_from_columns(bits, shape, &columns)?;
+        weight_of(name, scheme, codes, scales, zeros, groups, bias)
     }
 
     /// The tensors of `weight`; `weight_g_idx` only with act-order.

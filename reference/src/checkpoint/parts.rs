@@ -45,13 +45,7 @@ pub(super) fn scale_table(
     groups: Option<usize>,
     size_n: usize,
 ) -> Result<Table> {
-    let ty = float_scales(tensor)?;
-    let [rows, cols] = tensor.dims2()?;
-    let expected = groups.map_or("1 or more".to_owned(), |g| g.to_string());
-    if cols != size_n || rows == 0 || groups.is_some_and(|g| rows != g) {
-        return Err(Error::shape(tensor.name(), &[rows, cols], format!("[{expected}, {size_n}]")));
-    }
-    Table::from_tensor(tensor, ty)
+    finite_table(tensor, [groups, Some(size_n)])
 }
 
 /// Finite scales stored `[size_n, groups]`, as `[groups, size_n]`.
@@ -60,13 +54,19 @@ pub(super) fn scale_columns(
     groups: Option<usize>,
     size_n: usize,
 ) -> Result<Table> {
+    finite_table(tensor, [Some(size_n), groups]).map(|t| t.transposed())
+}
+
+/// A table of finite numbers of these sizes; `None` is any but 0.
+fn finite_table(tensor: &Tensor<'_>, sizes: [Option<usize>; 2]) -> Result<Table> {
     let ty = float_scales(tensor)?;
-    let [rows, cols] = tensor.dims2()?;
-    let expected = groups.map_or("1 or more".to_owned(), |g| g.to_string());
-    if rows != size_n || cols == 0 || groups.is_some_and(|g| cols != g) {
-        return Err(Error::shape(tensor.name(), &[rows, cols], format!("[{size_n}, {expected}]")));
+    let dims = tensor.dims2()?;
+    let fits = |(&dim, size): (&usize, Option<usize>)| size.map_or(dim > 0, |size| dim == size);
+    if !dims.iter().zip(sizes).all(fits) {
+        let [rows, cols] = sizes.map(|s| s.map_or("1 or more".to_owned(), |s| s.to_string()));
+        return Err(Error::shape(tensor.name(), &dims, format!("[{rows}, {cols}]")));
     }
-    Ok(Table::from_tensor(tensor, ty)?.transposed())
+    Table::from_tensor(tensor, ty)
 }
 
 /// The type of finite real-valued scales.

@@ -6,6 +6,7 @@
 
 mod error;
 mod header;
+mod index;
 mod json;
 mod writer;
 
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 
 pub use error::ContainerError;
 pub use header::{Entry, HEADER_LIMIT, Header};
+pub use index::{IndexError, ShardIndex};
 pub use writer::{ContainerWriter, TensorSpec, WriteError, write_container};
 
 use crate::tensor::Tensor;

@@ -51,8 +51,9 @@ use serde::{Deserialize, Serialize};
 
 use super::exact::{Element, Request};
 use super::kernel::Stripe;
-use super::tensor_core::{Accumulator, KSplit, Unit};
+use super::tensor_core::{Accumulator, Architecture, KSplit, UNITS, Unit};
 use crate::scalar::ScalarType;
+use crate::{Error, Result};
 
 /// How products are added up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -128,6 +129,64 @@ pub struct Class {
 }
 
 impl Class {
+    /// The classes that have names of their own.
+    pub fn named() -> Vec<Self> {
+        let hopper = UNITS
+            .iter()
+            .find(|u| u.architecture == Architecture::Hopper && u.inputs.0 == ScalarType::FLOAT16);
+        let hopper =
+            hopper.map(|unit| Self { name: "hopper-any-order".to_owned(), ..Self::of_unit(unit) });
+        let fused =
+            Self { name: "fused-f32".to_owned(), adder: Adder::FusedF32, ..Self::any_order() };
+        let separate = Self {
+            name: "separate-f32".to_owned(),
+            adder: Adder::SeparateF32,
+            ..Self::any_order()
+        };
+        [Self::any_order(), Self::marlin_hopper(), fused, separate]
+            .into_iter()
+            .chain(hopper)
+            .collect()
+    }
+
+    /// Checks a class that was read from somewhere.
+    ///
+    /// # Errors
+    /// [`Error::Size`] naming the number that is out of range.
+    pub fn validate(&self) -> Result<()> {
+        let expect = |what: &str, found: usize, fine: bool, expected: &str| match fine {
+            true => Ok(()),
+            false => Err(Error::size(format!("class `{}`: {what}", self.name), found, expected)),
+        };
+        match self.adder {
+            Adder::MatrixUnit { products, fraction_bits, kept_bits } => {
+                expect("products", products, (1..=4096).contains(&products), "1 to 4096")?;
+                let fine = (2..=60).contains(&fraction_bits);
+                expect("fraction_bits", fraction_bits as usize, fine, "2 to 60")?;
+                let fine = (2..=24).contains(&kept_bits);
+                expect("kept_bits", kept_bits as usize, fine, "2 to 24")?;
+            }
+            Adder::IntegerGroups { group_size } => {
+                expect("group_size", group_size, group_size > 0, "1 or more")?;
+            }
+            Adder::FusedF32 | Adder::SeparateF32 | Adder::Exact => {}
+        }
+        if let Order::Striped { block, stripes } = &self.order {
+            expect("block", *block, (1..=4096).contains(block), "1 to 4096")?;
+            expect("stripes", stripes.len(), stripes.len() <= 16, "at most 16")?;
+            for stripe in stripes {
+                let Stripe { period, length } = *stripe;
+                expect("period", period, (1..=256).contains(&period), "1 to 256")?;
+                let fine = length > 0 && period.is_multiple_of(length);
+                expect("length", length, fine, "a divisor of the period")?;
+            }
+        }
+        match self.reduction {
+            Reduction::F32 { steps } => expect("steps", steps, steps > 0, "1 or more"),
+            Reduction::Output { parts } => expect("parts", parts, parts > 0, "1 or more"),
+        }
+    }
+
     /// Every kernel that adds up f16 or bf16 products on a matrix unit from Turing on, or with fused
     /// f32 multiply-adds, in any order, with partial sums reduced in f32: F = 24 is the fewest
     /// fraction bits that such a unit is known to keep, and eight products the fewest per sum.

@@ -8,6 +8,8 @@ pub mod marlin;
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// Bits `[bit, bit + width)` of element `element` of a packed tensor (row-major).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
@@ -20,7 +22,7 @@ pub struct Slot {
 }
 
 /// Where a value of a packed weight lives on the machine that will read it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Fragment {
     /// Row of tiles: k / tile height.
     pub tile_k: usize,

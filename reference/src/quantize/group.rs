@@ -1,10 +1,11 @@
 //! Integer weights with a scale, and perhaps a zero point, per group of k and column.
 
 use super::expect_rows;
-use crate::dims::{GroupSize, LogicalK};
+use crate::dims::{GroupSize, LogicalK, Shape};
 use crate::moe::router::round_to;
 use crate::scalar::ScalarType;
-use crate::{Error, Result};
+use crate::weight::{Codes, Groups, Table, TableData, Weight};
+use crate::{Error, Result, act_order};
 
 /// Quantized weights, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +37,134 @@ pub fn quantize_weights(
     group_size: GroupSize,
 ) -> Result<GroupQuantized> {
     expect_rows(w, size_n, 1)?;
+    let size_k = w.len() / size_n;
+    let groups = group_size.groups(LogicalK(size_k))?;
+    if groups == 0 {
+        return Err(Error::size("size_k", size_k, "1 or more"));
+    }
+    let per = size_k / groups;
+    let rows: Vec<Vec<usize>> = (0..groups).map(|g| (g * per..(g + 1) * per).collect()).collect();
+    quantize_groups(w, size_n, ty, weight_type, &rows)
+}
+
+/// [`quantize_weights`] where row k belongs to group `g_idx[k]`: each group has at least one row.
+///
+/// # Errors
+/// As [`quantize_weights`]; [`Error::Shape`] for a `g_idx` of another length than K,
+/// [`Error::Value`] where a group below the largest has no row.
+pub fn quantize_by_group(
+    w: &[f32],
+    size_n: usize,
+    ty: ScalarType,
+    weight_type: ScalarType,
+    g_idx: &[u32],
+) -> Result<GroupQuantized> {
+    expect_rows(w, size_n, 1)?;
+    let size_k = w.len() / size_n;
+    if g_idx.len() != size_k || size_k == 0 {
+        return Err(Error::shape("g_idx", &[g_idx.len()], format!("[{size_k}], 1 or more")));
+    }
+    // Every group has a row, so there are at most K.
+    if let Some(k) = g_idx.iter().position(|&g| g as usize >= size_k) {
+        return Err(Error::value("g_idx", &[k], g_idx[k], format!("a group below {size_k}")));
+    }
+    let groups = g_idx.iter().fold(0, |max, &g| max.max(g as usize + 1));
+    let mut rows = vec![Vec::new(); groups];
+    for (k, &g) in g_idx.iter().enumerate() {
+        rows[g as usize].push(k);
+    }
+    if let Some(empty) = rows.iter().position(Vec::is_empty) {
+        let expected = format!("each group below {groups}");
+        return Err(Error::value("g_idx", &[], format!("no row of group {empty}"), expected));
+    }
+    quantize_groups(w, size_n, ty, weight_type, &rows)
+}
+
+/// GPTQ's weights as a loader finds them, symmetric, with act-order where `perm` is given: groups
+/// are runs of the rows of `w`, and row i of the result is row `perm[i]`.
+/// Upstream: `gptq_quantize_weights`, whose `test_perm` this is.
+///
+/// # Errors
+/// As [`quantize_weights`]; [`Error::Unsupported`] for a type with zero points; what
+/// [`act_order::expect_permutation`] refuses; [`Error::Size`] for act-order with one group.
+pub fn gptq_quantize_weights(
+    w: &[f32],
+    size_n: usize,
+    ty: ScalarType,
+    weight_type: ScalarType,
+    group_size: GroupSize,
+    perm: Option<&[u32]>,
+) -> Result<Weight<'static>> {
+    if ![ScalarType::UINT4B8, ScalarType::UINT8B128].contains(&weight_type) {
+        return Err(Error::unsupported(weight_type, "GPTQ's types are uint4b8 and uint8b128"));
+    }
+    let mut made = quantize_weights(w, size_n, ty, weight_type, group_size)?;
+    let Some(perm) = perm else {
+        return made.into_weight(size_n, ty, weight_type, Groups::Uniform(group_size));
+    };
+    let size_k = w.len() / size_n;
+    act_order::expect_permutation(perm, size_k)?;
+    let GroupSize::Of(per) = group_size else {
+        return Err(Error::size("group_size of act-order", group_size, "less than size_k"));
+    };
+    if per >= size_k {
+        return Err(Error::size("group_size of act-order", per, format!("less than {size_k}")));
+    }
+    let codes = std::mem::take(&mut made.codes);
+    made.codes =
+        perm.iter().flat_map(|&k| &codes[k as usize * size_n..][..size_n]).copied().collect();
+    let g_idx = perm.iter().map(|&k| k / per as u32).collect();
+    made.into_weight(size_n, ty, weight_type, Groups::Indexed { g_idx, group_size })
+}
+
+impl GroupQuantized {
+    /// The hub's form of these codes, scales (stored as `ty`, which they are values of) and zero
+    /// points; `groups` says which row belongs to which.
+    ///
+    /// # Errors
+    /// [`Error::Size`] when K does not fill packed words; what [`Weight::validate`] refuses.
+    pub fn into_weight(
+        self,
+        size_n: usize,
+        ty: ScalarType,
+        weight_type: ScalarType,
+        groups: Groups,
+    ) -> Result<Weight<'static>> {
+        if size_n == 0 || !self.codes.len().is_multiple_of(size_n) {
+            return Err(Error::shape("codes", &[self.codes.len()], format!("rows of {size_n}")));
+        }
+        let shape = Shape::new(self.codes.len() / size_n, size_n);
+        let bits = weight_type.size_bits();
+        let codes = Codes::from_fn(bits, shape, |k, n| self.codes[k * size_n + n])?;
+        let rows = self.scales.len() / size_n;
+        let encode = |&s: &f32| ty.encode_rne(s.into());
+        let data = match ty.storage_bits() {
+            16 => TableData::B16(self.scales.iter().map(|s| encode(s) as u16).collect()),
+            32 => TableData::B32(self.scales.iter().map(encode).collect()),
+            _ => TableData::B8(self.scales.iter().map(|s| encode(s) as u8).collect()),
+        };
+        let scales = Table::new(ty, rows, size_n, data)?;
+        let zeros = match self.zeros.is_empty() {
+            true => None,
+            false => Some(Table::new(ScalarType::UINT8, rows, size_n, TableData::B8(self.zeros))?),
+        };
+        let name = "weight".to_owned();
+        let (global_scale, bias) = (None, None);
+        let weight =
+            Weight { name, ty: weight_type, codes, scales, zeros, groups, global_scale, bias };
+        weight.validate()?;
+        Ok(weight)
+    }
+}
+
+/// [`quantize_weights`] with the rows of each group.
+fn quantize_groups(
+    w: &[f32],
+    size_n: usize,
+    ty: ScalarType,
+    weight_type: ScalarType,
+    groups: &[Vec<usize>],
+) -> Result<GroupQuantized> {
     let (low, high, zero_points) = match weight_type {
         ScalarType::UINT4B8 => (-8.0, 7.0, false),
         ScalarType::UINT8B128 => (-128.0, 127.0, false),
@@ -46,18 +175,12 @@ pub fn quantize_weights(
     if let Some(i) = w.iter().position(|&v| round_to(ty, v) != v) {
         return Err(Error::value("w", &[i / size_n, i % size_n], w[i], format!("a value of {ty}")));
     }
-    let size_k = w.len() / size_n;
-    let groups = group_size.groups(LogicalK(size_k))?;
-    if groups == 0 {
-        return Err(Error::size("size_k", size_k, "1 or more"));
-    }
-    let per = size_k / groups;
     let r = |v: f32| round_to(ty, v);
     let mut codes = vec![0; w.len()];
     let (mut scales, mut zeros) = (Vec::new(), Vec::new());
-    for g in 0..groups {
+    for rows in groups {
         for n in 0..size_n {
-            let column = || (g * per..(g + 1) * per).map(|k| w[k * size_n + n]);
+            let column = || rows.iter().map(|k| w[k * size_n + n]);
             let largest = column().fold(f32::NEG_INFINITY, f32::max);
             let smallest = column().fold(f32::INFINITY, f32::min);
             let scale = if zero_points {
@@ -72,7 +195,7 @@ pub fn quantize_weights(
                 0.0
             };
             let bias = weight_type.bias() as f32;
-            for k in g * per..(g + 1) * per {
+            for k in rows {
                 let code = quotient(w[k * size_n + n]).round_ties_even() + zero;
                 codes[k * size_n + n] = (code.clamp(low, high) + bias) as u8;
             }

@@ -9,7 +9,7 @@ mod group;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
 pub use block::{mxfp4, mxfp8, nvfp4};
-pub use group::{GroupQuantized, quantize_weights};
+pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 
 use crate::{Error, Result};
 

@@ -126,7 +126,11 @@ impl Table {
             return Err(Error::size("columns", self.cols, format!("a multiple of {}", perm.len())));
         }
         let data = each_width!(&self.data, v => {
-            v.chunks_exact(perm.len()).flat_map(|run| perm.iter().map(|&p| run[p])).collect()
+            let mut out = Vec::with_capacity(v.len());
+            for run in v.chunks_exact(perm.len()) {
+                out.extend(perm.iter().map(|&p| run[p]));
+            }
+            out
         });
         Ok(Self { ty: self.ty, rows: self.rows, cols: self.cols, data })
     }

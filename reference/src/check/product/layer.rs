@@ -15,12 +15,13 @@ use crate::moe::router::Router;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
-/// Where each row goes: global expert, and its place among this rank's, if it is there.
+/// Where each row goes: the expert's place among this rank's, if it is there.
 struct Assignment {
-    global: Vec<usize>,
     local: Vec<Option<usize>>,
     /// Router weight of each row.
     weights: Vec<f32>,
+    /// The global id of each expert of this rank; empty where the two are the same.
+    ids: Vec<usize>,
 }
 
 impl Assignment {
@@ -44,7 +45,6 @@ impl Assignment {
             (None, None) => return Err(lacking("topk_weights")),
         };
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-        let mut global = Vec::with_capacity(ids.len());
         let mut local = Vec::with_capacity(ids.len());
         for (row, &id) in ids.iter().enumerate() {
             let expert = usize::try_from(id).ok().filter(|&e| e < c.num_experts);
@@ -53,13 +53,21 @@ impl Assignment {
                 let expected = format!("an expert below {}", c.num_experts);
                 return Err(Error::value("out.topk_ids", &at, id, expected));
             };
-            global.push(expert);
             local.push(match &map {
                 Some(map) => usize::try_from(map[expert]).ok(),
                 None => Some(expert),
             });
         }
-        Ok(Self { global, local, weights })
+        let mut ids = Vec::new();
+        for (expert, local) in map.iter().flatten().enumerate() {
+            if let Ok(local) = usize::try_from(*local)
+                && local < c.num_experts
+            {
+                ids.resize(ids.len().max(local + 1), 0);
+                ids[local] = expert;
+            }
+        }
+        Ok(Self { local, weights, ids })
     }
 
     /// The rows of each of this rank's experts.
@@ -67,12 +75,14 @@ impl Assignment {
         let mut parts: Vec<Part<'w>> = weights
             .iter()
             .enumerate()
-            .map(|(e, weight)| Part { weight, rows: Vec::new(), expert: Some(e), global: e })
+            .map(|(e, weight)| {
+                let global = self.ids.get(e).copied().unwrap_or(e);
+                Part { weight, rows: Vec::new(), expert: Some(e), global }
+            })
             .collect();
         for (row, local) in self.local.iter().enumerate() {
             if let Some(part) = local.and_then(|e| parts.get_mut(e)) {
                 part.rows.push(row);
-                part.global = self.global[row];
             }
         }
         parts
@@ -117,6 +127,8 @@ pub(in crate::check) fn moe(
             extras: if weighted { routers } else { Extras::default() },
             dtype: c.quant.dtype,
             declared,
+            producer: &case.provenance,
+            top_k: Some(c.top_k),
         };
         stage.judge().map(Some)
     };

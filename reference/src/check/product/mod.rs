@@ -1,5 +1,6 @@
 //! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
 
+mod diagnose;
 mod layer;
 mod stage;
 
@@ -77,6 +78,8 @@ pub(super) fn linear(
         extras,
         dtype: quant.dtype,
         declared,
+        producer: &case.provenance,
+        top_k: None,
     };
     stage.judge().map(Some)
 }

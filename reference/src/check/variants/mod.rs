@@ -57,8 +57,3 @@ fn inverse_order(order: &[usize]) -> Vec<usize> {
     }
     inverse
 }
-
-/// The order of values in a word that dequantization undoes.
-fn interleave(bits: u32) -> &'static [usize] {
-    if bits == 4 { &[0, 2, 4, 6, 1, 3, 5, 7] } else { &[0, 2, 1, 3] }
-}

@@ -1,9 +1,9 @@
 //! Wrong zero points, biases, global scales and sorts.
 
-use super::{Context, candidate, interleave, inverse_order, reorder_in_words};
+use super::{Context, candidate, inverse_order, reorder_in_words};
 use crate::act_order;
 use crate::check::compare::{Candidate, Elements};
-use crate::layout::marlin::{GROUPED, SINGLE, nvfp4_global_scale, to_dtype};
+use crate::layout::marlin::{GROUPED, SINGLE, evens_first, nvfp4_global_scale, to_dtype};
 use crate::scalar::ScalarType;
 use crate::weight::{Groups, Table};
 /// Wrong zero points.
@@ -25,7 +25,7 @@ pub(in crate::check) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let columns = move |order: Vec<usize>| pack(&|t| t.permute_columns(&order).ok());
     let grouped = GROUPED.to_vec();
     let undo = inverse_order(&grouped);
-    let order = interleave(bits);
+    let order = evens_first(bits);
     let single: Vec<usize> = (0..64).map(|p| p / 32 * 32 + SINGLE[p % 32]).collect();
     // What another order of columns looks like before the right one is applied to it.
     let before = |wanted: &[usize]| undo.iter().map(|&p| wanted[p]).collect::<Vec<_>>();

@@ -1,10 +1,12 @@
 //! Wrong packed weights.
 
-use super::{Context, candidate, interleave, inverse_order, reorder_in_words};
+use super::{Context, candidate, inverse_order, reorder_in_words};
 use crate::act_order;
 use crate::check::compare::{Candidate, Elements};
 use crate::dims::Shape;
-use crate::layout::marlin::{Activations, InputDtype, WeightLayout, kernel_codes as fp8_codes};
+use crate::layout::marlin::{
+    Activations, InputDtype, WeightLayout, evens_first, kernel_codes as fp8_codes,
+};
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Groups, Weight};
 /// Packs every matrix's codes after `change`, in the order `perm` gives.
@@ -117,7 +119,7 @@ pub(in crate::check) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
             "awq-interleave",
             "the words still hold AWQ's order 0, 2, 4, 6, 1, 3, 5, 7",
             Box::new(move || {
-                let order = inverse_order(interleave(4));
+                let order = inverse_order(evens_first(4));
                 let undo = |x: u32| reorder_in_words(&[x], 4, &order)[0];
                 repack(&c, activations, |w| map_words(&codes(w)?, undo), sorted)
             }),
@@ -127,7 +129,7 @@ pub(in crate::check) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
                 "awq-interleave-forward",
                 "AWQ's column order was undone with the permutation instead of its inverse",
                 Box::new(move || {
-                    let order = interleave(4);
+                    let order = evens_first(4);
                     // Applying the permutation twice where once and its inverse belong.
                     let from = move |n: usize| n / 8 * 8 + order[order[n % 8]];
                     repack(&c, activations, |w| map_columns(&codes(w)?, from), sorted)
@@ -137,7 +139,7 @@ pub(in crate::check) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
                 "awq-interleave-kept",
                 "AWQ's column order was not undone",
                 Box::new(move || {
-                    let order = interleave(4);
+                    let order = evens_first(4);
                     let from = move |n: usize| n / 8 * 8 + order[n % 8];
                     repack(&c, activations, |w| map_columns(&codes(w)?, from), sorted)
                 }),
@@ -191,7 +193,7 @@ pub(in crate::check) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     );
     // The order inside a word, from the right words.
     let order: Vec<usize> = match (activations, bits) {
-        (Activations::Bits16, _) => interleave(bits).to_vec(),
+        (Activations::Bits16, _) => evens_first(bits).to_vec(),
         (Activations::Bits8, 4) => vec![0, 4, 1, 5, 2, 6, 3, 7],
         (Activations::Bits8, _) => vec![0, 1, 2, 3],
     };

@@ -290,13 +290,12 @@ impl Plan<'_> {
     fn end_group(&self, warp: &mut Warp, columns: &Columns) {
         let (Some(group), Some(rule)) = (warp.group, self.schedule.group_sum) else { return };
         let scales = columns.group_scales(group);
-        for l in 0..LANES {
-            let part = self.part_value(warp.part[l]);
-            let sum = match rule.multiply_add {
-                MultiplyAdd::Fused => part.mul_add(scales[l], warp.sum[l]),
-                MultiplyAdd::Separate => warp.sum[l] + part * scales[l],
+        for ((sum, &part), scale) in warp.sum.iter_mut().zip(&warp.part).zip(scales) {
+            let part = self.part_value(part);
+            *sum = match rule.multiply_add {
+                MultiplyAdd::Fused => part.mul_add(scale, *sum),
+                MultiplyAdd::Separate => *sum + part * scale,
             };
-            warp.sum[l] = sum;
         }
         warp.part = [0; LANES];
     }

@@ -196,12 +196,13 @@ impl<'t> Terms<'t> {
         let n = self.a.len();
         let mut a = [Operand::ZERO; fused::MAX_TERMS];
         let mut b = a;
-        for k in 0..n {
-            a[k] = Factor::operand(self.a[k], self.a_exponents[k]);
+        for (a, (&value, &exponent)) in a.iter_mut().zip(self.a.iter().zip(self.a_exponents)) {
+            *a = Factor::operand(value, exponent);
         }
         for (l, c) in c.iter_mut().enumerate() {
-            for k in 0..n {
-                b[k] = Factor::operand(self.b[k][l], self.b_exponents[k][l]);
+            let column = self.b.iter().zip(self.b_exponents);
+            for (b, (values, exponents)) in b.iter_mut().zip(column) {
+                *b = Factor::operand(values[l], exponents[l]);
             }
             *c = fused::sum(&a[..n], &b[..n], 0..n, *c, accumulator, fraction_bits);
         }

@@ -27,23 +27,27 @@ const FLOOR: i32 = -133;
 pub(super) fn float(sums: Sums, instruction: Option<usize>, terms: Terms<'_>, c: &mut Lanes) {
     #[cfg(target_arch = "x86_64")]
     {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-        fn avx512(sums: Sums, instruction: Option<usize>, terms: Terms<'_>, c: &mut Lanes) {
-            float_loop(sums, instruction, terms, c);
-        }
-        #[target_feature(enable = "avx2")]
-        fn avx2(sums: Sums, instruction: Option<usize>, terms: Terms<'_>, c: &mut Lanes) {
-            float_loop(sums, instruction, terms, c);
-        }
         if has_avx512() {
             // SAFETY: the function's only requirement is what the line above detected.
-            return unsafe { avx512(sums, instruction, terms, c) };
+            return unsafe { float_avx512(sums, instruction, terms, c) };
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the function's only requirement is what the line above detected.
-            return unsafe { avx2(sums, instruction, terms, c) };
+            return unsafe { float_avx2(sums, instruction, terms, c) };
         }
     }
+    float_loop(sums, instruction, terms, c);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn float_avx512(sums: Sums, instruction: Option<usize>, terms: Terms<'_>, c: &mut Lanes) {
+    float_loop(sums, instruction, terms, c);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn float_avx2(sums: Sums, instruction: Option<usize>, terms: Terms<'_>, c: &mut Lanes) {
     float_loop(sums, instruction, terms, c);
 }
 
@@ -185,4 +189,61 @@ fn integer_loop(a: &[i32], b: &[[i32; LANES]], c: &mut Lanes) {
         }
     }
     *c = total;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every version of the loop gives the bits of the definition.
+    #[test]
+    fn versions_agree() {
+        let mut state = 1u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        for round in 0..200 {
+            let spread = [1, 4, 20, 60][round % 4];
+            // An 11-bit significand and its exponent.
+            let mut factor = || {
+                let exponent = (random() % spread) as i32 - spread as i32 / 2;
+                let significand = (1024 + random() % 1024) as f32 / 1024.0;
+                let sign = if random() % 2 == 0 { 1.0 } else { -1.0 };
+                (sign * significand * (exponent as f32).exp2(), exponent)
+            };
+            let a: Vec<(f32, i32)> = (0..64).map(|_| factor()).collect();
+            let b: Vec<[(f32, i32); LANES]> =
+                (0..64).map(|_| std::array::from_fn(|_| factor())).collect();
+            let (a_values, a_exponents): (Vec<f32>, Vec<i32>) = a.into_iter().unzip();
+            let b_values: Vec<[f32; LANES]> = b.iter().map(|r| r.map(|f| f.0)).collect();
+            let b_exponents: Vec<[i32; LANES]> = b.iter().map(|r| r.map(|f| f.1)).collect();
+            let terms = Terms {
+                a: &a_values,
+                a_exponents: &a_exponents,
+                b: &b_values,
+                b_exponents: &b_exponents,
+            };
+            let (n, fraction_bits, kept_bits) =
+                [(16, 25, 24), (8, 24, 24), (32, 13, 14), (4, 23, 24)][round / 4 % 4];
+            let sums = Sums { terms: n, fraction_bits, kept_bits };
+            let mut expected = [0x4040_0001; LANES];
+            let found = expected;
+            for start in (0..64).step_by(n) {
+                terms.part(start, n).defined(accumulator(sums), fraction_bits, &mut expected);
+            }
+            let check = |name: &str, with: &dyn Fn(&mut Lanes)| {
+                let mut found = found;
+                with(&mut found);
+                assert_eq!(found, expected, "{name}, round {round}");
+            };
+            check("plain", &|c| float_loop(sums, None, terms, c));
+            check("chosen", &|c| float(sums, None, terms, c));
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the function's only requirement is what the line above detected.
+                check("avx2", &|c| unsafe { float_avx2(sums, None, terms, c) });
+            }
+        }
+    }
 }

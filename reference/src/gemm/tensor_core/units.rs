@@ -6,7 +6,7 @@ use crate::scalar::ScalarType;
 
 /// GPU generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Architecture {
     /// sm_70.
     Volta,
@@ -18,16 +18,22 @@ pub enum Architecture {
     Ada,
     /// sm_90.
     Hopper,
+    /// sm_100.
+    Blackwell,
+    /// sm_120.
+    RtxBlackwell,
 }
 
 /// The instruction family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Instruction {
     /// `mma.sync`: one warp.
     Mma,
     /// `wgmma.mma_async`: four warps.
     Wgmma,
+    /// `tcgen05.mma`: one thread for a whole block.
+    Tcgen05,
 }
 
 /// Type and rounding of the accumulator.
@@ -92,6 +98,8 @@ const F32: Accumulator = Accumulator::F32 { kept_bits: 24 };
 const MEASURED: &str = "measured on an H200: scripts/probe, golden tiles";
 const REPORTED: &str = "reported by MMA-Sim (arXiv 2511.10909), not measured here";
 
+const DEFINED: &str = "defined: integer sums are exact (PTX ISA)";
+
 /// A float row of one sum.
 const fn float(
     architecture: Architecture,
@@ -144,8 +152,41 @@ const fn reported(unit: Unit, split: KSplit) -> Unit {
     Unit { split, evidence: REPORTED, ..unit }
 }
 
-use Architecture::{Ada, Ampere, Hopper, Turing, Volta};
-use Instruction::{Mma, Wgmma};
+use Architecture::{Ada, Ampere, Blackwell, Hopper, RtxBlackwell, Turing, Volta};
+use Instruction::{Mma, Tcgen05, Wgmma};
+
+/// A row that was not measured here.
+const fn told(
+    architecture: Architecture,
+    instruction: Instruction,
+    inputs: (ScalarType, ScalarType),
+    accumulator: Accumulator,
+    size_k: usize,
+    fraction_bits: i32,
+) -> Unit {
+    let unit = float(architecture, instruction, inputs.0, accumulator, size_k, fraction_bits);
+    reported(Unit { inputs, ..unit }, KSplit::Whole)
+}
+
+/// Ampere and Ada: sums of 16 bytes of k.
+const fn ampere(
+    architecture: Architecture,
+    ty: ScalarType,
+    accumulator: Accumulator,
+    size_k: usize,
+) -> Unit {
+    let per_sum = 128 / ty.storage_bits() as usize;
+    let split = if size_k > per_sum { KSplit::Blocks(per_sum) } else { KSplit::Whole };
+    reported(float(architecture, Mma, ty, accumulator, size_k, 24), split)
+}
+
+/// Ada's 8-bit floats: two sums of 16, 14 significant bits.
+const fn ada_fp8(a: ScalarType, b: ScalarType, accumulator: Accumulator) -> Unit {
+    reported(told(Ada, Mma, (a, b), accumulator, 32, 13), KSplit::Blocks(16))
+}
+
+const F32_14: Accumulator = Accumulator::F32 { kept_bits: 14 };
+const TF32: ScalarType = ScalarType::FLOAT32;
 
 /// Every unit whose arithmetic is known.
 pub const UNITS: &[Unit] = &[
@@ -170,13 +211,63 @@ pub const UNITS: &[Unit] = &[
     hopper(Wgmma, E4M3, Accumulator::F16, 32, 13),
     hopper(Wgmma, E5M2, Accumulator::F16, 32, 13),
     int8(Hopper, Wgmma),
-    // Earlier generations, for their main types.
-    reported(float(Ampere, Mma, F16, F32, 16, 24), KSplit::Blocks(8)),
-    reported(float(Ampere, Mma, BF16, F32, 16, 24), KSplit::Blocks(8)),
-    reported(float(Ada, Mma, F16, F32, 16, 24), KSplit::Blocks(8)),
-    reported(float(Ada, Mma, BF16, F32, 16, 24), KSplit::Blocks(8)),
-    reported(float(Turing, Mma, F16, F32, 8, 24), KSplit::Whole),
-    reported(float(Volta, Mma, F16, F32, 4, 23), KSplit::Whole),
+    // Hopper, not measured here.
+    told(Hopper, Wgmma, (TF32, TF32), F32, 8, 25),
+    told(Hopper, Wgmma, (E4M3, E5M2), F32_14, 32, 13),
+    // Volta and Turing.
+    told(Volta, Mma, (F16, F16), F32, 4, 23),
+    told(Volta, Mma, (F16, F16), Accumulator::F16, 4, 23),
+    told(Turing, Mma, (F16, F16), F32, 8, 24),
+    told(Turing, Mma, (F16, F16), Accumulator::F16, 8, 24),
+    // Ampere and Ada.
+    ampere(Ampere, F16, F32, 16),
+    ampere(Ampere, F16, F32, 8),
+    ampere(Ampere, F16, Accumulator::F16, 16),
+    ampere(Ampere, F16, Accumulator::F16, 8),
+    ampere(Ampere, BF16, F32, 16),
+    ampere(Ampere, BF16, F32, 8),
+    ampere(Ampere, TF32, F32, 8),
+    ampere(Ampere, TF32, F32, 4),
+    Unit { evidence: DEFINED, ..int8(Ampere, Mma) },
+    ampere(Ada, F16, F32, 16),
+    ampere(Ada, F16, F32, 8),
+    ampere(Ada, F16, Accumulator::F16, 16),
+    ampere(Ada, F16, Accumulator::F16, 8),
+    ampere(Ada, BF16, F32, 16),
+    ampere(Ada, BF16, F32, 8),
+    ampere(Ada, TF32, F32, 8),
+    ampere(Ada, TF32, F32, 4),
+    Unit { evidence: DEFINED, ..int8(Ada, Mma) },
+    ada_fp8(E4M3, E4M3, F32_14),
+    ada_fp8(E4M3, E4M3, Accumulator::F16),
+    ada_fp8(E5M2, E5M2, F32_14),
+    ada_fp8(E5M2, E5M2, Accumulator::F16),
+    ada_fp8(E4M3, E5M2, F32_14),
+    ada_fp8(E4M3, E5M2, Accumulator::F16),
+    // mma.sync of Blackwell.
+    told(Blackwell, Mma, (F16, F16), F32, 16, 25),
+    told(Blackwell, Mma, (F16, F16), Accumulator::F16, 16, 25),
+    told(Blackwell, Mma, (BF16, BF16), F32, 16, 25),
+    told(Blackwell, Mma, (TF32, TF32), F32, 8, 25),
+    told(Blackwell, Mma, (E4M3, E4M3), F32, 32, 25),
+    told(Blackwell, Mma, (E5M2, E5M2), F32, 32, 25),
+    told(Blackwell, Mma, (E4M3, E5M2), F32, 32, 25),
+    // tcgen05 of Blackwell.
+    told(Blackwell, Tcgen05, (F16, F16), F32, 16, 25),
+    told(Blackwell, Tcgen05, (F16, F16), Accumulator::F16, 16, 25),
+    told(Blackwell, Tcgen05, (BF16, BF16), F32, 16, 25),
+    told(Blackwell, Tcgen05, (TF32, TF32), F32, 8, 25),
+    told(Blackwell, Tcgen05, (E4M3, E4M3), F32, 32, 25),
+    told(Blackwell, Tcgen05, (E5M2, E5M2), F32, 32, 25),
+    told(Blackwell, Tcgen05, (E4M3, E5M2), F32, 32, 25),
+    // mma.sync of RtxBlackwell.
+    told(RtxBlackwell, Mma, (F16, F16), F32, 16, 25),
+    told(RtxBlackwell, Mma, (F16, F16), Accumulator::F16, 16, 25),
+    told(RtxBlackwell, Mma, (BF16, BF16), F32, 16, 25),
+    told(RtxBlackwell, Mma, (TF32, TF32), F32, 8, 25),
+    told(RtxBlackwell, Mma, (E4M3, E4M3), F32, 32, 25),
+    told(RtxBlackwell, Mma, (E5M2, E5M2), F32, 32, 25),
+    told(RtxBlackwell, Mma, (E4M3, E5M2), F32, 32, 25),
 ];
 
 /// The row of an instruction: architecture, family, input types, accumulator type and k.

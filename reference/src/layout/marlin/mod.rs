@@ -23,6 +23,7 @@ pub use scales::{
     GROUPED, Int8Scales, SINGLE, ScaleLayout, ScalePermutation, process_int8_scales,
     process_int8_scales_with,
 };
+pub(crate) use tile::evens_first;
 pub use tile::{Activations, TileMap};
 pub use weight::WeightLayout;
 pub use zeros::ZeroPointLayout;

@@ -151,24 +151,25 @@ fn code_bits(ty: ScalarType) -> u32 {
 }
 
 /// Every element rounded once to f16 or bf16: through f32, which holds each 16-bit type exactly.
-fn convert(table: &Table, dtype: ScalarType) -> Table {
+fn convert(table: &Table, dtype: ScalarType) -> Result<Table> {
     let from = table.ty();
-    let half = dtype == ScalarType::FLOAT16;
-    match (from, half) {
-        (ScalarType::FLOAT16, false) => {
-            table.map(dtype, |b| scalar::f32_to_bf16_rne(scalar::f16_to_f32(b as u16)).into())
+    // Scales stream through here, so the common types have loops of their own.
+    let converted: Vec<u16> = match (from, dtype, table.data()) {
+        (ScalarType::FLOAT16, ScalarType::BFLOAT16, TableData::B16(v)) => {
+            v.iter().map(|&b| scalar::f32_to_bf16_rne(scalar::f16_to_f32(b))).collect()
         }
-        (ScalarType::BFLOAT16, true) => {
-            table.map(dtype, |b| scalar::f32_to_f16_rne(scalar::bf16_to_f32(b as u16)).into())
+        (ScalarType::BFLOAT16, ScalarType::FLOAT16, TableData::B16(v)) => {
+            v.iter().map(|&b| scalar::f32_to_f16_rne(scalar::bf16_to_f32(b))).collect()
         }
-        (ScalarType::FLOAT32, true) => {
-            table.map(dtype, |b| scalar::f32_to_f16_rne(f32::from_bits(b)).into())
+        (ScalarType::FLOAT32, ScalarType::FLOAT16, TableData::B32(v)) => {
+            v.iter().map(|&b| scalar::f32_to_f16_rne(f32::from_bits(b))).collect()
         }
-        (ScalarType::FLOAT32, false) => {
-            table.map(dtype, |b| scalar::f32_to_bf16_rne(f32::from_bits(b)).into())
+        (ScalarType::FLOAT32, ScalarType::BFLOAT16, TableData::B32(v)) => {
+            v.iter().map(|&b| scalar::f32_to_bf16_rne(f32::from_bits(b))).collect()
         }
-        _ => table.map(dtype, |b| dtype.encode_rne(from.to_f64(b))),
-    }
+        _ => return Ok(table.map(dtype, |b| dtype.encode_rne(from.to_f64(b)))),
+    };
+    Table::new(dtype, table.rows(), table.cols(), TableData::B16(converted))
 }
 
 /// Converts scales or a bias to the model's type; a finite value that overflows is refused.
@@ -176,9 +177,13 @@ pub(crate) fn to_dtype(name: &str, table: &Table, dtype: ScalarType) -> Result<T
     if table.ty() == dtype {
         return Ok(table.clone());
     }
-    let converted = convert(table, dtype);
+    let converted = convert(table, dtype)?;
     let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
-    if converted.iter_bits().all(|b| b & exponent != exponent) {
+    let finite = match converted.data() {
+        TableData::B16(v) => v.iter().all(|b| b & exponent != exponent),
+        _ => false,
+    };
+    if finite {
         return Ok(converted);
     }
     for row in 0..table.rows() {
@@ -197,7 +202,10 @@ pub(crate) fn to_dtype(name: &str, table: &Table, dtype: ScalarType) -> Result<T
 }
 
 /// Stacks tables of one width on top of each other.
-pub(crate) fn stack(tables: &[Table]) -> Result<Table> {
+fn stack(mut tables: Vec<Table>) -> Result<Table> {
+    if let [_] = tables[..] {
+        return Ok(tables.remove(0));
+    }
     let Some(first) = tables.first() else {
         return Err(Error::size("experts", 0, "at least one"));
     };
@@ -279,7 +287,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
         .iter()
         .map(|s| pack_scales(s, ty, &options, scale_layout, scale_factor))
         .collect::<Result<Vec<_>>>()?;
-    let mut scales = stack(&packed)?;
+    let mut scales = stack(packed)?;
     let mut input_global_scale = None;
     let several = groups > 1 || options.int8_scale_max.is_some();
     if options.input_dtype == InputDtype::Int8 && several {
@@ -388,7 +396,7 @@ fn pack_bias(weights: &[Weight<'_>], shape: Shape, dtype: ScalarType) -> Result<
         .into_iter()
         .map(|b| layout.pack(&to_dtype("bias", b, dtype)?))
         .collect::<Result<Vec<_>>>()?;
-    stack(&packed).map(Some)
+    stack(packed).map(Some)
 }
 
 /// A part that either every matrix has or none.

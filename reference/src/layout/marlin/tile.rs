@@ -27,11 +27,16 @@ pub struct TileMap {
     bits: u32,
 }
 
+/// Which value stands at each position of a word of 4-bit or 8-bit codes that are dequantized to
+/// 16 bits: those of even number first, since the bit tricks take every second code at once.
+pub(crate) const fn evens_first(bits: u32) -> &'static [usize] {
+    if bits == 4 { &[0, 2, 4, 6, 1, 3, 5, 7] } else { &[0, 2, 1, 3] }
+}
+
 /// Which value of a lane's run stands at each position of a packed word.
 const fn interleave(activations: Activations, bits: u32) -> &'static [usize] {
     match (activations, bits) {
-        (Activations::Bits16, 4) => &[0, 2, 4, 6, 1, 3, 5, 7],
-        (Activations::Bits16, _) => &[0, 2, 1, 3],
+        (Activations::Bits16, _) => evens_first(bits),
         (Activations::Bits8, 4) => &[0, 4, 1, 5, 2, 6, 3, 7],
         (Activations::Bits8, _) => &[0, 1, 2, 3],
     }

@@ -12,6 +12,10 @@ use crate::{Error, Result};
 /// Columns that an act-order gather works on at a time: a whole number of tiles.
 const GATHER_COLUMNS: usize = 128;
 
+/// Words that are worth another thread: packing them takes longer than waking it. A smaller matrix
+/// is packed where the caller runs.
+const THREAD_WORDS: usize = 1 << 17;
+
 /// Marlin's packed weight: 32-bit words `[K / 16, N · 16 / pack]`.
 ///
 /// Tiles stand row of tiles by row of tiles. With 8-bit activations a row of 32-k tiles fills
@@ -86,7 +90,9 @@ impl WeightLayout {
         self.expect_len(out.len())?;
         let kernel = Kernel::detect();
         let Some(perm) = perm else {
-            out.par_chunks_mut(self.words_per_tile_row()).enumerate().for_each(|(row, out)| {
+            let rows_per_thread = THREAD_WORDS.div_ceil(self.words_per_tile_row());
+            let rows = out.par_chunks_mut(self.words_per_tile_row()).enumerate();
+            rows.with_min_len(rows_per_thread).for_each(|(row, out)| {
                 let source = repack::source_rows(codes, self.map, row);
                 kernel.pack_tile_row(self.map, self.shape.size_n, source, out);
             });

@@ -2,6 +2,7 @@
 
 use super::Activations;
 use super::scales::GROUPED;
+use super::tile::evens_first;
 use crate::layout::{Layout, Place, Slot};
 use crate::scalar::ScalarType;
 use crate::weight::{Table, TableData};
@@ -41,19 +42,13 @@ impl ZeroPointLayout {
         32 / self.bits as usize
     }
 
-    fn interleave(&self) -> &'static [usize] {
-        match (self.activations, self.bits) {
-            (Activations::Bits16, 4) => &[0, 2, 4, 6, 1, 3, 5, 7],
-            (Activations::Bits16, _) => &[0, 2, 1, 3],
-            (Activations::Bits8, 4) => &[0, 1, 2, 3, 4, 5, 6, 7],
-            (Activations::Bits8, _) => &[0, 1, 2, 3],
-        }
-    }
-
     /// Column of the zero point at position `p` of a packed row.
     fn column(&self, p: usize) -> usize {
         let pack = self.pack_factor();
-        let q = p / pack * pack + self.interleave()[p % pack];
+        let q = match self.activations {
+            Activations::Bits16 => p / pack * pack + evens_first(self.bits)[p % pack],
+            Activations::Bits8 => p,
+        };
         q / 64 * 64 + GROUPED[q % 64]
     }
 

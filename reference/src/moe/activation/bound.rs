@@ -17,8 +17,10 @@
 //! | tangent | CUDA `tanhf` | 2 ulp; ±1 where it differs from ±1 by less than 2^-27 |
 //! | GELU | sum 1 + t, product with ½·g | u each |
 //! | squared ReLU | product | u |
+//! | limits | exact; a limit may be rounded to the 16-bit type | – |
 //! | up + shift | f32 | u |
 //! | last product | f32 | u |
+//! | product with up + shift | may come before the quotient | NaN where it overflows and e is infinite |
 //! | result | one rounding to the 16-bit type | rounding is monotone: the ends are rounded |
 //! | either factor of the last product | may be rounded to the 16-bit type first | the same |
 //! | anything | results below 2^-126 may be flushed to zero, above the largest f32 be infinite | – |
@@ -185,6 +187,11 @@ impl Bounds {
         self.product(self.gate(gate), up)
     }
 
+    /// A limit, and what it is after a rounding to the type.
+    fn rounded(&self, limit: f64) -> Interval {
+        Interval::point(limit).hull(Interval::point(limit).rounded_once(self.ty))
+    }
+
     /// F of the gate: the first factor.
     fn gate(&self, gate: &Bound) -> Bound {
         let d = &self.definition;
@@ -192,10 +199,11 @@ impl Bounds {
         let (mut exact, mut interval) = (gate.exact, gate.interval);
         if let Some(limit) = d.gate_limit.map(f64::from) {
             exact = if exact > limit { limit } else { exact };
-            interval = map(interval, |i| i.at_most(limit));
+            let limits = self.rounded(limit);
+            interval = map(interval, |i| i.at_most(limits.lo).hull(i.at_most(limits.hi)));
             if gate.nan {
                 // The device's minimum makes a limit of a NaN.
-                interval = interval.hull(Interval::point(limit));
+                interval = interval.hull(limits);
             }
         }
         let mut out = Bound { nan: gate.nan, ..Bound::NAN };
@@ -211,6 +219,11 @@ impl Bounds {
             } else if exact == f64::NEG_INFINITY {
                 out.exact = f64::NAN;
             }
+        }
+        if d.up_shift != 0.0 && alpha * interval.lo < -87.0 {
+            // (up + shift) · gate first, as upstream's operator has it: −∞/∞ where it overflows.
+            let up = d.up_limit.map_or(f64::INFINITY, |l| f64::from(l) + f64::from(d.up_shift));
+            out.nan |= interval.lo * up < -f64::from(f32::MAX);
         }
         if let Some(limit) = d.value_limit.map(f64::from) {
             out.exact = if out.exact > limit { limit } else { out.exact };
@@ -233,10 +246,12 @@ impl Bounds {
             if !out.exact.is_nan() {
                 out.exact = out.exact.clamp(-limit, limit);
             }
-            out.interval = map(out.interval, |i| i.at_most(limit).at_least(-limit));
+            let limits = self.rounded(limit);
+            let inside = |i: Interval, limit: f64| i.at_most(limit).at_least(-limit);
+            out.interval = map(out.interval, |i| inside(i, limits.lo).hull(inside(i, limits.hi)));
             if out.nan {
                 // One limit or the other, by which is applied first.
-                out.interval = out.interval.hull(Interval { lo: -limit, hi: limit });
+                out.interval = out.interval.hull(Interval { lo: -limits.hi, hi: limits.hi });
             }
         }
         if d.up_shift != 0.0 {

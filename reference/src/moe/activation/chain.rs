@@ -64,25 +64,36 @@ impl Definition {
         value * if self.up_shift == 0.0 { up } else { up + self.up_shift }
     }
 
-    /// The same by upstream's operators. The operators of the `…_and_mul` kinds round F to the
-    /// 16-bit type and multiply in it; `swigluoai` and `swiglustep` stay in f32.
+    /// The same by upstream's operators, as their machine code for sm_90 has it (for `swiglustep`
+    /// their source, for the `…_no_mul` kinds PyTorch's functions):
+    ///
+    /// - the `…_and_mul` kinds round F to the 16-bit type, multiply and round again; a gate and an
+    ///   up that were limited are rounded as well, which a limit that is no number of the type
+    ///   notices;
+    /// - `swigluoai` is ((u + 1) · g) / (1 + e) in f32, `swiglustep` F · u in f32, each rounded once;
+    /// - limits return their other operand for a NaN.
     fn upstream(&self, ty: ScalarType, gate: f32, up: f32) -> f32 {
-        // The device's minimum returns its other operand for a NaN, as `f32::min` does.
+        // As `f32::min` does.
         let limited = |x: f32, limit: Option<f32>| limit.map_or(x, |l| x.min(l));
-        let value = self.function.of(limited(gate, self.gate_limit), self.alpha);
-        let value = limited(value, self.value_limit);
-        if !self.is_gated() {
-            return value;
-        }
-        let up = match (self.up_limit, self.value_limit) {
+        let mut gate = limited(gate, self.gate_limit);
+        let mut up = match (self.up_limit, self.value_limit) {
             (None, _) => up,
             (Some(l), Some(_)) => up.max(-l).min(l),
             (Some(l), None) => up.min(l).max(-l),
         };
         if self.up_shift != 0.0 {
-            return value * (up + self.up_shift);
+            return (up + self.up_shift) * gate / (1.0 + math::exp(-(self.alpha * gate)));
         }
-        if self.value_limit.is_some() { value * up } else { round_to(ty, value) * up }
+        let and_mul = self.is_gated() && self.value_limit.is_none();
+        if and_mul {
+            (gate, up) = (round_to(ty, gate), round_to(ty, up));
+        }
+        let value = limited(self.function.of(gate, self.alpha), self.value_limit);
+        match (self.is_gated(), and_mul) {
+            (false, _) => value,
+            (true, false) => value * up,
+            (true, true) => round_to(ty, value) * up,
+        }
     }
 
     /// The function of one gate and up that `chain` names.
@@ -94,6 +105,10 @@ impl Definition {
         if chain == Chain::Upstream && self.function == Function::Relu2 && self.is_gated() {
             let reason = "upstream has no operator for it, only for relu2_no_mul";
             return Err(Error::unsupported("activation relu2 by upstream's operators", reason));
+        }
+        if chain == Chain::Upstream && self.up_shift != 0.0 && self.function != Function::Silu {
+            let reason = "upstream adds to up in swigluoai only";
+            return Err(Error::unsupported("a shift of up by upstream's operators", reason));
         }
         Ok(move |gate, up| match chain {
             Chain::Canonical => self.canonical(gate, up),

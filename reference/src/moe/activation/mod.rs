@@ -21,6 +21,7 @@
 //! becomes a limit. [`Chain::Upstream`] follows, and the bound allows both.) A gate of −∞ gives NaN
 //! (−∞/∞, −∞ · 0) except in `relu2`, where it is zero; 0 · ∞ is NaN. A gate of −0 gives a value
 //! of −0 (`relu2`: +0), and products have the usual sign; +0 and −0 are the same number to a bound.
+//! Upstream's `swigluoai` multiplies u + 1 with g first: a bf16 gate below −4·10^37 may give NaN.
 //!
 //! Source: vLLM 0.21.0 `fused_moe/activation.py`, `layers/activation.py` and the operators
 //! `silu_and_mul`, `silu_and_mul_with_clamp`, `gelu_and_mul`, `gelu_tanh_and_mul` and

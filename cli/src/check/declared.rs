@@ -1,0 +1,64 @@
+//! How a kernel is declared to compute, from the command line.
+
+use anyhow::Result;
+use marlinspike::check::Declared;
+use marlinspike::gemm::{Class, Convention};
+
+use crate::error::Explained;
+
+/// The options that declare it.
+#[derive(Debug, clap::Args)]
+// Two groups of one name, that of the type, are an error of the command.
+#[group(id = "declared")]
+pub(crate) struct Args {
+    /// What enters a product, and where scales, bias and roundings stand
+    ///
+    /// `marlin`: weights and group scales multiplied in the activation type; scales of whole columns,
+    /// bias and router weight after the sum was rounded, each rounded. `canonical`: weights likewise,
+    /// everything after the sum in f32, one rounding. `unrounded`: as canonical, with weights that
+    /// are not rounded.
+    #[arg(long, value_name = "NAME", default_value = "marlin")]
+    convention: String,
+
+    /// How products are added up: a name, or JSON
+    ///
+    /// `f32-any-order`: on a matrix unit from Turing on, or in f32, in any order; `hopper-any-order`;
+    /// `marlin-hopper`: in the order of the Marlin kernels, which gives a bound many times narrower;
+    /// `fused-f32`, `separate-f32`: without a matrix unit. JSON as
+    /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
+    /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
+    #[arg(long, value_name = "CLASS", default_value = "f32-any-order")]
+    class: String,
+}
+
+impl Args {
+    /// The declaration.
+    pub(crate) fn read(&self) -> Result<Declared> {
+        let convention = Convention::NAMED.iter().find(|(name, _)| *name == self.convention);
+        let Some(&(_, convention)) = convention else {
+            let names: Vec<_> = Convention::NAMED.iter().map(|(name, _)| *name).collect();
+            let message = format!("no convention `{}`", self.convention);
+            return Err(Explained::new(message, format!("one of {}", names.join(", "))).into());
+        };
+        let classes = Class::named();
+        let class = match classes.iter().find(|c| c.name == self.class) {
+            Some(class) => class.clone(),
+            None if self.class.trim_start().starts_with('{') => {
+                let class: Class = serde_json::from_str(&self.class).map_err(|e| {
+                    Explained::new(format!("--class: {e}"), "see `marlinspike check --help`")
+                })?;
+                class.validate().map_err(|e| {
+                    Explained::new(format!("--class: {e}"), "see `marlinspike check --help`")
+                })?;
+                class
+            }
+            None => {
+                let names: Vec<_> = classes.iter().map(|c| c.name.as_str()).collect();
+                let message = format!("no class `{}`", self.class);
+                let help = format!("one of {}, or JSON", names.join(", "));
+                return Err(Explained::new(message, help).into());
+            }
+        };
+        Ok(Declared { convention, class })
+    }
+}

@@ -1,0 +1,150 @@
+//! Dealing the outputs to files.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use marlinspike::container::TensorSpec;
+
+use super::{Item, Output, ShardPlan, Source, StackPlan};
+use crate::model::{Model, ModelError};
+
+/// Bytes of one piece of a tensor that is copied.
+const COPY_BYTES: u64 = 16 << 20;
+
+/// Pieces of a copied tensor of `len` bytes.
+pub fn copy_runs(len: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..len).step_by(COPY_BYTES as usize).map(move |at| at..(at + COPY_BYTES).min(len))
+}
+
+/// Tensors that must stand in one file, with their bytes.
+struct Unit {
+    name: String,
+    items: Vec<Item>,
+    bytes: u64,
+}
+
+impl Unit {
+    fn new(name: String, items: Vec<Item>) -> Result<Self, ModelError> {
+        let mut bytes = 0u64;
+        for item in &items {
+            let overflow = || ModelError::module(&item.spec.name, "the size overflows");
+            let len = item.spec.byte_len().ok_or_else(overflow)?;
+            bytes = bytes.checked_add(len).ok_or_else(overflow)?;
+        }
+        Ok(Self { name, items, bytes })
+    }
+}
+
+/// Stacks and copied tensors in files of at most `limit` bytes, in the order of their names. A
+/// unit that is larger has a file for itself.
+///
+/// # Errors
+/// [`ModelError::Module`] where two tensors would have one name or a size overflows.
+pub(super) fn shards(
+    stacks: &[StackPlan],
+    model: &Model<'_>,
+    copied: Vec<&str>,
+    limit: u64,
+) -> Result<Vec<ShardPlan>, ModelError> {
+    let mut units = Vec::new();
+    for name in copied {
+        let Some(entry) = model.entry(name) else { continue };
+        let spec = TensorSpec {
+            name: name.to_owned(),
+            dtype: entry.dtype(),
+            shape: entry.shape().to_vec(),
+        };
+        units.push(Unit::new(name.to_owned(), vec![Item { spec, source: Source::Copy }])?);
+    }
+    for (stack, plan) in stacks.iter().enumerate() {
+        let item = |o: &Output| Item {
+            spec: o.spec.clone(),
+            source: Source::Stack { stack, kind: o.kind },
+        };
+        let name = format!("{}.{}", plan.module, plan.role.prefix());
+        units.push(Unit::new(name, plan.outputs.iter().map(item).collect())?);
+    }
+    units.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut seen = HashSet::new();
+    for item in units.iter().flat_map(|u| &u.items) {
+        if !seen.insert(item.spec.name.as_str()) {
+            let what = "two tensors would have this name";
+            return Err(ModelError::module(&item.spec.name, what));
+        }
+    }
+    let sizes: Vec<u64> = units.iter().map(|u| u.bytes).collect();
+    let runs = even_runs(&sizes, limit);
+    let count = runs.len();
+    let name = |i: usize| match count {
+        1 => "model.safetensors".to_owned(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+    };
+    let mut units = units.into_iter();
+    let shard = |(i, run): (usize, Range<usize>)| {
+        let mut items: Vec<_> = units.by_ref().take(run.len()).flat_map(|u| u.items).collect();
+        // Wider types first, so that every tensor is aligned in the mapped file.
+        items.sort_by(|a, b| {
+            let bits = |x: &Item| std::cmp::Reverse(x.spec.dtype.bits());
+            bits(a).cmp(&bits(b)).then_with(|| a.spec.name.cmp(&b.spec.name))
+        });
+        ShardPlan { name: name(i), items }
+    };
+    Ok(runs.into_iter().enumerate().map(shard).collect())
+}
+
+/// Runs of consecutive sizes, each of at most `limit` or a single one.
+fn runs(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut used = 0u64;
+    for (i, &size) in sizes.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if used.checked_add(size).is_some_and(|sum| sum <= limit) => {
+                used += size;
+                run.end = i + 1;
+            }
+            _ => {
+                used = size;
+                runs.push(i..i + 1);
+            }
+        }
+    }
+    runs
+}
+
+/// As few runs as [`runs`] makes, of about equal size: threads that each fill a file of their own
+/// then end together.
+fn even_runs(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
+    let count = runs(sizes, limit).len();
+    // The smallest limit that gives no more files: they become fewer as it grows.
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match runs(sizes, middle).len() <= count {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    runs(sizes, high)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_few_whole_and_even() {
+        let sums = |sizes: &[u64], limit| {
+            let runs = even_runs(sizes, limit);
+            assert_eq!(runs.iter().cloned().flatten().collect::<Vec<_>>().len(), sizes.len());
+            runs.into_iter().map(|r| sizes[r].iter().sum()).collect::<Vec<u64>>()
+        };
+        assert_eq!(sums(&[], 10), Vec::<u64>::new());
+        assert_eq!(sums(&[2, 1, 2, 1, 2, 1, 2, 1], 10), [6, 6]);
+        assert_eq!(sums(&[2, 1, 2, 1, 2, 1, 2, 1], 12), [12]);
+        assert_eq!(sums(&[5, 5, 5], 9), [5, 5, 5]);
+        // What no file holds has one for itself.
+        assert_eq!(sums(&[1, 30, 1, 1], 10), [1, 30, 2]);
+        assert_eq!(sums(&[u64::MAX, u64::MAX], u64::MAX), [u64::MAX, u64::MAX]);
+        assert_eq!(sums(&[3, 4], 0), [3, 4]);
+    }
+}

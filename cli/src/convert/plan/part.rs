@@ -1,0 +1,115 @@
+//! How the matrices of a stack are cut into jobs, and the memory of each.
+
+use std::ops::Range;
+
+use marlinspike::config::{CheckpointFormat, Scheme};
+use marlinspike::dims::GroupSize;
+
+use super::StackPlan;
+use crate::model::bind;
+
+/// Bytes of packed weight that one job makes, or somewhat more: they stay in the second-level
+/// cache until they are written.
+const JOB_BYTES: usize = 512 << 10;
+
+/// Rows of a job where the file holds K in its last dimension: a run of them in memory is then
+/// long enough for the machine to read ahead.
+const COLUMN_MAJOR_ROWS: usize = 1024;
+
+/// Rows of which a job takes whole multiples: every tile and Marlin's least K.
+const ROW_UNIT: usize = 128;
+
+/// Columns of which a job takes whole multiples: tiles and the runs of the scales' orders.
+const COLUMN_UNIT: usize = marlinspike::layout::marlin::MIN_THREAD_N;
+
+/// Columns of a job that takes all rows, where there is memory for them: its rows of tiles are
+/// written one by one.
+const COLUMNS: usize = 256;
+
+/// Rows and columns, of the rank's matrix, that one job packs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Rows; all of them under act-order, which may gather a row from anywhere.
+    pub rows: Range<usize>,
+    /// Columns; all of them but under act-order.
+    pub columns: Range<usize>,
+}
+
+impl StackPlan {
+    /// The parts of each expert's matrix, each of at most `memory` bytes at work as
+    /// [`Self::part_bytes`] counts them, if the smallest part is: otherwise of the smallest size.
+    pub fn parts(&self, memory: u64) -> Vec<Part> {
+        let (size_k, size_n) = (self.shape.size_k, self.shape.size_n);
+        let bytes = |part: &Part| self.part_bytes(part);
+        // The largest whole number of units that is wanted and fits.
+        let step = |unit: usize, wanted: usize, size: usize, part: &dyn Fn(usize) -> Part| {
+            let mut step = (wanted / unit * unit).max(unit).min(size);
+            while step > unit && bytes(&part(step)) > memory {
+                step = (step / 2 / unit * unit).max(unit);
+            }
+            step
+        };
+        let per_code = |codes: usize| JOB_BYTES * 8 / self.code_bits() as usize / codes.max(1);
+        let cut = |size: usize, step: usize| {
+            (0..size).step_by(step.max(1)).map(move |at| at..(at + step).min(size))
+        };
+        if self.act_order {
+            let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
+            let columns = step(COLUMN_UNIT, per_code(size_k).max(COLUMNS), size_n, &part);
+            let part = |columns| Part { rows: 0..size_k, columns };
+            return cut(size_n, columns).map(part).collect();
+        }
+        let unit = match self.group_size {
+            GroupSize::Channel => ROW_UNIT,
+            GroupSize::Of(g) => lcm(g, ROW_UNIT),
+        };
+        let column_major = bind::bindings(&self.scheme)
+            .first()
+            .is_some_and(|weight| weight.k.is_some_and(|k| k.dim == 1));
+        let wanted = match column_major {
+            true => per_code(size_n).max(COLUMN_MAJOR_ROWS),
+            false => per_code(size_n),
+        };
+        let part = |rows| Part { rows: 0..rows, columns: 0..size_n };
+        let rows = step(unit, wanted, size_k, &part);
+        let part = |rows| Part { rows, columns: 0..size_n };
+        cut(size_k, rows).map(part).collect()
+    }
+
+    /// Bytes of packed weight that `part` makes.
+    pub fn packed_bytes(&self, part: &Part) -> u64 {
+        let codes = part.rows.len() as u64 * part.columns.len() as u64;
+        codes * u64::from(self.code_bits()) / 8
+    }
+
+    /// Most memory that the job of `part` takes, in bytes: the packed codes, their forms on the
+    /// way there, scales in several forms, and the order of the rows.
+    pub fn part_bytes(&self, part: &Part) -> u64 {
+        // The slice of the file, the codes of the hub, their rewriting for the kernel, the result;
+        // a file of one byte for each 4-bit code makes two more.
+        let forms = match &self.scheme {
+            Scheme::Wna16(w) if w.checkpoint_format == CheckpointFormat::CtIntQuantized => 6,
+            _ => 4,
+        };
+        let (rows, columns) = (part.rows.len() as u64, part.columns.len() as u64);
+        let groups = match self.act_order {
+            true => self.groups as u64,
+            false => self.groups as u64 * rows / self.shape.size_k.max(1) as u64 + 1,
+        };
+        let order = if self.act_order { 32 * rows } else { 0 };
+        forms * self.packed_bytes(part) + 24 * groups * columns + order
+    }
+
+    /// Whether the work on `part` is worth several threads.
+    pub fn is_large(&self, part: &Part) -> bool {
+        self.packed_bytes(part) >= 4 * JOB_BYTES as u64
+    }
+}
+
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x.max(1)).saturating_mul(b)
+}

@@ -1,0 +1,48 @@
+//! Conversions within the test's own process.
+
+use std::num::NonZero;
+use std::path::Path;
+
+use marlinspike::layout::marlin::InputDtype;
+use marlinspike::scalar::ScalarType;
+use marlinspike::select::Capability;
+use marlinspike_cli::convert::error::ConvertError;
+use marlinspike_cli::convert::execute::{Execution, MEMORY};
+use marlinspike_cli::convert::parallel::Ranks;
+use marlinspike_cli::convert::plan::Settings;
+use marlinspike_cli::convert::{Summary, convert};
+use marlinspike_cli::model::{Model, ModelFiles};
+
+pub const EXECUTION: Execution =
+    Execution { threads: NonZero::new(2).unwrap(), memory: MEMORY, stop_after: None };
+
+pub fn settings() -> Settings {
+    Settings {
+        dtype: ScalarType::BFLOAT16,
+        input: InputDtype::Model,
+        tp: Ranks::ONE,
+        ep: Ranks::ONE,
+        device: Capability::cuda(8, 0),
+        skip_unsupported: false,
+        shard_bytes: 1 << 30,
+    }
+}
+
+pub fn run_with(
+    model: &Path,
+    out: &Path,
+    settings: &Settings,
+    execution: Execution,
+) -> Result<Summary, ConvertError> {
+    let files = ModelFiles::open(model)?;
+    let model = Model::new(&files)?;
+    convert(&model, out, settings, execution, false, true)
+}
+
+pub fn run(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, ConvertError> {
+    run_with(model, out, settings, EXECUTION)
+}
+
+pub fn golden(kind: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data").join(kind)
+}

@@ -1,0 +1,137 @@
+//! The index of a model in several files, `model.safetensors.index.json`: which holds which tensor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+/// Longest file name that is shown in an error, in characters.
+const SHOWN: usize = 200;
+
+/// Longest file name, in bytes: what file systems take.
+const NAME_LIMIT: usize = 255;
+
+/// A refused index.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// Not JSON, or nested deeper than any real one.
+    #[error("not JSON: {reason}")]
+    Json {
+        /// What the parser says.
+        reason: String,
+    },
+    /// JSON of another form than `{"weight_map": {tensor name: file name}}`.
+    #[error("{reason}; expected `weight_map`, an object from tensor names to file names")]
+    Form {
+        /// What the parser says.
+        reason: String,
+    },
+    /// A tensor is listed twice.
+    #[error("tensor `{tensor}` is listed twice")]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// The file is not a plain name inside the folder.
+    #[error(
+        "tensor `{tensor}` is in {file:?}, expected the name of a safetensors file in the same folder"
+    )]
+    FileName {
+        /// The tensor.
+        tensor: String,
+        /// The name found.
+        file: String,
+    },
+}
+
+/// A checked index: no tensor is listed twice, and every file is a plain name, without folders,
+/// drive letters or a leading dot, so that nothing outside the model's folder is opened.
+///
+/// Other keys (`metadata`) are not looked at. Source: the index that `transformers` writes beside
+/// sharded checkpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardIndex {
+    files: BTreeMap<String, String>,
+}
+
+impl ShardIndex {
+    /// Parses the text of an index.
+    ///
+    /// # Errors
+    /// [`IndexError`].
+    pub fn parse(text: &[u8]) -> Result<Self, IndexError> {
+        let raw: Raw = serde_json::from_slice(text).map_err(|e| {
+            let reason = e.to_string();
+            match e.is_data() {
+                true => IndexError::Form { reason },
+                false => IndexError::Json { reason },
+            }
+        })?;
+        let Entries { files, twice } = raw.weight_map;
+        if let Some(tensor) = twice {
+            return Err(IndexError::DuplicateTensor { tensor });
+        }
+        if let Some((tensor, file)) = files.iter().find(|(_, file)| !is_plain_name(file)) {
+            let (tensor, file) = (tensor.clone(), file.chars().take(SHOWN).collect());
+            return Err(IndexError::FileName { tensor, file });
+        }
+        Ok(Self { files })
+    }
+
+    /// Each tensor's name and its file's, in the order of the tensors' names.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.files.iter().map(|(tensor, file)| (tensor.as_str(), file.as_str()))
+    }
+
+    /// The files, each once, in the order of their names.
+    pub fn files(&self) -> BTreeSet<&str> {
+        self.files.values().map(String::as_str).collect()
+    }
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    weight_map: Entries,
+}
+
+/// The map, and the first key that came a second time: a parser that keeps the last value would
+/// read another model than one that keeps the first.
+struct Entries {
+    files: BTreeMap<String, String>,
+    twice: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object from tensor names to file names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Entries { files: BTreeMap::new(), twice: None };
+                while let Some((tensor, file)) = map.next_entry::<String, String>()? {
+                    if entries.twice.is_none() && entries.files.contains_key(&tensor) {
+                        entries.twice = Some(tensor.clone());
+                    }
+                    entries.files.insert(tensor, file);
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_map(Pairs)
+    }
+}
+
+fn is_plain_name(file: &str) -> bool {
+    file.ends_with(".safetensors")
+        && !file.starts_with('.')
+        && !file.contains(['/', '\\', ':'])
+        && !file.contains(char::is_control)
+        && file.len() <= NAME_LIMIT
+}

@@ -1,0 +1,84 @@
+//! Forms of scales and codes beside the lattice of `checkpoint_roundtrip`.
+
+use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
+use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::checkpoint::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::checkpoint::transpose_words;
+use marlinspike::dims::GroupSize;
+use marlinspike::tensor::{DType, Tensor};
+use marlinspike::weight::Groups;
+
+#[test]
+fn transposing_nothing() {
+    assert!(transpose_words(&[], 0, 5).is_empty());
+    assert!(transpose_words(&[], 5, 0).is_empty());
+}
+
+/// One scale for the matrix, one for each shard: every form that files use.
+#[test]
+fn fp8_tensor_and_shard_scales() {
+    let (n, k) = (5, 4);
+    let scale = |shape: &[usize], values: &[f32]| {
+        Tensor::from_vec("weight_scale", DType::F32, shape.to_vec(), values.to_vec()).unwrap()
+    };
+    let unpack = |weight_scale, widths: &[usize]| {
+        // 1.0 everywhere.
+        let weight = Tensor::new("weight", DType::F8E4M3, vec![n, k], vec![0x38u8; n * k]).unwrap();
+        let scheme = fp8::Scheme::Tensor { widths: widths.to_vec() };
+        let w = Fp8Tensors { weight, weight_scale, bias: None }.unpack("w", &scheme).unwrap();
+        assert_eq!(w.groups, Groups::Uniform(GroupSize::Channel));
+        (0..n).map(|c| w.dequantize(3, c)).collect::<Vec<_>>()
+    };
+    for shape in [&[][..], &[1], &[1, 1]] {
+        assert_eq!(unpack(scale(shape, &[0.5]), &[n]), [0.5; 5]);
+    }
+    for shape in [&[2][..], &[2, 1], &[1, 2]] {
+        assert_eq!(unpack(scale(shape, &[0.5, 2.0]), &[2, 3]), [0.5, 0.5, 2.0, 2.0, 2.0]);
+    }
+}
+
+/// Which global scale is taken where shards differ; both meanings.
+#[test]
+fn nvfp4_global_scales_of_shards() {
+    let unpack = |values: &[f32], global, shards| {
+        let scheme = nvfp4::Scheme { global, shards };
+        let shape = vec![values.len()];
+        Nvfp4Tensors {
+            weight: Tensor::new("weight", DType::U8, vec![2, 8], vec![0x22u8; 16]).unwrap(),
+            weight_scale: Tensor::new("weight_scale", DType::F8E4M3, vec![2, 1], vec![0x38u8; 2])
+                .unwrap(),
+            weight_global_scale: Tensor::from_vec("global", DType::F32, shape, values.to_vec())
+                .unwrap(),
+            bias: None,
+        }
+        .unpack("w", scheme)
+        .map(|w| (w.global_scale.unwrap(), w.dequantize(1, 1)))
+    };
+    use GlobalScale::{Divisor, Multiplier};
+    assert_eq!(unpack(&[4.0], Divisor, Shards::Equal).unwrap(), (0.25, 0.25));
+    assert_eq!(unpack(&[4.0], Multiplier, Shards::Equal).unwrap(), (4.0, 4.0));
+    assert_eq!(unpack(&[2.0, 4.0], Divisor, Shards::Largest).unwrap().0, 0.25);
+    assert_eq!(unpack(&[2.0, 4.0], Multiplier, Shards::Largest).unwrap().0, 4.0);
+    assert_eq!(unpack(&[2.0, 4.0], Divisor, Shards::First).unwrap().0, 0.5);
+    assert_eq!(unpack(&[4.0, 4.0], Divisor, Shards::Equal).unwrap().0, 0.25);
+    assert!(unpack(&[2.0, 4.0], Divisor, Shards::Equal).is_err());
+}
+
+/// GPTQ's words are the hub's words: aligned bytes are borrowed, not copied.
+#[test]
+fn gptq_codes_are_borrowed() {
+    let words: Vec<u32> = (0..64).collect();
+    let bytes: &[u8] = bytemuck::cast_slice(&words);
+    let qweight = Tensor::new("qweight", DType::I32, vec![8, 8], bytes).unwrap();
+    let scales = Tensor::from_vec("scales", DType::F32, vec![1, 8], vec![1f32; 8]).unwrap();
+    let tensors = GptqTensors { qweight, scales, qzeros: None, g_idx: None, bias: None };
+    let scheme = gptq::Scheme {
+        bits: 4,
+        group_size: GroupSize::Channel,
+        desc_act: false,
+        sym: true,
+        zeros: ZeroPoints::V1,
+    };
+    let weight = tensors.unpack("w", &scheme).unwrap();
+    assert_eq!(weight.codes.words().as_ptr(), words.as_ptr());
+}
