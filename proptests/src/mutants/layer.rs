@@ -305,11 +305,15 @@ pub fn layers() -> Vec<WrongLayer> {
             l.orders[1] = crate::ops::layer::stable(&l.w2);
             Ok(())
         }),
-        computed("chunks of k by the number of tokens", |input, how| {
-            if input.size_m() > 1 {
-                how.w13.chunks = Chunks::Size(64);
-            }
-        }),
+        computed(
+            "split along K by the number of tokens, added in the output's type",
+            |input, how| {
+                if input.size_m() > 1 {
+                    how.w13.chunks = Chunks::Size(32);
+                    how.w13.chunk_sum.ty = input.config.quant.dtype;
+                }
+            },
+        ),
         atomics(),
         mutant(
             "NVFP4: the global scale in the router weight, so the bias is scaled too",
@@ -406,6 +410,8 @@ fn atomics() -> WrongLayer {
         let order = [Order::Ascending, Order::Descending, Order::Pairwise];
         for schedule in [&mut how.w13, &mut how.w2] {
             schedule.chunks = Chunks::Size(32);
+            // As additions in the memory of the output are.
+            schedule.chunk_sum.ty = layer.dtype;
             schedule.chunk_sum.order = order[calls.get() as usize % 3];
         }
         calls.set(calls.get() + 1);

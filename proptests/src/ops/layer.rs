@@ -111,6 +111,10 @@ impl LayerInput {
     /// None for a configuration of the lattice.
     pub fn draw(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
         // 8-bit activations under act-order have no product where a group cuts an instruction.
+        let q = &config.quant;
+        if q.input_dtype.is_none() || !q.has_act_order() {
+            return Self::attempt(config, seed, 0, size_m);
+        }
         let mut last = None;
         for attempt in 0..64 {
             let input = Self::attempt(config, seed, attempt, size_m)?;

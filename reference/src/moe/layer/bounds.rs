@@ -39,6 +39,10 @@ impl From<Bounded> for Bound {
         if b.exact.is_nan() {
             return Self::NAN;
         }
+        if b.lo.is_nan() || b.hi.is_nan() {
+            // An infinite product among them: what else is added decides between it and NaN.
+            return Self { exact: b.exact, ..ANYTHING };
+        }
         let interval = Interval { lo: b.lo, hi: b.hi };
         Self { exact: b.exact, interval, nan: b.is_unbounded() }
     }
