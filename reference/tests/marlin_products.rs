@@ -6,6 +6,7 @@
 //! compares a whole file.
 
 #[path = "../examples/marlin_products/inputs.rs"]
+#[allow(dead_code, reason = "the example reads more of it")]
 mod inputs;
 
 use std::collections::BTreeSet;

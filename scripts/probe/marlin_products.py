@@ -7,7 +7,7 @@ LIB_DIR holds `_C.abi3.so` and `_moe_C.abi3.so` of vLLM 0.21.0's wheel; needs it
 There are two sets of cases: the second was made after the rule for the first was written down.
 OUT_DIR receives `linear.safetensors` and `moe.safetensors`: one tensor `<case>.m<M>` for each
 product, and in the metadata the cases (JSON) with checksums of their inputs. Inputs are not stored:
-`reference/examples/marlin_products` makes those of `linear` again from the same rules and compares.
+`reference/examples/marlin_products` makes them again from the same rules and compares.
 
 Every element of every input comes from `mix(seed, tag, index)`, a 32-bit hash (see `draw`).
 """

@@ -22,6 +22,8 @@ pub(crate) enum Tag {
     Bias,
     Order,
     ActivationScales,
+    Route,
+    Router,
 }
 
 /// A 32-bit hash.

@@ -6,6 +6,7 @@
 //! `Class::marlin_hopper` and `Class::any_order` (of a sample of columns).
 
 mod inputs;
+mod moe;
 
 use std::process::ExitCode;
 
@@ -14,10 +15,23 @@ use marlinspike::Result;
 use marlinspike::gemm::{Class, Convention, Extras, Judge, Recipe};
 use marlinspike::moe::layer::bounds::with_integer_scales;
 use marlinspike::scalar::ScalarType;
+use moe::Moe;
 use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 /// Columns whose bounds are computed.
 const SAMPLE: usize = 32;
+
+/// 16-bit codes of a tensor.
+fn halves(tensor: &TensorView<'_>) -> Vec<u32> {
+    tensor.data().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]).into()).collect()
+}
+
+/// Columns all over a matrix, of all residues.
+fn sample(size_n: usize) -> Vec<usize> {
+    let step = (size_n / SAMPLE).max(1);
+    (0..size_n).step_by(step).map(|n| n + n / step % step).filter(|&n| n < size_n).collect()
+}
 
 /// Largest and median of errors over their bounds.
 fn summary(mut ratios: Vec<f64>) -> (f64, f64) {
@@ -32,11 +46,7 @@ fn linear(case: &Linear, file: &SafeTensors<'_>) -> Result<[usize; 2]> {
     for &m in &case.sizes_m {
         let name = format!("{}.m{m}", case.name);
         let tensor = file.tensor(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let found: Vec<u32> = tensor
-            .data()
-            .chunks_exact(2)
-            .map(|b| u16::from_le_bytes([b[0], b[1]]).into())
-            .collect();
+        let found = halves(&tensor);
         let (launches, made) = inputs.product(case, m)?;
         let differ = made.iter().zip(&found).filter(|(a, b)| a != b).count();
         total[0] += found.len();
@@ -66,8 +76,7 @@ fn linear(case: &Linear, file: &SafeTensors<'_>) -> Result<[usize; 2]> {
 
 /// Errors over the bounds of the kernel's class, and of the class of any order.
 fn bounds(case: &Linear, inputs: &Inputs, m: usize, found: &[u32]) -> Result<[(f64, f64); 2]> {
-    let step = (case.size_n / SAMPLE).max(1);
-    let columns: Vec<usize> = (0..case.size_n).step_by(step).map(|n| n + n / step % step).collect();
+    let columns = sample(case.size_n);
     let part = case.inputs(&columns)?;
     let dtype = case.format.dtype();
     let groups = inputs.weight.scales.rows();
@@ -119,12 +128,20 @@ fn main() -> ExitCode {
     let bytes = std::fs::read(&path).expect("the file");
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors");
     let text = header.metadata().as_ref().and_then(|m| m.get("cases")).expect("cases");
-    let cases: Vec<Linear> = serde_json::from_str(text).expect("cases");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     println!(
         "{:40} {:24} {:>9} {:>9} {:>9} {:>8} {:>9} {:>8}",
         "product", "tiles", "outputs", "differ", "hopper", "median", "any", "median"
     );
+    if let Ok(layers) = serde_json::from_str::<Vec<Moe>>(text) {
+        for layer in layers.iter().filter(|c| c.name.contains(&filter)) {
+            if let Err(e) = layer.check(&file) {
+                println!("{}: {e}", layer.name);
+            }
+        }
+        return ExitCode::SUCCESS;
+    }
+    let cases: Vec<Linear> = serde_json::from_str(text).expect("cases");
     let mut total = [0, 0];
     for case in cases.iter().filter(|c| c.name.contains(&filter)) {
         match linear(case, &file) {
