@@ -17,6 +17,7 @@ fn reference(input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
 /// Each configuration once, with the laws in turn: over the lattice, each law meets every format
 /// and every axis many times.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn laws_hold_over_the_whole_lattice() {
     let lattice = moe_lattice().unwrap();
     assert!(lattice.len() > 300, "{}", lattice.len());
@@ -48,6 +49,7 @@ fn the_reference_passes_the_kit() {
 
 /// Some law rejects each mistake within a few inputs in which it can show.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
 fn every_wrong_layer_is_rejected() {
     let lattice = moe_lattice().unwrap();
     let wrong = mutants::layers();

@@ -29,8 +29,8 @@ impl<'c> Source<'c> {
         let part = |prefix, shape| -> Result<_> {
             let matrices = Matrices::new(case, &config.quant, prefix, shape);
             let weights = matrices.weights()?;
-            let stated = matrices.stated_perms()?.filter(|(_, sorts)| *sorts);
-            Ok((weights, stated.map(|(perms, _)| perms)))
+            let orders = matrices.orders(&weights)?;
+            Ok((weights, orders))
         };
         let (w13, order13) = part("w13_", Shape::new(h, config.w13_size_n()))?;
         let (w2, order2) = part("w2_", Shape::new(i, h))?;
