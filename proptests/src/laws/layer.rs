@@ -275,9 +275,9 @@ fn shares_add_up(
 /// w13 cut along N in each half, w2 along K.
 pub fn tensor_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let ranks: Vec<LayerInput> = (0..2).map(|rank| input.on_rank(2, rank)).collect();
-    let cuts_a_group = ranks.iter().any(|r| match r.local().and_then(|l| l.stages(r)) {
-        Err(Error::Size { .. } | Error::Schedule(_)) => true,
-        _ => false,
+    let cuts_a_group = ranks.iter().any(|r| {
+        let stages = r.local().and_then(|l| l.stages(r));
+        matches!(stages, Err(Error::Size { .. } | Error::Schedule(_)))
     });
     if cuts_a_group || input.shares_a_scale() {
         return Ok(());
