@@ -1,10 +1,10 @@
 //! Outputs of KleidiAI made wrong in known ways: the check must fail, count, name the place and
 //! the cause. The wrong outputs are made here by plain arithmetic on golden cases.
 
-use marlinspike::case::{Case, CaseConfig, DynQuantConfig};
+use marlinspike::case::{ActivationRounding, Case, CaseConfig, DynQuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::scalar::bf16_to_f32;
-use marlinspike::tensor::Tensor;
+use marlinspike::scalar::{ScalarType, bf16_to_f32};
+use marlinspike::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 fn golden(name: &str) -> Vec<u8> {
@@ -96,7 +96,7 @@ fn code_bytes(bytes: &mut [u8], c: &DynQuantConfig, change: impl Fn(u8) -> u8) {
 
 #[test]
 fn wrong_weights_are_named() {
-    let swap = |b: u8| b << 4 | b >> 4;
+    let swap = |b: u8| b.rotate_left(4);
     expect("gw09", "rhs_packed", "nibbles-exchanged", |b, _, c| code_bytes(b, c, swap));
     expect("gv24", "rhs_packed", "nibbles-unsigned", |b, _, c| code_bytes(b, c, |b| b ^ 0x88));
     // Neighbouring k exchanged: bytes of odd and even k.
@@ -195,8 +195,8 @@ fn wrong_scales_sums_and_biases_are_named() {
             }
         }
     };
-    expect("gw31", "rhs_packed", "sum-per-group", sums(true));
-    expect("gw31", "rhs_packed", "sum-without-scale", sums(false));
+    expect("gw43", "rhs_packed", "sum-per-group", sums(true));
+    expect("gw43", "rhs_packed", "sum-without-scale", sums(false));
 }
 
 #[test]
@@ -282,7 +282,15 @@ fn a_single_wrong_bit_is_placed() {
 fn wrong_products_are_named() {
     /// y from the parts: (Σqw and scale per group, Σ scale·Σw, −zero point, reciprocal, bias).
     type Product = fn(&[(f32, f32)], f32, f32, f32, f32) -> f32;
-    let variants: [(&str, &str, Product); 5] = [
+    let variants: [(&str, &str, Product); 7] = [
+        ("gw31", "bias-fused", |groups, sum, z, r, bias| {
+            let a = groups.iter().fold(0f32, |a, (q, d)| q.mul_add(*d, a));
+            sum.mul_add(z, a).mul_add(r, bias)
+        }),
+        ("bg08", "output-truncated", |groups, sum, z, r, bias| {
+            let a = groups.iter().fold(0f32, |a, (q, d)| q.mul_add(*d, a));
+            sum.mul_add(z, a) * r + bias
+        }),
         ("gw31", "accumulation-not-fused", |groups, sum, z, r, bias| {
             (groups.iter().fold(0.0, |a, (q, d)| a + q * d) + sum * z) * r + bias
         }),
@@ -309,7 +317,8 @@ fn wrong_products_are_named() {
             let nibbles = case.input("weight_u4").unwrap().bytes();
             let scales = case.input("weight_scale").unwrap().elements::<u16>();
             let word = |b: &[u8], at: usize| u32::from_le_bytes(b[at..at + 4].try_into().unwrap());
-            for (i, y) in y.chunks_exact_mut(4).enumerate() {
+            let width = if c.dtype == ScalarType::FLOAT32 { 4 } else { 2 };
+            for (i, y) in y.chunks_exact_mut(width).enumerate() {
                 let (m, n) = (i / c.size_n, i % c.size_n);
                 let row = &lhs[m / mr * mr * (k + 8)..][..mr * (k + 8)];
                 let q = |k: usize| i32::from(row[(k / 8 * mr + m % mr) * 8 + k % 8] as i8);
@@ -331,9 +340,102 @@ fn wrong_products_are_named() {
                     (f32::from_bits(word(rhs, tail)), f32::from_bits(word(rhs, tail + 4 * nr)));
                 let value = product(&groups, sum, z, r, bias);
                 let value = if value.is_infinite() { f32::MAX.copysign(value) } else { value };
-                y.copy_from_slice(&value.to_le_bytes());
+                // Of a bf16, the upper half: cut off.
+                y.copy_from_slice(&value.to_le_bytes()[4 - width..]);
             }
         });
         assert!(report.mismatches > 0, "{id}");
     }
+}
+
+/// Codes as x over the stored reciprocal, and reciprocals as range over 255: wherever that makes a
+/// difference to a golden case.
+#[test]
+fn wrong_scales_of_activations_are_named() {
+    let golden = Manifest::load().expect("the golden manifest");
+    let mut seen = [0; 2];
+    for path in golden.case_paths("dyn_quant_linear") {
+        let file = std::fs::read(path).unwrap();
+        let case = Case::parse(&file).unwrap();
+        let c = config(&case);
+        let (mr, width) = (c.packing.mr, c.size_k.div_ceil(32) * 32);
+        if c.dtype != ScalarType::FLOAT32 || width != c.size_k {
+            continue;
+        }
+        let x = case.input("x").unwrap().elements::<f32>().into_owned();
+        let right = case.output("lhs_packed").unwrap().bytes().to_vec();
+        let mut wrong = [right.clone(), right.clone()];
+        for m in 0..c.size_m {
+            let row = &x[m * c.size_k..][..c.size_k];
+            let block = m / mr * mr * (width + 8);
+            let zero = block + mr * width + 4 * (m % mr);
+            let reciprocal = zero + 4 * mr;
+            let word = |at: usize| <[u8; 4]>::try_from(&right[at..at + 4]).unwrap();
+            let (z, r) = (-i32::from_le_bytes(word(zero)), f32::from_le_bytes(word(reciprocal)));
+            for (k, x) in row.iter().enumerate() {
+                let q = match c.activation_rounding {
+                    ActivationRounding::HalfEven => (x / r).round_ties_even(),
+                    _ => (x / r).round(),
+                };
+                let at = block + (k / 8 * mr + m % mr) * 8 + k % 8;
+                let q = (q as i32).clamp(-32768, 32767) as i16;
+                wrong[0][at] = q.wrapping_add(z as i16).clamp(-128, 127) as u8;
+            }
+            let high = row.iter().fold(0f32, |a, &b| a.max(b));
+            let low = row.iter().fold(0f32, |a, &b| a.min(b));
+            if low != high {
+                wrong[1][reciprocal..][..4].copy_from_slice(&((high - low) / 255.0).to_le_bytes());
+            }
+        }
+        let ids = ["quotient-by-reciprocal", "reciprocal-of-range"];
+        for ((wrong, id), seen) in wrong.into_iter().zip(ids).zip(&mut seen) {
+            if wrong == right {
+                continue;
+            }
+            let mut case = Case::parse(&file).unwrap();
+            let shape = vec![wrong.len()];
+            case.add_output(
+                "lhs_packed",
+                Tensor::new("lhs_packed", DType::U8, shape, wrong).unwrap(),
+            );
+            let report = check_case(&case).unwrap();
+            let report = report.outputs.iter().find(|o| o.name == "lhs_packed").unwrap();
+            let diagnosis =
+                report.diagnosis.as_ref().unwrap_or_else(|| panic!("{id}: {report:#?}"));
+            assert_eq!(diagnosis.id, id, "{}: {report:#?}", case.name);
+            *seen += 1;
+        }
+    }
+    assert!(seen.iter().all(|&n| n > 0), "{seen:?}");
+}
+
+/// Infinities that stay, in a case whose scales make every product overflow: 64 times 1 · 7, and
+/// times 1 · −8, times the largest number.
+#[test]
+fn a_missing_clamp_is_named() {
+    let file = golden("cw00");
+    let mut case = Case::parse(&file).unwrap();
+    let (n, k) = (config(&case).size_n, config(&case).size_k);
+    let codes = (0..n * k / 2).map(|i| if i / (k / 2) % 2 == 0 { 0xff } else { 0 }).collect();
+    let inputs = [
+        Tensor::from_vec("x", DType::F32, vec![1, k], vec![1f32; k]),
+        Tensor::from_vec("weight_scale", DType::F32, vec![n, 1], vec![f32::MAX; n]),
+        Tensor::from_vec::<u8>("weight_u4", DType::U8, vec![n, k / 2], codes),
+    ];
+    for input in inputs {
+        let input = input.unwrap();
+        case.add_input(&input.name().to_owned(), input);
+    }
+    case.outputs.clear();
+    let y = |limit: f32| {
+        let values = (0..n).map(|n| if n % 2 == 0 { limit } else { -limit }).collect();
+        Tensor::from_vec("y", DType::F32, vec![1, n], values).unwrap()
+    };
+    case.add_output("y", y(f32::MAX));
+    let report = check_case(&case).unwrap();
+    assert_eq!(report.verdict, Verdict::Pass, "{report:#?}");
+    case.add_output("y", y(f32::INFINITY));
+    let report = check_case(&case).unwrap();
+    let y = report.outputs.iter().find(|o| o.name == "y").unwrap();
+    assert_eq!(y.diagnosis.as_ref().map(|d| d.id.as_str()), Some("clamp-missing"), "{y:#?}");
 }

@@ -167,9 +167,9 @@ impl Sources<'_> {
                 "columns past N are zero, not the last column again",
                 move || {
                     let mut bytes = pack(columns)?;
-                    for at in 0..bytes.len() {
+                    for (at, byte) in bytes.iter_mut().enumerate() {
                         if layout.locate(at, 0).column >= layout.shape().size_n {
-                            bytes[at] = 0;
+                            *byte = 0;
                         }
                     }
                     Some(bytes)
