@@ -25,6 +25,7 @@
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
 //! | [`quantize`] | floats to codes and scales |
 //! | [`vectors`] | deterministic case files from a seed |
+//! | [`w4a8`] | the Arm int4 path: activations quantized per row, its product and layer |
 
 pub mod act_order;
 pub mod case;
@@ -44,6 +45,7 @@ pub mod scalar;
 pub mod select;
 pub mod tensor;
 pub mod vectors;
+pub mod w4a8;
 pub mod weight;
 
 pub use error::{Error, Result};

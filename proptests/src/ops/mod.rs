@@ -1,11 +1,15 @@
 //! The operations that the kit knows, with their arguments.
 
+mod dyn_quant;
 pub(crate) mod layer;
 mod repack;
 mod routing;
 mod scales;
 mod zeros;
 
+pub use dyn_quant::{
+    DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
+};
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
 pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};

@@ -5,6 +5,7 @@
 //! here yet are reported as unchecked and keep the case from passing.
 
 mod compare;
+mod dyn_quant;
 mod layer;
 mod marlin;
 mod picture;
@@ -158,7 +159,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
         CaseConfig::Router(c) => routing::router(case, c)?,
         CaseConfig::Align(c) => routing::align(case, c)?,
         CaseConfig::Preprocess(c) => marlin::preprocess(case, c)?,
-        _ => Vec::new(),
+        CaseConfig::DynQuant(c) => dyn_quant::linear(case, c)?,
     };
     for (name, tensor) in &case.outputs {
         if !outputs.iter().any(|o| o.name == *name) {

@@ -1,0 +1,58 @@
+//! The byte layout of KleidiAI's `qai8dxp` and `qsi4cxp` / `qsi4c32p` micro-kernels, which PyTorch's
+//! `_dyn_quant_pack_4bit_weight` and `_dyn_quant_matmul_4bit` run on an Arm CPU.
+//!
+//! Both sides are cut into blocks (`mr` rows of activations, `nr` columns of weights), and k runs
+//! in pieces of [`PIECE`] values, because a block's piece is what a dot-product instruction takes.
+//! Kp is K rounded up to [`CHUNK`].
+//!
+//! | block of | holds, in this order |
+//! | --- | --- |
+//! | activations | int8 codes `[Kp/8][mr][8]`, int32 `[mr]` −zero point, f32 `[mr]` 1 / scale |
+//! | weights, channel-wise | codes `[Kp/32][2][nr][8]`, int32 `[nr]` 16·Σw, f32 `[nr]` scale / 16, f32 `[nr]` bias |
+//! | weights, group-wise | for each group codes `[g/32][2][nr][8]` and bf16 `[nr]` scales; then f32 `[nr]` Σ scale·Σw, f32 `[nr]` bias |
+//!
+//! A byte of weight codes (chunk c, segment s, column n, byte j) holds k = 32c + 8s + j in its low
+//! nibble and k + 16 in its high one, as two's complement. Codes past K are 0. Columns past N
+//! repeat the last one; rows past M are zero bytes (the operator leaves them unwritten).
+//!
+//! A block holds values of several kinds, so that a place here is richer than a matrix element:
+//! [`LhsPlace`] and [`RhsPlace`] instead of [`Place`](super::Place).
+
+mod columns;
+mod lhs;
+mod rhs;
+
+pub(crate) use columns::segment_sums;
+pub use columns::{Columns, Factors};
+pub use lhs::{LhsLayout, LhsPart, LhsPlace, PackedLhs, QuantizedRows};
+pub use rhs::{PackedRhs, RhsLayout, RhsPart, RhsPlace};
+
+use crate::{Error, Result};
+
+/// Consecutive k of one row that lie together: kr / sr with kr = 16 and sr = 2.
+pub const PIECE: usize = 8;
+/// k per chunk of weight codes, to which K is padded.
+pub const CHUNK: usize = 32;
+/// Rows per block: one for the dot-product kernels, four for the matrix-multiply ones.
+pub const MR: [usize; 2] = [1, 4];
+/// Columns per block.
+pub const NR: [usize; 2] = [4, 8];
+
+/// K rounded up to [`CHUNK`].
+pub const fn padded_k(size_k: usize) -> usize {
+    size_k.div_ceil(CHUNK) * CHUNK
+}
+
+/// The product of sizes that come from a file.
+fn product(what: &str, factors: &[usize]) -> Result<usize> {
+    factors
+        .iter()
+        .try_fold(1usize, |a, &b| a.checked_mul(b))
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| Error::size(what, format!("{factors:?}"), "a product that memory can hold"))
+}
+
+/// The four bytes at `at`.
+fn word(bytes: &[u8], at: usize) -> [u8; 4] {
+    [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]
+}

@@ -1,0 +1,196 @@
+//! The Arm int4 path: weights of 4 bits, activations quantized to 8 bits per row as they come.
+//!
+//! This is what PyTorch's `_dyn_quant_matmul_4bit` runs on an Arm CPU (KleidiAI's micro-kernels),
+//! and upstream's `CompressedTensorsW4A8Int8MoEMethod` on top of it. Every result is defined to
+//! the last bit, in f32 operations that round to nearest even, without flushing:
+//!
+//! 1. [`quantize`] turns rows of activations into int8 codes, a zero point and a scale.
+//! 2. [`kleidi`] interleaves them, and the weights, as the
+//!    kernels read them.
+//! 3. A [`Kernel`] multiplies a block of rows by a block of columns. Sums of code products are
+//!    exact integers, so that only what follows has an order:
+//!    channel-wise `float(16·Σqw + (−z)·16·Σw) · (scale/16 · 1/s)`; group-wise `a = fma(Σqw, scale,
+//!    a)` for ascending groups, `a = fma(Σ scale·Σw, −z, a)`, `a · 1/s`.
+//! 4. [`multiply`] adds the bias (always, without fusing), clamps to the finite range (an
+//!    infinity becomes the largest finite number; NaN stays) and rounds to the output's type.
+//!
+//! A row's result depends on nothing but that row and the weights: batches may be cut anywhere.
+//!
+//! | kernels | mr | nr |
+//! | --- | --- | --- |
+//! | dot product, one row | 1 | 8 (PyTorch's), 4 |
+//! | channel-wise matrix multiply | 4 | 8 |
+//! | group-wise matrix multiply, f32 | 4 | 8 (PyTorch's), 4 |
+//! | group-wise matrix multiply, bf16 | 4 | 4 |
+//!
+//! The formulas reproduce KleidiAI's packed activations, packed weights and outputs bit for bit in
+//! every golden case. Not covered by a case, and read from the source of KleidiAI's packing
+//! routine instead: rows with NaN or infinities.
+
+pub mod moe;
+pub mod portable;
+pub mod quantize;
+pub mod scalar;
+pub mod simd;
+mod values;
+
+pub use quantize::quantize;
+pub use values::Values;
+
+use std::fmt::Debug;
+
+use crate::layout::kleidi::{self, LhsLayout, MR, NR, PackedLhs, PackedRhs, RhsLayout};
+use crate::scalar::ScalarType;
+use crate::{Error, Result};
+
+/// Results of a block of rows times a block of columns, before bias and clamp: `[mr][nr]` in the
+/// upper left corner.
+pub type Tile = [[f32; MAX_NR]; MAX_MR];
+/// The most rows of a block.
+pub const MAX_MR: usize = MR[1];
+/// The most columns of a block.
+pub const MAX_NR: usize = NR[1];
+
+/// One block of packed activations and one of packed weights, of the same K.
+#[derive(Debug, Clone, Copy)]
+pub struct Blocks<'a> {
+    /// How `lhs` is packed.
+    pub lhs_layout: LhsLayout,
+    /// [`LhsLayout::block_bytes`] bytes.
+    pub lhs: &'a [u8],
+    /// How `rhs` is packed.
+    pub rhs_layout: RhsLayout,
+    /// [`RhsLayout::block_bytes`] bytes.
+    pub rhs: &'a [u8],
+}
+
+impl Blocks<'_> {
+    /// −zero point and 1 / scale of row `m` of the block.
+    pub fn row_factors(&self, m: usize) -> (i32, f32) {
+        let at = self.lhs_layout.mr() * (self.lhs_layout.block_bytes() / self.lhs_layout.mr() - 8);
+        let (zero, reciprocal) = (at + 4 * m, at + 4 * (self.lhs_layout.mr() + m));
+        (self.int(self.lhs, zero), f32::from_bits(self.int(self.lhs, reciprocal) as u32))
+    }
+
+    /// Word `i` (of 4 bytes) after the codes and group scales of the weight block.
+    pub fn tail_word(&self, i: usize) -> u32 {
+        let at = self.rhs_layout.groups() * self.rhs_layout.group_bytes() + 4 * i;
+        self.int(self.rhs, at) as u32
+    }
+
+    /// Codes of group `g` of the weight block, `[padded group / 32][2][nr][8]`.
+    pub fn codes(&self, g: usize) -> &[u8] {
+        let len = self.rhs_layout.nr() * self.rhs_layout.padded_group() / 2;
+        &self.rhs[g * self.rhs_layout.group_bytes()..][..len]
+    }
+
+    /// Activation codes of group `g`, `[padded group / 8][mr][8]`.
+    pub fn activations(&self, g: usize) -> &[u8] {
+        let len = self.lhs_layout.mr() * self.rhs_layout.padded_group();
+        &self.lhs[g * len..][..len]
+    }
+
+    /// The bf16 scale of group `g` and column `n` of a group-wise block, as f32.
+    pub fn group_scale(&self, g: usize, n: usize) -> f32 {
+        let at = (g + 1) * self.rhs_layout.group_bytes() - 2 * (self.rhs_layout.nr() - n);
+        crate::scalar::bf16_to_f32(u16::from_le_bytes([self.rhs[at], self.rhs[at + 1]]))
+    }
+
+    fn int(&self, bytes: &[u8], at: usize) -> i32 {
+        i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    }
+}
+
+/// A way to multiply blocks; all give the same bits.
+pub trait Kernel: Debug + Send + Sync {
+    /// The kernel, where this CPU supports it: holding one is the proof.
+    fn new() -> Option<Self>
+    where
+        Self: Sized;
+
+    /// A name for reports.
+    fn name(&self) -> &'static str;
+
+    /// Fills the upper left `[mr][nr]` of `tile`.
+    fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile);
+}
+
+/// Every kernel that this CPU supports, the slowest and plainest first.
+pub fn kernels() -> Vec<Box<dyn Kernel>> {
+    let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(scalar::Scalar)];
+    all.extend(portable::Portable::new().map(|k| Box::new(k) as Box<dyn Kernel>));
+    all.extend(simd::kernels());
+    all
+}
+
+/// The quickest kernel that this CPU supports.
+pub fn fastest() -> Box<dyn Kernel> {
+    kernels().pop().unwrap_or_else(|| Box::new(scalar::Scalar))
+}
+
+/// `y` `[M, N]` of type `ty`, FLOAT32 or BFLOAT16.
+///
+/// # Errors
+/// [`Error::Shape`] when the two sides were packed for different K; [`Error::Unsupported`] for
+/// other types.
+pub fn multiply(
+    kernel: &dyn Kernel,
+    lhs: &PackedLhs<'_>,
+    rhs: &PackedRhs<'_>,
+    ty: ScalarType,
+) -> Result<Values> {
+    let (lhs_layout, rhs_layout) = (lhs.layout(), rhs.layout());
+    if lhs_layout.size_k() != rhs_layout.shape().size_k {
+        let found = [lhs_layout.size_m(), lhs_layout.size_k()];
+        let expected = format!("[M, {}], K of the packed weights", rhs_layout.shape().size_k);
+        return Err(Error::shape("lhs_packed", &found, expected));
+    }
+    let (size_m, size_n) = (lhs_layout.size_m(), rhs_layout.shape().size_n);
+    let mut y = vec![0.0f32; size_m * size_n];
+    let mut tile = Tile::default();
+    for column_block in 0..rhs_layout.blocks() {
+        let first_n = column_block * rhs_layout.nr();
+        let columns = rhs_layout.nr().min(size_n - first_n);
+        for row_block in 0..lhs_layout.blocks() {
+            let blocks = Blocks {
+                lhs_layout,
+                lhs: lhs.block(row_block),
+                rhs_layout,
+                rhs: rhs.block(column_block),
+            };
+            kernel.tile(blocks, &mut tile);
+            let first_m = row_block * lhs_layout.mr();
+            let bias_at = if rhs_layout.is_channel_wise() { 2 } else { 1 } * rhs_layout.nr();
+            for (row, sums) in tile.iter().enumerate().take(lhs_layout.mr().min(size_m - first_m)) {
+                let out = &mut y[(first_m + row) * size_n + first_n..][..columns];
+                for (n, (y, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                    *y = finish(sum, f32::from_bits(blocks.tail_word(bias_at + n)));
+                }
+            }
+        }
+    }
+    Values::from_f32(y, ty)
+}
+
+/// The bias is added, then infinities become the largest finite number.
+pub(crate) fn finish(sum: f32, bias: f32) -> f32 {
+    // `clamp` keeps NaN.
+    (sum + bias).clamp(f32::MIN, f32::MAX)
+}
+
+/// Quantizes, packs and multiplies: `x` `[M, K]` by packed weights, to `x`'s type.
+///
+/// # Errors
+/// As [`quantize`] and [`multiply`].
+pub fn linear(
+    kernel: &dyn Kernel,
+    x: &Values,
+    rhs: &PackedRhs<'_>,
+    rounding: crate::case::ActivationRounding,
+) -> Result<Values> {
+    let rows = quantize(x, rhs.layout().shape().size_k, rounding)?;
+    // Upstream's choice between its one-row and its matrix kernels; the bits are the same.
+    let mr = if rows.size_m == 1 { 1 } else { MAX_MR };
+    let lhs = kleidi::LhsLayout::new(rows.size_m, rows.size_k, mr)?.pack(&rows)?;
+    multiply(kernel, &lhs, rhs, x.ty())
+}

@@ -1,0 +1,66 @@
+//! The activation between the products.
+
+use crate::case::Activation;
+use crate::moe::activation::{ALPHA, LIMIT};
+use crate::moe::math;
+use crate::moe::router::round_to;
+use crate::scalar::ScalarType;
+use crate::w4a8::Values;
+use crate::{Error, Result};
+
+/// What upstream's operator computes between the products; gate is the first half of a row, up the
+/// second.
+///
+/// The exponential is [`math::exp`], which stands for upstream's vector functions: a last bit may
+/// differ from theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// g / (1 + e^−g) · u in f32, rounded once.
+    Silu,
+    /// (clamp(u, ±7) + 1) · (min(g, 7) · sigmoid(1.702 · min(g, 7))), each operation rounded to the
+    /// activations' type. Halves, though checkpoints of gpt-oss interleave gate and up.
+    SwigluOai,
+}
+
+impl Kind {
+    /// Upstream's choice. `swiglustep` becomes plain SiLU: its limits are not applied.
+    pub fn of(activation: Activation) -> Option<Self> {
+        match activation {
+            Activation::Silu | Activation::SwigluStep => Some(Self::Silu),
+            Activation::SwigluOai => Some(Self::SwigluOai),
+            _ => None,
+        }
+    }
+
+    /// `[M, I]` of `gate_up` `[M, 2I]`, in its type.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when `gate_up` is not a whole number of rows.
+    pub fn apply(self, gate_up: &Values, size_i: usize) -> Result<Values> {
+        if size_i == 0 || !gate_up.len().is_multiple_of(2 * size_i) {
+            let rule = format!("[M, {}], I 1 or more", 2 * size_i);
+            return Err(Error::shape("gate_up", &[gate_up.len()], rule));
+        }
+        let ty = gate_up.ty();
+        let rows = gate_up.to_f32();
+        let activated = rows.chunks_exact(2 * size_i).flat_map(|row| {
+            let (gate, up) = row.split_at(size_i);
+            gate.iter().zip(up).map(move |(&g, &u)| self.one(ty, g, u))
+        });
+        Values::from_f32(activated.collect(), ty)
+    }
+
+    fn one(self, ty: ScalarType, g: f32, u: f32) -> f32 {
+        match self {
+            Self::Silu => g / (1.0 + math::exp(-g)) * u,
+            Self::SwigluOai => {
+                let round = |x| round_to(ty, x);
+                // Limits that keep NaN.
+                let g = if g > LIMIT { LIMIT } else { g };
+                let u = u.clamp(-LIMIT, LIMIT);
+                let gate = round(g * round(math::sigmoid(round(g * ALPHA))));
+                round(round(u + 1.0) * gate)
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The product in loops that compilers turn into vectors.
+//!
+//! A code product is at most 1024 in magnitude, so that int16 lanes (one for each byte of a
+//! segment, holding its low and high nibble's products) take the products of [`CHUNKS`] chunks
+//! before they are widened: four to a chunk and lane.
+
+use super::scalar::{channel_wise, group_wise_end};
+use super::{Blocks, Kernel, MAX_NR, Tile};
+use crate::layout::kleidi::PIECE;
+
+/// Chunks between two widenings: 7 · 4 · 1024 is below 2^15.
+const CHUNKS: usize = 7;
+
+/// The kernel for any CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Portable(());
+
+impl Kernel for Portable {
+    fn new() -> Option<Self> {
+        Some(Self(()))
+    }
+
+    fn name(&self) -> &'static str {
+        "portable"
+    }
+
+    fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+        match (blocks.lhs_layout.mr(), blocks.rhs_layout.nr()) {
+            (1, 4) => body::<1, 4, 32>(blocks, tile),
+            (1, _) => body::<1, 8, 64>(blocks, tile),
+            (_, 4) => body::<4, 4, 32>(blocks, tile),
+            (..) => body::<4, 8, 64>(blocks, tile),
+        }
+    }
+}
+
+/// `LANES` = `N` · 8.
+fn body<const M: usize, const N: usize, const LANES: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
+    finish_tile::<M>(blocks, tile, |g, sums| group::<M, LANES>(blocks, g, sums));
+}
+
+/// Everything but the integer sums, which `dots` adds up for a group, in the upper left corner of
+/// zeros.
+#[inline(always)]
+pub(super) fn finish_tile<const M: usize>(
+    blocks: Blocks<'_>,
+    tile: &mut Tile,
+    dots: impl Fn(usize, &mut [[i32; MAX_NR]; M]),
+) {
+    let nr = blocks.rhs_layout.nr();
+    if blocks.rhs_layout.is_channel_wise() {
+        let mut sums = [[0i32; MAX_NR]; M];
+        dots(0, &mut sums);
+        for (m, sums) in sums.iter().enumerate() {
+            let (zero, reciprocal) = blocks.row_factors(m);
+            for n in 0..nr {
+                let scale = f32::from_bits(blocks.tail_word(nr + n));
+                let sum = blocks.tail_word(n) as i32;
+                tile[m][n] = channel_wise(sums[n], sum, scale, zero, reciprocal);
+            }
+        }
+        return;
+    }
+    let mut a = [[0f32; MAX_NR]; M];
+    for g in 0..blocks.rhs_layout.groups() {
+        let mut scales = [0f32; MAX_NR];
+        for (n, scale) in scales.iter_mut().enumerate().take(nr) {
+            *scale = blocks.group_scale(g, n);
+        }
+        let mut sums = [[0i32; MAX_NR]; M];
+        dots(g, &mut sums);
+        for (a, sums) in a.iter_mut().zip(&sums) {
+            for n in 0..MAX_NR {
+                a[n] = (sums[n] as f32).mul_add(scales[n], a[n]);
+            }
+        }
+    }
+    for (m, a) in a.iter().enumerate() {
+        let (zero, reciprocal) = blocks.row_factors(m);
+        for n in 0..nr {
+            let sum = f32::from_bits(blocks.tail_word(n));
+            tile[m][n] = group_wise_end(a[n], sum, zero, reciprocal);
+        }
+    }
+}
+
+#[inline(always)]
+fn group<const M: usize, const LANES: usize>(
+    blocks: Blocks<'_>,
+    g: usize,
+    sums: &mut [[i32; MAX_NR]; M],
+) {
+    let codes = blocks.codes(g).chunks(CHUNKS * 2 * LANES);
+    let activations = blocks.activations(g).chunks(CHUNKS * 4 * M * PIECE);
+    for (codes, activations) in codes.zip(activations) {
+        let mut lanes = [[0i16; LANES]; M];
+        let chunks = codes.chunks_exact(2 * LANES).zip(activations.chunks_exact(4 * M * PIECE));
+        for (codes, activations) in chunks {
+            for s in 0..2 {
+                let segment = &codes[s * LANES..][..LANES];
+                for (m, lanes) in lanes.iter_mut().enumerate() {
+                    let low = &activations[(s * M + m) * PIECE..][..PIECE];
+                    let high = &activations[((s + 2) * M + m) * PIECE..][..PIECE];
+                    for (i, lane) in lanes.iter_mut().enumerate() {
+                        let byte = segment[i];
+                        let low =
+                            i16::from(low[i % PIECE] as i8) * i16::from((byte << 4) as i8 >> 4);
+                        let high = i16::from(high[i % PIECE] as i8) * i16::from(byte as i8 >> 4);
+                        *lane += low + high;
+                    }
+                }
+            }
+        }
+        for (sums, lanes) in sums.iter_mut().zip(&lanes) {
+            for (sum, lanes) in sums.iter_mut().zip(lanes.chunks_exact(PIECE)) {
+                let part = lanes.iter().fold(0i32, |sum, &x| sum + i32::from(x));
+                *sum = sum.wrapping_add(part);
+            }
+        }
+    }
+}
