@@ -424,7 +424,8 @@ fn a_missing_clamp_is_named() {
     ];
     for input in inputs {
         let input = input.unwrap();
-        case.add_input(&input.name().to_owned(), input);
+        let name = input.name().to_owned();
+        case.add_input(&name, input);
     }
     case.outputs.clear();
     let y = |limit: f32| {
