@@ -126,6 +126,7 @@ pub(in crate::check) fn moe(
             orders: orders.as_deref(),
             extras: if weighted { routers } else { Extras::default() },
             dtype: c.quant.dtype,
+            input_dtype: None,
             declared,
             producer: &case.provenance,
             top_k: Some(c.top_k),

@@ -11,7 +11,7 @@ use crate::case::{Case, LinearConfig};
 use crate::checkpoint::float_type;
 use crate::dims::Shape;
 use crate::gemm::{Class, Convention, Extras, Rows};
-use crate::moe::layer::bounds::with_integer_scales;
+use crate::moe::layer::bounds::{any_order_of_fp8, with_integer_scales};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
@@ -34,11 +34,13 @@ impl Default for Declared {
 }
 
 impl Declared {
-    /// The class of one matrix's sums: of int8 activations integers, else as declared.
-    fn class_for(&self, weight: &Weight<'_>, extras: Extras<'_>) -> Class {
-        match extras.activation_scales {
-            None => self.class.clone(),
-            Some(_) => Class::int8(weight.shape().size_k, weight.scales.rows()),
+    /// The class of one matrix's sums: of int8 activations integers, of FP8 ones, where nothing
+    /// narrower is declared, what units for them may do; else as declared.
+    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+        match input_dtype {
+            Some(ScalarType::INT8) => Class::int8(weight.shape().size_k, weight.scales.rows()),
+            Some(_) if self.class == Class::any_order() => any_order_of_fp8(),
+            _ => self.class.clone(),
         }
     }
 }
@@ -53,16 +55,13 @@ pub(super) fn linear(
     let quant = &c.quant;
     let source = Source::new(case, quant, "", Shape::new(c.size_k, c.size_n));
     let mut weights = source.weights()?;
-    let scales = match quant.input_dtype {
-        Some(ScalarType::INT8) => {
-            if weights[0].scales.rows() > 1 {
-                weights = with_integer_scales(&weights)?;
-            }
-            Some(case.input("a_scales")?.elements::<f32>())
-        }
-        _ => None,
+    if quant.input_dtype == Some(ScalarType::INT8) && weights[0].scales.rows() > 1 {
+        weights = with_integer_scales(&weights)?;
+    }
+    let (input, scales) = match quant.input_dtype {
+        Some(_) => (case.input("a_q")?, Some(case.input("a_scales")?.elements::<f32>())),
+        None => (case.input("x")?, None),
     };
-    let input = if scales.is_some() { case.input("a_q")? } else { case.input("x")? };
     let extras = Extras { activation_scales: scales.as_deref(), router_weights: None };
     let parts =
         [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
@@ -76,6 +75,7 @@ pub(super) fn linear(
         orders: order.as_deref(),
         extras,
         dtype: quant.dtype,
+        input_dtype: quant.input_dtype,
         declared,
         producer: &case.provenance,
         top_k: None,

@@ -36,6 +36,8 @@ pub(super) struct Stage<'c> {
     pub(super) orders: Option<&'c [Vec<u32>]>,
     pub(super) extras: Extras<'c>,
     pub(super) dtype: ScalarType,
+    /// Type of 8-bit activations.
+    pub(super) input_dtype: Option<ScalarType>,
     pub(super) declared: &'c Declared,
     /// The case's `provenance`: what made the output.
     pub(super) producer: &'c str,
@@ -79,7 +81,7 @@ impl Stage<'_> {
             (Some(orders), expert) => orders.get(expert.unwrap_or(0)).map(Vec::as_slice),
             (None, _) => None,
         };
-        let class = self.declared.class_for(part.weight, extras);
+        let class = self.declared.class_for(part.weight, self.input_dtype);
         let judge = Judge { weight: part.weight, order, recipe: &recipe, class: &class, extras };
         judge.bounds(&rows, radius.as_ref())
     }

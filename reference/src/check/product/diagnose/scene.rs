@@ -208,7 +208,7 @@ impl<'s> Scene<'s> {
         if let Some(change) = setup.recipe {
             change(&mut recipe);
         }
-        let class = stage.declared.class_for(weight, extras);
+        let class = stage.declared.class_for(weight, stage.input_dtype);
         let sources = setup.sources.as_deref().unwrap_or(rows);
         let read = |all: &Rows| -> Option<Rows> {
             let own = all.select(sources)?;
