@@ -50,8 +50,15 @@ impl Operation for DynQuantPackWeight {
     type Element = u8;
 
     fn inputs() -> BoxedStrategy<DynQuantWeightInput> {
-        let depths =
-            one_of(&[(32usize, -1i64), (34, -1), (44, -1), (96, -1), (64, 32), (96, 32), (256, 64)]);
+        let depths = one_of(&[
+            (32usize, -1i64),
+            (34, -1),
+            (44, -1),
+            (96, -1),
+            (64, 32),
+            (96, 32),
+            (256, 64),
+        ]);
         (depths, one_of(&[1usize, 3, 4, 5, 8, 9, 16]), one_of(&NR), fill(), any::<bool>())
             .prop_map(|((size_k, group_size), size_n, nr, fill, biased)| {
                 let words = fill.words((size_n * size_k / 2).div_ceil(4));
