@@ -1,7 +1,7 @@
 //! The product in loops that compilers turn into vectors.
 //!
 //! A code product is at most 1024 in magnitude, so that int16 lanes (one for each byte of a
-//! segment, holding its low and high nibble's products) take the products of [`CHUNKS`] chunks
+//! segment, holding its low and high nibble's products) take the products of seven chunks
 //! before they are widened: four to a chunk and lane.
 
 use super::scalar::{channel_wise, group_wise_end};
