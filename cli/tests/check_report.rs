@@ -71,3 +71,36 @@ fn a_report_that_cannot_be_written_is_an_error() {
     assert_eq!(names(folder.path()), ["taken"]);
     assert!(names(&folder.path().join("taken")).is_empty());
 }
+
+/// A wrong product is drawn: its errors by row and column, and the k that explains them.
+#[test]
+fn a_wrong_product_is_drawn() {
+    let folder = folder();
+    let mut case = CaseFile::golden(LINEAR);
+    // The output was computed with another code at k = 8 * 5 + 3, n = 17 than the case now has.
+    let mut words = case.words("in.qweight");
+    words[5 * case.shape("in.qweight")[1] + 17] ^= 0x6000;
+    case.set_words("in.qweight", &words);
+    let path = case.write(folder.path(), "product");
+    let report = folder.path().join("report.html");
+    let arguments = [Path::new("check"), &path, Path::new("--report"), &report];
+    let output = command().args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    for part in ["equal bits", "max ulp", "error/bound", "k 43, n 17: code", "in column n 17"] {
+        assert!(stdout(&output).contains(part), "{part}: {}", stdout(&output));
+    }
+    let page = std::fs::read_to_string(&report).unwrap();
+    for part in
+        ["<b>error over bound</b>: 17 rows by 192", "<b>what explains it</b>: k 43 of", ">row 16<"]
+    {
+        assert!(page.contains(part), "{part}");
+    }
+    // The bad cells stand in column 17 of 96 cells of two, or of as many cells as columns.
+    assert!(page.contains("class=\"e5\" x=\""));
+    let (_, lines) = check_json(&[&path]);
+    let y = support::output(&lines[0], "y");
+    assert_eq!(y["diagnosis_id"], "wrong-code");
+    assert!(
+        y["max_error_over_bound"].as_f64().unwrap() > 1.0 && y["max_ulp"].as_f64().unwrap() > 1.0
+    );
+}

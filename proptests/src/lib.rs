@@ -25,7 +25,7 @@
 //! and register, and the seed that shows it again.
 
 pub mod fuzz;
-mod laws;
+pub mod laws;
 pub mod mutants;
 pub mod ops;
 mod report;

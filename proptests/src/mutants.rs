@@ -1,5 +1,9 @@
 //! Wrong variants that really shipped, or nearly did: a kit that passes one of them is no kit.
 
+mod layer;
+
+pub use layer::{WrongLayer, layers};
+
 use marlinspike::act_order;
 use marlinspike::layout::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};
 
@@ -112,7 +116,7 @@ fn swap_nibbles(word: u32) -> u32 {
     (word & 0x0f0f_0f0f) << 4 | word >> 4 & 0x0f0f_0f0f
 }
 
-/// All mutants.
+/// All mutants of layouts; [`layers`] has those of whole layers, which take longer to try.
 pub fn all() -> Vec<Mutant> {
     let mut all = vec![
         // act-order

@@ -51,6 +51,14 @@ pub trait Operation: Sized + 'static {
     /// None for what [`Self::inputs`] draws.
     fn expected(input: &Self::Input) -> Result<Vec<Self::Element>>;
 
+    /// Elements of the output.
+    ///
+    /// # Errors
+    /// As [`Self::expected`].
+    fn len(input: &Self::Input) -> Result<usize> {
+        Ok(Self::expected(input)?.len())
+    }
+
     /// Bits of one value; a storage element holds as many as fit.
     fn width(_input: &Self::Input) -> u32 {
         Self::Element::BITS

@@ -23,7 +23,9 @@ fn expect(case: &str, name: &str, id: &str, change: impl FnOnce(&mut Case<'_>)) 
     let diagnosis = output.diagnosis.clone().expect("a diagnosis");
     assert_eq!(diagnosis.id, id, "{diagnosis:?}");
     assert!(output.mismatches > 0 && output.first_mismatch.is_some());
-    for other in report.outputs.iter().filter(|o| o.name != name) {
+    // `down` is judged under the weights that the case states, and was not computed with these.
+    let later = |other: &str| name == "topk_weights" && other == "down";
+    for other in report.outputs.iter().filter(|o| o.name != name && !later(&o.name)) {
         assert_ne!(other.verdict, Verdict::Fail, "{} with a wrong {name}: {other:#?}", other.name);
     }
     output

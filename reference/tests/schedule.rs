@@ -90,7 +90,15 @@ fn json_that_is_no_schedule_is_refused_by_key() {
             other => panic!("{expected}: {other}"),
         }
     }
-    let values: [(&str, Change); 14] = [
+    let values: [(&str, Change); 16] = [
+        ("group_sum.multiply_add", |v| {
+            v["weights"]["form"] = "unscaled".into();
+            v["group_sum"] = json!({"scale": "int16", "multiply_add": "integer"});
+        }),
+        ("warp_steps[1].type", |v| {
+            v["warp_steps"] = json!([{"op": "activation_scale", "type": "float32"},
+                                     {"op": "round", "type": "float16"}]);
+        }),
         ("unit", |v| v["unit"]["size_k"] = 32.into()),
         ("weights.exponent", |v| v["weights"]["exponent"] = json!(1000)),
         ("weights.exponent", |v| v["weights"]["exponent"] = json!(-7)),

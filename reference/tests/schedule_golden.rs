@@ -5,12 +5,15 @@
 //! tiles dealt to 132 multiprocessors in equal runs. The tiles, the warps and the place of the int8
 //! scale were chosen as those that give these outputs; `docs/tensor-cores.md` says what holds them.
 
-use marlinspike::case::{Case, CaseConfig, CaseError, LinearConfig, ScheduleChoice};
+use marlinspike::case::{
+    Case, CaseConfig, CaseError, CheckpointFormat, LinearConfig, ScheduleChoice,
+};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::dims::GroupSize;
-use marlinspike::gemm::schedule::{Schedule, ScheduleError};
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::{Launches, Schedule, ScheduleError};
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::Tensor;
+use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_golden::Manifest;
 use serde_json::{Value, json};
 
@@ -102,6 +105,48 @@ fn every_product_of_the_gpu_is_reproduced() {
         outputs += y.elements;
     });
     assert!(cases >= 18 && outputs > 120_000, "{cases} cases, {outputs} outputs");
+}
+
+/// A weight of the case's shape, types and groups, all codes zero: what the choice of tiles reads.
+fn stand_in(c: &LinearConfig) -> Weight<'static> {
+    let shape = Shape::new(c.size_k, c.size_n);
+    let groups = match c.quant.group_size {
+        GroupSize::Channel => 1,
+        GroupSize::Of(g) => c.size_k / g,
+    };
+    let nvfp4 = c.quant.checkpoint_format == CheckpointFormat::Nvfp4;
+    let ty = c.quant.weight_type;
+    let ones = TableData::B16(vec![0x3c00; groups * c.size_n]);
+    Weight {
+        name: "stand-in".to_owned(),
+        ty,
+        codes: Codes::from_fn(ty.size_bits(), shape, |_, _| 0).expect("codes"),
+        scales: Table::new(ScalarType::FLOAT16, groups, c.size_n, ones).expect("scales"),
+        zeros: None,
+        groups: Groups::Uniform(c.quant.group_size),
+        global_scale: nvfp4.then_some(1.0),
+        bias: None,
+    }
+}
+
+/// The rule of upstream's host code and the schedule of its kernel, as the library has them.
+#[test]
+fn the_library_picks_the_launch() {
+    let mut cases = 0;
+    each_case(|path, mut case| {
+        let c = linear(&mut case);
+        let input = c.quant.input_dtype.unwrap_or(c.quant.dtype);
+        let weight = stand_in(c);
+        let launches =
+            Launches::new(&weight, c.quant.dtype, input, c.size_m, MULTIPROCESSORS).expect(path);
+        // A case declares one schedule for all rows.
+        let [launch] = launches.all() else { return };
+        declare(&mut case, &launch.schedule.to_json());
+        let y = judged(&case);
+        assert_eq!((y.verdict, y.mismatches), (Verdict::Pass, 0), "{path}: {y:?}");
+        cases += 1;
+    });
+    assert!(cases >= 17, "{cases} cases");
 }
 
 /// The output with some of its bits changed.

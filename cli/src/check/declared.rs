@@ -8,6 +8,8 @@ use crate::error::Explained;
 
 /// The options that declare it.
 #[derive(Debug, clap::Args)]
+// Two groups of one name, that of the type, are an error of the command.
+#[group(id = "declared")]
 pub(crate) struct Args {
     /// What enters a product, and where scales, bias and roundings stand
     ///

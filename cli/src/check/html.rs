@@ -3,10 +3,10 @@
 
 use std::fmt::{self, Write as _};
 
-use marlinspike::check::{CaseReport, Mismatch, OutputReport, Picture, Verdict};
+use marlinspike::check::{CaseReport, ErrorMap, Mismatch, OutputReport, Picture, Verdict};
 
 use super::svg::{Drawing, LEVELS};
-use super::{Checked, Run, text};
+use super::{Checked, Run, errors, text};
 use crate::style::printable;
 
 /// Failed outputs that get a card; a page of thousands helps nobody.
@@ -74,7 +74,7 @@ fn page(out: &mut String, run: &Run) -> fmt::Result {
         let n = s.skipped;
         writeln!(out, "<p class=\"soft\">{n} cases without a selected output were skipped.</p>")?;
     }
-    errors(out, run)?;
+    unreadable(out, run)?;
     failures(out, run)?;
     outputs(out, run)?;
     out.push_str("</main>\n</body>\n</html>\n");
@@ -91,7 +91,7 @@ fn write_tiles(out: &mut String, tiles: &[(usize, &str, &str)]) -> fmt::Result {
     Ok(())
 }
 
-fn errors(out: &mut String, run: &Run) -> fmt::Result {
+fn unreadable(out: &mut String, run: &Run) -> fmt::Result {
     if run.summary.error == 0 {
         return Ok(());
     }
@@ -183,6 +183,10 @@ fn card(
             "<dt></dt><dd>expected <code>{expected}</code>, found <code>{found}</code></dd>"
         )?;
     }
+    if o.max_ulp.is_some() || o.max_error_over_bound.is_some() {
+        let (ulp, ratio) = (text::error(o.max_ulp), text::error(o.max_error_over_bound));
+        write!(out, "<dt>largest error</dt><dd>{ratio} of its bound, {ulp} ulp</dd>")?;
+    }
     if let Some(note) = &o.note {
         write!(out, "<dt>note</dt><dd>{}</dd>", escape(note))?;
     }
@@ -202,6 +206,11 @@ const TILE_N: usize = 64;
 fn figures(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result {
     out.push_str("<div class=\"figures\">\n");
     let first = o.first_mismatch.as_ref();
+    if let Some(map) = &picture.errors {
+        product(out, map, first)?;
+        out.push_str("</div>\n");
+        return Ok(());
+    }
     let tiled = first.is_some_and(|m| m.fragment.is_some());
     let stacked = first.is_some_and(|m| m.expert.is_some());
     // A list's plane is its buffer.
@@ -258,6 +267,58 @@ fn figures(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result
     Ok(())
 }
 
+/// The figures of a product: its errors, and the part of k that explains them.
+fn product(out: &mut String, map: &ErrorMap, first: Option<&Mismatch>) -> fmt::Result {
+    let mark = first.and_then(|m| Some((*m.index.first()?, *m.index.last()?)));
+    let (width, height) = (map.cols.div_ceil(map.cell_cols), map.rows.div_ceil(map.cell_rows));
+    let cell = if width * height > 1 {
+        format!("; a cell is {height} by {width} and shows its largest")
+    } else {
+        String::new()
+    };
+    out.push_str("<figure>");
+    out.push_str(&errors::map(map, mark));
+    write!(
+        out,
+        "<figcaption><b>error over bound</b>: {} rows by {} columns{cell}. Above 1 no kernel of the \
+         declared class can be.<span class=\"scale\">",
+        map.rows, map.cols
+    )?;
+    for (level, words) in errors::LEVELS.iter().enumerate() {
+        write!(
+            out,
+            "<span><svg width=\"16\" height=\"16\"><rect class=\"e{level}\" width=\"16\" \
+             height=\"16\" rx=\"3\"/></svg>{words}</span>"
+        )?;
+    }
+    out.push_str("</span></figcaption></figure>\n");
+    if let Some(cause) = &map.cause {
+        let ranges: Vec<String> = cause
+            .ranges
+            .iter()
+            .take(6)
+            .map(|r| {
+                if r.len() == 1 {
+                    r.start.to_string()
+                } else {
+                    format!("{} to {}", r.start, r.end - 1)
+                }
+            })
+            .collect();
+        let more = if cause.ranges.len() > 6 { ", ..." } else { "" };
+        writeln!(
+            out,
+            "<figure>{}<figcaption><b>what explains it</b>: k {}{more} of {}; a line before every \
+             group of {}</figcaption></figure>",
+            errors::strip(cause),
+            ranges.join(", "),
+            cause.size_k,
+            cause.group_size
+        )?;
+    }
+    Ok(())
+}
+
 /// Row and column of the buffer, all experts below each other.
 fn buffer_place(m: &Mismatch, rows_per_expert: usize) -> (usize, usize) {
     let own = &m.index[usize::from(m.expert.is_some() && m.index.len() > 1)..];
@@ -281,7 +342,8 @@ fn figure(out: &mut String, drawing: &Drawing<'_>, what: &str, about: &str) -> f
 fn outputs(out: &mut String, run: &Run) -> fmt::Result {
     out.push_str(
         "<h2>All outputs</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>case</th><th>output</th>\
-         <th class=\"num\">values</th><th class=\"num\">equal</th><th class=\"num\">mismatches</th>\
+         <th class=\"num\">values</th><th class=\"num\">equal bits</th><th class=\"num\">mismatches</th>\
+         <th class=\"num\">max ulp</th><th class=\"num\">error/bound</th>\
          <th>verdict</th></tr></thead>\n",
     );
     let mut number = 0;
@@ -293,7 +355,7 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
             Err(_) => {
                 writeln!(
                     out,
-                    "<tr><td class=\"case\">{label}</td><td colspan=\"4\" class=\"soft\">not read\
+                    "<tr><td class=\"case\">{label}</td><td colspan=\"6\" class=\"soft\">not read\
                      </td><td><span class=\"badge error\">error</span></td></tr></tbody>"
                 )?;
                 continue;
@@ -318,11 +380,14 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
             writeln!(
                 out,
                 "<tr>{}<td>{name}</td><td class=\"num\">{}</td><td class=\"num\">{}</td>\
-                 <td class=\"num\">{}</td><td>{badge}</td></tr>",
+                 <td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td>\
+                 <td>{badge}</td></tr>",
                 std::mem::take(&mut case),
                 o.elements,
                 text::share(o),
-                o.mismatches
+                o.mismatches,
+                text::error(o.max_ulp),
+                text::error(o.max_error_over_bound),
             )?;
         }
         if !case.is_empty() || !rest.is_empty() {
@@ -332,7 +397,8 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
             writeln!(
                 out,
                 "<tr class=\"dim\">{case}<td>{names}</td><td class=\"num\">{values}</td>\
-                 <td></td><td></td><td><span class=\"badge unchecked\">not checked</span></td></tr>"
+                 <td></td><td></td><td></td><td></td>\
+                 <td><span class=\"badge unchecked\">not checked</span></td></tr>"
             )?;
         }
         out.push_str("</tbody>\n");

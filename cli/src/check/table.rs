@@ -37,7 +37,7 @@ impl Lines {
         } else {
             table.force_no_tty()
         };
-        let mut header = vec!["case", "output", "values", "equal", "mismatches"];
+        let mut header = vec!["case", "output", "values", "equal bits", "mismatches"];
         if errors {
             header.extend(["max ulp", "error/bound"]);
         }
@@ -150,8 +150,7 @@ fn one(lines: &mut Lines, case: &str, o: &OutputReport, verbose: bool) {
     if o.verdict != Verdict::Unchecked {
         cells.extend([text::share(o), o.mismatches.to_string()]);
         if lines.errors {
-            let number = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.3}"));
-            cells.extend([number(o.max_ulp), number(o.max_error_over_bound)]);
+            cells.extend([text::error(o.max_ulp), text::error(o.max_error_over_bound)]);
         }
     }
     lines.row(case, &o.name, &cells, o.verdict);

@@ -53,9 +53,24 @@ pub(super) fn place(output: &str, m: &Mismatch) -> Vec<String> {
     lines
 }
 
-/// The explanation and how much it explains.
+/// An error in a column: three digits, or a power of ten where it is large.
+pub(super) fn error(x: Option<f64>) -> String {
+    match x {
+        None => "-".to_owned(),
+        Some(x) if x.is_infinite() => "inf".to_owned(),
+        Some(x) if x >= 1e5 => format!("{x:.2e}"),
+        // Above 1 is a failure, and 1 is none: rounding must not hide the difference.
+        Some(x) if x > 1.0 && x < 1.0005 => "1.001".to_owned(),
+        Some(x) => format!("{x:.3}"),
+    }
+}
+
+/// The explanation and how much it explains; of an output that passes, why it is accepted.
 pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
     let explained = mismatches.saturating_sub(d.unexplained);
+    if mismatches == 0 {
+        return format!("accepted, though not right: {}", d.text);
+    }
     if explained == 0 {
         return format!("no known variant explains it; {}", d.text);
     }
@@ -141,5 +156,16 @@ mod tests {
         assert_eq!(diagnosis(&d(0), 7), "7 of 7 mismatches explained: t");
         assert_eq!(diagnosis(&d(2), 7), "5 of 7 mismatches explained: t");
         assert_eq!(diagnosis(&d(7), 7), "no known variant explains it; t");
+        assert_eq!(diagnosis(&d(0), 0), "accepted, though not right: t");
+    }
+
+    #[test]
+    fn errors_keep_their_side_of_one() {
+        let of = |x: f64| error(Some(x));
+        assert_eq!(
+            [of(0.9996), of(1.0), of(1.0000001), of(1.5)],
+            ["1.000", "1.000", "1.001", "1.500"]
+        );
+        assert_eq!([of(f64::INFINITY), of(2.5e7), error(None)], ["inf", "2.50e7", "-"]);
     }
 }

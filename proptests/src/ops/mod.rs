@@ -1,6 +1,7 @@
 //! The operations that the kit knows, with their arguments.
 
 mod dyn_quant;
+pub(crate) mod layer;
 mod repack;
 mod routing;
 mod scales;
@@ -9,6 +10,7 @@ mod zeros;
 pub use dyn_quant::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };
+pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
 pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};
 pub use scales::{

@@ -95,7 +95,8 @@ impl<'a> Case<'a> {
         })?;
         let raw_config = json::object(metadata("config")?)?;
         let config = CaseConfig::from_json(op, &raw_config)?;
-        // A name and a provenance help people; no verdict depends on them.
+        // Both may be missing: a name helps people, and a producer that is not named has no deviation
+        // of its own that `check` accepts.
         let text = |key| metadata(key).unwrap_or_default().to_owned();
         let (name, provenance) = (text("name"), text("provenance"));
         let mut case = Self { raw_config, ..Self::new(name, config, provenance) };

@@ -19,7 +19,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
-pub use picture::{Grid, Picture};
+pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
 
 use crate::Result;
@@ -153,7 +153,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
             let mut reports = marlin::moe(case, c)?;
             reports.extend(routing::moe(case, c)?);
             reports.extend(product::moe(case, c, declared)?);
-            reports.extend(layer::moe(case, c)?);
+            reports.extend(layer::moe(case, c, declared)?);
             reports
         }
         CaseConfig::Router(c) => routing::router(case, c)?,

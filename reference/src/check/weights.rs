@@ -137,6 +137,19 @@ impl<'c> Source<'c> {
         }
         Ok(Some((stated, sorts)))
     }
+
+    /// The order of each matrix's rows in the kernel's loop: the case's own permutation where it
+    /// sorts, else the stable one. `None` without act-order.
+    pub(super) fn orders(&self, weights: &[Weight<'_>]) -> Result<Option<Vec<Vec<u32>>>> {
+        if let Some((stated, true)) = self.stated_perms()? {
+            return Ok(Some(stated));
+        }
+        let sorted = |w: &Weight<'_>| match &w.groups {
+            Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
+            Groups::Uniform(_) => None,
+        };
+        Ok(weights.iter().map(sorted).collect())
+    }
 }
 
 /// The tensor's 32-bit words.

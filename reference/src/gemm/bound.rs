@@ -35,8 +35,11 @@
 //! *Fused multiply-add*: each rounds once, by at most 2^(⌊log₂ Ĉ⌋ − 24). With a separate product,
 //! 2^-24·Σ|a·w| is added for the roundings of the products.
 //!
-//! *Integer groups*: the sum of a group is an integer below 2^24 and exact; its product with the
-//! scale rounds by at most 2^-24 of it, together 2^-24·Σ|a·w|, and each addition as above.
+//! *Integer groups*: the sum of a group, or of several with integer scales, is an integer, and exact.
+//! Made an f32, and multiplied by the scales of its group or column and of its row of
+//! activations, it is rounded at most three times, each by at most 2^-24 of it: together
+//! 3·2^-24·Σ|a·w|. The parts may be added after that, scaled, so that an addition rounds by at most
+//! 2^-24·Ĉ, whatever the scale. Kernels whose integers wrap at 2^31 are not of the class there.
 //!
 //! *Reductions* of partial sums in f32 round by at most 2^(⌊log₂ Ĉ⌋ − 24) each, and there is at most
 //! one per partial sum; reductions through a 16-bit type of p mantissa bits by
@@ -72,8 +75,8 @@ pub enum Adder {
     FusedF32,
     /// f32, a rounded product and a rounded addition.
     SeparateF32,
-    /// Integers within a group; the groups' sums times their scales in f32, rounded, and added up,
-    /// rounded.
+    /// Integers within a group or part of k; their sums as f32, times up to two scales, each
+    /// rounded, and added up, rounded.
     IntegerGroups {
         /// k per group.
         group_size: usize,
@@ -248,6 +251,13 @@ impl Class {
         }
     }
 
+    /// int8 activations with `groups` group scales over `size_k`: integers per group; with one
+    /// group, per part of at least 64 k, since kernels scale the parts of warps and thread blocks
+    /// apart and add them in f32.
+    pub fn int8(size_k: usize, groups: usize) -> Self {
+        Self::integer_groups(if groups > 1 { size_k / groups } else { 64 })
+    }
+
     /// Integer sums: no error at all.
     pub fn exact() -> Self {
         Self {
@@ -328,13 +338,15 @@ impl Class {
             Adder::FusedF32 => (size_k, nearest, [0.0; 2]),
             Adder::SeparateF32 => (size_k, nearest, [0.0; 2]),
             Adder::IntegerGroups { group_size } => {
-                (size_k.div_ceil(group_size.max(1)), nearest, [0.0; 2])
+                (size_k.div_ceil(group_size.max(1)), power(-24) * reach, [0.0; 2])
             }
             Adder::Exact => (0, 0.0, [0.0; 2]),
         };
         let products = match self.adder {
-            Adder::SeparateF32 | Adder::IntegerGroups { .. } => {
-                power(-24) * element.absolute + size_k as f64 * power(-150)
+            Adder::SeparateF32 => power(-24) * element.absolute + size_k as f64 * power(-150),
+            // A little more for what the first roundings add to the later ones.
+            Adder::IntegerGroups { .. } => {
+                (3.0 + power(-20)) * power(-24) * element.absolute + size_k as f64 * power(-150)
             }
             _ => 0.0,
         };

@@ -17,6 +17,9 @@ pub enum Action {
     Multiply,
     /// value + operand.
     Add,
+    /// value · operand + addend: [`Chain::run`] rounds once, and [`Chain::interval`] also admits a
+    /// device that rounds the product before.
+    MultiplyAdd,
     /// A rounding only.
     Round,
 }
@@ -30,6 +33,8 @@ pub struct Step {
     pub operand: f64,
     /// The operand as the device has it: rounded to a narrower type first, mostly the same.
     pub rounded_operand: f64,
+    /// What [`Action::MultiplyAdd`] adds, a number of the type `to`; else 0.
+    pub addend: f64,
     /// Type of the result: float32, float16 or bfloat16.
     pub to: ScalarType,
 }
@@ -37,17 +42,22 @@ pub struct Step {
 impl Step {
     /// value · x, rounded to `to`.
     pub const fn multiply(x: f64, to: ScalarType) -> Self {
-        Self { action: Action::Multiply, operand: x, rounded_operand: x, to }
+        Self { action: Action::Multiply, operand: x, rounded_operand: x, addend: 0.0, to }
+    }
+
+    /// value · x + addend, rounded once to `to`.
+    pub const fn multiply_add(x: f64, addend: f64, to: ScalarType) -> Self {
+        Self { action: Action::MultiplyAdd, operand: x, rounded_operand: x, addend, to }
     }
 
     /// value + x, rounded to `to`.
     pub const fn add(x: f64, to: ScalarType) -> Self {
-        Self { action: Action::Add, operand: x, rounded_operand: x, to }
+        Self { action: Action::Add, operand: x, rounded_operand: x, addend: 0.0, to }
     }
 
     /// A rounding to `to`.
     pub const fn round(to: ScalarType) -> Self {
-        Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, to }
+        Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, addend: 0.0, to }
     }
 
     /// The same with an operand that the device rounded to `ty`.
@@ -60,8 +70,15 @@ impl Step {
         match self.action {
             Action::Multiply => value * self.rounded_operand,
             Action::Add => value + self.rounded_operand,
+            Action::MultiplyAdd => value * self.rounded_operand + self.addend,
             Action::Round => value,
         }
+    }
+
+    /// The step as two, each with its rounding, where a device may do so.
+    fn apart(&self) -> Option<[Self; 2]> {
+        (self.action == Action::MultiplyAdd)
+            .then(|| [Self { action: Action::Multiply, ..*self }, Self::add(self.addend, self.to)])
     }
 
     /// One step on a device's value.
@@ -72,13 +89,14 @@ impl Step {
         match self.action {
             Action::Multiply => round_half(self.to, value * x),
             Action::Add => round_sum(self.to, value, x),
+            Action::MultiplyAdd => round_sum(self.to, value * x, self.addend),
             Action::Round => round_half(self.to, value),
         }
     }
 }
 
 /// x + y rounded once to `ty`.
-fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
+pub(super) fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
     let sum = x + y;
     let part = sum - x;
     let error = (x - (sum - part)) + (y - part);
@@ -108,10 +126,11 @@ impl Chain {
         for step in &self.steps {
             match step.action {
                 Action::Multiply if step.operand == 1.0 => {}
-                Action::Multiply => {
+                Action::Multiply | Action::MultiplyAdd => {
                     let mut product = Wide::new();
                     value.add_scaled_to(step.operand, &mut product);
                     value = product;
+                    value.add(step.addend);
                 }
                 Action::Add => value.add(step.operand),
                 Action::Round => {}
@@ -127,18 +146,14 @@ impl Chain {
 
     /// The results of sums in `lo..=hi` (f32 values).
     pub fn interval(&self, lo: f64, hi: f64) -> Interval {
-        let mut ends = Interval { lo, hi, before: (lo, hi) };
-        for step in &self.steps {
-            let (a, b) = (step.apply(ends.lo), step.apply(ends.hi));
-            let before = (step.value(ends.lo), step.value(ends.hi));
-            // A negative factor turns the ends around.
-            ends = if a <= b {
-                Interval { lo: a, hi: b, before }
-            } else {
-                Interval { lo: b, hi: a, before: (before.1, before.0) }
-            };
-        }
-        ends
+        let start = Interval { lo, hi, before: (lo, hi) };
+        self.steps.iter().fold(start, |ends, step| {
+            let once = ends.through(step);
+            match step.apart() {
+                None => once,
+                Some([first, second]) => once.or(ends.through(&first).through(&second)),
+            }
+        })
     }
 }
 
@@ -151,4 +166,23 @@ pub struct Interval {
     pub hi: f64,
     /// Both before the last rounding.
     pub before: (f64, f64),
+}
+
+impl Interval {
+    fn through(self, step: &Step) -> Self {
+        let (a, b) = (step.apply(self.lo), step.apply(self.hi));
+        let before = (step.value(self.lo), step.value(self.hi));
+        // A negative factor turns the ends around.
+        if a <= b {
+            Self { lo: a, hi: b, before }
+        } else {
+            Self { lo: b, hi: a, before: (before.1, before.0) }
+        }
+    }
+
+    /// What either may be.
+    fn or(self, other: Self) -> Self {
+        let before = (self.before.0.min(other.before.0), self.before.1.max(other.before.1));
+        Self { lo: self.lo.min(other.lo), hi: self.hi.max(other.hi), before }
+    }
 }

@@ -72,6 +72,16 @@ impl<'w> WeightColumns<'w> {
         })
     }
 
+    /// The same columns with e4m3's NaN codes read as ±480: kernels that move an 8-bit float's bits
+    /// into a wider float's see one more number where e4m3 has a NaN.
+    pub fn moving_bits(mut self) -> Self {
+        if self.weight.ty == ScalarType::FLOAT8_E4M3FN {
+            let of = 480.0 * self.meanings[0x38];
+            (self.meanings[0x7f], self.meanings[0xff]) = (of, -of);
+        }
+        self
+    }
+
     /// The same columns times 2^power, where they are not rounded to another type.
     pub fn times_power(mut self, power: i32) -> Self {
         let factor = f64::from(power).exp2();

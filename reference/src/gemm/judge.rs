@@ -1,7 +1,7 @@
 //! A kernel's outputs against the exact product and the bound of its class.
 
 use super::bound::{Class, Inputs};
-use super::columns::{Columns, WeightColumns};
+use super::columns::Columns;
 use super::exact::{Element, product};
 use super::recipe::{Extras, Recipe};
 use super::rows::Rows;
@@ -92,8 +92,7 @@ impl Judge<'_> {
     /// # Errors
     /// When parts do not fit each other.
     pub fn bounds(&self, rows: &Rows, radius: Option<&Rows>) -> Result<Vec<Bounded>> {
-        let columns = WeightColumns::new(self.weight, self.recipe.rule, self.order)?
-            .times_power(self.recipe.power);
+        let columns = self.recipe.columns(self.weight, self.order)?;
         self.bounds_of(&columns, &|n| n, rows, radius)
     }
 

@@ -2,7 +2,7 @@
 //! of scales, bias and roundings after the sum.
 
 use super::chain::{Chain, Step};
-use super::columns::{Rule, round_half};
+use super::columns::{Rule, WeightColumns, round_half};
 use super::schedule::{self, StepOp};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
@@ -38,6 +38,9 @@ pub struct Recipe {
     /// The weights that enter are 2^power of what they stand for, and the scales after the sum
     /// 2^−power: kernels that move bits instead of converting them work at such an offset.
     pub power: i32,
+    /// Whether the bits of 8-bit floats are moved and not converted, so that e4m3's NaN codes are
+    /// ±480: see [`super::WeightColumns::moving_bits`].
+    pub moves_bits: bool,
     /// After the sum, which is an f32, as a schedule's epilogue.
     pub steps: Vec<schedule::Step>,
     /// Type of activations and output.
@@ -83,7 +86,9 @@ impl Recipe {
     /// and the scale multiplies the f32 sum (8-bit weights or activations) or the rounded one (4-bit
     /// weights).
     /// NVFP4's global scale multiplies the f32 sum, or where router weights are applied enters them.
-    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type.
+    /// e4m3 codes are moved bit by bit: a NaN counts as ±480.
+    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type,
+    /// column scale and bias with one rounding or two.
     fn marlin(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Self {
         let half = dtype == ScalarType::FLOAT16;
         let wide = weight.codes.bits() == 8;
@@ -131,18 +136,19 @@ impl Recipe {
             step(StepOp::GlobalScale, f32);
         }
         step(StepOp::Round, dtype);
-        if by_column && !early {
-            step(StepOp::ChannelScale, dtype);
-        }
-        if weight.bias.is_some() {
-            step(StepOp::Bias, dtype);
+        // A multiply-add or not, which the compiler decided: an H200 computes both.
+        match (by_column && !early, weight.bias.is_some()) {
+            (true, true) => step(StepOp::ChannelScaleBiasMarlin, dtype),
+            (true, false) => step(StepOp::ChannelScale, dtype),
+            (false, true) => step(StepOp::Bias, dtype),
+            (false, false) => {}
         }
         if folded {
             step(StepOp::RouterWeightGlobal, dtype);
         } else if router {
             step(StepOp::RouterWeight, dtype);
         }
-        Self { rule, power, steps, dtype }
+        Self { rule, power, moves_bits: true, steps, dtype }
     }
 
     fn canonical(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>, rule: Rule) -> Self {
@@ -166,7 +172,7 @@ impl Recipe {
             (true, false) => Rule::Exact,
             _ => rule,
         };
-        Self { rule, power: 0, steps, dtype }
+        Self { rule, power: 0, moves_bits: false, steps, dtype }
     }
 
     /// The recipe of a schedule: what it computes, whatever the order of its additions.
@@ -181,8 +187,22 @@ impl Recipe {
             (schedule::WeightForm::Exact, _) => Rule::Exact,
             (schedule::WeightForm::Rounded, _) => Rule::Rounded(dtype),
         };
-        let steps = schedule.chunk_steps.iter().chain(&schedule.epilogue).copied().collect();
-        Self { rule, power: schedule.weights.exponent, steps, dtype }
+        let steps = schedule.steps().copied().collect();
+        Self { rule, power: schedule.weights.exponent, moves_bits: false, steps, dtype }
+    }
+
+    /// The columns of `weight` under this recipe, with rows in the order `order`, or as stored.
+    ///
+    /// # Errors
+    /// As [`WeightColumns::new`].
+    pub fn columns<'w>(
+        &self,
+        weight: &'w Weight<'w>,
+        order: Option<&'w [u32]>,
+    ) -> Result<WeightColumns<'w>> {
+        let columns = WeightColumns::new(weight, self.rule, order)?;
+        let columns = if self.moves_bits { columns.moving_bits() } else { columns };
+        Ok(columns.times_power(self.power))
     }
 
     /// The chain of one element.
@@ -197,6 +217,10 @@ impl Recipe {
             let made = match step.op {
                 StepOp::Round => return Step::round(step.ty),
                 StepOp::ChannelScale => multiply(Some(weight.scales.value(0, n) * take())),
+                StepOp::ChannelScaleBias | StepOp::ChannelScaleBiasMarlin => {
+                    let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
+                    Step::multiply_add(weight.scales.value(0, n) * take(), bias, step.ty)
+                }
                 StepOp::GlobalScale => multiply(global.map(|g| g * take())),
                 StepOp::ActivationScale => multiply(row(extras.activation_scales)),
                 StepOp::Bias => {

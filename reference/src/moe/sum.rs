@@ -112,13 +112,30 @@ fn chain_in_half(slots: &[Bound], ty: ScalarType) -> (Interval, bool) {
             // ∞ − ∞, or only NaN came in; what else may come out of it is left to f32.
             return (Interval::EMPTY, true);
         }
+        let (up, down) = (f64::INFINITY, f64::NEG_INFINITY);
+        nan |= acc.hi == up && slot.interval.lo == down || acc.lo == down && slot.interval.hi == up;
         acc = Interval { lo, hi }.rounded_once(ty);
     }
     (acc, nan)
 }
 
+/// Whether one slot may be +∞ and another one −∞, whose sum is NaN.
+fn opposite_infinities(slots: &[Bound]) -> bool {
+    let places = |of: fn(&Bound) -> bool| {
+        let mut at = (0..slots.len()).filter(move |&i| of(&slots[i]));
+        (at.next(), at.next())
+    };
+    let up = places(|s| s.interval.hi == f64::INFINITY);
+    let down = places(|s| s.interval.lo == f64::NEG_INFINITY);
+    match (up, down) {
+        // The same slot cannot be both.
+        ((Some(a), None), (Some(b), None)) => a != b,
+        ((up, _), (down, _)) => up.is_some() && down.is_some(),
+    }
+}
+
 fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
-    let nan = slots.iter().any(|s| s.nan);
+    let nan = slots.iter().any(|s| s.nan) || opposite_infinities(slots);
     let exact: f64 = slots.iter().map(|s| s.exact).sum();
     if slots.iter().any(|s| s.interval.is_empty()) {
         return Bound { exact, interval: Interval::EMPTY, nan: true };

@@ -5,6 +5,7 @@
 //! visit each point once, in an order that the seed decides. A failing case is made again from
 //! the seed and its index, which its provenance states.
 
+mod computed;
 mod lattice;
 mod random;
 mod refusal;
@@ -19,7 +20,7 @@ use values::whole_k;
 
 use crate::case::{
     AlignConfig, Case, CaseConfig, CheckpointFormat, LinearConfig, MoeConfig, Op, PreprocessConfig,
-    QuantConfig, RouterConfig,
+    QuantConfig, RouterConfig, ScheduleChoice,
 };
 use crate::dims::{GroupSize, Shape};
 use crate::layers::{ExpertPlacement, determine_expert_map};
@@ -68,8 +69,10 @@ impl Generator {
         format!("{}-{:016x}-{index:06}.safetensors", self.op, self.seed)
     }
 
-    /// Case `index`: random inputs, and every output that the reference computes (the layouts).
-    /// Cases of `router` and `moe_align_block_size` have inputs alone.
+    /// Case `index`: random inputs, and every output that the reference computes: the layouts, and
+    /// of products, activations and sums the bits of the canonical arithmetic, which the case
+    /// declares as its schedule (there is none for 8-bit activations under act-order where a group
+    /// does not fill whole instructions). Cases of `router` and `moe_align_block_size` have inputs alone.
     ///
     /// # Errors
     /// None for a configuration of the lattice; a failure of the packing functions, if one
@@ -182,7 +185,9 @@ fn linear(mut c: LinearConfig, rng: &mut Rng) -> Result<Case<'static>> {
     stack.add_inputs(&mut case)?;
     let prepared = stack.add_outputs(&mut case)?;
     let stated = states_factor(&c.quant).then_some(f64::from(prepared.scale_factor));
-    case.config = CaseConfig::Linear(LinearConfig { scale_factor: stated, ..c.clone() });
+    let defined = computed::linear(&mut case, &c, &stack.weights[0])?;
+    let schedule = defined.then_some(ScheduleChoice::Canonical);
+    case.config = CaseConfig::Linear(LinearConfig { scale_factor: stated, schedule, ..c });
     Ok(case)
 }
 
@@ -218,10 +223,14 @@ fn moe(mut c: MoeConfig, rng: &mut Rng) -> Result<Case<'static>> {
     w2.add_inputs(&mut case)?;
     let factors = [w13.add_outputs(&mut case)?, w2.add_outputs(&mut case)?]
         .map(|p| states_factor(&c.quant).then_some(f64::from(p.scale_factor)));
+    let defined = computed::moe(&mut case, &c, &w13.weights, &w2.weights)?;
+    let schedule = defined.then_some(ScheduleChoice::Canonical);
     case.config = CaseConfig::Moe(MoeConfig {
         scale_factor_w13: factors[0],
         scale_factor_w2: factors[1],
-        ..c.clone()
+        schedule_w13: schedule.clone(),
+        schedule_w2: schedule,
+        ..c
     });
     Ok(case)
 }

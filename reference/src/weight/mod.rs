@@ -3,6 +3,7 @@
 
 mod codes;
 mod dequantize;
+mod slice;
 mod table;
 
 pub use codes::Codes;

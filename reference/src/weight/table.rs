@@ -178,4 +178,19 @@ impl Table {
         });
         Ok(Self { ty: self.ty, rows: self.rows, cols: range.len(), data })
     }
+
+    /// The columns `columns`, in that order.
+    ///
+    /// # Errors
+    /// [`Error::Size`] naming the first column that is not there.
+    pub fn gather_columns(&self, columns: &[usize]) -> Result<Self> {
+        if let Some(&n) = columns.iter().find(|&&n| n >= self.cols) {
+            return Err(Error::size("column", n, format!("below {}", self.cols)));
+        }
+        let cols = self.cols;
+        let data = each_width!(&self.data, v => {
+            (0..self.rows).flat_map(|r| columns.iter().map(move |&n| v[r * cols + n])).collect()
+        });
+        Ok(Self { ty: self.ty, rows: self.rows, cols: columns.len(), data })
+    }
 }

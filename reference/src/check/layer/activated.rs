@@ -1,6 +1,6 @@
 //! `activated` against its bound from the case's own `gate_up`.
 
-use super::{Best, Stage, expert, halves, nearer, with_expert};
+use super::{Best, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Activation, Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -8,7 +8,6 @@ use crate::interval::{Bound, Interval};
 use crate::moe::activation::bound::Bounds;
 use crate::moe::activation::{Columns, Definition};
 use crate::moe::{Chain, narrow, widen};
-use crate::tensor::Tensor;
 
 const CLASS: &str = "bound: f32; expf or __expf, erff and tanhf to 2 ulp, quotients to 2 ulp; \
                      either factor of the product may be rounded first; one rounding at the end";
@@ -16,26 +15,24 @@ const CLASS: &str = "bound: f32; expf or __expf, erff and tanhf to 2 ulp, quotie
 pub(super) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
-    gate_up: &Tensor<'_>,
-    found: &Tensor<'_>,
+    gate_up: &[u16],
+    values: &[u16],
 ) -> Result<OutputReport> {
     let (rows, size_i) = (c.size_m * c.top_k, c.intermediate_size);
     let definition = Definition::new(c.activation);
     let ty = c.quant.dtype;
-    let gate_up = halves(gate_up, [rows, definition.width_in(size_i)])?;
-    let values = halves(found, [rows, size_i])?;
-    let apply = |chain| definition.apply(&gate_up, ty, size_i, chain);
-    let (expected, chain) = nearer(&values, apply(Chain::Canonical)?, apply(Chain::Upstream).ok());
+    let apply = |chain| definition.apply(gate_up, ty, size_i, chain);
+    let (expected, chain) = nearer(values, apply(Chain::Canonical)?, apply(Chain::Upstream).ok());
     let stage = Stage {
         name: "activated",
         class: CLASS,
         ty,
-        found: &values,
+        found: values,
         shape: [rows, size_i],
         expected,
         chain,
     };
-    let source = Source { gate_up: &gate_up, size_i };
+    let source = Source { gate_up, size_i };
     let mut bounds = Bounds::new(definition, ty)?;
     let (mut report, wrong) = stage.judge(|i| {
         let [gate, up] = source.pair(&definition, i);

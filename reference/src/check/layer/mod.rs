@@ -1,11 +1,14 @@
-//! Verdicts on the floating-point stages of a MoE layer, each from the case's own previous stage.
+//! Verdicts on the floating-point stages of a MoE layer, each from the case's own previous stage,
+//! or from a recomputed one where the case lacks it.
 
 mod activated;
+mod source;
 mod summed;
+mod walk;
 
 use super::compare::Mismatch;
 use super::picture::Picture;
-use super::{Diagnosis, OutputReport, Verdict};
+use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
 use crate::interval::Bound;
@@ -13,16 +16,14 @@ use crate::moe::widen;
 use crate::scalar::ScalarType;
 use crate::tensor::Tensor;
 
-/// Judges `activated` where `gate_up` is there, and `y` where `down` is.
-pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
-    let mut reports = Vec::new();
-    if let (Some(gate_up), Some(found)) = (case.output("gate_up"), case.output("activated")) {
-        reports.push(activated::judge(case, c, gate_up, found)?);
-    }
-    if let (Some(down), Some(found)) = (case.output("down"), case.output("y")) {
-        reports.push(summed::judge(case, c, down, found)?);
-    }
-    Ok(reports)
+/// Judges `activated` and `y`, and those products that are not judged by their bound from the
+/// case's own stage before them.
+pub(super) fn moe(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    declared: &Declared,
+) -> Result<Vec<OutputReport>> {
+    walk::judge(case, c, declared)
 }
 
 /// A 16-bit output and what its values are compared with.

@@ -1,13 +1,12 @@
 //! `y` against its bound from the case's own `down`.
 
-use super::{Best, Stage, expert, halves, nearer, with_expert};
+use super::{Best, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
 use crate::interval::Bound;
 use crate::moe::sum::{bound, sum};
 use crate::moe::{Chain, narrow, widen};
-use crate::tensor::Tensor;
 
 const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4 also the 16-bit \
                      type from the first slot to the last";
@@ -15,24 +14,15 @@ const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4
 pub(super) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
-    down: &Tensor<'_>,
-    found: &Tensor<'_>,
+    down: &[u16],
+    values: &[u16],
 ) -> Result<OutputReport> {
     let (ty, h) = (c.quant.dtype, c.hidden_size);
-    let down = halves(down, [c.size_m * c.top_k, h])?;
-    let values = halves(found, [c.size_m, h])?;
-    let add = |chain| sum(&down, ty, c.top_k, h, chain);
-    let (expected, chain) = nearer(&values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
-    let stage = Stage {
-        name: "y",
-        class: CLASS,
-        ty,
-        found: &values,
-        shape: [c.size_m, h],
-        expected,
-        chain,
-    };
-    let terms = Terms { down: &down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
+    let add = |chain| sum(down, ty, c.top_k, h, chain);
+    let (expected, chain) = nearer(values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
+    let stage =
+        Stage { name: "y", class: CLASS, ty, found: values, shape: [c.size_m, h], expected, chain };
+    let terms = Terms { down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
     let (mut report, wrong) = stage.judge(|i| terms.bound(i, |j| Some((j, 1.0))));
     if let Some(&first) = wrong.first() {
         report.first_mismatch = Some(stage.mismatch(first, None));

@@ -1,7 +1,8 @@
 //! The two products of a Mixture-of-Experts layer.
 //!
 //! A row of `gate_up`, `activated` and `down` is one (token, slot) pair: row `token · top_k + slot`.
-//! Each stage is judged from the case's own stage before it.
+//! Each stage is judged here from the case's own stage before it. Products with a declared
+//! schedule, of 8-bit activations, or after a stage that the case lacks are `check::layer`'s.
 
 use super::stage::{Part, Stage};
 use super::{Declared, decoded};
@@ -14,12 +15,13 @@ use crate::moe::router::Router;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
-/// Where each row goes: global expert, and its place among this rank's, if it is there.
+/// Where each row goes: the expert's place among this rank's, if it is there.
 struct Assignment {
-    global: Vec<usize>,
     local: Vec<Option<usize>>,
     /// Router weight of each row.
     weights: Vec<f32>,
+    /// The global id of each expert of this rank; empty where the two are the same.
+    ids: Vec<usize>,
 }
 
 impl Assignment {
@@ -43,7 +45,6 @@ impl Assignment {
             (None, None) => return Err(lacking("topk_weights")),
         };
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-        let mut global = Vec::with_capacity(ids.len());
         let mut local = Vec::with_capacity(ids.len());
         for (row, &id) in ids.iter().enumerate() {
             let expert = usize::try_from(id).ok().filter(|&e| e < c.num_experts);
@@ -52,13 +53,21 @@ impl Assignment {
                 let expected = format!("an expert below {}", c.num_experts);
                 return Err(Error::value("out.topk_ids", &at, id, expected));
             };
-            global.push(expert);
             local.push(match &map {
                 Some(map) => usize::try_from(map[expert]).ok(),
                 None => Some(expert),
             });
         }
-        Ok(Self { global, local, weights })
+        let mut ids = Vec::new();
+        for (expert, local) in map.iter().flatten().enumerate() {
+            if let Ok(local) = usize::try_from(*local)
+                && local < c.num_experts
+            {
+                ids.resize(ids.len().max(local + 1), 0);
+                ids[local] = expert;
+            }
+        }
+        Ok(Self { local, weights, ids })
     }
 
     /// The rows of each of this rank's experts.
@@ -66,12 +75,14 @@ impl Assignment {
         let mut parts: Vec<Part<'w>> = weights
             .iter()
             .enumerate()
-            .map(|(e, weight)| Part { weight, rows: Vec::new(), expert: Some(e), global: e })
+            .map(|(e, weight)| {
+                let global = self.ids.get(e).copied().unwrap_or(e);
+                Part { weight, rows: Vec::new(), expert: Some(e), global }
+            })
             .collect();
         for (row, local) in self.local.iter().enumerate() {
             if let Some(part) = local.and_then(|e| parts.get_mut(e)) {
                 part.rows.push(row);
-                part.global = self.global[row];
             }
         }
         parts
@@ -105,7 +116,7 @@ pub(in crate::check) fn moe(
         let source = Source::new(case, &c.quant, prefix, shape);
         let weights = source.weights()?;
         let parts = assignment.parts(&weights);
-        let orders = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
+        let orders = source.orders(&weights)?;
         let stage = Stage {
             name,
             found,
@@ -116,16 +127,18 @@ pub(in crate::check) fn moe(
             extras: if weighted { routers } else { Extras::default() },
             dtype: c.quant.dtype,
             declared,
+            producer: &case.provenance,
+            top_k: Some(c.top_k),
         };
         stage.judge().map(Some)
     };
-    if case.output("gate_up").is_some() {
+    if case.output("gate_up").is_some() && c.schedule_w13.is_none() {
         let x = decoded(case.input("x")?)?;
         let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
         let rows = x.select(&tokens).ok_or_else(|| Error::size("rows of x", x.rows(), c.size_m))?;
         reports.extend(stage("gate_up", "w13_", Shape::new(h, c.w13_size_n()), rows, on_input)?);
     }
-    if let Some(activated) = case.output("activated") {
+    if let Some(activated) = case.output("activated").filter(|_| c.schedule_w2.is_none()) {
         reports.extend(stage("down", "w2_", Shape::new(i, h), decoded(activated)?, !on_input)?);
     }
     Ok(reports)

@@ -1,5 +1,6 @@
 //! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
 
+mod diagnose;
 mod layer;
 mod stage;
 
@@ -37,8 +38,7 @@ impl Declared {
     fn class_for(&self, weight: &Weight<'_>, extras: Extras<'_>) -> Class {
         match extras.activation_scales {
             None => self.class.clone(),
-            Some(_) if weight.scales.rows() == 1 => Class::exact(),
-            Some(_) => Class::integer_groups(weight.shape().size_k / weight.scales.rows()),
+            Some(_) => Class::int8(weight.shape().size_k, weight.scales.rows()),
         }
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn linear(
     let extras = Extras { activation_scales: scales.as_deref(), router_weights: None };
     let parts =
         [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
-    let order = source.stated_perms()?.filter(|(_, sorts)| *sorts).map(|(perms, _)| perms);
+    let order = source.orders(&weights)?;
     let stage = Stage {
         name: "y",
         found,
@@ -77,6 +77,8 @@ pub(super) fn linear(
         extras,
         dtype: quant.dtype,
         declared,
+        producer: &case.provenance,
+        top_k: None,
     };
     stage.judge().map(Some)
 }

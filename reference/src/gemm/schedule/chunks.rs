@@ -14,6 +14,14 @@ impl Striped {
 }
 
 impl Chunks {
+    /// Which of its thread block's rows the row at `place` is.
+    pub(super) fn row_of_block(&self, place: usize) -> usize {
+        match self {
+            Self::Striped(Striped { rows: Some(rows), .. }) => place % rows,
+            _ => place,
+        }
+    }
+
     /// Fails unless the chunks of a product with `size_k` are of a number that can be kept.
     pub(super) fn fit(&self, size_k: usize) -> Result<(), ScheduleError> {
         let (key, step) = match self {
@@ -49,7 +57,10 @@ impl Chunks {
             Self::Boundaries(all) => std::iter::once(0).chain(all.iter().copied()).collect(),
             Self::Striped(s) => {
                 let tiles = size_k / s.tile;
-                let offset = s.column(m, n, size_n) * tiles;
+                let Some(column) = s.column(m, n, size_n).checked_sub(s.whole) else {
+                    return std::iter::once(0..size_k).collect();
+                };
+                let offset = column * tiles;
                 let first = s.run - offset % s.run;
                 let cuts = (first..tiles).step_by(s.run).map(|t| t * s.tile);
                 std::iter::once(0).chain(cuts).collect()

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::operand::{Columns, Plan};
 use super::steps::{Operands, apply, round_bits};
-use super::{MultiplyAdd, Schedule, StepOp};
+use super::{MultiplyAdd, Schedule, Step, StepOp};
 use crate::gemm::tensor_core::{Accumulator, LANES, Lanes, Row};
 use crate::scalar;
 use crate::weight::Weight;
@@ -142,8 +142,8 @@ impl Schedule {
                 return Err(Error::shape(name, &[given.len()], format!("[{size_m}]")));
             }
         }
-        let needs = |s: &super::Step| s.op == StepOp::ActivationScale;
-        let needs = self.chunk_steps.iter().chain(&self.epilogue).any(needs);
+        let needs = |s: &Step| s.op == StepOp::ActivationScale;
+        let needs = self.steps().any(needs);
         if needs && extras.activation_scales.is_none() {
             return Err(Error::missing("activation_scales", "the step activation_scale"));
         }
@@ -204,6 +204,15 @@ fn run(
     Ok(())
 }
 
+/// Applies `steps` to each lane of a sum, f32 bits.
+fn step(steps: &[Step], sum: &mut Lanes, operands: &[Operands; LANES]) {
+    if !steps.is_empty() {
+        for (bits, o) in sum.iter_mut().zip(operands) {
+            *bits = apply(steps, f32::from_bits(*bits), o).to_bits();
+        }
+    }
+}
+
 /// One warp's sum on its way.
 #[derive(Clone)]
 struct Warp {
@@ -212,6 +221,8 @@ struct Warp {
     /// With group sums: the group of `part`, and the f32 sum.
     group: Option<usize>,
     sum: [f32; LANES],
+    /// With integer group sums: the sum, modulo 2^32.
+    total: [i32; LANES],
 }
 
 impl Plan<'_> {
@@ -229,27 +240,37 @@ impl Plan<'_> {
         let chunks = s.chunks.of(place, first, shape.size_n, shape.size_k);
         let mut sums: Vec<Lanes> = Vec::with_capacity(chunks.len());
         for chunk in chunks {
-            let mut sum = self.chunk(row, columns, chunk);
-            if !s.chunk_steps.is_empty() {
-                for (bits, o) in sum.iter_mut().zip(operands) {
-                    *bits = apply(&s.chunk_steps, f32::from_bits(*bits), o).to_bits();
-                }
-            }
+            let mut sum = self.chunk(row, columns, chunk, operands);
+            step(&s.chunk_steps, &mut sum, operands);
             sums.push(sum);
         }
         let sum = s.chunk_sum.reduce(&mut sums);
         let ty = s.output_type();
+        let row = s.chunks.row_of_block(place);
         std::array::from_fn(|l| {
-            round_bits(apply(&s.epilogue, f32::from_bits(sum[l]), &operands[l]), ty)
+            let corner = row < 8 && (first + l) % 64 < 8;
+            let operands = Operands { corner, ..operands[l] };
+            round_bits(apply(&s.epilogue, f32::from_bits(sum[l]), &operands), ty)
         })
     }
 
     /// One chunk's sum, f32 bits.
-    fn chunk(&self, row: &Row, columns: &Columns, chunk: Range<usize>) -> Lanes {
+    fn chunk(
+        &self,
+        row: &Row,
+        columns: &Columns,
+        chunk: Range<usize>,
+        operands: &[Operands; LANES],
+    ) -> Lanes {
+        let finish = |warp: &mut Warp| {
+            let mut sum = self.finish(warp, columns);
+            step(&self.schedule.warp_steps, &mut sum, operands);
+            sum
+        };
         let Some(stripes) = self.schedule.stripes else {
             let mut warp = Warp::new();
             self.advance(&mut warp, row, columns, chunk);
-            return self.finish(&mut warp, columns);
+            return finish(&mut warp);
         };
         let mut warps = vec![Warp::new(); stripes.warps];
         let len = stripes.tile / stripes.warps;
@@ -260,8 +281,7 @@ impl Plan<'_> {
                 self.advance(warp, row, columns, start..end);
             }
         }
-        let mut sums: Vec<Lanes> =
-            warps.iter_mut().map(|warp| self.finish(warp, columns)).collect();
+        let mut sums: Vec<Lanes> = warps.iter_mut().map(finish).collect();
         stripes.sum.reduce(&mut sums)
     }
 
@@ -290,11 +310,19 @@ impl Plan<'_> {
     fn end_group(&self, warp: &mut Warp, columns: &Columns) {
         let (Some(group), Some(rule)) = (warp.group, self.schedule.group_sum) else { return };
         let scales = columns.group_scales(group);
+        if rule.multiply_add == MultiplyAdd::Integer {
+            for ((total, &part), scale) in warp.total.iter_mut().zip(&warp.part).zip(scales) {
+                let product = part.cast_signed().wrapping_mul(scale as i32);
+                *total = total.wrapping_add(product);
+            }
+            warp.part = [0; LANES];
+            return;
+        }
         for ((sum, &part), scale) in warp.sum.iter_mut().zip(&warp.part).zip(scales) {
             let part = self.part_value(part);
             *sum = match rule.multiply_add {
                 MultiplyAdd::Fused => part.mul_add(scale, *sum),
-                MultiplyAdd::Separate => *sum + part * scale,
+                MultiplyAdd::Separate | MultiplyAdd::Integer => *sum + part * scale,
             };
         }
         warp.part = [0; LANES];
@@ -310,9 +338,12 @@ impl Plan<'_> {
     }
 
     fn finish(&self, warp: &mut Warp, columns: &Columns) -> Lanes {
-        if self.schedule.group_sum.is_some() {
+        if let Some(rule) = self.schedule.group_sum {
             self.end_group(warp, columns);
-            return warp.sum.map(f32::to_bits);
+            return match rule.multiply_add {
+                MultiplyAdd::Integer => warp.total.map(|t| (t as f32).to_bits()),
+                MultiplyAdd::Fused | MultiplyAdd::Separate => warp.sum.map(f32::to_bits),
+            };
         }
         warp.part.map(|bits| self.part_value(bits).to_bits())
     }
@@ -320,6 +351,6 @@ impl Plan<'_> {
 
 impl Warp {
     fn new() -> Self {
-        Self { part: [0; LANES], group: None, sum: [0.0; LANES] }
+        Self { part: [0; LANES], group: None, sum: [0.0; LANES], total: [0; LANES] }
     }
 }

@@ -12,7 +12,8 @@
 //!    every tile, one instruction after the other, from zero.
 //! 3. With [`GroupSum`], a warp's sum ends with each group of k, and is multiplied by the group's
 //!    scale and added to an f32.
-//! 4. The warps' sums are added; [`Schedule::chunk_steps`] are applied; the chunks' sums are added.
+//! 4. [`Schedule::warp_steps`] are applied, the warps' sums are added; [`Schedule::chunk_steps`] are
+//!    applied, the chunks' sums are added.
 //! 5. [`Schedule::epilogue`] gives the output.
 //!
 //! f32 additions round to nearest even. A NaN that any step gives is 0x7FFFFFFF (16 bits: 0x7FFF).
@@ -20,6 +21,7 @@
 mod chunks;
 mod error;
 mod execute;
+mod launch;
 mod named;
 mod names;
 mod operand;
@@ -32,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::ScheduleError;
 pub use execute::{Extras, Stack};
+pub use launch::{Launch, Launches};
 pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
@@ -58,6 +61,9 @@ pub struct Schedule {
     /// Sums per group of k; absent: a sum goes on over groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_sum: Option<GroupSum>,
+    /// Applied to each warp's sum before the warps are added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warp_steps: Vec<Step>,
     /// Applied to each chunk's sum before the chunks are added.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunk_steps: Vec<Step>,
@@ -81,8 +87,8 @@ pub struct Weights {
     pub exponent: i32,
 }
 
-fn is_zero(x: &i32) -> bool {
-    *x == 0
+fn is_zero<T: Default + PartialEq>(x: &T) -> bool {
+    *x == T::default()
 }
 
 /// Which number of a weight enters the unit. NVFP4's global scale is never part of it.
@@ -137,6 +143,9 @@ pub struct Striped {
     /// Rows of x that share a tile; the columns of the next rows follow. Absent: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<usize>,
+    /// So many columns of tiles, the first ones, are not cut; runs are dealt behind them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub whole: usize,
 }
 
 /// How warps share a chunk: each tile of `tile` k is cut into `warps` equal parts, one for each.
@@ -182,6 +191,9 @@ pub enum MultiplyAdd {
     Fused,
     /// Two.
     Separate,
+    /// None: sum and scales stay integers modulo 2^32, and the sum of all groups becomes an f32 at
+    /// the end. For integer units, with scales that are integers.
+    Integer,
 }
 
 /// How partial sums are added.
@@ -238,6 +250,13 @@ pub enum StepOp {
     Round,
     /// Times the column's scale; the weight has one group.
     ChannelScale,
+    /// Times the column's scale, plus the column's bias, rounded once (a multiply-add). Without a
+    /// bias: as [`Self::ChannelScale`].
+    ChannelScaleBias,
+    /// As upstream's Marlin kernel was compiled: [`Self::ChannelScaleBias`], but product and sum are
+    /// rounded apart in the first eight rows of a thread block ([`Striped::rows`]; without it, of
+    /// all rows) where the column is one of the first eight of each 64.
+    ChannelScaleBiasMarlin,
     /// Times NVFP4's global scale.
     GlobalScale,
     /// Times the scale of the row of x.

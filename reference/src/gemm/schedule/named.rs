@@ -88,6 +88,7 @@ impl Schedule {
             chunks: Chunks::Size(size),
             stripes: None,
             group_sum: eight_bits.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            warp_steps: Vec::new(),
             chunk_steps: Vec::new(),
             chunk_sum: Sum::default(),
             epilogue,
@@ -99,9 +100,14 @@ impl Schedule {
     /// the first. With these, an H200's outputs of that kernel are reproduced bit for bit (tests
     /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`], but e4m3fn.
     ///
-    /// Where the last bits of 8-bit floats and NVFP4 are moved into a 16-bit float's, the factor
-    /// between the biases stays with the weight: `weights.exponent` is left 0 here, and the
-    /// caller sets it (it matters where sums become subnormal).
+    /// Column scale and bias of 4-bit weights are one multiply-add, but for some rows and columns
+    /// ([`StepOp::ChannelScaleBiasMarlin`]), as the GPU computes it. int8: the
+    /// integer sums of groups times their int16 scales stay integers modulo 2^32 (so does a sum
+    /// that leaves that range); each warp's becomes an f32 and is multiplied by the activations'
+    /// scale before the warps are added.
+    ///
+    /// `weights.exponent` of NVFP4 in bf16 follows from this matrix's largest scale; of a stack of
+    /// experts upstream takes the largest of all.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for other types.
@@ -122,9 +128,10 @@ impl Schedule {
         let form = if channel_wise || int8 { WeightForm::Unscaled } else { WeightForm::Rounded };
         let mut chunk_steps = Vec::new();
         let mut epilogue = Vec::new();
-        if int8 {
-            chunk_steps.push(step(StepOp::ActivationScale, F32));
-        }
+        let warp_steps = match int8 {
+            true => vec![step(StepOp::ActivationScale, F32)],
+            false => Vec::new(),
+        };
         if channel_wise && (int8 || eight_bits) {
             chunk_steps.push(step(StepOp::ChannelScale, F32));
         }
@@ -132,25 +139,28 @@ impl Schedule {
             epilogue.push(step(StepOp::GlobalScale, F32));
         }
         epilogue.push(step(StepOp::Round, dtype));
-        if channel_wise && !int8 && !eight_bits {
-            epilogue.push(step(StepOp::ChannelScale, dtype));
-        }
-        epilogue.push(step(StepOp::Bias, dtype));
+        let op = match channel_wise && !int8 && !eight_bits {
+            true => StepOp::ChannelScaleBiasMarlin,
+            false => StepOp::Bias,
+        };
+        epilogue.push(step(op, dtype));
         epilogue.push(step(StepOp::RouterWeight, dtype));
         let sum = Sum { order: Order::Halving, ty: F32 };
         let scale = if channel_wise { GroupScale::One } else { GroupScale::Int16 };
         Ok(Self {
             unit: unit(input),
-            weights: Weights { form, exponent: 0 },
+            weights: Weights { form, exponent: exponent(weight, dtype, channel_wise) },
             rows: Rows::ByGroup,
             chunks: Chunks::Striped(Striped {
                 tile: cta.tile_k,
                 columns: cta.tile_n,
                 run: cta.run,
                 rows: cta.rows,
+                whole: cta.whole,
             }),
             stripes: Some(Stripes { tile: cta.tile_k, warps: cta.warps_k, sum }),
-            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Fused }),
+            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Integer }),
+            warp_steps,
             chunk_steps,
             chunk_sum: Sum { order: Order::Descending, ty: F32 },
             epilogue,
@@ -158,10 +168,37 @@ impl Schedule {
     }
 }
 
+/// The power of two by which upstream's weights are off what they stand for, until the channel scale
+/// or the global scale: bits of an 8-bit or a 4-bit float are moved into a wider one's, whose
+/// exponents have another bias. It matters where sums become subnormal.
+fn exponent(weight: &Weight<'_>, dtype: ScalarType, channel_wise: bool) -> i32 {
+    let half = dtype == ScalarType::FLOAT16;
+    match weight.ty {
+        ScalarType::FLOAT8_E4M3FN if channel_wise => {
+            if half {
+                -8
+            } else {
+                -120
+            }
+        }
+        ScalarType::FLOAT4_E2M1F if weight.global_scale.is_some() => {
+            if half {
+                return -7;
+            }
+            // bf16: the scales are brought to just below 448.
+            let scales = weight.scales.iter_bits().map(|b| weight.scales.ty().to_f64(b));
+            let largest = scales.fold(0.0, f64::max);
+            let room = if largest > 0.0 { (448.0 / largest).log2().floor() as i32 } else { 0 };
+            -119 + room.clamp(0, 16)
+        }
+        _ => 0,
+    }
+}
+
 /// A thread block of upstream's Marlin kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cta {
-    /// k of its tile (`thread_k`: 64 or 128).
+    /// k of its tile (`thread_k`: 64 or 128; 128 threads for tiles of half the size, else 256).
     pub tile_k: usize,
     /// Columns of its tile (`thread_n`: 64, 128 or 256).
     pub tile_n: usize,
@@ -171,4 +208,6 @@ pub struct Cta {
     pub run: usize,
     /// Rows that a block works on; absent: all.
     pub rows: Option<usize>,
+    /// Columns of tiles that one block each computes whole, before the rest is dealt in runs.
+    pub whole: usize,
 }

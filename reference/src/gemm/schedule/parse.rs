@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
-use super::{Chunks, Order, Schedule, ScheduleError, Step, StepOp, Sum, WeightForm};
+use super::{
+    Chunks, GroupScale, GroupSum, MultiplyAdd, Order, Schedule, ScheduleError, Step, StepOp, Sum,
+    WeightForm,
+};
 use crate::gemm::tensor_core::{Accumulator, Unit};
 use crate::scalar::ScalarType;
 
@@ -75,6 +78,12 @@ impl Schedule {
             let expected = "unscaled, since group_sum applies the scales";
             return Err(ScheduleError::value("weights.form", "scaled", expected));
         }
+        if let Some(GroupSum { scale, multiply_add: MultiplyAdd::Integer }) = self.group_sum
+            && (!integer || scale == GroupScale::Stored)
+        {
+            let (found, expected) = ("integer", "an integer unit, and scales `one` or `int16`");
+            return Err(ScheduleError::value("group_sum.multiply_add", found, expected));
+        }
         self.validate_chunks(unit.size_k)?;
         if let Some(stripes) = self.stripes {
             length("stripes.tile", stripes.tile, unit.size_k)?;
@@ -139,7 +148,12 @@ impl Schedule {
             ));
         }
         let mut scalings = 0;
-        for (list, steps) in [("chunk_steps", &self.chunk_steps), ("epilogue", &self.epilogue)] {
+        let lists = [
+            ("warp_steps", &self.warp_steps),
+            ("chunk_steps", &self.chunk_steps),
+            ("epilogue", &self.epilogue),
+        ];
+        for (list, steps) in lists {
             if steps.len() > MAX_STEPS {
                 let expected = format!("at most {MAX_STEPS} steps");
                 return Err(ScheduleError::value(list, steps.len(), expected));
@@ -163,17 +177,17 @@ impl Schedule {
                 if !wide {
                     narrow = Some(step.ty);
                 }
-                if list == "chunk_steps" && !wide {
+                if list != "epilogue" && !wide {
                     return Err(ScheduleError::value(key("type"), step.ty, "float32"));
                 }
-                scalings += usize::from(step.op == StepOp::ChannelScale);
+                scalings += usize::from(step.op.scales_channels());
             }
         }
         if scalings > 1 {
             return Err(ScheduleError::value("epilogue", "two channel scales", "one at most"));
         }
         let global = |s: &Step| matches!(s.op, StepOp::GlobalScale | StepOp::RouterWeightGlobal);
-        let global = self.chunk_steps.iter().chain(&self.epilogue).any(global);
+        let global = self.steps().any(global);
         if self.weights.exponent != 0 && scalings == 0 && !global {
             let expected = "0, for no step applies a scale that could undo it";
             return Err(ScheduleError::value("weights.exponent", self.weights.exponent, expected));
@@ -181,9 +195,20 @@ impl Schedule {
         Ok(())
     }
 
+    /// All steps, in the order in which a sum meets them.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.warp_steps.iter().chain(&self.chunk_steps).chain(&self.epilogue)
+    }
+
     /// Whether the channel scale is one of the steps.
     pub(super) fn scales_channels(&self) -> bool {
-        self.chunk_steps.iter().chain(&self.epilogue).any(|s| s.op == StepOp::ChannelScale)
+        self.steps().any(|s| s.op.scales_channels())
+    }
+}
+
+impl StepOp {
+    fn scales_channels(self) -> bool {
+        matches!(self, Self::ChannelScale | Self::ChannelScaleBias | Self::ChannelScaleBiasMarlin)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Schedules near a given one, to find the one that explains an output.
 
 use super::Cta;
-use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, StepOp, WeightForm};
+use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, Step, StepOp, WeightForm};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 
@@ -96,6 +96,7 @@ impl Schedule {
         for (rule, text) in [
             (MultiplyAdd::Fused, "a group's scale was applied in a fused multiply-add"),
             (MultiplyAdd::Separate, "a group's product with its scale was rounded before the sum"),
+            (MultiplyAdd::Integer, "the groups' integer sums were scaled and added as integers"),
         ] {
             add("schedule-multiply-add", text.to_owned(), &|s| {
                 if let Some(g) = &mut s.group_sum {
@@ -129,8 +130,33 @@ impl Schedule {
             add("schedule-step-missing", format!("the {name} was not applied"), &|s| {
                 s.epilogue.retain(|s| s.op != op);
                 s.chunk_steps.retain(|s| s.op != op);
+                s.warp_steps.retain(|s| s.op != op);
             });
         }
+        let text = "channel scale and bias were one multiply-add".to_owned();
+        add("schedule-epilogue-fused", text, &|s| {
+            let pair = |w: &[Step]| w[0].op == StepOp::ChannelScale && w[1].op == StepOp::Bias;
+            if let Some(i) = s.epilogue.windows(2).position(pair) {
+                s.epilogue[i].op = StepOp::ChannelScaleBias;
+                s.epilogue.remove(i + 1);
+            }
+        });
+        let text = "channel scale and bias were a multiply-add where upstream's kernel has one";
+        add("schedule-epilogue-fused", text.to_owned(), &|s| {
+            let fused = |s: &&mut Step| s.op == StepOp::ChannelScaleBias;
+            if let Some(step) = s.epilogue.iter_mut().find(fused) {
+                step.op = StepOp::ChannelScaleBiasMarlin;
+            }
+        });
+        let text = "the product with the channel scale was rounded before the bias".to_owned();
+        add("schedule-epilogue-fused", text, &|s| {
+            let fused = [StepOp::ChannelScaleBias, StepOp::ChannelScaleBiasMarlin];
+            let at = s.epilogue.iter().position(|s| fused.contains(&s.op));
+            if let Some(i) = at {
+                s.epilogue[i].op = StepOp::ChannelScale;
+                s.epilogue.insert(i + 1, Step { op: StepOp::Bias, ..s.epilogue[i] });
+            }
+        });
         add("schedule-bias-last", "the bias was added after the router weight".to_owned(), &|s| {
             let at = |s: &Self, op| s.epilogue.iter().position(|s| s.op == op);
             if let (Some(bias), Some(weight)) = (at(s, StepOp::Bias), at(s, StepOp::RouterWeight))
@@ -163,7 +189,7 @@ impl Schedule {
             }
             let runs = 1..=(shape.size_k / tile_k).min(MAX_RUN);
             for (run, rows) in runs.flat_map(|run| ROWS.map(|rows| (run, rows))) {
-                let cta = Cta { tile_k, tile_n, warps_k, run, rows };
+                let cta = Cta { tile_k, tile_n, warps_k, run, rows, whole: 0 };
                 let Ok(schedule) = Self::marlin(weight, dtype, input, cta) else { continue };
                 let rows = rows.map_or(String::new(), |r| format!(" for {r} rows of x"));
                 let text = format!(

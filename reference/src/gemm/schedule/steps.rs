@@ -1,6 +1,7 @@
 //! The steps of an epilogue.
 
 use super::{Step, StepOp};
+use crate::gemm::chain::round_sum;
 use crate::scalar::{self, ScalarType};
 
 /// The operands of one output's steps; `None` leaves the value as it is.
@@ -11,6 +12,14 @@ pub(super) struct Operands {
     pub(super) activation_scale: Option<f32>,
     pub(super) bias: Option<f32>,
     pub(super) router_weight: Option<f32>,
+    /// The output is one of those that [`StepOp::ChannelScaleBiasMarlin`] rounds twice.
+    pub(super) corner: bool,
+}
+
+impl StepOp {
+    fn rounds_apart(self, operands: &Operands) -> bool {
+        self == Self::ChannelScaleBiasMarlin && operands.corner
+    }
 }
 
 /// What comes out of a NaN.
@@ -43,10 +52,29 @@ fn round_to(x: f32, ty: ScalarType) -> f32 {
 }
 
 impl Step {
+    /// x · scale + bias, rounded once.
+    fn multiply_add(self, x: f32, scale: f32, bias: f32) -> f32 {
+        let (scale, bias) = (round_to(scale, self.ty), round_to(bias, self.ty));
+        // 24 bits by 24: exact.
+        let product = f64::from(x) * f64::from(scale);
+        canonical(round_sum(self.ty, product, f64::from(bias)) as f32)
+    }
+
     fn apply(self, x: f32, operands: &Operands) -> f32 {
         let operand = match self.op {
             StepOp::Round => return round_to(x, self.ty),
             StepOp::ChannelScale => operands.channel_scale,
+            StepOp::ChannelScaleBias | StepOp::ChannelScaleBiasMarlin => {
+                match (operands.channel_scale, operands.bias) {
+                    (Some(_), Some(_)) if self.op.rounds_apart(operands) => {
+                        let scale = Self { op: StepOp::ChannelScale, ..self };
+                        let bias = Self { op: StepOp::Bias, ..self };
+                        return bias.apply(scale.apply(x, operands), operands);
+                    }
+                    (Some(scale), Some(bias)) => return self.multiply_add(x, scale, bias),
+                    (scale, _) => scale,
+                }
+            }
             StepOp::GlobalScale => operands.global_scale,
             StepOp::ActivationScale => operands.activation_scale,
             StepOp::Bias => operands.bias,

@@ -2,6 +2,7 @@
 //! before: its values, or their own bounds.
 
 use super::{Layer, Routed, input_global_scale};
+use crate::gemm::bound::Adder;
 use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::interval::{Bound, Interval, round_once};
 use crate::layout::marlin::process_int8_scales_with;
@@ -37,6 +38,10 @@ impl From<Bounded> for Bound {
     fn from(b: Bounded) -> Self {
         if b.exact.is_nan() {
             return Self::NAN;
+        }
+        if b.lo.is_nan() || b.hi.is_nan() {
+            // An infinite product among them: what else is added decides between it and NaN.
+            return Self { exact: b.exact, ..ANYTHING };
         }
         let interval = Interval { lo: b.lo, hi: b.hi };
         Self { exact: b.exact, interval, nan: b.is_unbounded() }
@@ -144,21 +149,36 @@ impl Layer<'_> {
             let scales = inputs.scales.as_deref();
             let extras = Extras { activation_scales: scales, router_weights: picked.as_deref() };
             let recipe = Recipe::new(declared.convention, &weights[e], self.dtype, extras)?;
-            let class = match (scales.is_some(), weights[e].scales.rows()) {
-                (false, _) => declared.class.clone(),
-                (true, 1) => Class::exact(),
-                (true, groups) => Class::integer_groups(k / groups),
-            };
+            let class = self.class_of(&weights[e], declared.class);
             let order = orders.and_then(|o| o.get(e)).map(Vec::as_slice);
             let judge =
                 Judge { weight: &weights[e], order, recipe: &recipe, class: &class, extras };
             let bounded = judge.bounds(&inputs.values, inputs.radius.as_ref())?;
             for (&row, bounded) in rows.iter().zip(bounded.chunks_exact(n)) {
                 let into = &mut out[row * n..][..n];
-                into.iter_mut().zip(bounded).for_each(|(o, &b)| *o = b.into());
+                let x = &x[row * k..][..k];
+                if self.input_dtype.is_some() && !x.iter().all(is_finite) {
+                    // Without a scale the row's codes are anybody's.
+                    into.fill(ANYTHING);
+                    continue;
+                }
+                let nan = x.iter().any(|b| b.nan);
+                for (o, &b) in into.iter_mut().zip(bounded) {
+                    *o = b.into();
+                    o.nan |= nan;
+                }
             }
         }
         Ok(out)
+    }
+
+    /// The class of one matrix's sums: integers, 8-bit floats, or as declared.
+    fn class_of(&self, weight: &Weight<'_>, declared: &Class) -> Class {
+        match (self.input_dtype, weight.scales.rows()) {
+            (Some(ScalarType::INT8), groups) => Class::int8(weight.shape().size_k, groups.max(1)),
+            (Some(_), _) if *declared == Class::any_order() => any_order_of_fp8(),
+            _ => declared.clone(),
+        }
     }
 
     /// The numbers that enter a product, and how uncertain they are.
@@ -170,8 +190,15 @@ impl Layer<'_> {
     ) -> Result<Inputs> {
         let most = f64::from(f32::MAX);
         let centre = |b: &Bound| {
+            if b.interval.is_empty() {
+                return f64::NAN;
+            }
+            if b.interval.is_point() {
+                // Every kernel has this number; the exact one may have been rounded elsewhere.
+                return b.interval.lo;
+            }
             let value = round_once(self.dtype, b.exact);
-            if value.is_finite() || b.interval.is_point() { value } else { 0.0 }
+            if value.is_finite() { value } else { 0.0 }
         };
         let radius = |b: &Bound| {
             let c = centre(b);
@@ -185,7 +212,9 @@ impl Layer<'_> {
             let radius = if certain { None } else { Some(Rows::new(k, radii)?) };
             return Ok(Inputs { values: Rows::new(k, values)?, radius, scales: None });
         };
-        let floats: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+        // A row that is not finite has no bound, whatever is quantized in its place.
+        let finite = |&v: &f64| if v.is_finite() { v as f32 } else { 0.0 };
+        let floats: Vec<f32> = values.iter().map(finite).collect();
         let (codes, scales): (Vec<f64>, Vec<f32>) = match input {
             ScalarType::INT8 => {
                 let q = per_token_int8(&floats, k, Int8Rule::Quotient)?;
@@ -223,6 +252,28 @@ impl Layer<'_> {
         let scales = scales.iter().map(|s| s * factor).collect();
         Ok(Inputs { values: Rows::new(k, codes)?, radius, scales: Some(scales) })
     }
+}
+
+/// Nothing is promised.
+const ANYTHING: Bound = Bound {
+    exact: f64::NAN,
+    interval: Interval { lo: f64::NEG_INFINITY, hi: f64::INFINITY },
+    nan: true,
+};
+
+/// Whether a stage before gave a number here, in every kernel.
+fn is_finite(b: &Bound) -> bool {
+    !b.nan && b.interval.lo.is_finite() && b.interval.hi.is_finite()
+}
+
+/// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order: Hopper's
+/// `wgmma` keeps the fewest fraction bits that are known, 13, and truncates its result to as many.
+/// Three less are counted here, because such a unit aligns a subnormal e4m3 number, down to 2^-9,
+/// as if it were 2^-6. Where groups of k are scaled apart, each group's sum begins from zero: the
+/// truncation of an accumulator that it does not have is more than its multiplication rounds.
+pub fn any_order_of_fp8() -> Class {
+    let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13 - 3, kept_bits: 14 };
+    Class { name: "fp8-any-order".to_owned(), adder, ..Class::any_order() }
 }
 
 /// What enters a product.

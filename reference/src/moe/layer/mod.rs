@@ -152,7 +152,11 @@ impl Layer<'_> {
                 return Err(Error::value("topk_ids", &at, id, expected));
             }
             let Some(map) = self.expert_map else { return Ok(Some(global)) };
-            match usize::try_from(map[global]) {
+            let Some(&place) = map.get(global) else {
+                let expected = format!("[{}]", self.num_experts);
+                return Err(Error::shape("expert_map", &[map.len()], expected));
+            };
+            match usize::try_from(place) {
                 Err(_) => Ok(None),
                 Ok(e) if e < self.w13.len() => Ok(Some(e)),
                 Ok(e) => {
@@ -186,54 +190,140 @@ impl Layer<'_> {
     /// As [`Layer::validate`], [`Layer::local_experts`], [`Schedule::execute_stack`];
     /// [`Error::Shape`] when x has not the rows that `routed` has.
     pub fn forward(&self, x: &[u16], routed: Routed<'_>, how: &Arithmetic) -> Result<Stages> {
+        let gate_up = self.gate_up(x, routed, &how.w13)?;
+        let activated = self.activate(&gate_up, how.chain)?;
+        let down = self.down(&activated, routed, &how.w2)?;
+        let y = self.sum(&down, routed.top_k, how.chain)?;
+        Ok(Stages { gate_up, activated, down, y })
+    }
+
+    /// `gate_up` `[M·top_k, N of w13]` of `x` `[M, H]`.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`].
+    pub fn gate_up(&self, x: &[u16], routed: Routed<'_>, schedule: &Schedule) -> Result<Vec<u16>> {
         self.validate()?;
         let experts = self.local_experts(routed)?;
-        let (h, i, top_k) = (self.hidden_size(), self.intermediate_size(), routed.top_k);
+        let (h, top_k) = (self.hidden_size(), routed.top_k);
         let tokens = experts.len() / top_k;
         if x.len() != tokens * h {
             return Err(Error::shape("x", &[x.len()], format!("[{tokens}, {h}]")));
         }
-        let weights = Some(routed.topk_weights);
-        let (first, second) =
-            if self.router_weight_on_input { (weights, None) } else { (None, weights) };
-        let product = |rows: &Rows, stack, orders, schedule: &Schedule, router| {
-            let scales = rows.scales.as_deref();
-            let extras = Extras { activation_scales: scales, router_weights: router, order: None };
-            let stack = Stack { weights: stack, expert_of: &experts, orders, places: None };
-            let bits = schedule.execute_stack(&rows.codes, stack, extras)?;
-            Ok::<_, Error>(bits.into_iter().map(|b| b as u16).collect::<Vec<u16>>())
-        };
+        let router = self.router_weight_on_input.then_some(routed.topk_weights);
         let rows = self.quantized(x, h, self.w13)?.repeated(h, top_k);
-        let gate_up = product(&rows, self.w13, self.orders[0], &how.w13, first)?;
-        let activated = self.activation.apply(&gate_up, self.dtype, i, how.chain)?;
-        let rows = self.quantized(&activated, i, self.w2)?;
-        let down = product(&rows, self.w2, self.orders[1], &how.w2, second)?;
-        let y = sum::sum(&down, self.dtype, top_k, h, how.chain)?;
-        Ok(Stages { gate_up, activated, down, y })
+        self.multiply(&rows, 0, &experts, router, schedule)
     }
 
-    /// Activations as the products take them.
-    fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
-        let Some(input) = self.input_dtype else {
-            return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
-        };
-        let values: Vec<f32> = x.iter().map(|&b| widen(self.dtype, b)).collect();
-        match input {
-            ScalarType::INT8 => {
-                let quantized = per_token_int8(&values, cols, Int8Rule::Quotient)?;
-                let factor = input_global_scale(weights);
-                Ok(Rows {
-                    codes: quantized.codes.iter().map(|&c| u32::from(c as u8)).collect(),
-                    scales: Some(quantized.scales.iter().map(|s| s * factor).collect()),
-                })
-            }
-            ScalarType::FLOAT8_E4M3FN => {
-                let quantized = per_token_fp8(&values, cols, None)?;
-                let codes = quantized.codes.iter().map(|&c| c.into()).collect();
-                Ok(Rows { codes, scales: Some(quantized.scales) })
-            }
-            other => Err(Error::unsupported(other, "int8 or float8_e4m3fn activations")),
+    /// `activated` `[M·top_k, I]` of `gate_up`.
+    ///
+    /// # Errors
+    /// As [`Definition::apply`].
+    pub fn activate(&self, gate_up: &[u16], chain: Chain) -> Result<Vec<u16>> {
+        self.activation.apply(gate_up, self.dtype, self.intermediate_size(), chain)
+    }
+
+    /// `down` `[M·top_k, H]` of `activated`.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`]; [`Error::Shape`] when `activated` has not the rows that `routed` has.
+    pub fn down(
+        &self,
+        activated: &[u16],
+        routed: Routed<'_>,
+        schedule: &Schedule,
+    ) -> Result<Vec<u16>> {
+        self.validate()?;
+        let experts = self.local_experts(routed)?;
+        let i = self.intermediate_size();
+        if activated.len() != experts.len() * i {
+            let expected = format!("[{}, {i}]", experts.len());
+            return Err(Error::shape("activated", &[activated.len()], expected));
         }
+        let router = (!self.router_weight_on_input).then_some(routed.topk_weights);
+        let rows = self.quantized(activated, i, self.w2)?;
+        self.multiply(&rows, 1, &experts, router, schedule)
+    }
+
+    /// `y` `[M, H]` of `down`.
+    ///
+    /// # Errors
+    /// As [`sum::sum`].
+    pub fn sum(&self, down: &[u16], top_k: usize, chain: Chain) -> Result<Vec<u16>> {
+        sum::sum(down, self.dtype, top_k, self.hidden_size(), chain)
+    }
+
+    /// Rows times the experts' w13 (`which` 0) or w2 (1).
+    fn multiply(
+        &self,
+        rows: &Rows,
+        which: usize,
+        experts: &[Option<usize>],
+        router_weights: Option<&[f32]>,
+        schedule: &Schedule,
+    ) -> Result<Vec<u16>> {
+        let extras =
+            Extras { activation_scales: rows.scales.as_deref(), router_weights, order: None };
+        let weights = [self.w13, self.w2][which];
+        let orders = self.orders[which];
+        let stack = Stack { weights, expert_of: experts, orders, places: None };
+        let bits = schedule.execute_stack(&rows.codes, stack, extras)?;
+        Ok(bits.into_iter().map(|b| b as u16).collect())
+    }
+
+    /// Activations `[rows, cols]`, bits of `dtype`, as the product with `weights` takes them.
+    ///
+    /// # Errors
+    /// As [`quantize_rows`].
+    pub(crate) fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
+        quantize_rows(x, self.dtype, self.input_dtype, cols, input_global_scale(weights))
+    }
+}
+
+/// Activations `[rows, cols]`, bits of `dtype`, as a product takes them; the scales of int8 ones
+/// are multiplied with `factor`, their matrices' [`input_global_scale`].
+///
+/// A row that is to be quantized and holds an infinity or a NaN has the scale NaN, so that all of
+/// its products are NaN.
+///
+/// # Errors
+/// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
+pub(crate) fn quantize_rows(
+    x: &[u16],
+    dtype: ScalarType,
+    input_dtype: Option<ScalarType>,
+    cols: usize,
+    factor: f32,
+) -> Result<Rows> {
+    let Some(input) = input_dtype else {
+        return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
+    };
+    let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
+    let mut broken = Vec::new();
+    for (row, values) in values.chunks_mut(cols.max(1)).enumerate() {
+        if !values.iter().all(|v| v.is_finite()) {
+            values.fill(0.0);
+            broken.push(row);
+        }
+    }
+    let scaled = |scales: Vec<f32>, factor: f32| {
+        let mut scales: Vec<f32> = scales.into_iter().map(|s| s * factor).collect();
+        broken.iter().for_each(|&row| scales[row] = f32::NAN);
+        Some(scales)
+    };
+    match input {
+        ScalarType::INT8 => {
+            let quantized = per_token_int8(&values, cols, Int8Rule::Quotient)?;
+            Ok(Rows {
+                codes: quantized.codes.iter().map(|&c| u32::from(c as u8)).collect(),
+                scales: scaled(quantized.scales, factor),
+            })
+        }
+        ScalarType::FLOAT8_E4M3FN => {
+            let quantized = per_token_fp8(&values, cols, None)?;
+            let codes = quantized.codes.iter().map(|&c| c.into()).collect();
+            Ok(Rows { codes, scales: scaled(quantized.scales, 1.0) })
+        }
+        other => Err(Error::unsupported(other, "int8 or float8_e4m3fn activations")),
     }
 }
 
@@ -251,14 +341,16 @@ pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
 }
 
 /// Rows that enter a product.
-struct Rows {
-    codes: Vec<u32>,
-    scales: Option<Vec<f32>>,
+pub(crate) struct Rows {
+    /// Codes of the type that enters the unit, zero-extended.
+    pub(crate) codes: Vec<u32>,
+    /// A scale for each row of 8-bit activations.
+    pub(crate) scales: Option<Vec<f32>>,
 }
 
 impl Rows {
     /// Each row `times` times.
-    fn repeated(&self, cols: usize, times: usize) -> Self {
+    pub(crate) fn repeated(&self, cols: usize, times: usize) -> Self {
         let codes = self.codes.chunks_exact(cols.max(1));
         let scales = self.scales.as_ref();
         Self {

@@ -1,5 +1,7 @@
 //! What must hold of every implementation of an operation.
 
+pub mod layer;
+
 use crate::report::{Failure, Mismatch};
 use crate::subject::{Element, Operation, Subject};
 
@@ -38,8 +40,9 @@ pub(crate) fn call<O: Operation>(
     input: &O::Input,
     poison: u8,
 ) -> Result<Vec<O::Element>, Failure> {
-    let expected = expected::<O>(input)?;
-    let mut out = vec![O::Element::of_byte(poison); expected.len()];
+    let len =
+        O::len(input).map_err(|e| broken::<O>(input, format!("the reference refused: {e}")))?;
+    let mut out = vec![O::Element::of_byte(poison); len];
     subject
         .call(input, &mut out)
         .map_err(|e| broken::<O>(input, format!("the subject failed: {e}")))?;
@@ -88,10 +91,11 @@ pub(crate) fn compare<O: Operation>(
 
 fn equals_reference<O: Operation>(s: &dyn Subject<O>, input: &O::Input) -> Result<(), Failure> {
     let found = call(s, input, 0xa5)?;
-    if O::accepts(input, &found) {
+    let expected = expected::<O>(input)?;
+    if found == expected || O::accepts(input, &found) {
         return Ok(());
     }
-    compare::<O>(input, &expected::<O>(input)?, &found, "not the reference's output")
+    compare::<O>(input, &expected, &found, "not the reference's output")
 }
 
 fn deterministic<O: Operation>(s: &dyn Subject<O>, input: &O::Input) -> Result<(), Failure> {

@@ -1,0 +1,186 @@
+//! The errors of a product as an inline SVG: a cell per element (or few), coloured by error over
+//! bound on a logarithmic scale, its rows named by token and expert; and a strip of k that shows
+//! which part of the sum explains them.
+//!
+//! Only numbers, fixed words and the library's own names of rows get into it.
+
+use std::fmt::Write as _;
+
+use marlinspike::check::{Cause, ErrorMap};
+
+/// The colour scale: error over bound, each level up to and with the number below the next.
+pub(super) const LEVELS: [&str; 7] =
+    ["to 0.01", "to 0.1", "to 1: right", "to 10: wrong", "to 100", "to 10⁴", "more, or no number"];
+
+/// Room left of the plot, in pixels, where no names of rows stand there.
+const LEFT: usize = 40;
+/// Pixels per character of a name, rather more than less.
+const CHARACTER: usize = 6;
+const RIGHT: usize = 18;
+const TOP: usize = 10;
+const BOTTOM: usize = 40;
+const MAX_WIDTH: f64 = 512.0;
+const MAX_HEIGHT: f64 = 384.0;
+const MAX_CELL: f64 = 24.0;
+/// Least distance of two names or lines.
+const MIN_NAMES: f64 = 13.0;
+
+/// The level of an error over its bound.
+fn level(ratio: f64) -> usize {
+    let tops = [0.01, 0.1, 1.0, 10.0, 100.0, 1e4];
+    // What is not a number is above all.
+    tops.iter().position(|&top| ratio <= top).unwrap_or(tops.len())
+}
+
+/// Positions along an axis of `len` that are named: a power of two apart.
+fn ticks(len: usize) -> impl Iterator<Item = usize> {
+    let step = if len <= 8 { 1 } else { len.div_ceil(8).next_power_of_two() };
+    (0..len).step_by(step)
+}
+
+/// The plane of errors; `mark` is the first wrong element.
+pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
+    let (rows, cols) = (map.cell_rows.max(1), map.cell_cols.max(1));
+    let px = (MAX_WIDTH / cols as f64).min(MAX_CELL);
+    let py = (MAX_HEIGHT / rows as f64).min(MAX_CELL);
+    let (w, h) = ((px * cols as f64).round(), (py * rows as f64).round());
+    let longest = map.names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let mut out = open(
+        LEFT + CHARACTER * longest,
+        w,
+        h.max(40.0),
+        "error over bound of each element of the product",
+    );
+    let mut paths: [String; LEVELS.len()] = Default::default();
+    for (r, row) in map.largest.chunks(cols).enumerate() {
+        let mut start = 0;
+        while start < row.len() {
+            let here = level(row[start]);
+            let run = row[start..].iter().take_while(|&&x| level(x) == here).count();
+            push(&mut paths[here], format_args!("M{start} {r}h{run}v1h-{run}z"));
+            start += run;
+        }
+    }
+    push(
+        &mut out,
+        format_args!("<g transform=\"scale({px} {py})\" shape-rendering=\"crispEdges\">"),
+    );
+    for (level, path) in paths.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+        push(&mut out, format_args!("<path class=\"e{level}\" d=\"{path}\"/>"));
+    }
+    push(&mut out, format_args!("</g><rect class=\"frame\" width=\"{w}\" height=\"{h}\"/>"));
+    let every = (MIN_NAMES / py).ceil().max(1.0) as usize;
+    for (cell, name) in map.names.iter().enumerate().step_by(every) {
+        let y = (cell as f64 + 0.5) * py;
+        push(&mut out, format_args!("<path class=\"tick\" d=\"M-4 {y:.1}h4\"/>"));
+        push(
+            &mut out,
+            format_args!("<text x=\"-7\" y=\"{:.1}\" class=\"y\">{name}</text>", y + 3.5),
+        );
+    }
+    axis(&mut out, map.cols, w, h, "n");
+    if let Some((row, n)) = mark.filter(|&(r, n)| r < map.rows && n < map.cols) {
+        let x = ((n * cols / map.cols) as f64 + 0.5) * px;
+        let y = ((row * rows / map.rows) as f64 + 0.5) * py;
+        let radius = (px.hypot(py) / 2.0 + 3.0).max(6.0);
+        for class in ["halo", "mark"] {
+            push(
+                &mut out,
+                format_args!(
+                    "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\"/>"
+                ),
+            );
+        }
+    }
+    out.push_str("</g></svg>");
+    out
+}
+
+/// The strip of k, with the ranges that explain the errors filled.
+pub(super) fn strip(cause: &Cause) -> String {
+    let (w, h) = (MAX_WIDTH, 22.0);
+    let mut out = open(LEFT, w, h, "the part of k that explains the errors");
+    push(&mut out, format_args!("<rect class=\"plot\" width=\"{w}\" height=\"{h}\"/>"));
+    let at = |k: usize| k as f64 * w / cause.size_k.max(1) as f64;
+    for range in &cause.ranges {
+        // One k of many is still seen.
+        let width = (at(range.end) - at(range.start)).max(2.0);
+        let x = at(range.start);
+        push(
+            &mut out,
+            format_args!("<rect class=\"e5\" x=\"{x:.1}\" width=\"{width:.1}\" height=\"{h}\"/>"),
+        );
+    }
+    let group = cause.group_size.max(1);
+    let step = group * ((MIN_NAMES / at(group).max(1e-9)).ceil().max(1.0) as usize);
+    for k in (step..cause.size_k).step_by(step) {
+        push(&mut out, format_args!("<path class=\"lines\" d=\"M{:.1} 0v{h}\"/>", at(k)));
+    }
+    push(&mut out, format_args!("<rect class=\"frame\" width=\"{w}\" height=\"{h}\"/>"));
+    axis(&mut out, cause.size_k, w, h, "k");
+    out.push_str("</g></svg>");
+    out
+}
+
+fn open(left: usize, w: f64, h: f64, label: &str) -> String {
+    let (full_w, full_h) = (left + w as usize + RIGHT, TOP + h as usize + BOTTOM);
+    format!(
+        "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
+         viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({left} {TOP})\">"
+    )
+}
+
+fn axis(out: &mut String, len: usize, w: f64, h: f64, name: &str) {
+    for i in ticks(len) {
+        let x = i as f64 * w / len.max(1) as f64;
+        push(out, format_args!("<path class=\"tick\" d=\"M{x:.1} {h}v4\"/>"));
+        push(out, format_args!("<text x=\"{x:.1}\" y=\"{}\" class=\"x\">{i}</text>", h + 16.0));
+    }
+    let middle = w / 2.0;
+    push(
+        out,
+        format_args!("<text x=\"{middle}\" y=\"{}\" class=\"x axis\">{name}</text>", h + 33.0),
+    );
+}
+
+fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = out.write_fmt(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_at_their_bounds() {
+        let ratios = [0.0, 0.01, 0.02, 1.0, 1.0f64.next_up(), 10.0, 99.0, 1e4, 1e9, f64::INFINITY];
+        assert_eq!(ratios.map(level), [0, 0, 1, 2, 3, 3, 4, 5, 6, 6]);
+        assert_eq!(level(f64::NAN), 6);
+    }
+
+    #[test]
+    fn a_wrong_cell_and_its_cause_are_drawn() {
+        let mut largest = vec![0.5; 8];
+        largest[6] = 30.0;
+        let names = ["row 0 (token 0, slot 0, expert 2)", "row 1 (token 0, slot 1, expert 0)"];
+        let plane = ErrorMap {
+            rows: 2,
+            cols: 4,
+            cell_rows: 2,
+            cell_cols: 4,
+            largest,
+            names: names.map(str::to_owned).to_vec(),
+            cause: None,
+        };
+        let svg = map(&plane, Some((1, 2)));
+        assert!(svg.contains("<path class=\"e4\" d=\"M2 1h1v1h-1z\"/>"), "{svg}");
+        assert!(svg.contains(names[1]) && svg.contains("cx=\"60.0\" cy=\"36.0\""), "{svg}");
+        let ranges = vec![64..128, 200..201];
+        let svg = strip(&Cause { size_k: 256, group_size: 64, ranges });
+        assert!(svg.contains("x=\"128.0\" width=\"128.0\""), "{svg}");
+        assert!(svg.contains("x=\"400.0\" width=\"2.0\""), "{svg}");
+        // A line before each group but the first.
+        assert_eq!(svg.matches("class=\"lines\"").count(), 3);
+    }
+}

@@ -1,0 +1,79 @@
+//! The laws of layers hold of the reference everywhere in the lattice, and every known mistake
+//! breaks one of them.
+
+use marlinspike::vectors::Rng;
+use marlinspike_proptests::laws::layer::LAWS;
+use marlinspike_proptests::ops::{LayerInput, MoeLayer, moe_lattice};
+use marlinspike_proptests::{Config, Reference, SubjectError, mutants, run};
+
+/// Inputs per mistake.
+const INPUTS: usize = 24;
+
+fn reference(input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
+    let stages = input.local().and_then(|local| local.stages(input));
+    stages.map(|s| s.y).map_err(|e| SubjectError(e.to_string()))
+}
+
+/// Each configuration once, with the laws in turn: over the lattice, each law meets every format
+/// and every axis many times.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
+fn laws_hold_over_the_whole_lattice() {
+    let lattice = moe_lattice().unwrap();
+    assert!(lattice.len() > 300, "{}", lattice.len());
+    let mut tried = vec![0; LAWS.len()];
+    for (point, config) in lattice.iter().enumerate() {
+        let seed = 0x1a77_1ce0 + point as u64;
+        let input = LayerInput::draw(config, seed, 1 + point % 3)
+            .unwrap_or_else(|e| panic!("point {point} seed {seed:#x}: {e}"));
+        let at = (point + point / LAWS.len()) % LAWS.len();
+        let law = &LAWS[at];
+        if let Err(failure) = (law.check)(&reference, &input) {
+            panic!("point {point} seed {seed:#x}: {}\n{failure:#?}", law.name);
+        }
+        tried[at] += 1;
+    }
+    println!("{} configurations, {tried:?} tries", lattice.len());
+    assert!(tried.iter().all(|&n| n + 1 >= lattice.len() / LAWS.len()), "{tried:?}");
+}
+
+/// Random choices through the kit, with a seed that shows a failure again.
+#[test]
+fn the_reference_passes_the_kit() {
+    let config = Config { cases: 4, seed: 0x1a7e, regressions: None };
+    let report = run::<MoeLayer, _>(&Reference, &config);
+    print!("{report}");
+    assert!(report.passed(), "{report}");
+    assert!(report.laws.len() == LAWS.len() + 3);
+}
+
+/// Some law rejects each mistake within a few inputs in which it can show.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
+fn every_wrong_layer_is_rejected() {
+    let lattice = moe_lattice().unwrap();
+    let wrong = mutants::layers();
+    assert!(wrong.len() >= 28, "{}", wrong.len());
+    let mut passed = Vec::new();
+    for (at, mutant) in wrong.iter().enumerate() {
+        let points: Vec<_> = lattice.iter().filter(|c| (mutant.shows)(c)).collect();
+        assert!(!points.is_empty(), "{}", mutant.name);
+        let mut rng = Rng::for_case(0xbad, at as u64);
+        let rejected = (0..INPUTS).find_map(|tried| {
+            let (config, seed) = (rng.pick(&points), rng.next_u64());
+            let input = LayerInput::draw(config, seed, 1 + tried % 5).expect("of the lattice");
+            LAWS.iter().find_map(|law| {
+                let failure = (law.check)(&*mutant.forward, &input).err()?;
+                Some((tried, law.name, failure))
+            })
+        });
+        match rejected {
+            Some((tried, law, failure)) => {
+                println!("{}: input {tried}, {law}: {}", mutant.name, failure.what);
+                assert!(!failure.input.is_empty() && !failure.minimal.is_empty());
+            }
+            None => passed.push(mutant.name),
+        }
+    }
+    assert!(passed.is_empty(), "not rejected: {passed:#?}");
+}

@@ -1,0 +1,116 @@
+//! The products of a column's elements, one by one: what a part of the sum contributes to each.
+
+use super::scene::{Scene, spread_to};
+use crate::gemm::chain::Action;
+use crate::gemm::columns::TILE;
+use crate::gemm::{Columns, Extras, Recipe, Rule, WeightColumns};
+use crate::scalar::ScalarType;
+use crate::weight::Weight;
+
+/// Rows that a column is looked at in.
+pub(super) const ROWS: usize = 24;
+
+/// The products of one column, over some rows.
+pub(super) struct Terms<'s> {
+    pub(super) part: usize,
+    pub(super) n: usize,
+    pub(super) weight: &'s Weight<'s>,
+    /// Wrong rows first.
+    pub(super) lines: Vec<Line>,
+    /// Group and stored row of each k of the product.
+    pub(super) groups: Vec<usize>,
+    pub(super) stored: Vec<usize>,
+}
+
+/// The products of one element, as they enter the output.
+pub(super) struct Line {
+    pub(super) wrong: bool,
+    /// activation · weight times everything that multiplies the sum, for each k of the product.
+    pub(super) products: Vec<f64>,
+    /// The same for a weight whose q − z is one.
+    pub(super) units: Vec<f64>,
+    /// found − exact.
+    pub(super) residual: f64,
+    /// How far `residual` may be from what explains it.
+    pub(super) tolerance: f64,
+    pub(super) router: f64,
+}
+
+impl<'s> Terms<'s> {
+    /// Of column `n` of a part; none where parts do not fit each other.
+    pub(super) fn new(scene: &Scene<'s>, part: usize, n: usize) -> Option<Self> {
+        let stage = scene.stage;
+        let p = &stage.parts[part];
+        let weight = p.weight;
+        let order = scene.orders[part].as_deref();
+        let mut rows: Vec<usize> =
+            p.rows.iter().copied().filter(|&row| scene.is_wrong(row, n)).collect();
+        rows = spread_to(&rows, ROWS / 2);
+        let right: Vec<usize> =
+            p.rows.iter().copied().filter(|&row| !scene.is_wrong(row, n)).collect();
+        rows.extend(spread_to(&right, ROWS - rows.len()));
+        let pick = |values: &[f32]| -> Vec<f32> { rows.iter().map(|&r| values[r]).collect() };
+        let scales = stage.extras.activation_scales.map(pick);
+        let routers = stage.extras.router_weights.map(pick);
+        let extras =
+            Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
+        let recipe = Recipe::new(stage.declared.convention, weight, stage.dtype, extras).ok()?;
+        let columns =
+            WeightColumns::new(weight, recipe.rule, order).ok()?.times_power(recipe.power);
+        let size_k = weight.shape().size_k;
+        let mut tile = vec![[0.0; TILE]; size_k];
+        columns.tile(n / TILE * TILE, &mut tile);
+        let mut activations = stage.rows.select(&rows)?;
+        if let Some(order) = order {
+            activations = activations.gather(order).ok()?;
+        }
+        let stored: Vec<usize> = (0..size_k).map(|k| order.map_or(k, |o| o[k] as usize)).collect();
+        let one = weight.scales.rows() == 1;
+        let groups: Vec<usize> =
+            stored.iter().map(|&k| if one { 0 } else { weight.groups.group_of(k) }).collect();
+        // What the product holds in the place of a weight whose q − z is one.
+        let offset = f64::from(recipe.power).exp2();
+        let unit = |k: usize| match recipe.rule {
+            Rule::Unscaled => offset,
+            _ => weight.scales.value(groups[k], n) * offset,
+        };
+        let units: Vec<f64> = (0..size_k).map(unit).collect();
+        let line = |(m, &row): (usize, &usize)| {
+            let steps = recipe.chain(weight, extras, m, n).steps;
+            let multiplies = steps.iter().filter(|s| s.action == Action::Multiply);
+            let factor: f64 = multiplies.map(|s| s.operand).product();
+            let i = row * scene.size_n + n;
+            let (b, found) = (&scene.bounded[i], scene.found[i]);
+            let roundoff = if stage.dtype == ScalarType::FLOAT16 { 1e-3 } else { 8e-3 };
+            let grown = (found.abs() - b.exact.abs()).max(0.0);
+            Line {
+                wrong: scene.is_wrong(row, n),
+                products: activations
+                    .row(m)
+                    .iter()
+                    .zip(&tile)
+                    .map(|(x, w)| x * w[n % TILE] * factor)
+                    .collect(),
+                units: activations.row(m).iter().zip(&units).map(|(x, u)| x * u * factor).collect(),
+                residual: found - b.exact,
+                tolerance: b.below.max(b.above) + 4.0 * roundoff * grown,
+                router: routers.as_ref().map_or(1.0, |w| f64::from(w[m])),
+            }
+        };
+        let lines = rows.iter().enumerate().map(line).collect();
+        Some(Self { part, n, weight, lines, groups, stored })
+    }
+
+    /// What each group contributes to an element.
+    pub(super) fn by_group(&self, line: &Line) -> Vec<f64> {
+        let mut sums = vec![0.0; self.weight.scales.rows()];
+        self.groups.iter().zip(&line.products).for_each(|(&g, x)| sums[g] += x);
+        sums
+    }
+
+    /// The lines that a common cause has to explain: the wrong ones, or all where they are few.
+    pub(super) fn judged(&self) -> impl Iterator<Item = &Line> {
+        let wrong = self.lines.iter().filter(|l| l.wrong).count();
+        self.lines.iter().filter(move |l| l.wrong || wrong < 2)
+    }
+}

@@ -1,0 +1,193 @@
+//! Every golden linear and MoE case passes, and none passes once it is damaged.
+
+use marlinspike::case::{Case, CaseConfig};
+use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
+use marlinspike::tensor::{DType, Tensor};
+use marlinspike_golden::Manifest;
+
+const PRODUCTS: [&str; 3] = ["y", "gate_up", "down"];
+
+/// Runs `with` on every case of the operation.
+fn each_case(op: &str, mut with: impl FnMut(&str, Case<'_>)) {
+    let golden = Manifest::load().expect("the golden manifest");
+    for path in golden.case_paths(op) {
+        let bytes = std::fs::read(&path).expect("a golden file");
+        let case = Case::parse(&bytes).expect("a case");
+        with(&path.file_name().expect("a name").to_string_lossy(), case);
+    }
+}
+
+fn type_of(tensor: &Tensor<'_>) -> ScalarType {
+    if tensor.dtype() == DType::F16 { ScalarType::FLOAT16 } else { ScalarType::BFLOAT16 }
+}
+
+fn narrow(ty: ScalarType, x: f64) -> u16 {
+    if ty == ScalarType::FLOAT16 { f64_to_f16_rne(x) } else { f64_to_bf16_rne(x) }
+}
+
+/// The report on one output after `damage`, which gets its bits.
+fn damaged(case: &Case<'_>, output: &str, damage: impl FnOnce(&mut [u16])) -> OutputReport {
+    let found = case.output(output).expect("an output");
+    let (dtype, shape) = (found.dtype(), found.shape().to_vec());
+    let mut bits = found.elements::<u16>().into_owned();
+    damage(&mut bits);
+    let mut case = case.clone();
+    case.add_output(output, Tensor::from_vec(output, dtype, shape, bits).expect("as before"));
+    report(&case, output)
+}
+
+fn report(case: &Case<'_>, output: &str) -> OutputReport {
+    let reports = check_case(case).expect("inputs that can be used").outputs;
+    reports.into_iter().find(|o| o.name == output).expect("the output")
+}
+
+/// The products of a case that have a row of numbers to damage.
+fn products<'c>(case: &'c Case<'_>) -> Vec<&'c str> {
+    let linear = matches!(case.config, CaseConfig::Linear(_));
+    PRODUCTS.into_iter().filter(|p| case.output(p).is_some() && (linear || *p != "y")).collect()
+}
+
+#[test]
+fn every_case_passes() {
+    let mut cases = 0;
+    for op in ["linear", "moe"] {
+        each_case(op, |path, case| {
+            let report = check_case(&case).expect("a report");
+            assert_eq!(report.verdict, Verdict::Pass, "{path}: {report:?}");
+            cases += 1;
+        });
+    }
+    assert!(cases >= 29, "{cases}");
+}
+
+/// One element moved to one and a half bounds from the exact result.
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "minutes under emulation; --include-ignored runs it")]
+fn one_element_past_its_bound() {
+    let mut checked = 0;
+    for op in ["linear", "moe"] {
+        each_case(op, |path, case| {
+            for output in products(&case) {
+                let tensor = case.output(output).expect("an output");
+                let ty = type_of(tensor);
+                let value = |bits: u16| ty.to_f64(bits.into());
+                let bits = tensor.elements::<u16>().into_owned();
+                // In the middle of the output, a number of ordinary size.
+                let mean = bits.iter().map(|&b| value(b).abs()).sum::<f64>() / bits.len() as f64;
+                let i = (bits.len() / 2..bits.len())
+                    .find(|&i| (0.3..3.0).contains(&(value(bits[i]).abs() / mean)))
+                    .expect("an ordinary number");
+                // What a large error is in bounds tells the bound, and the report the exact result.
+                let far = value(bits[i]) + 64.0 * mean;
+                let report = damaged(&case, output, |b| b[i] = narrow(ty, far));
+                if report.verdict == Verdict::Pass && report.diagnosis.is_some() {
+                    panic!("{path}: {output}: accepted {report:?}");
+                }
+                assert_eq!(report.verdict, Verdict::Fail, "{path}: {output}");
+                let first = report.first_mismatch.expect("a place");
+                let expected = u32::from_str_radix(&first.expected[2..], 16).expect("bits");
+                let exact = ty.to_f64(expected);
+                let far = value(narrow(ty, far));
+                let bound = (far - exact).abs() / report.max_error_over_bound.expect("a ratio");
+                // One unit more than 1.5 bounds, since only half of them are numbers of the type.
+                let wanted = exact + 1.5 * bound;
+                let mut wrong = narrow(ty, wanted);
+                if value(wrong) < wanted {
+                    wrong = if wrong & 0x8000 == 0 { wrong + 1 } else { wrong - 1 };
+                }
+                let report = damaged(&case, output, |b| b[i] = wrong);
+                assert_eq!(report.verdict, Verdict::Fail, "{path}: {output}: {i} {report:?}");
+                checked += 1;
+            }
+        });
+    }
+    assert!(checked >= 36, "{checked}");
+}
+
+/// A group of k whose activations are not those that the output was computed with.
+#[test]
+fn one_group_of_k_dropped() {
+    each_case("linear", |path, case| {
+        let CaseConfig::Linear(c) = &case.config else { panic!("{path}") };
+        if case.output("y").is_none() {
+            return;
+        }
+        let name = if case.inputs.contains_key("a_q") { "a_q" } else { "x" };
+        let x = case.input(name).expect("activations");
+        let (bytes, dtype, shape) = (x.dtype().bytes(), x.dtype(), x.shape().to_vec());
+        let mut data = x.bytes().to_vec();
+        for row in data.chunks_exact_mut(c.size_k * bytes) {
+            row[32 * bytes..64 * bytes].fill(0);
+        }
+        let mut case = case.clone();
+        let x = match bytes {
+            1 => Tensor::from_vec(name, dtype, shape, data),
+            _ => {
+                Tensor::from_vec(name, dtype, shape, bytemuck::pod_collect_to_vec::<u8, u16>(&data))
+            }
+        };
+        case.inputs.insert(name.to_owned(), x.expect("as before"));
+        assert_eq!(report(&case, "y").verdict, Verdict::Fail, "{path}");
+    });
+    each_case("moe", |path, case| {
+        // The same of the activations between the products.
+        let Some(activated) = case.output("activated") else { return };
+        let [rows, i] = activated.dims2().expect("a matrix");
+        let (dtype, shape) = (activated.dtype(), activated.shape().to_vec());
+        let mut bits = activated.elements::<u16>().into_owned();
+        (0..rows).for_each(|row| bits[row * i + 32..row * i + 64].fill(0));
+        let mut case = case.clone();
+        let tensor = Tensor::from_vec("activated", dtype, shape, bits).expect("as before");
+        case.add_output("activated", tensor);
+        assert_eq!(report(&case, "down").verdict, Verdict::Fail, "{path}");
+        assert_eq!(report(&case, "activated").verdict, Verdict::Fail, "{path}");
+    });
+}
+
+/// Two rows of one expert change places.
+#[test]
+fn one_experts_rows_swapped() {
+    let mut swapped = 0;
+    each_case("moe", |path, case| {
+        let ids = case.output("topk_ids").expect("ids").elements::<i32>().into_owned();
+        for output in products(&case) {
+            let [rows, n] = case.output(output).expect("an output").dims2().expect("a matrix");
+            let bits = case.output(output).expect("an output").elements::<u16>().into_owned();
+            let row = |r: usize| &bits[r * n..][..n];
+            let present = |r: usize| row(r).iter().any(|&b| b & 0x7fff != 0);
+            let pair = (0..rows)
+                .flat_map(|a| (a + 1..rows).map(move |b| (a, b)))
+                .find(|&(a, b)| ids[a] == ids[b] && present(a) && present(b) && row(a) != row(b));
+            let Some((a, b)) = pair else { continue };
+            let report = damaged(&case, output, |bits| {
+                (0..n).for_each(|i| bits.swap(a * n + i, b * n + i));
+            });
+            assert_eq!(report.verdict, Verdict::Fail, "{path}: {output}");
+            swapped += 1;
+        }
+    });
+    assert!(swapped >= 12, "{swapped}");
+}
+
+/// The router weight multiplies a second time.
+#[test]
+fn router_weight_twice() {
+    let mut checked = 0;
+    each_case("moe", |path, case| {
+        let weights = case.output("topk_weights").expect("weights").elements::<f32>().into_owned();
+        let down = case.output("down").expect("down");
+        let ([_, n], ty) = (down.dims2().expect("a matrix"), type_of(down));
+        if weights.iter().all(|&w| w == 1.0) {
+            return;
+        }
+        let report = damaged(&case, "down", |bits| {
+            for (row, &w) in bits.chunks_exact_mut(n).zip(&weights) {
+                row.iter_mut().for_each(|b| *b = narrow(ty, ty.to_f64((*b).into()) * f64::from(w)));
+            }
+        });
+        assert_eq!(report.verdict, Verdict::Fail, "{path}");
+        checked += 1;
+    });
+    assert!(checked >= 6, "{checked}");
+}
