@@ -418,14 +418,12 @@ fn a_missing_clamp_is_named() {
     let (n, k) = (config(&case).size_n, config(&case).size_k);
     let codes = (0..n * k / 2).map(|i| if i / (k / 2) % 2 == 0 { 0xff } else { 0 }).collect();
     let inputs = [
-        Tensor::from_vec("x", DType::F32, vec![1, k], vec![1f32; k]),
-        Tensor::from_vec("weight_scale", DType::F32, vec![n, 1], vec![f32::MAX; n]),
-        Tensor::from_vec::<u8>("weight_u4", DType::U8, vec![n, k / 2], codes),
+        ("x", Tensor::from_vec("x", DType::F32, vec![1, k], vec![1f32; k])),
+        ("weight_scale", Tensor::from_vec("scale", DType::F32, vec![n, 1], vec![f32::MAX; n])),
+        ("weight_u4", Tensor::from_vec::<u8>("codes", DType::U8, vec![n, k / 2], codes)),
     ];
-    for input in inputs {
-        let input = input.unwrap();
-        let name = input.name().to_owned();
-        case.add_input(&name, input);
+    for (name, input) in inputs {
+        case.add_input(name, input.unwrap());
     }
     case.outputs.clear();
     let y = |limit: f32| {

@@ -4,7 +4,7 @@
 //! and upstream's `CompressedTensorsW4A8Int8MoEMethod` on top of it. Every result is defined to
 //! the last bit, in f32 operations that round to nearest even, without flushing:
 //!
-//! 1. [`quantize`] turns rows of activations into int8 codes, a zero point and a scale.
+//! 1. [`quantize()`] turns rows of activations into int8 codes, a zero point and a scale.
 //! 2. [`kleidi`] interleaves them, and the weights, as the
 //!    kernels read them.
 //! 3. A [`Kernel`] multiplies a block of rows by a block of columns. Sums of code products are
@@ -181,7 +181,7 @@ pub(crate) fn finish(sum: f32, bias: f32) -> f32 {
 /// Quantizes, packs and multiplies: `x` `[M, K]` by packed weights, to `x`'s type.
 ///
 /// # Errors
-/// As [`quantize`] and [`multiply`].
+/// As [`quantize()`] and [`multiply`].
 pub fn linear(
     kernel: &dyn Kernel,
     x: &Values,

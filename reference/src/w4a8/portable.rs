@@ -1,7 +1,7 @@
 //! The product in loops that compilers turn into vectors.
 //!
 //! A code product is at most 1024 in magnitude, so that int16 lanes (one for each byte of a
-//! segment, holding its low and high nibble's products) take the products of [`CHUNKS`] chunks
+//! segment, holding its low and high nibble's products) take the products of seven chunks
 //! before they are widened: four to a chunk and lane.
 
 use super::scalar::{channel_wise, group_wise_end};
@@ -97,16 +97,19 @@ fn group<const M: usize, const LANES: usize>(
         let chunks = codes.chunks_exact(2 * LANES).zip(activations.chunks_exact(4 * M * PIECE));
         for (codes, activations) in chunks {
             for s in 0..2 {
-                let segment = &codes[s * LANES..][..LANES];
+                // Nibbles once for all rows, then loops of constant lengths.
+                let (mut low, mut high) = ([0i16; LANES], [0i16; LANES]);
+                for (i, &byte) in codes[s * LANES..][..LANES].iter().enumerate() {
+                    low[i] = i16::from((byte << 4) as i8 >> 4);
+                    high[i] = i16::from(byte as i8 >> 4);
+                }
                 for (m, lanes) in lanes.iter_mut().enumerate() {
-                    let low = &activations[(s * M + m) * PIECE..][..PIECE];
-                    let high = &activations[((s + 2) * M + m) * PIECE..][..PIECE];
-                    for (i, lane) in lanes.iter_mut().enumerate() {
-                        let byte = segment[i];
-                        let low =
-                            i16::from(low[i % PIECE] as i8) * i16::from((byte << 4) as i8 >> 4);
-                        let high = i16::from(high[i % PIECE] as i8) * i16::from(byte as i8 >> 4);
-                        *lane += low + high;
+                    let q_low = piece(activations, s * M + m);
+                    let q_high = piece(activations, (s + 2) * M + m);
+                    for n in (0..LANES).step_by(PIECE) {
+                        for j in 0..PIECE {
+                            lanes[n + j] += q_low[j] * low[n + j] + q_high[j] * high[n + j];
+                        }
                     }
                 }
             }
@@ -118,4 +121,11 @@ fn group<const M: usize, const LANES: usize>(
             }
         }
     }
+}
+
+/// Piece `i` of packed activations.
+#[inline(always)]
+fn piece(activations: &[u8], i: usize) -> [i16; PIECE] {
+    let bytes = &activations[i * PIECE..][..PIECE];
+    std::array::from_fn(|j| i16::from(bytes[j] as i8))
 }

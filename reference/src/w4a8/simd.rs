@@ -216,22 +216,24 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
     fn avx512<const M: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
         finish_tile::<M>(blocks, tile, |g, sums: &mut [[i32; MAX_NR]; M]| {
-            let mut acc = [_mm512_setzero_si512(); M];
+            // Low and high nibbles apart: twice the chains that may run at once.
+            let mut acc = [[_mm512_setzero_si512(); 2]; M];
             let chunks = blocks.codes(g).chunks_exact(128);
             for (codes, activations) in chunks.zip(blocks.activations(g).chunks_exact(32 * M)) {
                 for s in 0..2 {
                     let [low, high] = shifted512(load512(&codes[64 * s..]));
                     for (m, acc) in acc.iter_mut().enumerate() {
                         let q = _mm512_set1_epi64(piece::<M>(activations, s, m));
-                        *acc = _mm512_dpbusd_epi32(*acc, low, q);
+                        acc[0] = _mm512_dpbusd_epi32(acc[0], low, q);
                         let q = _mm512_set1_epi64(piece::<M>(activations, s + 2, m));
-                        *acc = _mm512_dpbusd_epi32(*acc, high, q);
+                        acc[1] = _mm512_dpbusd_epi32(acc[1], high, q);
                     }
                 }
             }
             let eight_q = eight_q::<M>(blocks.activations(g));
             for m in 0..M {
-                sums[m] = pair_sums(acc[m]).map(|sum| sum.wrapping_sub(eight_q[m]));
+                let acc = _mm512_add_epi32(acc[m][0], acc[m][1]);
+                sums[m] = pair_sums(acc).map(|sum| sum.wrapping_sub(eight_q[m]));
             }
         });
     }
