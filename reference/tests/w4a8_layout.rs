@@ -276,3 +276,25 @@ fn codes_stand_for_their_activations() {
         }
     }
 }
+
+/// The first value that differs, and layouts that cannot be compared.
+#[test]
+fn packed_buffers_are_compared_by_value() {
+    let layout = |nr| RhsLayout::new(Shape::new(96, 9), GroupSize::Of(32), nr).unwrap();
+    let given = columns(Shape::new(96, 9), GroupSize::Of(32), 5);
+    let packed = layout(4).pack(&given).unwrap();
+    assert_eq!(packed.compare(&packed), Ok(None));
+    let slot = layout(4).offset(55, 6);
+    let mut bytes = packed.bytes().to_vec();
+    bytes[slot.element] ^= 2 << slot.bit;
+    let place = packed.compare(&PackedRhs::new(layout(4), bytes).unwrap()).unwrap().unwrap();
+    assert_eq!((place.part, place.column, place.bit), (RhsPart::Code { k: 55 }, 6, slot.bit));
+    let other = layout(8).pack(&given).unwrap();
+    assert!(matches!(packed.compare(&other), Err(Error::Size { .. })));
+    let layout = LhsLayout::new(5, 40, 4).unwrap();
+    let packed = PackedLhs::new(layout, vec![7; layout.packed_len()]).unwrap();
+    let mut bytes = packed.bytes().to_vec();
+    bytes[layout.zero_point_offset(4) + 3] = 0;
+    let place = packed.compare(&PackedLhs::new(layout, bytes).unwrap()).unwrap().unwrap();
+    assert_eq!((place.part, place.row, place.block), (LhsPart::ZeroPoint, 4, 1));
+}

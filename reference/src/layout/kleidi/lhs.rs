@@ -237,6 +237,20 @@ impl<'a> PackedLhs<'a> {
         &self.bytes
     }
 
+    /// The first value, in storage order, in which `found` differs from this; `None` when every
+    /// bit is the same.
+    ///
+    /// # Errors
+    /// [`Error::Size`] when `found` was packed under another layout.
+    pub fn compare(&self, found: &PackedLhs<'_>) -> Result<Option<LhsPlace>> {
+        if found.layout != self.layout {
+            let (found, expected) = (format!("{:?}", found.layout), format!("{:?}", self.layout));
+            return Err(Error::size("layout of packed activations", found, expected));
+        }
+        let differing = (0..self.bytes.len()).find(|&i| self.bytes[i] != found.bytes[i]);
+        Ok(differing.map(|byte| self.layout.locate(byte)))
+    }
+
     /// The bytes of block `i`. Panics outside.
     pub fn block(&self, i: usize) -> &[u8] {
         let len = self.layout.block_bytes();
