@@ -212,5 +212,5 @@ fn bytes_are_fixed() {
         }
     }
     let hex: String = sum.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hex, "4e1837f86f7746e11688657adace26402f5fec9e19e26e955c4c63a2717dbe88");
+    assert_eq!(hex, "a2859f5d3ad7b6ce7972f58ae68b301bcf43669d61b762f32aa28749e5d875b4");
 }

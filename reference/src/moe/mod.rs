@@ -43,8 +43,13 @@ pub(crate) fn widen(ty: ScalarType, bits: u16) -> f32 {
     if ty == ScalarType::FLOAT16 { scalar::f16_to_f32(bits) } else { scalar::bf16_to_f32(bits) }
 }
 
-/// `value` rounded to FLOAT16 or BFLOAT16, to nearest even.
+/// `value` rounded to FLOAT16 or BFLOAT16, to nearest even. Every NaN is 0x7FFF, as a GPU's conversion
+/// gives it and as schedules have it: the sign of a NaN that an operation makes is not the same on
+/// every processor.
 pub(crate) fn narrow(ty: ScalarType, value: f32) -> u16 {
+    if value.is_nan() {
+        return 0x7fff;
+    }
     if ty == ScalarType::FLOAT16 {
         scalar::f32_to_f16_rne(value)
     } else {

@@ -17,7 +17,7 @@
 //!
 //! # NaN, infinities, zeros
 //!
-//! A NaN gives NaN, also through a limit. (Upstream's limits return the other operand: there a NaN
+//! A NaN gives NaN (bits 0x7FFF), also through a limit. (Upstream's limits return the other operand: there a NaN
 //! becomes a limit. [`Chain::Upstream`] follows, and the bound allows both.) A gate of −∞ gives NaN
 //! (−∞/∞, −∞ · 0) except in `relu2`, where it is zero; 0 · ∞ is NaN. A gate of −0 gives a value
 //! of −0 (`relu2`: +0), and products have the usual sign; +0 and −0 are the same number to a bound.
