@@ -75,8 +75,14 @@ impl Recipe {
         }
         Ok(match convention {
             Convention::Marlin => Self::marlin(weight, dtype, extras),
-            Convention::Canonical => Self::canonical(weight, dtype, extras, Rule::Rounded(dtype)),
-            Convention::Unrounded => Self::canonical(weight, dtype, extras, Rule::Exact),
+            Convention::Canonical => Self::canonical(weight, dtype, extras)?,
+            Convention::Unrounded => {
+                let canonical = Self::canonical(weight, dtype, extras)?;
+                match canonical.rule {
+                    Rule::Rounded(_) => Self { rule: Rule::Exact, ..canonical },
+                    _ => canonical,
+                }
+            }
         })
     }
 
@@ -151,28 +157,12 @@ impl Recipe {
         Self { rule, power, moves_bits: true, steps, dtype }
     }
 
-    fn canonical(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>, rule: Rule) -> Self {
-        let by_column = weight.scales.rows() == 1;
+    /// What the canonical schedule computes. Of 8-bit activations, int8 and FP8 differ in the unit,
+    /// which a recipe does not name.
+    fn canonical(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Result<Self> {
         let eight_bits = extras.activation_scales.is_some();
-        let mut steps = Vec::new();
-        let mut step = |op, ty| steps.push(schedule::Step { op, ty });
-        if eight_bits {
-            step(StepOp::ActivationScale, ScalarType::FLOAT32);
-            if by_column {
-                step(StepOp::ChannelScale, ScalarType::FLOAT32);
-            }
-        }
-        for op in [StepOp::GlobalScale, StepOp::Bias, StepOp::RouterWeight] {
-            step(op, ScalarType::FLOAT32);
-        }
-        step(StepOp::Round, dtype);
-        let rule = match (eight_bits, by_column) {
-            (true, true) => Rule::Unscaled,
-            // The scales are integers and multiply the integer sum of their group.
-            (true, false) => Rule::Exact,
-            _ => rule,
-        };
-        Self { rule, power: 0, moves_bits: false, steps, dtype }
+        let input = if eight_bits { ScalarType::INT8 } else { dtype };
+        Ok(Self::of_schedule(&schedule::Schedule::canonical(weight, dtype, input)?, dtype))
     }
 
     /// The recipe of a schedule: what it computes, whatever the order of its additions.
