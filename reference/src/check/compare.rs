@@ -32,6 +32,36 @@ pub struct Mismatch {
     pub found: String,
 }
 
+impl Mismatch {
+    /// A whole element of `width` bits that is under no layout.
+    pub(super) fn element(
+        index: Vec<usize>,
+        width: u32,
+        expert: Option<usize>,
+        n: Option<usize>,
+        expected: u32,
+        found: u32,
+    ) -> Self {
+        Self {
+            index,
+            bit: 0,
+            width,
+            expert,
+            k: None,
+            group: None,
+            n,
+            fragment: None,
+            expected: hex(expected, width),
+            found: hex(found, width),
+        }
+    }
+}
+
+/// A value of `width` bits as hexadecimal.
+pub(super) fn hex(bits: u32, width: u32) -> String {
+    format!("{bits:#0w$x}", w = width.div_ceil(4) as usize + 2)
+}
+
 /// What a row of the matrix is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
@@ -139,8 +169,6 @@ impl Subject<'_> {
     fn mismatch(&self, found: &[u32], element: usize, bit: u32) -> Mismatch {
         let (expert, place) = self.place(element, bit);
         let mask = u32::MAX >> (32 - self.width);
-        let hex =
-            |x: u32| format!("{:#0w$x}", x >> bit & mask, w = self.width.div_ceil(4) as usize + 2);
         let row = |rows| (self.rows == rows).then_some(place.row);
         Mismatch {
             index: unravel(element, self.found.shape()),
@@ -151,8 +179,8 @@ impl Subject<'_> {
             group: row(Rows::Group),
             n: (self.rows != Rows::List).then_some(place.col),
             fragment: place.fragment,
-            expected: hex(self.expected[element]),
-            found: hex(found[element]),
+            expected: hex(self.expected[element] >> bit & mask, self.width),
+            found: hex(found[element] >> bit & mask, self.width),
         }
     }
 

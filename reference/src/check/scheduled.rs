@@ -25,7 +25,7 @@ pub(super) struct Product<'a> {
     pub(super) weights: &'a [Weight<'a>],
     /// `[M]`, for a stack: each row's expert; `None` gives zeros.
     pub(super) expert_of: Option<&'a [Option<usize>]>,
-    /// For each matrix the case's own permutation that sorts `g_idx`.
+    /// For each matrix the permutation that sorts its `g_idx`.
     pub(super) orders: Option<&'a [Vec<u32>]>,
     /// `[M]`.
     pub(super) activation_scales: Option<&'a [f32]>,
@@ -34,11 +34,16 @@ pub(super) struct Product<'a> {
 }
 
 impl ScheduleChoice {
-    /// The schedule that is meant for this weight.
-    fn resolve(&self, product: &Product<'_>) -> Result<Schedule> {
-        match (self, product.weights.first()) {
+    /// The schedule that is meant for these matrices, of activations `input` and output `dtype`.
+    pub(super) fn resolve(
+        &self,
+        weights: &[Weight<'_>],
+        dtype: ScalarType,
+        input: ScalarType,
+    ) -> Result<Schedule> {
+        match (self, weights.first()) {
             (Self::Given(schedule), _) => Ok((**schedule).clone()),
-            (Self::Canonical, Some(w)) => Schedule::canonical(w, product.dtype, product.input),
+            (Self::Canonical, Some(w)) => Schedule::canonical(w, dtype, input),
             (Self::Canonical, None) => Err(crate::Error::size("experts", 0, "1 or more")),
         }
     }
@@ -99,7 +104,7 @@ pub(super) fn judge(
     product: Product<'_>,
     choice: &ScheduleChoice,
 ) -> Result<OutputReport> {
-    let schedule = choice.resolve(&product)?;
+    let schedule = choice.resolve(product.weights, product.dtype, product.input)?;
     if schedule.output_type() != product.dtype {
         let (gives, says) = (schedule.output_type(), product.dtype);
         return Err(ScheduleError::Value {
@@ -122,26 +127,16 @@ pub(super) fn judge(
     }
     let ulps = |i: usize| ulp_distance(product.dtype, bits[i], expected[i]);
     let differing: Vec<usize> = (0..bits.len()).filter(|&i| bits[i] != expected[i]).collect();
-    let width = product.dtype.size_bits();
-    let hex = |bits: u32| format!("{bits:#0w$x}", w = width as usize / 4 + 2);
     let first = differing[0];
     let (m, n) = (first / size_n, first % size_n);
     report.verdict = Verdict::Fail;
     report.mismatches = differing.len();
     report.equal_bits = Some((bits.len() - differing.len()) as f64 / bits.len() as f64);
     report.max_ulp = Some(differing.iter().map(|&i| ulps(i)).fold(0.0, f64::max));
-    report.first_mismatch = Some(Mismatch {
-        index: vec![m, n],
-        bit: 0,
-        width,
-        expert: product.expert_of.and_then(|e| e[m]),
-        k: None,
-        group: None,
-        n: Some(n),
-        fragment: None,
-        expected: hex(expected[first]),
-        found: hex(bits[first]),
-    });
+    let expert = product.expert_of.and_then(|e| e[m]);
+    let width = product.dtype.size_bits();
+    report.first_mismatch =
+        Some(Mismatch::element(vec![m, n], width, expert, Some(n), expected[first], bits[first]));
     report.diagnosis = diagnose(&product, &schedule, &bits, &differing, size_n);
     Ok(report)
 }
@@ -233,8 +228,7 @@ pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Option<OutputR
     let (Some(choice), Some(found)) = (&c.schedule, case.output("y")) else { return Ok(None) };
     let source = Source::new(case, &c.quant, "", Shape::new(c.size_k, c.size_n));
     let weights = source.weights()?;
-    let stated = source.stated_perms()?;
-    let orders = stated.as_ref().filter(|(_, sorts)| *sorts).map(|(perms, _)| perms.as_slice());
+    let orders = source.orders(&weights)?;
     let scales;
     let (x, activation_scales) = match c.quant.input_dtype {
         None => (elements(case.input("x")?), None),
@@ -249,7 +243,7 @@ pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Option<OutputR
         dtype: c.quant.dtype,
         weights: &weights,
         expert_of: None,
-        orders,
+        orders: orders.as_deref(),
         activation_scales,
         router_weights: None,
     };

@@ -154,7 +154,6 @@ impl Sources<'_> {
         };
         let mismatches = count(&expected, &bits);
         let (m, n) = (first / self.config.size_n, first % self.config.size_n);
-        let hex = |bits: u32| format!("{bits:#0w$x}", w = ty.size_bits() as usize / 4 + 2);
         report.verdict = Verdict::Fail;
         report.mismatches = mismatches;
         report.equal_bits = Some((bits.len() - mismatches) as f64 / bits.len() as f64);
@@ -162,18 +161,14 @@ impl Sources<'_> {
             "first mismatch: row {m}, n {n}, block {:?}",
             [m / self.config.packing.mr, n / self.config.packing.nr,]
         ));
-        report.first_mismatch = Some(Mismatch {
-            index: vec![m, n],
-            bit: 0,
-            width: ty.size_bits(),
-            expert: None,
-            k: None,
-            group: None,
-            n: Some(n),
-            fragment: None,
-            expected: hex(expected[first]),
-            found: hex(bits[first]),
-        });
+        report.first_mismatch = Some(Mismatch::element(
+            vec![m, n],
+            ty.size_bits(),
+            None,
+            Some(n),
+            expected[first],
+            bits[first],
+        ));
         let candidates = self.y_candidates(&rows, &columns, own);
         report.diagnosis = best(&candidates, mismatches, |made: &Vec<u32>| {
             (count(made, &expected) > 0 && made.len() == bits.len()).then(|| count(made, &bits))

@@ -113,18 +113,9 @@ impl Stage<'_> {
     /// Value `i`, which lies outside its bound.
     fn mismatch(&self, i: usize, expert: Option<usize>) -> Mismatch {
         let cols = self.shape[1];
-        Mismatch {
-            index: vec![i / cols, i % cols],
-            bit: 0,
-            width: 16,
-            expert,
-            k: None,
-            group: None,
-            n: Some(i % cols),
-            fragment: None,
-            expected: format!("{:#06x}", self.expected[i]),
-            found: format!("{:#06x}", self.found[i]),
-        }
+        let (expected, found) = (self.expected[i].into(), self.found[i].into());
+        let index = vec![i / cols, i % cols];
+        Mismatch::element(index, 16, expert, Some(i % cols), expected, found)
     }
 
     /// Where no variant explains: how many, where they begin, and in which row or column they all

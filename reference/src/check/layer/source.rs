@@ -1,15 +1,14 @@
 //! A case's layer, with everything that recomputes its stages.
 
-use crate::act_order;
+use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
+use crate::check::routing;
 use crate::check::weights::Source as Matrices;
 use crate::dims::Shape;
 use crate::gemm::schedule::Schedule;
 use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
-use crate::moe::router::Router;
 use crate::weight::Weight;
-use crate::{Error, Result};
 
 /// The parts that a [`Layer`] and its [`Routed`] borrow.
 pub(super) struct Source<'c> {
@@ -34,27 +33,9 @@ impl<'c> Source<'c> {
         };
         let (w13, order13) = part("w13_", Shape::new(h, config.w13_size_n()))?;
         let (w2, order2) = part("w2_", Shape::new(i, h))?;
-        let routed = match case.inputs.get("router_logits") {
-            Some(logits) => {
-                let logits = logits.elements::<f32>();
-                Some(Router::from_moe(config).route(&logits, config.num_experts)?)
-            }
-            None => None,
-        };
-        let lacking = |what: &str| Error::missing(what, "a layer without router_logits");
-        let topk_ids = match (case.output("topk_ids"), &routed) {
-            (Some(ids), _) => ids.elements::<i32>().into_owned(),
-            (None, Some(routed)) => routed.topk_ids.clone(),
-            (None, None) => return Err(lacking("out.topk_ids")),
-        };
-        let topk_weights = match (case.output("topk_weights"), routed) {
-            (Some(weights), _) => weights.elements::<f32>().into_owned(),
-            (None, Some(routed)) => routed.topk_weights,
-            (None, None) => return Err(lacking("out.topk_weights")),
-        };
-        let orders = [or_stable(order13, &w13), or_stable(order2, &w2)];
+        let (topk_ids, topk_weights) = routing::stated_or_routed(case, config)?;
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-        Ok(Self { config, w13, w2, orders, map, topk_ids, topk_weights })
+        Ok(Self { config, w13, w2, orders: [order13, order2], map, topk_ids, topk_weights })
     }
 
     pub(super) fn layer(&self) -> Layer<'_> {
@@ -82,21 +63,8 @@ impl<'c> Source<'c> {
 
     /// The schedule that is meant for w13 (`which` 0) or w2 (1).
     pub(super) fn schedule(&self, choice: &ScheduleChoice, which: usize) -> Result<Schedule> {
-        match choice {
-            ScheduleChoice::Given(schedule) => Ok((**schedule).clone()),
-            ScheduleChoice::Canonical => {
-                let how = self.layer().canonical()?;
-                Ok([how.w13, how.w2][which].clone())
-            }
-        }
+        let weights = if which == 0 { &self.w13 } else { &self.w2 };
+        let quant = &self.config.quant;
+        choice.resolve(weights, quant.dtype, quant.input_dtype.unwrap_or(quant.dtype))
     }
-}
-
-/// Stated permutations, or the stable ones of matrices with a `g_idx`.
-fn or_stable(stated: Option<Vec<Vec<u32>>>, weights: &[Weight<'_>]) -> Option<Vec<Vec<u32>>> {
-    let stable = |w: &Weight<'_>| match &w.groups {
-        crate::weight::Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
-        crate::weight::Groups::Uniform(_) => None,
-    };
-    stated.or_else(|| weights.iter().map(stable).collect())
 }

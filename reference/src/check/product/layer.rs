@@ -7,11 +7,10 @@
 use super::stage::{Part, Stage};
 use super::{Declared, decoded};
 use crate::case::{Case, MoeConfig};
-use crate::check::OutputReport;
 use crate::check::weights::Source;
+use crate::check::{OutputReport, routing};
 use crate::dims::Shape;
 use crate::gemm::{Extras, Rows};
-use crate::moe::router::Router;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -26,24 +25,7 @@ struct Assignment {
 
 impl Assignment {
     fn new(case: &Case<'_>, c: &MoeConfig) -> Result<Self> {
-        let routed = match case.inputs.get("router_logits") {
-            Some(logits) => {
-                Some(Router::from_moe(c).route(&logits.elements::<f32>(), c.num_experts)?)
-            }
-            None => None,
-        };
-        let lacking =
-            |what: &str| Error::unsupported(format!("a layer without {what}"), "router_logits");
-        let ids = match (case.output("topk_ids"), &routed) {
-            (Some(ids), _) => ids.elements::<i32>().into_owned(),
-            (None, Some(routed)) => routed.topk_ids.clone(),
-            (None, None) => return Err(lacking("topk_ids")),
-        };
-        let weights = match (case.output("topk_weights"), routed) {
-            (Some(weights), _) => weights.elements::<f32>().into_owned(),
-            (None, Some(routed)) => routed.topk_weights,
-            (None, None) => return Err(lacking("topk_weights")),
-        };
+        let (ids, weights) = routing::stated_or_routed(case, c)?;
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
         let mut local = Vec::with_capacity(ids.len());
         for (row, &id) in ids.iter().enumerate() {

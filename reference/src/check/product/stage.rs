@@ -153,18 +153,9 @@ impl Stage<'_> {
         let size_n = self.found.shape().last().copied().unwrap_or(1).max(1);
         let (row, n) = (i / size_n, i % size_n);
         let part = self.parts.iter().find(|p| p.rows.contains(&row));
-        Mismatch {
-            index: vec![row, n],
-            bit: 0,
-            width: self.found.dtype().bits() as u32,
-            expert: part.and_then(|p| p.expert.map(|_| p.global)),
-            k: None,
-            group: None,
-            n: Some(n),
-            fragment: None,
-            expected: format!("{:#06x}", bounded[i].rounded),
-            found: format!("{:#06x}", bits[i]),
-        }
+        let expert = part.and_then(|p| p.expert.map(|_| p.global));
+        let width = self.found.dtype().bits() as u32;
+        Mismatch::element(vec![row, n], width, expert, Some(n), bounded[i].rounded, bits[i])
     }
 
     fn picture(&self, scene: &Scene<'_>, cause: Option<Cause>) -> Picture {

@@ -71,6 +71,25 @@ pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     Ok(reports)
 }
 
+/// `topk_ids` and `topk_weights` as the case states them; routed where it does not.
+///
+/// # Errors
+/// Where one is neither stated nor can be routed, or the logits cannot be used.
+pub(super) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i32>, Vec<f32>)> {
+    let ids = case.output("topk_ids").map(|t| t.elements::<i32>().into_owned());
+    let weights = case.output("topk_weights").map(|t| t.elements::<f32>().into_owned());
+    let (ids, weights) = match (ids, weights) {
+        (Some(ids), Some(weights)) => return Ok((ids, weights)),
+        lacking => lacking,
+    };
+    let Some(logits) = case.inputs.get("router_logits") else {
+        let what = if ids.is_none() { "topk_ids" } else { "topk_weights" };
+        return Err(Error::unsupported(format!("a layer without {what}"), "router_logits"));
+    };
+    let routed = Router::from_moe(c).route(&logits.elements::<f32>(), c.num_experts)?;
+    Ok((ids.unwrap_or(routed.topk_ids), weights.unwrap_or(routed.topk_weights)))
+}
+
 pub(super) fn align(case: &Case<'_>, c: &AlignConfig) -> Result<Vec<OutputReport>> {
     let ids = case.input("topk_ids")?.elements::<i32>();
     align::judge(case, &ids, c.num_experts, c.block_size, case.inputs.get("expert_map"))
@@ -124,18 +143,7 @@ fn passing(name: &str, elements: usize) -> OutputReport {
 
 /// One wrong 32-bit value of a list or matrix.
 fn mismatch(index: Vec<usize>, expert: Option<usize>, expected: u32, found: u32) -> Mismatch {
-    Mismatch {
-        index,
-        bit: 0,
-        width: 32,
-        expert,
-        k: None,
-        group: None,
-        n: None,
-        fragment: None,
-        expected: format!("{expected:#010x}"),
-        found: format!("{found:#010x}"),
-    }
+    Mismatch::element(index, 32, expert, None, expected, found)
 }
 
 /// Marks the wrong ones of `rows` × `cols` values.
