@@ -7,7 +7,7 @@ use marlinspike::layout::kleidi::{
 };
 use marlinspike::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use marlinspike::vectors::Rng;
-use marlinspike::w4a8::{kernels, multiply, scalar};
+use marlinspike::w4a8::{MAX_ROWS, PanelRows, Run, kernels, multiply, scalar};
 use marlinspike::{Error, dims::LogicalK};
 
 /// A weight and the parts that it was made of.
@@ -87,6 +87,33 @@ fn rows(
     }
 }
 
+/// y's bits by every kernel and block size, through panels of every number of rows in turn.
+fn panels(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
+    let size_n = given.shape.size_n;
+    let mut all = Vec::new();
+    for nr in NR {
+        let layout = RhsLayout::new(given.shape, given.group, nr).unwrap();
+        let rhs = layout.pack(&given.columns).unwrap();
+        let run = Run { layout, bytes: rhs.bytes(), columns: size_n };
+        for kernel in kernels() {
+            // What stands between the rows must stay.
+            let stride = size_n + 3;
+            let mut y = vec![f32::NAN; rows.size_m * stride];
+            let (mut first, mut count) = (0, 1);
+            while first < rows.size_m {
+                count = count.min(rows.size_m - first);
+                let panel = PanelRows::from_rows(rows, first, count, layout);
+                kernel.run(panel.panel(), run, &mut y[first * stride..], stride);
+                (first, count) = (first + count, count % MAX_ROWS + 1);
+            }
+            assert!(y.chunks(stride).all(|row| row[size_n..].iter().all(|x| x.is_nan())));
+            let bits = y.chunks(stride).flat_map(|row| &row[..size_n]).map(|y| y.to_bits());
+            all.push((format!("panels nr {nr} {}", kernel.name()), bits.collect()));
+        }
+    }
+    all
+}
+
 /// Every kernel, every block size, both types, against the formulas.
 fn expect_products(given: &Given, rows: &QuantizedRows, what: &str) {
     let (size_m, size_n) = (rows.size_m, given.shape.size_n);
@@ -96,6 +123,9 @@ fn expect_products(given: &Given, rows: &QuantizedRows, what: &str) {
     let narrow: Vec<u32> = expected.iter().map(|&y| f32_to_bf16_rne(y).into()).collect();
     let unpacked = scalar::product(rows, &given.columns, ScalarType::FLOAT32).unwrap();
     assert_eq!(unpacked.bits(), bits, "{what} unpacked");
+    for (name, found) in panels(given, rows) {
+        assert_eq!(found, bits, "{what} {name}");
+    }
     for mr in MR {
         let lhs = LhsLayout::new(size_m, rows.size_k, mr).unwrap().pack(rows).unwrap();
         for nr in NR {
@@ -117,7 +147,7 @@ fn expect_products(given: &Given, rows: &QuantizedRows, what: &str) {
 #[test]
 fn every_kernel_around_every_block_edge() {
     let mut rng = Rng::new(0x5eed);
-    for size_m in [1, 2, 3, 4, 5, 8, 9] {
+    for size_m in [1, 2, 3, 4, 5, 8, 9, 36] {
         for size_n in [1, 3, 4, 5, 7, 8, 9, 16, 17] {
             let channel = [1, 7, 8, 16, 31, 32, 33, 63, 64, 96, 130].map(|k| (k, -1));
             let grouped = [(64, 32), (96, 32), (128, 64), (448, 224), (512, 256)];

@@ -28,36 +28,34 @@
 //! routine instead: rows with NaN or infinities.
 
 pub mod moe;
+mod panel;
 pub mod portable;
 pub mod quantize;
 pub mod scalar;
 pub mod simd;
 mod values;
 
+pub use panel::{MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
 pub use values::Values;
 
 use std::fmt::Debug;
 
-use crate::layout::kleidi::{self, LhsLayout, MR, NR, PackedLhs, PackedRhs, RhsLayout};
+use crate::layout::kleidi::{self, MR, NR, PackedLhs, PackedRhs, RhsLayout};
 use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
-/// Results of a block of rows times a block of columns, before bias and clamp: `[mr][nr]` in the
+/// Results of a panel of rows times a block of columns, before bias and clamp: `[rows][nr]` in the
 /// upper left corner.
-pub type Tile = [[f32; MAX_NR]; MAX_MR];
-/// The most rows of a block.
-pub const MAX_MR: usize = MR[1];
+pub type Tile = [[f32; MAX_NR]; MAX_ROWS];
 /// The most columns of a block.
 pub const MAX_NR: usize = NR[1];
 
-/// One block of packed activations and one of packed weights, of the same K.
+/// A panel of activations and one block of packed weights, of the same K and groups.
 #[derive(Debug, Clone, Copy)]
 pub struct Blocks<'a> {
-    /// How `lhs` is packed.
-    pub lhs_layout: LhsLayout,
-    /// [`LhsLayout::block_bytes`] bytes.
-    pub lhs: &'a [u8],
+    /// The rows.
+    pub panel: Panel<'a>,
     /// How `rhs` is packed.
     pub rhs_layout: RhsLayout,
     /// [`RhsLayout::block_bytes`] bytes.
@@ -65,17 +63,15 @@ pub struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    /// −zero point and 1 / scale of row `m` of the block.
+    /// −zero point and 1 / scale of row `m` of the panel.
     pub fn row_factors(&self, m: usize) -> (i32, f32) {
-        let at = self.lhs_layout.mr() * (self.lhs_layout.block_bytes() / self.lhs_layout.mr() - 8);
-        let (zero, reciprocal) = (at + 4 * m, at + 4 * (self.lhs_layout.mr() + m));
-        (self.int(self.lhs, zero), f32::from_bits(self.int(self.lhs, reciprocal) as u32))
+        (self.panel.negated_zero_points()[m], self.panel.reciprocals()[m])
     }
 
     /// Word `i` (of 4 bytes) after the codes and group scales of the weight block.
     pub fn tail_word(&self, i: usize) -> u32 {
         let at = self.rhs_layout.groups() * self.rhs_layout.group_bytes() + 4 * i;
-        self.int(self.rhs, at) as u32
+        u32::from_le_bytes([self.rhs[at], self.rhs[at + 1], self.rhs[at + 2], self.rhs[at + 3]])
     }
 
     /// Codes of group `g` of the weight block, `[padded group / 32][2][nr][8]`.
@@ -84,10 +80,15 @@ impl Blocks<'_> {
         &self.rhs[g * self.rhs_layout.group_bytes()..][..len]
     }
 
-    /// Activation codes of group `g`, `[padded group / 8][mr][8]`.
+    /// Activation codes of group `g`, `[padded group / 8][rows][8]`.
     pub fn activations(&self, g: usize) -> &[u8] {
-        let len = self.lhs_layout.mr() * self.rhs_layout.padded_group();
-        &self.lhs[g * len..][..len]
+        let len = self.panel.rows() * self.rhs_layout.padded_group();
+        &self.panel.codes()[g * len..][..len]
+    }
+
+    /// Σq of group `g` for each row.
+    pub fn sums(&self, g: usize) -> &[i32] {
+        &self.panel.sums()[g * self.panel.rows()..][..self.panel.rows()]
     }
 
     /// The bf16 scale of group `g` and column `n` of a group-wise block, as f32.
@@ -95,13 +96,9 @@ impl Blocks<'_> {
         let at = (g + 1) * self.rhs_layout.group_bytes() - 2 * (self.rhs_layout.nr() - n);
         crate::scalar::bf16_to_f32(u16::from_le_bytes([self.rhs[at], self.rhs[at + 1]]))
     }
-
-    fn int(&self, bytes: &[u8], at: usize) -> i32 {
-        i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-    }
 }
 
-/// A way to multiply blocks; all give the same bits.
+/// A way to multiply panels by blocks; all give the same bits.
 pub trait Kernel: Debug + Send + Sync {
     /// The kernel, where this CPU supports it: holding one is the proof.
     fn new() -> Option<Self>
@@ -111,8 +108,40 @@ pub trait Kernel: Debug + Send + Sync {
     /// A name for reports.
     fn name(&self) -> &'static str;
 
-    /// Fills the upper left `[mr][nr]` of `tile`.
+    /// Fills the upper left `[rows][nr]` of `tile`.
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile);
+
+    /// The finished results (bias and clamp included, f32) of a panel times a run of blocks:
+    /// row `m`, column `n` of the run to `y[m * stride + n]`, for columns below `columns`; nothing
+    /// else of `y` is touched. `rhs` are whole blocks; `columns` ends within the last of them.
+    ///
+    /// Panics when a slice is too short for that.
+    fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        let (nr, mut tile) = (rhs.layout.nr(), Tile::default());
+        for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
+            let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
+            self.tile(blocks, &mut tile);
+            let bias_at = if rhs.layout.is_channel_wise() { 2 } else { 1 } * nr;
+            let columns = nr.min(rhs.columns - b * nr);
+            for (m, sums) in tile.iter().enumerate().take(panel.rows()) {
+                let out = &mut y[m * stride + b * nr..][..columns];
+                for (n, (y, &sum)) in out.iter_mut().zip(sums).enumerate() {
+                    *y = finish(sum, f32::from_bits(blocks.tail_word(bias_at + n)));
+                }
+            }
+        }
+    }
+}
+
+/// Whole blocks of packed weights, one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// How they are packed.
+    pub layout: RhsLayout,
+    /// A whole number of [`RhsLayout::block_bytes`].
+    pub bytes: &'a [u8],
+    /// Columns that are wanted: all but those past N in the matrix's last block.
+    pub columns: usize,
 }
 
 /// Every kernel that this CPU supports, the slowest and plainest first.
@@ -147,27 +176,10 @@ pub fn multiply(
     }
     let (size_m, size_n) = (lhs_layout.size_m(), rhs_layout.shape().size_n);
     let mut y = vec![0.0f32; size_m * size_n];
-    let mut tile = Tile::default();
-    for column_block in 0..rhs_layout.blocks() {
-        let first_n = column_block * rhs_layout.nr();
-        let columns = rhs_layout.nr().min(size_n - first_n);
-        for row_block in 0..lhs_layout.blocks() {
-            let blocks = Blocks {
-                lhs_layout,
-                lhs: lhs.block(row_block),
-                rhs_layout,
-                rhs: rhs.block(column_block),
-            };
-            kernel.tile(blocks, &mut tile);
-            let first_m = row_block * lhs_layout.mr();
-            let bias_at = if rhs_layout.is_channel_wise() { 2 } else { 1 } * rhs_layout.nr();
-            for (row, sums) in tile.iter().enumerate().take(lhs_layout.mr().min(size_m - first_m)) {
-                let out = &mut y[(first_m + row) * size_n + first_n..][..columns];
-                for (n, (y, &sum)) in out.iter_mut().zip(sums).enumerate() {
-                    *y = finish(sum, f32::from_bits(blocks.tail_word(bias_at + n)));
-                }
-            }
-        }
+    let run = Run { layout: rhs_layout, bytes: rhs.bytes(), columns: size_n };
+    for (block, y) in y.chunks_mut(lhs_layout.mr() * size_n).enumerate() {
+        let rows = PanelRows::from_block(lhs, block, y.len() / size_n, rhs_layout);
+        kernel.run(rows.panel(), run, y, size_n);
     }
     Values::from_f32(y, ty)
 }
@@ -190,7 +202,7 @@ pub fn linear(
 ) -> Result<Values> {
     let rows = quantize(x, rhs.layout().shape().size_k, rounding)?;
     // Upstream's choice between its one-row and its matrix kernels; the bits are the same.
-    let mr = if rows.size_m == 1 { 1 } else { MAX_MR };
+    let mr = if rows.size_m == 1 { MR[0] } else { MR[1] };
     let lhs = kleidi::LhsLayout::new(rows.size_m, rows.size_k, mr)?.pack(&rows)?;
     multiply(kernel, &lhs, rhs, x.ty())
 }

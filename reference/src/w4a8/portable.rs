@@ -25,11 +25,23 @@ impl Kernel for Portable {
     }
 
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
-        match (blocks.lhs_layout.mr(), blocks.rhs_layout.nr()) {
+        match (blocks.panel.rows(), blocks.rhs_layout.nr()) {
             (1, 4) => body::<1, 4, 32>(blocks, tile),
+            (2, 4) => body::<2, 4, 32>(blocks, tile),
+            (3, 4) => body::<3, 4, 32>(blocks, tile),
+            (4, 4) => body::<4, 4, 32>(blocks, tile),
+            (5, 4) => body::<5, 4, 32>(blocks, tile),
+            (6, 4) => body::<6, 4, 32>(blocks, tile),
+            (7, 4) => body::<7, 4, 32>(blocks, tile),
+            (_, 4) => body::<8, 4, 32>(blocks, tile),
             (1, _) => body::<1, 8, 64>(blocks, tile),
-            (_, 4) => body::<4, 4, 32>(blocks, tile),
-            (..) => body::<4, 8, 64>(blocks, tile),
+            (2, _) => body::<2, 8, 64>(blocks, tile),
+            (3, _) => body::<3, 8, 64>(blocks, tile),
+            (4, _) => body::<4, 8, 64>(blocks, tile),
+            (5, _) => body::<5, 8, 64>(blocks, tile),
+            (6, _) => body::<6, 8, 64>(blocks, tile),
+            (7, _) => body::<7, 8, 64>(blocks, tile),
+            (..) => body::<8, 8, 64>(blocks, tile),
         }
     }
 }

@@ -138,7 +138,7 @@ impl Kernel for Scalar {
     }
 
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
-        let (mr, nr) = (blocks.lhs_layout.mr(), blocks.rhs_layout.nr());
+        let (mr, nr) = (blocks.panel.rows(), blocks.rhs_layout.nr());
         let channel = blocks.rhs_layout.is_channel_wise();
         for (m, out) in tile.iter_mut().enumerate().take(mr) {
             let (zero, reciprocal) = blocks.row_factors(m);

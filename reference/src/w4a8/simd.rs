@@ -49,11 +49,23 @@ mod x86 {
             // SAFETY: the functions need AVX2 and FMA; `new`, which alone makes a value of this
             // type, found both.
             unsafe {
-                match (blocks.lhs_layout.mr(), blocks.rhs_layout.nr()) {
+                match (blocks.panel.rows(), blocks.rhs_layout.nr()) {
                     (1, 4) => avx2::<1, 1>(blocks, tile),
+                    (2, 4) => avx2::<2, 1>(blocks, tile),
+                    (3, 4) => avx2::<3, 1>(blocks, tile),
+                    (4, 4) => avx2::<4, 1>(blocks, tile),
+                    (5, 4) => avx2::<5, 1>(blocks, tile),
+                    (6, 4) => avx2::<6, 1>(blocks, tile),
+                    (7, 4) => avx2::<7, 1>(blocks, tile),
+                    (_, 4) => avx2::<8, 1>(blocks, tile),
                     (1, _) => avx2::<1, 2>(blocks, tile),
-                    (_, 4) => avx2::<4, 1>(blocks, tile),
-                    (..) => avx2::<4, 2>(blocks, tile),
+                    (2, _) => avx2::<2, 2>(blocks, tile),
+                    (3, _) => avx2::<3, 2>(blocks, tile),
+                    (4, _) => avx2::<4, 2>(blocks, tile),
+                    (5, _) => avx2::<5, 2>(blocks, tile),
+                    (6, _) => avx2::<6, 2>(blocks, tile),
+                    (7, _) => avx2::<7, 2>(blocks, tile),
+                    (..) => avx2::<8, 2>(blocks, tile),
                 }
             }
         }
@@ -80,11 +92,23 @@ mod x86 {
             // SAFETY: the functions need AVX-512 F, VL and VNNI and FMA; `new`, which alone makes
             // a value of this type, found all of them.
             unsafe {
-                match (blocks.lhs_layout.mr(), blocks.rhs_layout.nr()) {
+                match (blocks.panel.rows(), blocks.rhs_layout.nr()) {
                     (1, 4) => avx512_narrow::<1>(blocks, tile),
+                    (2, 4) => avx512_narrow::<2>(blocks, tile),
+                    (3, 4) => avx512_narrow::<3>(blocks, tile),
+                    (4, 4) => avx512_narrow::<4>(blocks, tile),
+                    (5, 4) => avx512_narrow::<5>(blocks, tile),
+                    (6, 4) => avx512_narrow::<6>(blocks, tile),
+                    (7, 4) => avx512_narrow::<7>(blocks, tile),
+                    (_, 4) => avx512_narrow::<8>(blocks, tile),
                     (1, _) => avx512::<1>(blocks, tile),
-                    (_, 4) => avx512_narrow::<4>(blocks, tile),
-                    (..) => avx512::<4>(blocks, tile),
+                    (2, _) => avx512::<2>(blocks, tile),
+                    (3, _) => avx512::<3>(blocks, tile),
+                    (4, _) => avx512::<4>(blocks, tile),
+                    (5, _) => avx512::<5>(blocks, tile),
+                    (6, _) => avx512::<6>(blocks, tile),
+                    (7, _) => avx512::<7>(blocks, tile),
+                    (..) => avx512::<8>(blocks, tile),
                 }
             }
         }
@@ -126,11 +150,8 @@ mod x86 {
     #[target_feature(enable = "avx2,fma")]
     fn avx2<const M: usize, const N: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
         let ones = _mm256_set1_epi16(1);
-        let eights = _mm256_set1_epi8(8);
         finish_tile::<M>(blocks, tile, |g, sums: &mut [[i32; MAX_NR]; M]| {
             let mut acc = [[_mm256_setzero_si256(); N]; M];
-            // Of each row in its own 64 bits (of one row: in all of them) 8·Σq.
-            let mut eight_q = _mm256_setzero_si256();
             let chunks = blocks.codes(g).chunks_exact(64 * N);
             for (codes, activations) in chunks.zip(blocks.activations(g).chunks_exact(32 * M)) {
                 for h in 0..N {
@@ -150,32 +171,18 @@ mod x86 {
                         acc[h] = _mm256_add_epi32(acc[h], _mm256_madd_epi16(sum, ones));
                     }
                 }
-                for part in activations.chunks_exact(32) {
-                    let pairs = _mm256_maddubs_epi16(eights, load256(part));
-                    eight_q = _mm256_add_epi32(eight_q, _mm256_madd_epi16(pairs, ones));
-                }
             }
-            let eight_q = per_row::<M>(store256(eight_q));
+            let q = blocks.sums(g);
             for m in 0..M {
                 for h in 0..N {
                     let lanes = store256(acc[m][h]);
                     for (n, pair) in lanes.chunks_exact(2).enumerate() {
                         let sum = pair[0].wrapping_add(pair[1]);
-                        sums[m][4 * h + n] = sum.wrapping_sub(eight_q[m]);
+                        sums[m][4 * h + n] = sum.wrapping_sub(q[m].wrapping_mul(8));
                     }
                 }
             }
         });
-    }
-
-    /// Sums of the lanes that belong to each row.
-    #[inline(always)]
-    fn per_row<const M: usize>(lanes: [i32; 8]) -> [i32; M] {
-        let per = 8 / M;
-        // Four rows: 64 bits each; one row: all lanes.
-        std::array::from_fn(|m| {
-            lanes[m * per..][..per].iter().fold(0i32, |sum, &x| sum.wrapping_add(x))
-        })
     }
 
     #[target_feature(enable = "avx512f")]
@@ -201,17 +208,6 @@ mod x86 {
         store256(_mm512_cvtepi64_epi32(sums))
     }
 
-    /// 8·Σq of each row of a group.
-    #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2")]
-    fn eight_q<const M: usize>(activations: &[u8]) -> [i32; M] {
-        let eights = _mm256_set1_epi8(8);
-        let mut acc = _mm256_setzero_si256();
-        for part in activations.chunks_exact(32) {
-            acc = _mm256_dpbusd_epi32(acc, eights, load256(part));
-        }
-        per_row::<M>(store256(acc))
-    }
-
     /// Eight columns: a segment fills a vector.
     #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
     fn avx512<const M: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
@@ -230,10 +226,10 @@ mod x86 {
                     }
                 }
             }
-            let eight_q = eight_q::<M>(blocks.activations(g));
+            let q = blocks.sums(g);
             for m in 0..M {
                 let acc = _mm512_add_epi32(acc[m][0], acc[m][1]);
-                sums[m] = pair_sums(acc).map(|sum| sum.wrapping_sub(eight_q[m]));
+                sums[m] = pair_sums(acc).map(|sum| sum.wrapping_sub(q[m].wrapping_mul(8)));
             }
         });
     }
@@ -256,12 +252,12 @@ mod x86 {
                     *acc = _mm512_dpbusd_epi32(*acc, high, q(2));
                 }
             }
-            let eight_q = eight_q::<M>(blocks.activations(g));
+            let q = blocks.sums(g);
             for m in 0..M {
                 let halves = pair_sums(acc[m]);
                 for n in 0..4 {
                     let sum = halves[n].wrapping_add(halves[n + 4]);
-                    sums[m][n] = sum.wrapping_sub(eight_q[m]);
+                    sums[m][n] = sum.wrapping_sub(q[m].wrapping_mul(8));
                 }
             }
         });

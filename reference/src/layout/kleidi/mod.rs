@@ -21,11 +21,13 @@
 mod columns;
 mod lhs;
 mod rhs;
+mod stack;
 
 pub(crate) use columns::segment_sums;
 pub use columns::{Columns, Factors};
 pub use lhs::{LhsLayout, LhsPart, LhsPlace, PackedLhs, QuantizedRows};
 pub use rhs::{PackedRhs, RhsLayout, RhsPart, RhsPlace};
+pub use stack::PackedStack;
 
 use crate::{Error, Result};
 

@@ -303,6 +303,11 @@ impl<'a> PackedRhs<'a> {
         Ok(Self { layout, bytes })
     }
 
+    /// As many bytes as `layout` has.
+    pub(super) fn of(layout: RhsLayout, bytes: &'a [u8]) -> Self {
+        Self { layout, bytes: Cow::Borrowed(bytes) }
+    }
+
     /// How it was packed.
     pub fn layout(&self) -> RhsLayout {
         self.layout

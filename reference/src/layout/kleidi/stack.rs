@@ -1,0 +1,54 @@
+//! Packed weights of many matrices of one layout, such as the experts of a layer.
+
+use std::borrow::Cow;
+
+use super::{PackedRhs, RhsLayout};
+use crate::{Error, Result};
+
+/// `[count][RhsLayout::packed_len]` bytes, owned or borrowed (of a mapped file).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackedStack<'a> {
+    layout: RhsLayout,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> PackedStack<'a> {
+    /// Bytes that somebody packed under `layout`; `name` stands in the error.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when they are not one or more whole matrices.
+    pub fn new(name: &str, layout: RhsLayout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
+        let bytes = bytes.into();
+        if bytes.is_empty() || !bytes.len().is_multiple_of(layout.packed_len()) {
+            let expected = format!("[experts, {}]", layout.packed_len());
+            return Err(Error::shape(name, &[bytes.len()], expected));
+        }
+        Ok(Self { layout, bytes })
+    }
+
+    /// How each matrix is packed.
+    pub fn layout(&self) -> RhsLayout {
+        self.layout
+    }
+
+    /// Matrices.
+    pub fn count(&self) -> usize {
+        self.bytes.len() / self.layout.packed_len()
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes of matrix `i`. Panics outside.
+    pub fn matrix(&self, i: usize) -> &[u8] {
+        let len = self.layout.packed_len();
+        &self.bytes[i * len..][..len]
+    }
+
+    /// Matrix `i`, borrowed. Panics outside.
+    pub fn get(&self, i: usize) -> PackedRhs<'_> {
+        PackedRhs::of(self.layout, self.matrix(i))
+    }
+}

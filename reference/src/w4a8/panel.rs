@@ -1,0 +1,125 @@
+//! Rows of quantized activations, interleaved for the kernels.
+
+use crate::layout::kleidi::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
+
+/// The most rows of a panel.
+pub const MAX_ROWS: usize = 8;
+
+/// Up to [`MAX_ROWS`] rows, interleaved by pieces of eight codes: KleidiAI's packed activations
+/// for `mr` rows, where `mr` is whatever there are.
+#[derive(Debug, Clone, Copy)]
+pub struct Panel<'a> {
+    codes: &'a [u8],
+    negated_zero_points: &'a [i32],
+    reciprocals: &'a [f32],
+    sums: &'a [i32],
+}
+
+impl<'a> Panel<'a> {
+    /// A panel of as many rows as there are reciprocals.
+    ///
+    /// `codes` `[Kp / 8][rows][8]` (int8 as bytes); `negated_zero_points` and `reciprocals`
+    /// `[rows]`; `sums` `[groups][rows]`, Σq of each group of k that shares a weight scale.
+    ///
+    /// Panics when there are no rows, more than [`MAX_ROWS`], or the lengths do not agree.
+    pub fn new(
+        codes: &'a [u8],
+        negated_zero_points: &'a [i32],
+        reciprocals: &'a [f32],
+        sums: &'a [i32],
+    ) -> Self {
+        let rows = reciprocals.len();
+        assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows");
+        assert!(negated_zero_points.len() == rows, "a zero point for each row");
+        assert!(codes.len().is_multiple_of(rows * PIECE), "whole pieces");
+        assert!(sums.len().is_multiple_of(rows), "a sum for each group and row");
+        Self { codes, negated_zero_points, reciprocals, sums }
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.reciprocals.len()
+    }
+
+    /// `[Kp / 8][rows][8]`.
+    pub fn codes(&self) -> &'a [u8] {
+        self.codes
+    }
+
+    /// −zero point of each row.
+    pub fn negated_zero_points(&self) -> &'a [i32] {
+        self.negated_zero_points
+    }
+
+    /// 1 / scale of each row.
+    pub fn reciprocals(&self) -> &'a [f32] {
+        self.reciprocals
+    }
+
+    /// Σq, `[groups][rows]`.
+    pub fn sums(&self) -> &'a [i32] {
+        self.sums
+    }
+}
+
+/// A [`Panel`]'s own memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PanelRows {
+    codes: Vec<u8>,
+    negated_zero_points: Vec<i32>,
+    reciprocals: Vec<f32>,
+    sums: Vec<i32>,
+}
+
+impl PanelRows {
+    /// Rows `first` to `first + count` of `rows`, for weights of `layout`. Panics outside.
+    pub fn from_rows(rows: &QuantizedRows, first: usize, count: usize, layout: RhsLayout) -> Self {
+        let mut codes = vec![0; rows.row(0).len() * count];
+        for m in 0..count {
+            for (p, piece) in rows.row(first + m).chunks_exact(PIECE).enumerate() {
+                let to = &mut codes[(p * count + m) * PIECE..][..PIECE];
+                to.iter_mut().zip(piece).for_each(|(to, &q)| *to = q as u8);
+            }
+        }
+        let factors = first..first + count;
+        Self {
+            sums: sums(&codes, count, layout),
+            codes,
+            negated_zero_points: rows.negated_zero_points[factors.clone()].to_vec(),
+            reciprocals: rows.reciprocals[factors].to_vec(),
+        }
+    }
+
+    /// The first `count` rows of block `block` of packed activations, for weights of `layout`.
+    /// Panics outside.
+    pub fn from_block(lhs: &PackedLhs<'_>, block: usize, count: usize, layout: RhsLayout) -> Self {
+        let (mr, bytes) = (lhs.layout().mr(), lhs.block(block));
+        let (codes, factors) = bytes.split_at(bytes.len() - 8 * mr);
+        let word = |i: usize| [0, 1, 2, 3].map(|j| factors[4 * i + j]);
+        let pieces = codes.chunks_exact(mr * PIECE);
+        let codes: Vec<u8> = pieces.flat_map(|rows| &rows[..count * PIECE]).copied().collect();
+        Self {
+            sums: sums(&codes, count, layout),
+            codes,
+            negated_zero_points: (0..count).map(|m| i32::from_le_bytes(word(m))).collect(),
+            reciprocals: (0..count).map(|m| f32::from_le_bytes(word(mr + m))).collect(),
+        }
+    }
+
+    /// The panel.
+    pub fn panel(&self) -> Panel<'_> {
+        Panel::new(&self.codes, &self.negated_zero_points, &self.reciprocals, &self.sums)
+    }
+}
+
+/// Σq, `[groups][rows]`.
+fn sums(codes: &[u8], rows: usize, layout: RhsLayout) -> Vec<i32> {
+    let groups = codes.chunks_exact(rows * layout.padded_group());
+    let sums = groups.flat_map(|group| {
+        (0..rows).map(move |m| {
+            let pieces = group.chunks_exact(PIECE).skip(m).step_by(rows);
+            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_add(i32::from(q as i8)))
+        })
+    });
+    sums.collect()
+}
