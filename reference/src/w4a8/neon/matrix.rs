@@ -1,214 +1,306 @@
 //! Pairs of rows by pairs of columns.
 
-use std::arch::aarch64::*;
-use std::array::from_fn;
-
-use super::ops::{broadcast, smmla};
-use super::sums::{NARROW, SPAN, four, load, narrow, nibbles, start, word};
+use super::ops::*;
+use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail};
+use super::{NeonI8mm, dot};
 use crate::layout::kleidi::{CHUNK, PIECE};
-use crate::w4a8::{Blocks, Tile};
+use crate::w4a8::{Blocks, Panel, Run, Tile};
 
 /// Up to eight rows by four columns: `[rows 2i, 2i + 1][columns 2j, 2j + 1]`, each 2 x 2 in a
 /// vector. An odd last row has zeros beside it.
 type Quad<T> = [[T; 2]; 4];
 
-/// As [`Kernel::tile`](crate::w4a8::Kernel::tile).
-#[target_feature(enable = "neon,i8mm")]
-pub(super) fn tile(blocks: Blocks<'_>, tile: &mut Tile) {
-    match (blocks.panel.rows(), blocks.rhs_layout.nr()) {
-        (1, 4) => columns::<1, 4>(blocks, tile),
-        (2, 4) => columns::<2, 4>(blocks, tile),
-        (3, 4) => columns::<3, 4>(blocks, tile),
-        (4, 4) => columns::<4, 4>(blocks, tile),
-        (5, 4) => columns::<5, 4>(blocks, tile),
-        (6, 4) => columns::<6, 4>(blocks, tile),
-        (7, 4) => columns::<7, 4>(blocks, tile),
-        (_, 4) => columns::<8, 4>(blocks, tile),
-        (1, _) => columns::<1, 8>(blocks, tile),
-        (2, _) => columns::<2, 8>(blocks, tile),
-        (3, _) => columns::<3, 8>(blocks, tile),
-        (4, _) => columns::<4, 8>(blocks, tile),
-        (5, _) => columns::<5, 8>(blocks, tile),
-        (6, _) => columns::<6, 8>(blocks, tile),
-        (7, _) => columns::<7, 8>(blocks, tile),
-        (..) => columns::<8, 8>(blocks, tile),
+/// Hands each block of `rhs` to `done`, by its number and what
+/// [`Kernel::tile`](crate::w4a8::Kernel::tile) gives for it.
+#[target_feature(enable = "neon,dotprod,i8mm")]
+pub(super) fn each_block(
+    cpu: NeonI8mm,
+    panel: Panel<'_>,
+    rhs: Run<'_>,
+    done: impl FnMut(usize, &Tile),
+) {
+    match (panel.rows(), rhs.layout.nr()) {
+        (1, _) => dot::each_block(cpu.0, panel, rhs, done),
+        (2, 4) => blocks::<2, 4>(cpu, panel, rhs, done),
+        (3, 4) => blocks::<3, 4>(cpu, panel, rhs, done),
+        (4, 4) => blocks::<4, 4>(cpu, panel, rhs, done),
+        (5, 4) => blocks::<5, 4>(cpu, panel, rhs, done),
+        (6, 4) => blocks::<6, 4>(cpu, panel, rhs, done),
+        (7, 4) => blocks::<7, 4>(cpu, panel, rhs, done),
+        (_, 4) => blocks::<8, 4>(cpu, panel, rhs, done),
+        (2, _) => blocks::<2, 8>(cpu, panel, rhs, done),
+        (3, _) => blocks::<3, 8>(cpu, panel, rhs, done),
+        (4, _) => blocks::<4, 8>(cpu, panel, rhs, done),
+        (5, _) => blocks::<5, 8>(cpu, panel, rhs, done),
+        (6, _) => blocks::<6, 8>(cpu, panel, rhs, done),
+        (7, _) => blocks::<7, 8>(cpu, panel, rhs, done),
+        (..) => blocks::<8, 8>(cpu, panel, rhs, done),
     }
 }
 
-/// The columns of a block, four at a time: more sums than for that do not fit into the registers.
-#[target_feature(enable = "neon,i8mm")]
-fn columns<const M: usize, const NR: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
+#[inline(always)]
+fn blocks<const M: usize, const NR: usize>(
+    cpu: NeonI8mm,
+    panel: Panel<'_>,
+    rhs: Run<'_>,
+    mut done: impl FnMut(usize, &Tile),
+) {
+    let mut tile = Tile::default();
+    for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
+        let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
+        columns::<M, NR>(cpu, blocks, &mut tile);
+        done(b, &tile);
+    }
+}
+
+/// The columns of a block: four at a time where float sums stand beside the integer ones, since
+/// there are no registers for more.
+#[inline(always)]
+fn columns<const M: usize, const NR: usize>(cpu: NeonI8mm, blocks: Blocks<'_>, tile: &mut Tile) {
     let layout = blocks.rhs_layout;
-    for first in (0..NR).step_by(4) {
-        let y = if layout.is_channel_wise() {
-            channel_wise::<M, NR>(blocks, first)
-        } else if layout.padded_group() <= NARROW {
-            group_wise::<M, NR, false>(blocks, first)
+    if layout.is_channel_wise() {
+        if NR == 4 {
+            store::<M, 2>(channel_wise::<M, NR, 2>(cpu, blocks), 0, tile);
         } else {
-            group_wise::<M, NR, true>(blocks, first)
+            store::<M, 4>(channel_wise::<M, NR, 4>(cpu, blocks), 0, tile);
+        }
+        return;
+    }
+    for first in (0..NR).step_by(4) {
+        let y = match layout.padded_group() {
+            CHUNK => group_wise::<M, NR, true, false>(cpu, blocks, first),
+            ..=NARROW => group_wise::<M, NR, false, false>(cpu, blocks, first),
+            _ => group_wise::<M, NR, false, true>(cpu, blocks, first),
         };
-        for (i, [left, right]) in y.iter().enumerate().take(M.div_ceil(2)) {
-            let (left, right) = (vreinterpretq_f64_f32(*left), vreinterpretq_f64_f32(*right));
-            let rows = [vzip1q_f64(left, right), vzip2q_f64(left, right)];
-            for (m, row) in rows.iter().enumerate() {
-                let y: &mut [f32] = &mut tile[2 * i + m][first..first + 4];
-                // SAFETY: the slice has the four floats.
-                unsafe { vst1q_f32(y.as_mut_ptr(), vreinterpretq_f32_f64(*row)) };
+        store::<M, 2>(y, first, tile);
+    }
+}
+
+#[inline(always)]
+fn store<const M: usize, const C: usize>(y: [[Floats; C]; 4], first: usize, tile: &mut Tile) {
+    for i in 0..M.div_ceil(2) {
+        for c in (0..C).step_by(2) {
+            for (m, row) in halves(y[i][c], y[i][c + 1]).into_iter().enumerate() {
+                tile[2 * i + m][first + 2 * c..first + 2 * c + 4].copy_from_slice(&lanes(row));
             }
         }
     }
 }
 
-/// `WIDE`: groups of more than [`NARROW`] k.
-#[target_feature(enable = "neon,i8mm")]
-fn group_wise<const M: usize, const NR: usize, const WIDE: bool>(
+/// `ONE`: groups of one chunk, the commonest. `WIDE`: of more than [`NARROW`] k.
+#[inline(always)]
+fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool>(
+    cpu: NeonI8mm,
     blocks: Blocks<'_>,
     first: usize,
-) -> Quad<float32x4_t> {
-    let layout = blocks.rhs_layout;
-    let codes = layout.padded_group() / 2 * NR;
-    let groups = blocks.rhs.chunks_exact(codes + 2 * NR);
-    let activations = blocks.panel.codes().chunks_exact(layout.padded_group() * M);
-    let mut a = [[vdupq_n_f32(0.0); 2]; 4];
-    for (group, activations) in groups.zip(activations) {
-        let sums = match WIDE {
-            false => narrow_sums::<M, NR>(activations, &group[..codes], first),
-            true => wide_sums::<M, NR>(activations, &group[..codes], first),
+) -> Quad<Floats> {
+    let mut codes = Codes::first_group(blocks, first);
+    let starts = reload(&STARTS);
+    let mut a = [[floats(0.0); 2]; 4];
+    for _ in 0..blocks.rhs_layout.groups() {
+        // SAFETY: by the lengths that `first_group` has checked, there is a group here, and behind
+        // it the scales of `NR` columns, eight bytes for four.
+        let (sums, scales) = unsafe {
+            let sums = match WIDE {
+                false => narrow_sums::<M, NR, ONE>(cpu, &mut codes, starts),
+                true => wide_sums::<M, NR>(cpu, &mut codes),
+            };
+            let scales = word(codes.w.sub((PIECE - 2) * first));
+            codes.w = codes.w.add(2 * NR);
+            (sums, spread(from_bf16(scales)))
         };
-        let scales = scales(word(&group[codes + 2 * first..]));
-        for (a, sums) in a.iter_mut().zip(&sums).take(M.div_ceil(2)) {
+        for i in 0..M.div_ceil(2) {
             for h in 0..2 {
-                a[h] = vfmaq_f32(a[h], sums[h], scales[h]);
+                a[i][h] = mul_add(sums[i][h], scales[h], a[i][h]);
             }
         }
     }
-    let sums = columns_of(|n| f32::from_bits(blocks.tail_word(first + n)));
-    for (i, a) in a.iter_mut().enumerate().take(M.div_ceil(2)) {
-        let zeros = rows_of::<M>(i, |m| blocks.row_factors(m).0 as f32);
-        let reciprocals = rows_of::<M>(i, |m| blocks.row_factors(m).1);
+    let sums = spread(tail(blocks, first));
+    let zeros = by_row::<M>(|m| blocks.panel.negated_zero_points()[m] as f32);
+    let reciprocals = by_row::<M>(|m| blocks.panel.reciprocals()[m]);
+    for i in 0..M.div_ceil(2) {
         for h in 0..2 {
-            a[h] = vmulq_f32(vfmaq_f32(a[h], sums[h], zeros), reciprocals);
+            a[i][h] = mul(mul_add(sums[h], zeros[i], a[i][h]), reciprocals[i]);
         }
     }
     a
 }
 
-#[target_feature(enable = "neon,i8mm")]
-fn channel_wise<const M: usize, const NR: usize>(
+/// All `C` pairs of columns.
+#[inline(always)]
+fn channel_wise<const M: usize, const NR: usize, const C: usize>(
+    cpu: NeonI8mm,
     blocks: Blocks<'_>,
-    first: usize,
-) -> Quad<float32x4_t> {
-    let mut acc = [[vdupq_n_s32(0); 2]; 4];
-    add_codes::<M, NR>(&mut acc, blocks.activations(0), blocks.codes(0), first);
-    let sums = columns_of(|n| f32::from_bits(blocks.tail_word(first + n)));
-    let scales = columns_of(|n| f32::from_bits(blocks.tail_word(NR + first + n)));
-    let mut y = [[vdupq_n_f32(0.0); 2]; 4];
-    for (i, y) in y.iter_mut().enumerate().take(M.div_ceil(2)) {
-        // Integers; they only travel as floats.
-        let zeros = rows_of::<M>(i, |m| f32::from_bits(blocks.row_factors(m).0 as u32));
-        let reciprocals = rows_of::<M>(i, |m| blocks.row_factors(m).1);
-        for h in 0..2 {
-            let sums = vreinterpretq_s32_f32(sums[h]);
-            let acc = vmlaq_s32(acc[i][h], sums, vreinterpretq_s32_f32(zeros));
-            y[h] = vmulq_f32(vcvtq_f32_s32(acc), vmulq_f32(scales[h], reciprocals));
+) -> [[Floats; C]; 4] {
+    let mut acc = [[ints(0); C]; 4];
+    let mut codes = Codes::first_group(blocks, 0);
+    let chunks = codes.chunks;
+    // SAFETY: by the lengths that `first_group` has checked, there is a group here.
+    unsafe { add_codes::<M, NR, C>(cpu, &mut acc, &mut codes, chunks) };
+    // Integers; they only travel as floats.
+    let zeros = by_row::<M>(|m| f32::from_bits(blocks.panel.negated_zero_points()[m] as u32));
+    let reciprocals = by_row::<M>(|m| blocks.panel.reciprocals()[m]);
+    let mut y = [[floats(0.0); C]; 4];
+    for quad in 0..C / 2 {
+        let sums = spread(tail(blocks, 4 * quad));
+        let scales = spread(tail(blocks, NR + 4 * quad));
+        for i in 0..M.div_ceil(2) {
+            for h in 0..2 {
+                let c = 2 * quad + h;
+                let sum = mul_add_ints(as_ints(sums[h]), as_ints(zeros[i]), acc[i][c]);
+                y[i][c] = mul(to_floats(sum), mul(scales[h], reciprocals[i]));
+            }
         }
     }
     y
 }
 
 /// Σqw of a group of at most [`NARROW`] k.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn narrow_sums<const M: usize, const NR: usize>(
-    activations: &[u8],
-    codes: &[u8],
-    first: usize,
-) -> Quad<float32x4_t> {
-    let mut acc: Quad<int32x4_t> = from_fn(|_| [start(), start()]);
-    add_codes::<M, NR>(&mut acc, activations, codes, first);
-    acc.map(|acc| acc.map(|acc| narrow(acc)))
+///
+/// # Safety
+/// The group's codes can be read.
+#[inline(always)]
+unsafe fn narrow_sums<const M: usize, const NR: usize, const ONE: bool>(
+    cpu: NeonI8mm,
+    codes: &mut Codes,
+    starts: Ints,
+) -> Quad<Floats> {
+    let chunks = if ONE { 1 } else { codes.chunks };
+    let (mut acc, mut sums) = ([[ints(0); 2]; 4], [[floats(0.0); 2]; 4]);
+    for i in 0..M.div_ceil(2) {
+        acc[i] = [reload(&STARTS), reload(&STARTS)];
+    }
+    // SAFETY: by the caller.
+    unsafe { add_codes::<M, NR, 2>(cpu, &mut acc, codes, chunks) };
+    for i in 0..M.div_ceil(2) {
+        sums[i] = [narrow(acc[i][0], starts), narrow(acc[i][1], starts)];
+    }
+    sums
 }
 
 /// Σqw of any group, modulo 2^32 before it becomes a float.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn wide_sums<const M: usize, const NR: usize>(
-    activations: &[u8],
-    codes: &[u8],
-    first: usize,
-) -> Quad<float32x4_t> {
-    let mut total = [[vdupq_n_s32(0); 2]; 4];
-    let spans = activations.chunks(SPAN * CHUNK * M);
-    for (activations, codes) in spans.zip(codes.chunks(SPAN * CHUNK / 2 * NR)) {
-        let mut acc = [[vdupq_n_s32(0); 2]; 4];
-        add_codes::<M, NR>(&mut acc, activations, codes, first);
-        for (total, acc) in total.as_flattened_mut().iter_mut().zip(acc.as_flattened()) {
-            *total = vaddq_s32(*total, vshrq_n_s32::<4>(*acc));
-        }
-    }
-    total.map(|total| total.map(|total| vcvtq_f32_s32(total)))
-}
-
-/// Adds 16·Σqw of columns `first` to `first` + 4: activations `[chunks][4][M][8]`, codes
-/// `[chunks][2][NR][8]`.
-#[inline]
-#[target_feature(enable = "neon,i8mm")]
-fn add_codes<const M: usize, const NR: usize>(
-    acc: &mut Quad<int32x4_t>,
-    activations: &[u8],
-    codes: &[u8],
-    first: usize,
-) {
-    let chunks = activations.chunks_exact(CHUNK * M).zip(codes.chunks_exact(CHUNK / 2 * NR));
-    for (activations, codes) in chunks {
-        for s in 0..2 {
-            let segment = &codes[(s * NR + first) * PIECE..];
-            let [low0, high0] = nibbles(load(segment));
-            let [low1, high1] = nibbles(load(&segment[2 * PIECE..]));
-            for (i, acc) in acc.iter_mut().enumerate().take(M.div_ceil(2)) {
-                let q = pair::<M>(activations, s, i);
-                acc[0] = smmla(acc[0], q, low0);
-                acc[1] = smmla(acc[1], q, low1);
-                let q = pair::<M>(activations, s + 2, i);
-                acc[0] = smmla(acc[0], q, high0);
-                acc[1] = smmla(acc[1], q, high1);
+///
+/// # Safety
+/// The group's codes can be read.
+#[inline(always)]
+unsafe fn wide_sums<const M: usize, const NR: usize>(
+    cpu: NeonI8mm,
+    codes: &mut Codes,
+) -> Quad<Floats> {
+    let (mut total, mut sums) = ([[ints(0); 2]; 4], [[floats(0.0); 2]; 4]);
+    let mut left = codes.chunks;
+    while left > 0 {
+        let chunks = left.min(SPAN);
+        let mut acc = [[ints(0); 2]; 4];
+        // SAFETY: by the caller; `left` counts what is left.
+        unsafe { add_codes::<M, NR, 2>(cpu, &mut acc, codes, chunks) };
+        for i in 0..M.div_ceil(2) {
+            for h in 0..2 {
+                total[i][h] = add_ints(total[i][h], sixteenth(acc[i][h]));
             }
         }
+        left -= chunks;
+    }
+    for i in 0..M.div_ceil(2) {
+        sums[i] = [to_floats(total[i][0]), to_floats(total[i][1])];
+    }
+    sums
+}
+
+/// Adds 16·Σqw of `C` pairs of columns, over `chunks` chunks (at least one), which `codes` moves
+/// past.
+///
+/// # Safety
+/// There are so many chunks, of `M` rows and `NR` columns, and `C` pairs of columns.
+#[inline(always)]
+unsafe fn add_codes<const M: usize, const NR: usize, const C: usize>(
+    cpu: NeonI8mm,
+    acc: &mut [[Ints; C]; 4],
+    codes: &mut Codes,
+    chunks: usize,
+) {
+    let mut left = chunks;
+    loop {
+        // SAFETY: by the caller there is a chunk.
+        unsafe {
+            segment::<M, NR, C, 0>(cpu, acc, codes);
+            segment::<M, NR, C, 1>(cpu, acc, codes);
+            codes.q = codes.q.add(CHUNK * M);
+            codes.w = codes.w.add(CHUNK / 2 * NR);
+        }
+        left -= 1;
+        if left == 0 {
+            return;
+        }
     }
 }
 
-/// Rows 2i and 2i + 1 of piece `piece`.
-#[inline]
-#[target_feature(enable = "neon")]
-fn pair<const M: usize>(activations: &[u8], piece: usize, i: usize) -> int8x16_t {
-    let rows = &activations[(piece * M + 2 * i) * PIECE..];
-    if 2 * i + 1 < M {
-        return load(rows);
+/// Adds what segment `S` of a chunk holds: pieces `S` and `S` + 2.
+///
+/// # Safety
+/// There is a chunk of `M` rows and `NR` columns, and `C` pairs of columns.
+#[inline(always)]
+unsafe fn segment<const M: usize, const NR: usize, const C: usize, const S: usize>(
+    cpu: NeonI8mm,
+    acc: &mut [[Ints; C]; 4],
+    codes: &Codes,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut w = [nibbles(load!(codes.w, S * NR * PIECE)); C];
+        w[1] = nibbles(load!(codes.w, (S * NR + 2) * PIECE));
+        if C == 4 {
+            w[2] = nibbles(load!(codes.w, (S * NR + 4) * PIECE));
+            w[3] = nibbles(load!(codes.w, (S * NR + 6) * PIECE));
+        }
+        rows::<M, C, S, 0>(cpu, &mut acc[0], codes.q, &w);
+        if M > 2 {
+            rows::<M, C, S, 1>(cpu, &mut acc[1], codes.q, &w);
+        }
+        if M > 4 {
+            rows::<M, C, S, 2>(cpu, &mut acc[2], codes.q, &w);
+        }
+        if M > 6 {
+            rows::<M, C, S, 3>(cpu, &mut acc[3], codes.q, &w);
+        }
     }
-    vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(word(rows)), vcreate_u64(0)))
 }
 
-/// bf16 scales of four columns as f32, `[d0, d1, d0, d1]` and `[d2, d3, d2, d3]`.
-#[inline]
-#[target_feature(enable = "neon")]
-fn scales(all: u64) -> [float32x4_t; 2] {
-    [all << 32, all].map(|two| {
-        let wide = (two >> 16 & 0xffff_0000) | (two & 0xffff_0000_0000_0000);
-        vreinterpretq_f32_u64(broadcast(wide))
-    })
+/// Rows 2`I` and 2`I` + 1; zeros for a row that is not there.
+///
+/// # Safety
+/// `q` is a chunk of `M` rows, of which row 2`I` is one.
+#[inline(always)]
+unsafe fn rows<const M: usize, const C: usize, const S: usize, const I: usize>(
+    cpu: NeonI8mm,
+    acc: &mut [Ints; C],
+    q: *const u8,
+    w: &[[Bytes; 2]; C],
+) {
+    // SAFETY: by the caller; a last row that has none beside it is read alone.
+    let q = unsafe {
+        match 2 * I + 1 < M {
+            true => [load!(q, (S * M + 2 * I) * PIECE), load!(q, ((S + 2) * M + 2 * I) * PIECE)],
+            false => [
+                eight_bytes(word(q.add((S * M + 2 * I) * PIECE))),
+                eight_bytes(word(q.add(((S + 2) * M + 2 * I) * PIECE))),
+            ],
+        }
+    };
+    for half in 0..2 {
+        for c in 0..C {
+            acc[c] = smmla(cpu, acc[c], q[half], w[c][half]);
+        }
+    }
 }
 
-/// `[f(0), f(1), f(0), f(1)]` and the same of 2 and 3.
-#[inline]
-#[target_feature(enable = "neon")]
-fn columns_of(f: impl Fn(usize) -> f32) -> [float32x4_t; 2] {
-    [0, 2].map(|n| four([f(n), f(n + 1), f(n), f(n + 1)]))
-}
-
-/// `[f(2i), f(2i), f(2i + 1), f(2i + 1)]`, 0 for a row that is not there.
-#[inline]
-#[target_feature(enable = "neon")]
-fn rows_of<const M: usize>(i: usize, f: impl Fn(usize) -> f32) -> float32x4_t {
-    let next = if 2 * i + 1 < M { f(2 * i + 1) } else { 0.0 };
-    four([f(2 * i), f(2 * i), next, next])
+/// `f` of rows 2i and 2i + 1, each twice; 0 for rows that are not there.
+#[inline(always)]
+fn by_row<const M: usize>(f: impl Fn(usize) -> f32) -> [Floats; 4] {
+    let mut rows = [[0.0; 4]; 2];
+    for m in 0..M {
+        rows[m / 4][m % 4] = f(m);
+    }
+    let ([a, b], [c, d]) = (twice(from_lanes(rows[0])), twice(from_lanes(rows[1])));
+    [a, b, c, d]
 }

@@ -10,7 +10,7 @@
 //!   are then the float 1.5·2^19 + Σqw, as long as |16·Σqw| stays within the mantissa's 2^22: for
 //!   groups of at most [`NARROW`] k. One subtraction gives Σqw, exactly; a conversion costs
 //!   several times as much on most cores.
-//! - The start value comes by a load and the scales by general registers: both idle otherwise.
+//! - The start value comes by a load, since that pipe idles otherwise.
 //! - Sums keep the 2 x 2 order of `smmla` until the last group is added.
 //!
 //! Every float operation is the definition's, on the same values, so the bits are the same.
@@ -44,12 +44,11 @@ pub use aarch64::{NeonDotprod, NeonI8mm};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64 {
-    use std::arch::aarch64::*;
     use std::arch::is_aarch64_feature_detected;
 
+    use super::ops::{add, clamp, float_bytes, from_lanes, lanes};
     use super::{dot, matrix};
-    use crate::w4a8::panel::Panel;
-    use crate::w4a8::{Blocks, Kernel, Run, Tile};
+    use crate::w4a8::{Blocks, Kernel, Panel, Run, Tile};
 
     /// Dot products of bytes: Armv8.2 with dotprod, and all from Armv8.4.
     #[derive(Debug, Clone, Copy)]
@@ -65,25 +64,30 @@ mod aarch64 {
         }
 
         fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+            let rhs = one_block(blocks);
             // SAFETY: the function needs dotprod; `new`, which alone makes a value of this type,
             // found it.
-            unsafe { dot::tile(blocks, tile) }
+            unsafe { dot::each_block(*self, blocks.panel, rhs, |_, done| *tile = *done) };
         }
 
         fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-            run(self, panel, rhs, y, stride);
+            // SAFETY: as in `tile`.
+            unsafe {
+                dot::each_block(*self, panel, rhs, |b, tile| {
+                    finish(panel, rhs, b, tile, y, stride)
+                });
+            }
         }
     }
 
     /// Matrix products of bytes (i8mm; all from Armv8.6), with dot products for single rows.
     #[derive(Debug, Clone, Copy)]
-    pub struct NeonI8mm(());
+    pub struct NeonI8mm(pub(super) NeonDotprod);
 
     impl Kernel for NeonI8mm {
         fn new() -> Option<Self> {
-            let there =
-                is_aarch64_feature_detected!("dotprod") && is_aarch64_feature_detected!("i8mm");
-            there.then_some(Self(()))
+            let dotprod = NeonDotprod::new()?;
+            is_aarch64_feature_detected!("i8mm").then_some(Self(dotprod))
         }
 
         fn name(&self) -> &'static str {
@@ -91,44 +95,44 @@ mod aarch64 {
         }
 
         fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
-            // SAFETY: the functions need dotprod and i8mm; `new`, which alone makes a value of
-            // this type, found both.
-            unsafe {
-                match blocks.panel.rows() {
-                    1 => dot::tile(blocks, tile),
-                    _ => matrix::tile(blocks, tile),
-                }
-            }
+            let rhs = one_block(blocks);
+            // SAFETY: the function needs dotprod and i8mm; `new`, which alone makes a value of this type,
+            // found it.
+            unsafe { matrix::each_block(*self, blocks.panel, rhs, |_, done| *tile = *done) };
         }
 
         fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-            run(self, panel, rhs, y, stride);
+            // SAFETY: as in `tile`.
+            unsafe {
+                matrix::each_block(*self, panel, rhs, |b, tile| {
+                    finish(panel, rhs, b, tile, y, stride)
+                });
+            }
         }
     }
 
-    /// [`Kernel::run`], with bias and clamp in vectors.
-    fn run(kernel: &impl Kernel, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-        let (nr, mut tile) = (rhs.layout.nr(), Tile::default());
-        let bias_at = rhs.layout.block_bytes() - 4 * nr;
-        for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
-            kernel.tile(Blocks { panel, rhs_layout: rhs.layout, rhs: block }, &mut tile);
-            let columns = nr.min(rhs.columns - b * nr);
-            for (m, sums) in tile.iter().enumerate().take(panel.rows()) {
-                let out = &mut y[m * stride + b * nr..][..columns];
-                for (quad, y) in out.chunks_mut(4).enumerate() {
-                    let bias = &block[bias_at + 16 * quad..][..16];
-                    let mut done = [0.0; 4];
-                    let sums = &sums[4 * quad..][..4];
-                    // SAFETY: each pointer is to 16 bytes: slices of 4 and 16, an array of 4.
-                    unsafe {
-                        let bias = vreinterpretq_f32_u8(vld1q_u8(bias.as_ptr()));
-                        let sum = vaddq_f32(vld1q_f32(sums.as_ptr()), bias);
-                        // Minimum and maximum keep NaN.
-                        let y = vminq_f32(sum, vdupq_n_f32(f32::MAX));
-                        vst1q_f32(done.as_mut_ptr(), vmaxq_f32(y, vdupq_n_f32(f32::MIN)));
-                    }
-                    y.copy_from_slice(&done[..y.len()]);
-                }
+    /// The one block as a run.
+    fn one_block(blocks: Blocks<'_>) -> Run<'_> {
+        Run { layout: blocks.rhs_layout, bytes: blocks.rhs, columns: blocks.rhs_layout.nr() }
+    }
+
+    /// Bias, clamp and the columns that are wanted, of block `b`.
+    #[inline(always)]
+    fn finish(panel: Panel<'_>, rhs: Run<'_>, b: usize, tile: &Tile, y: &mut [f32], stride: usize) {
+        let (nr, bytes) = (rhs.layout.nr(), rhs.layout.block_bytes());
+        let columns = nr.min(rhs.columns - b * nr);
+        let (biases, _) = rhs.bytes[(b + 1) * bytes - 4 * nr..].as_chunks::<16>();
+        for (m, sums) in tile.iter().enumerate().take(panel.rows()) {
+            let (quads, rest) = y[m * stride + b * nr..][..columns].as_chunks_mut::<4>();
+            let mut done =
+                sums.as_chunks::<4>().0.iter().zip(biases).map(|(&sums, &biases)| {
+                    lanes(clamp(add(from_lanes(sums), float_bytes(biases))))
+                });
+            for (y, done) in quads.iter_mut().zip(&mut done) {
+                *y = done;
+            }
+            for (y, done) in rest.iter_mut().zip(done.flatten()) {
+                *y = done;
             }
         }
     }

@@ -1,9 +1,8 @@
 //! From integer sums of code products to floats.
 
-use std::arch::aarch64::*;
-
-use super::ops::reload;
-use crate::layout::kleidi::CHUNK;
+use super::ops::{Floats, Ints, as_floats, float_bytes, sub};
+use crate::layout::kleidi::{CHUNK, PIECE};
+use crate::w4a8::Blocks;
 
 /// The most k of a group whose sums are floats by their bits: 256 · 16 · 128 · 8 = 2^22.
 pub(super) const NARROW: usize = 256;
@@ -13,55 +12,50 @@ pub(super) const SPAN: usize = (1 << 16) / CHUNK;
 const START: i32 = 0x4940_0000;
 
 /// Where a narrow group's sums begin.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn start() -> int32x4_t {
-    reload(&[START; 4])
-}
-
+pub(super) const STARTS: [i32; 4] = [START; 4];
 /// The same for pairs of lanes that are added to each other in the end.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn start_of_pairs() -> int32x4_t {
-    reload(&[START, 0, START, 0])
-}
+pub(super) const STARTS_OF_PAIRS: [i32; 4] = [START, 0, START, 0];
 
-/// Σqw of a narrow group, from its start plus 16·Σqw.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn narrow(sums: int32x4_t) -> float32x4_t {
-    let start = vreinterpretq_f32_s32(vdupq_n_s32(START));
-    vsubq_f32(vreinterpretq_f32_s32(sums), start)
-}
-
-/// 16 bytes.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn load(bytes: &[u8]) -> int8x16_t {
-    assert!(bytes.len() >= 16);
-    // SAFETY: 16 bytes can be read, by the assertion; the load needs no alignment.
-    unsafe { vld1q_s8(bytes.as_ptr().cast()) }
-}
-
-/// 8 bytes, as an integer.
+/// Σqw of a narrow group, from its start plus 16·Σqw and the start. Exact.
 #[inline(always)]
-pub(super) fn word(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[..8]);
-    u64::from_le_bytes(word)
+pub(super) fn narrow(sums: Ints, starts: Ints) -> Floats {
+    sub(as_floats(sums), as_floats(starts))
 }
 
-/// 16·w of the low and of the high nibbles.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn nibbles(bytes: int8x16_t) -> [int8x16_t; 2] {
-    [vshlq_n_s8::<4>(bytes), vandq_s8(bytes, vdupq_n_s8(0xf0u8 as i8))]
+/// Four words of a block, of 4 bytes each, from word `at` behind its groups.
+#[inline(always)]
+pub(super) fn tail(blocks: Blocks<'_>, at: usize) -> Floats {
+    let tail = blocks.rhs_layout.groups() * blocks.rhs_layout.group_bytes();
+    let mut words = [0; 16];
+    words.copy_from_slice(&blocks.rhs[tail + 4 * at..][..16]);
+    float_bytes(words)
 }
 
-/// A vector of four lanes.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn four(lanes: [f32; 4]) -> float32x4_t {
-    // SAFETY: the array has the vector's 16 bytes.
-    unsafe { vld1q_f32(lanes.as_ptr()) }
+/// Codes to be multiplied, as the kernels step through them. Plain addresses: a check for each
+/// load would cost as much as the products.
+#[derive(Clone, Copy)]
+pub(super) struct Codes {
+    /// Activations, `[chunks][4][rows][8]`.
+    pub(super) q: *const u8,
+    /// Weights, `[chunks][2][nr][8]`, from some column.
+    pub(super) w: *const u8,
+    /// Chunks of 32 k in a group.
+    pub(super) chunks: usize,
+}
+
+impl Codes {
+    /// Those of the first group, the weights from column `first`. Panics when the lengths are not
+    /// those of the layout.
+    #[inline(always)]
+    pub(super) fn first_group(blocks: Blocks<'_>, first: usize) -> Self {
+        let (layout, rows) = (blocks.rhs_layout, blocks.panel.rows());
+        let padded_k = layout.groups() * layout.padded_group();
+        assert_eq!(blocks.panel.codes().len(), rows * padded_k, "codes of the panel");
+        assert_eq!(blocks.rhs.len(), layout.block_bytes(), "bytes of the block");
+        Self {
+            q: blocks.panel.codes().as_ptr(),
+            w: blocks.rhs[PIECE * first..].as_ptr(),
+            chunks: layout.padded_group() / CHUNK,
+        }
+    }
 }
