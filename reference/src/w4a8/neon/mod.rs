@@ -74,7 +74,7 @@ mod aarch64 {
             // SAFETY: as in `tile`.
             unsafe {
                 dot::each_block(*self, panel, rhs, |b, tile| {
-                    finish(panel, rhs, b, tile, y, stride)
+                    finish(panel.rows(), rhs, b, tile, y, stride)
                 });
             }
         }
@@ -105,7 +105,7 @@ mod aarch64 {
             // SAFETY: as in `tile`.
             unsafe {
                 matrix::each_block(*self, panel, rhs, |b, tile| {
-                    finish(panel, rhs, b, tile, y, stride)
+                    finish(panel.rows(), rhs, b, tile, y, stride)
                 });
             }
         }
@@ -117,22 +117,21 @@ mod aarch64 {
     }
 
     /// Bias, clamp and the columns that are wanted, of block `b`.
-    #[inline(always)]
-    fn finish(panel: Panel<'_>, rhs: Run<'_>, b: usize, tile: &Tile, y: &mut [f32], stride: usize) {
-        let (nr, bytes) = (rhs.layout.nr(), rhs.layout.block_bytes());
+    fn finish(rows: usize, rhs: Run<'_>, b: usize, tile: &Tile, y: &mut [f32], stride: usize) {
+        let (nr, end) = (rhs.layout.nr(), (b + 1) * rhs.layout.block_bytes());
+        let biases = rhs.bytes[end - 4 * nr..end].as_chunks::<16>().0;
+        let biases = [biases[0], biases[nr / 4 - 1]].map(|bias| float_bytes(bias));
         let columns = nr.min(rhs.columns - b * nr);
-        let (biases, _) = rhs.bytes[(b + 1) * bytes - 4 * nr..].as_chunks::<16>();
-        for (m, sums) in tile.iter().enumerate().take(panel.rows()) {
-            let (quads, rest) = y[m * stride + b * nr..][..columns].as_chunks_mut::<4>();
-            let mut done =
-                sums.as_chunks::<4>().0.iter().zip(biases).map(|(&sums, &biases)| {
-                    lanes(clamp(add(from_lanes(sums), float_bytes(biases))))
-                });
-            for (y, done) in quads.iter_mut().zip(&mut done) {
-                *y = done;
+        for (m, sums) in tile.iter().enumerate().take(rows) {
+            let mut done = [[0.0; 4]; 2];
+            for (h, sums) in sums.as_chunks::<4>().0.iter().enumerate() {
+                done[h] = lanes(clamp(add(from_lanes(*sums), biases[h])));
             }
-            for (y, done) in rest.iter_mut().zip(done.flatten()) {
-                *y = done;
+            let y = &mut y[m * stride + b * nr..][..columns];
+            match y.as_chunks_mut::<4>() {
+                // Two stores, where a length that is not known would be a call.
+                ([left, right], []) => [*left, *right] = done,
+                _ => y.copy_from_slice(&done.as_flattened()[..columns]),
             }
         }
     }
