@@ -67,7 +67,8 @@ def executed(qemu, command, ranges):
 def cycles(mca, cpu, instructions):
     """Cycles of the instructions, once, in order."""
     report = subprocess.run(
-        [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+all", "-iterations=1", "-instruction-info=false",
+        [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+all", "-iterations=1", "-call-latency=1",
+         "-instruction-info=false",
          "-resource-pressure=false", "-"],
         input="\n".join(instructions), capture_output=True, text=True)
     found = re.search(r"Total Cycles:\s+(\d+)", report.stdout)

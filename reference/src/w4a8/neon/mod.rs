@@ -71,10 +71,11 @@ mod aarch64 {
         }
 
         fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+            let bytes = rhs.layout.block_bytes();
             // SAFETY: as in `tile`.
             unsafe {
                 dot::each_block(*self, panel, rhs, |b, tile| {
-                    finish(panel.rows(), rhs, b, tile, y, stride)
+                    finish(panel.rows(), rhs, [b, bytes], tile, y, stride)
                 });
             }
         }
@@ -102,10 +103,11 @@ mod aarch64 {
         }
 
         fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+            let bytes = rhs.layout.block_bytes();
             // SAFETY: as in `tile`.
             unsafe {
                 matrix::each_block(*self, panel, rhs, |b, tile| {
-                    finish(panel.rows(), rhs, b, tile, y, stride)
+                    finish(panel.rows(), rhs, [b, bytes], tile, y, stride)
                 });
             }
         }
@@ -116,9 +118,16 @@ mod aarch64 {
         Run { layout: blocks.rhs_layout, bytes: blocks.rhs, columns: blocks.rhs_layout.nr() }
     }
 
-    /// Bias, clamp and the columns that are wanted, of block `b`.
-    fn finish(rows: usize, rhs: Run<'_>, b: usize, tile: &Tile, y: &mut [f32], stride: usize) {
-        let (nr, end) = (rhs.layout.nr(), (b + 1) * rhs.layout.block_bytes());
+    /// Bias, clamp and the columns that are wanted, of block `b` of `block_bytes`.
+    fn finish(
+        rows: usize,
+        rhs: Run<'_>,
+        [b, block_bytes]: [usize; 2],
+        tile: &Tile,
+        y: &mut [f32],
+        stride: usize,
+    ) {
+        let (nr, end) = (rhs.layout.nr(), (b + 1) * block_bytes);
         let biases = rhs.bytes[end - 4 * nr..end].as_chunks::<16>().0;
         let biases = [biases[0], biases[nr / 4 - 1]].map(|bias| float_bytes(bias));
         let columns = nr.min(rhs.columns - b * nr);
