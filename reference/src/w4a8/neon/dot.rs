@@ -1,4 +1,7 @@
 //! Rows by pairs of columns, a row's eight codes beside themselves.
+// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
+// do not always.
+#![allow(clippy::needless_range_loop)]
 
 use super::NeonDotprod;
 use super::ops::*;

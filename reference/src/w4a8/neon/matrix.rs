@@ -1,4 +1,7 @@
 //! Pairs of rows by pairs of columns.
+// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
+// do not always.
+#![allow(clippy::needless_range_loop)]
 
 use super::ops::*;
 use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail};

@@ -8,7 +8,7 @@
 //!   one. Integer sums are 16·Σqw.
 //! - The sums of a group begin at the bits of 1.5·2^19, whose last place is 2^-4. The sum's bits
 //!   are then the float 1.5·2^19 + Σqw, as long as |16·Σqw| stays within the mantissa's 2^22: for
-//!   groups of at most [`NARROW`] k. One subtraction gives Σqw, exactly; a conversion costs
+//!   groups of at most 256 k. One subtraction gives Σqw, exactly; a conversion costs
 //!   several times as much on most cores.
 //! - The start value comes by a load, since that pipe idles otherwise.
 //! - Sums keep the 2 x 2 order of `smmla` until the last group is added.
