@@ -33,6 +33,7 @@ REAL = {
     "flashinfer.fused_moe.core",
     "flashinfer.quantization.fp4_quantization",
     "flashinfer.cute_dsl.utils",
+    "flashinfer.quantization.quantization_cute_dsl_utils",
 }
 VERSIONS = {"vllm": "0.21.0", "flashinfer": "0.6.8.post1"}
 
@@ -111,6 +112,11 @@ def load(vllm_wheel, flashinfer_wheel, fp4op):
     top.block_scale_interleave = top.nvfp4_block_scale_interleave = fp4.block_scale_interleave
     moe.convert_to_block_layout = core.convert_to_block_layout
 
+    # Index arithmetic that is compiled for a GPU, run as the Python that it is written in.
+    cutlass = importlib.import_module("cutlass")
+    cutlass.Int32, cutlass.cute = int, importlib.import_module("cutlass.cute")
+    cutlass.cute.jit = lambda function: function
+
     nvfp4 = importlib.import_module(f"{QUANT}.nvfp4_utils")
     # `.cuda()` at the end of the swizzle moves a tensor and computes nothing.
     torch.Tensor.cuda = lambda self, *args, **kwargs: self
@@ -118,7 +124,8 @@ def load(vllm_wheel, flashinfer_wheel, fp4op):
     convert = quant.convert_packed_uint4b8_to_signed_int4_inplace
     quant.convert_packed_uint4b8_to_signed_int4_inplace = lambda t: convert(t.as_subclass(OnGpu))
     return SimpleNamespace(
-        operator=operator,
+        vllm=zipfile.ZipFile(vllm_wheel),
+        cute=importlib.import_module("flashinfer.quantization.quantization_cute_dsl_utils"),
         core=core,
         fi_utils=fi_utils,
         fp4=fp4,

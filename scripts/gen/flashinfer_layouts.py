@@ -5,11 +5,12 @@
         --flashinfer-wheel flashinfer_python-0.6.8.post1-….whl --fp4op fp4op.so
 
 Writes `tables/flashinfer_layouts.safetensors` (row orders, interleaved scales, whole layers) and
-`reference/tests/data/routing_methods.json`. Inputs are functions of their names (`stream` below),
+`reference/tests/data/flashinfer_facts.json`. Inputs are functions of their names (`stream` below),
 which a test computes again, so that only outputs are stored. `build_fp4op.sh` makes fp4op.so.
 """
 
 import argparse
+import ast
 import itertools
 import json
 from pathlib import Path
@@ -138,12 +139,55 @@ def routing(h):
         rows.append([scoring, top_k, renormalize, groups, bias, found.name, int(found)])
     types = h.moe_config.RoutingMethodType
     return {
-        "producer": "vllm 0.21.0 fused_moe/config.py get_routing_method_type; flashinfer 0.6.8.post1 tllm_enums.py",
         "columns": ["scoring_func", "top_k", "renormalize", "num_expert_group", "has_e_score_bias", "name", "value"],
         "rows": rows,
         "vllm": {t.name: int(t) for t in types},
         "flashinfer": {t.name: int(t) for t in h.enums.RoutingMethodType},
     }
+
+
+def routing_lists(wheel):
+    """The lists in each kernel's `_supports_routing_method`, in the source's order."""
+    kernels = {"trtllm_nvfp4_moe": ["Nvfp4"], "trtllm_fp8_moe": ["Fp8Block", "Fp8Tensor"],
+               "trtllm_bf16_moe": ["Bf16"], "trtllm_mxfp4_moe": ["Mxfp4"]}
+    out = {}
+    for module, names in kernels.items():
+        tree = ast.parse(wheel.read(f"vllm/model_executor/layers/fused_moe/experts/{module}.py"))
+        functions = [f for f in ast.walk(tree)
+                     if isinstance(f, ast.FunctionDef) and f.name == "_supports_routing_method"]
+        lists = [n for f in functions for n in ast.walk(f) if isinstance(n, ast.List) and n.elts
+                 and all(ast.unparse(e).startswith("RoutingMethodType.") for e in n.elts)]
+        lists.sort(key=lambda n: n.lineno)
+        if len(lists) != len(names):
+            raise SystemExit(f"{module}: {len(lists)} lists of routing methods, expected {len(names)}")
+        for name, found in zip(names, lists):
+            out[name] = sorted({e.attr for e in found.elts})
+    return out
+
+
+def scales_8x4(h, rows=19, groups=6):
+    """`[rows, groups]` offsets of FlashInfer's 8x4 layout; `cute.jit` and Int32 compute nothing else."""
+    padded = (groups + 3) // 4 * 4
+    index = h.cute.compute_sf_index_swizzled_8x4_gpu
+    return {"rows": rows, "groups": groups,
+            "offsets": [[index(r, g, padded) for g in range(groups)] for r in range(rows)]}
+
+
+def shard_scales():
+    """[a, b, whether vLLM warns]: `torch.allclose` of two global scales, near its limit."""
+    one, out = np.float32(1.0), []
+    for value in (1.0, 448.0 * 6 / 3.3, 1e-3, 1e-7, 1e-9, 3e-39):
+        a = np.float32(value)
+        for ulps in (0, 1, 40, 80, 83, 84, 85, 86, 90, 120, 167, 168, 169, 200, 4000):
+            b = np.array(a.view(np.uint32) + ulps, dtype=np.uint32).view(np.float32)
+            for x, y in ((a, b), (b, a)):
+                close = torch.allclose(*(torch.tensor([float(one), float(v)]) for v in (x, y)))
+                out.append([int(x.view(np.uint32)), int(y.view(np.uint32)), not close])
+    return out
+
+
+def rows_of(rows):
+    return "[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n ]"
 
 
 def main():
@@ -159,16 +203,25 @@ def main():
     tensors |= nvfp4(h, "flashinfer_cutlass", backends.FLASHINFER_CUTLASS, 2, 48, 64)
     tensors |= nvfp4(h, "vllm_cutlass", backends.VLLM_CUTLASS, 2, 48, 64)
     tensors |= nvfp4(h, "cutlass_ungated", backends.FLASHINFER_CUTLASS, 1, 64, 48, gated=False)
-    tensors |= nvfp4(h, "cutedsl_batched", backends.FLASHINFER_CUTEDSL_BATCHED, 1, 64, 64)
+    tensors |= nvfp4(h, "cutedsl_batched", backends.FLASHINFER_CUTEDSL_BATCHED, 1, 32, 64)
     tensors |= nvfp4(h, "cutedsl", backends.FLASHINFER_CUTEDSL, 1, 32, 128)
     path = GOLDEN / "data/tables/flashinfer_layouts.safetensors"
     write_sorted(path, tensors, {"name": "flashinfer_layouts", "provenance": PROVENANCE})
-    facts = GOLDEN.parent / "reference/tests/data/routing_methods.json"
-    head = routing(h)
-    rows = head.pop("rows")
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    facts.write_text(json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + lines + "\n ]\n}\n")
-    print(f"{path.name}: {path.stat().st_size} bytes, {len(tensors)} tensors; {len(rows)} routings")
+    head = {
+        "producer": "vllm 0.21.0 (fused_moe/config.py, fused_moe/experts), flashinfer 0.6.8.post1 (tllm_enums.py, "
+        "quantization_cute_dsl_utils.py), torch 2.11.0",
+        **routing(h),
+        "kernels": routing_lists(h.vllm),
+        "scales_8x4": scales_8x4(h),
+        "shards": shard_scales(),
+    }
+    text = ",\n".join(
+        f" {json.dumps(key)}: " + (rows_of(value) if isinstance(value, list) else json.dumps(value))
+        for key, value in head.items()
+    )
+    facts = GOLDEN.parent / "reference/tests/data/flashinfer_facts.json"
+    facts.write_text("{\n" + text + "\n}\n")
+    print(f"{path.name}: {path.stat().st_size} bytes, {len(tensors)} tensors; {len(head['rows'])} routings")
 
 
 if __name__ == "__main__":
