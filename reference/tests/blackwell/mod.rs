@@ -1,5 +1,8 @@
 //! What the tests of Blackwell's layouts share: golden tensors, their inputs, the law of a bijection.
 
+// Each test file uses its own part.
+#![allow(dead_code)]
+
 use marlinspike::container::Container;
 use marlinspike::layout::Layout;
 use marlinspike::tensor::Tensor;
@@ -67,7 +70,13 @@ impl Stream {
 }
 
 /// Every element has a slot that leads back to it, no two share a bit, and no bit is left over.
-pub(crate) fn is_a_bijection(layout: &impl Layout, rows: usize, cols: usize, width: u32, what: &str) {
+pub(crate) fn is_a_bijection(
+    layout: &impl Layout,
+    rows: usize,
+    cols: usize,
+    width: u32,
+    what: &str,
+) {
     let mut taken = vec![0u64; layout.packed_len()];
     for row in 0..rows {
         for col in 0..cols {
