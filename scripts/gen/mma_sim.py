@@ -24,21 +24,39 @@ def floats(bits):
     return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
-def row(model, rng, scale, block, wild):
-    """Codes and scales at random: all, or with numbers of about one and an accumulator near the sum."""
+def row(model, rng, scale, block, kind):
+    """Codes and scales at random.
+
+    `usual`: numbers of about one and an accumulator near the sum. `wild`: any. `cancelling`: the second 16
+    products undo the first, whose scales are large, and what is left lies about 35 bits below them.
+    """
+    wild, cancelling = kind == "wild", kind == "cancelling"
     scales = {
         "float8_e4m3fn": (range(1, 127), range(0x28, 0x48)),
         "float8_e8m0fnu": (range(1, 254), range(120, 134)),
     }[scale][0 if wild else 1]
     while True:
         a, b = ([rng.randrange(256) for _ in range(SIZE_K // 2)] for _ in "ab")
+        if cancelling:
+            a[8:16], b[8:16] = (code ^ 0x88 for code in a[:8]), b[:8]
         values = [model.unpack_fp4_tensor(torch.tensor(x, dtype=torch.uint8)) for x in (a, b)]
         if (values[0] * values[1]).reshape(-1, 16).sum(1).ne(0).all():
             break
     sa, sb = ([rng.choice(scales) for _ in range(SIZE_K // block)] for _ in "ab")
+    if cancelling:
+        high, low = {"float8_e4m3fn": (range(0x70, 0x7F), range(1, 12)),
+                     "float8_e8m0fnu": (range(130, 140), range(108, 124))}[scale]
+        near = 32 // block
+        for s in (sa, sb):
+            s[:near] = [rng.choice(high)] * near
+            s[near:] = [rng.choice(low) for _ in s[near:]]
     # Finite, from the smallest subnormal on; zero now and then.
     c = rng.choice([0, 0x80000000, 1, 0x007FFFFF] + 12 * [rng.randrange(0x7F800000)])
-    if not wild:
+    if cancelling:
+        # About 2^(E - 35) with E the sum of the large scales' exponents.
+        exponents = [(x >> 3) - 7 if scale == "float8_e4m3fn" else x - 127 for x in (sa[0], sb[0])]
+        c = (sum(exponents) - 35 + 127 + rng.randrange(16) << 23) + rng.randrange(1 << 23)
+    elif not wild:
         c = rng.randrange(0x3C000000, 0x49000000)
     c |= rng.randrange(2) << 31
     bits = [torch.tensor(x, dtype=torch.uint8).view(TYPES[scale]) for x in (sa, sb)]
@@ -52,8 +70,8 @@ def main():
     from mmasim.simulator import arithmetic as model
 
     rng = random.Random(64)
-    rows = [row(model, rng, scale, block, wild)
-            for scale in TYPES for block in (16, 32) for wild in (False, True) for _ in range(30)]
+    rows = [row(model, rng, scale, block, kind)
+            for scale in TYPES for block in (16, 32) for kind in ("usual", "wild", "cancelling") for _ in range(20)]
     head = {"producer": "MMA-Sim c78513835c8b (mmasim/simulator/arithmetic.py), torch 2.11.0 CPU",
             "columns": ["scale", "block", "a", "b", "scales_a", "scales_b", "c", "d"]}
     path = Path(__file__).resolve().parents[2] / "reference/tests/data/block_scaled_units.json"
