@@ -7,11 +7,11 @@ mod blackwell;
 use blackwell::{Golden, Stream, facts, is_a_bijection};
 use marlinspike::Error;
 use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::Layout;
 use marlinspike::layout::flashinfer::{
     BLOCK_K_BYTES, ExpertLayout, MoeKernel, Nvfp4Backend, PackedExperts, PackedRows, Projection,
     RoutingMethod, RowOrder, RowStep, Scoring,
 };
+use marlinspike::layout::{Layout, compare as compare_packed};
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
@@ -125,6 +125,24 @@ fn blocks_of_k_are_upstreams() {
     let order = RowOrder::new(3, &[]).unwrap();
     let cut = PackedRows::new(Shape::new(384, 3), 4, order, Some(BLOCK_K_BYTES));
     assert!(matches!(cut, Err(Error::Size { .. })), "192 bytes are no whole blocks");
+}
+
+#[test]
+fn a_difference_is_found_where_it_is() {
+    let order = RowOrder::new(64, &[RowStep::Interleave(1), RowStep::shuffle(128)]).unwrap();
+    let layout = PackedRows::new(Shape::new(512, 64), 4, order, Some(BLOCK_K_BYTES)).unwrap();
+    let codes = Codes::from_fn(4, layout.shape(), |k, n| (k + n) as u8 & 15).unwrap();
+    let expected = layout.pack(&codes).unwrap();
+    let mut found = expected.clone();
+    for (k, n) in [(300, 40), (301, 40), (7, 63)] {
+        let slot = layout.offset(k, n);
+        found[slot.element] ^= 1 << slot.bit;
+    }
+    let diff = compare_packed(&layout, 4, 2, &expected, &found);
+    let first = diff.first.expect("a difference");
+    // The second block of 256 k lies behind the whole first one.
+    assert_eq!((diff.count, first.place.row, first.place.col), (3, 7, 63));
+    assert_eq!((first.expected, first.found), (6, 7));
 }
 
 /// Weights `[N, K]` as files hold them: bytes of two codes, or words of eight, in `[E, N, K / 2]`.
