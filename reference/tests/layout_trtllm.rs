@@ -9,7 +9,7 @@ use marlinspike::Error;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::flashinfer::{
     BLOCK_K_BYTES, ExpertLayout, MoeKernel, Nvfp4Backend, PackedExperts, PackedRows, Projection,
-    RoutingMethod, RowOrder, RowStep, Scoring,
+    RoutingMethod, RoutingSizes, RowOrder, RowStep, Scoring,
 };
 use marlinspike::layout::{Layout, compare as compare_packed};
 use marlinspike::scalar::ScalarType;
@@ -411,4 +411,50 @@ fn kernels_take_the_methods_that_upstream_lists() {
     for (name, method) in RoutingMethod::NAMED {
         assert_eq!(method.expect_in(MoeKernel::MxInt4).is_ok(), method.value() < 8, "{name}");
     }
+}
+
+/// The numbers are those of models whose routers the kernels were written for, and one beyond each.
+#[test]
+fn routers_have_limits() {
+    use RoutingMethod::{DeepSeekV3, Llama4, MiniMax2, Renormalize, Unspecified};
+    let fits = |method: RoutingMethod, [num_experts, top_k, n_group, topk_group]: [usize; 4]| {
+        method.expect_sizes(RoutingSizes { num_experts, top_k, n_group, topk_group })
+    };
+    for (method, sizes) in [
+        (DeepSeekV3, [256, 8, 8, 4]),
+        (DeepSeekV3, [384, 8, 1, 1]),
+        (DeepSeekV3, [512, 22, 0, 0]),
+        (Renormalize, [128, 8, 0, 0]),
+        (Renormalize, [4, 4, 0, 0]),
+        (Renormalize, [2048, 32, 0, 0]),
+        (MiniMax2, [256, 8, 0, 0]),
+        (Llama4, [128, 1, 0, 0]),
+    ] {
+        fits(method, sizes).unwrap_or_else(|e| panic!("{method:?} {sizes:?}: {e}"));
+    }
+    for (method, sizes, what) in [
+        (DeepSeekV3, [256, 23, 8, 4], "top_k"),
+        (DeepSeekV3, [256, 8, 8, 5], "topk_group"),
+        (DeepSeekV3, [256, 8, 8, 0], "topk_group"),
+        (DeepSeekV3, [128, 8, 2, 3], "experts per group"),
+        (DeepSeekV3, [64, 8, 2, 3], "topk_group"),
+        (DeepSeekV3, [256, 8, 16, 4], "n_group"),
+        (DeepSeekV3, [260, 8, 8, 4], "n_group"),
+        (DeepSeekV3, [516, 8, 4, 4], "num_experts"),
+        (Llama4, [128, 2, 0, 0], "top_k"),
+        (Llama4, [132, 1, 0, 0], "num_experts"),
+        (Renormalize, [130, 8, 0, 0], "num_experts"),
+        (Renormalize, [2052, 8, 0, 0], "num_experts"),
+        (Renormalize, [64, 33, 0, 0], "top_k"),
+        (Renormalize, [8, 9, 0, 0], "top_k"),
+        (Renormalize, [8, 0, 0, 0], "top_k"),
+        (Renormalize, [0, 1, 0, 0], "top_k"),
+    ] {
+        let Err(Error::Size { what: found, .. }) = fits(method, sizes) else {
+            panic!("{method:?} takes {sizes:?}");
+        };
+        assert_eq!(found, format!("{what} of {}", method.name()), "{sizes:?}");
+    }
+    let none = fits(Unspecified, [128, 8, 0, 0]);
+    assert!(matches!(none, Err(Error::Unsupported { .. })));
 }

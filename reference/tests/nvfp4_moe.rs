@@ -8,7 +8,7 @@ use marlinspike::Error;
 use marlinspike::checkpoint::nvfp4::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::tensor_core::{
-    Architecture, BLOCK_SCALED_UNITS, BlockScaledUnit, find_block_scaled,
+    Architecture, BLOCK_SCALED_UNITS, BlockScaledUnit, Instruction, find_block_scaled,
 };
 use marlinspike::gemm::{Nvfp4Product, Nvfp4Rows};
 use marlinspike::quantize::{nvfp4, nvfp4_kernel_difference};
@@ -64,6 +64,28 @@ fn units_are_mma_sims() {
         }
     }
     assert!(used.iter().all(|&rows| rows == 60), "{used:?}");
+}
+
+#[test]
+fn the_documents_table_is_the_table() {
+    let page = include_str!("../../docs/tensor-cores.md");
+    let section = page.split_once("## Block scales").expect("the section").1;
+    let table = section.split_once("\n## ").expect("another section").0;
+    let rows = table.lines().filter(|l| l.starts_with("| ")).skip(2);
+    let mut found = Vec::new();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        found.extend(
+            cells[3].split(", ").map(|block| [cells[0], cells[1], cells[2], block].join(" ")),
+        );
+    }
+    let row = |unit: &BlockScaledUnit| {
+        let instruction =
+            if unit.instruction == Instruction::Mma { "mma.sync" } else { "tcgen05.mma" };
+        format!("{:?} {instruction} {} {}", unit.architecture, unit.scales.name(), unit.block)
+    };
+    assert_eq!(found, BLOCK_SCALED_UNITS.iter().map(row).collect::<Vec<_>>());
+    assert!(BLOCK_SCALED_UNITS.iter().all(|u| u.evidence.starts_with("reported")));
 }
 
 #[test]

@@ -139,6 +139,59 @@ impl RoutingMethod {
     }
 }
 
+/// The sizes that a router inside a kernel has limits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RoutingSizes {
+    /// All experts, not a rank's.
+    pub num_experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Groups of experts; 0 and 1 mean none.
+    pub n_group: usize,
+    /// Groups that are kept.
+    pub topk_group: usize,
+}
+
+impl RoutingMethod {
+    /// Fails unless FlashInfer's routing kernels take these sizes (the checks of
+    /// `trtllm_fused_moe_runner.cu` and of the three `trtllm_fused_moe_routing_*.cu`).
+    ///
+    /// Any: num_experts a multiple of 4, top_k from 1 to num_experts. [`RoutingMethod::Llama4`]: top_k 1
+    /// of at most 128. [`RoutingMethod::DeepSeekV3`] with groups: top_k to 22 of at most 512 in at most 8
+    /// groups of at most 32, of which 1 to 4 are kept. All else: top_k to 32 of at most 2048.
+    ///
+    /// # Errors
+    /// [`Error::Size`] naming the size; [`Error::Unsupported`] for a method without a kernel.
+    pub fn expect_sizes(self, sizes: RoutingSizes) -> Result<()> {
+        self.expect_in(MoeKernel::MxInt4)?;
+        let RoutingSizes { num_experts, top_k, n_group, topk_group } = sizes;
+        let expect = |what: &str, found: usize, fine: bool, expected: String| match fine {
+            true => Ok(()),
+            false => Err(Error::size(format!("{what} of {}", self.name()), found, expected)),
+        };
+        let grouped = self == DeepSeekV3 && n_group > 1;
+        let (experts, most) = match self {
+            Llama4 => (128, 1),
+            _ if grouped => (512, 22),
+            _ => (2048, 32),
+        };
+        let fine = num_experts.is_multiple_of(4) && num_experts <= experts;
+        expect("num_experts", num_experts, fine, format!("a multiple of 4, at most {experts}"))?;
+        let most = most.min(num_experts);
+        expect("top_k", top_k, (1..=most).contains(&top_k), format!("1 to {most}"))?;
+        if grouped {
+            let fine = n_group <= 8 && num_experts.is_multiple_of(n_group);
+            expect("n_group", n_group, fine, format!("at most 8, a divisor of {num_experts}"))?;
+            let each = num_experts / n_group;
+            expect("experts per group", each, each <= 32, "at most 32".to_owned())?;
+            let most = n_group.min(4);
+            let fine = (1..=most).contains(&topk_group);
+            expect("topk_group", topk_group, fine, format!("1 to {most}"))?;
+        }
+        Ok(())
+    }
+}
+
 /// TensorRT-LLM's generated MoE kernels that choose the experts themselves (upstream's monolithic
 /// ones).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
