@@ -8,8 +8,8 @@ use blackwell::{Golden, Stream, facts, is_a_bijection};
 use marlinspike::Error;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::flashinfer::{
-    BLOCK_K_BYTES, ExpertLayout, MoeKernel, Nvfp4Backend, PackedExperts, PackedRows, Projection,
-    RoutingMethod, RoutingSizes, RowOrder, RowStep, Scoring,
+    Alphas, BLOCK_K_BYTES, ExpertLayout, MoeKernel, Nvfp4Backend, PackedExperts, PackedRows,
+    Projection, RoutingMethod, RoutingSizes, RowOrder, RowStep, Scoring,
 };
 use marlinspike::layout::{Layout, compare as compare_packed};
 use marlinspike::scalar::ScalarType;
@@ -125,6 +125,9 @@ fn blocks_of_k_are_upstreams() {
     let order = RowOrder::new(3, &[]).unwrap();
     let cut = PackedRows::new(Shape::new(384, 3), 4, order, Some(BLOCK_K_BYTES));
     assert!(matches!(cut, Err(Error::Size { .. })), "192 bytes are no whole blocks");
+    let order = RowOrder::new(3, &[]).unwrap();
+    let huge = PackedRows::new(Shape::new(usize::MAX - 7, 3), 4, order, None);
+    assert!(matches!(huge, Err(Error::Size { .. })));
 }
 
 #[test]
@@ -352,6 +355,28 @@ fn activation_scales_are_shared_or_each_experts_own() {
             let refused = backend.activation_scales(&[vec![1.0], vec![1.0, bad]]);
             assert!(matches!(refused, Err(Error::Value { .. })), "{name} {bad}");
         }
+    }
+}
+
+#[test]
+fn alphas_are_upstreams() {
+    let facts = facts();
+    let values = |list: &serde_json::Value| -> Vec<Vec<f32>> {
+        let bits = |v: &serde_json::Value| f32::from_bits(v.as_i64().expect("bits") as u32);
+        let lists = list.as_array().expect("lists").iter();
+        lists.map(|l| l.as_array().expect("values").iter().map(bits).collect()).collect()
+    };
+    for row in facts["alphas"].as_array().expect("rows") {
+        let gated = row[0].as_bool().expect("gated");
+        let (given, made) = (values(&row[1]), values(&row[2]));
+        let given: [&[f32]; 4] = [&given[0], &given[1], &given[2], &given[3]];
+        let found = Alphas::new(given, gated).unwrap();
+        assert_eq!([found.g1_alphas, found.g2_alphas, found.g1_scale_c][..], made, "{gated}");
+        let few = Alphas::new([given[0], &given[1][1..], given[2], given[3]], gated);
+        assert!(matches!(few, Err(Error::Shape { .. })));
+        let zero = vec![0.0; given[3].len()];
+        let none = Alphas::new([given[0], given[1], given[2], &zero], gated);
+        assert!(matches!(none, Err(Error::Value { .. })));
     }
 }
 

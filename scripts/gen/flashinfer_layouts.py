@@ -190,6 +190,28 @@ def rows_of(rows):
     return "[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n ]"
 
 
+def alphas(h, experts=6):
+    """Bits of g1_alphas, g2_alphas and g1_scale_c, by the kernel class's own method on a bare layer."""
+    path = "vllm/model_executor/layers/fused_moe/experts/trtllm_nvfp4_moe.py"
+    method = next(f for f in ast.walk(ast.parse(h.vllm.read(path)))
+                  if isinstance(f, ast.FunctionDef) and f.name == "process_weights_after_loading")
+    module = ast.Module([method], type_ignores=[])
+    scope = {"torch": torch}
+    exec(compile(ast.fix_missing_locations(module), path, "exec"), scope)
+    out = []
+    for gated in (True, False):
+        inputs = [bf16(f"alphas.{part}", experts).float() * 1.1 for part in ("w13", "a13", "w2", "a2")]
+        layer = torch.nn.Module()
+        given = [tensor.clone() for tensor in inputs]
+        layer.w13_weight_scale_2, layer.w13_input_scale, layer.w2_weight_scale_2, layer.w2_input_scale = given
+        quant = SimpleNamespace(g1_alphas=layer.w13_weight_scale_2, a2_gscale=1.0 / layer.w2_input_scale)
+        config = SimpleNamespace(is_act_and_mul=gated)
+        scope[method.name](SimpleNamespace(quant_config=quant, moe_config=config), layer)
+        made = [layer.w13_weight_scale_2, layer.w2_weight_scale_2, layer.g1_scale_c.data]
+        out.append([gated, [t.view(torch.int32).tolist() for t in inputs], [t.view(torch.int32).tolist() for t in made]])
+    return out
+
+
 def main():
     parser = argparse.ArgumentParser()
     for flag in ("--vllm-wheel", "--flashinfer-wheel", "--fp4op"):
@@ -214,6 +236,7 @@ def main():
         "kernels": routing_lists(h.vllm),
         "scales_8x4": scales_8x4(h),
         "shards": shard_scales(),
+        "alphas": alphas(h),
     }
     text = ",\n".join(
         f" {json.dumps(key)}: " + (rows_of(value) if isinstance(value, list) else json.dumps(value))

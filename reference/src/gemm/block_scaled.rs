@@ -116,7 +116,7 @@ impl<'p> Nvfp4Product<'p> {
         let f32 = ScalarType::FLOAT32;
         let steps =
             [Step { op: StepOp::GlobalScale, ty: f32 }, Step { op: StepOp::Round, ty: dtype }];
-        // Convention, for the check of `dtype` alone: every part is set below.
+        // The convention matters to nothing but the check of `dtype`: every part is set below.
         let recipe = Recipe::new(super::Convention::Unrounded, weight, dtype, Extras::default())?;
         let recipe = Recipe {
             rule: Rule::Exact,
@@ -143,6 +143,9 @@ impl<'p> Nvfp4Product<'p> {
     ///
     /// A term's exponent is its scales', which may be above the exponent of any product: by as much as
     /// the rows and columns show, the class keeps fewer fraction bits.
+    ///
+    /// # Errors
+    /// When the rows cannot be read, which [`Nvfp4Rows::new`] has seen to.
     pub fn class(&self, unit: &BlockScaledUnit) -> Result<Class> {
         let largest = |codes: &mut dyn Iterator<Item = u32>| {
             codes.filter_map(|code| unit.scale_exponent(code as u8)).max()
@@ -216,12 +219,12 @@ impl<'p> Nvfp4Product<'p> {
         let mut out = Vec::new();
         for (codes, scales) in self.rows.codes.chunks(size_k).zip(self.rows.scales.chunks(groups)) {
             let (a, sa) = side(codes.to_vec(), scales.to_vec());
-            for (m_n, (b, sb)) in columns.iter().enumerate() {
+            for (n, (b, sb)) in columns.iter().enumerate() {
                 let k = a.chunks(unit.size_k).zip(b.chunks(unit.size_k));
                 let s = sa.chunks(unit.size_k / BLOCK).zip(sb.chunks(unit.size_k / BLOCK));
                 let sum =
                     k.zip(s).fold(0, |c, ((a, b), (sa, sb))| unit.accumulate([a, b], [sa, sb], c));
-                let chain = self.recipe.chain(&self.weight, Extras::default(), 0, m_n);
+                let chain = self.recipe.chain(&self.weight, Extras::default(), 0, n);
                 let value = chain.run(f64::from(f32::from_bits(sum)));
                 out.push(self.recipe.dtype.encode_rne(value));
             }

@@ -26,7 +26,7 @@ mod rows;
 
 pub use block_scale::{BlockScaleLayout, ScaleTile};
 pub use experts::{Expert, ExpertLayout, PackedExperts, Projection};
-pub use nvfp4::Nvfp4Backend;
+pub use nvfp4::{Alphas, Nvfp4Backend};
 pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
 pub use rows::{RowOrder, RowStep};

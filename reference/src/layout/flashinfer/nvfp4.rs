@@ -126,3 +126,49 @@ impl Nvfp4Backend {
         })
     }
 }
+
+/// The factors of the sums of a layer's two products, one for each expert.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alphas {
+    /// Of w13's: the weight's multiplier times the activations', rounded to f32.
+    pub g1_alphas: Vec<f32>,
+    /// Of w2's.
+    pub g2_alphas: Vec<f32>,
+    /// Of what leaves the gated activation for its quantization in `FLASHINFER_TRTLLM`: `g1_alphas` over
+    /// the multiplier of w2's activations, as a product with its rounded reciprocal; without a gate that
+    /// reciprocal alone.
+    pub g1_scale_c: Vec<f32>,
+}
+
+impl Alphas {
+    /// From the multipliers of weights and quantized activations `[w13, a13, w2, a2]`, an expert each
+    /// (see [`Nvfp4Backend::activation_scales`]). Source: `process_weights_after_loading` of vLLM
+    /// 0.21.0's NVFP4 experts.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where they are not of as many experts; [`Error::Value`] where a factor is not a
+    /// positive normal number.
+    pub fn new([w13, a13, w2, a2]: [&[f32]; 4], gated: bool) -> Result<Self> {
+        let experts = w13.len();
+        for (name, values) in [("a13_scale", a13), ("w2_scale_2", w2), ("a2_scale", a2)] {
+            if values.len() != experts {
+                return Err(Error::shape(name, &[values.len()], format!("[{experts}]")));
+            }
+        }
+        let product = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).collect();
+        let reciprocals: Vec<f32> = a2.iter().map(|a| 1.0 / a).collect();
+        let g1_alphas: Vec<f32> = product(w13, a13);
+        let g1_scale_c = if gated { product(&g1_alphas, &reciprocals) } else { reciprocals };
+        let alphas = Self { g2_alphas: product(w2, a2), g1_alphas, g1_scale_c };
+        for (name, values) in [
+            ("g1_alphas", &alphas.g1_alphas),
+            ("g2_alphas", &alphas.g2_alphas),
+            ("g1_scale_c", &alphas.g1_scale_c),
+        ] {
+            if let Some(e) = values.iter().position(|a| !(a.is_normal() && *a > 0.0)) {
+                return Err(Error::value(name, &[e], values[e], "a positive normal number"));
+            }
+        }
+        Ok(alphas)
+    }
+}

@@ -29,12 +29,16 @@ impl PackedRows {
     ///
     /// # Errors
     /// [`Error::Size`] for another width, an order of another number of rows, K that is no multiple
-    /// of 32 / bits or does not fill whole blocks.
+    /// of 32 / bits or does not fill whole blocks, and for more than memory could hold.
     pub fn new(shape: Shape, bits: u32, rows: RowOrder, block: Option<usize>) -> Result<Self> {
         if !matches!(bits, 4 | 8) {
             return Err(Error::size("bits per code", bits, "4 or 8"));
         }
         shape.k().packed(bits)?;
+        let len = shape.size_k.checked_mul(8).and_then(|bits| bits.checked_mul(shape.size_n));
+        if len.is_none_or(|len| isize::try_from(len).is_err()) {
+            return Err(Error::size("codes", shape, "a product that memory can hold"));
+        }
         if rows.size_n() != shape.size_n {
             return Err(Error::size("rows of the order", rows.size_n(), shape.size_n));
         }
