@@ -211,6 +211,10 @@ fn products_that_do_not_fit_are_errors() {
     assert!(matches!(refused(&|w| w.global_scale = None), Error::Missing { .. }));
     assert!(matches!(refused(&|w| w.global_scale = Some(f32::MIN_POSITIVE)), Error::Size { .. }));
     assert!(matches!(refused(&|w| w.ty = ScalarType::UINT4B8), Error::Unsupported { .. }));
+    for bad in [0x7f, 0x80, 0xb8] {
+        let error = refused(&|w| w.scales = w.scales.map(E4M3, |b| if b < 0x38 { bad } else { b }));
+        assert!(matches!(error, Error::Value { .. }), "{error}");
+    }
     let longer = operands(&mut Rng::new(1), [2, 48, 8], 0x30..0x40, 1.0).1;
     assert!(matches!(Nvfp4Product::new(&rows, &longer, BF16), Err(Error::Size { .. })));
     let f32 = Nvfp4Product::new(&rows, &weight, ScalarType::FLOAT32);

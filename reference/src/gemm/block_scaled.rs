@@ -89,7 +89,8 @@ impl<'p> Nvfp4Product<'p> {
     /// # Errors
     /// [`Error::Unsupported`] for a weight that is not e2m1 with e4m3 scales for each 16 k, or has a
     /// bias or zero points, and for another `dtype` than float16 and bfloat16; [`Error::Missing`]
-    /// without a global scale; [`Error::Size`] for another K, and where alpha is not a normal number.
+    /// without a global scale; [`Error::Size`] for another K, and where alpha is not a normal number;
+    /// [`Error::Value`] for a scale that is negative, whose sign a unit does not read, or NaN.
     pub fn new(rows: &'p Nvfp4Rows, weight: &Weight<'p>, dtype: ScalarType) -> Result<Self> {
         weight.validate()?;
         let name = &weight.name;
@@ -97,6 +98,15 @@ impl<'p> Nvfp4Product<'p> {
         if (weight.ty, weight.scales.ty()) != (E2M1, E4M3) || weight.groups != blocks {
             let what = format!("{name}: {} with scales of {}", weight.ty, weight.scales.ty());
             return Err(Error::unsupported(what, format!("{E2M1}, {E4M3} for each {BLOCK} k")));
+        }
+        if !matches!(dtype, ScalarType::FLOAT16 | ScalarType::BFLOAT16) {
+            return Err(Error::unsupported(format!("outputs of {dtype}"), "float16 or bfloat16"));
+        }
+        if let Some(i) = weight.scales.iter_bits().position(|s| s > 0x7e) {
+            let at = [i / weight.scales.cols(), i % weight.scales.cols()];
+            let found = format!("{:#x}", weight.scales.bits(at[0], at[1]));
+            let expected = "0 or more, no NaN";
+            return Err(Error::value(format!("{name}: scales"), &at, found, expected));
         }
         if weight.zeros.is_some() || weight.bias.is_some() {
             let what = format!("{name}: zero points or a bias");
@@ -116,15 +126,8 @@ impl<'p> Nvfp4Product<'p> {
         let f32 = ScalarType::FLOAT32;
         let steps =
             [Step { op: StepOp::GlobalScale, ty: f32 }, Step { op: StepOp::Round, ty: dtype }];
-        // The convention matters to nothing but the check of `dtype`: every part is set below.
-        let recipe = Recipe::new(super::Convention::Unrounded, weight, dtype, Extras::default())?;
-        let recipe = Recipe {
-            rule: Rule::Exact,
-            power: 0,
-            moves_bits: false,
-            steps: steps.into(),
-            ..recipe
-        };
+        let recipe =
+            Recipe { rule: Rule::Exact, power: 0, moves_bits: false, steps: steps.into(), dtype };
         Ok(Self {
             rows,
             weight: Weight { global_scale: Some(alpha), ..weight.clone() },
