@@ -1,152 +1,19 @@
-//! Layouts of FlashInfer's and CUTLASS's 4-bit MoE kernels against what FlashInfer 0.6.8.post1 and
-//! vLLM 0.21.0 made (`tables/flashinfer_layouts`, `data/flashinfer_facts.json`), every byte and back,
-//! and their laws around every edge.
+//! Whole layers of FlashInfer's and CUTLASS's 4-bit MoE kernels against what FlashInfer 0.6.8.post1 and
+//! vLLM 0.21.0 made (`tables/flashinfer_layouts`, `data/flashinfer_facts.json`), every byte and back.
 
 mod blackwell;
 
-use blackwell::{Golden, Stream, facts, is_a_bijection};
+use blackwell::{Golden, Stream, facts};
 use marlinspike::Error;
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::layout::Layout;
 use marlinspike::layout::flashinfer::{
-    Alphas, BLOCK_K_BYTES, ExpertLayout, MoeKernel, Nvfp4Backend, PackedExperts, PackedRows,
-    Projection, RoutingMethod, RoutingSizes, RowOrder, RowStep, Scoring,
+    Alphas, ExpertLayout, Nvfp4Backend, PackedExperts, Projection,
 };
-use marlinspike::layout::{Layout, compare as compare_packed};
 use marlinspike::scalar::ScalarType;
-use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
-
-fn steps() -> Vec<(&'static str, Vec<RowStep>)> {
-    let tile128 = RowStep::shuffle(128);
-    vec![
-        ("swap", vec![RowStep::SwapHalves]),
-        ("gated", vec![RowStep::Interleave(1)]),
-        ("interleave64", vec![RowStep::Interleave(64)]),
-        ("shuffle_tile128", vec![tile128]),
-        ("shuffle_tile64", vec![RowStep::shuffle(64)]),
-        ("gated_shuffle_tile128", vec![RowStep::Interleave(1), tile128]),
-    ]
-}
-
-#[test]
-fn row_orders_are_upstreams() {
-    let golden = Golden::load();
-    let mut compared = 0;
-    for (name, steps) in steps() {
-        for size_n in [64, 256] {
-            let Some(found) = golden.get(&format!("rows.{name}.{size_n}")) else { continue };
-            let found: Vec<usize> = found.elements::<i32>().iter().map(|&r| r as usize).collect();
-            assert_eq!(RowOrder::new(size_n, &steps).unwrap().sources(), found, "{name} {size_n}");
-            compared += 1;
-        }
-    }
-    assert_eq!(compared, 11, "interleave64 needs 128 rows");
-}
-
-#[test]
-fn row_orders_are_permutations_with_an_inverse() {
-    for (name, steps) in steps() {
-        for size_n in [0, 1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 96, 127, 128, 130, 192, 384] {
-            let Ok(order) = RowOrder::new(size_n, &steps) else {
-                let unit = match name {
-                    "swap" | "gated" => 2,
-                    "interleave64" => 128,
-                    "shuffle_tile64" => 16,
-                    _ => 32,
-                };
-                assert!(size_n == 0 || size_n % unit != 0, "{name} {size_n}");
-                continue;
-            };
-            for row in 0..size_n {
-                assert_eq!(order.source(order.target(row)), row, "{name} {size_n}");
-            }
-            let mut sources = order.sources();
-            sources.sort_unstable();
-            assert!(sources.into_iter().eq(0..size_n), "{name} {size_n}");
-        }
-    }
-    assert!(matches!(RowOrder::new(64, &[RowStep::Shuffle(8)]), Err(Error::Size { .. })));
-    assert!(matches!(RowOrder::new(64, &[RowStep::Interleave(0)]), Err(Error::Size { .. })));
-    assert!(matches!(
-        RowOrder::new(64, &[RowStep::Interleave(usize::MAX)]),
-        Err(Error::Size { .. })
-    ));
-}
-
-#[test]
-fn packed_rows_hold_every_bit_once_and_come_back() {
-    let mut rng = Rng::new(11);
-    for bits in [4, 8] {
-        for (size_k, block) in [
-            (8, None),
-            (24, None),
-            (64, Some(4)),
-            (64, Some(16)),
-            (1024 / bits as usize, Some(BLOCK_K_BYTES)),
-            (2048 / bits as usize, Some(BLOCK_K_BYTES)),
-        ] {
-            for (name, steps) in steps() {
-                for size_n in [2, 16, 32, 64, 128] {
-                    let Ok(order) = RowOrder::new(size_n, &steps) else { continue };
-                    let shape = Shape::new(size_k, size_n);
-                    let what = format!("{name} {bits} bits {shape} {block:?}");
-                    let layout = PackedRows::new(shape, bits, order.clone(), block).expect(&what);
-                    is_a_bijection(&layout, size_k, size_n, 8, &what);
-                    let words = (0..shape.len() * bits as usize / 32).map(|_| rng.next_u32());
-                    let codes = Codes::from_words(bits, shape, words.collect::<Vec<_>>()).unwrap();
-                    let packed = layout.pack(&codes).unwrap();
-                    for (k, n) in [(0, 0), (size_k - 1, 1), (size_k / 2, size_n - 1)] {
-                        let slot = layout.offset(k, n);
-                        let found = packed[slot.element] >> slot.bit & (0xff >> (8 - bits));
-                        assert_eq!(found, codes.get(k, n), "{what} ({k}, {n})");
-                    }
-                    assert_eq!(layout.unpack(&packed).unwrap(), codes, "{what}");
-                    let short = layout.unpack(&packed[1..]);
-                    assert!(matches!(short, Err(Error::Shape { .. })), "{what}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn blocks_of_k_are_upstreams() {
-    let golden = Golden::load();
-    let found = golden.tensor("block_major_k.3x256").elements::<i32>().into_owned();
-    let order = RowOrder::new(3, &[]).unwrap();
-    let layout = PackedRows::new(Shape::new(256, 3), 8, order, Some(BLOCK_K_BYTES)).unwrap();
-    assert_eq!(layout.packed_shape(), [6, 128]);
-    for (element, &value) in found.iter().enumerate() {
-        let (n, k) = (value as usize / 256, value as usize % 256);
-        assert_eq!(layout.offset(k, n).element, element, "k {k} n {n}");
-    }
-    let order = RowOrder::new(3, &[]).unwrap();
-    let cut = PackedRows::new(Shape::new(384, 3), 4, order, Some(BLOCK_K_BYTES));
-    assert!(matches!(cut, Err(Error::Size { .. })), "192 bytes are no whole blocks");
-    let order = RowOrder::new(3, &[]).unwrap();
-    let huge = PackedRows::new(Shape::new(usize::MAX - 7, 3), 4, order, None);
-    assert!(matches!(huge, Err(Error::Size { .. })));
-}
-
-#[test]
-fn a_difference_is_found_where_it_is() {
-    let order = RowOrder::new(64, &[RowStep::Interleave(1), RowStep::shuffle(128)]).unwrap();
-    let layout = PackedRows::new(Shape::new(512, 64), 4, order, Some(BLOCK_K_BYTES)).unwrap();
-    let codes = Codes::from_fn(4, layout.shape(), |k, n| (k + n) as u8 & 15).unwrap();
-    let expected = layout.pack(&codes).unwrap();
-    let mut found = expected.clone();
-    for (k, n) in [(300, 40), (301, 40), (7, 63)] {
-        let slot = layout.offset(k, n);
-        found[slot.element] ^= 1 << slot.bit;
-    }
-    let diff = compare_packed(&layout, 4, 2, &expected, &found);
-    let first = diff.first.expect("a difference");
-    // The second block of 256 k lies behind the whole first one.
-    assert_eq!((diff.count, first.place.row, first.place.col), (3, 7, 63));
-    assert_eq!((first.expected, first.found), (6, 7));
-}
 
 /// Weights `[N, K]` as files hold them: bytes of two codes, or words of eight, in `[E, N, K / 2]`.
 fn weights(
@@ -280,6 +147,57 @@ fn nvfp4_is_upstreams() {
     }
 }
 
+/// Every backend around the edges of its padding: a stack comes back, each code and scale lies where the
+/// layouts say, and nothing but zeros beside them.
+#[test]
+fn layers_come_back_around_every_edge() {
+    let mut seen = 0;
+    let mut check = |layout: &ExpertLayout, ty, group, part: &str| {
+        let shape = layout.shape();
+        let given = weights("edges", 2, shape, ty, group, part);
+        let packed = layout.pack(&given).unwrap();
+        let (len, padded) = (layout.weights().packed_len(), layout.weights().shape());
+        let scales: Vec<u32> = packed.scales.iter_bits().collect();
+        for (e, (back, given)) in layout.unpack(&packed).unwrap().iter().zip(&given).enumerate() {
+            assert_eq!((&back.codes, &back.scales), (&given.codes, &given.scales), "{padded}");
+            for (k, n) in [(0, 0), (shape.size_k - 1, shape.size_n - 1), (shape.size_k / 2, 1)] {
+                let slot = layout.weights().offset(k, n);
+                let found = packed.weights[e * len + slot.element] >> slot.bit & 15;
+                let signed = if ty == ScalarType::UINT4B8 { 8 } else { 0 };
+                assert_eq!(found ^ signed, given.codes.get(k, n), "{padded} ({k}, {n})");
+                let slot = layout.scales().offset(k / group, n);
+                let found = scales[e * layout.scales().packed_len() + slot.element];
+                assert_eq!(found, given.scales.bits(k / group, n), "{padded} ({k}, {n})");
+            }
+        }
+        seen += 1;
+    };
+    for (hidden, intermediate) in [(256, 512), (512, 256)] {
+        for (projection, part) in [(Projection::W13, "w13"), (Projection::W2, "w2")] {
+            let layout = ExpertLayout::mxint4(projection, hidden, intermediate).unwrap();
+            check(&layout, ScalarType::UINT4B8, 32, part);
+        }
+    }
+    for (_, backend) in Nvfp4Backend::NAMED {
+        for hidden in [16, 240, 272] {
+            for (intermediate, gated) in
+                [(64, true), (192, true), (16, false), (112, false), (144, false)]
+            {
+                for (projection, part) in [(Projection::W13, "w13"), (Projection::W2, "w2")] {
+                    let layout =
+                        ExpertLayout::nvfp4(backend, projection, hidden, intermediate, gated);
+                    if let Ok(layout) = layout {
+                        check(&layout, ScalarType::FLOAT4_E2M1F, 16, part);
+                    } else {
+                        assert!(!gated && backend == Nvfp4Backend::FlashInferCuteDsl);
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(seen, 4 + 2 * (5 * 3 * 5 - 3 * 3));
+}
+
 #[test]
 fn sizes_that_upstream_refuses_are_errors() {
     for (hidden, intermediate) in [(0, 256), (256, 0), (128, 256), (256, 384), (264, 256)] {
@@ -378,108 +296,4 @@ fn alphas_are_upstreams() {
         let none = Alphas::new([given[0], given[1], given[2], &zero], gated);
         assert!(matches!(none, Err(Error::Value { .. })));
     }
-}
-
-#[test]
-fn routing_methods_are_upstreams() {
-    let facts = facts();
-    for row in facts["rows"].as_array().expect("rows") {
-        let scoring = Scoring::from_name(row[0].as_str().expect("a name")).unwrap();
-        let method = RoutingMethod::of(
-            scoring,
-            row[1].as_u64().expect("top_k") as usize,
-            row[2].as_bool().expect("renormalize"),
-            row[3].as_u64().map(|g| g as usize),
-            row[4].as_bool().expect("bias"),
-        );
-        assert_eq!(method.name(), row[5].as_str().expect("a name"), "{row}");
-        assert_eq!(Some(method.value()), row[6].as_i64(), "{row}");
-    }
-    let all = facts["vllm"].as_object().expect("methods");
-    assert_eq!(all.len(), RoutingMethod::NAMED.len());
-    for (name, method) in RoutingMethod::NAMED {
-        assert_eq!(all[name].as_i64(), Some(method.value()), "{name}");
-        // FlashInfer's numbers are the same; what it does not have is vLLM's alone.
-        let kernels = facts["flashinfer"].get(name).and_then(serde_json::Value::as_i64);
-        assert_eq!(kernels, Some(method.value()).filter(|&v| v < 100), "{name}");
-    }
-    assert!(matches!(Scoring::from_name("relu"), Err(Error::Unsupported { .. })));
-}
-
-#[test]
-fn kernels_take_the_methods_that_upstream_lists() {
-    let facts = facts();
-    let listed = [
-        ("Nvfp4", MoeKernel::Nvfp4),
-        ("Fp8Block", MoeKernel::Fp8Block),
-        ("Fp8Tensor", MoeKernel::Fp8Tensor),
-        ("Bf16", MoeKernel::Bf16),
-        ("Mxfp4", MoeKernel::Mxfp4),
-    ];
-    for (name, kernel) in listed {
-        let taken: Vec<&str> = facts["kernels"][name]
-            .as_array()
-            .expect("a list")
-            .iter()
-            .map(|m| m.as_str().expect("a name"))
-            .collect();
-        for (method_name, method) in RoutingMethod::NAMED {
-            let found = method.expect_in(kernel);
-            assert_eq!(found.is_ok(), taken.contains(&method_name), "{name} {method_name}");
-            if let Err(error) = found {
-                assert!(matches!(error, Error::Unsupported { .. }));
-                assert!(error.to_string().contains(method_name), "{error}");
-            }
-        }
-    }
-    // mxint4 is given whatever the layer has: the numbers that the runner has a branch for.
-    for (name, method) in RoutingMethod::NAMED {
-        assert_eq!(method.expect_in(MoeKernel::MxInt4).is_ok(), method.value() < 8, "{name}");
-    }
-}
-
-/// The numbers are those of models whose routers the kernels were written for, and one beyond each.
-#[test]
-fn routers_have_limits() {
-    use RoutingMethod::{DeepSeekV3, Llama4, MiniMax2, Renormalize, Unspecified};
-    let fits = |method: RoutingMethod, [num_experts, top_k, n_group, topk_group]: [usize; 4]| {
-        method.expect_sizes(RoutingSizes { num_experts, top_k, n_group, topk_group })
-    };
-    for (method, sizes) in [
-        (DeepSeekV3, [256, 8, 8, 4]),
-        (DeepSeekV3, [384, 8, 1, 1]),
-        (DeepSeekV3, [512, 22, 0, 0]),
-        (Renormalize, [128, 8, 0, 0]),
-        (Renormalize, [4, 4, 0, 0]),
-        (Renormalize, [2048, 32, 0, 0]),
-        (MiniMax2, [256, 8, 0, 0]),
-        (Llama4, [128, 1, 0, 0]),
-    ] {
-        fits(method, sizes).unwrap_or_else(|e| panic!("{method:?} {sizes:?}: {e}"));
-    }
-    for (method, sizes, what) in [
-        (DeepSeekV3, [256, 23, 8, 4], "top_k"),
-        (DeepSeekV3, [256, 8, 8, 5], "topk_group"),
-        (DeepSeekV3, [256, 8, 8, 0], "topk_group"),
-        (DeepSeekV3, [128, 8, 2, 3], "experts per group"),
-        (DeepSeekV3, [64, 8, 2, 3], "topk_group"),
-        (DeepSeekV3, [256, 8, 16, 4], "n_group"),
-        (DeepSeekV3, [260, 8, 8, 4], "n_group"),
-        (DeepSeekV3, [516, 8, 4, 4], "num_experts"),
-        (Llama4, [128, 2, 0, 0], "top_k"),
-        (Llama4, [132, 1, 0, 0], "num_experts"),
-        (Renormalize, [130, 8, 0, 0], "num_experts"),
-        (Renormalize, [2052, 8, 0, 0], "num_experts"),
-        (Renormalize, [64, 33, 0, 0], "top_k"),
-        (Renormalize, [8, 9, 0, 0], "top_k"),
-        (Renormalize, [8, 0, 0, 0], "top_k"),
-        (Renormalize, [0, 1, 0, 0], "top_k"),
-    ] {
-        let Err(Error::Size { what: found, .. }) = fits(method, sizes) else {
-            panic!("{method:?} takes {sizes:?}");
-        };
-        assert_eq!(found, format!("{what} of {}", method.name()), "{sizes:?}");
-    }
-    let none = fits(Unspecified, [128, 8, 0, 0]);
-    assert!(matches!(none, Err(Error::Unsupported { .. })));
 }
