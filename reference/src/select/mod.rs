@@ -97,7 +97,9 @@ pub enum Reason {
         activations: &'static str,
     },
     /// The way the layer is spread over ranks is not supported.
-    #[error("kernel does not support parallel config with {all2all}, ep_size {ep_size}, eplb {eplb}")]
+    #[error(
+        "kernel does not support parallel config with {all2all}, ep_size {ep_size}, eplb {eplb}"
+    )]
     ParallelConfig {
         /// Name of the all-to-all backend.
         all2all: &'static str,

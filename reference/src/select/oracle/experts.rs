@@ -113,11 +113,11 @@ pub struct Experts {
     pub fallback: Option<&'static Experts>,
 }
 
-use Compute::{Between, Exactly, Family, From};
 use All2All::{
     DeepEpHighThroughput, DeepEpLowLatency, FlashInferAll2AllV, FlashInferNvlinkOneSided,
     FlashInferNvlinkTwoSided, Mori, NixlEp,
 };
+use Compute::{Between, Exactly, Family, From};
 
 const ANY: &[Compute] = &[From(0, 0)];
 const NVLINK: &[All2All] =
@@ -216,11 +216,8 @@ pub static TRTLLM_FP8_MONOLITHIC: Experts = Experts {
 };
 
 /// `TrtLlmFp8ExpertsModular`.
-pub static TRTLLM_FP8_MODULAR: Experts = Experts {
-    name: "TrtLlmFp8ExpertsModular",
-    schemes: &[pairs(&[BLOCK, MXFP8])],
-    ..TRTLLM_FP8
-};
+pub static TRTLLM_FP8_MODULAR: Experts =
+    Experts { name: "TrtLlmFp8ExpertsModular", schemes: &[pairs(&[BLOCK, MXFP8])], ..TRTLLM_FP8 };
 
 /// `FlashInferExperts`: CUTLASS kernels. 11.x is left out.
 pub static FLASHINFER_CUTLASS: Experts = Experts {

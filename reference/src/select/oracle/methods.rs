@@ -102,10 +102,7 @@ const fn row(backend: B, experts: &'static [&'static Experts]) -> Row {
 static FP8: Table = Table {
     rows: &[
         row(B::Aiter, &[&experts::AITER]),
-        row(
-            B::FlashInferTrtllm,
-            &[&experts::TRTLLM_FP8_MONOLITHIC, &experts::TRTLLM_FP8_MODULAR],
-        ),
+        row(B::FlashInferTrtllm, &[&experts::TRTLLM_FP8_MONOLITHIC, &experts::TRTLLM_FP8_MODULAR]),
         row(B::FlashInferCutlass, &[&experts::FLASHINFER_CUTLASS]),
         row(B::DeepGemm, &[&experts::TRITON_OR_DEEP_GEMM]),
         row(B::VllmCutlass, &[&experts::TRITON_OR_CUTLASS]),
@@ -166,16 +163,10 @@ static NVFP4: Table = Table {
 
 static MXFP8: Table = Table {
     rows: &[
-        row(
-            B::FlashInferTrtllm,
-            &[&experts::TRTLLM_FP8_MONOLITHIC, &experts::TRTLLM_FP8_MODULAR],
-        ),
+        row(B::FlashInferTrtllm, &[&experts::TRTLLM_FP8_MONOLITHIC, &experts::TRTLLM_FP8_MODULAR]),
         row(B::Marlin, &[&experts::MARLIN]),
     ],
-    runners: &[
-        (Runner::FlashInferTrtllm, B::FlashInferTrtllm),
-        (Runner::Marlin, B::Marlin),
-    ],
+    runners: &[(Runner::FlashInferTrtllm, B::FlashInferTrtllm), (Runner::Marlin, B::Marlin)],
     batched: &[],
     flashinfer: &[],
 };

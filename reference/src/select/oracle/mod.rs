@@ -13,8 +13,8 @@ use super::{ActivationFormat, Capability, Platform, Reason, WeightKey};
 pub use keys::{
     ActivationKey, FlashInferBackend, MoeDeployment, Packages, RoutingMethod, Runner, Switches,
 };
-pub use methods::{MoeBackend, MoeMethod};
 use methods::Table;
+pub use methods::{MoeBackend, MoeMethod};
 
 /// A class that was chosen, with its backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,9 @@ pub enum OracleError {
         reason: Reason,
     },
     /// FlashInfer was asked for, and none of its kernels runs the layer.
-    #[error("FlashInfer was asked for, but none of its {method} MoE backends supports the deployment")]
+    #[error(
+        "FlashInfer was asked for, but none of its {method} MoE backends supports the deployment"
+    )]
     NoFlashInfer {
         /// The method.
         method: &'static str,
