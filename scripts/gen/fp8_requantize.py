@@ -41,11 +41,14 @@ def function(file, name, scope):
     return scope[name]
 
 
+FP8 = {"type": torch.float8_e4m3fn, "limit": 448.0}
+
+
 def scaled_fp8_quant(x, scale):
-    """`static_scaled_fp8_quant` of e4m3fn: times fl(1 / scale), limited, to nearest even."""
+    """`static_scaled_fp8_quant`: times fl(1 / scale), limited, to nearest even."""
     y = x.float() * (torch.ones_like(scale) / scale)
-    limit = torch.tensor(448.0, device=x.device)
-    return torch.fmax(torch.fmin(y, limit), -limit).to(torch.float8_e4m3fn), scale
+    limit = torch.tensor(FP8["limit"], device=x.device)
+    return torch.fmax(torch.fmin(y, limit), -limit).to(FP8["type"]), scale
 
 
 scope = {"torch": torch, "ops": SimpleNamespace(scaled_fp8_quant=scaled_fp8_quant),
@@ -83,11 +86,11 @@ def pairs():
 CODES = torch.arange(256, dtype=torch.uint8)
 
 
-def requantized(device):
+def requantized(device, count=None):
     """Both shards' 256 codes under every pair of scales, as hexadecimal."""
     out = []
-    for w1, w3 in pairs():
-        w13 = torch.stack([CODES, CODES]).view(torch.float8_e4m3fn).reshape(1, 2, 256).to(device)
+    for w1, w3 in pairs()[:count]:
+        w13 = torch.stack([CODES, CODES]).view(FP8["type"]).reshape(1, 2, 256).to(device)
         scales = torch.tensor([[w1, w3]], dtype=torch.float32, device=device)
         codes, largest = weights(w13.clone(), scales, shard_size=1, num_experts=1)
         assert bits(largest.item()) == bits(max(w1, w3))
@@ -121,12 +124,14 @@ if not torch.cuda.is_available():
         sys.exit(f"{out} differs from this CPU's answer")
     sys.exit(print(f"{out}: the CPU's part is as recorded; writing it needs a GPU"))
 rows = requantized("cuda")
+FP8.update(type=torch.float8_e4m3fnuz, limit=224.0)
 for row, other in zip(rows, cpu):
     if row["codes"] != other["codes"]:
         row["cpu"] = other["codes"]
 result = {
     "producer": "scripts/gen/fp8_requantize.py, vLLM 0.21.0, torch 2.11.0, " + torch.cuda.get_device_name(),
     "requantized": rows,
+    "fnuz": requantized("cpu", 14),
     "normalized": normalized(),
     "input_scales": largest_inputs(),
 }
