@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 
+use marlinspike::config::{CompressedTensorsConfig, FloatContainer, Fp8Config, Module, Scheme};
 use marlinspike::select::{
     ActivationKey, All2All, Capability, FlashInferBackend, MoeActivation, MoeDeployment, MoeDesc,
-    MoeMethod, MoeParallel, OracleError, Platform, Reason, RoutingMethod, Runner, WeightKey,
-    select_moe_backend,
+    MoeMethod, MoeParallel, MoeQuestion, OracleError, Platform, Reason, RoutingMethod, Runner,
+    WeightKey, select_moe_backend,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const UPSTREAM: &str = include_str!("data/moe_selection.json");
 
@@ -217,4 +218,66 @@ fn refusals_say_what_would_do() {
     let mi300 = Capability { platform: Platform::Rocm, compute: Some((9, 4)) };
     let found = ask(MoeMethod::Fp8, block.0, block.1, &deployment, mi300);
     assert_eq!(found.chosen, Err(OracleError::Platform { platform: Platform::Rocm }));
+}
+
+/// The backend that runs experts of `scheme`, asked about as their method asks.
+fn backend(scheme: &Scheme, device: Capability) -> &'static str {
+    let question = MoeQuestion::of(scheme).unwrap();
+    let deployment = MoeDeployment {
+        allow_vllm_cutlass: question.allow_vllm_cutlass,
+        ..MoeDeployment::new(MoeDesc::new(7168, 2048))
+    };
+    let MoeQuestion { method, weights, activations, .. } = question;
+    let found = select_moe_backend(method, weights, activations, &deployment, &device);
+    found.chosen.unwrap().unwrap().backend.name()
+}
+
+#[test]
+fn from_a_models_config_to_its_kernel() {
+    let [turing, ampere, ada, hopper, blackwell] =
+        [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0)].map(|(a, b)| Capability::cuda(a, b));
+    let module = Module::in_checkpoint("model.layers.0.mlp.experts.0.gate_proj");
+    let fp8 = |config: Value| Fp8Config::from_value(&config).unwrap().scheme_for(&module).unwrap();
+    let block = fp8(json!({
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    }));
+    assert_eq!(backend(&block, turing), "MARLIN");
+    assert_eq!(backend(&block, ampere), "MARLIN");
+    assert_eq!(backend(&block, ada), "TRITON");
+    assert_eq!(backend(&block, hopper), "TRITON");
+    assert_eq!(backend(&block, blackwell), "FLASHINFER_TRTLLM");
+    let tensor = fp8(json!({"quant_method": "fp8", "activation_scheme": "dynamic"}));
+    assert_eq!(backend(&tensor, hopper), "TRITON");
+
+    let compressed = |weights: &str, inputs: &str| {
+        let args = |strategy: &str, dynamic: bool| {
+            json!({"num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy,
+                   "dynamic": dynamic})
+        };
+        let config = json!({
+            "quant_method": "compressed-tensors", "format": "float-quantized",
+            "config_groups": {"group_0": {
+                "targets": ["Linear"], "weights": args(weights, false),
+                "input_activations": args(inputs, true),
+            }},
+        });
+        CompressedTensorsConfig::from_value(&config).unwrap().scheme_for(&module).unwrap()
+    };
+    let channel = compressed("channel", "token");
+    assert_eq!(backend(&channel, ada), "TRITON");
+    assert_eq!(backend(&channel, hopper), "VLLM_CUTLASS");
+    // Upstream's key for dynamic tensor-wise activations is that of groups of 128.
+    let dynamic_tensor = compressed("tensor", "tensor");
+    assert_eq!(backend(&dynamic_tensor, hopper), "MARLIN");
+    assert_eq!(backend(&dynamic_tensor, blackwell), "MARLIN");
+    // Per-token activations go with channels, not with one scale for a tensor.
+    assert_eq!(MoeQuestion::of(&compressed("tensor", "token")), None);
+
+    let container = FloatContainer::CompressedTensors;
+    let nvfp4 = |weight_only| Scheme::Nvfp4 { container, weight_only };
+    assert_eq!(backend(&nvfp4(false), hopper), "MARLIN");
+    assert_eq!(backend(&nvfp4(false), blackwell), "FLASHINFER_TRTLLM");
+    assert_eq!(backend(&nvfp4(true), blackwell), "MARLIN");
+    assert_eq!(backend(&Scheme::Mxfp8 { container }, hopper), "MARLIN");
+    assert_eq!(MoeQuestion::of(&Scheme::Mxfp4 { container }), None);
 }

@@ -25,8 +25,9 @@ pub use marlin::{
 };
 pub use moe::{is_supported_config, select_moe, select_wna16_moe_backend};
 pub use oracle::{
-    ActivationKey, FlashInferBackend, MoeBackend, MoeChoice, MoeDeployment, MoeMethod, MoeRefusal,
-    MoeSelection, OracleError, Packages, RoutingMethod, Runner, Switches, select_moe_backend,
+    ActivationKey, FlashInferBackend, MoeBackend, MoeChoice, MoeDeployment, MoeMethod, MoeQuestion,
+    MoeRefusal, MoeSelection, OracleError, Packages, RoutingMethod, Runner, Switches,
+    select_moe_backend,
 };
 
 /// An entry to the Marlin kernels.

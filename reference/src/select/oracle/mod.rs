@@ -8,6 +8,7 @@ pub mod experts;
 mod keys;
 pub mod methods;
 mod objections;
+mod question;
 
 use super::{ActivationFormat, Capability, Platform, Reason, WeightKey};
 pub use keys::{
@@ -15,6 +16,7 @@ pub use keys::{
 };
 use methods::Table;
 pub use methods::{MoeBackend, MoeMethod};
+pub use question::MoeQuestion;
 
 /// A class that was chosen, with its backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,10 +118,9 @@ type Chosen = Result<MoeChoice, OracleError>;
 /// Chooses the kernel that runs `weights` with `activations` under `method`, as upstream's oracle
 /// of that method does, and says what every other class of the method objects to.
 ///
-/// Two answers may surprise. `IntWna16` takes 8-bit weights, though the class that it returns
-/// cannot be built for them (see [`super::select_wna16_moe_backend`]). And compressed-tensors
-/// asks about tensor-wise weights with dynamic tensor-wise activations as `dynamic128`, a pair
-/// that Marlin alone reads, on every device.
+/// [`MoeQuestion::of`] says what a scheme's quantization method asks. One answer may surprise:
+/// `IntWna16` takes 8-bit weights, though the class that it returns cannot be built for them (see
+/// [`super::select_wna16_moe_backend`]).
 pub fn select_moe_backend(
     method: MoeMethod,
     weights: WeightKey,
