@@ -2,11 +2,12 @@
 //!
 //! `data/fp8_requantize.json` was made by `scripts/gen/fp8_requantize.py` on an H200 and on a CPU.
 
+use marlinspike::Error;
 use marlinspike::prepare::fnuz::{
     e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating, normalize_codes, normalize_scale,
 };
 use marlinspike::prepare::fp8::largest_scale;
-use marlinspike::prepare::requantize::{Fp8Type, Requantize};
+use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
 use marlinspike::scalar::e4m3fn_to_f64;
 use serde_json::Value;
 
@@ -124,4 +125,31 @@ fn the_largest_input_scale() {
         let scales: Vec<f32> = case["scales"].as_array().unwrap().iter().map(float).collect();
         assert_eq!(largest_scale(&scales).to_bits(), float(&case["largest"]).to_bits());
     }
+}
+
+#[test]
+fn shards_of_a_fused_matrix() {
+    // Three shards of 1, 0 and 2 rows; the second row of the last has every code again.
+    let all: Vec<u8> = (0..=255).collect();
+    let rule = (Requantize::UpstreamCuda, Fp8Type::E4m3fn);
+    let merge = |codes: &mut [u8], scales: &[f32]| {
+        merge_shards("qkv_proj.weight_scale", codes, 256, &[1, 0, 2], scales, rule)
+    };
+    let mut codes = all.repeat(3);
+    assert_eq!(merge(&mut codes, &[0.1, 0.3, 0.2]), Ok(0.3));
+    let table = |own| rule.0.table(rule.1, own, 0.3).to_vec();
+    assert_eq!(codes, [table(0.1), table(0.2), table(0.2)].concat());
+    // One scale: the file was fused, and nothing changes, NaN included.
+    let mut codes = all.repeat(3);
+    assert_eq!(merge(&mut codes, &[0.3]), Ok(0.3));
+    assert_eq!(codes, all.repeat(3));
+
+    for scales in [&[][..], &[1.0, 2.0]] {
+        let error = merge(&mut codes, scales).unwrap_err();
+        assert!(matches!(error, Error::Size { .. }), "{error}");
+    }
+    let error = merge(&mut codes[..300], &[1.0]).unwrap_err();
+    assert!(matches!(error, Error::Size { .. }), "{error}");
+    let error = merge(&mut codes, &[1.0, f32::NAN, 1.0]).unwrap_err();
+    assert!(matches!(&error, Error::Value { index, .. } if index == &[1]), "{error}");
 }

@@ -5,7 +5,7 @@
 //! `compressed_tensors_moe_w8a8_fp8.py` and `fp8.py`, `process_fp8_input_tensor_strategy_moe`.
 
 use super::fnuz::{normalize_codes, normalize_scale};
-use super::requantize::{Fp8Type, Requantize};
+use super::requantize::{Fp8Type, Requantize, merge_shards};
 use crate::checkpoint::fp8::{Fp8Tensors, Scheme};
 use crate::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
 use crate::layers::{LayerParams, MoeShard, ct_fp8_moe};
@@ -104,7 +104,8 @@ impl Fp8Experts<'_> {
         }
         let mut w13_scale_shape = self.w13_scale.shape().to_vec();
         if scheme.strategy == ScaleStrategy::Tensor {
-            w13_scale = one_scale_per_expert(&mut w13, &w13_scale, shard, options);
+            w13_scale =
+                one_scale_per_expert(self.w13_scale.name(), &mut w13, &w13_scale, shard, options)?;
             w13_scale_shape = vec![shard.num_experts];
         }
         let float = |t: &Tensor<'_>, shape: Vec<usize>, values: Vec<f32>| {
@@ -167,22 +168,23 @@ pub fn largest_scale(scales: &[f32]) -> f32 {
 /// Requantizes w1 and w3 of each expert to the larger of their scales, which is returned for each
 /// expert. Without a gate there is one scale, and nothing to do.
 fn one_scale_per_expert(
+    name: &str,
     w13: &mut [u8],
     scales: &[f32],
     shard: &MoeShard,
     options: Fp8Options,
-) -> Vec<f32> {
-    let shards = shard.w13_num_shards();
-    let largest: Vec<f32> = scales.chunks_exact(shards).map(largest_scale).collect();
-    let len = shard.intermediate_size_per_partition * shard.hidden_size;
-    if shards == 1 || len == 0 {
-        return largest;
-    }
-    for (i, (codes, &own)) in w13.chunks_exact_mut(len).zip(scales).enumerate() {
-        let table = options.requantize.table(options.device_type, own, largest[i / shards]);
-        codes.iter_mut().for_each(|code| *code = table[usize::from(*code)]);
-    }
-    largest
+) -> Result<Vec<f32>> {
+    let widths = vec![shard.intermediate_size_per_partition; shard.w13_num_shards()];
+    let len = w13.len() / shard.num_experts.max(1);
+    let rule = (options.requantize, options.device_type);
+    scales
+        .chunks_exact(widths.len())
+        .enumerate()
+        .map(|(e, scales)| {
+            let codes = &mut w13[e * len..(e + 1) * len];
+            merge_shards(name, codes, shard.hidden_size, &widths, scales, rule)
+        })
+        .collect()
 }
 
 /// The tensor has the shape and type of the parameter `name`.

@@ -1,14 +1,62 @@
-//! One scale for w1 and w3: codes with the smaller scale are requantized to the larger.
+//! One scale for w1 and w3, or for any fused shards: codes with a smaller scale are requantized to
+//! the largest.
 //!
-//! Source: vLLM 0.21.0 `process_fp8_weight_tensor_strategy_moe`, `per_tensor_dequantize`
-//! (`w8a8_utils.py`) and the operator `static_scaled_fp8_quant`.
+//! Source: vLLM 0.21.0 `process_fp8_weight_tensor_strategy_moe`, `requantize_with_max_scale`,
+//! `per_tensor_dequantize` (`w8a8_utils.py`) and the operator `static_scaled_fp8_quant`.
 
 use crate::scalar::{
     e4m3fn_to_f32, e4m3fn_to_f64, f16_to_f32, f32_to_e4m3fn_rne_saturating, f32_to_f16_rne,
     f64_to_e4m3fn_rne_saturating,
 };
 
+use crate::{Error, Result};
+
 use super::fnuz::{e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating};
+
+/// Requantizes the shards of a fused matrix to the largest of their scales, which is returned.
+/// `codes` are `[sum of widths, size_k]`, each shard's rows (output features) after those of the
+/// one before; a zero width is skipped. With one scale nothing changes.
+///
+/// Experts' w13 has two shards; linear layers have those of QKV or gate and up
+/// (`requantize_with_max_scale`; upstream tells a file that is fused already by scales that were
+/// never loaded, here it has one scale).
+///
+/// # Errors
+/// [`Error::Size`] where `codes`, `widths` and `scales` do not fit; [`Error::Value`] for a scale
+/// that is not positive and finite.
+pub fn merge_shards(
+    name: &str,
+    codes: &mut [u8],
+    size_k: usize,
+    widths: &[usize],
+    scales: &[f32],
+    (rule, ty): (Requantize, Fp8Type),
+) -> Result<f32> {
+    if let Some(i) = scales.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+        return Err(Error::value(name, &[i], scales[i], "a positive finite scale"));
+    }
+    let rows = widths.iter().try_fold(0usize, |sum, &w| sum.checked_add(w));
+    if rows.and_then(|rows| rows.checked_mul(size_k)) != Some(codes.len()) {
+        let found = format!("{} codes", codes.len());
+        return Err(Error::size(name, found, format!("{size_k} for each row of {widths:?}")));
+    }
+    if scales.is_empty() || scales.len() > 1 && scales.len() != widths.len() {
+        let expected = format!("one, or one for each of {widths:?}");
+        return Err(Error::size(name, format!("{} scales", scales.len()), expected));
+    }
+    let largest = scales.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if scales.len() == 1 {
+        return Ok(largest);
+    }
+    let mut rest = codes;
+    for (&width, &own) in widths.iter().zip(scales) {
+        let (shard, after) = rest.split_at_mut(width * size_k);
+        let table = rule.table(ty, own, largest);
+        shard.iter_mut().for_each(|code| *code = table[usize::from(*code)]);
+        rest = after;
+    }
+    Ok(largest)
+}
 
 /// How a code moves from its own scale to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
