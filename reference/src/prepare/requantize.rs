@@ -67,8 +67,8 @@ pub enum Requantize {
     Exact,
     /// Upstream on a GPU. The scale is rounded to f16 before it multiplies, since it lies on the
     /// device as the codes do; the product is rounded to f16, multiplied by fl(1 / other) in f32,
-    /// limited and rounded. Three things follow: a scale below 2⁻²⁵ makes every code zero, one
-    /// above 65504 makes zeros NaN, and a NaN becomes 448.
+    /// limited and rounded. Three things follow: a scale of at most 2⁻²⁵ makes every number zero,
+    /// one of 65520 or more makes zeros NaN on the way, and a NaN becomes 448.
     UpstreamCuda,
     /// Upstream on a CPU: as on a GPU, but the scale keeps its 24 bits.
     UpstreamCpu,
