@@ -1,7 +1,8 @@
 //! The backends of each quantization method as rows: their classes, their order, and the names a
 //! user asks for them by. Facts follow vLLM 0.21.0 `fused_moe/oracle/{fp8,nvfp4,mxfp8,int_wna16}.py`.
 
-use super::experts::{self, Experts};
+use super::class::Experts;
+use super::experts;
 use super::keys::Runner;
 
 /// A MoE backend, by upstream's name.

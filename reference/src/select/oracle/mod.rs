@@ -1,9 +1,11 @@
 //! Which kernel runs the experts of a layer, for every method that has an oracle upstream.
 //!
-//! [`experts`] holds the kernels' classes as rows, [`methods`] the backends of each quantization
-//! method and their order; [`select_moe_backend`] reads both. The order of the steps and their
-//! answers are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA devices, XPUs and CPUs.
+//! [`experts`] holds the kernels' classes as rows ([`class`] says of what), [`methods`] the
+//! backends of each quantization method and their order; [`select_moe_backend`] reads both. The
+//! order of the steps and their answers are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA
+//! devices, XPUs and CPUs.
 
+pub mod class;
 pub mod experts;
 mod keys;
 pub mod methods;

@@ -3,7 +3,7 @@
 //! configuration, routing, order of tokens, batch invariance, adapters.
 
 use super::super::{Capability, Platform, Reason, WeightKey};
-use super::experts::{Compute, Devices, Experts, Needs};
+use super::class::{Compute, Devices, Experts, Needs};
 use super::keys::{ActivationKey, MoeDeployment};
 
 impl Experts {
