@@ -28,6 +28,7 @@
 //! routine instead: rows with NaN or infinities.
 
 pub mod moe;
+pub mod neon;
 mod panel;
 pub mod portable;
 pub mod quantize;
@@ -149,6 +150,7 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(scalar::Scalar)];
     all.extend(portable::Portable::new().map(|k| Box::new(k) as Box<dyn Kernel>));
     all.extend(simd::kernels());
+    all.extend(neon::kernels());
     all
 }
 
