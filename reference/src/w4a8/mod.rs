@@ -27,6 +27,7 @@
 //! every golden case. Not covered by a case, and read from the source of KleidiAI's packing
 //! routine instead: rows with NaN or infinities.
 
+pub mod limits;
 pub mod moe;
 mod panel;
 pub mod portable;
