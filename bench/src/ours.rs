@@ -3,12 +3,13 @@
 use std::time::Instant;
 
 use marlinspike::Result;
-use marlinspike::case::{Activation, ActivationRounding};
+use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::kleidi::{NR, PackedStack, RhsLayout};
 use marlinspike::moe::layer::Routed;
-use marlinspike::w4a8::moe::{Layer, Mode};
-use marlinspike::w4a8::{Kernel, Values, linear};
+use marlinspike::moe::router::Router;
+use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer, Workspace};
+use marlinspike::w4a8::{Kernel, Rows, RowsMut, Values, linear};
 use rayon::ThreadPool;
 
 use crate::routing::{Routing, routings};
@@ -38,46 +39,55 @@ pub fn copies(cold_bytes: usize, len: usize) -> usize {
     cold_bytes.div_ceil(len) + 1
 }
 
-/// Packed weights of a workload: matrices that calls take turns over, or a layer's experts.
+/// A workload's packed weights: matrices that calls take turns over, or a layer.
 #[derive(Debug)]
 pub enum Weights {
     /// `[copies]` of `[K, N]`.
-    Dense(PackedStack<'static>),
-    /// Of a layer.
-    Moe {
-        /// `[E]` of `[H, 2I]`.
-        w13: PackedStack<'static>,
-        /// `[E]` of `[I, H]`.
-        w2: PackedStack<'static>,
-    },
+    Dense(PackedStack<'static>, Box<dyn Kernel>),
+    /// All experts.
+    Moe(Box<MoeLayer<'static>>),
 }
 
 impl Weights {
-    /// Packs them. A product's matrices are as many as `cold_bytes` takes and one more (see
-    /// [`machine::cold_bytes`](crate::machine::cold_bytes); 0 for one matrix, which stays in the
-    /// caches if it can).
+    /// Packs them, for `kernel`. A product's matrices are as many as [`copies`] says of
+    /// `cold_bytes` (see [`machine::cold_bytes`](crate::machine::cold_bytes)).
     ///
     /// # Errors
     /// [`marlinspike::Error::Size`] for groups that do not fit.
-    pub fn new(workload: Workload, group: GroupSize, cold_bytes: usize) -> Result<Self> {
+    pub fn new(
+        workload: Workload,
+        group: GroupSize,
+        cold_bytes: usize,
+        kernel: Box<dyn Kernel>,
+    ) -> Result<Self> {
         let tiles = tiles(workload, group)?;
         match workload {
             Workload::Dense { size_k, size_n } => {
                 let layout = RhsLayout::new(Shape::new(size_k, size_n), group, NR[1])?;
-                Ok(Self::Dense(tiles[0].packed(copies(cold_bytes, layout.packed_len()))?))
+                let count = copies(cold_bytes, layout.packed_len());
+                Ok(Self::Dense(tiles[0].packed(count)?, kernel))
             }
-            Workload::Moe { num_experts, .. } => Ok(Self::Moe {
-                w13: tiles[0].packed(num_experts)?,
-                w2: tiles[1].packed(num_experts)?,
-            }),
+            Workload::Moe { num_experts, top_k, .. } => {
+                let config = MoeConfig {
+                    num_experts,
+                    expert_map: None,
+                    router: Router::new(ScoringFunc::Softmax, top_k, true),
+                    activation: Activation::Silu,
+                    rounding: ActivationRounding::HalfAway,
+                    router_weight_on_input: false,
+                    mode: Mode::Upstream,
+                };
+                let (w13, w2) = (tiles[0].packed(num_experts)?, tiles[1].packed(num_experts)?);
+                Ok(Self::Moe(Box::new(MoeLayer::new(w13, w2, config)?.with_kernel(kernel))))
+            }
         }
     }
 
     /// All their bytes.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Dense(stack) => stack.bytes().len(),
-            Self::Moe { w13, w2 } => w13.bytes().len() + w2.bytes().len(),
+            Self::Dense(stack, _) => stack.bytes().len(),
+            Self::Moe(layer) => layer.w13().bytes().len() + layer.w2().bytes().len(),
         }
     }
 }
@@ -86,88 +96,146 @@ impl Weights {
 #[derive(Debug)]
 pub struct Ours<'w> {
     pool: &'w ThreadPool,
-    kernel: &'w dyn Kernel,
-    workload: Workload,
-    weights: &'w Weights,
     tokens: usize,
-    routings: Vec<Routing>,
-    x: Values,
+    x: Vec<f32>,
+    out: Vec<f32>,
+    call: Call<'w>,
+}
+
+/// What a call needs besides its rows.
+#[derive(Debug)]
+enum Call<'w> {
+    Dense(&'w PackedStack<'static>, &'w dyn Kernel),
+    Moe { layer: &'w MoeLayer<'static>, routings: Vec<Routing>, workspace: Box<Workspace> },
 }
 
 impl<'w> Ours<'w> {
-    /// Calls of `kernel` on the pool's threads, f32 in and out.
+    /// Calls on the pool's threads, f32 in and out.
     pub fn new(
         pool: &'w ThreadPool,
-        kernel: &'w dyn Kernel,
         workload: Workload,
         weights: &'w Weights,
         tokens: usize,
     ) -> Self {
-        let routings = match workload {
-            Workload::Dense { .. } => Vec::new(),
-            Workload::Moe { num_experts, top_k, .. } => routings(num_experts, top_k, tokens, SEED),
+        let (x, size_n) = (input(workload, tokens), workload.sizes()[1]);
+        let (call, width) = match weights {
+            Weights::Dense(stack, kernel) => (Call::Dense(stack, kernel.as_ref()), size_n),
+            Weights::Moe(layer) => {
+                let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k);
+                let workspace = Box::new(Workspace::for_tokens(layer, tokens));
+                let routings = routings(experts, top_k, tokens, SEED);
+                (Call::Moe { layer, routings, workspace }, layer.hidden_size())
+            }
         };
-        let x = Values::F32(activations(tokens * workload.sizes()[0], SEED));
-        Self { pool, kernel, workload, weights, tokens, routings, x }
+        Self { pool, tokens, x, out: vec![0.0; tokens * width], call }
     }
 
     /// Bytes of the weights that a call reads, on average over the calls.
     pub fn bytes_read(&self) -> f64 {
-        match self.weights {
-            Weights::Dense(stack) => stack.layout().packed_len() as f64,
-            Weights::Moe { w13, w2 } => {
-                let distinct: usize = self.routings.iter().map(|r| r.distinct).sum();
-                let expert = w13.layout().packed_len() + w2.layout().packed_len();
-                expert as f64 * distinct as f64 / self.routings.len() as f64
+        match &self.call {
+            Call::Dense(stack, _) => stack.layout().packed_len() as f64,
+            Call::Moe { layer, routings, .. } => {
+                let distinct: usize = routings.iter().map(|r| r.distinct).sum();
+                let expert = layer.w13().layout().packed_len() + layer.w2().layout().packed_len();
+                expert as f64 * distinct as f64 / routings.len() as f64
             }
         }
     }
 
-    /// The result of call `number`, for comparisons.
-    pub fn output(&self, number: usize) -> Result<Values> {
-        self.pool.install(|| self.call(number))
+    /// The result of call `number`, row-major, for comparisons.
+    pub fn output(&mut self, number: usize) -> &[f32] {
+        let Self { pool, tokens, x, out, call } = self;
+        pool.install(|| call.run(number, *tokens, x, out));
+        &self.out
     }
+}
 
-    fn call(&self, number: usize) -> Result<Values> {
-        match self.weights {
-            Weights::Dense(stack) => {
+impl Call<'_> {
+    fn run(&mut self, number: usize, tokens: usize, x: &[f32], out: &mut [f32]) {
+        let done = match self {
+            Self::Dense(stack, kernel) => {
                 let matrix = stack.get(number % stack.count());
-                linear(self.kernel, &self.x, &matrix, ActivationRounding::HalfAway)
+                let x = Values::F32(x.to_vec());
+                linear(*kernel, &x, &matrix, ActivationRounding::HalfAway).map(|y| {
+                    if let Values::F32(y) = y {
+                        out.copy_from_slice(&y);
+                    }
+                })
             }
-            Weights::Moe { w13, w2 } => {
-                let routing = &self.routings[number % self.routings.len()];
-                let w13: Vec<_> = (0..w13.count()).map(|e| w13.get(e)).collect();
-                let w2: Vec<_> = (0..w2.count()).map(|e| w2.get(e)).collect();
-                let layer = Layer {
-                    w13: &w13,
-                    w2: &w2,
-                    num_experts: w13.len(),
-                    expert_map: None,
-                    activation: Activation::Silu,
-                    rounding: ActivationRounding::HalfAway,
-                    router_weight_on_input: false,
-                    mode: Mode::Upstream,
-                };
-                let top_k = routing.topk_ids.len() / self.tokens;
-                let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
-                layer.forward(self.kernel, &self.x, Routed { top_k, topk_ids, topk_weights })
+            Self::Moe { layer, routings, workspace } => {
+                let Routing { topk_ids, topk_weights, .. } = &routings[number % routings.len()];
+                let routed = Routed { top_k: topk_ids.len() / tokens, topk_ids, topk_weights };
+                layer.forward_routed(Rows::F32(x), routed, workspace, RowsMut::F32(out))
             }
-        }
+        };
+        done.expect("shapes that were made to fit");
     }
 }
 
 impl Contender for Ours<'_> {
     fn burst(&mut self, first: usize, calls: usize, seconds: &mut Vec<f64>) {
+        let Self { pool, tokens, x, out, call } = self;
         // On a thread of the pool, where a model's layers would run one after the other.
-        let this = &*self;
-        let times: Vec<f64> = self.pool.install(|| {
+        let times: Vec<f64> = pool.install(|| {
             let time = |number| {
                 let start = Instant::now();
-                std::hint::black_box(this.call(number)).expect("shapes that were made to fit");
+                call.run(number, *tokens, x, out);
                 start.elapsed().as_secs_f64()
             };
             (first..first + calls).map(time).collect()
         });
         seconds.extend(times);
+    }
+}
+
+/// The rows of every call, `[T, K]` or `[T, H]`.
+pub fn input(workload: Workload, tokens: usize) -> Vec<f32> {
+    activations(tokens * workload.sizes()[0], SEED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::threads;
+    use marlinspike::w4a8::scalar::Scalar;
+
+    fn outputs(workload: Workload, tokens: usize) -> (Vec<f32>, f64, usize) {
+        let pool = threads::pool(1, false).unwrap();
+        let weights = Weights::new(workload, GroupSize::Of(32), 5000, Box::new(Scalar)).unwrap();
+        let mut ours = Ours::new(&pool, workload, &weights, tokens);
+        let bytes = ours.bytes_read();
+        (ours.output(1).to_vec(), bytes, weights.bytes())
+    }
+
+    /// x times the floats that the tile says, in f64: what is left is the rounding of x to 8 bits.
+    #[test]
+    fn a_call_multiplies_by_the_matrix_of_its_number() {
+        let workload = Workload::Dense { size_k: 64, size_n: 96 };
+        let (y, bytes_read, bytes) = outputs(workload, 2);
+        let (x, tile) = (input(workload, 2), &tiles(workload, GroupSize::Of(32)).unwrap()[0]);
+        // 64 codes, two bf16 scales, a sum and a bias to each column.
+        assert_eq!(bytes_read, 96.0 * (32.0 + 4.0 + 8.0));
+        assert_eq!(bytes, 3 * bytes_read as usize);
+        for (m, y) in y.chunks(96).enumerate() {
+            for (n, &y) in y.iter().enumerate() {
+                let w = tile.floats(tile.column(1, n));
+                let terms = w.zip(&x[m * 64..]).map(|(w, x)| f64::from(w) * f64::from(*x));
+                let (exact, size) =
+                    terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + f64::abs(t)));
+                assert!(
+                    (f64::from(y) - exact).abs() < 0.02 * size + 1e-3,
+                    "({m}, {n}) {y} {exact}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_layer_reads_the_experts_of_a_call() {
+        let workload = "4x2x64x32".parse().unwrap();
+        let (y, bytes_read, bytes) = outputs(workload, 1);
+        assert!(y.len() == 64 && y.iter().all(|y| y.is_finite()) && y.iter().any(|&y| y != 0.0));
+        // Two experts of four.
+        assert_eq!(bytes_read * 2.0, bytes as f64);
     }
 }

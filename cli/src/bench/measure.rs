@@ -25,7 +25,7 @@ pub(super) struct Plan {
     budget: Budget,
     effort: Effort,
     cold_bytes: usize,
-    kernel: Box<dyn Kernel>,
+    kernel: String,
     pinned: bool,
 }
 
@@ -62,7 +62,7 @@ impl Plan {
             },
             effort: if args.quick { Effort::quick() } else { Effort::full() },
             cold_bytes: if args.warm { 0 } else { machine::cold_bytes() },
-            kernel: kernel(args.kernel.as_deref())?,
+            kernel: kernel(args.kernel.as_deref())?.name().to_owned(),
             pinned: !args.no_pin,
         };
         plan.check_groups()?;
@@ -123,7 +123,7 @@ impl Plan {
             threads::pool(n, self.pinned).with_context(|| format!("{n} threads cannot be started"))
         };
         let pools: Vec<ThreadPool> = self.threads.iter().map(pool).collect::<Result<_>>()?;
-        let instruction = Instruction::of_kernel(self.kernel.name());
+        let instruction = Instruction::of_kernel(&self.kernel);
         let limits = || -> Vec<Limits> {
             pools.iter().map(|pool| Limits::measure(pool, instruction, self.effort)).collect()
         };
@@ -131,7 +131,8 @@ impl Plan {
         let mut cases = Vec::new();
         for &shape in &self.shapes {
             for &group in &self.groups {
-                let weights = Weights::new(shape, group, self.cold_bytes)?;
+                let kernel = kernel(Some(&self.kernel))?;
+                let weights = Weights::new(shape, group, self.cold_bytes, kernel)?;
                 for &tokens in &self.tokens {
                     for pool in &pools {
                         cases.push(self.case(pool, shape, group, &weights, tokens));
@@ -146,7 +147,7 @@ impl Plan {
         let machine = Machine {
             cpu: machine::cpu_name(),
             last_level_cache: machine::last_level_cache(),
-            kernel: self.kernel.name(),
+            kernel: self.kernel.clone(),
             instruction: instruction.map(Instruction::name),
             pinned,
         };
@@ -162,7 +163,7 @@ impl Plan {
         weights: &Weights,
         tokens: usize,
     ) -> Case {
-        let mut ours = Ours::new(pool, self.kernel.as_ref(), shape, weights, tokens);
+        let mut ours = Ours::new(pool, shape, weights, tokens);
         let bytes_read = ours.bytes_read();
         let seconds = race(&mut [&mut ours], self.budget)[0];
         let threads = pool.current_num_threads();

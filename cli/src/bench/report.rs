@@ -26,7 +26,7 @@ pub(super) struct Machine {
     pub(super) cpu: String,
     /// Bytes; 0 where unknown.
     pub(super) last_level_cache: usize,
-    pub(super) kernel: &'static str,
+    pub(super) kernel: String,
     /// Whose multiply-accumulates are the limit; null for kernels that compilers make.
     pub(super) instruction: Option<&'static str>,
     pub(super) pinned: bool,

@@ -27,17 +27,22 @@
 //! every golden case. Not covered by a case, and read from the source of KleidiAI's packing
 //! routine instead: rows with NaN or infinities.
 
+mod buffer;
 pub mod limits;
 pub mod moe;
 mod panel;
+mod parallel;
 pub mod portable;
 pub mod quantize;
+mod rows;
 pub mod scalar;
 pub mod simd;
 mod values;
+mod wide;
 
 pub use panel::{MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
+pub use rows::{Rows, RowsMut};
 pub use values::Values;
 
 use std::fmt::Debug;
@@ -143,6 +148,17 @@ pub struct Run<'a> {
     pub bytes: &'a [u8],
     /// Columns that are wanted: all but those past N in the matrix's last block.
     pub columns: usize,
+}
+
+impl<'a> Run<'a> {
+    /// The blocks that cover columns `from` to `to` of a whole packed matrix, and how many columns
+    /// the first of them has before `from`. Panics outside.
+    pub fn covering(layout: RhsLayout, matrix: &'a [u8], from: usize, to: usize) -> (Self, usize) {
+        let (nr, len) = (layout.nr(), layout.block_bytes());
+        let first = from / nr;
+        let bytes = &matrix[first * len..to.div_ceil(nr) * len];
+        (Self { layout, bytes, columns: to - first * nr }, from - first * nr)
+    }
 }
 
 /// Every kernel that this CPU supports, the slowest and plainest first.
