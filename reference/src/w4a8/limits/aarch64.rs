@@ -23,14 +23,14 @@ pub(super) fn run(instruction: Instruction, rounds: u64) -> Option<[i32; CHAINS]
 }
 
 macro_rules! chains {
-    ($name:ident, $feature:literal, $mnemonic:literal) => {
-        #[target_feature(enable = $feature)]
+    ($name:ident, $features:literal, $mnemonic:literal) => {
+        #[target_feature(enable = $features)]
         fn $name(rounds: u64) -> [i32; CHAINS] {
             let (ones, threes) = (vdupq_n_s8(1), vdupq_n_s8(3));
             let mut x: [int32x4_t; CHAINS] = std::array::from_fn(|i| vdupq_n_s32(i as i32 + 1));
             for _ in 0..rounds {
                 let [a, b, c, d, e, f, g, h, i, j, k, l] = &mut x;
-                // SAFETY: registers alone are read and written, and the function's feature has
+                // SAFETY: registers alone are read and written, and the function's features have
                 // the instruction.
                 unsafe {
                     asm!(
@@ -60,5 +60,5 @@ macro_rules! chains {
     };
 }
 
-chains!(sdot, "dotprod", "sdot");
-chains!(smmla, "i8mm", "smmla");
+chains!(sdot, "neon,dotprod", "sdot");
+chains!(smmla, "neon,i8mm", "smmla");
