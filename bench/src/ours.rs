@@ -5,11 +5,11 @@ use std::time::Instant;
 use marlinspike::Result;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{NR, PackedStack, RhsLayout};
+use marlinspike::layout::kleidi::{NR, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer, Workspace};
-use marlinspike::w4a8::{Kernel, Rows, RowsMut, Values, linear};
+use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Rows, RowsMut};
 use rayon::ThreadPool;
 
 use crate::routing::{Routing, routings};
@@ -18,6 +18,8 @@ use crate::{Contender, Workload};
 
 /// Seeds of what is drawn: the same in every run.
 pub const SEED: u64 = 0x6d61_726c;
+/// How activations are rounded: as KleidiAI's current kernels do.
+pub const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
 
 /// The tiles that a workload's weights are made of: one of a product, w13 and w2 of a layer.
 ///
@@ -43,13 +45,13 @@ pub fn copies(cold_bytes: usize, len: usize) -> usize {
 #[derive(Debug)]
 pub enum Weights {
     /// `[copies]` of `[K, N]`.
-    Dense(PackedStack<'static>, Box<dyn Kernel>),
+    Dense(Vec<Linear<'static>>),
     /// All experts.
     Moe(Box<MoeLayer<'static>>),
 }
 
 impl Weights {
-    /// Packs them, for `kernel`. A product's matrices are as many as [`copies`] says of
+    /// Packs them, for the kernel that `kernel` makes. A product's matrices are as many as [`copies`] says of
     /// `cold_bytes` (see [`machine::cold_bytes`](crate::machine::cold_bytes)).
     ///
     /// # Errors
@@ -58,14 +60,18 @@ impl Weights {
         workload: Workload,
         group: GroupSize,
         cold_bytes: usize,
-        kernel: Box<dyn Kernel>,
+        kernel: impl Fn() -> Box<dyn Kernel>,
     ) -> Result<Self> {
         let tiles = tiles(workload, group)?;
         match workload {
             Workload::Dense { size_k, size_n } => {
                 let layout = RhsLayout::new(Shape::new(size_k, size_n), group, NR[1])?;
+                let linear = |copy| {
+                    let weight = tiles[0].matrix(copy)?;
+                    Ok(Linear::new(weight, ROUNDING).with_kernel(kernel()))
+                };
                 let count = copies(cold_bytes, layout.packed_len());
-                Ok(Self::Dense(tiles[0].packed(count)?, kernel))
+                Ok(Self::Dense((0..count).map(linear).collect::<Result<_>>()?))
             }
             Workload::Moe { num_experts, top_k, .. } => {
                 let config = MoeConfig {
@@ -73,12 +79,12 @@ impl Weights {
                     expert_map: None,
                     router: Router::new(ScoringFunc::Softmax, top_k, true),
                     activation: Activation::Silu,
-                    rounding: ActivationRounding::HalfAway,
+                    rounding: ROUNDING,
                     router_weight_on_input: false,
                     mode: Mode::Upstream,
                 };
-                let (w13, w2) = (tiles[0].packed(num_experts)?, tiles[1].packed(num_experts)?);
-                Ok(Self::Moe(Box::new(MoeLayer::new(w13, w2, config)?.with_kernel(kernel))))
+                let (w13, w2) = (tiles[0].stack(num_experts)?, tiles[1].stack(num_experts)?);
+                Ok(Self::Moe(Box::new(MoeLayer::new(w13, w2, config)?.with_kernel(kernel()))))
             }
         }
     }
@@ -86,7 +92,7 @@ impl Weights {
     /// All their bytes.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Dense(stack, _) => stack.bytes().len(),
+            Self::Dense(copies) => copies.iter().map(|c| c.weight().bytes().len()).sum(),
             Self::Moe(layer) => layer.w13().bytes().len() + layer.w2().bytes().len(),
         }
     }
@@ -105,7 +111,7 @@ pub struct Ours<'w> {
 /// What a call needs besides its rows.
 #[derive(Debug)]
 enum Call<'w> {
-    Dense(&'w PackedStack<'static>, &'w dyn Kernel),
+    Dense { copies: &'w [Linear<'static>], workspace: Box<LinearWorkspace> },
     Moe { layer: &'w MoeLayer<'static>, routings: Vec<Routing>, workspace: Box<Workspace> },
 }
 
@@ -119,7 +125,7 @@ impl<'w> Ours<'w> {
     ) -> Self {
         let (x, size_n) = (input(workload, tokens), workload.sizes()[1]);
         let (call, width) = match weights {
-            Weights::Dense(stack, kernel) => (Call::Dense(stack, kernel.as_ref()), size_n),
+            Weights::Dense(copies) => (Call::Dense { copies, workspace: Box::default() }, size_n),
             Weights::Moe(layer) => {
                 let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k);
                 let workspace = Box::new(Workspace::for_tokens(layer, tokens));
@@ -133,7 +139,7 @@ impl<'w> Ours<'w> {
     /// Bytes of the weights that a call reads, on average over the calls.
     pub fn bytes_read(&self) -> f64 {
         match &self.call {
-            Call::Dense(stack, _) => stack.layout().packed_len() as f64,
+            Call::Dense { copies, .. } => copies[0].weight().bytes().len() as f64,
             Call::Moe { layer, routings, .. } => {
                 let distinct: usize = routings.iter().map(|r| r.distinct).sum();
                 let expert = layer.w13().layout().packed_len() + layer.w2().layout().packed_len();
@@ -153,14 +159,9 @@ impl<'w> Ours<'w> {
 impl Call<'_> {
     fn run(&mut self, number: usize, tokens: usize, x: &[f32], out: &mut [f32]) {
         let done = match self {
-            Self::Dense(stack, kernel) => {
-                let matrix = stack.get(number % stack.count());
-                let x = Values::F32(x.to_vec());
-                linear(*kernel, &x, &matrix, ActivationRounding::HalfAway).map(|y| {
-                    if let Values::F32(y) = y {
-                        out.copy_from_slice(&y);
-                    }
-                })
+            Self::Dense { copies, workspace } => {
+                let linear = &copies[number % copies.len()];
+                linear.forward(Rows::F32(x), workspace, RowsMut::F32(out))
             }
             Self::Moe { layer, routings, workspace } => {
                 let Routing { topk_ids, topk_weights, .. } = &routings[number % routings.len()];
@@ -201,7 +202,7 @@ mod tests {
 
     fn outputs(workload: Workload, tokens: usize) -> (Vec<f32>, f64, usize) {
         let pool = threads::pool(1, false).unwrap();
-        let weights = Weights::new(workload, GroupSize::Of(32), 5000, Box::new(Scalar)).unwrap();
+        let weights = Weights::new(workload, GroupSize::Of(32), 5000, || Box::new(Scalar)).unwrap();
         let mut ours = Ours::new(&pool, workload, &weights, tokens);
         let bytes = ours.bytes_read();
         (ours.output(1).to_vec(), bytes, weights.bytes())

@@ -4,9 +4,11 @@
 //! columns are drawn and packed, and copied as whole blocks to every place of every matrix, which
 //! begins with another block each. The result is packed weights like any other.
 
+use std::ops::Range;
+
 use marlinspike::Result;
 use marlinspike::dims::{GroupSize, LogicalK, Shape};
-use marlinspike::layout::kleidi::{Columns, NR, PackedStack, RhsLayout};
+use marlinspike::layout::kleidi::{Columns, NR, PackedRhs, PackedStack, RhsLayout};
 use marlinspike::scalar::f32_to_bf16_rne;
 use marlinspike::vectors::Rng;
 
@@ -75,12 +77,26 @@ impl Tile {
         codes.iter().enumerate().map(move |(k, &w)| f32::from(w) * scales[k / rows])
     }
 
-    /// `count` matrices in this project's packing.
+    /// Matrices 0 to `count` in this project's packing.
     ///
     /// # Errors
     /// As [`RhsLayout::new`]'s.
-    pub fn packed(&self, count: usize) -> Result<PackedStack<'static>> {
-        let Shape { size_k, .. } = self.shape;
+    pub fn stack(&self, count: usize) -> Result<PackedStack<'static>> {
+        let (layout, bytes) = self.packed(0..count)?;
+        PackedStack::new("weights of a benchmark", layout, bytes)
+    }
+
+    /// Matrix `matrix` in this project's packing.
+    ///
+    /// # Errors
+    /// As [`RhsLayout::new`]'s.
+    pub fn matrix(&self, matrix: usize) -> Result<PackedRhs<'static>> {
+        let (layout, bytes) = self.packed(matrix..matrix + 1)?;
+        PackedRhs::new(layout, bytes)
+    }
+
+    fn packed(&self, matrices: Range<usize>) -> Result<(RhsLayout, Vec<u8>)> {
+        let size_k = self.shape.size_k;
         let narrow = Shape::new(size_k, self.columns);
         let columns = match self.group {
             GroupSize::Of(g) if g != size_k => {
@@ -93,12 +109,12 @@ impl Tile {
         let layout = RhsLayout::new(self.shape, self.group, BLOCK)?;
         let packed = narrow.pack(&columns)?;
         let blocks: Vec<_> = packed.bytes().chunks_exact(narrow.block_bytes()).collect();
-        let mut bytes = Vec::with_capacity(count * layout.packed_len());
-        for matrix in 0..count {
+        let mut bytes = Vec::with_capacity(matrices.len() * layout.packed_len());
+        for matrix in matrices {
             let places = (0..layout.blocks()).map(|b| self.column(matrix, b * BLOCK) / BLOCK);
             places.for_each(|block| bytes.extend_from_slice(blocks[block]));
         }
-        PackedStack::new("weights of a benchmark", layout, bytes)
+        Ok((layout, bytes))
     }
 }
 
@@ -119,7 +135,7 @@ mod tests {
             // More columns than the tile has, and not a multiple of them.
             let shape = Shape::new(64, 328);
             let tile = Tile::new(shape, group, 1).unwrap();
-            let stack = tile.packed(3).unwrap();
+            let stack = tile.stack(3).unwrap();
             for matrix in 0..3 {
                 let at = |n: usize| tile.column(matrix, n);
                 let columns = 0..shape.size_n;
@@ -135,6 +151,7 @@ mod tests {
                 let layout = RhsLayout::new(shape, group, BLOCK).unwrap();
                 let packed = layout.pack(&whole.unwrap()).unwrap();
                 assert!(stack.matrix(matrix) == packed.bytes(), "{group} matrix {matrix}");
+                assert!(tile.matrix(matrix).unwrap() == packed, "{group} matrix {matrix}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The layer at speed has the bits of the plain one, whatever the shapes, routes, kernels and
 //! threads.
 
+#[allow(dead_code, reason = "each test uses a part")]
 mod w4a8_layers;
 
 use marlinspike::Error;

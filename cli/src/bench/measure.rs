@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use marlinspike::dims::{GroupSize, LogicalK};
 use marlinspike::w4a8::limits::Instruction;
-use marlinspike::w4a8::{Kernel, kernels};
+use marlinspike::w4a8::{Kernel, fastest, kernels};
 use marlinspike_bench::limits::{Effort, Limits};
 use marlinspike_bench::ours::{Ours, Weights};
 use marlinspike_bench::timing::{Budget, race};
@@ -62,7 +62,7 @@ impl Plan {
             },
             effort: if args.quick { Effort::quick() } else { Effort::full() },
             cold_bytes: if args.warm { 0 } else { machine::cold_bytes() },
-            kernel: kernel(args.kernel.as_deref())?.name().to_owned(),
+            kernel: kernel_name(args.kernel.as_deref())?,
             pinned: !args.no_pin,
         };
         plan.check_groups()?;
@@ -131,7 +131,7 @@ impl Plan {
         let mut cases = Vec::new();
         for &shape in &self.shapes {
             for &group in &self.groups {
-                let kernel = kernel(Some(&self.kernel))?;
+                let kernel = || kernel(&self.kernel).unwrap_or_else(fastest);
                 let weights = Weights::new(shape, group, self.cold_bytes, kernel)?;
                 for &tokens in &self.tokens {
                     for pool in &pools {
@@ -175,15 +175,17 @@ fn numbers(given: &[u32]) -> Vec<usize> {
     given.iter().map(|&n| n as usize).collect()
 }
 
-fn kernel(name: Option<&str>) -> Result<Box<dyn Kernel>> {
-    let mut all = kernels();
-    let Some(name) = name else { return Ok(marlinspike::w4a8::fastest()) };
-    let names: Vec<_> = all.iter().map(|k| k.name()).collect();
-    match names.iter().position(|&known| known == name) {
-        Some(at) => Ok(all.swap_remove(at)),
-        None => {
-            let help = format!("this CPU supports {}", names.join(", "));
-            Err(Explained::new(format!("--kernel {name}: no such kernel here"), help).into())
-        }
+fn kernel(name: &str) -> Option<Box<dyn Kernel>> {
+    kernels().into_iter().find(|kernel| kernel.name() == name)
+}
+
+/// The kernel's name that was asked for, or the quickest one's.
+fn kernel_name(name: Option<&str>) -> Result<String> {
+    let Some(name) = name else { return Ok(fastest().name().to_owned()) };
+    let names: Vec<_> = kernels().iter().map(|k| k.name()).collect();
+    if !names.contains(&name) {
+        let help = format!("this CPU supports {}", names.join(", "));
+        return Err(Explained::new(format!("--kernel {name}: no such kernel here"), help).into());
     }
+    Ok(name.to_owned())
 }

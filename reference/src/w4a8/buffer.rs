@@ -2,7 +2,8 @@
 
 use super::Panel;
 use super::parallel::Split;
-use super::quantize::Scaled;
+use super::quantize::{Extremes, Scaled};
+use crate::case::ActivationRounding;
 use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout, padded_k};
 
 /// Rows of quantized activations, panel after panel: a panel of rows `first` to `first + count`
@@ -107,9 +108,32 @@ impl Split for PanelsMut<'_> {
 
 /// One panel: all its rows are what it has room for.
 impl PanelsMut<'_> {
+    /// Quantizes row `m`, which comes in segments (multiples of [`CHUNK`] elements, but for the
+    /// last); `value` says an element's activation.
+    #[inline(always)]
+    pub(super) fn quantize<'a, T: Copy + 'a>(
+        &mut self,
+        m: usize,
+        segments: impl Iterator<Item = &'a [T]> + Clone,
+        rounding: ActivationRounding,
+        value: impl Fn(T) -> f32 + Copy,
+    ) {
+        let mut extremes = Extremes::new();
+        for segment in segments.clone() {
+            extremes.add(segment, value);
+        }
+        let row = extremes.scaled(rounding);
+        self.begin(m, &row);
+        let mut first = 0;
+        for segment in segments {
+            row.codes(segment, value, |chunk, codes| self.put(m, first + chunk, codes));
+            first += segment.len() / CHUNK;
+        }
+    }
+
     /// Prepares row `m` of the panel for its codes.
     #[inline(always)]
-    pub(super) fn begin(&mut self, m: usize, row: &Scaled) {
+    fn begin(&mut self, m: usize, row: &Scaled) {
         self.negated_zero_points[m] = row.negated_zero_point();
         self.reciprocals[m] = row.reciprocal();
         let rows = self.reciprocals.len();
@@ -118,7 +142,7 @@ impl PanelsMut<'_> {
 
     /// Stores chunk `chunk` of row `m`.
     #[inline(always)]
-    pub(super) fn put(&mut self, m: usize, chunk: usize, codes: &[i8; CHUNK]) {
+    fn put(&mut self, m: usize, chunk: usize, codes: &[i8; CHUNK]) {
         let rows = self.reciprocals.len();
         let sum = codes.iter().fold(0i32, |sum, &q| sum + i32::from(q));
         let total = &mut self.sums[chunk * CHUNK / self.shape.group * rows + m];

@@ -29,17 +29,21 @@
 
 mod buffer;
 pub mod limits;
+mod linear;
 pub mod moe;
 mod panel;
 mod parallel;
 pub mod portable;
 pub mod quantize;
 mod rows;
+mod runs;
 pub mod scalar;
-pub mod simd;
 mod values;
 mod wide;
+#[cfg(target_arch = "x86_64")]
+pub mod x86;
 
+pub use linear::{Linear, LinearWorkspace};
 pub use panel::{MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
 pub use rows::{Rows, RowsMut};
@@ -123,6 +127,11 @@ pub trait Kernel: Debug + Send + Sync {
     ///
     /// Panics when a slice is too short for that.
     fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        self.run_by_tiles(panel, rhs, y, stride);
+    }
+
+    /// [`Kernel::run`], one [`Kernel::tile`] after the other.
+    fn run_by_tiles(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
         let (nr, mut tile) = (rhs.layout.nr(), Tile::default());
         for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
             let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
@@ -165,7 +174,8 @@ impl<'a> Run<'a> {
 pub fn kernels() -> Vec<Box<dyn Kernel>> {
     let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(scalar::Scalar)];
     all.extend(portable::Portable::new().map(|k| Box::new(k) as Box<dyn Kernel>));
-    all.extend(simd::kernels());
+    #[cfg(target_arch = "x86_64")]
+    all.extend(x86::kernels());
     all
 }
 

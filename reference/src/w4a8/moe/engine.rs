@@ -19,7 +19,6 @@ use super::activation::Kind;
 use super::buckets::Buckets;
 use super::refusal::{Mode, Refusal, Settings};
 use super::route::{Choice, route};
-use super::runs::Runs;
 use super::workspace::{Buffers, Workspace};
 use super::{check_expert_map, steps};
 use crate::case::{Activation, ActivationRounding};
@@ -30,6 +29,7 @@ use crate::scalar::ScalarType;
 use crate::w4a8::buffer::grow;
 use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::rows::{Element, Rows, RowsMut};
+use crate::w4a8::runs::Runs;
 use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};
 
@@ -289,6 +289,6 @@ impl<'a> MoeLayer<'a> {
         let runs = Runs::plain(self.w2.layout(), size_h);
         let sums = &mut sums[..out.len()];
         steps::down::<X, A>(self, inner, routed, buckets, runs, sums);
-        steps::store(sums, runs, out);
+        runs.store(sums, out);
     }
 }

@@ -18,7 +18,6 @@ mod buckets;
 mod engine;
 mod refusal;
 mod route;
-mod runs;
 mod steps;
 mod workspace;
 

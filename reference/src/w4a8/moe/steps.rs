@@ -2,20 +2,13 @@
 
 use super::buckets::Buckets;
 use super::engine::MoeLayer;
-use super::runs::{MAX_WIDTH, Runs};
-use crate::case::ActivationRounding;
-use crate::layout::kleidi::CHUNK;
 use crate::moe::layer::Routed;
-use crate::w4a8::buffer::{PanelBuffer, PanelsMut, RowShape, Span};
-use crate::w4a8::parallel::{Wide, for_parts};
-use crate::w4a8::quantize::Extremes;
+use crate::w4a8::buffer::{PanelBuffer, RowShape, Span};
+use crate::w4a8::parallel::for_parts;
 use crate::w4a8::rows::Element;
+use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
 use crate::w4a8::wide::wide;
 use crate::w4a8::{MAX_NR, MAX_ROWS, Run};
-
-/// Values that a thread takes at least, in the steps that only move or convert them: less would not
-/// pay for waking it.
-const GRAIN: usize = 1 << 15;
 
 /// Step 1: the panels of w13's input, `input`.
 pub(super) fn quantize_input<X: Element>(
@@ -38,7 +31,7 @@ pub(super) fn quantize_input<X: Element>(
                 let row = &x[slot / routed.top_k * h..][..h];
                 let weight = routed.topk_weights[slot];
                 wide(|| {
-                    fill(&mut panel, m, std::iter::once(row), rounding, |x: X| x.widen() * weight)
+                    panel.quantize(m, std::iter::once(row), rounding, |x: X| x.widen() * weight)
                 });
             }
         });
@@ -47,7 +40,7 @@ pub(super) fn quantize_input<X: Element>(
     let count = x.len() / h;
     let parts = tokens.rows_mut(count, shape);
     for_parts(0..count, parts, GRAIN / h, &|token| token, &|token, mut panel| {
-        wide(|| fill(&mut panel, 0, std::iter::once(&x[token * h..][..h]), rounding, X::widen));
+        wide(|| panel.quantize(0, std::iter::once(&x[token * h..][..h]), rounding, X::widen));
     });
     let tokens: &PanelBuffer = tokens;
     let parts = input.rows_mut(buckets.rows(), shape);
@@ -57,28 +50,6 @@ pub(super) fn quantize_input<X: Element>(
             panel.copy(m, tokens.panel(Span { first: token, count: 1 }, shape));
         }
     });
-}
-
-/// Quantizes the activations of `segments`, of which `value` says the value, into row `m`.
-#[inline(always)]
-fn fill<'a, T: Element>(
-    panel: &mut PanelsMut<'_>,
-    m: usize,
-    segments: impl Iterator<Item = &'a [T]> + Clone,
-    rounding: ActivationRounding,
-    value: impl Fn(T) -> f32 + Copy,
-) {
-    let mut extremes = Extremes::new();
-    for segment in segments.clone() {
-        extremes.add(segment, value);
-    }
-    let row = extremes.scaled(rounding);
-    panel.begin(m, &row);
-    let mut first = 0;
-    for segment in segments {
-        row.codes(segment, value, |chunk, codes| panel.put(m, first + chunk, codes));
-        first += segment.len() / CHUNK;
-    }
 }
 
 /// Step 2: `activated` `[expert][run][row][column of the run]` of `input`.
@@ -143,7 +114,7 @@ pub(super) fn quantize_inner<A: Element>(
                 let (from, width) = runs.get(run);
                 &expert[from * bucket.count + row * width..][..width]
             });
-            wide(|| fill(&mut panel, m, segments, rounding, A::widen));
+            wide(|| panel.quantize(m, segments, rounding, A::widen));
         }
     });
 }
@@ -163,16 +134,16 @@ pub(super) fn down<X: Element, A: Element>(
     let on_input = layer.config().router_weight_on_input;
     for_parts(0..runs.count(), sums, 1, &|run| runs.start(run) * tokens, &|run, sums| {
         let (from, width) = runs.get(run);
-        let mut tile = [0f32; MAX_ROWS * UP_WIDTH];
+        let mut tile = [0f32; MAX_ROWS * MAX_WIDTH];
         sums.fill(0.0);
         for bucket in buckets.all() {
-            let (run, before) = Run::covering(layout, w2.matrix(bucket.local), from, from + width);
+            let (run, _) = Run::covering(layout, w2.matrix(bucket.local), from, from + width);
             for panel in &buckets.panels()[bucket.panels.first..][..bucket.panels.count] {
-                layer.kernel().run(inner.panel(panel.rows, shape), run, &mut tile, UP_WIDTH);
+                layer.kernel().run(inner.panel(panel.rows, shape), run, &mut tile, MAX_WIDTH);
                 for m in 0..panel.rows.count {
                     let slot = buckets.slot(panel.rows.first + m);
                     let sums = &mut sums[slot / routed.top_k * width..][..width];
-                    let row = &tile[m * UP_WIDTH + before..][..width];
+                    let row = &tile[m * MAX_WIDTH..][..width];
                     let weight = (!on_input).then(|| routed.topk_weights[slot]);
                     wide(|| add::<X, A>(sums, row, weight));
                 }
@@ -190,18 +161,4 @@ fn add<X: Element, A: Element>(sums: &mut [f32], row: &[f32], weight: Option<f32
         Some(weight) => pairs.for_each(|(sum, &value)| *sum += A::round(value) * weight),
         None => pairs.for_each(|(sum, &value)| *sum = X::round(*sum + X::round(value))),
     }
-}
-
-/// Step 5: `out` `[M, H]` of what [`down`] stored.
-pub(super) fn store<X: Element>(sums: &[f32], runs: Runs, out: &mut [X]) {
-    let (h, tokens) = (runs.size, out.len() / runs.size);
-    let parts = Wide { values: out, width: h };
-    for_parts(0..tokens, parts, GRAIN / h, &|token| token, &|token, row| {
-        for run in 0..runs.count() {
-            let (from, width) = runs.get(run);
-            let sums = &sums[from * tokens + token * width..][..width];
-            let row = &mut row.values[from..from + width];
-            wide(|| row.iter_mut().zip(sums).for_each(|(out, &sum)| *out = X::narrow(sum)));
-        }
-    });
 }

@@ -1,8 +1,14 @@
 //! How columns are cut into items of work.
 
+use super::MAX_NR;
+use super::parallel::{Wide, for_parts};
+use super::rows::Element;
+use super::wide::wide;
 use crate::layout::kleidi::{CHUNK, RhsLayout, padded_k};
-use crate::w4a8::MAX_NR;
 
+/// Values that a thread takes at least, in the steps that only move or convert them: less would not
+/// pay for waking it.
+pub(super) const GRAIN: usize = 1 << 15;
 /// The widest run.
 pub(super) const MAX_WIDTH: usize = 128;
 /// Bytes of a run's codes: with its activations they stay in a core's second-level cache.
@@ -53,5 +59,19 @@ impl Runs {
     /// The first column of run `i`, or the number of columns after the last one.
     pub(super) fn start(self, i: usize) -> usize {
         (i * self.width).min(self.size)
+    }
+
+    /// `out` `[rows, size]` of `blocked` `[run][row][column of the run]`.
+    pub(super) fn store<T: Element>(self, blocked: &[f32], out: &mut [T]) {
+        let (size, rows) = (self.size, out.len() / self.size);
+        let parts = Wide { values: out, width: size };
+        for_parts(0..rows, parts, GRAIN / size, &|row| row, &|row, out| {
+            for run in 0..self.count() {
+                let (from, width) = self.get(run);
+                let sums = &blocked[from * rows + row * width..][..width];
+                let out = &mut out.values[from..from + width];
+                wide(|| out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = T::narrow(sum)));
+            }
+        });
     }
 }
