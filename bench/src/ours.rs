@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use marlinspike::Result;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::layout::kleidi::{NR, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
@@ -26,14 +26,29 @@ pub const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
 /// # Errors
 /// [`marlinspike::Error::Size`] for groups that do not fit.
 pub fn tiles(workload: Workload, group: GroupSize) -> Result<Vec<Tile>> {
-    let shapes = match workload {
+    let tile = |(at, &shape)| Tile::new(shape, group, SEED + at as u64);
+    shapes(workload).iter().enumerate().map(tile).collect()
+}
+
+/// A product's matrix, or w13 and w2 of an expert.
+fn shapes(workload: Workload) -> Vec<Shape> {
+    match workload {
         Workload::Dense { size_k, size_n } => vec![Shape::new(size_k, size_n)],
         Workload::Moe { hidden_size: h, intermediate_size: i, .. } => {
             vec![Shape::new(h, 2 * i), Shape::new(i, h)]
         }
-    };
-    let tile = |(at, &shape)| Tile::new(shape, group, SEED + at as u64);
-    shapes.iter().enumerate().map(tile).collect()
+    }
+}
+
+/// Fails unless groups of `group` fit the workload's matrices.
+///
+/// # Errors
+/// [`marlinspike::Error::Size`], after which nothing of the workload can be made.
+pub fn check(workload: Workload, group: GroupSize) -> Result<()> {
+    shapes(workload).into_iter().try_for_each(|shape| {
+        RhsLayout::new(shape, group, NR[1])?;
+        group.groups(LogicalK(shape.size_k)).map(drop)
+    })
 }
 
 /// Matrices of `len` bytes each to take turns over so that they are cold.
@@ -145,6 +160,14 @@ impl<'w> Ours<'w> {
                 let expert = layer.w13().layout().packed_len() + layer.w2().layout().packed_len();
                 expert as f64 * distinct as f64 / routings.len() as f64
             }
+        }
+    }
+
+    /// Experts of each call; none of a product.
+    pub fn routings(&self) -> &[Routing] {
+        match &self.call {
+            Call::Dense { .. } => &[],
+            Call::Moe { routings, .. } => routings,
         }
     }
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use marlinspike::dims::{GroupSize, LogicalK};
+use marlinspike::dims::GroupSize;
 use marlinspike::w4a8::limits::Instruction;
 use marlinspike::w4a8::{Kernel, fastest, kernels};
 use marlinspike_bench::limits::{Effort, Limits};
-use marlinspike_bench::ours::{Ours, Weights};
+use marlinspike_bench::ours::{self, Ours, Weights};
 use marlinspike_bench::timing::{Budget, race};
 use marlinspike_bench::{Workload, machine, threads, workload};
 use rayon::ThreadPool;
@@ -71,15 +71,9 @@ impl Plan {
     }
 
     fn check_groups(&self) -> Result<()> {
-        for shape in &self.shapes {
-            let rows = match shape {
-                Workload::Dense { size_k, .. } => vec![*size_k],
-                Workload::Moe { .. } => shape.sizes().to_vec(),
-            };
-            for (&group, &size_k) in
-                self.groups.iter().flat_map(|g| rows.iter().map(move |k| (g, k)))
-            {
-                group.groups(LogicalK(size_k)).map_err(|error| {
+        for &shape in &self.shapes {
+            for &group in &self.groups {
+                ours::check(shape, group).map_err(|error| {
                     let help = "choose groups that divide every K: H and I of a layer";
                     Explained::new(format!("{shape}: {error}"), help)
                 })?;
