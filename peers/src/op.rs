@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Error, Layout, Result, Shape};
 use half::bf16;
-use half::slice::HalfBitsSliceExt as _;
+use half::slice::HalfFloatSliceExt as _;
 use marlinspike::w4a8::moe::{MoeLayer, Workspace};
 use marlinspike::w4a8::{Linear, LinearWorkspace, Rows, RowsMut};
 
