@@ -26,7 +26,7 @@ fn tiny(more: &[&str]) -> String {
     let output = run(TINY.iter().chain(&["--quick", "--warm", "--seconds", "0"]).chain(more));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
-    stdout(&output)
+    stdout(&output).to_owned()
 }
 
 /// Every field by its own arithmetic from the others.

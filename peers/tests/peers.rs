@@ -57,8 +57,10 @@ fn a_race_has_every_contender_once() {
             let ratio = |name| float(found, name) / float(&contenders[0], name);
             assert!((float(found, "ratio_best") / ratio("best") - 1.0).abs() < 1e-9);
             assert!((float(found, "ratio_median") / ratio("median") - 1.0).abs() < 1e-9);
-            // The same product: activations of 8 bits, and for Q4_K weights of 4 bits once more.
-            let limit = if found["name"] == "candle Q4_K" { 0.15 } else { 0.03 };
+            // The same product but for roundings: of activations to 8 bits (about 0.4 % of a row's
+            // largest, twice in a layer, whose sums cancel), of weights once more for Q4_K. Other
+            // weights would be 1 apart or more.
+            let limit = 0.1;
             assert!(float(found, "difference") < limit, "{found}");
         }
         assert_eq!(contenders[0]["difference"], 0.0);

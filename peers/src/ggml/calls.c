@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,10 +66,17 @@ static struct ggml_context *described(size_t tensors, size_t graphs) {
     return ggml_init(params);
 }
 
+// ggml says of every matrix that it is repacked: errors alone are of interest.
+static void errors_only(enum ggml_log_level level, const char *text, void *unused) {
+    (void)unused;
+    if (level == GGML_LOG_LEVEL_ERROR) fputs(text, stderr);
+}
+
 // A thread on each of `cpus`, the calling thread on the last; none pinned where `cpus` is NULL.
 static struct peer *peer_new(int threads, const int *cpus, int matrices, int graphs) {
     struct peer *p = calloc(1, sizeof *p);
     if (p == NULL) return NULL;
+    ggml_log_set(errors_only, NULL);
     struct ggml_threadpool_params params = ggml_threadpool_params_default(threads);
     for (int i = 0; cpus && i < threads; ++i) {
         if (cpus[i] >= 0 && cpus[i] < GGML_MAX_N_THREADS) params.cpumask[cpus[i]] = true;
