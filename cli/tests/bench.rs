@@ -100,7 +100,7 @@ fn wrong_arguments_are_refused() {
         (&["--group", "31"], "a multiple of 32, or `channel`"),
         (&["--tokens", "0"], "0 is not in 1..=65536"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
-        (&["--seconds", "-1"], "--seconds"),
+        (&["--seconds=-1"], "a number of seconds from 0 to 86400"),
         (&["--kernel", "gpu"], "--kernel gpu: no such kernel here"),
         (&["--shape", "1048576x1048576"], "are available"),
     ];
