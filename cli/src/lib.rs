@@ -3,6 +3,7 @@
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
+pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
@@ -58,6 +59,8 @@ pub enum Command {
     Convert(convert::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
+    /// Time the int4 path beside what the machine can do at most.
+    Bench(bench::Args),
 }
 
 /// How a command ended, as an exit code.
@@ -78,6 +81,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Inspect(args) => inspect::run(args, cli.color),
         Command::Convert(args) => convert::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Bench(args) => bench::run(args, cli.color),
     };
     let outcome = done.unwrap_or_else(|error| {
         report_error(&error, cli.color);
