@@ -9,17 +9,8 @@ use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 /// K and group: whole chunks and not, one group and several, a group that is the whole K.
-const DEPTHS: [(usize, i64); 9] = [
-    (8, -1),
-    (24, -1),
-    (32, -1),
-    (40, -1),
-    (96, -1),
-    (64, 32),
-    (64, 64),
-    (256, 128),
-    (320, 160),
-];
+const DEPTHS: [(usize, i64); 9] =
+    [(8, -1), (24, -1), (32, -1), (40, -1), (96, -1), (64, 32), (64, 64), (256, 128), (320, 160)];
 
 struct Case {
     shape: Shape,

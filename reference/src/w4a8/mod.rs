@@ -33,6 +33,7 @@ pub mod portable;
 pub mod quantize;
 pub mod scalar;
 pub mod simd;
+pub mod stored;
 mod values;
 
 pub use panel::{MAX_ROWS, Panel, PanelRows};
