@@ -15,7 +15,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{Kernel, Values};
+use super::Linear;
 use crate::case::{Activation, ActivationRounding, ScoringFunc};
 use crate::container::Container;
 use crate::dims::{GroupSize, Shape};
@@ -75,6 +75,36 @@ pub struct MoeDescription {
     pub router_weight_on_input: bool,
 }
 
+/// What a file says of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Description {
+    /// One matrix.
+    Linear(LinearDescription),
+    /// Experts.
+    Moe(MoeDescription),
+}
+
+impl Description {
+    /// The description as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Linear(linear) => linear.to_json(),
+            Self::Moe(moe) => moe.to_json(),
+        }
+    }
+
+    /// What `file` says of `module`, of either kind.
+    ///
+    /// # Errors
+    /// As [`LinearDescription::read`] and [`MoeDescription::read`].
+    pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
+        match head(file, module)?.layer.as_str() {
+            "moe" => MoeDescription::read(file, module).map(Self::Moe),
+            _ => LinearDescription::read(file, module).map(Self::Linear),
+        }
+    }
+}
+
 /// The keys of a linear layer's description.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -123,20 +153,38 @@ fn place(module: &str, key: &str) -> String {
     format!("__metadata__ {PREFIX}{module}{dot}{key}")
 }
 
-/// The description of `module`, which must be of the kind `layer`.
-fn read<K: DeserializeOwned>(file: &Container<'_>, module: &str, layer: &str) -> Result<K> {
-    let Some(text) = file.metadata().get(&key(module)) else {
-        return Err(Error::missing(place(module, ""), format!("a packed {layer} layer")));
-    };
-    let shown = || text.chars().take(60).collect::<String>();
-    // Version and kind first: of another version no key may mean the same.
+/// The text of `module`'s description.
+fn text<'f>(file: &'f Container<'_>, module: &str) -> Result<&'f str> {
+    let text = file.metadata().get(&key(module)).map(String::as_str);
+    text.ok_or_else(|| Error::missing(place(module, ""), "a packed layer"))
+}
+
+/// The beginning of a text that may be anything.
+fn short(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+/// Kind and version come first: of another version no key may mean the same.
+fn head(file: &Container<'_>, module: &str) -> Result<Head> {
+    let text = text(file, module)?;
     let head: Head = serde_json::from_str(text).map_err(|e| {
         let expected = format!("a JSON object with `version` and `layer` ({e})");
-        Error::value(place(module, ""), &[], shown(), expected)
+        Error::value(place(module, ""), &[], short(text), expected)
     })?;
     if head.version != VERSION {
         return Err(Error::value(place(module, "version"), &[], head.version, VERSION));
     }
+    if !matches!(head.layer.as_str(), "linear" | "moe") {
+        let found = short(&head.layer);
+        return Err(Error::value(place(module, "layer"), &[], found, "linear or moe"));
+    }
+    Ok(head)
+}
+
+/// The description of `module`, which must be of the kind `layer`.
+fn read<K: DeserializeOwned>(file: &Container<'_>, module: &str, layer: &str) -> Result<K> {
+    let head = head(file, module)?;
+    let text = text(file, module)?;
     if head.layer != layer {
         return Err(Error::value(place(module, "layer"), &[], head.layer, layer));
     }
@@ -145,7 +193,7 @@ fn read<K: DeserializeOwned>(file: &Container<'_>, module: &str, layer: &str) ->
         let path = e.path().to_string();
         let path = if path == "." { String::new() } else { path };
         let expected = format!("the description of a {layer} layer ({})", e.inner());
-        Error::value(place(module, &path), &[], shown(), expected)
+        Error::value(place(module, &path), &[], short(text), expected)
     })
 }
 
@@ -161,8 +209,7 @@ fn named<T: Copy>(module: &str, key: &str, found: &str, table: &[(&str, T)]) -> 
     let value = table.iter().find(|(name, _)| *name == found);
     value.map(|&(_, value)| value).ok_or_else(|| {
         let names: Vec<_> = table.iter().map(|(name, _)| *name).collect();
-        let shown: String = found.chars().take(60).collect();
-        Error::value(place(module, key), &[], shown, format!("one of {}", names.join(", ")))
+        Error::value(place(module, key), &[], short(found), format!("one of {}", names.join(", ")))
     })
 }
 
@@ -333,39 +380,24 @@ pub fn experts<'a>(
     Ok((described, w13, w2))
 }
 
-/// A linear layer of a packed file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Linear<'a> {
-    rhs: PackedRhs<'a>,
+/// The weight of the linear layer `module`, borrowed from the file's bytes.
+///
+/// # Errors
+/// As [`LinearDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`]
+/// naming the tensor that is not there or is not what the description says.
+pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
+    let layout = LinearDescription::read(file, module)?.layout;
+    let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
+    PackedRhs::new(layout, bytes)
 }
 
 impl<'a> Linear<'a> {
-    /// The layer `module`, whose weight is borrowed from the file's bytes.
+    /// The linear layer `module` of a packed file, run by the quickest kernel of this CPU. Nothing
+    /// is copied: the weight is the file's bytes.
     ///
     /// # Errors
-    /// As [`LinearDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`]
-    /// naming the tensor that is not there or is not what the description says.
-    pub fn load(file: &Container<'a>, module: &str) -> Result<Self> {
-        let layout = LinearDescription::read(file, module)?.layout;
-        let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
-        Ok(Self { rhs: PackedRhs::new(layout, bytes)? })
-    }
-
-    /// The weight.
-    pub fn weight(&self) -> &PackedRhs<'a> {
-        &self.rhs
-    }
-
-    /// `y` `[M, N]` of `x` `[M, K]`, in its type.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] when `x` is no whole number of rows of K.
-    pub fn forward(
-        &self,
-        kernel: &dyn Kernel,
-        x: &Values,
-        rounding: ActivationRounding,
-    ) -> Result<Values> {
-        super::linear(kernel, x, &self.rhs, rounding)
+    /// As [`linear`].
+    pub fn load(file: &Container<'a>, module: &str, rounding: ActivationRounding) -> Result<Self> {
+        Ok(Self::new(linear(file, module)?, rounding))
     }
 }

@@ -110,7 +110,7 @@ fn metadata(plan: &Plan, items: &[Item]) -> BTreeMap<String, String> {
         let Source::Stack { stack, .. } = item.source else { continue };
         let module = &plan.stacks[stack].module;
         if let Some(description) = plan.descriptions.get(module) {
-            metadata.insert(stored::key(module), description.to_string());
+            metadata.insert(stored::key(module), description.to_json().to_string());
         }
     }
     metadata

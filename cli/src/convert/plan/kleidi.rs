@@ -16,7 +16,7 @@ use marlinspike::layers::ExpertMap;
 use marlinspike::layout::kleidi::RhsLayout;
 use marlinspike::tensor::DType;
 use marlinspike::w4a8::moe::Refusal;
-use marlinspike::w4a8::stored::{LinearDescription, MoeDescription};
+use marlinspike::w4a8::stored::{Description, LinearDescription, MoeDescription};
 use serde_json::Value;
 
 use super::stack::{StackInfo, cut};
@@ -125,7 +125,7 @@ pub(super) fn descriptions(
     layers: &Layers,
     planned: &mut [Result<StackPlan, Vec<String>>],
     maps: &BTreeMap<String, ExpertMap>,
-) -> BTreeMap<String, Value> {
+) -> BTreeMap<String, Description> {
     let mut all = BTreeMap::new();
     for i in 0..planned.len() {
         let stack = &layers.stacks[i];
@@ -133,7 +133,7 @@ pub(super) fn descriptions(
         let Packing::Kleidi(layout) = plan.packing else { continue };
         if stack.role == Role::Dense {
             let linear = LinearDescription { layout, group_size: plan.group_size };
-            all.insert(stack.module.clone(), linear.to_json());
+            all.insert(stack.module.clone(), Description::Linear(linear));
             continue;
         }
         if stack.role == Role::W2 && all.contains_key(&stack.module) {
@@ -146,7 +146,7 @@ pub(super) fn descriptions(
         let map = maps.get(&stack.module).and_then(|m| m.map.clone());
         match experts(model, stack, plan, sibling, map) {
             Ok(described) => {
-                all.insert(stack.module.clone(), described.to_json());
+                all.insert(stack.module.clone(), Description::Moe(described));
             }
             Err(reason) => {
                 planned[i] = Err(vec![reason.clone()]);

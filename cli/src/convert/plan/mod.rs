@@ -22,7 +22,7 @@ use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, Selection};
 
-use serde_json::Value;
+use marlinspike::w4a8::stored::Description;
 
 use super::names::Kind;
 use super::parallel::Ranks;
@@ -210,7 +210,7 @@ pub struct Plan {
     /// The experts of this rank, by layer, where they are spread.
     pub expert_maps: BTreeMap<String, ExpertMap>,
     /// The int4 path: what the files say of each layer, by module.
-    pub descriptions: BTreeMap<String, Value>,
+    pub descriptions: BTreeMap<String, Description>,
 }
 
 impl Plan {

@@ -3,9 +3,9 @@
 use crate::case::Activation;
 use crate::moe::activation::{ALPHA, LIMIT};
 use crate::moe::math;
-use crate::moe::router::round_to;
 use crate::scalar::ScalarType;
 use crate::w4a8::Values;
+use crate::w4a8::rows::Element;
 use crate::{Error, Result};
 
 /// What upstream's operator computes between the products; gate is the first half of a row, up the
@@ -50,17 +50,40 @@ impl Kind {
         Values::from_f32(activated.collect(), ty)
     }
 
-    fn one(self, ty: ScalarType, g: f32, u: f32) -> f32 {
+    /// Activates `gate` and `up` into `out`, all of one length: the products' f32 results are
+    /// rounded to `E` first, as [`Kind::apply`] finds them.
+    #[inline(always)]
+    pub(super) fn fill<E: Element>(self, gate: &[f32], up: &[f32], out: &mut [E]) {
+        let pairs = gate.iter().zip(up).zip(out);
         match self {
-            Self::Silu => g / (1.0 + math::exp(-g)) * u,
-            Self::SwigluOai => {
-                let round = |x| round_to(ty, x);
-                // Limits that keep NaN.
-                let g = if g > LIMIT { LIMIT } else { g };
-                let u = u.clamp(-LIMIT, LIMIT);
-                let gate = round(g * round(math::sigmoid(round(g * ALPHA))));
-                round(round(u + 1.0) * gate)
-            }
+            Self::Silu => pairs.for_each(|((&g, &u), out)| {
+                *out = E::narrow(silu(E::round(g), E::round(u)));
+            }),
+            Self::SwigluOai => pairs.for_each(|((&g, &u), out)| {
+                *out = E::narrow(swiglu_oai::<E>(E::round(g), E::round(u)));
+            }),
         }
     }
+
+    fn one(self, ty: ScalarType, g: f32, u: f32) -> f32 {
+        match self {
+            Self::Silu => silu(g, u),
+            Self::SwigluOai if ty == ScalarType::BFLOAT16 => swiglu_oai::<u16>(g, u),
+            Self::SwigluOai => swiglu_oai::<f32>(g, u),
+        }
+    }
+}
+
+#[inline(always)]
+fn silu(g: f32, u: f32) -> f32 {
+    g / (1.0 + math::exp(-g)) * u
+}
+
+#[inline(always)]
+fn swiglu_oai<E: Element>(g: f32, u: f32) -> f32 {
+    // Limits that keep NaN.
+    let g = if g > LIMIT { LIMIT } else { g };
+    let u = u.clamp(-LIMIT, LIMIT);
+    let gate = E::round(g * E::round(math::sigmoid(E::round(g * ALPHA))));
+    E::round(E::round(u + 1.0) * gate)
 }
