@@ -8,12 +8,37 @@ use marlinspike::layout::marlin::{InputDtype, Options, Prepared, nvfp4_scale_fac
 use marlinspike::tensor::DType;
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike::{Error, Result};
+use rayon::prelude::*;
 
 use super::load;
 use super::names::Kind;
 use super::plan::{Packing, Part, Settings, StackPlan};
 use crate::model::layers::Role;
 use crate::model::{Model, bind};
+
+/// All of a stack's output in memory, for the int4 path: `[experts][packed_len]` bytes, packed on
+/// rayon's current pool.
+///
+/// # Errors
+/// As [`run`]; [`Error::Unsupported`] for a stack of another format.
+pub fn packed_stack(model: &Model<'_>, plan: &StackPlan, settings: &Settings) -> Result<Vec<u8>> {
+    let Packing::Kleidi(layout) = plan.packing else {
+        return Err(Error::unsupported(&plan.module, "not planned for the int4 path"));
+    };
+    let mut bytes = vec![0u8; plan.experts.len() * layout.packed_len()];
+    let parts = plan.parts(u64::MAX);
+    let experts = bytes.par_chunks_exact_mut(layout.packed_len()).enumerate();
+    experts.try_for_each(|(e, expert)| -> Result<()> {
+        for part in &parts {
+            for piece in run(model, plan, Constants::default(), settings, e, part)? {
+                let at = piece.offset as usize - e * layout.packed_len();
+                expert[at..][..piece.bytes.get().len()].copy_from_slice(piece.bytes.get());
+            }
+        }
+        Ok(())
+    })?;
+    Ok(bytes)
+}
 
 /// What all parts of a stack share: found by looking at all of its scales.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
