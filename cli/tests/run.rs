@@ -294,7 +294,7 @@ fn what_cannot_run_is_refused_by_name() {
     changed("\\\"top_k\\\":2", "\\\"top_k\\\":9", [experts, "found 9"]);
     changed("\\\"hidden_size\\\":256", "\\\"hidden_size\\\":128", ["w13_packed", "found shape"]);
     changed("silu\\\"", "mish\\\"", [experts, "mish"]);
-    changed("w2_packed", "w2_pocked", ["w2_packed", "no tensor"]);
+    changed("w2_packed", "w2_pocked", ["w2_packed", "not in the file"]);
     fs::write(path("short.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
     refused(&[&path("short.safetensors")], ["short.safetensors", "expected"]);
     // The original checkpoint's own group sizes still hold.

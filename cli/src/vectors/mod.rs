@@ -39,7 +39,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, int4_fp8_preprocess, router or moe_align_block_size
+    /// Operation: linear, moe, dyn_quant_linear, int4_fp8_preprocess, router or moe_align_block_size
     #[arg(long, value_parser = operation)]
     op: Op,
 
