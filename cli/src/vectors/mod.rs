@@ -22,7 +22,7 @@ group sizes, act-order, tensor-parallel ranks, shapes, ...) that upstream does n
 number i depends on the seed and on i alone, and its bytes are the same on every machine: to make \
 one case again, give its seed with `--start i --count 1`. Both are in the case's provenance.
 
-Outputs that the reference does not compute (routing, `y`) are absent.";
+Outputs that the reference does not compute (routing alone) are absent.";
 
 const EXAMPLES: &str = "\
 Examples:
