@@ -68,6 +68,9 @@ impl<'f> LinearLayer<'f> {
     }
 }
 
+/// Runs a layer on its inputs, into an output of [`Layer::output`].
+pub type Runner<'i> = Box<dyn FnMut(&mut Values) -> Result<()> + 'i>;
+
 /// A loaded layer with its name.
 #[derive(Debug)]
 pub struct Loaded<'f> {
@@ -270,10 +273,7 @@ impl Layer<'_> {
     }
 
     /// A function that runs the layer on `inputs`, with its own memory.
-    pub fn runner<'i>(
-        &'i self,
-        inputs: &'i Inputs,
-    ) -> Box<dyn FnMut(&mut Values) -> Result<()> + 'i> {
+    pub fn runner<'i>(&'i self, inputs: &'i Inputs) -> Runner<'i> {
         let x = inputs.x.rows();
         match self {
             Self::Linear(linear) => {

@@ -44,7 +44,7 @@ pub(super) fn lattice() -> Vec<CaseConfig> {
                                 size_m: 1,
                                 size_n,
                                 size_k,
-                                packing: packing.clone(),
+                                packing: *packing,
                                 activation_rounding: *activation_rounding,
                                 kleidiai_variant: None,
                             })
