@@ -58,8 +58,9 @@ fn forward_calls_do_not_allocate() {
         let mut wide = Values::F32(vec![0.0; tokens * 512]);
         let mut outputs = batches.each_ref().map(Batch::output);
         let counted = pool.install(|| {
-            // The first calls make what threads keep for themselves.
-            let mut counted = [0; 3];
+            // A thread makes what it keeps for itself when it first takes another's work, whenever
+            // that is. What calls allocated would be there in every one.
+            let mut counted = [0; 12];
             for count in &mut counted {
                 let before = ALLOCATIONS.load(SeqCst);
                 for (batch, out) in batches.iter().zip(&mut outputs) {
@@ -74,6 +75,6 @@ fn forward_calls_do_not_allocate() {
             }
             counted
         });
-        assert_eq!(counted[2], 0, "{threads} threads: {counted:?}");
+        assert!(counted.contains(&0), "{threads} threads: {counted:?}");
     }
 }

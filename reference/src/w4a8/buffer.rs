@@ -3,6 +3,7 @@
 use super::Panel;
 use super::parallel::Split;
 use super::quantize::{Extremes, Scaled};
+use super::wide::Loop;
 use crate::case::ActivationRounding;
 use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout, padded_k};
 
@@ -108,29 +109,6 @@ impl Split for PanelsMut<'_> {
 
 /// One panel: all its rows are what it has room for.
 impl PanelsMut<'_> {
-    /// Quantizes row `m`, which comes in segments (multiples of [`CHUNK`] elements, but for the
-    /// last); `value` says an element's activation.
-    #[inline(always)]
-    pub(super) fn quantize<'a, T: Copy + 'a>(
-        &mut self,
-        m: usize,
-        segments: impl Iterator<Item = &'a [T]> + Clone,
-        rounding: ActivationRounding,
-        value: impl Fn(T) -> f32 + Copy,
-    ) {
-        let mut extremes = Extremes::new();
-        for segment in segments.clone() {
-            extremes.add(segment, value);
-        }
-        let row = extremes.scaled(rounding);
-        self.begin(m, &row);
-        let mut first = 0;
-        for segment in segments {
-            row.codes(segment, value, |chunk, codes| self.put(m, first + chunk, codes));
-            first += segment.len() / CHUNK;
-        }
-    }
-
     /// Prepares row `m` of the panel for its codes.
     #[inline(always)]
     fn begin(&mut self, m: usize, row: &Scaled) {
@@ -164,6 +142,41 @@ impl PanelsMut<'_> {
         let pieces = self.codes.chunks_exact_mut(rows * PIECE).zip(row.codes().chunks_exact(PIECE));
         for (to, piece) in pieces {
             to[m * PIECE..][..PIECE].copy_from_slice(piece);
+        }
+    }
+}
+
+/// Quantizes a row of a panel.
+pub(super) struct Quantize<'p, 'a, S, V> {
+    /// One panel.
+    pub(super) panel: &'p mut PanelsMut<'a>,
+    /// The row's place in it.
+    pub(super) m: usize,
+    /// The row: slices of multiples of [`CHUNK`] elements, but for the last.
+    pub(super) segments: S,
+    /// An element's activation.
+    pub(super) value: V,
+    /// How codes are rounded.
+    pub(super) rounding: ActivationRounding,
+}
+
+impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Copy> Loop
+    for Quantize<'_, '_, S, V>
+{
+    #[inline(always)]
+    fn run(self) {
+        let mut extremes = Extremes::new();
+        for segment in self.segments.clone() {
+            extremes.add(segment, self.value);
+        }
+        let row = extremes.scaled(self.rounding);
+        self.panel.begin(self.m, &row);
+        let mut at = 0;
+        for segment in self.segments {
+            for activations in segment.chunks(CHUNK) {
+                self.panel.put(self.m, at, &row.chunk(activations, self.value));
+                at += 1;
+            }
         }
     }
 }

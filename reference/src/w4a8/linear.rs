@@ -4,7 +4,7 @@
 //! panels while its weights stay in a core's cache; the results, `[run][row][column of the run]`,
 //! become rows at the end.
 
-use super::buffer::{PanelBuffer, RowShape, Span, grow};
+use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
 use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut};
 use super::runs::{GRAIN, Runs};
@@ -97,12 +97,13 @@ impl<'a> Linear<'a> {
         let parts = input.rows_mut(size_m, shape);
         for_parts(0..panels, parts, GRAIN / (MAX_ROWS * k), &start, &|i, mut panel| {
             for m in 0..start(i + 1) - start(i) {
-                let row = std::iter::once(&x[(start(i) + m) * k..][..k]);
-                wide(|| panel.quantize(m, row, self.rounding, T::widen));
+                let segments = std::iter::once(&x[(start(i) + m) * k..][..k]);
+                let (panel, rounding) = (&mut panel, self.rounding);
+                wide(Quantize { panel, m, segments, value: T::widen, rounding });
             }
         });
         let input: &PanelBuffer = input;
-        let runs = Runs::plain(layout, layout.shape().size_n);
+        let runs = Runs::plain(layout, layout.shape().size_n, panels > 1);
         let (parts, bytes) = (&mut blocked[..out.len()], self.weight.bytes());
         for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
             let (from, width) = runs.get(run);

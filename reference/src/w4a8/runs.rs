@@ -3,14 +3,14 @@
 use super::MAX_NR;
 use super::parallel::{Wide, for_parts};
 use super::rows::Element;
-use super::wide::wide;
+use super::wide::{Loop, wide};
 use crate::layout::kleidi::{CHUNK, RhsLayout, padded_k};
 
 /// Values that a thread takes at least, in the steps that only move or convert them: less would not
 /// pay for waking it.
 pub(super) const GRAIN: usize = 1 << 15;
 /// The widest run.
-pub(super) const MAX_WIDTH: usize = 128;
+pub(super) const MAX_WIDTH: usize = 256;
 /// Bytes of a run's codes: with its activations they stay in a core's second-level cache.
 const CACHE: usize = 256 << 10;
 /// Items for each thread, so that a thread that starts late finds work left.
@@ -27,21 +27,24 @@ pub(super) struct Runs {
 
 impl Runs {
     /// `size` columns of gate and as many of up, in each of `times` matrices with as much work.
-    pub(super) fn activated(layout: RhsLayout, size: usize, times: usize) -> Self {
+    /// `reused`: whether more than one panel reads a run.
+    pub(super) fn activated(layout: RhsLayout, size: usize, times: usize, reused: bool) -> Self {
         // Their columns are k of w2, whose rows are quantized by chunks.
-        Self::new(padded_k(layout.shape().size_k), size, times, CHUNK)
+        Self::new(padded_k(layout.shape().size_k), size, times, CHUNK, reused)
     }
 
-    /// `size` columns of one matrix.
-    pub(super) fn plain(layout: RhsLayout, size: usize) -> Self {
+    /// `size` columns of one matrix; `reused` as in [`Runs::activated`].
+    pub(super) fn plain(layout: RhsLayout, size: usize, reused: bool) -> Self {
         // Two blocks at once are what kernels like.
-        Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 2 * MAX_NR)
+        Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 2 * MAX_NR, reused)
     }
 
     /// `bytes` of codes for each column.
-    fn new(bytes: usize, size: usize, times: usize, unit: usize) -> Self {
+    fn new(bytes: usize, size: usize, times: usize, unit: usize, reused: bool) -> Self {
         let fair = size * times / (ITEMS_PER_THREAD * rayon::current_num_threads());
-        let width = fair.min(CACHE / bytes).min(MAX_WIDTH) / unit * unit;
+        // Weights that are read once need no cache, and long runs are read faster.
+        let cached = if reused { CACHE / bytes } else { MAX_WIDTH };
+        let width = fair.min(cached).min(MAX_WIDTH) / unit * unit;
         Self { size, width: width.max(unit) }
     }
 
@@ -70,8 +73,23 @@ impl Runs {
                 let (from, width) = self.get(run);
                 let sums = &blocked[from * rows + row * width..][..width];
                 let out = &mut out.values[from..from + width];
-                wide(|| out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = T::narrow(sum)));
+                wide(Narrow { from: sums, to: out });
             }
         });
+    }
+}
+
+/// Rounds f32 to `T`.
+struct Narrow<'a, T> {
+    from: &'a [f32],
+    to: &'a mut [T],
+}
+
+impl<T: Element> Loop for Narrow<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        for (to, &from) in self.to.iter_mut().zip(self.from) {
+            *to = T::narrow(from);
+        }
     }
 }

@@ -6,6 +6,7 @@ use crate::moe::math;
 use crate::scalar::ScalarType;
 use crate::w4a8::Values;
 use crate::w4a8::rows::Element;
+use crate::w4a8::wide::Loop;
 use crate::{Error, Result};
 
 /// What upstream's operator computes between the products; gate is the first half of a row, up the
@@ -50,26 +51,39 @@ impl Kind {
         Values::from_f32(activated.collect(), ty)
     }
 
-    /// Activates `gate` and `up` into `out`, all of one length: the products' f32 results are
-    /// rounded to `E` first, as [`Kind::apply`] finds them.
-    #[inline(always)]
-    pub(super) fn fill<E: Element>(self, gate: &[f32], up: &[f32], out: &mut [E]) {
-        let pairs = gate.iter().zip(up).zip(out);
-        match self {
-            Self::Silu => pairs.for_each(|((&g, &u), out)| {
-                *out = E::narrow(silu(E::round(g), E::round(u)));
-            }),
-            Self::SwigluOai => pairs.for_each(|((&g, &u), out)| {
-                *out = E::narrow(swiglu_oai::<E>(E::round(g), E::round(u)));
-            }),
-        }
-    }
-
     fn one(self, ty: ScalarType, g: f32, u: f32) -> f32 {
         match self {
             Self::Silu => silu(g, u),
             Self::SwigluOai if ty == ScalarType::BFLOAT16 => swiglu_oai::<u16>(g, u),
             Self::SwigluOai => swiglu_oai::<f32>(g, u),
+        }
+    }
+}
+
+/// Activates `gate` and `up` into `out`, all of one length: the products' f32 results are rounded to
+/// `E` first, as [`Kind::apply`] finds them.
+pub(super) struct Activate<'a, E> {
+    pub(super) kind: Kind,
+    pub(super) gate: &'a [f32],
+    pub(super) up: &'a [f32],
+    pub(super) out: &'a mut [E],
+}
+
+impl<E: Element> Loop for Activate<'_, E> {
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.gate.iter().zip(self.up).zip(self.out);
+        match self.kind {
+            Kind::Silu => {
+                for ((&g, &u), out) in pairs {
+                    *out = E::narrow(silu(E::round(g), E::round(u)));
+                }
+            }
+            Kind::SwigluOai => {
+                for ((&g, &u), out) in pairs {
+                    *out = E::narrow(swiglu_oai::<E>(E::round(g), E::round(u)));
+                }
+            }
         }
     }
 }

@@ -105,6 +105,11 @@ impl Buckets {
         most.map_or(0, |most| self.rows().div_ceil(most))
     }
 
+    /// Whether an expert has more than one panel.
+    pub(super) fn reuse(&self) -> bool {
+        self.panels.len() > self.all.len()
+    }
+
     /// The slot at a position.
     pub(super) fn slot(&self, position: usize) -> usize {
         self.slots[position]

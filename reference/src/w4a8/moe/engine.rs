@@ -282,11 +282,11 @@ impl<'a> MoeLayer<'a> {
         let size_i = self.intermediate_size();
         grow(activated, buckets.rows() * size_i);
         let activated = &mut activated[..buckets.rows() * size_i];
-        let runs = Runs::activated(self.w13.layout(), size_i, buckets.even());
+        let runs = Runs::activated(self.w13.layout(), size_i, buckets.even(), buckets.reuse());
         steps::gate_up(self, input, buckets, runs, activated);
         steps::quantize_inner(self, activated, buckets, runs, inner);
         let size_h = self.hidden_size();
-        let runs = Runs::plain(self.w2.layout(), size_h);
+        let runs = Runs::plain(self.w2.layout(), size_h, buckets.reuse());
         let sums = &mut sums[..out.len()];
         steps::down::<X, A>(self, inner, routed, buckets, runs, sums);
         runs.store(sums, out);

@@ -3,7 +3,7 @@
 use crate::case::ScoringFunc;
 use crate::moe::math;
 use crate::moe::router::{Groups, Router, round_to};
-use crate::w4a8::wide::wide;
+use crate::w4a8::wide::{Loop, wide};
 
 /// The choice of one token.
 pub(super) struct Choice<'a> {
@@ -18,7 +18,7 @@ pub(super) struct Choice<'a> {
 /// Routes the token of `logits`, which [`Router::validate`] has let through.
 pub(super) fn route(router: &Router<'_>, logits: &[f32], choice: Choice<'_>) {
     let (scores, biased) = choice.scratch.split_at_mut(logits.len());
-    wide(|| score(router.scoring_func, logits, scores));
+    wide(Score { function: router.scoring_func, logits, scores });
     let ty = router.score_type();
     scores.iter_mut().for_each(|s| *s = round_to(ty, *s));
     biased.copy_from_slice(scores);
@@ -29,16 +29,30 @@ pub(super) fn route(router: &Router<'_>, logits: &[f32], choice: Choice<'_>) {
     weigh(router, scores, choice.topk_ids, choice.topk_weights);
 }
 
-#[inline(always)]
-fn score(function: ScoringFunc, logits: &[f32], scores: &mut [f32]) {
-    let pairs = scores.iter_mut().zip(logits);
-    match function {
-        ScoringFunc::Sigmoid => pairs.for_each(|(s, &x)| *s = math::sigmoid(x)),
-        ScoringFunc::Softmax => {
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            pairs.for_each(|(s, &x)| *s = math::exp(x - max));
-            let reciprocal = 1.0 / scores.iter().sum::<f32>();
-            scores.iter_mut().for_each(|s| *s *= reciprocal);
+/// Scores of one token, in f32.
+struct Score<'a> {
+    function: ScoringFunc,
+    logits: &'a [f32],
+    scores: &'a mut [f32],
+}
+
+impl Loop for Score<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { function, logits, scores } = self;
+        if function == ScoringFunc::Sigmoid {
+            for (s, &x) in scores.iter_mut().zip(logits) {
+                *s = math::sigmoid(x);
+            }
+            return;
+        }
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for (s, &x) in scores.iter_mut().zip(logits) {
+            *s = math::exp(x - max);
+        }
+        let reciprocal = 1.0 / scores.iter().sum::<f32>();
+        for s in scores {
+            *s *= reciprocal;
         }
     }
 }

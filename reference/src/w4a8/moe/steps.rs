@@ -1,13 +1,16 @@
 //! The steps of a forward, as [`engine`](super::engine) tells them.
 
+use std::marker::PhantomData;
+
+use super::activation::Activate;
 use super::buckets::Buckets;
 use super::engine::MoeLayer;
 use crate::moe::layer::Routed;
-use crate::w4a8::buffer::{PanelBuffer, RowShape, Span};
+use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
 use crate::w4a8::parallel::for_parts;
 use crate::w4a8::rows::Element;
 use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
-use crate::w4a8::wide::wide;
+use crate::w4a8::wide::{Loop, wide};
 use crate::w4a8::{MAX_NR, MAX_ROWS, Run};
 
 /// Step 1: the panels of w13's input, `input`.
@@ -30,9 +33,9 @@ pub(super) fn quantize_input<X: Element>(
                 let slot = buckets.slot(panels[i].rows.first + m);
                 let row = &x[slot / routed.top_k * h..][..h];
                 let weight = routed.topk_weights[slot];
-                wide(|| {
-                    panel.quantize(m, std::iter::once(row), rounding, |x: X| x.widen() * weight)
-                });
+                let (panel, segments) = (&mut panel, std::iter::once(row));
+                let value = |x: X| x.widen() * weight;
+                wide(Quantize { panel, m, segments, value, rounding });
             }
         });
         return;
@@ -40,7 +43,8 @@ pub(super) fn quantize_input<X: Element>(
     let count = x.len() / h;
     let parts = tokens.rows_mut(count, shape);
     for_parts(0..count, parts, GRAIN / h, &|token| token, &|token, mut panel| {
-        wide(|| panel.quantize(0, std::iter::once(&x[token * h..][..h]), rounding, X::widen));
+        let (panel, segments) = (&mut panel, std::iter::once(&x[token * h..][..h]));
+        wide(Quantize { panel, m: 0, segments, value: X::widen, rounding });
     });
     let tokens: &PanelBuffer = tokens;
     let parts = input.rows_mut(buckets.rows(), shape);
@@ -83,7 +87,7 @@ pub(super) fn gate_up<A: Element>(
             for (m, row) in rows.by_ref().take(panel.rows.count).enumerate() {
                 let gate = &gate[m * MAX_WIDTH..][..width];
                 let up = &up[m * UP_WIDTH + before..][..width];
-                wide(|| kind.fill(gate, up, row));
+                wide(Activate { kind, gate, up, out: row });
             }
         }
     });
@@ -114,7 +118,8 @@ pub(super) fn quantize_inner<A: Element>(
                 let (from, width) = runs.get(run);
                 &expert[from * bucket.count + row * width..][..width]
             });
-            wide(|| panel.quantize(m, segments, rounding, A::widen));
+            let panel = &mut panel;
+            wide(Quantize { panel, m, segments, value: A::widen, rounding });
         }
     });
 }
@@ -131,12 +136,12 @@ pub(super) fn down<X: Element, A: Element>(
 ) {
     let (w2, tokens) = (layer.w2(), routed.topk_ids.len() / routed.top_k);
     let (layout, shape) = (w2.layout(), RowShape::of(w2.layout()));
-    let on_input = layer.config().router_weight_on_input;
+    let (all, on_input) = (buckets.all(), layer.config().router_weight_on_input);
     for_parts(0..runs.count(), sums, 1, &|run| runs.start(run) * tokens, &|run, sums| {
         let (from, width) = runs.get(run);
         let mut tile = [0f32; MAX_ROWS * MAX_WIDTH];
         sums.fill(0.0);
-        for bucket in buckets.all() {
+        for bucket in all {
             let (run, _) = Run::covering(layout, w2.matrix(bucket.local), from, from + width);
             for panel in &buckets.panels()[bucket.panels.first..][..bucket.panels.count] {
                 layer.kernel().run(inner.panel(panel.rows, shape), run, &mut tile, MAX_WIDTH);
@@ -145,7 +150,7 @@ pub(super) fn down<X: Element, A: Element>(
                     let sums = &mut sums[slot / routed.top_k * width..][..width];
                     let row = &tile[m * MAX_WIDTH..][..width];
                     let weight = (!on_input).then(|| routed.topk_weights[slot]);
-                    wide(|| add::<X, A>(sums, row, weight));
+                    wide(Add::<X, A> { sums, row, weight, types: PhantomData });
                 }
             }
         }
@@ -154,11 +159,28 @@ pub(super) fn down<X: Element, A: Element>(
 
 /// Adds one expert's row to a token's sums. A weight on the output makes rows f32, which are added
 /// in f32 whatever the output's type is.
-#[inline(always)]
-fn add<X: Element, A: Element>(sums: &mut [f32], row: &[f32], weight: Option<f32>) {
-    let pairs = sums.iter_mut().zip(row);
-    match weight {
-        Some(weight) => pairs.for_each(|(sum, &value)| *sum += A::round(value) * weight),
-        None => pairs.for_each(|(sum, &value)| *sum = X::round(*sum + X::round(value))),
+struct Add<'a, X, A> {
+    sums: &'a mut [f32],
+    row: &'a [f32],
+    weight: Option<f32>,
+    types: PhantomData<(X, A)>,
+}
+
+impl<X: Element, A: Element> Loop for Add<'_, X, A> {
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.sums.iter_mut().zip(self.row);
+        match self.weight {
+            Some(weight) => {
+                for (sum, &value) in pairs {
+                    *sum += A::round(value) * weight;
+                }
+            }
+            None => {
+                for (sum, &value) in pairs {
+                    *sum = X::round(*sum + X::round(value));
+                }
+            }
+        }
     }
 }

@@ -87,38 +87,32 @@ impl Scaled {
         self.range.reciprocal
     }
 
-    /// Hands the codes of a segment to `put`, a chunk at a time: its number in the segment and its
-    /// codes. The last chunk is filled up by repeating the last activation.
+    /// The codes of up to [`CHUNK`] activations. Fewer, at the end of a row, are filled up by
+    /// repeating the last one.
     #[inline(always)]
-    pub(in crate::w4a8) fn codes<T: Copy>(
+    pub(in crate::w4a8) fn chunk<T: Copy>(
         &self,
-        segment: &[T],
+        activations: &[T],
         value: impl Fn(T) -> f32,
-        mut put: impl FnMut(usize, &Lanes<i8>),
-    ) {
-        let chunks = segment.chunks_exact(CHUNK);
-        let rest = chunks.remainder();
-        let mut count = 0;
-        for chunk in chunks {
-            let mut scaled = [0.0; CHUNK];
+    ) -> Lanes<i8> {
+        let mut scaled = [0.0; CHUNK];
+        if let Ok(chunk) = <&[T; CHUNK]>::try_from(activations) {
             for (scaled, &x) in scaled.iter_mut().zip(chunk) {
                 *scaled = value(x) * self.range.scale;
             }
-            put(count, &self.vector(&scaled));
-            count += 1;
+            return self.vector(&scaled);
         }
-        if let Some(&last) = rest.last() {
-            let mut scaled = [value(last) * self.range.scale; CHUNK];
-            for (scaled, &x) in scaled.iter_mut().zip(rest) {
-                *scaled = value(x) * self.range.scale;
-            }
-            let mut codes = self.vector(&scaled);
-            for k in rest.len() / PIECE * PIECE..CHUNK {
-                let q = scaled[k].round() as i32;
-                codes[k] = q.wrapping_add(self.range.zero_point).clamp(-128, 127) as i8;
-            }
-            put(count, &codes);
+        let mut last = 0.0;
+        for (k, scaled) in scaled.iter_mut().enumerate() {
+            last = activations.get(k).map_or(last, |&x| value(x) * self.range.scale);
+            *scaled = last;
         }
+        let mut codes = self.vector(&scaled);
+        for k in activations.len() / PIECE * PIECE..CHUNK {
+            let q = scaled[k].round() as i32;
+            codes[k] = q.wrapping_add(self.range.zero_point).clamp(-128, 127) as i8;
+        }
+        codes
     }
 
     /// Codes of whole pieces.

@@ -20,8 +20,6 @@ const SEGMENT: usize = 64;
 /// How far ahead weights are fetched, in bytes of each block: a page, where the processor's own
 /// fetching ends.
 const AHEAD: usize = 4096;
-/// Up to so many rows, reading weights takes longer than computing with them.
-const COLD: usize = 4;
 
 /// From columns in order to where [`pair_sums`] leaves them: 0 1 8 9 2 3 10 11 …
 const ORDER: [i32; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
@@ -81,8 +79,8 @@ fn group_wise<const M: usize>(
     for g in 0..groups {
         let sums = dots::<M>(panel, pair, g, g * group, chunks);
         let at = (g + 1) * group - 2 * NR;
-        if M <= COLD {
-            [pair.a, pair.b].map(|block| prefetch(block[at..].as_ptr(), at, block.len()));
+        for block in [pair.a, pair.b] {
+            prefetch(block[at..].as_ptr(), at, block.len());
         }
         let scales = scales(pair, at);
         for m in 0..M {
@@ -90,11 +88,11 @@ fn group_wise<const M: usize>(
         }
     }
     let sum = tail(pair, groups * group);
-    for m in 0..M {
+    for (m, a) in a.iter_mut().enumerate() {
         let zero = _mm512_set1_ps(panel.negated_zero_points()[m] as f32);
         let reciprocal = _mm512_set1_ps(panel.reciprocals()[m]);
-        let ordered = _mm512_permutexvar_ps(order(), a[m]);
-        a[m] = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
+        let ordered = _mm512_permutexvar_ps(order(), *a);
+        *a = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
     }
     a
 }
@@ -128,9 +126,9 @@ fn dots<const M: usize>(
     chunks: usize,
 ) -> [__m512i; M] {
     let mut acc = [[_mm512_setzero_si512(); 2]; M];
-    for m in 0..M {
+    for (m, acc) in acc.iter_mut().enumerate() {
         let start = _mm512_set1_epi32(panel.sums()[g * M + m].wrapping_mul(-4));
-        acc[m] = [start; 2];
+        *acc = [start; 2];
     }
     let len = pair.a.len();
     for c in 0..chunks {
@@ -138,24 +136,23 @@ fn dots<const M: usize>(
         // and the panel M rows of them.
         unsafe {
             let offset = at + c * 2 * SEGMENT;
-            let codes = [pair.a.as_ptr().add(offset), pair.b.as_ptr().add(offset)];
+            let (a, b) = (pair.a.as_ptr().add(offset), pair.b.as_ptr().add(offset));
             let pieces = panel.codes().as_ptr().add((g * chunks + c) * CHUNK * M).cast::<i64>();
-            if M <= COLD {
-                codes.iter().for_each(|codes| prefetch(*codes, offset, len));
-                codes.iter().for_each(|codes| prefetch(codes.add(SEGMENT), offset, len));
+            for at in [a, b, a.add(SEGMENT), b.add(SEGMENT)] {
+                prefetch(at, offset, len);
             }
             for s in 0..2 {
-                let bytes = codes.map(|codes| _mm512_loadu_si512(codes.add(s * SEGMENT).cast()));
-                for (nibble, from) in [s, s + 2].into_iter().enumerate() {
-                    let w = bytes.map(|bytes| match nibble {
-                        0 => plus_eight(bytes),
-                        _ => plus_eight(_mm512_srli_epi32::<4>(bytes)),
-                    });
-                    for m in 0..M {
-                        let q = _mm512_set1_epi64(pieces.add(from * M + m).read_unaligned());
-                        acc[m][0] = _mm512_dpbusd_epi32(acc[m][0], w[0], q);
-                        acc[m][1] = _mm512_dpbusd_epi32(acc[m][1], w[1], q);
+                let mut a = _mm512_loadu_si512(a.add(s * SEGMENT).cast());
+                let mut b = _mm512_loadu_si512(b.add(s * SEGMENT).cast());
+                // Low nibbles, then high ones, 16 k further.
+                for piece in [s, s + 2] {
+                    let (w_a, w_b) = (plus_eight(a), plus_eight(b));
+                    for (m, acc) in acc.iter_mut().enumerate() {
+                        let q = _mm512_set1_epi64(pieces.add(piece * M + m).read_unaligned());
+                        acc[0] = _mm512_dpbusd_epi32(acc[0], w_a, q);
+                        acc[1] = _mm512_dpbusd_epi32(acc[1], w_b, q);
                     }
+                    (a, b) = (_mm512_srli_epi32::<4>(a), _mm512_srli_epi32::<4>(b));
                 }
             }
         }
@@ -173,8 +170,7 @@ fn dots<const M: usize>(
 #[target_feature(enable = "avx512f")]
 fn prefetch(at: *const u8, offset: usize, len: usize) {
     let skip = if offset + AHEAD < len { 0 } else { len };
-    // SAFETY: fetching has no effect on memory; any address will do.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + skip).cast()) };
+    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + skip).cast());
 }
 
 /// The low nibbles with their top bits flipped: w + 8.
@@ -189,7 +185,7 @@ fn plus_eight(bytes: __m512i) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn pair_sums(acc: [__m512i; 2]) -> __m512i {
-    let [a, b] = acc.map(|acc| _mm512_castsi512_ps(acc));
+    let (a, b) = (_mm512_castsi512_ps(acc[0]), _mm512_castsi512_ps(acc[1]));
     let first = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(a, b));
     let second = _mm512_castps_si512(_mm512_shuffle_ps::<0xdd>(a, b));
     _mm512_add_epi32(first, second)
@@ -206,11 +202,10 @@ fn order() -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx2")]
 fn scales(pair: Pair<'_>, at: usize) -> __m512 {
-    let [a, b] = [pair.a, pair.b].map(|block| {
-        let bytes = &block[at..][..2 * NR];
-        // SAFETY: 16 bytes, by the line above.
-        unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
-    });
+    let (a, b) = (&pair.a[at..][..2 * NR], &pair.b[at..][..2 * NR]);
+    // SAFETY: 16 bytes each, by the line above.
+    let (a, b) =
+        unsafe { (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast())) };
     let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
     let bits = _mm512_cvtepu16_epi32(_mm256_set_m128i(high, low));
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -220,10 +215,9 @@ fn scales(pair: Pair<'_>, at: usize) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
 fn tail(pair: Pair<'_>, at: usize) -> __m512 {
-    let [a, b] = [pair.a, pair.b].map(|block| {
-        let bytes = &block[at..][..4 * NR];
-        // SAFETY: 32 bytes, by the line above.
-        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
-    });
+    let (a, b) = (&pair.a[at..][..4 * NR], &pair.b[at..][..4 * NR]);
+    // SAFETY: 32 bytes each, by the line above.
+    let (a, b) =
+        unsafe { (_mm256_loadu_si256(a.as_ptr().cast()), _mm256_loadu_si256(b.as_ptr().cast())) };
     _mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b))
 }

@@ -14,8 +14,9 @@ use super::{Blocks, Kernel, Panel, Run, Tile};
 /// The kernels of this module that this CPU supports, the slowest first.
 pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
     let avx2 = Avx2::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+    let avx_vnni = AvxVnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
     let avx512 = Avx512Vnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
-    avx2.into_iter().chain(avx512).collect()
+    avx2.into_iter().chain(avx_vnni).chain(avx512).collect()
 }
 
 /// `$function::<M, ...>(...)` for the `M` that is `$rows`.
@@ -55,6 +56,32 @@ impl Kernel for Avx2 {
             match blocks.rhs_layout.nr() {
                 4 => for_rows!(blocks.panel.rows(), tile::avx2[1](blocks, tile)),
                 _ => for_rows!(blocks.panel.rows(), tile::avx2[2](blocks, tile)),
+            }
+        }
+    }
+}
+
+/// AVX2 with byte dot products (AVX-VNNI).
+#[derive(Debug, Clone, Copy)]
+pub struct AvxVnni(());
+
+impl Kernel for AvxVnni {
+    fn new() -> Option<Self> {
+        let there = Avx2::new().is_some() && is_x86_feature_detected!("avxvnni");
+        there.then_some(Self(()))
+    }
+
+    fn name(&self) -> &'static str {
+        "avx-vnni"
+    }
+
+    fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+        // SAFETY: the functions need AVX2, FMA and AVX-VNNI; `new`, which alone makes a value of this
+        // type, found all of them.
+        unsafe {
+            match blocks.rhs_layout.nr() {
+                4 => for_rows!(blocks.panel.rows(), tile::avx_vnni[1](blocks, tile)),
+                _ => for_rows!(blocks.panel.rows(), tile::avx_vnni[2](blocks, tile)),
             }
         }
     }

@@ -64,16 +64,7 @@ pub(super) fn avx2<const M: usize, const N: usize>(blocks: Blocks<'_>, tile: &mu
                 }
             }
         }
-        let q = blocks.sums(g);
-        for m in 0..M {
-            for h in 0..N {
-                let lanes = store256(acc[m][h]);
-                for (n, pair) in lanes.chunks_exact(2).enumerate() {
-                    let sum = pair[0].wrapping_add(pair[1]);
-                    sums[m][4 * h + n] = sum.wrapping_sub(q[m].wrapping_mul(8));
-                }
-            }
-        }
+        take_off_eight(blocks, g, &acc, sums);
     });
 }
 
@@ -91,6 +82,50 @@ fn shifted512(bytes: __m512i) -> [__m512i; 2] {
     // A shift of 32-bit lanes needs no more than AVX-512F; the mask drops what crosses bytes.
     let (high, mask) = (_mm512_srli_epi32::<4>(bytes), _mm512_set1_epi8(15));
     [_mm512_and_si512(bytes, mask), _mm512_and_si512(high, mask)]
+}
+
+/// `N` times four columns, by byte dot products.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+pub(super) fn avx_vnni<const M: usize, const N: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
+    finish_tile::<M>(blocks, tile, |g, sums: &mut [[i32; MAX_NR]; M]| {
+        let mut acc = [[_mm256_setzero_si256(); N]; M];
+        let chunks = blocks.codes(g).chunks_exact(64 * N);
+        for (codes, activations) in chunks.zip(blocks.activations(g).chunks_exact(32 * M)) {
+            for h in 0..N {
+                for s in 0..2 {
+                    let [low, high] = shifted256(load256(&codes[32 * (s * N + h)..]));
+                    for (m, acc) in acc.iter_mut().enumerate() {
+                        let q = _mm256_set1_epi64x(piece::<M>(activations, s, m));
+                        acc[h] = _mm256_dpbusd_avx_epi32(acc[h], low, q);
+                        let q = _mm256_set1_epi64x(piece::<M>(activations, s + 2, m));
+                        acc[h] = _mm256_dpbusd_avx_epi32(acc[h], high, q);
+                    }
+                }
+            }
+        }
+        take_off_eight(blocks, g, &acc, sums);
+    });
+}
+
+/// The sums of neighbouring lanes, less 8·Σq.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn take_off_eight<const M: usize, const N: usize>(
+    blocks: Blocks<'_>,
+    g: usize,
+    acc: &[[__m256i; N]; M],
+    sums: &mut [[i32; MAX_NR]; M],
+) {
+    let q = blocks.sums(g);
+    for m in 0..M {
+        for h in 0..N {
+            let lanes = store256(acc[m][h]);
+            for (n, pair) in lanes.chunks_exact(2).enumerate() {
+                let sum = pair[0].wrapping_add(pair[1]);
+                sums[m][4 * h + n] = sum.wrapping_sub(q[m].wrapping_mul(8));
+            }
+        }
+    }
 }
 
 /// Sums of the two halves of each 64 bits.
