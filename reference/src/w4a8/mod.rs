@@ -30,6 +30,7 @@
 mod buffer;
 mod linear;
 pub mod moe;
+pub mod neon;
 mod panel;
 mod parallel;
 pub mod portable;
@@ -176,6 +177,7 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     all.extend(portable::Portable::new().map(|k| Box::new(k) as Box<dyn Kernel>));
     #[cfg(target_arch = "x86_64")]
     all.extend(x86::kernels());
+    all.extend(neon::kernels());
     all
 }
 
