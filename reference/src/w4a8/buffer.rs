@@ -14,7 +14,7 @@ pub(super) struct PanelBuffer {
     codes: Vec<u8>,
     negated_zero_points: Vec<i32>,
     reciprocals: Vec<f32>,
-    sums: Vec<i32>,
+    starts: Vec<i32>,
 }
 
 /// How rows for the weights of a layout are stored.
@@ -51,7 +51,7 @@ impl PanelBuffer {
         grow(&mut self.codes, rows * shape.padded_k);
         grow(&mut self.negated_zero_points, rows);
         grow(&mut self.reciprocals, rows);
-        grow(&mut self.sums, rows * shape.groups);
+        grow(&mut self.starts, rows * shape.groups);
     }
 
     /// The panel of `span`.
@@ -61,7 +61,7 @@ impl PanelBuffer {
             &self.codes[first * shape.padded_k..][..count * shape.padded_k],
             &self.negated_zero_points[first..][..count],
             &self.reciprocals[first..][..count],
-            &self.sums[first * shape.groups..][..count * shape.groups],
+            &self.starts[first * shape.groups..][..count * shape.groups],
         )
     }
 
@@ -72,7 +72,7 @@ impl PanelBuffer {
             codes: &mut self.codes[..rows * shape.padded_k],
             negated_zero_points: &mut self.negated_zero_points[..rows],
             reciprocals: &mut self.reciprocals[..rows],
-            sums: &mut self.sums[..rows * shape.groups],
+            starts: &mut self.starts[..rows * shape.groups],
         }
     }
 }
@@ -83,7 +83,7 @@ pub(super) struct PanelsMut<'a> {
     codes: &'a mut [u8],
     negated_zero_points: &'a mut [i32],
     reciprocals: &'a mut [f32],
-    sums: &'a mut [i32],
+    starts: &'a mut [i32],
 }
 
 impl Split for PanelsMut<'_> {
@@ -92,17 +92,17 @@ impl Split for PanelsMut<'_> {
         let (codes, rest_codes) = self.codes.split_at_mut(at * shape.padded_k);
         let (zeros, rest_zeros) = self.negated_zero_points.split_at_mut(at);
         let (reciprocals, rest_reciprocals) = self.reciprocals.split_at_mut(at);
-        let (sums, rest_sums) = self.sums.split_at_mut(at * shape.groups);
-        let part = |codes, negated_zero_points, reciprocals, sums| PanelsMut {
+        let (starts, rest_starts) = self.starts.split_at_mut(at * shape.groups);
+        let part = |codes, negated_zero_points, reciprocals, starts| PanelsMut {
             shape,
             codes,
             negated_zero_points,
             reciprocals,
-            sums,
+            starts,
         };
         (
-            part(codes, zeros, reciprocals, sums),
-            part(rest_codes, rest_zeros, rest_reciprocals, rest_sums),
+            part(codes, zeros, reciprocals, starts),
+            part(rest_codes, rest_zeros, rest_reciprocals, rest_starts),
         )
     }
 }
@@ -115,7 +115,7 @@ impl PanelsMut<'_> {
         self.negated_zero_points[m] = row.negated_zero_point();
         self.reciprocals[m] = row.reciprocal();
         let rows = self.reciprocals.len();
-        self.sums.iter_mut().skip(m).step_by(rows).for_each(|sum| *sum = 0);
+        self.starts.iter_mut().skip(m).step_by(rows).for_each(|start| *start = 0);
     }
 
     /// Stores chunk `chunk` of row `m`.
@@ -123,8 +123,8 @@ impl PanelsMut<'_> {
     fn put(&mut self, m: usize, chunk: usize, codes: &[i8; CHUNK]) {
         let rows = self.reciprocals.len();
         let sum = codes.iter().fold(0i32, |sum, &q| sum + i32::from(q));
-        let total = &mut self.sums[chunk * CHUNK / self.shape.group * rows + m];
-        *total = total.wrapping_add(sum);
+        let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
+        *start = start.wrapping_sub(4 * sum);
         for (p, piece) in codes.chunks_exact(PIECE).enumerate() {
             let to = &mut self.codes[((chunk * CHUNK / PIECE + p) * rows + m) * PIECE..][..PIECE];
             to.iter_mut().zip(piece).for_each(|(to, &q)| *to = q as u8);
@@ -136,8 +136,8 @@ impl PanelsMut<'_> {
         let rows = self.reciprocals.len();
         self.negated_zero_points[m] = row.negated_zero_points()[0];
         self.reciprocals[m] = row.reciprocals()[0];
-        for (to, &sum) in self.sums[m..].iter_mut().step_by(rows).zip(row.sums()) {
-            *to = sum;
+        for (to, &start) in self.starts[m..].iter_mut().step_by(rows).zip(row.starts()) {
+            *to = start;
         }
         let pieces = self.codes.chunks_exact_mut(rows * PIECE).zip(row.codes().chunks_exact(PIECE));
         for (to, piece) in pieces {

@@ -98,9 +98,9 @@ impl Blocks<'_> {
         &self.panel.codes()[g * len..][..len]
     }
 
-    /// Σq of group `g` for each row.
-    pub fn sums(&self, g: usize) -> &[i32] {
-        &self.panel.sums()[g * self.panel.rows()..][..self.panel.rows()]
+    /// −4·Σq of group `g` for each row.
+    pub fn starts(&self, g: usize) -> &[i32] {
+        &self.panel.starts()[g * self.panel.rows()..][..self.panel.rows()]
     }
 
     /// The bf16 scale of group `g` and column `n` of a group-wise block, as f32.

@@ -12,28 +12,28 @@ pub struct Panel<'a> {
     codes: &'a [u8],
     negated_zero_points: &'a [i32],
     reciprocals: &'a [f32],
-    sums: &'a [i32],
+    starts: &'a [i32],
 }
 
 impl<'a> Panel<'a> {
     /// A panel of as many rows as there are reciprocals.
     ///
     /// `codes` `[Kp / 8][rows][8]` (int8 as bytes); `negated_zero_points` and `reciprocals`
-    /// `[rows]`; `sums` `[groups][rows]`, Σq of each group of k that shares a weight scale.
+    /// `[rows]`; `starts` `[groups][rows]`, −4·Σq of each group of k that shares a weight scale.
     ///
     /// Panics when there are no rows, more than [`MAX_ROWS`], or the lengths do not agree.
     pub fn new(
         codes: &'a [u8],
         negated_zero_points: &'a [i32],
         reciprocals: &'a [f32],
-        sums: &'a [i32],
+        starts: &'a [i32],
     ) -> Self {
         let rows = reciprocals.len();
         assert!((1..=MAX_ROWS).contains(&rows), "{rows} rows");
         assert!(negated_zero_points.len() == rows, "a zero point for each row");
         assert!(codes.len().is_multiple_of(rows * PIECE), "whole pieces");
-        assert!(sums.len().is_multiple_of(rows), "a sum for each group and row");
-        Self { codes, negated_zero_points, reciprocals, sums }
+        assert!(starts.len().is_multiple_of(rows), "a start for each group and row");
+        Self { codes, negated_zero_points, reciprocals, starts }
     }
 
     /// Rows.
@@ -56,9 +56,10 @@ impl<'a> Panel<'a> {
         self.reciprocals
     }
 
-    /// Σq, `[groups][rows]`.
-    pub fn sums(&self) -> &'a [i32] {
-        self.sums
+    /// −4·Σq, `[groups][rows]`, modulo 2^32: kernels that add 8 to each weight add a group's products up in
+    /// two halves, and begin both at this.
+    pub fn starts(&self) -> &'a [i32] {
+        self.starts
     }
 }
 
@@ -68,7 +69,7 @@ pub struct PanelRows {
     codes: Vec<u8>,
     negated_zero_points: Vec<i32>,
     reciprocals: Vec<f32>,
-    sums: Vec<i32>,
+    starts: Vec<i32>,
 }
 
 impl PanelRows {
@@ -83,7 +84,7 @@ impl PanelRows {
         }
         let factors = first..first + count;
         Self {
-            sums: sums(&codes, count, layout),
+            starts: starts(&codes, count, layout),
             codes,
             negated_zero_points: rows.negated_zero_points[factors.clone()].to_vec(),
             reciprocals: rows.reciprocals[factors].to_vec(),
@@ -99,7 +100,7 @@ impl PanelRows {
         let pieces = codes.chunks_exact(mr * PIECE);
         let codes: Vec<u8> = pieces.flat_map(|rows| &rows[..count * PIECE]).copied().collect();
         Self {
-            sums: sums(&codes, count, layout),
+            starts: starts(&codes, count, layout),
             codes,
             negated_zero_points: (0..count).map(|m| i32::from_le_bytes(word(m))).collect(),
             reciprocals: (0..count).map(|m| f32::from_le_bytes(word(mr + m))).collect(),
@@ -108,18 +109,18 @@ impl PanelRows {
 
     /// The panel.
     pub fn panel(&self) -> Panel<'_> {
-        Panel::new(&self.codes, &self.negated_zero_points, &self.reciprocals, &self.sums)
+        Panel::new(&self.codes, &self.negated_zero_points, &self.reciprocals, &self.starts)
     }
 }
 
-/// Σq, `[groups][rows]`.
-fn sums(codes: &[u8], rows: usize, layout: RhsLayout) -> Vec<i32> {
+/// −4·Σq, `[groups][rows]`.
+fn starts(codes: &[u8], rows: usize, layout: RhsLayout) -> Vec<i32> {
     let groups = codes.chunks_exact(rows * layout.padded_group());
-    let sums = groups.flat_map(|group| {
+    let starts = groups.flat_map(|group| {
         (0..rows).map(move |m| {
             let pieces = group.chunks_exact(PIECE).skip(m).step_by(rows);
-            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_add(i32::from(q as i8)))
+            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_sub(4 * i32::from(q as i8)))
         })
     });
-    sums.collect()
+    starts.collect()
 }

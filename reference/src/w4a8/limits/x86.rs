@@ -84,12 +84,39 @@ fn vpmaddubsw(rounds: u64) -> [i32; CHAINS] {
     chains.map(|x| _mm256_extract_epi16::<0>(x))
 }
 
+/// Four cache lines at a time, each into sums of its own.
 #[target_feature(enable = "avx512f")]
 fn read_avx512(words: &[u64]) -> u64 {
-    super::sum(words)
+    let mut sums = [_mm512_setzero_si512(); 4];
+    let (blocks, rest) = words.as_chunks::<32>();
+    for block in blocks {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: a block has 4 times the vector's 64 bytes.
+            let line = unsafe { _mm512_loadu_si512(block.as_ptr().add(8 * i).cast()) };
+            *sum = _mm512_add_epi64(*sum, line);
+        }
+    }
+    let sum =
+        _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]));
+    rest.iter().fold(_mm512_reduce_add_epi64(sum) as u64, |sum, &word| sum.wrapping_add(word))
 }
 
+/// As [`read_avx512`], two lines at a time.
 #[target_feature(enable = "avx2")]
 fn read_avx2(words: &[u64]) -> u64 {
-    super::sum(words)
+    let mut sums = [_mm256_setzero_si256(); 4];
+    let (blocks, rest) = words.as_chunks::<16>();
+    for block in blocks {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: a block has 4 times the vector's 32 bytes.
+            let half = unsafe { _mm256_loadu_si256(block.as_ptr().add(4 * i).cast()) };
+            *sum = _mm256_add_epi64(*sum, half);
+        }
+    }
+    let sum =
+        _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
+    let mut lanes = [0u64; 4];
+    // SAFETY: the array has the vector's 32 bytes.
+    unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), sum) };
+    lanes.iter().chain(rest).fold(0, |sum, &word| sum.wrapping_add(word))
 }

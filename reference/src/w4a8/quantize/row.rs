@@ -130,11 +130,24 @@ impl Scaled {
         }
         let mut codes = [0; CHUNK];
         for (code, rounded) in codes.iter_mut().zip(rounded) {
-            let q = (rounded as i32).clamp(i16::MIN.into(), i16::MAX.into());
             // The shifts wrap the sum to 16 bits.
-            let q = (q + self.range.zero_point) << 16 >> 16;
+            let q = (saturated(rounded) + self.range.zero_point) << 16 >> 16;
             *code = q.clamp(-128, 127) as i8;
         }
         codes
     }
+}
+
+/// An integral value as int16: saturated, 0 of NaN.
+///
+/// A cast does the same, but compilers make it one lane after the other: for the range of i32, which
+/// the vector instructions do not saturate to. Here everything is inside before it is converted,
+/// which 1.5 · 2^23 does: its last place is 1.
+#[inline(always)]
+fn saturated(x: f32) -> i32 {
+    const MAGIC: f32 = 12_582_912.0;
+    let x = if x.is_nan() { 0.0 } else { x };
+    let x = if x > -32_768.0 { x } else { -32_768.0 };
+    let x = if x < 32_767.0 { x } else { 32_767.0 };
+    (x + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32
 }

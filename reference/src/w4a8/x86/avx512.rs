@@ -31,6 +31,49 @@ struct Pair<'a> {
     b: &'a [u8],
 }
 
+/// Where the next chunk is read: the weights of both blocks, the panel's pieces and a group's
+/// starts.
+#[derive(Clone, Copy)]
+struct Cursor {
+    a: *const u8,
+    b: *const u8,
+    pieces: *const i64,
+    starts: *const i32,
+}
+
+impl Cursor {
+    fn new(panel: Panel<'_>, pair: Pair<'_>) -> Self {
+        Self {
+            a: pair.a.as_ptr(),
+            b: pair.b.as_ptr(),
+            pieces: panel.codes().as_ptr().cast(),
+            starts: panel.starts().as_ptr(),
+        }
+    }
+
+    /// `bytes` of each block further on.
+    fn skip(&mut self, bytes: usize) {
+        (self.a, self.b) = (self.a.wrapping_add(bytes), self.b.wrapping_add(bytes));
+    }
+
+    /// Fetches the line that lies `ahead` bytes further on in each block.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn fetch(&self, ahead: usize) {
+        for at in [self.a, self.b] {
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+        }
+    }
+}
+
+/// How many of `count` parts of `bytes` each still have their [`AHEAD`] in the same block of `len`
+/// bytes, and how far ahead that is; then the others, for which it is in the block after the
+/// neighbour, which is the next that is read at this place.
+fn parts(count: usize, bytes: usize, len: usize) -> [(usize, usize); 2] {
+    let near = (len.saturating_sub(AHEAD) / bytes).min(count);
+    [(near, AHEAD), (count - near, AHEAD + len)]
+}
+
 /// [`Kernel::run`](crate::w4a8::Kernel::run) for panels of `M` rows and blocks of eight columns.
 ///
 /// Panics when a slice is shorter than its layout says.
@@ -42,15 +85,24 @@ pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32],
     let (group, groups) = (layout.group_bytes(), layout.groups());
     // What the loads below rely on.
     assert!(layout.nr() == NR && panel.rows() == M);
-    assert!(panel.codes().len() >= groups * chunks * CHUNK * M && panel.sums().len() >= groups * M);
-    assert!(group >= chunks * 2 * SEGMENT && len >= groups * group + 8 * NR);
+    assert!(
+        panel.codes().len() >= groups * chunks * CHUNK * M && panel.starts().len() >= groups * M
+    );
+    let codes = chunks * 2 * SEGMENT;
+    assert!(group == codes + if layout.is_channel_wise() { 0 } else { 2 * NR });
+    assert!(len >= groups * group + 8 * NR);
     for (i, blocks) in rhs.bytes.chunks(2 * len).enumerate() {
         let pair = Pair { a: &blocks[..len], b: &blocks[blocks.len() - len..] };
         let rest = (rhs.columns - 2 * NR * i).min(blocks.len() / len * NR).min(2 * NR);
         let mask = (u16::MAX as u32 >> (16 - rest)) as u16;
-        let sums = match layout.is_channel_wise() {
-            true => channel_wise::<M>(panel, pair, chunks),
-            false => group_wise::<M>(panel, pair, chunks, group, groups),
+        // SAFETY: the assertions above are what each of these asks for.
+        let sums = unsafe {
+            match (layout.is_channel_wise(), chunks) {
+                (true, _) => channel_wise::<M>(panel, pair, chunks),
+                // No loop over the chunks of the smallest groups.
+                (_, 1) => group_wise::<M>(panel, pair, 1, groups),
+                _ => group_wise::<M>(panel, pair, chunks, groups),
+            }
         };
         let bias = tail(pair, len - 4 * NR);
         for (m, &sum) in sums.iter().enumerate() {
@@ -66,111 +118,138 @@ pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32],
 }
 
 /// Results without bias, columns in order.
+///
+/// # Safety
+/// Blocks hold `groups` groups of `chunks` chunks and their scales, the panel `M` rows of them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-fn group_wise<const M: usize>(
+unsafe fn group_wise<const M: usize>(
     panel: Panel<'_>,
     pair: Pair<'_>,
     chunks: usize,
-    group: usize,
     groups: usize,
 ) -> [__m512; M] {
+    let bytes = chunks * 2 * SEGMENT + 2 * NR;
+    let mut at = Cursor::new(panel, pair);
     let mut a = [_mm512_setzero_ps(); M];
-    for g in 0..groups {
-        let sums = dots::<M>(panel, pair, g, g * group, chunks);
-        let at = (g + 1) * group - 2 * NR;
-        for block in [pair.a, pair.b] {
-            prefetch(block[at..].as_ptr(), at, block.len());
-        }
-        let scales = scales(pair, at);
-        for m in 0..M {
-            a[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scales, a[m]);
+    for (groups, ahead) in parts(groups, bytes, pair.a.len()) {
+        for _ in 0..groups {
+            // SAFETY: the caller's promise: groups times chunks, and scales after each group.
+            let (acc, scales) = unsafe {
+                let mut acc = begin::<M>(&mut at);
+                add::<M>(&mut acc, &mut at, chunks, ahead);
+                at.fetch(ahead);
+                let scales = scales(at);
+                at.skip(2 * NR);
+                (acc, scales)
+            };
+            for m in 0..M {
+                a[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(pair_sums(acc[m])), scales, a[m]);
+            }
         }
     }
-    let sum = tail(pair, groups * group);
-    for (m, a) in a.iter_mut().enumerate() {
+    let sum = tail(pair, groups * bytes);
+    for m in 0..M {
         let zero = _mm512_set1_ps(panel.negated_zero_points()[m] as f32);
         let reciprocal = _mm512_set1_ps(panel.reciprocals()[m]);
-        let ordered = _mm512_permutexvar_ps(order(), *a);
-        *a = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
+        let ordered = _mm512_permutexvar_ps(order(), a[m]);
+        a[m] = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
     }
     a
 }
 
 /// Results without bias, columns in order.
+///
+/// # Safety
+/// Blocks hold `chunks` chunks, the panel `M` rows of them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-fn channel_wise<const M: usize>(panel: Panel<'_>, pair: Pair<'_>, chunks: usize) -> [__m512; M] {
-    let dots = dots::<M>(panel, pair, 0, 0, chunks);
-    let at = pair.a.len() - 12 * NR;
-    let (sums, scales) = (_mm512_castps_si512(tail(pair, at)), tail(pair, at + 4 * NR));
+unsafe fn channel_wise<const M: usize>(
+    panel: Panel<'_>,
+    pair: Pair<'_>,
+    chunks: usize,
+) -> [__m512; M] {
+    let mut at = Cursor::new(panel, pair);
+    // SAFETY: the caller's promise, cut in two.
+    let acc = unsafe {
+        let mut acc = begin::<M>(&mut at);
+        for (chunks, ahead) in parts(chunks, 2 * SEGMENT, pair.a.len()) {
+            add::<M>(&mut acc, &mut at, chunks, ahead);
+        }
+        acc
+    };
+    let tail_at = pair.a.len() - 12 * NR;
+    let (sums, scales) = (_mm512_castps_si512(tail(pair, tail_at)), tail(pair, tail_at + 4 * NR));
     let mut out = [_mm512_setzero_ps(); M];
     for m in 0..M {
         let zero = _mm512_set1_epi32(panel.negated_zero_points()[m]);
-        let dot = _mm512_slli_epi32::<4>(_mm512_permutexvar_epi32(order(), dots[m]));
-        let sum = _mm512_add_epi32(dot, _mm512_mullo_epi32(zero, sums));
+        let dot = _mm512_permutexvar_epi32(order(), pair_sums(acc[m]));
+        let sum = _mm512_add_epi32(_mm512_slli_epi32::<4>(dot), _mm512_mullo_epi32(zero, sums));
         let scale = _mm512_mul_ps(scales, _mm512_set1_ps(panel.reciprocals()[m]));
         out[m] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
     }
     out
 }
 
-/// Σ q·w of group `g`, whose weights begin at byte `at` of each block; columns in [`ORDER`].
+/// Where a group's sums start.
+///
+/// # Safety
+/// `at` has starts of `M` rows left.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-fn dots<const M: usize>(
-    panel: Panel<'_>,
-    pair: Pair<'_>,
-    g: usize,
-    at: usize,
-    chunks: usize,
-) -> [__m512i; M] {
+#[target_feature(enable = "avx512f")]
+unsafe fn begin<const M: usize>(at: &mut Cursor) -> [[__m512i; 2]; M] {
     let mut acc = [[_mm512_setzero_si512(); 2]; M];
     for (m, acc) in acc.iter_mut().enumerate() {
-        let start = _mm512_set1_epi32(panel.sums()[g * M + m].wrapping_mul(-4));
-        *acc = [start; 2];
+        // SAFETY: the caller's promise.
+        *acc = [_mm512_set1_epi32(unsafe { *at.starts.add(m) }); 2];
     }
-    let len = pair.a.len();
-    for c in 0..chunks {
-        // SAFETY: `run` has asserted that blocks have the codes of `chunks` chunks in each group,
-        // and the panel M rows of them.
-        unsafe {
-            let offset = at + c * 2 * SEGMENT;
-            let (a, b) = (pair.a.as_ptr().add(offset), pair.b.as_ptr().add(offset));
-            let pieces = panel.codes().as_ptr().add((g * chunks + c) * CHUNK * M).cast::<i64>();
-            for at in [a, b, a.add(SEGMENT), b.add(SEGMENT)] {
-                prefetch(at, offset, len);
-            }
-            for s in 0..2 {
-                let mut a = _mm512_loadu_si512(a.add(s * SEGMENT).cast());
-                let mut b = _mm512_loadu_si512(b.add(s * SEGMENT).cast());
-                // Low nibbles, then high ones, 16 k further.
-                for piece in [s, s + 2] {
-                    let (w_a, w_b) = (plus_eight(a), plus_eight(b));
-                    for (m, acc) in acc.iter_mut().enumerate() {
-                        let q = _mm512_set1_epi64(pieces.add(piece * M + m).read_unaligned());
-                        acc[0] = _mm512_dpbusd_epi32(acc[0], w_a, q);
-                        acc[1] = _mm512_dpbusd_epi32(acc[1], w_b, q);
-                    }
-                    (a, b) = (_mm512_srli_epi32::<4>(a), _mm512_srli_epi32::<4>(b));
+    at.starts = at.starts.wrapping_add(M);
+    acc
+}
+
+/// Adds the products of the next `chunks` chunks, and fetches what lies `ahead` of them.
+///
+/// # Safety
+/// `at` has as many chunks left, of two blocks and of `M` rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2")]
+unsafe fn add<const M: usize>(
+    acc: &mut [[__m512i; 2]; M],
+    at: &mut Cursor,
+    chunks: usize,
+    ahead: usize,
+) {
+    for _ in 0..chunks {
+        at.fetch(ahead);
+        at.fetch(ahead + SEGMENT);
+        for s in 0..2 {
+            // SAFETY: the caller's promise: two segments of either block.
+            let bytes = unsafe {
+                [
+                    _mm512_loadu_si512(at.a.add(s * SEGMENT).cast()),
+                    _mm512_loadu_si512(at.b.add(s * SEGMENT).cast()),
+                ]
+            };
+            for nibble in 0..2 {
+                let w = match nibble {
+                    0 => [plus_eight(bytes[0]), plus_eight(bytes[1])],
+                    _ => [
+                        plus_eight(_mm512_srli_epi32::<4>(bytes[0])),
+                        plus_eight(_mm512_srli_epi32::<4>(bytes[1])),
+                    ],
+                };
+                for (m, acc) in acc.iter_mut().enumerate() {
+                    // SAFETY: the caller's promise: four pieces of each row.
+                    let piece = unsafe { at.pieces.add((s + 2 * nibble) * M + m).read_unaligned() };
+                    let q = _mm512_set1_epi64(piece);
+                    acc[0] = _mm512_dpbusd_epi32(acc[0], w[0], q);
+                    acc[1] = _mm512_dpbusd_epi32(acc[1], w[1], q);
                 }
             }
         }
+        at.skip(2 * SEGMENT);
+        at.pieces = at.pieces.wrapping_add(4 * M);
     }
-    let mut sums = [_mm512_setzero_si512(); M];
-    for m in 0..M {
-        sums[m] = pair_sums(acc[m]);
-    }
-    sums
-}
-
-/// Fetches what lies [`AHEAD`] of `at`, which is byte `offset` of a block of `len` bytes: in the same
-/// block, or in the one after its neighbour, which is the next that is read at this place.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch(at: *const u8, offset: usize, len: usize) {
-    let skip = if offset + AHEAD < len { 0 } else { len };
-    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + skip).cast());
 }
 
 /// The low nibbles with their top bits flipped: w + 8.
@@ -198,14 +277,15 @@ fn order() -> __m512i {
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// The bf16 scales at byte `at` of each block, as f32 in the order of [`pair_sums`].
+/// The bf16 scales at `at`, as f32 in the order of [`pair_sums`].
+///
+/// # Safety
+/// 16 bytes can be read of either block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx2")]
-fn scales(pair: Pair<'_>, at: usize) -> __m512 {
-    let (a, b) = (&pair.a[at..][..2 * NR], &pair.b[at..][..2 * NR]);
-    // SAFETY: 16 bytes each, by the line above.
-    let (a, b) =
-        unsafe { (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast())) };
+unsafe fn scales(at: Cursor) -> __m512 {
+    // SAFETY: the caller's promise.
+    let (a, b) = unsafe { (_mm_loadu_si128(at.a.cast()), _mm_loadu_si128(at.b.cast())) };
     let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
     let bits = _mm512_cvtepu16_epi32(_mm256_set_m128i(high, low));
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))

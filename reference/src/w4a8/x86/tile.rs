@@ -116,13 +116,13 @@ fn take_off_eight<const M: usize, const N: usize>(
     acc: &[[__m256i; N]; M],
     sums: &mut [[i32; MAX_NR]; M],
 ) {
-    let q = blocks.sums(g);
+    let starts = blocks.starts(g);
     for m in 0..M {
         for h in 0..N {
             let lanes = store256(acc[m][h]);
             for (n, pair) in lanes.chunks_exact(2).enumerate() {
                 let sum = pair[0].wrapping_add(pair[1]);
-                sums[m][4 * h + n] = sum.wrapping_sub(q[m].wrapping_mul(8));
+                sums[m][4 * h + n] = sum.wrapping_add(starts[m].wrapping_mul(2));
             }
         }
     }
@@ -153,12 +153,12 @@ pub(super) fn avx512_narrow<const M: usize>(blocks: Blocks<'_>, tile: &mut Tile)
                 *acc = _mm512_dpbusd_epi32(*acc, high, q(2));
             }
         }
-        let q = blocks.sums(g);
+        let starts = blocks.starts(g);
         for m in 0..M {
             let halves = pair_sums(acc[m]);
             for n in 0..4 {
                 let sum = halves[n].wrapping_add(halves[n + 4]);
-                sums[m][n] = sum.wrapping_sub(q[m].wrapping_mul(8));
+                sums[m][n] = sum.wrapping_add(starts[m].wrapping_mul(2));
             }
         }
     });
