@@ -1,0 +1,56 @@
+//! Launch of `marlin_gemm`.
+
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg,
+    sys::CUfunction_attribute_enum as Attribute,
+};
+
+use super::optional;
+use crate::ops::gemm::Gemm;
+
+/// Launches a product.
+///
+/// `function` must be the entry point of `marlin_gemm.cu`, compiled with the macros of the weight's
+/// form and of the tiling, without IS_MOE; [`crate::ops::gemm`] alone calls this, with exactly that.
+pub(crate) fn launch(
+    stream: &Arc<CudaStream>,
+    function: &CudaFunction,
+    gemm: Gemm<'_>,
+) -> Result<(), DriverError> {
+    function.set_attribute(
+        Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+        gemm.shared_bytes.cast_signed(),
+    )?;
+    let config = LaunchConfig {
+        grid_dim: (
+            gemm.tiling.ranks(),
+            gemm.size_n / 64,
+            gemm.size_m.div_ceil(gemm.tiling.m_tiles * 8),
+        ),
+        block_dim: (gemm.tiling.warps * 32, 1, 1),
+        shared_mem_bytes: gemm.shared_bytes,
+    };
+    let weight = gemm.weight;
+    let group_k = weight.group_k();
+    let mut builder = stream.launch_builder(function);
+    builder.arg(weight.qweight.slice()).arg(weight.scales.slice());
+    optional(&mut builder, weight.zeros.as_ref());
+    optional(&mut builder, weight.bias.as_ref());
+    builder
+        .arg(gemm.x.slice())
+        .arg(gemm.y.slice_mut())
+        .arg(&gemm.size_m)
+        .arg(&gemm.size_n)
+        .arg(&gemm.size_k)
+        .arg(&gemm.chunk_k)
+        .arg(&group_k);
+    // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
+    // device. `Gemm` holds only checked values: x has size_m rows of size_k, y as many of size_n; the
+    // weight's buffers are what the reference packs for that shape, N and K multiples of 64 and of the
+    // group; at most 8 chunks of chunk_k make K. Zeros are read only where HAS_ZERO, which the weight's
+    // form says. Rows of x beyond size_m are not read, those of y not written; every element of y is
+    // written by one thread. Shared memory is as large as the source demands.
+    unsafe { builder.launch(config) }.map(drop)
+}

@@ -1,0 +1,441 @@
+// y[M, N] = x[M, K] * W[K, N] with quantized weights in Marlin's layout, by the canonical schedule:
+//
+//   1. A weight is (q - z) exactly, times its scale, rounded once to the 16-bit type.
+//   2. k is cut into at most 8 chunks of chunk_k. A chunk is one chain of m16n8k16 products in f32, k
+//      ascending, from zero.
+//   3. The chunks' sums are added in ascending order in f32; then the bias; then (experts) times the
+//      router weight; then one rounding.
+//
+// So an output depends on its row, its column and K alone: neither on M nor on the macros below that
+// only say how work is dealt out. Upstream operators: `marlin_gemm`, `moe_wna16_marlin_gemm`.
+//
+//   qweight  uint32 [E, K/16, N*16/PACK]   Marlin's weight layout for 16-bit activations
+//   scales   16-bit [E, G, N]              Marlin's order: grouped, or single where G = 1
+//   zeros    uint32 [E, G, N/8]            Marlin's order (HAS_ZERO only)
+//   bias     16-bit [E, N]                 Marlin's order: single; null: none
+//   x        16-bit [rows, K]
+//   y        16-bit [rows, N]
+// With IS_MOE, of `moe_align_block_size` with blocks of M_TILES * 8:
+//   sorted_token_ids      int32 [blocks * M_TILES * 8]; entry t reads row t / top_k of x, writes row
+//                         t of y; entries of size_m and above are padding
+//   expert_ids            int32 [blocks]; negative: no product, its rows of y stay as they are
+//   num_tokens_post_padded  int32 [1]
+//   topk_weights          f32 [size_m]; null: none
+//
+// Compile-time parameters, all required:
+//   IS_BF16   0: f16, 1: bf16
+//   BITS      4: uint4b8, or uint4 with HAS_ZERO; 8: uint8b128
+//   HAS_ZERO  0 or 1
+//   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32
+//   IS_MOE    0 or 1
+//   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
+//   WARPS     4 or 8: chunks that a thread block computes; with 4, two blocks form a cluster
+//   STAGES    stages of 64 k that a warp keeps in flight, with the one it works on
+//
+// A thread block computes 64 columns; warp w takes chunk w. Warps share nothing until the end: each
+// streams its own weights, scales and rows of x through its own ring of stages. The weights are the
+// m16 side of the instruction, the rows of x its n8 side, so that one row costs as little as eight.
+// In Marlin's layout a lane's 16 bytes (BITS 4) are just its fragments of 64 columns x 16 k.
+//
+// Launch: grid (8 / WARPS, N / 64, blocks of rows), WARPS * 32 threads, SHARED_BYTES of dynamic shared
+// memory (see the end). K is a multiple of 64, chunk_k too, K <= 8 * chunk_k; N a multiple of 64.
+
+#if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
+    !defined(M_TILES) || !defined(WARPS) || !defined(STAGES)
+#error "a parameter is missing"
+#endif
+
+#define CHUNKS 8
+#define RANKS (CHUNKS / WARPS)
+#define THREADS (WARPS * 32)
+#define ROWS (M_TILES * 8)
+#define STAGE_K 64
+#define TILE_PIECES (32 * (BITS / 4))  // 16-byte pieces of a tile of 16 k x 64 columns
+
+// A warp's stage in shared memory.
+#define WEIGHT_BYTES (4 * TILE_PIECES * 16)
+#define SCALE_BYTES (GROUPS * 128)
+#define ZERO_BYTES (HAS_ZERO * GROUPS * 32)
+#define X_BYTES (ROWS * 128)
+#define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
+#define RING_BYTES (STAGES * STAGE_BYTES)
+
+// A row of partial sums in shared memory: 64 and 4 more, which spreads a fragment over all banks.
+#define PITCH 68
+#define SUM_BYTES (ROWS * PITCH * 4)
+
+// Where column n of 64 stands in Marlin's single order: of each 32 columns, position 8i + t takes
+// column 2i + {0, 1, 8, 9, 16, 17, 24, 25}[t].
+__device__ __forceinline__ unsigned single_position(unsigned n) {
+    return n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2;
+}
+
+// What a warp needs of one group of k: the scales of its lane's eight columns 8c + lane / 4, each
+// twice in a word; and what takes the zero point off, likewise.
+struct Group {
+    unsigned scale[8];
+#if HAS_ZERO
+    unsigned minus[8];
+#endif
+};
+
+__device__ __forceinline__ void spread(Group &group, const uint4 &scales) {
+    const unsigned words[4] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        group.scale[2 * j] = twice<0>(words[j]);
+        group.scale[2 * j + 1] = twice<1>(words[j]);
+    }
+}
+
+#if HAS_ZERO
+// -(base + z), where base is what stands over the code in a word: 1024 (f16), 128 (bf16).
+__device__ __forceinline__ void spread_zeros(Group &group, unsigned zeros) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const unsigned z = zeros >> ((c % 2 * 4 + c / 2) * 4) & 15u;
+#if IS_BF16
+        group.minus[c] = 0xC300C300u | z << 16 | z;
+#else
+        group.minus[c] = 0xE400E400u | z << 16 | z;
+#endif
+    }
+}
+#endif
+
+// The A fragment (16 columns x 16 k) of one (lane, j): exact q - z, times the scale.
+#if BITS == 4
+__device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const Group &group,
+                                           int j) {
+    // Pairs (nibble i, nibble i + 4): fragments k, k + 8 of column block 0, then of block 1.
+    unsigned v[4];
+#if IS_BF16
+    constexpr unsigned ONE = 0x3F803F80u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned raised = mask_or<0x000F000Fu, 0x43004300u>(q >> (4 * i));  // 128 + q
+#if HAS_ZERO
+        v[i] = fma2(raised, ONE, group.minus[2 * j + i / 2]);
+#else
+        v[i] = fma2(raised, ONE, 0xC308C308u);  // - 136
+#endif
+    }
+#elif HAS_ZERO
+    constexpr unsigned ONE = 0x3C003C00u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned raised = mask_or<0x000F000Fu, 0x64006400u>(q >> (4 * i));  // 1024 + q
+        v[i] = fma2(raised, ONE, group.minus[2 * j + i / 2]);
+    }
+#else
+    // The upper nibble of a byte stands for 16 q: the division is part of the exact multiply-add.
+    constexpr unsigned ONE = 0x3C003C00u, SIXTEENTH = 0x2C002C00u;
+    const unsigned r = q >> 8;
+    v[0] = fma2(mask_or<0x000F000Fu, 0x64006400u>(q), ONE, 0xE408E408u);        // - 1032
+    v[1] = fma2(mask_or<0x00F000F0u, 0x64006400u>(q), SIXTEENTH, 0xD480D480u);  // - 72
+    v[2] = fma2(mask_or<0x000F000Fu, 0x64006400u>(r), ONE, 0xE408E408u);
+    v[3] = fma2(mask_or<0x00F000F0u, 0x64006400u>(r), SIXTEENTH, 0xD480D480u);
+#endif
+    a[0] = mul2(v[0], group.scale[2 * j]);
+    a[2] = mul2(v[1], group.scale[2 * j]);
+    a[1] = mul2(v[2], group.scale[2 * j + 1]);
+    a[3] = mul2(v[3], group.scale[2 * j + 1]);
+}
+#else
+// Bytes `low` and `high` of q, less 128, as a pair.
+template <unsigned LOW, unsigned HIGH>
+__device__ __forceinline__ unsigned bytes_to_pair(unsigned q) {
+    // 2^23 + q in f32; every step is exact.
+    const float low = __uint_as_float(__byte_perm(q, 0x4B000000u, 0x7440u | LOW)) - 8388736.0f;
+    const float high = __uint_as_float(__byte_perm(q, 0x4B000000u, 0x7440u | HIGH)) - 8388736.0f;
+    unsigned r;
+#if IS_BF16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+#endif
+    return r;
+}
+
+// One word for each column block; its bytes hold k + 0, 8, 1, 9.
+__device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q0, unsigned q1,
+                                           const Group &group, int j) {
+    a[0] = mul2(bytes_to_pair<0, 2>(q0), group.scale[2 * j]);
+    a[2] = mul2(bytes_to_pair<1, 3>(q0), group.scale[2 * j]);
+    a[1] = mul2(bytes_to_pair<0, 2>(q1), group.scale[2 * j + 1]);
+    a[3] = mul2(bytes_to_pair<1, 3>(q1), group.scale[2 * j + 1]);
+}
+#endif
+
+#if RANKS > 1
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
+// Two neighbouring partial sums of chunk c, which a warp of this or of the other block keeps.
+__device__ __forceinline__ float2 partial(unsigned sums, unsigned c, unsigned offset) {
+    unsigned address = sums + c % WARPS * SUM_BYTES + offset;
+    float2 value;
+#if RANKS > 1
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(c / WARPS));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+#else
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+#endif
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+#if RANKS > 1
+    __cluster_dims__(RANKS, 1, 1)
+#endif
+        marlin_gemm(const uint4 *__restrict__ qweight,
+                    const unsigned short *__restrict__ scales,
+                    const unsigned *__restrict__ zeros,
+                    const unsigned short *__restrict__ bias,
+                    const unsigned short *__restrict__ x,
+                    unsigned short *__restrict__ y,
+                    unsigned size_m,
+                    unsigned size_n,
+                    unsigned size_k,
+                    unsigned chunk_k,
+                    unsigned group_size
+#if IS_MOE
+                    ,
+                    const int *__restrict__ sorted_token_ids,
+                    const int *__restrict__ expert_ids,
+                    const int *__restrict__ num_tokens_post_padded,
+                    const float *__restrict__ topk_weights,
+                    unsigned top_k
+#endif
+        ) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned n0 = blockIdx.y * 64;
+    const unsigned groups = GROUPS == 0 ? 1 : size_k / group_size;
+
+#if IS_MOE
+    if (blockIdx.z * ROWS >= static_cast<unsigned>(*num_tokens_post_padded)) {
+        return;
+    }
+    const int expert = expert_ids[blockIdx.z];
+    if (expert < 0) {
+        return;
+    }
+    sorted_token_ids += static_cast<size_t>(blockIdx.z) * ROWS;
+    qweight += static_cast<size_t>(expert) * (size_k / 16) * (size_n / 64) * TILE_PIECES;
+    scales += static_cast<size_t>(expert) * groups * size_n;
+#if HAS_ZERO
+    zeros += static_cast<size_t>(expert) * groups * (size_n / 8);
+#endif
+    bias = bias ? bias + static_cast<size_t>(expert) * size_n : bias;
+    const auto entry = [&](unsigned row) { return static_cast<unsigned>(sorted_token_ids[row]); };
+    const auto x_row = [&](unsigned entry) { return entry / top_k; };
+#else
+    const auto entry = [&](unsigned row) { return blockIdx.z * ROWS + row; };
+    const auto x_row = [&](unsigned entry) { return entry; };
+#endif
+
+    // This warp's chunk of k: empty where K has fewer chunks.
+    const unsigned begin = min((blockIdx.x * WARPS + warp) * chunk_k, size_k);
+    const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
+
+    // What a lane copies of each stage. Rows of x: 8 pieces of 16 bytes, piece p stored at
+    // p ^ (row % 8), so that fragments are read without bank conflicts.
+    const unsigned ring = shared_address(memory) + warp * RING_BYTES;
+    const uint4 *weight_from =
+        qweight + (static_cast<size_t>(begin / 16) * (size_n / 64) + blockIdx.y) * TILE_PIECES + lane;
+    const size_t weight_step = static_cast<size_t>(size_n / 64) * TILE_PIECES;
+    const unsigned short *x_from[2 * M_TILES];
+    unsigned x_bytes = 0;  // bit i: piece i is of a row that exists
+#pragma unroll
+    for (int i = 0; i < 2 * M_TILES; ++i) {
+        const unsigned e = entry(i * 4 + lane / 8);
+        const bool exists = e < size_m;
+        x_bytes |= static_cast<unsigned>(exists) << i;
+        x_from[i] =
+            x + static_cast<size_t>(exists ? x_row(e) : 0) * size_k + begin + lane % 8 * 8;
+    }
+    const auto issue = [&](unsigned stage) {
+        if (stage < stages) {
+            unsigned to = ring + stage % STAGES * STAGE_BYTES;
+#pragma unroll
+            for (int i = 0; i < 4 * (BITS / 4); ++i) {
+                copy_async(to + (i * 32 + lane) * 16,
+                           weight_from + i / (BITS / 4) * weight_step + i % (BITS / 4) * 32);
+            }
+            weight_from += 4 * weight_step;
+            to += WEIGHT_BYTES;
+#if GROUPS > 0
+            const unsigned group = (begin + stage * STAGE_K) / group_size;
+            if (lane < 8 * GROUPS) {
+                const unsigned row = group + lane / 8;
+                copy_async(to + lane * 16,
+                           scales + static_cast<size_t>(row) * size_n + n0 + lane % 8 * 8);
+            }
+#if HAS_ZERO
+            if (lane < 2 * GROUPS) {
+                const unsigned row = group + lane / 2;
+                copy_async(to + SCALE_BYTES + lane * 16,
+                           zeros + static_cast<size_t>(row) * (size_n / 8) + n0 / 8 + lane % 2 * 4);
+            }
+#endif
+#endif
+            to += SCALE_BYTES + ZERO_BYTES;
+#pragma unroll
+            for (int i = 0; i < 2 * M_TILES; ++i) {
+                const unsigned row = i * 4 + lane / 8;
+                copy_async(to + row * 128 + (lane % 8 ^ row % 8) * 16, x_from[i],
+                           (x_bytes >> i & 1u) * 16);
+                x_from[i] += STAGE_K;
+            }
+        }
+        copy_commit();
+    };
+
+    Group group;
+#if GROUPS == 0
+    {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            group.scale[c] = scales[n0 + single_position(c * 8 + lane / 4)] * 0x10001u;
+        }
+#if HAS_ZERO
+        spread_zeros(group, zeros[n0 / 8 + lane / 4]);
+#endif
+    }
+#endif
+
+    float sum[4][M_TILES][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sum[j][m][i] = 0.0f;
+            }
+        }
+    }
+
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        issue(stage);
+    }
+    for (unsigned stage = 0; stage < stages; ++stage) {
+        copy_wait<STAGES - 2>();
+        // All lanes' copies have landed, and all lanes are done with the stage refilled next.
+        __syncwarp();
+        issue(stage + STAGES - 1);
+
+        const unsigned offset = warp * RING_BYTES + stage % STAGES * STAGE_BYTES;
+        const uint4 *weights = reinterpret_cast<const uint4 *>(memory + offset);
+        const unsigned char *about = memory + offset + WEIGHT_BYTES;
+        const unsigned x_at = ring + stage % STAGES * STAGE_BYTES + WEIGHT_BYTES + SCALE_BYTES +
+                              ZERO_BYTES + lane % 8 * 128;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (GROUPS == 2 || (GROUPS == 1 && half == 0)) {
+                const int row = GROUPS == 2 ? half : 0;
+                spread(group, reinterpret_cast<const uint4 *>(about)[row * 8 + lane / 4]);
+#if HAS_ZERO
+                spread_zeros(group, reinterpret_cast<const unsigned *>(
+                                        about + SCALE_BYTES)[row * 8 + lane / 4]);
+#endif
+            }
+            unsigned b[M_TILES][4];
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                const unsigned piece = half * 4 + lane / 8;
+                load_matrices(b[m], x_at + m * 1024 + (piece ^ lane % 8) * 16);
+            }
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+                const int tile = half * 2 + step;
+#if BITS == 4
+                const uint4 q = weights[tile * 32 + lane];
+                const unsigned words[4] = {q.x, q.y, q.z, q.w};
+#else
+                const uint4 q = weights[tile * 64 + lane * 2], r = weights[tile * 64 + lane * 2 + 1];
+                const unsigned words[8] = {q.x, q.y, q.z, q.w, r.x, r.y, r.z, r.w};
+#endif
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    unsigned a[4];
+#if BITS == 4
+                    dequantize(a, words[j], group, j);
+#else
+                    dequantize(a, words[2 * j], words[2 * j + 1], group, j);
+#endif
+#pragma unroll
+                    for (int m = 0; m < M_TILES; ++m) {
+                        multiply_add(sum[j][m], a, b[m][2 * step], b[m][2 * step + 1]);
+                    }
+                }
+            }
+        }
+    }
+
+    // Every ring is read: the sums take their place.
+    copy_wait<0>();
+    __syncthreads();
+    float *sums = reinterpret_cast<float *>(memory) + warp * (SUM_BYTES / 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+            // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
+            float *to = sums + (m * 8 + lane % 4 * 2) * PITCH + j * 16 + lane / 4;
+            to[0] = sum[j][m][0];
+            to[PITCH] = sum[j][m][1];
+            to[8] = sum[j][m][2];
+            to[PITCH + 8] = sum[j][m][3];
+        }
+    }
+#if RANKS > 1
+    cluster_sync();
+#else
+    __syncthreads();
+#endif
+
+    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
+    const unsigned base = shared_address(memory);
+    for (unsigned pair = blockIdx.x * THREADS + threadIdx.x; pair < ROWS * 32;
+         pair += RANKS * THREADS) {
+        const unsigned row = pair / 32, n = pair % 32 * 2, e = entry(row);
+        if (e >= size_m) {
+            continue;
+        }
+        const unsigned at = (row * PITCH + n) * 4;
+        float2 total = partial(base, 0, at);
+        for (unsigned c = 1; c < chunks; ++c) {
+            const float2 more = partial(base, c, at);
+            total.x = __fadd_rn(total.x, more.x);
+            total.y = __fadd_rn(total.y, more.y);
+        }
+        if (bias) {
+            const unsigned short *of = bias + n0 + single_position(n);
+            total.x = __fadd_rn(total.x, widen(of[0]));
+            total.y = __fadd_rn(total.y, widen(of[1]));
+        }
+#if IS_MOE
+        if (topk_weights) {
+            total.x = __fmul_rn(total.x, topk_weights[e]);
+            total.y = __fmul_rn(total.y, topk_weights[e]);
+        }
+#endif
+        const unsigned packed = static_cast<unsigned>(narrow(total.y)) << 16 | narrow(total.x);
+        *reinterpret_cast<unsigned *>(y + static_cast<size_t>(e) * size_n + n0 + n) = packed;
+    }
+#if RANKS > 1
+    // Nobody leaves while its sums are being read.
+    cluster_sync();
+#endif
+}
+
+// SHARED_BYTES: the rings, or the sums that take their place.
+// max(WARPS * STAGES * STAGE_BYTES, WARPS * SUM_BYTES)
