@@ -84,6 +84,16 @@ impl Device {
         Ok(Buffer { slice, len })
     }
 
+    /// The same elements in other memory of this device.
+    ///
+    /// # Errors
+    /// As [`Device::upload`].
+    pub fn copy<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>, AccelError> {
+        let slice =
+            self.stream().clone_dtod(buffer.slice()).map_err(failed("cuMemcpyDtoDAsync"))?;
+        Ok(Buffer { slice, len: buffer.len })
+    }
+
     /// Copies a buffer to the host, after everything launched so far.
     ///
     /// # Errors

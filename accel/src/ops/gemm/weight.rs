@@ -103,6 +103,23 @@ impl MarlinWeight {
         })
     }
 
+    /// The same in other memory.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`] where the device has not so much memory.
+    pub fn copy(&self, device: &Device) -> Result<Self, AccelError> {
+        let zeros = self.zeros.as_ref().map(|zeros| device.copy(zeros));
+        let bias = self.bias.as_ref().map(|bias| device.copy(bias));
+        Ok(Self {
+            qweight: device.copy(&self.qweight)?,
+            scales: device.copy(&self.scales)?,
+            zeros: zeros.transpose()?,
+            bias: bias.transpose()?,
+            perms: self.perms.clone(),
+            ..*self
+        })
+    }
+
     /// Shape of each matrix.
     pub fn shape(&self) -> Shape {
         self.shape
