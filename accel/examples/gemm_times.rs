@@ -95,10 +95,12 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
         _ => 8,
     };
     let mut all = Vec::new();
-    for m_tiles in [least, least / 2].into_iter().filter(|&m| m > 0) {
-        for warps in [4, 8] {
-            for stages in [2, 3, 4, 5, 6, 8, 12] {
-                all.push(Tiling { m_tiles, warps, stages });
+    for m_tiles in if least == 8 { vec![8, 4] } else { vec![least] } {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
+            for teams in [4, 8] {
+                for stages in [2, 3, 4, 6] {
+                    all.push(Tiling { m_tiles, n_tile, columns, teams, stages });
+                }
             }
         }
     }
@@ -145,9 +147,12 @@ fn main() -> Result<ExitCode, AnyError> {
                     .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
-                for (time, t) in all.iter().take(5) {
-                    let Tiling { m_tiles, warps, stages } = t;
-                    println!("    {time:.2} us: {m_tiles} eights, {warps} warps, {stages} stages");
+                for (time, t) in all.iter().take(8) {
+                    let Tiling { m_tiles, n_tile, columns, teams, stages } = t;
+                    println!(
+                        "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, \
+                         {teams} teams, {stages} stages"
+                    );
                 }
             }
         }

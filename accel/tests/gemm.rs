@@ -94,13 +94,24 @@ fn products_equal_the_canonical_schedule() {
     let mut law = Law::new("marlin_gemm");
     let mut random = Random(0x0123_4567_89AB_CDEF);
     // One chunk, then two; a last chunk that is shorter; eight chunks; N beyond one thread block.
-    let shapes = [(128, 64, 8), (384, 192, 17), (1408, 128, 64), (2048, 320, 33), (4352, 64, 70)];
+    // N beyond what fills a GPU of up to 160 multiprocessors comes last, with fewer variants.
+    let shapes = [
+        (128, 64, 8),
+        (384, 192, 17),
+        (1408, 128, 64),
+        (2048, 320, 33),
+        (4352, 64, 70),
+        (256, 20480, 5),
+        (256, 20480, 13),
+        (256, 20480, 24),
+        (256, 20480, 40),
+    ];
     for (i, (size_k, size_n, size_m)) in shapes.into_iter().enumerate() {
         let shape = Shape::new(size_k, size_n);
         for dtype in HALVES {
             for ty in TYPES {
-                for group_size in [-1, 32, 64, 128] {
-                    let group_size = GroupSize::from_config(group_size).unwrap();
+                for group_size in if size_n < 1024 { &[-1, 32, 64, 128][..] } else { &[32, 128] } {
+                    let group_size = GroupSize::from_config(*group_size).unwrap();
                     let bias = (i + usize::from(ty == TYPES[1])) % 2 == 0;
                     let w = weight(&mut random, ty, dtype, shape, group_size, bias);
                     let x = activations(&mut random, dtype, size_m, size_k);
@@ -135,9 +146,9 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_under_any_tiling() {
         law.equal(&format!("rows {first}..{}", first + size_m), &found, of);
     }
     for m_tiles in [1, 2, 4, 8] {
-        for warps in [4, 8] {
-            for stages in [2, 3, 5, 8] {
-                let tiling = Tiling { m_tiles, warps, stages };
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
+            for (teams, stages) in [(2, 2), (2, 8), (4, 2), (4, 3), (4, 5), (8, 2), (8, 4)] {
+                let tiling = Tiling { m_tiles, n_tile, columns, teams, stages };
                 let from = device.upload(&x).unwrap();
                 let mut y = device.zeroed(wanted.len()).unwrap();
                 match marlin_gemm_tiled(&device, &from, &on_device, &mut y, tiling) {

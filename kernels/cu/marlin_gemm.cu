@@ -29,39 +29,47 @@
 //   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32
 //   IS_MOE    0 or 1
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
-//   WARPS     4 or 8: chunks that a thread block computes; with 4, two blocks form a cluster
-//   STAGES    stages of 64 k that a warp keeps in flight, with the one it works on
+//   N_TILE    64 or 128: columns that a thread block computes; N is a multiple of it
+//   COLUMNS   32 or 64: columns that a warp computes
+//   TEAMS     2, 4 or 8: chunks that a thread block computes; 8 / TEAMS of them form a cluster
+//   STAGES    stages of 64 k that are kept in flight, with the one that is worked on
 //
-// A thread block computes 64 columns; warp w takes chunk w. Warps share nothing until the end: each
-// streams its own weights, scales and rows of x through its own ring of stages. The weights are the
-// m16 side of the instruction, the rows of x its n8 side, so that one row costs as little as eight.
-// In Marlin's layout a lane's 16 bytes (BITS 4) are just its fragments of 64 columns x 16 k.
+// A chunk belongs to a team of N_TILE / COLUMNS warps. Teams share nothing until the end: each streams
+// its own weights, scales and rows of x through its own ring of stages. The weights are the m16 side
+// of the instruction, the rows of x its n8 side, so that one row costs as little as eight. In Marlin's
+// layout a lane's 16 bytes (BITS 4) are just its fragments of 64 columns x 16 k.
 //
-// Launch: grid (8 / WARPS, N / 64, blocks of rows), WARPS * 32 threads, SHARED_BYTES of dynamic shared
-// memory (see the end). K is a multiple of 64, chunk_k too, K <= 8 * chunk_k; N a multiple of 64.
+// Launch: grid (8 / TEAMS, N / N_TILE, blocks of rows), TEAMS * N_TILE / COLUMNS * 32 threads, dynamic
+// shared memory as at the end of this file. K is a multiple of 64, chunk_k too, K <= 8 * chunk_k.
 
 #if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
-    !defined(M_TILES) || !defined(WARPS) || !defined(STAGES)
+    !defined(M_TILES) || !defined(N_TILE) || !defined(COLUMNS) || !defined(TEAMS) || \
+    !defined(STAGES)
 #error "a parameter is missing"
 #endif
 
 #define CHUNKS 8
-#define RANKS (CHUNKS / WARPS)
-#define THREADS (WARPS * 32)
+#define RANKS (CHUNKS / TEAMS)
+#define WARPS (N_TILE / COLUMNS)  // of a team
+#define LANES (WARPS * 32)
+#define THREADS (TEAMS * LANES)
 #define ROWS (M_TILES * 8)
 #define STAGE_K 64
-#define TILE_PIECES (32 * (BITS / 4))  // 16-byte pieces of a tile of 16 k x 64 columns
+#define FRAGMENTS (COLUMNS / 16)
+// 16-byte pieces of 16 k of one column tile, and of all of them: neighbours in memory.
+#define TILE_PIECES (32 * (BITS / 4))
+#define ROW_PIECES (N_TILE / 64 * TILE_PIECES)
 
-// A warp's stage in shared memory.
-#define WEIGHT_BYTES (4 * TILE_PIECES * 16)
-#define SCALE_BYTES (GROUPS * 128)
-#define ZERO_BYTES (HAS_ZERO * GROUPS * 32)
+// A team's stage in shared memory.
+#define WEIGHT_BYTES (4 * ROW_PIECES * 16)
+#define SCALE_BYTES (GROUPS * N_TILE * 2)
+#define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
 #define X_BYTES (ROWS * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
 #define RING_BYTES (STAGES * STAGE_BYTES)
 
-// A row of partial sums in shared memory: 64 and 4 more, which spreads a fragment over all banks.
-#define PITCH 68
+// A row of partial sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
+#define PITCH (N_TILE + 4)
 #define SUM_BYTES (ROWS * PITCH * 4)
 
 // Where column n of 64 stands in Marlin's single order: of each 32 columns, position 8i + t takes
@@ -70,34 +78,41 @@ __device__ __forceinline__ unsigned single_position(unsigned n) {
     return n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2;
 }
 
-// What a warp needs of one group of k: the scales of its lane's eight columns 8c + lane / 4, each
-// twice in a word; and what takes the zero point off, likewise.
+// What a warp needs of one group of k: the scales of its lane's columns 8c + lane / 4, each twice in a
+// word; and what takes the zero point off, likewise.
 struct Group {
-    unsigned scale[8];
+    unsigned scale[2 * FRAGMENTS];
 #if HAS_ZERO
-    unsigned minus[8];
+    unsigned minus[2 * FRAGMENTS];
 #endif
 };
 
-__device__ __forceinline__ void spread(Group &group, const uint4 &scales) {
-    const unsigned words[4] = {scales.x, scales.y, scales.z, scales.w};
+// `scales` are the lane's 2 * FRAGMENTS scales, side by side.
+__device__ __forceinline__ void spread(Group &group, const unsigned *scales) {
+    unsigned words[FRAGMENTS];
+    if (FRAGMENTS == 4) {
+        *reinterpret_cast<uint4 *>(words) = *reinterpret_cast<const uint4 *>(scales);
+    } else {
+        *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(scales);
+    }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < FRAGMENTS; ++j) {
         group.scale[2 * j] = twice<0>(words[j]);
         group.scale[2 * j + 1] = twice<1>(words[j]);
     }
 }
 
 #if HAS_ZERO
-// -(base + z), where base is what stands over the code in a word: 1024 (f16), 128 (bf16).
-__device__ __forceinline__ void spread_zeros(Group &group, unsigned zeros) {
+// -(base + z), where base is what stands over the code in a word: 1024 (f16), 128 (bf16). `zeros` are
+// those of eight columns, `first` the warp's first of them.
+__device__ __forceinline__ void spread_zeros(Group &group, unsigned zeros, unsigned first) {
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-        const unsigned z = zeros >> ((c % 2 * 4 + c / 2) * 4) & 15u;
+    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+        const unsigned c = first + i, z = zeros >> ((c % 2 * 4 + c / 2) * 4) & 15u;
 #if IS_BF16
-        group.minus[c] = 0xC300C300u | z << 16 | z;
+        group.minus[i] = 0xC300C300u | z << 16 | z;
 #else
-        group.minus[c] = 0xE400E400u | z << 16 | z;
+        group.minus[i] = 0xE400E400u | z << 16 | z;
 #endif
     }
 }
@@ -167,6 +182,16 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q0, unsign
 }
 #endif
 
+// A barrier of one team's warps.
+__device__ __forceinline__ void team_sync(unsigned team) {
+#if WARPS == 1
+    __syncwarp();
+#else
+    // Barrier 0 is the whole block's.
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(LANES) : "memory");
+#endif
+}
+
 #if RANKS > 1
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
@@ -176,10 +201,10 @@ __device__ __forceinline__ void cluster_sync() {
 
 // Two neighbouring partial sums of chunk c, which a warp of this or of the other block keeps.
 __device__ __forceinline__ float2 partial(unsigned sums, unsigned c, unsigned offset) {
-    unsigned address = sums + c % WARPS * SUM_BYTES + offset;
+    unsigned address = sums + c % TEAMS * SUM_BYTES + offset;
     float2 value;
 #if RANKS > 1
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(c / WARPS));
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(c / TEAMS));
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
                  : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
 #else
@@ -214,8 +239,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
         ) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const unsigned n0 = blockIdx.y * 64;
+    // A thread is one of LANES of its team, and one of 32 of its warp.
+    const unsigned team = threadIdx.x / LANES, member = threadIdx.x % LANES;
+    const unsigned lane = threadIdx.x % 32;
+    // The warp's columns: `warp_n` in the block, `part` of a tile's 64 when it has 32.
+    const unsigned warp_n = member / 32 * COLUMNS, part = COLUMNS == 64 ? 0 : member / 32 % 2;
+    const unsigned n0 = blockIdx.y * N_TILE;
     const unsigned groups = GROUPS == 0 ? 1 : size_k / group_size;
 
 #if IS_MOE
@@ -240,57 +269,73 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const auto x_row = [&](unsigned entry) { return entry; };
 #endif
 
-    // This warp's chunk of k: empty where K has fewer chunks.
-    const unsigned begin = min((blockIdx.x * WARPS + warp) * chunk_k, size_k);
+    // This team's chunk of k: empty where K has fewer chunks.
+    const unsigned begin = min((blockIdx.x * TEAMS + team) * chunk_k, size_k);
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
 
-    // What a lane copies of each stage. Rows of x: 8 pieces of 16 bytes, piece p stored at
+    // What a thread copies of each stage. Rows of x: 8 pieces of 16 bytes, piece p stored at
     // p ^ (row % 8), so that fragments are read without bank conflicts.
-    const unsigned ring = shared_address(memory) + warp * RING_BYTES;
-    const uint4 *weight_from =
-        qweight + (static_cast<size_t>(begin / 16) * (size_n / 64) + blockIdx.y) * TILE_PIECES + lane;
+    const unsigned ring = shared_address(memory) + team * RING_BYTES;
     const size_t weight_step = static_cast<size_t>(size_n / 64) * TILE_PIECES;
-    const unsigned short *x_from[2 * M_TILES];
-    unsigned x_bytes = 0;  // bit i: piece i is of a row that exists
+    const uint4 *weight_from = qweight + (begin / 16 + member / ROW_PIECES) * weight_step +
+                               blockIdx.y * ROW_PIECES + member % ROW_PIECES;
+#if GROUPS > 0
+    constexpr unsigned SCALE_PIECES = N_TILE / 8, ZERO_PIECES = N_TILE / 32;
+    unsigned group_left = (group_size - begin % group_size) / STAGE_K;  // stages, with this one
+    const unsigned short *scale_from =
+        scales + static_cast<size_t>(begin / group_size + member / SCALE_PIECES) * size_n + n0 +
+        member % SCALE_PIECES * 8;
+#if HAS_ZERO
+    const unsigned *zero_from =
+        zeros + static_cast<size_t>(begin / group_size + member / ZERO_PIECES) * (size_n / 8) +
+        n0 / 8 + member % ZERO_PIECES * 4;
+#endif
+#endif
+    constexpr int X_COPIES = ROWS * 8 / LANES;
+    const unsigned short *x_from[X_COPIES];
+    unsigned x_exists = 0;  // bit i: copy i is of a row that there is
 #pragma unroll
-    for (int i = 0; i < 2 * M_TILES; ++i) {
-        const unsigned e = entry(i * 4 + lane / 8);
+    for (int i = 0; i < X_COPIES; ++i) {
+        const unsigned e = entry(i * (LANES / 8) + member / 8);
         const bool exists = e < size_m;
-        x_bytes |= static_cast<unsigned>(exists) << i;
+        x_exists |= static_cast<unsigned>(exists) << i;
         x_from[i] =
-            x + static_cast<size_t>(exists ? x_row(e) : 0) * size_k + begin + lane % 8 * 8;
+            x + static_cast<size_t>(exists ? x_row(e) : 0) * size_k + begin + member % 8 * 8;
     }
     const auto issue = [&](unsigned stage) {
         if (stage < stages) {
             unsigned to = ring + stage % STAGES * STAGE_BYTES;
 #pragma unroll
-            for (int i = 0; i < 4 * (BITS / 4); ++i) {
-                copy_async(to + (i * 32 + lane) * 16,
-                           weight_from + i / (BITS / 4) * weight_step + i % (BITS / 4) * 32);
+            for (int i = 0; i < 4 * ROW_PIECES / LANES; ++i) {
+                copy_async(to + (i * LANES + member) * 16,
+                           weight_from + i * LANES / ROW_PIECES * weight_step +
+                               i * LANES % ROW_PIECES);
             }
             weight_from += 4 * weight_step;
             to += WEIGHT_BYTES;
 #if GROUPS > 0
-            const unsigned group = (begin + stage * STAGE_K) / group_size;
-            if (lane < 8 * GROUPS) {
-                const unsigned row = group + lane / 8;
-                copy_async(to + lane * 16,
-                           scales + static_cast<size_t>(row) * size_n + n0 + lane % 8 * 8);
+            if (member < GROUPS * SCALE_PIECES) {
+                copy_async(to + member * 16, scale_from);
             }
 #if HAS_ZERO
-            if (lane < 2 * GROUPS) {
-                const unsigned row = group + lane / 2;
-                copy_async(to + SCALE_BYTES + lane * 16,
-                           zeros + static_cast<size_t>(row) * (size_n / 8) + n0 / 8 + lane % 2 * 4);
+            if (member < GROUPS * ZERO_PIECES) {
+                copy_async(to + SCALE_BYTES + member * 16, zero_from);
             }
 #endif
+            if (GROUPS == 2 || --group_left == 0) {
+                scale_from += GROUPS * size_n;
+#if HAS_ZERO
+                zero_from += GROUPS * (size_n / 8);
+#endif
+                group_left = group_size / STAGE_K;
+            }
 #endif
             to += SCALE_BYTES + ZERO_BYTES;
 #pragma unroll
-            for (int i = 0; i < 2 * M_TILES; ++i) {
-                const unsigned row = i * 4 + lane / 8;
-                copy_async(to + row * 128 + (lane % 8 ^ row % 8) * 16, x_from[i],
-                           (x_bytes >> i & 1u) * 16);
+            for (int i = 0; i < X_COPIES; ++i) {
+                const unsigned row = i * (LANES / 8) + member / 8;
+                copy_async(to + row * 128 + (member % 8 ^ row % 8) * 16, x_from[i],
+                           (x_exists >> i & 1u) * 16);
                 x_from[i] += STAGE_K;
             }
         }
@@ -299,20 +344,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     Group group;
 #if GROUPS == 0
-    {
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            group.scale[c] = scales[n0 + single_position(c * 8 + lane / 4)] * 0x10001u;
-        }
-#if HAS_ZERO
-        spread_zeros(group, zeros[n0 / 8 + lane / 4]);
-#endif
+    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+        const unsigned n = warp_n + i * 8 + lane / 4;
+        group.scale[i] = scales[n0 + n / 64 * 64 + single_position(n % 64)] * 0x10001u;
     }
+#if HAS_ZERO
+    spread_zeros(group, zeros[n0 / 8 + warp_n / 64 * 8 + lane / 4], part * 4);
+#endif
 #endif
 
-    float sum[4][M_TILES][4];
+    float sum[FRAGMENTS][M_TILES][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
@@ -328,12 +372,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     for (unsigned stage = 0; stage < stages; ++stage) {
         copy_wait<STAGES - 2>();
-        // All lanes' copies have landed, and all lanes are done with the stage refilled next.
-        __syncwarp();
+        // All copies of the team have landed, and all its threads are done with the stage refilled next.
+        team_sync(team);
         issue(stage + STAGES - 1);
 
-        const unsigned offset = warp * RING_BYTES + stage % STAGES * STAGE_BYTES;
-        const uint4 *weights = reinterpret_cast<const uint4 *>(memory + offset);
+        const unsigned offset = team * RING_BYTES + stage % STAGES * STAGE_BYTES;
+        const unsigned *weights = reinterpret_cast<const unsigned *>(memory + offset) +
+                                  warp_n / 64 * (TILE_PIECES * 4) + lane * BITS + part * (BITS / 2);
         const unsigned char *about = memory + offset + WEIGHT_BYTES;
         const unsigned x_at = ring + stage % STAGES * STAGE_BYTES + WEIGHT_BYTES + SCALE_BYTES +
                               ZERO_BYTES + lane % 8 * 128;
@@ -341,10 +386,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int half = 0; half < 2; ++half) {
             if (GROUPS == 2 || (GROUPS == 1 && half == 0)) {
                 const int row = GROUPS == 2 ? half : 0;
-                spread(group, reinterpret_cast<const uint4 *>(about)[row * 8 + lane / 4]);
+                // In 64 columns the lane's eight scales stand side by side.
+                const unsigned char *of =
+                    about + row * N_TILE * 2 + warp_n / 64 * 128 + lane / 4 * 16 + part * 8;
+                spread(group, reinterpret_cast<const unsigned *>(of));
 #if HAS_ZERO
-                spread_zeros(group, reinterpret_cast<const unsigned *>(
-                                        about + SCALE_BYTES)[row * 8 + lane / 4]);
+                const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
+                spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4],
+                             part * 4);
 #endif
             }
             unsigned b[M_TILES][4];
@@ -355,16 +404,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
-                const int tile = half * 2 + step;
-#if BITS == 4
-                const uint4 q = weights[tile * 32 + lane];
-                const unsigned words[4] = {q.x, q.y, q.z, q.w};
-#else
-                const uint4 q = weights[tile * 64 + lane * 2], r = weights[tile * 64 + lane * 2 + 1];
-                const unsigned words[8] = {q.x, q.y, q.z, q.w, r.x, r.y, r.z, r.w};
-#endif
+                // BITS / 4 words for each fragment.
+                constexpr int WORDS = FRAGMENTS * BITS / 4;
+                unsigned words[WORDS];
+                const unsigned *of = weights + (half * 2 + step) * (ROW_PIECES * 4);
+                if (WORDS == 2) {
+                    *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(of);
+                } else {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
+                    for (int i = 0; i < WORDS; i += 4) {
+                        *reinterpret_cast<uint4 *>(words + i) =
+                            *reinterpret_cast<const uint4 *>(of + i);
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < FRAGMENTS; ++j) {
                     unsigned a[4];
 #if BITS == 4
                     dequantize(a, words[j], group, j);
@@ -383,9 +437,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // Every ring is read: the sums take their place.
     copy_wait<0>();
     __syncthreads();
-    float *sums = reinterpret_cast<float *>(memory) + warp * (SUM_BYTES / 4);
+    float *sums = reinterpret_cast<float *>(memory) + team * (SUM_BYTES / 4) + warp_n;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
             // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
@@ -404,9 +458,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
     const unsigned base = shared_address(memory);
-    for (unsigned pair = blockIdx.x * THREADS + threadIdx.x; pair < ROWS * 32;
+    for (unsigned pair = blockIdx.x * THREADS + threadIdx.x; pair < ROWS * N_TILE / 2;
          pair += RANKS * THREADS) {
-        const unsigned row = pair / 32, n = pair % 32 * 2, e = entry(row);
+        const unsigned row = pair / (N_TILE / 2), n = pair % (N_TILE / 2) * 2, e = entry(row);
         if (e >= size_m) {
             continue;
         }
@@ -418,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             total.y = __fadd_rn(total.y, more.y);
         }
         if (bias) {
-            const unsigned short *of = bias + n0 + single_position(n);
+            const unsigned short *of = bias + n0 + n / 64 * 64 + single_position(n % 64);
             total.x = __fadd_rn(total.x, widen(of[0]));
             total.y = __fadd_rn(total.y, widen(of[1]));
         }
@@ -437,5 +491,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-// SHARED_BYTES: the rings, or the sums that take their place.
-// max(WARPS * STAGES * STAGE_BYTES, WARPS * SUM_BYTES)
+// Dynamic shared memory: the rings, or the sums that take their place:
+// TEAMS * max(RING_BYTES, SUM_BYTES).

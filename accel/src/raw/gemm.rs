@@ -26,10 +26,10 @@ pub(crate) fn launch(
     let config = LaunchConfig {
         grid_dim: (
             gemm.tiling.ranks(),
-            gemm.size_n / 64,
+            gemm.size_n / gemm.tiling.n_tile,
             gemm.size_m.div_ceil(gemm.tiling.m_tiles * 8),
         ),
-        block_dim: (gemm.tiling.warps * 32, 1, 1),
+        block_dim: (gemm.tiling.threads(), 1, 1),
         shared_mem_bytes: gemm.shared_bytes,
     };
     let weight = gemm.weight;
@@ -48,8 +48,8 @@ pub(crate) fn launch(
         .arg(&group_k);
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
     // device. `Gemm` holds only checked values: x has size_m rows of size_k, y as many of size_n; the
-    // weight's buffers are what the reference packs for that shape, N and K multiples of 64 and of the
-    // group; at most 8 chunks of chunk_k make K. Zeros are read only where HAS_ZERO, which the weight's
+    // weight's buffers are what the reference packs for that shape, N is a multiple of the tile's columns, K
+    // of 64 and of the group; at most 8 chunks of chunk_k make K. Zeros are read only where HAS_ZERO, which the weight's
     // form says. Rows of x beyond size_m are not read, those of y not written; every element of y is
     // written by one thread. Shared memory is as large as the source demands.
     unsafe { builder.launch(config) }.map(drop)

@@ -59,7 +59,7 @@ __device__ __forceinline__ float erf_f32(float x) {
     const unsigned near_zero[7] = {0x38b71955u, 0xba579101u, 0x3baaa5a9u, 0xbcdc0d9bu,
                                    0x3de7174bu, 0xbec093a3u, 0x3e0375d4u};
     // ln(erfc x), each with the sign that it has in the polynomial.
-    const unsigned far[9] = {0xb5a259f6u, 0xb6a21ec0u, 0x39b2b3e5u, 0x3b7d9a8fu, 0x3cc8ea28u,
+    const unsigned far[9] = {0xb5a259f6u, 0xb6a21ec0u, 0x39b2b3e5u, 0xbb7d9a8fu, 0x3cc8ea28u,
                              0xbddc418du, 0xbf22475eu, 0xbf908c3eu, 0x390a5602u};
     float a = fabsf(x), magnitude;
     if (a < 0.87f) {

@@ -40,8 +40,9 @@ fn variants(arch: Arch) -> Vec<Vec<Define>> {
     let mut all = Vec::new();
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in forms() {
-            for size_m in [8, 16, 32, 64] {
-                let defines = defines(ty, &form, Tiling::choose(arch, size_m, &form));
+            for (size_m, wide) in [8, 16, 32, 64].into_iter().flat_map(|m| [(m, false), (m, true)])
+            {
+                let defines = defines(ty, &form, Tiling::choose(arch, size_m, wide, &form));
                 if !all.contains(&defines) {
                     all.push(defines);
                 }
@@ -92,7 +93,8 @@ pub fn marlin_gemm(
 ) -> Result<(), AccelError> {
     let size_m = x.len() / weight.shape().size_k;
     let arch = Arch::of_device(device.compute_capability());
-    marlin_gemm_tiled(device, x, weight, y, Tiling::choose(arch, size_m, &weight.form()))
+    let wide = Tiling::is_wide(weight.shape().size_n, device.multiprocessors());
+    marlin_gemm_tiled(device, x, weight, y, Tiling::choose(arch, size_m, wide, &weight.form()))
 }
 
 /// [`marlin_gemm`] with a division of work that the caller names: the same bits, at another speed.
@@ -133,7 +135,7 @@ pub fn marlin_gemm_tiled(
     if size_m.div_ceil(rows) > 65535 {
         return refuse("rows of x", size_m.to_string(), format!("at most {}", 65535 * rows));
     }
-    tiling.validate(device)?;
+    tiling.validate(device, shape.size_n)?;
     let form = weight.form();
     let shared_bytes = tiling.shared_bytes(&form);
     if shared_bytes > device.shared_memory() {

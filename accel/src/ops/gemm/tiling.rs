@@ -14,14 +14,15 @@ use crate::{
 pub struct Tiling {
     /// Eights of rows that a thread block computes: 1, 2, 4 or 8.
     pub m_tiles: u32,
-    /// Chunks of k, and so warps, of a thread block: 8; or 4, and two thread blocks form a cluster.
-    pub warps: u32,
-    /// Stages of 64 k that each warp keeps in flight, with the one it works on: 2 to 16.
+    /// Columns that a thread block computes: 64, or 128 where that divides N.
+    pub n_tile: u32,
+    /// Columns that a warp computes: 32 or 64.
+    pub columns: u32,
+    /// Chunks of k that a thread block computes: 8; or 2 or 4, and thread blocks form a cluster.
+    pub teams: u32,
+    /// Stages of 64 k that each team keeps in flight, with the one it works on: 2 to 16.
     pub stages: u32,
 }
-
-/// Stages beyond which more of them did not help.
-const MOST_STAGES: u32 = 8;
 
 /// Value of a macro.
 fn value(form: &[Define], name: &str) -> u32 {
@@ -29,29 +30,50 @@ fn value(form: &[Define], name: &str) -> u32 {
 }
 
 impl Tiling {
-    /// What [`marlin_gemm`](super::marlin_gemm) takes on a device of that architecture for `size_m`
-    /// rows and a weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`).
-    pub(super) fn choose(arch: Arch, size_m: usize, form: &[Define]) -> Self {
-        let shared = arch.shared_memory();
-        // Clusters came with 9.0.
-        let warps = if arch.compute_capability >= (9, 0) { 4 } else { 8 };
-        let mut m_tiles = match size_m {
-            0..=8 => 1,
-            9..=16 => 2,
-            17..=32 => 4,
-            _ => 8,
+    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows and a weight of that form
+    /// (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are many for the
+    /// device: [`Tiling::is_wide`].
+    ///
+    /// From 9.0 on, these were the fastest or close to it of 24 each, on an H200, over K x N of
+    /// 4096 x 4096, 14336 x 4096 (not wide) and 4096 x 28672 (wide). Narrow products lack warps, so
+    /// that warps take half a tile of columns; wide ones rather lack room for thread blocks.
+    pub(super) fn choose(arch: Arch, size_m: usize, wide: bool, form: &[Define]) -> Self {
+        let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| Self {
+            m_tiles,
+            n_tile,
+            columns,
+            teams,
+            stages,
         };
-        loop {
-            let tiling = |stages| Self { m_tiles, warps, stages };
-            let stage = tiling(1).ring_bytes(form);
-            // Two thread blocks on a multiprocessor where they fit; each takes 1 KiB by itself.
-            let stages = [shared / 2 - 1024, shared].map(|bytes| (bytes / stage).min(MOST_STAGES));
-            match stages {
-                [two, _] if two >= 3 => return tiling(two),
-                [_, one] if one >= 2 || m_tiles == 1 => return tiling(one.max(2)),
-                _ => m_tiles /= 2,
+        // Clusters came with 9.0.
+        let clusters = arch.compute_capability >= (9, 0);
+        let mut tiling = of(match (clusters, wide, size_m) {
+            (true, true, 0..=8) => [1, 64, 64, 4, 2],
+            (true, true, 9..=16) => [2, 64, 64, 4, 2],
+            (true, true, 17..=32) => [4, 128, 64, 8, 2],
+            (true, true, _) => [4, 128, 64, 4, 2],
+            (true, false, 0..=8) => [1, 64, 32, 4, 6],
+            (true, false, 9..=16) => [2, 64, 32, 4, 4],
+            (true, false, 17..=32) => [4, 64, 32, 4, 4],
+            (true, false, _) => [4, 64, 32, 8, 4],
+            (false, _, 0..=8) => [1, 64, 64, 8, 4],
+            (false, _, 9..=16) => [2, 64, 64, 8, 3],
+            (false, _, _) => [4, 64, 32, 8, 3],
+        });
+        while tiling.shared_bytes(form) > arch.shared_memory() {
+            match tiling {
+                Self { stages: 3.., .. } => tiling.stages -= 1,
+                Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
+                _ => break,
             }
         }
+        tiling
+    }
+
+    /// Whether a product with this many columns fills the device with several thread blocks of 64
+    /// columns on each multiprocessor, and 128 columns divide it.
+    pub(super) fn is_wide(size_n: usize, multiprocessors: u32) -> bool {
+        size_n.is_multiple_of(128) && size_n / 64 >= 2 * multiprocessors as usize
     }
 
     /// Rows that a thread block computes.
@@ -61,41 +83,55 @@ impl Tiling {
 
     /// Thread blocks that share the chunks of k.
     pub(crate) fn ranks(self) -> u32 {
-        Schedule::CANONICAL_CHUNKS as u32 / self.warps
+        Schedule::CANONICAL_CHUNKS as u32 / self.teams
+    }
+
+    /// Threads of a thread block.
+    pub(crate) fn threads(self) -> u32 {
+        self.teams * (self.n_tile / self.columns) * 32
     }
 
     /// The macros.
-    pub(super) fn defines(self) -> [Define; 3] {
-        [("M_TILES", self.m_tiles), ("WARPS", self.warps), ("STAGES", self.stages)]
+    pub(super) fn defines(self) -> [Define; 5] {
+        [
+            ("M_TILES", self.m_tiles),
+            ("N_TILE", self.n_tile),
+            ("COLUMNS", self.columns),
+            ("TEAMS", self.teams),
+            ("STAGES", self.stages),
+        ]
     }
 
-    /// Fails unless the kernel has this tiling, and the device clusters where it needs them.
-    pub(super) fn validate(self, device: &Device) -> Result<(), AccelError> {
+    /// Fails unless the kernel has this tiling, the device clusters where it needs them, and
+    /// columns of thread blocks make up `size_n`.
+    pub(super) fn validate(self, device: &Device, size_n: usize) -> Result<(), AccelError> {
         let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)
-            && matches!(self.warps, 4 | 8)
+            && matches!((self.n_tile, self.columns), (64, 32 | 64) | (128, 64))
+            && matches!(self.teams, 2 | 4 | 8)
             && (2..=16).contains(&self.stages);
-        let clusters = self.warps == 8 || device.compute_capability() >= (9, 0);
-        if known && clusters {
+        let clusters = self.teams == 8 || device.compute_capability() >= (9, 0);
+        if known && clusters && size_n.is_multiple_of(self.n_tile as usize) {
             return Ok(());
         }
-        let expected = "1, 2, 4 or 8 eights of rows; 8 warps, from capability 9.0 on also 4; 2 to 16 \
-                        stages";
+        let expected = format!(
+            "1, 2, 4 or 8 eights of rows; 64 columns by 32 or 64, or 128 by 64, dividing {size_n}; 8 \
+             teams, from capability 9.0 on also 2 and 4; 2 to 16 stages"
+        );
         Err(AccelError::argument(&ROW, "tiling", format!("{self:?}"), expected))
     }
 
-    /// Shared memory of the stages of all warps: `RING_BYTES` of each in the source.
+    /// Shared memory of the stages of all teams: `RING_BYTES` of each in the source.
     fn ring_bytes(self, form: &[Define]) -> u32 {
-        let groups = value(form, "GROUPS");
-        let weights = 64 * 64 * value(form, "BITS") / 8;
-        let scales = groups * 128;
-        let zeros = value(form, "HAS_ZERO") * groups * 32;
+        let (groups, n) = (value(form, "GROUPS"), self.n_tile);
+        let weights = 64 * n * value(form, "BITS") / 8;
+        let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let x = self.rows() * 128;
-        self.warps * self.stages * (weights + scales + zeros + x)
+        self.teams * self.stages * (weights + groups * n * 2 + zeros + x)
     }
 
     /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let sums = self.warps * self.rows() * 68 * 4;
+        let sums = self.teams * self.rows() * (self.n_tile + 4) * 4;
         self.ring_bytes(form).max(sums)
     }
 }
@@ -110,11 +146,14 @@ mod tests {
             let arch = Arch::of_device(capability);
             for form in super::super::forms() {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
-                    let tiling = Tiling::choose(arch, size_m, &form);
-                    let context = format!("{arch} {form:?} {size_m}: {tiling:?}");
-                    assert!(tiling.shared_bytes(&form) <= arch.shared_memory(), "{context}");
-                    assert!((2..=8).contains(&tiling.stages), "{context}");
-                    assert_eq!(tiling.ranks() * tiling.warps, 8, "{context}");
+                    for wide in [false, true] {
+                        let tiling = Tiling::choose(arch, size_m, wide, &form);
+                        let context = format!("{arch} {form:?} {size_m} {wide}: {tiling:?}");
+                        assert!(tiling.shared_bytes(&form) <= arch.shared_memory(), "{context}");
+                        assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
+                        assert_eq!(tiling.ranks() * tiling.teams, 8, "{context}");
+                        assert!(capability >= (9, 0) || tiling.teams == 8, "{context}");
+                    }
                 }
             }
         }
@@ -124,7 +163,9 @@ mod tests {
     fn few_rows_get_small_tiles() {
         let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
-        let tiles = [1, 8, 9, 17, 64].map(|m| Tiling::choose(hopper, m, &form).m_tiles);
-        assert_eq!(tiles, [1, 1, 2, 4, 8]);
+        let tiles = [1, 8, 9, 17, 64].map(|m| Tiling::choose(hopper, m, false, &form).m_tiles);
+        assert_eq!(tiles, [1, 1, 2, 4, 4]);
+        let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 132));
+        assert_eq!(wide, [false, true, true, false]);
     }
 }
