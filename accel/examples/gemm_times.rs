@@ -99,7 +99,8 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
         for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
             for teams in [4, 8] {
                 for stages in [2, 3, 4, 6] {
-                    all.push(Tiling { m_tiles, n_tile, columns, teams, stages });
+                    let ranks = 8 / teams;
+                    all.push(Tiling { m_tiles, n_tile, columns, teams, ranks, stages });
                 }
             }
         }
@@ -148,7 +149,7 @@ fn main() -> Result<ExitCode, AnyError> {
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (time, t) in all.iter().take(8) {
-                    let Tiling { m_tiles, n_tile, columns, teams, stages } = t;
+                    let Tiling { m_tiles, n_tile, columns, teams, stages, .. } = t;
                     println!(
                         "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, \
                          {teams} teams, {stages} stages"

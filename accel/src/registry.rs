@@ -48,6 +48,7 @@ static ROWS: &[&Row] = &[
     &ops::activation::ROW,
     &ops::sum::ROW,
     &ops::gemm::ROW,
+    &ops::gemm::MOE,
 ];
 
 /// Every operation that can be launched.

@@ -2,52 +2,16 @@
 
 mod common;
 
-use common::{HALVES, Law, Random};
+use common::{HALVES, Law, Random, weight};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule};
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
+use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
     ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
     ops::permute_cols,
 };
-
-/// A weight of random codes; scales about as checkpoints have them, some of them subnormal or zero.
-fn weight(
-    random: &mut Random,
-    ty: ScalarType,
-    dtype: ScalarType,
-    shape: Shape,
-    group_size: GroupSize,
-    bias: bool,
-) -> Weight<'static> {
-    let size_n = shape.size_n;
-    let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };
-    let words = random.words(shape.len() * bits as usize / 32);
-    let groups = group_size.groups(shape.k()).unwrap();
-    let mut scales = random.halves(dtype, groups * size_n, 0.01);
-    for _ in 0..scales.len() / 50 {
-        let at = random.below(scales.len());
-        scales[at] = (random.next() % 0x0400) as u16;
-    }
-    let table = |rows, bits| Table::new(dtype, rows, size_n, TableData::B16(bits)).unwrap();
-    let zeros = (ty == ScalarType::UINT4).then(|| {
-        let codes = (0..groups * size_n).map(|_| (random.next() % 16) as u8).collect();
-        Table::new(ty, groups, size_n, TableData::B8(codes)).unwrap()
-    });
-    let bias = bias.then(|| table(1, random.halves(dtype, size_n, 1.0)));
-    Weight {
-        name: "weight".into(),
-        ty,
-        codes: Codes::from_words(bits, shape, words).unwrap(),
-        scales: table(groups, scales),
-        zeros,
-        groups: Groups::Uniform(group_size),
-        global_scale: None,
-        bias,
-    }
-}
 
 /// Rows that are tame, and among them one of any finite numbers, one of zeros, one with an infinity
 /// and one with a NaN.
@@ -148,7 +112,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_under_any_tiling() {
     for m_tiles in [1, 2, 4, 8] {
         for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
             for (teams, stages) in [(2, 2), (2, 8), (4, 2), (4, 3), (4, 5), (8, 2), (8, 4)] {
-                let tiling = Tiling { m_tiles, n_tile, columns, teams, stages };
+                let tiling = Tiling { m_tiles, n_tile, columns, teams, ranks: 8 / teams, stages };
                 let from = device.upload(&x).unwrap();
                 let mut y = device.zeroed(wanted.len()).unwrap();
                 match marlin_gemm_tiled(&device, &from, &on_device, &mut y, tiling) {

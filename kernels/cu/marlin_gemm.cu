@@ -31,7 +31,8 @@
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
 //   N_TILE    64 or 128: columns that a thread block computes; N is a multiple of it
 //   COLUMNS   32 or 64: columns that a warp computes
-//   TEAMS     2, 4 or 8: chunks that a thread block computes; 8 / TEAMS of them form a cluster
+//   TEAMS     1, 2, 4 or 8: chunks that a thread block computes
+//   RANKS     thread blocks that share the chunks; more than one form a cluster (from sm_90 on)
 //   STAGES    stages of 64 k that are kept in flight, with the one that is worked on
 //
 // A chunk belongs to a team of N_TILE / COLUMNS warps. Teams share nothing until the end: each streams
@@ -39,17 +40,15 @@
 // of the instruction, the rows of x its n8 side, so that one row costs as little as eight. In Marlin's
 // layout a lane's 16 bytes (BITS 4) are just its fragments of 64 columns x 16 k.
 //
-// Launch: grid (8 / TEAMS, N / N_TILE, blocks of rows), TEAMS * N_TILE / COLUMNS * 32 threads, dynamic
-// shared memory as at the end of this file. K is a multiple of 64, chunk_k too, K <= 8 * chunk_k.
+// Launch: grid (RANKS, N / N_TILE, blocks of rows), TEAMS * N_TILE / COLUMNS * 32 threads, dynamic
+// shared memory as at the end of this file. K is a multiple of 64, chunk_k too, K <= TEAMS * RANKS * chunk_k.
 
 #if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
     !defined(M_TILES) || !defined(N_TILE) || !defined(COLUMNS) || !defined(TEAMS) || \
-    !defined(STAGES)
+    !defined(RANKS) || !defined(STAGES)
 #error "a parameter is missing"
 #endif
 
-#define CHUNKS 8
-#define RANKS (CHUNKS / TEAMS)
 #define WARPS (N_TILE / COLUMNS)  // of a team
 #define LANES (WARPS * 32)
 #define THREADS (TEAMS * LANES)
@@ -245,8 +244,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // The warp's columns: `warp_n` in the block, `part` of a tile's 64 when it has 32.
     const unsigned warp_n = member / 32 * COLUMNS, part = COLUMNS == 64 ? 0 : member / 32 % 2;
     const unsigned n0 = blockIdx.y * N_TILE;
-    const unsigned groups = GROUPS == 0 ? 1 : size_k / group_size;
-
 #if IS_MOE
     if (blockIdx.z * ROWS >= static_cast<unsigned>(*num_tokens_post_padded)) {
         return;
@@ -255,6 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (expert < 0) {
         return;
     }
+    const unsigned groups = GROUPS == 0 ? 1 : size_k / group_size;
     sorted_token_ids += static_cast<size_t>(blockIdx.z) * ROWS;
     qweight += static_cast<size_t>(expert) * (size_k / 16) * (size_n / 64) * TILE_PIECES;
     scales += static_cast<size_t>(expert) * groups * size_n;
@@ -280,12 +278,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const uint4 *weight_from = qweight + (begin / 16 + member / ROW_PIECES) * weight_step +
                                blockIdx.y * ROW_PIECES + member % ROW_PIECES;
 #if GROUPS > 0
-    constexpr unsigned SCALE_PIECES = N_TILE / 8, ZERO_PIECES = N_TILE / 32;
+    constexpr unsigned SCALE_PIECES = N_TILE / 8;
     unsigned group_left = (group_size - begin % group_size) / STAGE_K;  // stages, with this one
     const unsigned short *scale_from =
         scales + static_cast<size_t>(begin / group_size + member / SCALE_PIECES) * size_n + n0 +
         member % SCALE_PIECES * 8;
 #if HAS_ZERO
+    constexpr unsigned ZERO_PIECES = N_TILE / 32;
     const unsigned *zero_from =
         zeros + static_cast<size_t>(begin / group_size + member / ZERO_PIECES) * (size_n / 8) +
         n0 / 8 + member % ZERO_PIECES * 4;

@@ -4,22 +4,44 @@
 //   down  16-bit [rows, top_k, size_n]
 //   y     16-bit [rows, size_n]
 //
-// Compile-time parameter: IS_BF16 (half.cuh). One thread writes one element; 1-D grid.
+// With HAS_IDS slots without an expert of this rank do not count, so that nobody need clear them:
+//   topk_ids  int32 [rows, top_k]
+//   run_of    int32 [num_experts]: -1 where an expert is not here
+//
+// Compile-time parameters: IS_BF16 (half.cuh), and HAS_IDS: 0 or 1.
+// One thread writes one element. Launch with a 1-D grid of as many threads.
+
+#if !defined(HAS_IDS)
+#error "HAS_IDS must be 0 or 1"
+#endif
 
 extern "C" __global__ void moe_sum(const unsigned short *__restrict__ down,
                                    unsigned short *__restrict__ y,
                                    unsigned long long elements,
                                    unsigned top_k,
-                                   unsigned size_n) {
+                                   unsigned size_n
+#if HAS_IDS
+                                   ,
+                                   const int *__restrict__ topk_ids,
+                                   const int *__restrict__ run_of,
+                                   unsigned num_experts
+#endif
+) {
     const unsigned long long at =
         static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= elements) {
         return;
     }
-    const unsigned short *slot = down + at / size_n * top_k * size_n + at % size_n;
+    const unsigned long long first = at / size_n * top_k;
     float sum = 0.0f;
-    for (unsigned j = 0; j < top_k; ++j, slot += size_n) {
-        sum = __fadd_rn(sum, widen(*slot));
+    for (unsigned j = 0; j < top_k; ++j) {
+#if HAS_IDS
+        const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
+        if (id >= num_experts || run_of[id] < 0) {
+            continue;
+        }
+#endif
+        sum = __fadd_rn(sum, widen(down[(first + j) * size_n + at % size_n]));
     }
     y[at] = narrow(sum);
 }

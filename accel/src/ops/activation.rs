@@ -7,6 +7,7 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    memory::Buffer,
     nvrtc::Define,
     raw,
     registry::{Law, Needs, Row, lattice},
@@ -29,10 +30,10 @@ pub(crate) static ROW: Row = Row {
     },
 };
 
-/// Arguments that were checked: a launch with them stays inside its buffers.
+/// Numbers of a launch, checked against the lengths of its buffers.
 #[derive(Debug)]
-pub(crate) struct Args<'a> {
-    pub(crate) gate_up: &'a [u16],
+pub(crate) struct Args {
+    /// Of `activated`.
     pub(crate) elements: u64,
     pub(crate) size_i: u32,
     pub(crate) alpha: f32,
@@ -46,8 +47,7 @@ pub(crate) struct Args<'a> {
 /// the canonical chain.
 ///
 /// # Errors
-/// [`AccelError::Argument`] for what [`Definition::validate`] refuses, another type, and a `gate_up`
-/// that is not whole rows; those of preparing and running a kernel.
+/// As [`activate_on_device`].
 pub fn moe_activation(
     device: &Device,
     definition: &Definition,
@@ -55,16 +55,42 @@ pub fn moe_activation(
     dtype: ScalarType,
     size_i: usize,
 ) -> Result<Vec<u16>, AccelError> {
+    let columns = check::positive(&ROW, "size_i", size_i)?;
+    let rows = check::rows(&ROW, "gate_up", gate_up.len(), definition.width_in(size_i))?;
+    let mut out = device.zeroed(rows as usize * columns as usize)?;
+    activate_on_device(device, definition, &device.upload(gate_up)?, dtype, size_i, &mut out)?;
+    device.download(&out)
+}
+
+/// [`moe_activation`] in the device's memory.
+///
+/// # Errors
+/// [`AccelError::Argument`] for what [`Definition::validate`] refuses, another type, a `gate_up`
+/// that is not whole rows, and an `activated` that has not as many; those of preparing and running a
+/// kernel.
+pub fn activate_on_device(
+    device: &Device,
+    definition: &Definition,
+    gate_up: &Buffer<u16>,
+    dtype: ScalarType,
+    size_i: usize,
+    activated: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
     if let Err(error) = definition.validate() {
         return Err(AccelError::argument(&ROW, "activation", error, "parameters in their range"));
     }
+    check::on(&ROW, device, gate_up.is_on(device) && activated.is_on(device))?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let columns = check::positive(&ROW, "size_i", size_i)?;
     let rows = check::rows(&ROW, "gate_up", gate_up.len(), definition.width_in(size_i))?;
+    let elements = rows as usize * size_i;
+    if activated.len() != elements {
+        let found = format!("{} elements", activated.len());
+        return Err(AccelError::argument(&ROW, "activated", found, format!("[{rows}, {size_i}]")));
+    }
     let limit = |limit: Option<f32>| limit.unwrap_or(f32::INFINITY);
     let args = Args {
-        gate_up,
-        elements: check::threads(&ROW, "activated", rows as usize * size_i)?,
+        elements: check::threads(&ROW, "activated", elements)?,
         size_i: columns,
         alpha: definition.alpha,
         gate_limit: limit(definition.gate_limit),
@@ -87,5 +113,5 @@ pub fn moe_activation(
     let defines: [Define; 4] =
         [is_bf16, ("FUNCTION", function), ("COLUMNS", columns), ("EXCHANGED", exchanged)];
     let function = device.function(&ROW, &defines)?;
-    raw::moe::activation(device, &function, &args)
+    raw::moe::activate(device, &function, &args, gate_up, activated)
 }

@@ -2,7 +2,7 @@
 
 use marlinspike::scalar::ScalarType;
 
-use crate::{error::AccelError, nvrtc::Define, registry::Row};
+use crate::{device::Device, error::AccelError, nvrtc::Define, registry::Row};
 
 /// IS_BF16 for float16 or bfloat16.
 pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<Define, AccelError> {
@@ -11,6 +11,15 @@ pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<D
         ScalarType::BFLOAT16 => Ok(("IS_BF16", 1)),
         _ => Err(AccelError::argument(row, what, ty, "float16 or bfloat16")),
     }
+}
+
+/// Fails unless the operation's buffers are memory of `device`.
+pub(crate) fn on(row: &Row, device: &Device, ours: bool) -> Result<(), AccelError> {
+    if ours {
+        return Ok(());
+    }
+    let found = "memory of another device";
+    Err(AccelError::argument(row, "buffers", found, format!("{device:?}")))
 }
 
 /// A number that a kernel takes as 32 bits and that must not be zero.

@@ -6,7 +6,12 @@ use super::{ended, one_thread_each, optional};
 use crate::{
     device::Device,
     error::AccelError,
-    ops::{activation, align, router, sum},
+    memory::Buffer,
+    ops::{
+        activation,
+        align::{self, DeviceBlocks, Runs},
+        router, sum,
+    },
 };
 
 /// `function` is the entry point of `topk_router.cu`.
@@ -49,16 +54,13 @@ pub(crate) fn router(
 pub(crate) fn align(
     device: &Device,
     function: &CudaFunction,
-    args: &align::Args<'_>,
-) -> Result<(Vec<i32>, Vec<i32>, i32), AccelError> {
-    let topk_ids = device.upload(args.topk_ids)?;
-    let (run_of, label_of) = (device.upload(&args.run_of)?, device.upload(&args.label_of)?);
-    let mut sorted = device.zeroed::<i32>(args.most_entries)?;
-    let mut experts = device.zeroed::<i32>(args.most_entries / args.block_size as usize)?;
-    let mut total = device.zeroed::<i32>(1)?;
-    // All three are below 2^31: the entries' sum is, and experts are at most 8192.
-    let numel = args.topk_ids.len() as u32;
-    let (num_experts, num_runs) = (args.run_of.len() as u32, args.label_of.len() as u32);
+    runs: &Runs,
+    topk_ids: &Buffer<i32>,
+    blocks: &mut DeviceBlocks,
+) -> Result<(), AccelError> {
+    // All are below 2^31: the entries with their padding are, and experts are at most 8192.
+    let (numel, block_size) = (topk_ids.len() as u32, blocks.block_size() as u32);
+    let (num_experts, num_runs) = (runs.run_of.len() as u32, runs.label_of.len() as u32);
     let config = LaunchConfig {
         grid_dim: (num_runs, 1, 1),
         block_dim: (1024, 1, 1),
@@ -67,32 +69,31 @@ pub(crate) fn align(
     let mut builder = device.stream().launch_builder(function);
     builder
         .arg(topk_ids.slice())
-        .arg(run_of.slice())
-        .arg(label_of.slice())
-        .arg(sorted.slice_mut())
-        .arg(experts.slice_mut())
-        .arg(total.slice_mut())
+        .arg(runs.run_of.slice())
+        .arg(runs.label_of.slice())
+        .arg(blocks.sorted_token_ids.slice_mut())
+        .arg(blocks.expert_ids.slice_mut())
+        .arg(blocks.num_tokens_post_padded.slice_mut())
         .arg(&numel)
         .arg(&num_experts)
         .arg(&num_runs)
-        .arg(&args.block_size);
+        .arg(&block_size);
     // SAFETY: the arguments are the entry point's, in its order and of its types. run_of has an entry below
-    // num_runs for each expert, or -1, and ids beyond the experts are not looked up; the padded runs
-    // together have at most most_entries entries, which is derived from the number of tokens and runs.
-    // Every run has a block of its own, which writes its part alone.
-    ended(align::ROW.name, unsafe { builder.launch(config) })?;
-    let total = device.download(&total)?.first().copied().unwrap_or(0);
-    Ok((device.download(&sorted)?, device.download(&experts)?, total))
+    // num_runs for each expert, or -1, and ids beyond the experts are not looked up; `blocks` was made
+    // as room for so many entries, whatever their ids (checked). Every run has a block of its own,
+    // which writes its part alone.
+    ended(align::ROW.name, unsafe { builder.launch(config) })
 }
 
-/// `function` is the entry point of `moe_activation.cu`.
-pub(crate) fn activation(
+/// Launches an activation: `function` is the entry point of `moe_activation.cu`, compiled for `args`;
+/// `gate_up` has as many rows, of the width that COLUMNS says, as `out` has of size_i.
+pub(crate) fn activate(
     device: &Device,
     function: &CudaFunction,
-    args: &activation::Args<'_>,
-) -> Result<Vec<u16>, AccelError> {
-    let gate_up = device.upload(args.gate_up)?;
-    let mut out = device.zeroed::<u16>(args.elements as usize)?;
+    args: &activation::Args,
+    gate_up: &Buffer<u16>,
+    out: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
     let mut builder = device.stream().launch_builder(function);
     builder
         .arg(gate_up.slice())
@@ -104,20 +105,23 @@ pub(crate) fn activation(
         .arg(&args.value_limit)
         .arg(&args.up_limit)
         .arg(&args.up_shift);
-    // SAFETY: the arguments are the entry point's, in its order and of its types. gate_up has as many rows,
-    // of the width that COLUMNS says, as out has of size_i (checked); each element has one thread.
-    ended(activation::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })?;
-    device.download(&out)
+    // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the number of
+    // elements of `out` and the width of gate_up, which its maker checked; each element has one thread.
+    ended(activation::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })
 }
 
-/// `function` is the entry point of `moe_sum.cu`.
+/// Launches a sum: `function` is the entry point of `moe_sum.cu`, with HAS_IDS where there are `slots`;
+/// `down` has top_k rows of size_n for each of `y`, and there is an id for each.
 pub(crate) fn sum(
     device: &Device,
     function: &CudaFunction,
-    args: &sum::Args<'_>,
-) -> Result<Vec<u16>, AccelError> {
-    let down = device.upload(args.down)?;
-    let mut y = device.zeroed::<u16>(args.elements as usize)?;
+    args: &sum::Args,
+    down: &Buffer<u16>,
+    slots: Option<sum::Slots<'_>>,
+    y: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    // At most 8192.
+    let num_experts = slots.map_or(0, |slots| slots.runs.run_of.len() as u32);
     let mut builder = device.stream().launch_builder(function);
     builder
         .arg(down.slice())
@@ -125,8 +129,11 @@ pub(crate) fn sum(
         .arg(&args.elements)
         .arg(&args.top_k)
         .arg(&args.size_n);
-    // SAFETY: the arguments are the entry point's, in its order and of its types. down has top_k rows of
-    // size_n for each of y (checked); each element has one thread.
-    ended(sum::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })?;
-    device.download(&y)
+    if let Some(slots) = slots {
+        builder.arg(slots.topk_ids.slice()).arg(slots.runs.run_of.slice()).arg(&num_experts);
+    }
+    // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the number of
+    // elements of y; down has top_k times as many, and there are top_k ids for each row of y (its maker
+    // checked). Ids beyond run_of are not looked up. Each element has one thread.
+    ended(sum::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })
 }

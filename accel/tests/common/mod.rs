@@ -5,7 +5,9 @@
 
 use std::io::Write;
 
+use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::scalar::ScalarType;
+use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc};
 
 /// Set to 1 on a machine with a GPU: a skip is then a failure.
@@ -147,3 +149,39 @@ impl Random {
 
 /// Both 16-bit types.
 pub(crate) const HALVES: [ScalarType; 2] = [ScalarType::FLOAT16, ScalarType::BFLOAT16];
+
+/// A weight of random codes; scales about as checkpoints have them, some of them subnormal or zero.
+pub(crate) fn weight(
+    random: &mut Random,
+    ty: ScalarType,
+    dtype: ScalarType,
+    shape: Shape,
+    group_size: GroupSize,
+    bias: bool,
+) -> Weight<'static> {
+    let size_n = shape.size_n;
+    let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };
+    let words = random.words(shape.len() * bits as usize / 32);
+    let groups = group_size.groups(shape.k()).unwrap();
+    let mut scales = random.halves(dtype, groups * size_n, 0.01);
+    for _ in 0..scales.len() / 50 {
+        let at = random.below(scales.len());
+        scales[at] = (random.next() % 0x0400) as u16;
+    }
+    let table = |rows, bits| Table::new(dtype, rows, size_n, TableData::B16(bits)).unwrap();
+    let zeros = (ty == ScalarType::UINT4).then(|| {
+        let codes = (0..groups * size_n).map(|_| (random.next() % 16) as u8).collect();
+        Table::new(ty, groups, size_n, TableData::B8(codes)).unwrap()
+    });
+    let bias = bias.then(|| table(1, random.halves(dtype, size_n, 1.0)));
+    Weight {
+        name: "weight".into(),
+        ty,
+        codes: Codes::from_words(bits, shape, words).unwrap(),
+        scales: table(groups, scales),
+        zeros,
+        groups: Groups::Uniform(group_size),
+        global_scale: None,
+        bias,
+    }
+}

@@ -1,5 +1,6 @@
 //! How a product is dealt out to thread blocks and warps. No bit of a result depends on it.
 
+use marlinspike::dims::Shape;
 use marlinspike::gemm::schedule::Schedule;
 
 use super::ROW;
@@ -18,8 +19,10 @@ pub struct Tiling {
     pub n_tile: u32,
     /// Columns that a warp computes: 32 or 64.
     pub columns: u32,
-    /// Chunks of k that a thread block computes: 8; or 2 or 4, and thread blocks form a cluster.
+    /// Chunks of k that a thread block computes: 1, 2, 4 or 8.
     pub teams: u32,
+    /// Thread blocks that share the chunks of k; more than one form a cluster: at most 8.
+    pub ranks: u32,
     /// Stages of 64 k that each team keeps in flight, with the one it works on: 2 to 16.
     pub stages: u32,
 }
@@ -30,20 +33,23 @@ fn value(form: &[Define], name: &str) -> u32 {
 }
 
 impl Tiling {
-    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows and a weight of that form
-    /// (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are many for the
-    /// device: [`Tiling::is_wide`].
+    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows, a K of so many chunks and a
+    /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are
+    /// many for the device: [`Tiling::is_wide`].
     ///
     /// From 9.0 on, these were the fastest or close to it of 24 each, on an H200, over K x N of
     /// 4096 x 4096, 14336 x 4096 (not wide) and 4096 x 28672 (wide). Narrow products lack warps, so
     /// that warps take half a tile of columns; wide ones rather lack room for thread blocks.
-    pub(super) fn choose(arch: Arch, size_m: usize, wide: bool, form: &[Define]) -> Self {
-        let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| Self {
-            m_tiles,
-            n_tile,
-            columns,
-            teams,
-            stages,
+    pub(super) fn choose(
+        arch: Arch,
+        size_m: usize,
+        chunks: u32,
+        wide: bool,
+        form: &[Define],
+    ) -> Self {
+        let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
+            let teams = teams.min(chunks.next_power_of_two());
+            Self { m_tiles, n_tile, columns, teams, ranks: chunks.div_ceil(teams), stages }
         };
         // Clusters came with 9.0.
         let clusters = arch.compute_capability >= (9, 0);
@@ -70,20 +76,21 @@ impl Tiling {
         tiling
     }
 
-    /// Whether a product with this many columns fills the device with several thread blocks of 64
-    /// columns on each multiprocessor, and 128 columns divide it.
-    pub(super) fn is_wide(size_n: usize, multiprocessors: u32) -> bool {
-        size_n.is_multiple_of(128) && size_n / 64 >= 2 * multiprocessors as usize
+    /// Whether products with this many experts of this many columns fill the device with several
+    /// thread blocks of 64 columns on each multiprocessor, and 128 columns divide N.
+    pub(super) fn is_wide(size_n: usize, experts: usize, multiprocessors: u32) -> bool {
+        let blocks = size_n / 64 * experts;
+        size_n.is_multiple_of(128) && blocks >= 2 * multiprocessors as usize
     }
 
     /// Rows that a thread block computes.
-    pub(super) fn rows(self) -> u32 {
-        self.m_tiles * 8
+    pub fn rows(self) -> usize {
+        self.m_tiles as usize * 8
     }
 
-    /// Thread blocks that share the chunks of k.
-    pub(crate) fn ranks(self) -> u32 {
-        Schedule::CANONICAL_CHUNKS as u32 / self.teams
+    /// Chunks of the canonical schedule for that K.
+    pub(super) fn chunks(size_k: usize) -> u32 {
+        size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32
     }
 
     /// Threads of a thread block.
@@ -92,30 +99,35 @@ impl Tiling {
     }
 
     /// The macros.
-    pub(super) fn defines(self) -> [Define; 5] {
+    pub(super) fn defines(self) -> [Define; 6] {
         [
             ("M_TILES", self.m_tiles),
             ("N_TILE", self.n_tile),
             ("COLUMNS", self.columns),
             ("TEAMS", self.teams),
+            ("RANKS", self.ranks),
             ("STAGES", self.stages),
         ]
     }
 
-    /// Fails unless the kernel has this tiling, the device clusters where it needs them, and
-    /// columns of thread blocks make up `size_n`.
-    pub(super) fn validate(self, device: &Device, size_n: usize) -> Result<(), AccelError> {
+    /// Fails unless the kernel has this tiling, the device clusters where it needs them, columns of
+    /// thread blocks make up N, and teams take all chunks of K.
+    pub(super) fn validate(self, device: &Device, shape: Shape) -> Result<(), AccelError> {
         let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)
             && matches!((self.n_tile, self.columns), (64, 32 | 64) | (128, 64))
-            && matches!(self.teams, 2 | 4 | 8)
+            && matches!(self.teams, 1 | 2 | 4 | 8)
+            && (1..=8).contains(&self.ranks)
             && (2..=16).contains(&self.stages);
-        let clusters = self.teams == 8 || device.compute_capability() >= (9, 0);
-        if known && clusters && size_n.is_multiple_of(self.n_tile as usize) {
+        let clusters = self.ranks == 1 || device.compute_capability() >= (9, 0);
+        let chunks = Self::chunks(shape.size_k);
+        let whole = shape.size_n.is_multiple_of(self.n_tile as usize);
+        if known && clusters && whole && self.teams * self.ranks >= chunks {
             return Ok(());
         }
         let expected = format!(
-            "1, 2, 4 or 8 eights of rows; 64 columns by 32 or 64, or 128 by 64, dividing {size_n}; 8 \
-             teams, from capability 9.0 on also 2 and 4; 2 to 16 stages"
+            "1, 2, 4 or 8 eights of rows; 64 columns by 32 or 64, or 128 by 64, dividing {}; 1, 2, 4 or \
+             8 teams and, from capability 9.0 on, ranks, for {chunks} chunks; 2 to 16 stages",
+            shape.size_n
         );
         Err(AccelError::argument(&ROW, "tiling", format!("{self:?}"), expected))
     }
@@ -125,13 +137,13 @@ impl Tiling {
         let (groups, n) = (value(form, "GROUPS"), self.n_tile);
         let weights = 64 * n * value(form, "BITS") / 8;
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
-        let x = self.rows() * 128;
+        let x = self.m_tiles * 8 * 128;
         self.teams * self.stages * (weights + groups * n * 2 + zeros + x)
     }
 
     /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let sums = self.teams * self.rows() * (self.n_tile + 4) * 4;
+        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
         self.ring_bytes(form).max(sums)
     }
 }
@@ -146,13 +158,13 @@ mod tests {
             let arch = Arch::of_device(capability);
             for form in super::super::forms() {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
-                    for wide in [false, true] {
-                        let tiling = Tiling::choose(arch, size_m, wide, &form);
-                        let context = format!("{arch} {form:?} {size_m} {wide}: {tiling:?}");
+                    for (chunks, wide) in [(1, false), (3, false), (8, false), (8, true)] {
+                        let tiling = Tiling::choose(arch, size_m, chunks, wide, &form);
+                        let context = format!("{arch} {form:?} {size_m} {chunks}: {tiling:?}");
                         assert!(tiling.shared_bytes(&form) <= arch.shared_memory(), "{context}");
                         assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
-                        assert_eq!(tiling.ranks() * tiling.teams, 8, "{context}");
-                        assert!(capability >= (9, 0) || tiling.teams == 8, "{context}");
+                        assert!(tiling.ranks * tiling.teams >= chunks, "{context}");
+                        assert!(capability >= (9, 0) || tiling.ranks == 1, "{context}");
                     }
                 }
             }
@@ -163,9 +175,10 @@ mod tests {
     fn few_rows_get_small_tiles() {
         let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
-        let tiles = [1, 8, 9, 17, 64].map(|m| Tiling::choose(hopper, m, false, &form).m_tiles);
+        let tiles = [1, 8, 9, 17, 64].map(|m| Tiling::choose(hopper, m, 8, false, &form).m_tiles);
         assert_eq!(tiles, [1, 1, 2, 4, 4]);
-        let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 132));
+        let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 1, 132));
         assert_eq!(wide, [false, true, true, false]);
+        assert!(Tiling::is_wide(4096, 5, 132));
     }
 }

@@ -5,8 +5,13 @@ use marlinspike::layout::marlin::{Options, prepare};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{TableData, Weight};
 
-use super::ROW;
-use crate::{device::Device, error::AccelError, memory::Buffer, nvrtc::Define};
+use super::{ROW, Tiling};
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    nvrtc::{Arch, Define},
+};
 
 /// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit activations.
 #[derive(Debug)]
@@ -150,6 +155,19 @@ impl MarlinWeight {
     pub fn bytes(&self) -> usize {
         let zeros = self.zeros.as_ref().map_or(0, |zeros| zeros.len() * 4);
         (self.qweight.len() * 4 + self.scales.len() * 2 + zeros) / self.experts
+    }
+
+    /// The tiling that is taken for a product of `size_m` rows.
+    pub fn tiling(&self, device: &Device, size_m: usize) -> Tiling {
+        self.tiling_of_experts(device, size_m, 1)
+    }
+
+    /// The tiling that is taken for products of `size_m` rows with each of so many experts at once.
+    pub fn tiling_of_experts(&self, device: &Device, size_m: usize, experts: usize) -> Tiling {
+        let arch = Arch::of_device(device.compute_capability());
+        let wide = Tiling::is_wide(self.shape.size_n, experts, device.multiprocessors());
+        let chunks = Tiling::chunks(self.shape.size_k);
+        Tiling::choose(arch, size_m, chunks, wide, &self.form())
     }
 
     /// k of a group, as the kernel takes it.
