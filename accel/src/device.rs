@@ -149,20 +149,14 @@ impl Device {
                 expected: dotted(needed),
             });
         }
-        let source =
-            marlinspike_kernels::source(row.source).ok_or_else(|| AccelError::Compile {
-                source_name: row.source.into(),
-                arch: Arch::of_device(self.compute_capability).to_string(),
-                reason: "no such source is embedded".into(),
-                log: String::new(),
-            })?;
+        let arch = Arch::of_device(self.compute_capability);
+        let source = row.embedded_source(arch)?;
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, defines.to_vec());
         let module = match modules.get(&key) {
             Some(module) => module.clone(),
             None => {
-                let arch = Arch::of_device(self.compute_capability);
                 let nvrtc = self.nvrtc.get_or_init(Nvrtc::open);
                 let (cubin, _) = self.cache.module(nvrtc, source, arch, defines)?;
                 let module = self

@@ -9,6 +9,7 @@
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
+//! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
 //! | [`timing`] | recorded launches, and how long the device takes for them |
 //!
 //! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
@@ -23,6 +24,7 @@ pub mod ops;
 mod raw;
 pub mod registry;
 pub mod timing;
+pub mod warm;
 
 pub use device::Device;
 pub use error::AccelError;

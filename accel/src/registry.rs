@@ -1,6 +1,9 @@
 //! The operations that can be launched: one row each.
 
+use marlinspike_kernels::Source;
+
 use crate::{
+    error::AccelError,
     nvrtc::{Arch, Define},
     ops,
 };
@@ -33,6 +36,21 @@ pub struct Row {
     pub law: Law,
     /// The macros of every module that the operation may ask for on a device of that architecture.
     pub variants: fn(Arch) -> Vec<Vec<Define>>,
+}
+
+impl Row {
+    /// The source's text.
+    ///
+    /// # Errors
+    /// [`AccelError::Compile`] where no source of that name is embedded.
+    pub fn embedded_source(&self, arch: Arch) -> Result<&'static Source, AccelError> {
+        marlinspike_kernels::source(self.source).ok_or_else(|| AccelError::Compile {
+            source_name: self.source.into(),
+            arch: arch.to_string(),
+            reason: "no such source is embedded".into(),
+            log: String::new(),
+        })
+    }
 }
 
 static ROWS: &[&Row] = &[

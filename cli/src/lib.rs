@@ -12,6 +12,7 @@ pub mod model;
 pub mod output;
 pub mod style;
 pub mod vectors;
+pub mod warm;
 
 use std::process::ExitCode;
 
@@ -58,6 +59,8 @@ pub enum Command {
     Convert(convert::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
+    /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
+    Warm(warm::Args),
 }
 
 /// How a command ended, as an exit code.
@@ -78,6 +81,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Inspect(args) => inspect::run(args, cli.color),
         Command::Convert(args) => convert::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Warm(args) => warm::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {
         report_error(&error, cli.color);

@@ -8,9 +8,9 @@
 //   expert_ids        int32 [... / block_size]
 //   num_tokens_post_padded  int32 [1]
 //
-// One block of 1024 threads works on one run: it counts all runs' entries, which says where its own
-// begins, then gives its entries their places in order. Launch with num_runs blocks and
-// num_runs ints of dynamic shared memory.
+// One block of whole warps works on one run: it counts all runs' entries, which says where its own
+// begins, then gives its entries their places in order. Launch with num_runs blocks of at most 1024
+// threads and num_runs ints of dynamic shared memory.
 
 extern "C" __global__ void __launch_bounds__(1024)
     moe_align_block_size(const int *__restrict__ topk_ids,
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(1024)
                          unsigned num_runs,
                          unsigned block_size) {
     extern __shared__ unsigned counts[];
-    __shared__ unsigned of_warp[32];
+    __shared__ unsigned of_warp[32], before_run;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, run = blockIdx.x;
     const auto run_at = [&](unsigned i) {
         const unsigned id = static_cast<unsigned>(topk_ids[i]);
@@ -33,6 +33,9 @@ extern "C" __global__ void __launch_bounds__(1024)
 
     for (unsigned r = threadIdx.x; r < num_runs; r += blockDim.x) {
         counts[r] = 0;
+    }
+    if (threadIdx.x == 0) {
+        before_run = 0;
     }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < numel; i += blockDim.x) {
@@ -45,13 +48,19 @@ extern "C" __global__ void __launch_bounds__(1024)
     const auto padded = [&](unsigned r) {
         return (counts[r] + block_size - 1) / block_size * block_size;
     };
-    unsigned start = 0;
-    for (unsigned r = 0; r < run; ++r) {
-        start += padded(r);
+    // A sum of integers: in whichever order.
+    for (unsigned r = threadIdx.x; r < run; r += blockDim.x) {
+        if (counts[r] > 0) {
+            atomicAdd(&before_run, padded(r));
+        }
     }
-    const unsigned count = counts[run], end = start + padded(run);
+    __syncthreads();
+    const unsigned start = before_run, count = counts[run], end = start + padded(run);
     if (run + 1 == num_runs && threadIdx.x == 0) {
         *num_tokens_post_padded = static_cast<int>(end);
+    }
+    if (count == 0) {
+        return;
     }
     for (unsigned block = start / block_size + threadIdx.x; block < end / block_size;
          block += blockDim.x) {

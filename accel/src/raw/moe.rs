@@ -63,7 +63,8 @@ pub(crate) fn align(
     let (num_experts, num_runs) = (runs.run_of.len() as u32, runs.label_of.len() as u32);
     let config = LaunchConfig {
         grid_dim: (num_runs, 1, 1),
-        block_dim: (1024, 1, 1),
+        // A thread for each entry and each run, as far as a block reaches.
+        block_dim: (numel.max(num_runs).next_multiple_of(32).min(1024), 1, 1),
         shared_mem_bytes: num_runs * 4,
     };
     let mut builder = device.stream().launch_builder(function);
