@@ -8,43 +8,49 @@ use marlinspike_accel::{
     AccelError,
     nvrtc::{Arch, Define},
     registry,
+    warm::jobs,
 };
 use marlinspike_kernels::Source;
 use rayon::prelude::*;
 
-const ARCHS: [Arch; 4] = [
-    Arch { compute_capability: (8, 0), specific: false },
-    Arch { compute_capability: (8, 9), specific: false },
-    Arch { compute_capability: (9, 0), specific: true },
-    Arch { compute_capability: (10, 0), specific: true },
+/// An architecture, and whether its modules take every pair of values of any two macros, or every
+/// value alone: neighbours get the same tilings.
+const ARCHS: [(Arch, bool); 4] = [
+    (Arch { compute_capability: (8, 0), specific: false }, true),
+    (Arch { compute_capability: (8, 9), specific: false }, false),
+    (Arch { compute_capability: (9, 0), specific: true }, true),
+    (Arch { compute_capability: (10, 0), specific: true }, false),
 ];
 
-/// Variants in which every pair of values that any variant has, of any two macros, occurs.
-fn pairwise(variants: &[Vec<Define>]) -> Vec<&Vec<Define>> {
-    let pairs = |variant: &Vec<Define>| -> BTreeSet<(Define, Define)> {
+/// Variants in which every value of any macro occurs that does in `variants`; with `pairs`, every
+/// pair of values of any two macros.
+fn covering(variants: &[Vec<Define>], pairs: bool) -> Vec<&Vec<Define>> {
+    let parts = |variant: &Vec<Define>| -> BTreeSet<(Define, Define)> {
         let all = variant.iter().enumerate();
-        all.flat_map(|(i, &a)| variant[i..].iter().map(move |&b| (a, b))).collect()
+        let others = |i: usize| if pairs { &variant[i..] } else { &variant[i..=i] };
+        all.flat_map(|(i, &a)| others(i).iter().map(move |&b| (a, b))).collect()
     };
-    let of: Vec<_> = variants.iter().map(pairs).collect();
+    let of: Vec<_> = variants.iter().map(parts).collect();
     let mut left: BTreeSet<_> = of.iter().flatten().copied().collect();
     let mut chosen = Vec::new();
     while !left.is_empty() {
         let gain = |i: &usize| of[*i].intersection(&left).count();
         let best = (0..variants.len()).max_by_key(gain).unwrap();
-        left.retain(|pair| !of[best].contains(pair));
+        left.retain(|part| !of[best].contains(part));
         chosen.push(&variants[best]);
     }
-    // A source without macros has one variant and no pair.
+    // A source without macros has one variant and no part.
     if chosen.is_empty() { variants.iter().collect() } else { chosen }
 }
 
 #[test]
-fn pairwise_variants_cover_every_pair() {
+fn covering_variants_have_every_value_or_every_pair() {
     let values = [0, 1, 2];
     let all: Vec<Vec<Define>> = (0..27)
         .map(|i| vec![("A", values[i % 3]), ("B", values[i / 3 % 3]), ("C", values[i / 9])])
         .collect();
-    let chosen = pairwise(&all);
+    let (single, chosen) = (covering(&all, false), covering(&all, true));
+    assert_eq!(single.len(), 3);
     assert!((9..20).contains(&chosen.len()), "{}", chosen.len());
     for (first, second) in [(0, 1), (0, 2), (1, 2)] {
         let pairs: BTreeSet<_> = chosen.iter().map(|v| (v[first].1, v[second].1)).collect();
@@ -53,22 +59,25 @@ fn pairwise_variants_cover_every_pair() {
 }
 
 #[test]
-fn every_operation_compiles_for_every_architecture() {
-    let test = "every_operation_compiles_for_every_architecture";
+fn every_source_compiles_for_every_architecture() {
+    let test = "every_source_compiles_for_every_architecture";
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
-    let jobs: Vec<(Arch, &Source, Vec<Define>)> = ARCHS
-        .into_iter()
-        .flat_map(|arch| registry().iter().map(move |row| (arch, row)))
-        .filter(|(arch, row)| arch.compute_capability >= row.needs.compute_capability)
-        .flat_map(|(arch, row)| {
-            let source = marlinspike_kernels::source(row.source).unwrap();
-            let variants = (row.variants)(arch);
-            let chosen: Vec<_> = pairwise(&variants).into_iter().cloned().collect();
-            chosen.into_iter().map(move |defines| (arch, source, defines))
-        })
-        .collect();
-    assert!(jobs.len() > 200, "{} modules", jobs.len());
-    jobs.par_iter().for_each(|(arch, source, defines)| {
+    let mut modules: Vec<(Arch, &Source, Vec<Define>)> = Vec::new();
+    for (arch, pairs) in ARCHS {
+        for source in marlinspike_kernels::SOURCES {
+            // Of all operations that share the source.
+            let variants: Vec<Vec<Define>> = jobs(registry(), &[arch])
+                .into_iter()
+                .filter(|job| job.row.source == source.name)
+                .map(|job| job.defines)
+                .collect();
+            assert!(!variants.is_empty(), "{} for {arch}", source.name);
+            let chosen = covering(&variants, pairs).into_iter().cloned();
+            modules.extend(chosen.map(|defines| (arch, source, defines)));
+        }
+    }
+    assert!(modules.len() > 150, "{} modules", modules.len());
+    modules.par_iter().for_each(|(arch, source, defines)| {
         let cubin = nvrtc.compile(source, *arch, defines).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {defines:?}", source.name);
         let entry = source.name.as_bytes();
@@ -81,7 +90,7 @@ fn a_refused_source_comes_back_with_the_compilers_log() {
     let test = "a_refused_source_comes_back_with_the_compilers_log";
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
     let source = marlinspike_kernels::source("gptq_marlin_repack").unwrap();
-    match nvrtc.compile(source, ARCHS[0], &[("BITS", 3), ("HAS_PERM", 0), ("IS_A_8BIT", 0)]) {
+    match nvrtc.compile(source, ARCHS[0].0, &[("BITS", 3), ("HAS_PERM", 0), ("IS_A_8BIT", 0)]) {
         Err(AccelError::Compile { source_name, arch, reason, log }) => {
             assert_eq!((source_name.as_str(), arch.as_str()), ("gptq_marlin_repack", "sm_80"));
             assert_eq!(reason, "NVRTC_ERROR_COMPILATION");
@@ -90,6 +99,6 @@ fn a_refused_source_comes_back_with_the_compilers_log() {
         other => panic!("expected Compile, found {other:?}"),
     }
     let text = Source { name: "nul", text: "\0" };
-    let error = nvrtc.compile(&text, ARCHS[0], &[]).unwrap_err();
+    let error = nvrtc.compile(&text, ARCHS[0].0, &[]).unwrap_err();
     assert!(matches!(error, AccelError::Compile { .. }), "{error:?}");
 }
