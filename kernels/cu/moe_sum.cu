@@ -34,14 +34,17 @@ extern "C" __global__ void moe_sum(const unsigned short *__restrict__ down,
     }
     const unsigned long long first = at / size_n * top_k;
     float sum = 0.0f;
+    // Absent slots add +0, which changes no sum that began with it; their values are read all the same,
+    // so that no read waits for another.
+#pragma unroll 8
     for (unsigned j = 0; j < top_k; ++j) {
+        float value = widen(down[(first + j) * size_n + at % size_n]);
 #if HAS_IDS
         const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
-        if (id >= num_experts || run_of[id] < 0) {
-            continue;
-        }
+        const bool is_here = id < num_experts && run_of[id < num_experts ? id : 0] >= 0;
+        value = is_here ? value : 0.0f;
 #endif
-        sum = __fadd_rn(sum, widen(down[(first + j) * size_n + at % size_n]));
+        sum = __fadd_rn(sum, value);
     }
     y[at] = narrow(sum);
 }

@@ -70,6 +70,10 @@ impl Tiling {
             match tiling {
                 Self { stages: 3.., .. } => tiling.stages -= 1,
                 Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
+                Self { teams: 2.., .. } if clusters => {
+                    tiling.teams /= 2;
+                    tiling.ranks = chunks.div_ceil(tiling.teams);
+                }
                 _ => break,
             }
         }
