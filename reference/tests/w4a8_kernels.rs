@@ -170,12 +170,25 @@ fn every_kernel_around_every_block_edge() {
 fn every_kernel_at_the_extremes() {
     let mut rng = Rng::new(1);
     for (q, w) in [(-128, -8), (-128, 7), (127, -8), (127, 7)] {
-        for (size_k, group) in [(1024, -1), (1024, 512), (1024, 32)] {
+        for (size_k, group) in [(1024, -1), (1024, 512), (1024, 256), (1024, 32)] {
             let group = GroupSize::from_config(group).unwrap();
             let given = Given::new(Shape::new(size_k, 9), group, || w, &mut rng);
             let rows = rows(5, size_k, || q, &mut rng);
             expect_products(&given, &rows, &format!("q {q}, w {w}, K {size_k}, group {group}"));
         }
+    }
+}
+
+/// Groups so large that sums of 16·q·w would leave 32 bits.
+#[test]
+fn every_kernel_with_the_largest_groups() {
+    let (mut rng, size_k) = (Rng::new(2), 1 << 18);
+    let group = GroupSize::from_config(1 << 17).unwrap();
+    let given = Given::new(Shape::new(size_k, 1), group, || -8, &mut rng);
+    let rows = rows(3, size_k, || -128, &mut rng);
+    let expected: Vec<u32> = (0..3).map(|m| given.y(&rows, m, 0).to_bits()).collect();
+    for (name, found) in panels(&given, &rows) {
+        assert_eq!(found, expected, "{name}");
     }
 }
 

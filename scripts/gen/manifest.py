@@ -17,6 +17,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 LIMIT = 20 * 1024 * 1024
 PRODUCERS = [
     (re.compile(r"^vllm (\S+) "), "vllm"),
+    (re.compile(r"^flashinfer (\S+) "), "flashinfer"),
     (re.compile(r"^KleidiAI (\S+) "), "kleidiai"),
     (re.compile(r"^NVIDIA H200 \(sm_90a\), CUDA (\S+), "), "cuda"),
 ]

@@ -6,6 +6,7 @@
 //! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, and [`schedule`]
 //!   says a whole product as data, order of every addition included, and computes its bits.
 
+pub mod block_scaled;
 pub mod bound;
 pub mod chain;
 pub mod columns;
@@ -19,6 +20,7 @@ mod simd;
 pub mod tensor_core;
 mod wide;
 
+pub use block_scaled::{Nvfp4Product, Nvfp4Rows};
 pub use bound::{Class, Inputs};
 pub use columns::{Columns, Rule, WeightColumns};
 pub use exact::{Element, Request, product};

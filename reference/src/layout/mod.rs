@@ -4,6 +4,7 @@
 //! (group, n)) and bit ranges of a packed tensor. That it is right means `unpack(pack(w)) == w`
 //! and equality with the bytes that upstream's operators wrote; no product is needed to know.
 
+pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
 

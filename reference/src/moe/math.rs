@@ -14,6 +14,7 @@ const SERIES: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// 2^n for −126 ≤ n ≤ 127.
+#[inline(always)]
 fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
 }
@@ -33,18 +34,13 @@ fn power_of_two(n: i32) -> f32 {
 /// assert_eq!(exp(0.0), 1.0);
 /// assert_eq!(exp(1.0), std::f32::consts::E);
 /// ```
+#[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    if x > 89.0 {
-        return f32::INFINITY;
-    }
-    if x < -104.0 {
-        return 0.0;
-    }
-    if x.is_nan() {
-        return x;
-    }
-    let n = (x * LOG2_E).round_ties_even();
-    let r = (-n).mul_add(LN2_HI, x);
+    // Selects instead of early returns, so that loops over it vectorize.
+    let inside = if x > 89.0 { 89.0 } else { x };
+    let inside = if inside < -104.0 { -104.0 } else { inside };
+    let n = (inside * LOG2_E).round_ties_even();
+    let r = (-n).mul_add(LN2_HI, inside);
     let r = (-n).mul_add(LN2_LO, r);
     let mut p = SERIES[0];
     for c in &SERIES[1..] {
@@ -52,10 +48,14 @@ pub fn exp(x: f32) -> f32 {
     }
     let n = n as i32;
     let first = n >> 1;
-    p * power_of_two(first) * power_of_two(n - first)
+    let value = p * power_of_two(first) * power_of_two(n - first);
+    let value = if x > 89.0 { f32::INFINITY } else { value };
+    let value = if x < -104.0 { 0.0 } else { value };
+    if x.is_nan() { x } else { value }
 }
 
 /// 1 / (1 + e^−x), with [`exp`], one addition and one division.
+#[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }

@@ -231,7 +231,7 @@ impl<'a> Router<'a> {
         experts
     }
 
-    fn group_score(&self, choice: &[f32]) -> f32 {
+    pub(crate) fn group_score(&self, choice: &[f32]) -> f32 {
         let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for &c in choice {
             if c > first {

@@ -57,6 +57,10 @@ fn reciprocal(x: f32) -> f32 {
 /// usually): scale = e4m3(global · (max · fl(1/6))), limited to 448; q = x · 1/(scale · 1/global),
 /// to nearest even, limited to 6. Upstream: `ref_nvfp4_quant`.
 ///
+/// Every operation is an f32 one, and the reciprocal of 0 is 1e-8. Activations of 16 bits give what
+/// they give widened. A negative value that rounds to zero is −0 (code 8), as a conversion
+/// instruction has it. A GPU's own reciprocals are not these: see [`super::nvfp4_kernel_difference`].
+///
 /// # Errors
 /// As [`mxfp8`], in blocks of 16; [`Error::Size`] for a global scale that is not positive and
 /// finite.

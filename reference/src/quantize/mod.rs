@@ -6,10 +6,12 @@
 mod activation;
 mod block;
 mod group;
+mod nvfp4_kernel;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
 pub use block::{mxfp4, mxfp8, nvfp4};
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
+pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference};
 
 use crate::{Error, Result};
 

@@ -27,16 +27,26 @@
 //! every golden case. Not covered by a case, and read from the source of KleidiAI's packing
 //! routine instead: rows with NaN or infinities.
 
+mod buffer;
+mod linear;
 pub mod moe;
+pub mod neon;
 mod panel;
+mod parallel;
 pub mod portable;
 pub mod quantize;
+mod rows;
+mod runs;
 pub mod scalar;
-pub mod simd;
 mod values;
+mod wide;
+#[cfg(target_arch = "x86_64")]
+pub mod x86;
 
+pub use linear::{Linear, LinearWorkspace};
 pub use panel::{MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
+pub use rows::{Rows, RowsMut};
 pub use values::Values;
 
 use std::fmt::Debug;
@@ -117,6 +127,11 @@ pub trait Kernel: Debug + Send + Sync {
     ///
     /// Panics when a slice is too short for that.
     fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        self.run_by_tiles(panel, rhs, y, stride);
+    }
+
+    /// [`Kernel::run`], one [`Kernel::tile`] after the other.
+    fn run_by_tiles(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
         let (nr, mut tile) = (rhs.layout.nr(), Tile::default());
         for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
             let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
@@ -144,11 +159,24 @@ pub struct Run<'a> {
     pub columns: usize,
 }
 
+impl<'a> Run<'a> {
+    /// The blocks that cover columns `from` to `to` of a whole packed matrix, and how many columns
+    /// the first of them has before `from`. Panics outside.
+    pub fn covering(layout: RhsLayout, matrix: &'a [u8], from: usize, to: usize) -> (Self, usize) {
+        let (nr, len) = (layout.nr(), layout.block_bytes());
+        let first = from / nr;
+        let bytes = &matrix[first * len..to.div_ceil(nr) * len];
+        (Self { layout, bytes, columns: to - first * nr }, from - first * nr)
+    }
+}
+
 /// Every kernel that this CPU supports, the slowest and plainest first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {
     let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(scalar::Scalar)];
     all.extend(portable::Portable::new().map(|k| Box::new(k) as Box<dyn Kernel>));
-    all.extend(simd::kernels());
+    #[cfg(target_arch = "x86_64")]
+    all.extend(x86::kernels());
+    all.extend(neon::kernels());
     all
 }
 

@@ -149,7 +149,7 @@ fn round(total: i64, unit: i32, accumulator: Accumulator) -> u32 {
 
 /// f32 by truncation, keeping `kept_bits` significant bits; overflow is infinity, and what is
 /// truncated to zero is +0.
-fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
+pub(super) fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     let magnitude = total.unsigned_abs();
     if magnitude == 0 {
         return 0;

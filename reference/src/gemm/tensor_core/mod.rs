@@ -10,12 +10,14 @@
 //! `mma.sync` with 8-bit floats (two sums over interleaved pairs of k, accumulator added
 //! afterwards) was found with it.
 
+mod block_scaled;
 mod fused;
 mod operand;
 mod panel;
 mod simd;
 mod units;
 
+pub use block_scaled::{BLOCK_SCALED_UNITS, BlockScaledUnit, find_block_scaled};
 pub use operand::Operand;
 pub use panel::{LANES, Lanes, Panel, Row};
 pub use units::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit, find};

@@ -96,7 +96,7 @@ const E5M2: ScalarType = ScalarType::FLOAT8_E5M2;
 const F32: Accumulator = Accumulator::F32 { kept_bits: 24 };
 
 const MEASURED: &str = "measured on an H200: scripts/probe, golden tiles";
-const REPORTED: &str = "reported by MMA-Sim (arXiv 2511.10909), not measured here";
+pub(super) const REPORTED: &str = "reported by MMA-Sim (arXiv 2511.10909), not measured here";
 
 const DEFINED: &str = "defined: integer sums are exact (PTX ISA)";
 

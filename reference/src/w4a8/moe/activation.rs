@@ -3,9 +3,10 @@
 use crate::case::Activation;
 use crate::moe::activation::{ALPHA, LIMIT};
 use crate::moe::math;
-use crate::moe::router::round_to;
 use crate::scalar::ScalarType;
 use crate::w4a8::Values;
+use crate::w4a8::rows::Element;
+use crate::w4a8::wide::Loop;
 use crate::{Error, Result};
 
 /// What upstream's operator computes between the products; gate is the first half of a row, up the
@@ -52,15 +53,51 @@ impl Kind {
 
     fn one(self, ty: ScalarType, g: f32, u: f32) -> f32 {
         match self {
-            Self::Silu => g / (1.0 + math::exp(-g)) * u,
-            Self::SwigluOai => {
-                let round = |x| round_to(ty, x);
-                // Limits that keep NaN.
-                let g = if g > LIMIT { LIMIT } else { g };
-                let u = u.clamp(-LIMIT, LIMIT);
-                let gate = round(g * round(math::sigmoid(round(g * ALPHA))));
-                round(round(u + 1.0) * gate)
+            Self::Silu => silu(g, u),
+            Self::SwigluOai if ty == ScalarType::BFLOAT16 => swiglu_oai::<u16>(g, u),
+            Self::SwigluOai => swiglu_oai::<f32>(g, u),
+        }
+    }
+}
+
+/// Activates `gate` and `up` into `out`, all of one length: the products' f32 results are rounded to
+/// `E` first, as [`Kind::apply`] finds them.
+pub(super) struct Activate<'a, E> {
+    pub(super) kind: Kind,
+    pub(super) gate: &'a [f32],
+    pub(super) up: &'a [f32],
+    pub(super) out: &'a mut [E],
+}
+
+impl<E: Element> Loop for Activate<'_, E> {
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.gate.iter().zip(self.up).zip(self.out);
+        match self.kind {
+            Kind::Silu => {
+                for ((&g, &u), out) in pairs {
+                    *out = E::narrow(silu(E::round(g), E::round(u)));
+                }
+            }
+            Kind::SwigluOai => {
+                for ((&g, &u), out) in pairs {
+                    *out = E::narrow(swiglu_oai::<E>(E::round(g), E::round(u)));
+                }
             }
         }
     }
+}
+
+#[inline(always)]
+fn silu(g: f32, u: f32) -> f32 {
+    g / (1.0 + math::exp(-g)) * u
+}
+
+#[inline(always)]
+fn swiglu_oai<E: Element>(g: f32, u: f32) -> f32 {
+    // Limits that keep NaN.
+    let g = if g > LIMIT { LIMIT } else { g };
+    let u = u.clamp(-LIMIT, LIMIT);
+    let gate = E::round(g * E::round(math::sigmoid(E::round(g * ALPHA))));
+    E::round(E::round(u + 1.0) * gate)
 }

@@ -14,10 +14,17 @@
 //! tokens are batched, nor experts that nobody chose change a bit.
 
 mod activation;
+mod buckets;
+mod engine;
 mod refusal;
+mod route;
+mod steps;
+mod workspace;
 
 pub use activation::Kind;
+pub use engine::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
+pub use workspace::Workspace;
 
 use rayon::prelude::*;
 
@@ -102,47 +109,17 @@ impl Layer<'_> {
                 return Err(Error::size(what, show(other.layout()), show(first)));
             }
         }
-        let local = self.w13.len();
-        match self.expert_map {
-            None if self.num_experts != local => {
-                Err(Error::size("num_experts", self.num_experts, local))
-            }
-            Some(map) if map.len() != self.num_experts => {
-                Err(Error::shape("expert_map", &[map.len()], format!("[{}]", self.num_experts)))
-            }
-            Some(map) => match map.iter().position(|&e| e < -1 || i64::from(e) >= local as i64) {
-                Some(at) => {
-                    let rule = format!("-1 or a local expert below {local}");
-                    Err(Error::value("expert_map", &[at], map[at], rule))
-                }
-                None => Ok(kind),
-            },
-            None => Ok(kind),
-        }
+        check_expert_map(self.num_experts, self.expert_map, self.w13.len())?;
+        Ok(kind)
     }
 
     /// Slots by expert, in the order of the experts' global ids; experts without slots have none.
     fn buckets(&self, routed: Routed<'_>) -> Result<Vec<Bucket>> {
-        let Routed { top_k, topk_ids, topk_weights } = routed;
-        if top_k == 0 || !topk_ids.len().is_multiple_of(top_k) {
-            return Err(Error::shape("topk_ids", &[topk_ids.len()], format!("[M, {top_k}]")));
-        }
-        if topk_weights.len() != topk_ids.len() {
-            let rule = format!("[{}, {top_k}]", topk_ids.len() / top_k);
-            return Err(Error::shape("topk_weights", &[topk_weights.len()], rule));
-        }
+        check_routed(routed, self.num_experts, self.mode)?;
         let mut slots = std::collections::BTreeMap::<usize, Vec<usize>>::new();
-        for (slot, &id) in topk_ids.iter().enumerate() {
-            match usize::try_from(id) {
-                Ok(expert) if expert < self.num_experts => {
-                    slots.entry(expert).or_default().push(slot);
-                }
-                Err(_) if id == -1 && self.mode == Mode::Extended => {}
-                _ => {
-                    let rule = format!("an expert below {}", self.num_experts);
-                    let at = [slot / top_k, slot % top_k];
-                    return Err(Error::value("topk_ids", &at, id, rule));
-                }
+        for (slot, &id) in routed.topk_ids.iter().enumerate() {
+            if let Ok(expert) = usize::try_from(id) {
+                slots.entry(expert).or_default().push(slot);
             }
         }
         let here = |(expert, slots)| {
@@ -219,5 +196,48 @@ impl Layer<'_> {
             }
         }
         Ok(down)
+    }
+}
+
+/// Fails unless `map` (absent: all experts are here) sends each of `num_experts` experts to one of
+/// `local`, or to −1.
+fn check_expert_map(num_experts: usize, map: Option<&[i32]>, local: usize) -> Result<()> {
+    let Some(map) = map else {
+        if num_experts != local {
+            return Err(Error::size("num_experts", num_experts, local));
+        }
+        return Ok(());
+    };
+    if map.len() != num_experts {
+        return Err(Error::shape("expert_map", &[map.len()], format!("[{num_experts}]")));
+    }
+    match map.iter().position(|&e| e < -1 || i64::from(e) >= local as i64) {
+        Some(at) => {
+            let rule = format!("-1 or a local expert below {local}");
+            Err(Error::value("expert_map", &[at], map[at], rule))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Fails unless ids and weights fit each other, and each id is an expert (or, beyond upstream,
+/// −1).
+fn check_routed(routed: Routed<'_>, num_experts: usize, mode: Mode) -> Result<()> {
+    let Routed { top_k, topk_ids, topk_weights } = routed;
+    if top_k == 0 || !topk_ids.len().is_multiple_of(top_k) {
+        return Err(Error::shape("topk_ids", &[topk_ids.len()], format!("[M, {top_k}]")));
+    }
+    if topk_weights.len() != topk_ids.len() {
+        let rule = format!("[{}, {top_k}]", topk_ids.len() / top_k);
+        return Err(Error::shape("topk_weights", &[topk_weights.len()], rule));
+    }
+    let nobody = |id| id == -1 && mode == Mode::Extended;
+    let is_expert = |id| usize::try_from(id).is_ok_and(|id| id < num_experts);
+    match topk_ids.iter().position(|&id| !is_expert(id) && !nobody(id)) {
+        Some(slot) => {
+            let rule = format!("an expert below {num_experts}");
+            Err(Error::value("topk_ids", &[slot / top_k, slot % top_k], topk_ids[slot], rule))
+        }
+        None => Ok(()),
     }
 }

@@ -15,6 +15,10 @@
 //! activations always to even. A NaN below k = 8·⌊K/8⌋ makes the scale NaN and every code −128;
 //! one further on is left out of the range.
 
+mod row;
+
+pub(super) use row::{Extremes, Scaled};
+
 use super::Values;
 use crate::case::ActivationRounding;
 use crate::layout::kleidi::{PIECE, QuantizedRows, padded_k};
@@ -79,7 +83,8 @@ pub(crate) fn quantize_with(x: &Values, size_k: usize, steps: Steps) -> Result<Q
 }
 
 /// What a row's extremes say.
-struct Range {
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Range {
     width: f32,
     scale: f32,
     reciprocal: f32,
@@ -99,6 +104,11 @@ impl Range {
             low = if x < low { x } else { low };
             high = if x > high { x } else { high };
         }
+        Self::between(low, high)
+    }
+
+    /// Of the smallest and largest activation, or of two NaN.
+    fn between(low: f32, high: f32) -> Self {
         // Comparisons that keep a NaN of the right-hand side.
         let rmin = if 0.0 < low { 0.0 } else { low };
         let rmax = if 0.0 > high { 0.0 } else { high };

@@ -1,0 +1,189 @@
+//! Memory for the panels of many rows.
+
+use super::Panel;
+use super::parallel::Split;
+use super::quantize::{Extremes, Scaled};
+use super::wide::Loop;
+use crate::case::ActivationRounding;
+use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout, padded_k};
+
+/// Rows of quantized activations, panel after panel: a panel of rows `first` to `first + count`
+/// starts where `first` rows end. Memory grows and is kept.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PanelBuffer {
+    codes: Vec<u8>,
+    negated_zero_points: Vec<i32>,
+    reciprocals: Vec<f32>,
+    sums: Vec<i32>,
+}
+
+/// How rows for the weights of a layout are stored.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowShape {
+    /// Kp.
+    pub(super) padded_k: usize,
+    /// Groups of k that share a scale.
+    pub(super) groups: usize,
+    /// k of a group, padded.
+    pub(super) group: usize,
+}
+
+impl RowShape {
+    pub(super) fn of(layout: RhsLayout) -> Self {
+        Self {
+            padded_k: padded_k(layout.shape().size_k),
+            groups: layout.groups(),
+            group: layout.padded_group(),
+        }
+    }
+}
+
+/// `count` rows from `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Span {
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+impl PanelBuffer {
+    /// Makes room for `rows` rows.
+    pub(super) fn reserve(&mut self, rows: usize, shape: RowShape) {
+        grow(&mut self.codes, rows * shape.padded_k);
+        grow(&mut self.negated_zero_points, rows);
+        grow(&mut self.reciprocals, rows);
+        grow(&mut self.sums, rows * shape.groups);
+    }
+
+    /// The panel of `span`.
+    pub(super) fn panel(&self, span: Span, shape: RowShape) -> Panel<'_> {
+        let Span { first, count } = span;
+        Panel::new(
+            &self.codes[first * shape.padded_k..][..count * shape.padded_k],
+            &self.negated_zero_points[first..][..count],
+            &self.reciprocals[first..][..count],
+            &self.sums[first * shape.groups..][..count * shape.groups],
+        )
+    }
+
+    /// The first `rows` rows, to be written.
+    pub(super) fn rows_mut(&mut self, rows: usize, shape: RowShape) -> PanelsMut<'_> {
+        PanelsMut {
+            shape,
+            codes: &mut self.codes[..rows * shape.padded_k],
+            negated_zero_points: &mut self.negated_zero_points[..rows],
+            reciprocals: &mut self.reciprocals[..rows],
+            sums: &mut self.sums[..rows * shape.groups],
+        }
+    }
+}
+
+/// Consecutive panels, or one of them.
+pub(super) struct PanelsMut<'a> {
+    shape: RowShape,
+    codes: &'a mut [u8],
+    negated_zero_points: &'a mut [i32],
+    reciprocals: &'a mut [f32],
+    sums: &'a mut [i32],
+}
+
+impl Split for PanelsMut<'_> {
+    fn split(self, at: usize) -> (Self, Self) {
+        let shape = self.shape;
+        let (codes, rest_codes) = self.codes.split_at_mut(at * shape.padded_k);
+        let (zeros, rest_zeros) = self.negated_zero_points.split_at_mut(at);
+        let (reciprocals, rest_reciprocals) = self.reciprocals.split_at_mut(at);
+        let (sums, rest_sums) = self.sums.split_at_mut(at * shape.groups);
+        let part = |codes, negated_zero_points, reciprocals, sums| PanelsMut {
+            shape,
+            codes,
+            negated_zero_points,
+            reciprocals,
+            sums,
+        };
+        (
+            part(codes, zeros, reciprocals, sums),
+            part(rest_codes, rest_zeros, rest_reciprocals, rest_sums),
+        )
+    }
+}
+
+/// One panel: all its rows are what it has room for.
+impl PanelsMut<'_> {
+    /// Prepares row `m` of the panel for its codes.
+    #[inline(always)]
+    fn begin(&mut self, m: usize, row: &Scaled) {
+        self.negated_zero_points[m] = row.negated_zero_point();
+        self.reciprocals[m] = row.reciprocal();
+        let rows = self.reciprocals.len();
+        self.sums.iter_mut().skip(m).step_by(rows).for_each(|sum| *sum = 0);
+    }
+
+    /// Stores chunk `chunk` of row `m`.
+    #[inline(always)]
+    fn put(&mut self, m: usize, chunk: usize, codes: &[i8; CHUNK]) {
+        let rows = self.reciprocals.len();
+        let sum = codes.iter().fold(0i32, |sum, &q| sum + i32::from(q));
+        let total = &mut self.sums[chunk * CHUNK / self.shape.group * rows + m];
+        *total = total.wrapping_add(sum);
+        for (p, piece) in codes.chunks_exact(PIECE).enumerate() {
+            let to = &mut self.codes[((chunk * CHUNK / PIECE + p) * rows + m) * PIECE..][..PIECE];
+            to.iter_mut().zip(piece).for_each(|(to, &q)| *to = q as u8);
+        }
+    }
+
+    /// Copies row `m` from a panel of that row alone.
+    pub(super) fn copy(&mut self, m: usize, row: Panel<'_>) {
+        let rows = self.reciprocals.len();
+        self.negated_zero_points[m] = row.negated_zero_points()[0];
+        self.reciprocals[m] = row.reciprocals()[0];
+        for (to, &sum) in self.sums[m..].iter_mut().step_by(rows).zip(row.sums()) {
+            *to = sum;
+        }
+        let pieces = self.codes.chunks_exact_mut(rows * PIECE).zip(row.codes().chunks_exact(PIECE));
+        for (to, piece) in pieces {
+            to[m * PIECE..][..PIECE].copy_from_slice(piece);
+        }
+    }
+}
+
+/// Quantizes a row of a panel.
+pub(super) struct Quantize<'p, 'a, S, V> {
+    /// One panel.
+    pub(super) panel: &'p mut PanelsMut<'a>,
+    /// The row's place in it.
+    pub(super) m: usize,
+    /// The row: slices of multiples of [`CHUNK`] elements, but for the last.
+    pub(super) segments: S,
+    /// An element's activation.
+    pub(super) value: V,
+    /// How codes are rounded.
+    pub(super) rounding: ActivationRounding,
+}
+
+impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Copy> Loop
+    for Quantize<'_, '_, S, V>
+{
+    #[inline(always)]
+    fn run(self) {
+        let mut extremes = Extremes::new();
+        for segment in self.segments.clone() {
+            extremes.add(segment, self.value);
+        }
+        let row = extremes.scaled(self.rounding);
+        self.panel.begin(self.m, &row);
+        let mut at = 0;
+        for segment in self.segments {
+            for activations in segment.chunks(CHUNK) {
+                self.panel.put(self.m, at, &row.chunk(activations, self.value));
+                at += 1;
+            }
+        }
+    }
+}
+
+/// At least `len` values, without giving memory back.
+pub(super) fn grow<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
+    if values.len() < len {
+        values.resize(len, T::default());
+    }
+}

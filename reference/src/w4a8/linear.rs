@@ -1,0 +1,118 @@
+//! One product at speed: the bits of [`linear`](super::linear()), without allocating.
+//!
+//! Rows are quantized into panels; an item of work is a run of columns, which goes through all
+//! panels while its weights stay in a core's cache; the results, `[run][row][column of the run]`,
+//! become rows at the end.
+
+use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
+use super::parallel::for_parts;
+use super::rows::{Element, Rows, RowsMut};
+use super::runs::{GRAIN, Runs};
+use super::wide::wide;
+use super::{Kernel, MAX_ROWS, Run, fastest};
+use crate::case::ActivationRounding;
+use crate::layout::kleidi::PackedRhs;
+use crate::{Error, Result};
+
+/// Rows that go through the steps together.
+const BLOCK: usize = 1024;
+
+/// A packed weight, ready to be multiplied with.
+#[derive(Debug)]
+pub struct Linear<'a> {
+    weight: PackedRhs<'a>,
+    rounding: ActivationRounding,
+    kernel: Box<dyn Kernel>,
+}
+
+/// Every buffer that [`Linear::forward`] needs. A call makes what is missing and keeps it.
+#[derive(Debug, Clone, Default)]
+pub struct LinearWorkspace {
+    input: PanelBuffer,
+    blocked: Vec<f32>,
+}
+
+impl<'a> Linear<'a> {
+    /// `weight` `[K, N]`, run by the quickest kernel of this CPU.
+    pub fn new(weight: PackedRhs<'a>, rounding: ActivationRounding) -> Self {
+        Self { weight, rounding, kernel: fastest() }
+    }
+
+    /// The same run by another kernel.
+    pub fn with_kernel(self, kernel: Box<dyn Kernel>) -> Self {
+        Self { kernel, ..self }
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> &PackedRhs<'a> {
+        &self.weight
+    }
+
+    /// `out` `[M, N]` of `x` `[M, K]`, on rayon's current pool.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the sizes do not fit each other; [`Error::Unsupported`] where `x` and
+    /// `out` differ in type. On an error `out` is left as it was.
+    pub fn forward(
+        &self,
+        x: Rows<'_>,
+        workspace: &mut LinearWorkspace,
+        out: RowsMut<'_>,
+    ) -> Result<()> {
+        let shape = self.weight.layout().shape();
+        if !x.len().is_multiple_of(shape.size_k) {
+            return Err(Error::shape("x", &[x.len()], format!("[M, {}]", shape.size_k)));
+        }
+        let size_m = x.len() / shape.size_k;
+        if Some(out.len()) != size_m.checked_mul(shape.size_n) {
+            let expected = format!("[{size_m}, {}]", shape.size_n);
+            return Err(Error::shape("out", &[out.len()], expected));
+        }
+        match (x, out) {
+            (Rows::F32(x), RowsMut::F32(out)) => self.typed(x, workspace, out),
+            (Rows::Bf16(x), RowsMut::Bf16(out)) => self.typed(x, workspace, out),
+            (x, out) => {
+                let what = format!("{} output of {} activations", out.ty(), x.ty());
+                return Err(Error::unsupported(what, "the output has the activations' type"));
+            }
+        }
+        Ok(())
+    }
+
+    fn typed<T: Element>(&self, x: &[T], workspace: &mut LinearWorkspace, out: &mut [T]) {
+        let shape = self.weight.layout().shape();
+        let blocks = x.chunks(BLOCK * shape.size_k).zip(out.chunks_mut(BLOCK * shape.size_n));
+        blocks.for_each(|(x, out)| self.block(x, workspace, out));
+    }
+
+    fn block<T: Element>(&self, x: &[T], workspace: &mut LinearWorkspace, out: &mut [T]) {
+        let layout = self.weight.layout();
+        let (k, shape) = (layout.shape().size_k, RowShape::of(layout));
+        let LinearWorkspace { input, blocked } = workspace;
+        let size_m = x.len() / k;
+        input.reserve(size_m, shape);
+        grow(blocked, out.len());
+        let panels = size_m.div_ceil(MAX_ROWS);
+        let start = |panel: usize| (panel * MAX_ROWS).min(size_m);
+        let parts = input.rows_mut(size_m, shape);
+        for_parts(0..panels, parts, GRAIN / (MAX_ROWS * k), &start, &|i, mut panel| {
+            for m in 0..start(i + 1) - start(i) {
+                let segments = std::iter::once(&x[(start(i) + m) * k..][..k]);
+                let (panel, rounding) = (&mut panel, self.rounding);
+                wide(Quantize { panel, m, segments, value: T::widen, rounding });
+            }
+        });
+        let input: &PanelBuffer = input;
+        let runs = Runs::plain(layout, layout.shape().size_n, panels > 1);
+        let (parts, bytes) = (&mut blocked[..out.len()], self.weight.bytes());
+        for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
+            let (from, width) = runs.get(run);
+            let (run, _) = Run::covering(layout, bytes, from, from + width);
+            for (i, y) in y.chunks_mut(MAX_ROWS * width).enumerate() {
+                let rows = Span { first: start(i), count: start(i + 1) - start(i) };
+                self.kernel.run(input.panel(rows, shape), run, y, width);
+            }
+        });
+        runs.store(blocked, out);
+    }
+}

@@ -1,0 +1,122 @@
+//! Slots by expert.
+
+use super::super::MAX_ROWS;
+use super::super::buffer::{Span, grow};
+
+/// An expert's slots: positions `first` to `first + count` of [`Buckets::slots`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Bucket {
+    /// The expert's place among this rank's.
+    pub(super) local: usize,
+    /// Its positions.
+    pub(super) rows: Span,
+    /// Its panels: positions in [`Buckets::panels`].
+    pub(super) panels: Span,
+}
+
+/// Rows of one panel.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PanelRows {
+    /// Positions in [`Buckets::slots`].
+    pub(super) rows: Span,
+    /// Index in [`Buckets::all`].
+    pub(super) bucket: usize,
+}
+
+/// The slots (token, j) of a batch that this rank's experts take, sorted by expert (by global id),
+/// in each by slot, and cut into panels. Memory grows and is kept.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Buckets {
+    slots: Vec<usize>,
+    all: Vec<Bucket>,
+    panels: Vec<PanelRows>,
+    /// Slots per expert, then where the expert's next slot goes.
+    counts: Vec<usize>,
+}
+
+impl Buckets {
+    /// Makes room for `slots` slots and `experts` experts.
+    pub(super) fn reserve(&mut self, slots: usize, experts: usize) {
+        grow(&mut self.slots, slots);
+        grow(&mut self.counts, experts);
+        let most = experts.min(slots);
+        self.all.reserve(most.saturating_sub(self.all.len()));
+        // Each expert's last panel may hold a single row.
+        let panels = most + slots / MAX_ROWS;
+        self.panels.reserve(panels.saturating_sub(self.panels.len()));
+    }
+
+    /// Sorts slots with these expert ids; `local` says an expert's place here, if it has one. Ids
+    /// are checked: −1 is nobody, else below `experts`.
+    pub(super) fn fill(
+        &mut self,
+        topk_ids: &[i32],
+        experts: usize,
+        local: impl Fn(usize) -> Option<usize>,
+    ) {
+        self.reserve(topk_ids.len(), experts);
+        self.counts[..experts].fill(0);
+        for expert in topk_ids.iter().filter_map(|&id| usize::try_from(id).ok()) {
+            self.counts[expert] += 1;
+        }
+        self.all.clear();
+        self.panels.clear();
+        let mut first = 0;
+        for expert in 0..experts {
+            let count = std::mem::replace(&mut self.counts[expert], usize::MAX);
+            let Some(local) = local(expert).filter(|_| count > 0) else { continue };
+            let panels = Span { first: self.panels.len(), count: count.div_ceil(MAX_ROWS) };
+            for panel in (0..count).step_by(MAX_ROWS) {
+                let rows = Span { first: first + panel, count: MAX_ROWS.min(count - panel) };
+                self.panels.push(PanelRows { rows, bucket: self.all.len() });
+            }
+            self.all.push(Bucket { local, rows: Span { first, count }, panels });
+            self.counts[expert] = first;
+            first += count;
+        }
+        for (slot, &id) in topk_ids.iter().enumerate() {
+            let Ok(expert) = usize::try_from(id) else { continue };
+            let next = &mut self.counts[expert];
+            if *next != usize::MAX {
+                self.slots[*next] = slot;
+                *next += 1;
+            }
+        }
+    }
+
+    /// Experts with slots, ascending by global id.
+    pub(super) fn all(&self) -> &[Bucket] {
+        &self.all
+    }
+
+    /// Panels, in the order of their rows.
+    pub(super) fn panels(&self) -> &[PanelRows] {
+        &self.panels
+    }
+
+    /// Slots that experts here take.
+    pub(super) fn rows(&self) -> usize {
+        self.all.last().map_or(0, |b| b.rows.first + b.rows.count)
+    }
+
+    /// How many experts of the largest one's slots would make all of them, rounded up.
+    pub(super) fn even(&self) -> usize {
+        let most = self.all.iter().map(|b| b.rows.count).max();
+        most.map_or(0, |most| self.rows().div_ceil(most))
+    }
+
+    /// Whether an expert has more than one panel.
+    pub(super) fn reuse(&self) -> bool {
+        self.panels.len() > self.all.len()
+    }
+
+    /// The slot at a position.
+    pub(super) fn slot(&self, position: usize) -> usize {
+        self.slots[position]
+    }
+
+    /// The first row of panel `i`, or of what follows the last one.
+    pub(super) fn panel_start(&self, i: usize) -> usize {
+        self.panels.get(i).map_or(self.rows(), |p| p.rows.first)
+    }
+}

@@ -1,0 +1,186 @@
+//! The steps of a forward, as [`engine`](super::engine) tells them.
+
+use std::marker::PhantomData;
+
+use super::activation::Activate;
+use super::buckets::Buckets;
+use super::engine::MoeLayer;
+use crate::moe::layer::Routed;
+use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
+use crate::w4a8::parallel::for_parts;
+use crate::w4a8::rows::Element;
+use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
+use crate::w4a8::wide::{Loop, wide};
+use crate::w4a8::{MAX_NR, MAX_ROWS, Run};
+
+/// Step 1: the panels of w13's input, `input`.
+pub(super) fn quantize_input<X: Element>(
+    layer: &MoeLayer<'_>,
+    x: &[X],
+    routed: Routed<'_>,
+    buckets: &Buckets,
+    tokens: &mut PanelBuffer,
+    input: &mut PanelBuffer,
+) {
+    let (h, shape) = (layer.hidden_size(), RowShape::of(layer.w13().layout()));
+    let (rounding, panels) = (layer.config().rounding, buckets.panels());
+    let start = |panel| buckets.panel_start(panel);
+    let grain = GRAIN / (MAX_ROWS * h);
+    if layer.config().router_weight_on_input {
+        let parts = input.rows_mut(buckets.rows(), shape);
+        for_parts(0..panels.len(), parts, grain, &start, &|i, mut panel| {
+            for m in 0..panels[i].rows.count {
+                let slot = buckets.slot(panels[i].rows.first + m);
+                let row = &x[slot / routed.top_k * h..][..h];
+                let weight = routed.topk_weights[slot];
+                let (panel, segments) = (&mut panel, std::iter::once(row));
+                let value = |x: X| x.widen() * weight;
+                wide(Quantize { panel, m, segments, value, rounding });
+            }
+        });
+        return;
+    }
+    let count = x.len() / h;
+    let parts = tokens.rows_mut(count, shape);
+    for_parts(0..count, parts, GRAIN / h, &|token| token, &|token, mut panel| {
+        let (panel, segments) = (&mut panel, std::iter::once(&x[token * h..][..h]));
+        wide(Quantize { panel, m: 0, segments, value: X::widen, rounding });
+    });
+    let tokens: &PanelBuffer = tokens;
+    let parts = input.rows_mut(buckets.rows(), shape);
+    for_parts(0..panels.len(), parts, grain, &start, &|i, mut panel| {
+        for m in 0..panels[i].rows.count {
+            let token = buckets.slot(panels[i].rows.first + m) / routed.top_k;
+            panel.copy(m, tokens.panel(Span { first: token, count: 1 }, shape));
+        }
+    });
+}
+
+/// Step 2: `activated` `[expert][run][row][column of the run]` of `input`.
+pub(super) fn gate_up<A: Element>(
+    layer: &MoeLayer<'_>,
+    input: &PanelBuffer,
+    buckets: &Buckets,
+    runs: Runs,
+    activated: &mut [A],
+) {
+    let (w13, all, i) = (layer.w13(), buckets.all(), runs.size);
+    let (layout, shape, kind) = (w13.layout(), RowShape::of(w13.layout()), layer.kind());
+    let start = |item: usize| match all.get(item / runs.count()) {
+        Some(b) => b.rows.first * i + b.rows.count * runs.start(item % runs.count()),
+        None => buckets.rows() * i,
+    };
+    for_parts(0..all.len() * runs.count(), activated, 1, &start, &|item, part| {
+        let bucket = all[item / runs.count()];
+        let (from, width) = runs.get(item % runs.count());
+        let weights = w13.matrix(bucket.local);
+        let (gate_run, _) = Run::covering(layout, weights, from, from + width);
+        // Up need not begin with a block.
+        let (up_run, before) = Run::covering(layout, weights, i + from, i + from + width);
+        let mut gate = [0f32; MAX_ROWS * MAX_WIDTH];
+        let mut up = [0f32; MAX_ROWS * UP_WIDTH];
+        let mut rows = part.chunks_exact_mut(width);
+        for panel in &buckets.panels()[bucket.panels.first..][..bucket.panels.count] {
+            let codes = input.panel(panel.rows, shape);
+            layer.kernel().run(codes, gate_run, &mut gate, MAX_WIDTH);
+            layer.kernel().run(codes, up_run, &mut up, UP_WIDTH);
+            for (m, row) in rows.by_ref().take(panel.rows.count).enumerate() {
+                let gate = &gate[m * MAX_WIDTH..][..width];
+                let up = &up[m * UP_WIDTH + before..][..width];
+                wide(Activate { kind, gate, up, out: row });
+            }
+        }
+    });
+}
+
+/// Room for a run that begins within a block.
+const UP_WIDTH: usize = MAX_WIDTH + MAX_NR;
+
+/// Step 3: the panels of w2's input, `inner`, of what [`gate_up`] stored.
+pub(super) fn quantize_inner<A: Element>(
+    layer: &MoeLayer<'_>,
+    activated: &[A],
+    buckets: &Buckets,
+    runs: Runs,
+    inner: &mut PanelBuffer,
+) {
+    let (i, shape) = (runs.size, RowShape::of(layer.w2().layout()));
+    let (rounding, panels) = (layer.config().rounding, buckets.panels());
+    let parts = inner.rows_mut(buckets.rows(), shape);
+    let start = |panel| buckets.panel_start(panel);
+    for_parts(0..panels.len(), parts, GRAIN / (MAX_ROWS * i), &start, &|item, mut panel| {
+        let rows = panels[item].rows;
+        let bucket = buckets.all()[panels[item].bucket].rows;
+        let expert = &activated[bucket.first * i..][..bucket.count * i];
+        for m in 0..rows.count {
+            let row = rows.first + m - bucket.first;
+            let segments = (0..runs.count()).map(|run| {
+                let (from, width) = runs.get(run);
+                &expert[from * bucket.count + row * width..][..width]
+            });
+            let panel = &mut panel;
+            wide(Quantize { panel, m, segments, value: A::widen, rounding });
+        }
+    });
+}
+
+/// Step 4: `sums` `[run][token][column of the run]` of `inner`. `X` is the output's type, `A` that
+/// of w2's rows.
+pub(super) fn down<X: Element, A: Element>(
+    layer: &MoeLayer<'_>,
+    inner: &PanelBuffer,
+    routed: Routed<'_>,
+    buckets: &Buckets,
+    runs: Runs,
+    sums: &mut [f32],
+) {
+    let (w2, tokens) = (layer.w2(), routed.topk_ids.len() / routed.top_k);
+    let (layout, shape) = (w2.layout(), RowShape::of(w2.layout()));
+    let (all, on_input) = (buckets.all(), layer.config().router_weight_on_input);
+    for_parts(0..runs.count(), sums, 1, &|run| runs.start(run) * tokens, &|run, sums| {
+        let (from, width) = runs.get(run);
+        let mut tile = [0f32; MAX_ROWS * MAX_WIDTH];
+        sums.fill(0.0);
+        for bucket in all {
+            let (run, _) = Run::covering(layout, w2.matrix(bucket.local), from, from + width);
+            for panel in &buckets.panels()[bucket.panels.first..][..bucket.panels.count] {
+                layer.kernel().run(inner.panel(panel.rows, shape), run, &mut tile, MAX_WIDTH);
+                for m in 0..panel.rows.count {
+                    let slot = buckets.slot(panel.rows.first + m);
+                    let sums = &mut sums[slot / routed.top_k * width..][..width];
+                    let row = &tile[m * MAX_WIDTH..][..width];
+                    let weight = (!on_input).then(|| routed.topk_weights[slot]);
+                    wide(Add::<X, A> { sums, row, weight, types: PhantomData });
+                }
+            }
+        }
+    });
+}
+
+/// Adds one expert's row to a token's sums. A weight on the output makes rows f32, which are added
+/// in f32 whatever the output's type is.
+struct Add<'a, X, A> {
+    sums: &'a mut [f32],
+    row: &'a [f32],
+    weight: Option<f32>,
+    types: PhantomData<(X, A)>,
+}
+
+impl<X: Element, A: Element> Loop for Add<'_, X, A> {
+    #[inline(always)]
+    fn run(self) {
+        let pairs = self.sums.iter_mut().zip(self.row);
+        match self.weight {
+            Some(weight) => {
+                for (sum, &value) in pairs {
+                    *sum += A::round(value) * weight;
+                }
+            }
+            None => {
+                for (sum, &value) in pairs {
+                    *sum = X::round(*sum + X::round(value));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Kernels for aarch64: dot products of bytes (dotprod), and 2 x 2 products of them (i8mm).
+//!
+//! A 16-byte piece of a weight block is two columns of eight k, a piece of two activation rows has
+//! the same shape: the operands of `smmla` as they stand in memory. What costs is all the rest, so
+//! there is as little of it as can be:
+//!
+//! - A nibble becomes a byte in one instruction, as 16·w: `shl` for the low one, `and` for the high
+//!   one. Integer sums are 16·Σqw.
+//! - The sums of a group begin at the bits of 1.5·2^19, whose last place is 2^-4. The sum's bits
+//!   are then the float 1.5·2^19 + Σqw, as long as |16·Σqw| stays within the mantissa's 2^22: for
+//!   groups of at most 256 k. One subtraction gives Σqw, exactly; a conversion costs
+//!   several times as much on most cores.
+//! - The start value comes by a load, since that pipe idles otherwise.
+//! - Sums keep the 2 x 2 order of `smmla` until the last group is added.
+//!
+//! Every float operation is the definition's, on the same values, so the bits are the same.
+#![cfg_attr(target_arch = "aarch64", allow(unsafe_code))]
+
+use super::Kernel;
+
+/// The kernels of this module that this CPU supports, the slowest first.
+pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
+    #[cfg(target_arch = "aarch64")]
+    {
+        let dotprod = aarch64::NeonDotprod::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+        let i8mm = aarch64::NeonI8mm::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+        dotprod.into_iter().chain(i8mm).collect()
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    Vec::new()
+}
+
+#[cfg(target_arch = "aarch64")]
+mod dot;
+#[cfg(target_arch = "aarch64")]
+mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod ops;
+#[cfg(target_arch = "aarch64")]
+mod sums;
+
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::{NeonDotprod, NeonI8mm};
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    use std::arch::is_aarch64_feature_detected;
+
+    use super::ops::{add, clamp, float_bytes, from_lanes, lanes};
+    use super::{dot, matrix};
+    use crate::w4a8::{Blocks, Kernel, Panel, Run, Tile};
+
+    /// Dot products of bytes: Armv8.2 with dotprod, and all from Armv8.4.
+    #[derive(Debug, Clone, Copy)]
+    pub struct NeonDotprod(());
+
+    impl Kernel for NeonDotprod {
+        fn new() -> Option<Self> {
+            is_aarch64_feature_detected!("dotprod").then_some(Self(()))
+        }
+
+        fn name(&self) -> &'static str {
+            "neon-dotprod"
+        }
+
+        fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+            let rhs = one_block(blocks);
+            // SAFETY: the function needs dotprod; `new`, which alone makes a value of this type,
+            // found it.
+            unsafe { dot::each_block(*self, blocks.panel, rhs, |_, done| *tile = *done) };
+        }
+
+        fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+            let bytes = rhs.layout.block_bytes();
+            // SAFETY: as in `tile`.
+            unsafe {
+                dot::each_block(*self, panel, rhs, |b, tile| {
+                    finish(panel.rows(), rhs, [b, bytes], tile, y, stride)
+                });
+            }
+        }
+    }
+
+    /// Matrix products of bytes (i8mm; all from Armv8.6), with dot products for single rows.
+    #[derive(Debug, Clone, Copy)]
+    pub struct NeonI8mm(pub(super) NeonDotprod);
+
+    impl Kernel for NeonI8mm {
+        fn new() -> Option<Self> {
+            let dotprod = NeonDotprod::new()?;
+            is_aarch64_feature_detected!("i8mm").then_some(Self(dotprod))
+        }
+
+        fn name(&self) -> &'static str {
+            "neon-i8mm"
+        }
+
+        fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+            let rhs = one_block(blocks);
+            // SAFETY: the function needs dotprod and i8mm; `new`, which alone makes a value of this type,
+            // found it.
+            unsafe { matrix::each_block(*self, blocks.panel, rhs, |_, done| *tile = *done) };
+        }
+
+        fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+            let bytes = rhs.layout.block_bytes();
+            // SAFETY: as in `tile`.
+            unsafe {
+                matrix::each_block(*self, panel, rhs, |b, tile| {
+                    finish(panel.rows(), rhs, [b, bytes], tile, y, stride)
+                });
+            }
+        }
+    }
+
+    /// The one block as a run.
+    fn one_block(blocks: Blocks<'_>) -> Run<'_> {
+        Run { layout: blocks.rhs_layout, bytes: blocks.rhs, columns: blocks.rhs_layout.nr() }
+    }
+
+    /// Bias, clamp and the columns that are wanted, of block `b` of `block_bytes`.
+    fn finish(
+        rows: usize,
+        rhs: Run<'_>,
+        [b, block_bytes]: [usize; 2],
+        tile: &Tile,
+        y: &mut [f32],
+        stride: usize,
+    ) {
+        let (nr, end) = (rhs.layout.nr(), (b + 1) * block_bytes);
+        let biases = rhs.bytes[end - 4 * nr..end].as_chunks::<16>().0;
+        let biases = [biases[0], biases[nr / 4 - 1]].map(|bias| float_bytes(bias));
+        let columns = nr.min(rhs.columns - b * nr);
+        for (m, sums) in tile.iter().enumerate().take(rows) {
+            let mut done = [[0.0; 4]; 2];
+            for (h, sums) in sums.as_chunks::<4>().0.iter().enumerate() {
+                done[h] = lanes(clamp(add(from_lanes(*sums), biases[h])));
+            }
+            let y = &mut y[m * stride + b * nr..][..columns];
+            match y.as_chunks_mut::<4>() {
+                // Two stores, where a length that is not known would be a call.
+                ([left, right], []) => [*left, *right] = done,
+                _ => y.copy_from_slice(&done.as_flattened()[..columns]),
+            }
+        }
+    }
+}

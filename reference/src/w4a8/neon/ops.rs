@@ -1,0 +1,198 @@
+//! The instructions that the kernels are made of, as safe functions.
+//!
+//! Some have no stable intrinsic. Others must stay as they are written: the loops are bound by the
+//! vector pipes, while a load, or a move from a general register, takes another pipe; a compiler
+//! that saw through them would trade them for vector instructions.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::{NeonDotprod, NeonI8mm};
+
+/// Sixteen bytes.
+pub(super) type Bytes = int8x16_t;
+/// Four int32.
+pub(super) type Ints = int32x4_t;
+/// Four f32.
+pub(super) type Floats = float32x4_t;
+
+/// Functions of vectors in registers alone. Always inlined, so that they become instructions of
+/// their callers, whichever features those are compiled for.
+macro_rules! neon {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) fn $name($($arg: $ty),*) -> $out {
+            // SAFETY: NEON is part of the target; nothing but registers is touched.
+            unsafe { $body }
+        }
+    )*};
+}
+
+neon! {
+    /// Four times `x`.
+    fn ints(x: i32) -> Ints { vdupq_n_s32(x) }
+    /// Four times `x`.
+    fn floats(x: f32) -> Floats { vdupq_n_f32(x) }
+    /// `x[i] + y[i]`, modulo 2^32.
+    fn add_ints(x: Ints, y: Ints) -> Ints { vaddq_s32(x, y) }
+    /// `x[i] · y[i] + sum[i]`, modulo 2^32.
+    fn mul_add_ints(x: Ints, y: Ints, sum: Ints) -> Ints { vmlaq_s32(sum, x, y) }
+    /// `x[0] + x[1]`, `x[2] + x[3]`, then the same of `y`, modulo 2^32.
+    fn add_pairs(x: Ints, y: Ints) -> Ints { vpaddq_s32(x, y) }
+    /// `x[i] / 16` towards minus infinity.
+    fn sixteenth(x: Ints) -> Ints { vshrq_n_s32::<4>(x) }
+    /// The nearest floats.
+    fn to_floats(x: Ints) -> Floats { vcvtq_f32_s32(x) }
+    /// The same bits.
+    fn as_floats(x: Ints) -> Floats { vreinterpretq_f32_s32(x) }
+    /// The same bits.
+    fn as_ints(x: Floats) -> Ints { vreinterpretq_s32_f32(x) }
+    /// `x[i] + y[i]`.
+    fn add(x: Floats, y: Floats) -> Floats { vaddq_f32(x, y) }
+    /// `x[i] - y[i]`.
+    fn sub(x: Floats, y: Floats) -> Floats { vsubq_f32(x, y) }
+    /// `x[i] · y[i]`.
+    fn mul(x: Floats, y: Floats) -> Floats { vmulq_f32(x, y) }
+    /// `x[i] · y[i] + sum[i]`, rounded once.
+    fn mul_add(x: Floats, y: Floats, sum: Floats) -> Floats { vfmaq_f32(sum, x, y) }
+    /// Within the finite range; NaN stays.
+    fn clamp(x: Floats) -> Floats {
+        vmaxq_f32(vminq_f32(x, vdupq_n_f32(f32::MAX)), vdupq_n_f32(f32::MIN))
+    }
+    /// The first halves of `x` and `y`, and the second.
+    fn halves(x: Floats, y: Floats) -> [Floats; 2] {{
+        let (x, y) = (vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y));
+        [vzip1q_f64(x, y), vzip2q_f64(x, y)].map(|x| vreinterpretq_f32_f64(x))
+    }}
+    /// 16·w of the low and of the high nibbles, as signed bytes.
+    fn nibbles(codes: Bytes) -> [Bytes; 2] {
+        [vshlq_n_s8::<4>(codes), vandq_s8(codes, vdupq_n_s8(0xf0u8 as i8))]
+    }
+    /// Four bf16, the first in the lowest bits.
+    fn from_bf16(four: u64) -> Floats {
+        vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vcreate_u16(four))))
+    }
+    /// Eight bf16.
+    fn eight_from_bf16(eight: Bytes) -> [Floats; 2] {{
+        let eight = vreinterpretq_u16_s8(eight);
+        [vmovl_u16(vget_low_u16(eight)), vmovl_high_u16(eight)]
+            .map(|x| vreinterpretq_f32_u32(vshlq_n_u32::<16>(x)))
+    }}
+    /// Eight bytes, the first in the lowest bits, and eight zeros.
+    fn eight_bytes(eight: u64) -> Bytes {
+        vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(eight), vcreate_u64(0)))
+    }
+    /// Both halves the first or the second of `x`.
+    fn spread(x: Floats) -> [Floats; 2] {{
+        let x = vreinterpretq_f64_f32(x);
+        [vdupq_laneq_f64::<0>(x), vdupq_laneq_f64::<1>(x)].map(|x| vreinterpretq_f32_f64(x))
+    }}
+    /// Each lane twice: those of the first and of the second half of `x`.
+    fn twice(x: Floats) -> [Floats; 2] { [vzip1q_f32(x, x), vzip2q_f32(x, x)] }
+    /// Sixteen bytes as floats.
+    fn float_bytes(bytes: [u8; 16]) -> Floats { vreinterpretq_f32_u8(vld1q_u8(bytes.as_ptr())) }
+    /// The lanes of an array.
+    fn from_lanes(x: [f32; 4]) -> Floats { vld1q_f32(x.as_ptr()) }
+    /// The lanes as an array.
+    fn lanes(x: Floats) -> [f32; 4] {{
+        let mut lanes = [0.0; 4];
+        vst1q_f32(lanes.as_mut_ptr(), x);
+        lanes
+    }}
+}
+
+/// 16 bytes of any alignment at `$from + $offset`, a constant.
+///
+/// A compiler would pair such loads, and a pair costs more than two where 128-bit pairs are split.
+macro_rules! load {
+    ($from:expr, $offset:expr) => {{
+        let bytes: Bytes;
+        std::arch::asm!(
+            "ldr {bytes:q}, [{from}, #{offset}]",
+            bytes = lateout(vreg) bytes,
+            from = in(reg) $from,
+            offset = const $offset,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+        bytes
+    }};
+}
+pub(super) use load;
+
+/// 8 bytes of any alignment, the first in the lowest bits.
+///
+/// # Safety
+/// They can be read.
+#[inline(always)]
+pub(super) unsafe fn word(bytes: *const u8) -> u64 {
+    // SAFETY: by the caller.
+    unsafe { bytes.cast::<u64>().read_unaligned() }
+}
+
+/// `[a0·b0, a0·b1, a1·b0, a1·b1]`, each a sum of eight byte products, where 0 and 1 are the halves
+/// of `a` and of `b`; added to `sums` modulo 2^32.
+#[inline(always)]
+pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
+    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
+    // is touched.
+    unsafe {
+        asm!(
+            "smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// Four sums of four byte products each, added to `sums` modulo 2^32.
+#[inline(always)]
+pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
+    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
+    // is touched.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// `bits` twice, by way of a general register.
+#[inline(always)]
+pub(super) fn broadcast(bits: u64) -> Bytes {
+    let both;
+    // SAFETY: nothing but registers is touched.
+    unsafe {
+        asm!(
+            "dup {both:v}.2d, {bits}",
+            both = lateout(vreg) both,
+            bits = in(reg) bits,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    both
+}
+
+/// A copy of `constant` by a load each time, not by a vector move.
+#[inline(always)]
+pub(super) fn reload(constant: &[i32; 4]) -> Ints {
+    let copy;
+    // SAFETY: reads the 16 bytes of the array. Not `pure`, or copies would be merged into one.
+    unsafe {
+        asm!(
+            "ldr {copy:q}, [{from}]",
+            copy = lateout(vreg) copy,
+            from = in(reg) constant,
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+    copy
+}

@@ -1,0 +1,95 @@
+//! How columns are cut into items of work.
+
+use super::MAX_NR;
+use super::parallel::{Wide, for_parts};
+use super::rows::Element;
+use super::wide::{Loop, wide};
+use crate::layout::kleidi::{CHUNK, RhsLayout, padded_k};
+
+/// Values that a thread takes at least, in the steps that only move or convert them: less would not
+/// pay for waking it.
+pub(super) const GRAIN: usize = 1 << 15;
+/// The widest run.
+pub(super) const MAX_WIDTH: usize = 256;
+/// Bytes of a run's codes: with its activations they stay in a core's second-level cache.
+const CACHE: usize = 256 << 10;
+/// Items for each thread, so that a thread that starts late finds work left.
+const ITEMS_PER_THREAD: usize = 4;
+
+/// Columns in runs of `width`, of which the last may be narrower.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Runs {
+    /// Columns.
+    pub(super) size: usize,
+    /// A multiple of a block's columns, at most [`MAX_WIDTH`].
+    pub(super) width: usize,
+}
+
+impl Runs {
+    /// `size` columns of gate and as many of up, in each of `times` matrices with as much work.
+    /// `reused`: whether more than one panel reads a run.
+    pub(super) fn activated(layout: RhsLayout, size: usize, times: usize, reused: bool) -> Self {
+        // Their columns are k of w2, whose rows are quantized by chunks.
+        Self::new(padded_k(layout.shape().size_k), size, times, CHUNK, reused)
+    }
+
+    /// `size` columns of one matrix; `reused` as in [`Runs::activated`].
+    pub(super) fn plain(layout: RhsLayout, size: usize, reused: bool) -> Self {
+        // Two blocks at once are what kernels like.
+        Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 2 * MAX_NR, reused)
+    }
+
+    /// `bytes` of codes for each column.
+    fn new(bytes: usize, size: usize, times: usize, unit: usize, reused: bool) -> Self {
+        let fair = size * times / (ITEMS_PER_THREAD * rayon::current_num_threads());
+        // Weights that are read once need no cache, and long runs are read faster.
+        let cached = if reused { CACHE / bytes } else { MAX_WIDTH };
+        let width = fair.min(cached).min(MAX_WIDTH) / unit * unit;
+        Self { size, width: width.max(unit) }
+    }
+
+    /// Number of runs.
+    pub(super) fn count(self) -> usize {
+        self.size.div_ceil(self.width)
+    }
+
+    /// First column and width of run `i`.
+    pub(super) fn get(self, i: usize) -> (usize, usize) {
+        let from = self.start(i);
+        (from, self.width.min(self.size - from))
+    }
+
+    /// The first column of run `i`, or the number of columns after the last one.
+    pub(super) fn start(self, i: usize) -> usize {
+        (i * self.width).min(self.size)
+    }
+
+    /// `out` `[rows, size]` of `blocked` `[run][row][column of the run]`.
+    pub(super) fn store<T: Element>(self, blocked: &[f32], out: &mut [T]) {
+        let (size, rows) = (self.size, out.len() / self.size);
+        let parts = Wide { values: out, width: size };
+        for_parts(0..rows, parts, GRAIN / size, &|row| row, &|row, out| {
+            for run in 0..self.count() {
+                let (from, width) = self.get(run);
+                let sums = &blocked[from * rows + row * width..][..width];
+                let out = &mut out.values[from..from + width];
+                wide(Narrow { from: sums, to: out });
+            }
+        });
+    }
+}
+
+/// Rounds f32 to `T`.
+struct Narrow<'a, T> {
+    from: &'a [f32],
+    to: &'a mut [T],
+}
+
+impl<T: Element> Loop for Narrow<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        for (to, &from) in self.to.iter_mut().zip(self.from) {
+            *to = T::narrow(from);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Kernels for x86-64 beyond its baseline.
+//!
+//! Their byte products take one unsigned and one signed factor, so that weights enter as w + 8
+//! (the nibble with its top bit flipped), and 8·Σq, the same for every column, is taken off a
+//! group's sum. Everything is integers until then, hence exact (modulo 2^32, as the definition's
+//! sums); the float operations are [`portable`](super::portable)'s.
+#![allow(unsafe_code)]
+
+mod avx512;
+mod tile;
+
+use super::{Blocks, Kernel, Panel, Run, Tile};
+
+/// The kernels of this module that this CPU supports, the slowest first.
+pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
+    let avx2 = Avx2::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+    let avx_vnni = AvxVnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+    let avx512 = Avx512Vnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+    avx2.into_iter().chain(avx_vnni).chain(avx512).collect()
+}
+
+/// `$function::<M, ...>(...)` for the `M` that is `$rows`.
+macro_rules! for_rows {
+    ($rows:expr, $($path:ident)::+ [$($more:literal)?] $arguments:tt) => {
+        for_rows!(@ $rows, ($($path)::+), [$($more)?], $arguments, 1 2 3 4 5 6 7; 8)
+    };
+    (@ $rows:expr, $path:tt, $more:tt, $arguments:tt, $($m:literal)*; $last:literal) => {
+        match $rows {
+            $($m => for_rows!(% $path, $m, $more, $arguments),)*
+            _ => for_rows!(% $path, $last, $more, $arguments),
+        }
+    };
+    (% ($($path:ident)::+), $m:literal, [$($more:literal)?], ($($argument:expr),*)) => {
+        $($path)::+::<$m $(, $more)?>($($argument),*)
+    };
+}
+
+/// AVX2 and FMA.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx2(());
+
+impl Kernel for Avx2 {
+    fn new() -> Option<Self> {
+        let there = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        there.then_some(Self(()))
+    }
+
+    fn name(&self) -> &'static str {
+        "avx2"
+    }
+
+    fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+        // SAFETY: the functions need AVX2 and FMA; `new`, which alone makes a value of this type,
+        // found both.
+        unsafe {
+            match blocks.rhs_layout.nr() {
+                4 => for_rows!(blocks.panel.rows(), tile::avx2[1](blocks, tile)),
+                _ => for_rows!(blocks.panel.rows(), tile::avx2[2](blocks, tile)),
+            }
+        }
+    }
+}
+
+/// AVX2 with byte dot products (AVX-VNNI).
+#[derive(Debug, Clone, Copy)]
+pub struct AvxVnni(());
+
+impl Kernel for AvxVnni {
+    fn new() -> Option<Self> {
+        let there = Avx2::new().is_some() && is_x86_feature_detected!("avxvnni");
+        there.then_some(Self(()))
+    }
+
+    fn name(&self) -> &'static str {
+        "avx-vnni"
+    }
+
+    fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+        // SAFETY: the functions need AVX2, FMA and AVX-VNNI; `new`, which alone makes a value of this
+        // type, found all of them.
+        unsafe {
+            match blocks.rhs_layout.nr() {
+                4 => for_rows!(blocks.panel.rows(), tile::avx_vnni[1](blocks, tile)),
+                _ => for_rows!(blocks.panel.rows(), tile::avx_vnni[2](blocks, tile)),
+            }
+        }
+    }
+}
+
+/// AVX-512 with byte dot products (VNNI).
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512Vnni(Avx2);
+
+impl Kernel for Avx512Vnni {
+    fn new() -> Option<Self> {
+        let there = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        Avx2::new().filter(|_| there).map(Self)
+    }
+
+    fn name(&self) -> &'static str {
+        "avx512-vnni"
+    }
+
+    fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
+        match blocks.rhs_layout.nr() {
+            // SAFETY: the function needs AVX-512 F, VL and VNNI, AVX2 and FMA; `new`, which alone
+            // makes a value of this type, found all of them.
+            4 => unsafe {
+                for_rows!(blocks.panel.rows(), tile::avx512_narrow[](blocks, tile));
+            },
+            _ => self.0.tile(blocks, tile),
+        }
+    }
+
+    fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        match rhs.layout.nr() {
+            4 => self.run_by_tiles(panel, rhs, y, stride),
+            // SAFETY: as in `tile`.
+            _ => unsafe { for_rows!(panel.rows(), avx512::run[](panel, rhs, y, stride)) },
+        }
+    }
+}

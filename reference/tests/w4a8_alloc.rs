@@ -1,0 +1,80 @@
+//! A forward call allocates nothing once its workspace has grown.
+
+#[allow(dead_code, reason = "each test uses a part")]
+mod w4a8_layers;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::scalar::ScalarType;
+use marlinspike::vectors::Rng;
+use marlinspike::w4a8::moe::Workspace;
+use marlinspike::w4a8::{Linear, LinearWorkspace, Values};
+use w4a8_layers::{Batch, Given, Sizes, matrix};
+
+/// The system's allocator, counting.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+#[allow(unsafe_code)]
+// SAFETY: every call goes on to the system's allocator as it came; reallocation is the default one,
+// through `alloc`.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, SeqCst);
+        // SAFETY: the caller's promises are those of `System::alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are those of `System::dealloc`.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The only test of this file: another one's allocations would be counted too.
+#[test]
+fn forward_calls_do_not_allocate() {
+    let mut rng = Rng::new(31);
+    let groups = [GroupSize::Of(32), GroupSize::Of(64)];
+    let sizes = Sizes { experts: 6, size_h: 256, size_i: 192, groups, nr: 8 };
+    let given = Given::new(sizes, 32);
+    let (layer, tokens) = (given.engine(), 50);
+    let weight = matrix(Shape::new(256, 512), groups[0], 8, &mut rng);
+    let dense = Linear::new(weight, given.config.rounding);
+    let mut linear_workspace = LinearWorkspace::default();
+    for threads in 1..=3 {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let any = |rng: &mut Rng, _: usize| rng.below(6) as i32;
+        let batches = [ScalarType::FLOAT32, ScalarType::BFLOAT16]
+            .map(|ty| Batch::new(sizes, ty, tokens, 2, &mut rng, any));
+        let logits: Vec<f32> = (0..tokens * 6).map(|_| rng.below(1000) as f32 / 99.0).collect();
+        let mut workspace = Workspace::for_tokens(&layer, tokens);
+        let mut wide = Values::F32(vec![0.0; tokens * 512]);
+        let mut outputs = batches.each_ref().map(Batch::output);
+        let counted = pool.install(|| {
+            // A thread makes what it keeps for itself when it first takes another's work, whenever
+            // that is. What calls allocated would be there in every one.
+            let mut counted = [0; 12];
+            for count in &mut counted {
+                let before = ALLOCATIONS.load(SeqCst);
+                for (batch, out) in batches.iter().zip(&mut outputs) {
+                    let x = batch.x.rows();
+                    layer.forward(x, &logits, &mut workspace, out.rows_mut()).unwrap();
+                    let routed = batch.routed();
+                    layer.forward_routed(x, routed, &mut workspace, out.rows_mut()).unwrap();
+                }
+                let x = batches[0].x.rows();
+                dense.forward(x, &mut linear_workspace, wide.rows_mut()).unwrap();
+                *count = ALLOCATIONS.load(SeqCst) - before;
+            }
+            counted
+        });
+        assert!(counted.contains(&0), "{threads} threads: {counted:?}");
+    }
+}

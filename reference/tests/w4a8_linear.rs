@@ -1,0 +1,93 @@
+//! The product at speed has the bits of the plain one.
+
+#[allow(dead_code, reason = "each test uses a part")]
+mod w4a8_layers;
+
+use marlinspike::Error;
+use marlinspike::case::ActivationRounding;
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::scalar::ScalarType;
+use marlinspike::vectors::Rng;
+use marlinspike::w4a8::{Linear, LinearWorkspace, Values, kernels, linear, scalar::Scalar};
+use w4a8_layers::matrix;
+
+#[test]
+fn every_shape_type_and_kernel() {
+    let mut rng = Rng::new(21);
+    let mut workspace = LinearWorkspace::default();
+    let pools = [1, 3].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    for round in 0..40 {
+        let sides = [(7, -1), (40, -1), (161, -1), (96, 32), (256, 128)];
+        let (size_k, group) = sides[rng.below(sides.len())];
+        let shape = Shape::new(size_k, 1 + rng.below(300));
+        let group = GroupSize::from_config(group).unwrap();
+        let weight = matrix(shape, group, [4, 8][round % 2], &mut rng);
+        let size_m = [0, 1, 2, 7, 8, 9, 30][rng.below(7)];
+        let x = (0..size_m * size_k).map(|_| (rng.below(4001) as f32 - 1800.0) / 512.0).collect();
+        let ty = [ScalarType::FLOAT32, ScalarType::BFLOAT16][rng.below(2)];
+        let x = Values::from_f32(x, ty).unwrap();
+        let rounding = [ActivationRounding::HalfAway, ActivationRounding::HalfEven][rng.below(2)];
+        let expected = linear(&Scalar, &x, &weight, rounding).unwrap();
+        for kernel in kernels() {
+            let what = format!("{shape} group {group} M {size_m} {ty} {}", kernel.name());
+            let layer = Linear::new(weight.clone(), rounding).with_kernel(kernel);
+            let mut y = Values::from_f32(vec![f32::NAN; size_m * shape.size_n], ty).unwrap();
+            let pool = &pools[rng.below(2)];
+            pool.install(|| layer.forward(x.rows(), &mut workspace, y.rows_mut())).unwrap();
+            assert_eq!(y.bits(), expected.bits(), "{what}");
+        }
+    }
+}
+
+/// Rows with what no finite range holds, in every place of a piece and in the tail, by both
+/// rounding rules: NaN wherever the definition has one.
+#[test]
+fn activations_out_of_range() {
+    let mut rng = Rng::new(22);
+    let specials =
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-44, -0.0, 0.0, 0.5];
+    for size_k in [5, 8, 37, 64, 75] {
+        let weight = matrix(Shape::new(size_k, 9), GroupSize::Channel, 8, &mut rng);
+        let size_m = 120;
+        let mut x = vec![0.0; size_m * size_k];
+        for row in x.chunks_mut(size_k) {
+            // From rows of one special value to rows with few.
+            let (common, rare) = (rng.below(4), 1 + rng.below(40));
+            for x in row {
+                *x = if rng.below(rare) == 0 {
+                    specials[rng.below(specials.len())]
+                } else {
+                    [1.0, 0.0, 1e-41, rng.below(1000) as f32][common]
+                };
+            }
+        }
+        for rounding in [ActivationRounding::HalfAway, ActivationRounding::HalfEven] {
+            let x = Values::F32(x.clone());
+            let expected = linear(&Scalar, &x, &weight, rounding).unwrap().to_f32();
+            let mut y = Values::F32(vec![0.0; expected.len()]);
+            let layer = Linear::new(weight.clone(), rounding);
+            layer.forward(x.rows(), &mut LinearWorkspace::default(), y.rows_mut()).unwrap();
+            for (i, (found, expected)) in y.to_f32().iter().zip(&expected).enumerate() {
+                let same = found.to_bits() == expected.to_bits();
+                // The sign of a NaN that an operation makes is the processor's.
+                assert!(same || found.is_nan() && expected.is_nan(), "K {size_k}, element {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sides_that_do_not_fit_are_refused() {
+    let weight = matrix(Shape::new(64, 9), GroupSize::Of(32), 8, &mut Rng::new(23));
+    let layer = Linear::new(weight, ActivationRounding::HalfEven);
+    let refuse = |x: Values, mut out: Values| {
+        layer.forward(x.rows(), &mut LinearWorkspace::default(), out.rows_mut()).unwrap_err()
+    };
+    let zeros = |len| Values::F32(vec![0.0; len]);
+    let refused = refuse(zeros(65), zeros(9));
+    assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "x"), "{refused}");
+    let refused = refuse(zeros(128), zeros(9));
+    assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "out"), "{refused}");
+    let refused = refuse(zeros(64), Values::Bf16(vec![0; 9]));
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+}
