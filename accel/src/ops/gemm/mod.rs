@@ -50,7 +50,7 @@ fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
     let mut all = Vec::new();
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in forms() {
-            for size_m in [8, 16, 32, 64] {
+            for size_m in [8, 16, 32, 64, 128] {
                 for chunks in 1..=Schedule::CANONICAL_CHUNKS as u32 {
                     for wide in [false, true] {
                         let tiling = Tiling::choose(arch, size_m, chunks, wide, &form);

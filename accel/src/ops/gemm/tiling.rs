@@ -54,6 +54,7 @@ impl Tiling {
         // Clusters came with 9.0.
         let clusters = arch.compute_capability >= (9, 0);
         let mut tiling = of(match (clusters, wide, size_m) {
+            (true, _, 97..) => [8, 64, 32, 8, 2],
             (true, true, 0..=8) => [1, 64, 64, 4, 2],
             (true, true, 9..=16) => [2, 64, 64, 4, 2],
             (true, true, 17..=32) => [4, 128, 64, 8, 2],
@@ -179,8 +180,9 @@ mod tests {
     fn few_rows_get_small_tiles() {
         let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
-        let tiles = [1, 8, 9, 17, 64].map(|m| Tiling::choose(hopper, m, 8, false, &form).m_tiles);
-        assert_eq!(tiles, [1, 1, 2, 4, 4]);
+        let tiles =
+            [1, 8, 9, 17, 64, 128].map(|m| Tiling::choose(hopper, m, 8, false, &form).m_tiles);
+        assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
         let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 1, 132));
         assert_eq!(wide, [false, true, true, false]);
         assert!(Tiling::is_wide(4096, 5, 132));
