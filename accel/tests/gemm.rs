@@ -185,6 +185,10 @@ fn arguments_that_do_not_fit_are_refused() {
     let (x, mut y) = (second.zeroed(128).unwrap(), device.zeroed(64).unwrap());
     let error = marlin_gemm(&device, &x, &on_device, &mut y).unwrap_err();
     assert!(matches!(error, AccelError::Argument { what: "x", .. }), "{error:?}");
+    let channel = GroupSize::Channel;
+    let short = weight(&mut random, TYPES[0], dtype, Shape::new(80, 64), channel, false);
+    let error = MarlinWeight::new(&device, &[short], dtype).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { .. }), "{error:?}");
     let fp8 = Weight { ty: ScalarType::FLOAT8_E4M3FN, ..w.clone() };
     for bad in [fp8, Weight { ty: ScalarType::UINT4, ..w }] {
         let error = MarlinWeight::new(&device, &[bad], dtype).unwrap_err();

@@ -31,7 +31,7 @@ macro_rules! source {
 pub static SOURCES: &[Source] = &[
     source!("awq_marlin_repack", "marlin_tile"),
     source!("gptq_marlin_repack", "marlin_tile"),
-    source!("marlin_gemm", "half", "mma"),
+    source!("marlin_gemm", "half", "mma", "dequantize"),
     source!("marlin_int4_fp8_preprocess"),
     source!("marlin_permute_scales"),
     source!("moe_activation", "half", "math"),

@@ -37,7 +37,7 @@ pub struct MarlinWeight {
 impl MarlinWeight {
     /// Packs `weights` for activations of `dtype` (float16 or bfloat16) and copies them to the
     /// device. Takes `uint4b8`, `uint4` with zero points and `uint8b128`; scales per channel or in
-    /// groups of 32 or multiples of 64 k; act-order with whole groups.
+    /// groups of 32 or multiples of 64 k; K a multiple of 64; act-order with whole groups.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a weight that the kernel or the layout refuses;
@@ -60,6 +60,9 @@ impl MarlinWeight {
         if !known.contains(&first.ty) || (first.ty == ScalarType::UINT4) != first.zeros.is_some() {
             let found = format!("{} of {}", first.name, first.ty);
             return refuse("weight", found, "uint4b8, uint4 with zero points, or uint8b128");
+        }
+        if !shape.size_k.is_multiple_of(64) {
+            return refuse("size_k", shape.size_k.to_string(), "a multiple of 64");
         }
         if shape.size_k > i32::MAX as usize || shape.size_n / 64 > 65535 {
             return refuse("shape", shape.to_string(), "K below 2^31, N below 64 * 2^16");
