@@ -3,6 +3,7 @@
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
+pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
@@ -59,6 +60,8 @@ pub enum Command {
     Convert(convert::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
+    /// Time the int4 path beside what the machine can do at most.
+    Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),
 }
@@ -81,6 +84,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Inspect(args) => inspect::run(args, cli.color),
         Command::Convert(args) => convert::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {

@@ -89,3 +89,38 @@ fn bad_input_has_exit_code_2_and_names_the_file() {
     let out = run(&["inspect", sample("awq").to_str().unwrap(), "--capability", "new"]);
     assert_eq!(out.status.code(), Some(2));
 }
+
+#[test]
+fn experts_come_with_upstreams_kernel_and_every_refusal() {
+    let temp = tempfile::tempdir().unwrap();
+    write_model(Format::Fp8Block, temp.path());
+    let chosen = |capability: &str| {
+        let found = inspect(temp.path(), &["--capability", capability]);
+        let kernels = found["moe_kernels"].as_array().unwrap().clone();
+        assert_eq!(kernels.len(), 1, "one scheme");
+        kernels[0].clone()
+    };
+    let hopper = chosen("9.0");
+    assert_eq!(hopper["format"], "fp8 block 128x128");
+    assert_eq!(hopper["method"], "fp8");
+    assert_eq!([&hopper["backend"], &hopper["experts"]], ["TRITON", "TritonExperts"]);
+    assert_eq!(chosen("8.0")["backend"], "MARLIN");
+    assert_eq!(chosen("10.0")["backend"], "FLASHINFER_TRTLLM");
+    let volta = chosen("7.0");
+    assert_eq!(volta["backend"], Value::Null);
+    assert_eq!(volta["error"], "no fp8 MoE backend supports the deployment");
+    let refusals = volta["refusals"].as_array().unwrap();
+    assert_eq!(refusals.len(), 13, "every class refuses");
+    let marlin = refusals.iter().find(|r| r["experts"] == "MarlinExperts").unwrap();
+    let reason = "kernel does not support current device CUDA 7.0, expected CUDA 7.5 or newer";
+    assert_eq!(marlin["reasons"], json!([reason]));
+
+    let out = run(&["inspect", temp.path().to_str().unwrap(), "--capability", "9.0"]);
+    let text = String::from_utf8(out.stdout).unwrap();
+    let line =
+        "experts in fp8 block 128x128: upstream's kernel on CUDA 9.0: TRITON (TritonExperts)";
+    assert!(text.lines().any(|l| l == line), "{text}");
+
+    // MXFP4 has no such choice here.
+    assert_eq!(inspect(&sample("gpt-oss-mxfp4"), &[])["moe_kernels"], json!([]));
+}

@@ -23,6 +23,7 @@
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
+//! | [`prepare`] | experts between file and kernel: requantized, reordered, padded |
 //! | [`quantize`] | floats to codes and scales |
 //! | [`vectors`] | deterministic case files from a seed |
 //! | [`w4a8`] | the Arm int4 path: activations quantized per row, its product and layer |
@@ -40,6 +41,7 @@ pub mod interval;
 pub mod layers;
 pub mod layout;
 pub mod moe;
+pub mod prepare;
 pub mod quantize;
 pub mod scalar;
 pub mod select;

@@ -1,4 +1,7 @@
-//! `inspect`: every quantized layer of a model folder, and whether Marlin takes it.
+//! `inspect`: every quantized layer of a model folder, whether Marlin takes it, and which kernel
+//! upstream runs its experts with.
+
+mod experts;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +12,7 @@ use marlinspike::config::Scheme;
 use marlinspike::dims::Shape;
 use marlinspike::layout::marlin::InputDtype;
 use marlinspike::scalar::ScalarType;
-use marlinspike::select::{Capability, Selection};
+use marlinspike::select::{Capability, MoeDesc, Selection};
 use serde_json::{Value, json};
 
 use crate::Outcome;
@@ -27,7 +30,8 @@ use crate::style::{ColorChoice, printable};
 const DETAILS: &str = "\
 One line for each quantized layer; the experts of a MoE layer are one line for w13 (gate and up)
 and one for w2, as K x N x experts. Shapes are the whole layer's; with --tp-size the verdict is
-about each rank's part.
+about each rank's part. Below: which of all its kernels upstream (vLLM 0.21.0) runs FP8, NVFP4,
+MXFP8 and GPTQ experts with, on one rank with every package installed; --json has all refusals.
 
 Examples:
   marlinspike inspect ./Qwen3-30B-A3B-GPTQ
@@ -76,6 +80,7 @@ struct Line {
     shape: Shape,
     experts: usize,
     is_moe: bool,
+    is_w13: bool,
     bytes: u64,
     chosen: Option<&'static str>,
     reasons: Vec<String>,
@@ -107,6 +112,11 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     for u in &layers.unquantized {
         unquantized.entry(&u.reason).or_default().push(&u.module);
     }
+    let w13 = lines.iter().filter(|l| l.is_w13).map(|l| {
+        let inner = l.shape.size_n / 2 / settings.tp.size;
+        (&l.scheme, MoeDesc::new(l.shape.size_k, inner))
+    });
+    let kernels = experts::kernels(w13, &args.capability);
     let method = model.quant.as_ref().map_or("none", |q| q.method());
     if args.json {
         let value = json!({
@@ -115,6 +125,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
             "capability": args.capability.to_string(),
             "tp_size": settings.tp.size,
             "layers": lines.iter().map(as_json).collect::<Vec<_>>(),
+            "moe_kernels": kernels.iter().map(experts::Kernels::as_json).collect::<Vec<_>>(),
             "unquantized": unquantized,
             "totals": totals(&model, &lines),
         });
@@ -130,6 +141,10 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     for l in lines.iter().filter(|l| l.chosen.is_none()) {
         let reasons = l.reasons.join("; ");
         text.push_str(&format!("{} {}\n", paint.odd(&printable(&l.module)), printable(&reasons)));
+    }
+    for kernels in &kernels {
+        text.push_str(&printable(&kernels.line(&args.capability)));
+        text.push('\n');
     }
     for (reason, modules) in &unquantized {
         let example = modules.first().copied().unwrap_or_default();
@@ -186,6 +201,7 @@ fn line(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Line, M
         shape,
         experts: stack.experts.len(),
         is_moe: stack.role != Role::Dense,
+        is_w13: stack.role == Role::W13,
         bytes,
         chosen: if reasons.is_empty() { chosen } else { None },
         reasons,

@@ -25,6 +25,34 @@ pub struct Mxfp8Tensors<'a> {
     pub bias: Option<Tensor<'a>>,
 }
 
+impl<'a> Mxfp8Tensors<'a> {
+    /// The same tensors without padding around the scales: the first `size_n` rows and
+    /// `size_k / 32` columns. Some writers round the scales' shape up to what a kernel's tiles
+    /// want; what lies there is never read (upstream cuts it off in `prepare_mxfp8_*_for_marlin`).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the scales are too few.
+    pub fn without_padding(self) -> Result<Mxfp8Tensors<'a>> {
+        let [size_n, size_k] = self.weight.dims2()?;
+        let [rows, columns] = self.weight_scale.dims2()?;
+        let (groups, name) = (size_k / BLOCK, self.weight_scale.name().to_owned());
+        if (rows, columns) == (size_n, groups) {
+            return Ok(self);
+        }
+        if rows < size_n || columns < groups {
+            let expected = format!("at least [{size_n}, {groups}]");
+            return Err(Error::shape(name, self.weight_scale.shape(), expected));
+        }
+        let dtype = self.weight_scale.dtype();
+        self.weight_scale.expect_dtype(&[DType::U8, DType::F8E8M0])?;
+        let bytes = self.weight_scale.bytes();
+        let kept: Vec<u8> =
+            (0..size_n).flat_map(|n| &bytes[n * columns..n * columns + groups]).copied().collect();
+        let weight_scale = Tensor::new(name, dtype, vec![size_n, groups], kept)?;
+        Ok(Mxfp8Tensors { weight_scale, ..self })
+    }
+}
+
 impl Mxfp8Tensors<'_> {
     /// The weight. NaN codes are kept.
     ///

@@ -69,7 +69,10 @@ pub(super) fn platform(device: &Capability) -> Vec<Reason> {
         return vec![MarlinRefusal::Platform { platform: device.platform }.into()];
     }
     if !device.at_least(7, 5) {
-        return vec![Reason::Device { device: device.to_string(), expected: "7.5" }];
+        return vec![Reason::Device {
+            device: device.to_string(),
+            expected: "CUDA 7.5 or newer".to_owned(),
+        }];
     }
     Vec::new()
 }

@@ -1,15 +1,17 @@
 //! (Layer, capability) to backend, with the reason for each refusal.
 //!
-//! Capability is plain data, so any device can be asked about anywhere. Facts follow vLLM
-//! 0.21.0 `utils/marlin_utils*.py`, `fused_moe/oracle/int_wna16.py`, `experts/marlin_moe.py`
-//! and `kernels/linear/*/marlin.py`. The question is always whether Marlin runs a layer, and
-//! through which entry; other kernels are not ranked.
+//! Capability is plain data, so any device can be asked about anywhere. Two questions are
+//! answered. [`select_linear`] and [`select_moe`]: does Marlin run a layer, and through which
+//! entry (vLLM 0.21.0 `utils/marlin_utils*.py`, `experts/marlin_moe.py`,
+//! `kernels/linear/*/marlin.py`). [`select_moe_backend`]: which of all kernels does upstream
+//! choose for experts (`fused_moe/oracle/*.py`); its tables are in [`oracle`].
 
 mod capability;
 mod desc;
 mod linear;
 mod marlin;
 mod moe;
+pub mod oracle;
 
 pub use capability::{Capability, Platform};
 pub use desc::{
@@ -22,6 +24,11 @@ pub use marlin::{
     check_moe_marlin_supports_layer, marlin_weight_types,
 };
 pub use moe::{is_supported_config, select_moe, select_wna16_moe_backend};
+pub use oracle::{
+    ActivationKey, FlashInferBackend, MoeBackend, MoeChoice, MoeDeployment, MoeMethod, MoeQuestion,
+    MoeRefusal, MoeSelection, OracleError, Packages, RoutingMethod, Runner, Switches,
+    select_moe_backend,
+};
 
 /// An entry to the Marlin kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,13 +73,16 @@ pub enum Reason {
         scheme: String,
     },
     /// The device is not supported.
-    #[error("kernel does not support current device {device}, expected CUDA {expected} or newer")]
+    #[error("kernel does not support current device {device}, expected {expected}")]
     Device {
         /// The device.
         device: String,
-        /// Least compute capability.
-        expected: &'static str,
+        /// What would do, packages included.
+        expected: String,
     },
+    /// The kernel has no form without a gate.
+    #[error("kernel does not support layers without a gate")]
+    Ungated,
     /// The activation function is not supported.
     #[error("kernel does not support {activation} activation")]
     Activation {
@@ -80,16 +90,30 @@ pub enum Reason {
         activation: &'static str,
     },
     /// The pair of weight and activation quantization is not supported.
-    #[error("kernel does not support quantization scheme {weights}")]
+    #[error("kernel does not support quantization scheme {weights}, activations {activations}")]
     QuantScheme {
         /// Weight quantization.
         weights: &'static str,
+        /// Activation quantization.
+        activations: &'static str,
     },
-    /// The communication backend is not supported.
-    #[error("kernel does not support parallel config with {all2all}")]
+    /// The way the layer is spread over ranks is not supported.
+    #[error(
+        "kernel does not support parallel config with {all2all}, ep_size {ep_size}, eplb {eplb}"
+    )]
     ParallelConfig {
         /// Name of the all-to-all backend.
         all2all: &'static str,
+        /// Expert-parallel ranks.
+        ep_size: usize,
+        /// Whether experts are moved between ranks.
+        eplb: bool,
+    },
+    /// The kernel runs the router, and not this one.
+    #[error("kernel does not support routing method {routing}")]
+    Routing {
+        /// Name of the routing method.
+        routing: &'static str,
     },
     /// The kernel takes tokens in the other format.
     #[error("kernel does not support {format} activation format")]

@@ -1,16 +1,17 @@
 //! Whether and through which entry Marlin runs the experts of a layer.
 
 use super::linear::{inputs, platform};
+use super::oracle::experts;
 use super::{
-    ActivationFormat, Backend, Capability, InputType, MoeActivation, MoeDesc, Platform, Reason,
-    Selection, WeightKey, check_moe_marlin_supports_layer,
+    ActivationFormat, ActivationKey, Backend, Capability, InputType, MoeActivation, MoeDeployment,
+    MoeDesc, Reason, Selection, WeightKey, check_moe_marlin_supports_layer,
 };
 use crate::config::{CheckpointFormat, ScaleStrategy, Scheme};
 use crate::dims::GroupSize;
 
-/// What a modular kernel objects to, in upstream's order (`is_supported_config` of
-/// `MarlinExperts` and `BatchedMarlinExperts`): device, activation, quantization scheme,
-/// parallel config, activation format, batch invariance, LoRA. All reasons, not the first.
+/// What a modular Marlin kernel objects to, in upstream's order (`is_supported_config` of
+/// `MarlinExperts` and `BatchedMarlinExperts`): all reasons, not the first. Any other entry is
+/// asked as [`Backend::Marlin`].
 ///
 /// Ungated layers, routing methods, router types and shapes are never objected to.
 pub fn is_supported_config(
@@ -19,44 +20,11 @@ pub fn is_supported_config(
     desc: &MoeDesc,
     device: &Capability,
 ) -> Vec<Reason> {
-    let mut reasons = Vec::new();
-    if device.platform != Platform::Cuda || !device.at_least(7, 5) {
-        reasons.push(Reason::Device { device: device.to_string(), expected: "7.5" });
-    }
-    if desc.activation == MoeActivation::Relu2 {
-        reasons.push(Reason::Activation { activation: desc.activation.name() });
-    }
-    let unread = matches!(
-        weights,
-        WeightKey::IntZeroPoints | WeightKey::Fp8OtherBlock | WeightKey::W8A8Int8
-    );
-    if unread {
-        reasons.push(Reason::QuantScheme { weights: weights.name() });
-    }
-    use super::All2All::{FlashInferAll2AllV, FlashInferNvlinkOneSided, FlashInferNvlinkTwoSided};
-    let nvlink = matches!(
-        desc.parallel.all2all,
-        FlashInferAll2AllV | FlashInferNvlinkOneSided | FlashInferNvlinkTwoSided
-    );
-    if desc.parallel.use_all2all() && nvlink {
-        reasons.push(Reason::ParallelConfig { all2all: desc.parallel.all2all.name() });
-    }
-    let takes = if backend == Backend::BatchedMarlin {
-        ActivationFormat::BatchedExperts
-    } else {
-        ActivationFormat::Standard
+    let experts = match backend {
+        Backend::BatchedMarlin => &experts::BATCHED_MARLIN,
+        _ => &experts::MARLIN,
     };
-    let format = desc.parallel.activation_format();
-    if format != takes {
-        reasons.push(Reason::ActivationFormat { format: format.name() });
-    }
-    if desc.options.batch_invariant {
-        reasons.push(Reason::BatchInvariance);
-    }
-    if desc.lora && backend == Backend::BatchedMarlin {
-        reasons.push(Reason::Lora);
-    }
-    reasons
+    experts.objections(weights, ActivationKey::None, &MoeDeployment::new(*desc), device)
 }
 
 /// Chooses between `MARLIN` and `BATCHED_MARLIN` for integer weights with 16-bit activations

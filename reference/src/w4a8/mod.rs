@@ -28,6 +28,7 @@
 //! routine instead: rows with NaN or infinities.
 
 mod buffer;
+pub mod limits;
 mod linear;
 pub mod moe;
 pub mod neon;

@@ -1,0 +1,104 @@
+//! Pools of pinned threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+
+/// The logical CPUs that this process may use, ascending. Those of a restricted process
+/// (`taskset -c 0,2`) alone; empty where the system does not say.
+pub fn cpus() -> Vec<usize> {
+    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    let mut ids: Vec<usize> = cores.into_iter().map(|core| core.id).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// How many threads can run at once.
+pub fn available() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Pins the calling thread to a logical CPU; whether that was possible.
+pub fn pin(cpu: usize) -> bool {
+    core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
+}
+
+/// A pool of `count` threads, thread i on the i-th of [`cpus`] if `pinned` and there are as many.
+///
+/// # Errors
+/// When the system gives no more threads.
+pub fn pool(count: usize, pinned: bool) -> Result<ThreadPool, ThreadPoolBuildError> {
+    let cpus = if pinned { cpus() } else { Vec::new() };
+    ThreadPoolBuilder::new()
+        .num_threads(count)
+        .start_handler(move |thread| {
+            if cpus.len() >= count {
+                pin(cpus[thread]);
+            }
+        })
+        .build()
+}
+
+/// Runs `work(thread)` on every thread of the pool at once, `passes` times, and returns how long
+/// each pass took from when all were ready until all were done.
+pub(crate) fn together(
+    pool: &ThreadPool,
+    passes: usize,
+    work: impl Fn(usize) + Sync,
+) -> Vec<Duration> {
+    let gate = Gate { waiting: AtomicUsize::new(0), size: pool.current_num_threads() };
+    let times = pool.broadcast(|context| {
+        let mut times = Vec::with_capacity(passes);
+        for _ in 0..passes {
+            gate.pass();
+            let start = Instant::now();
+            work(context.index());
+            gate.pass();
+            times.push(start.elapsed());
+        }
+        times
+    });
+    let slowest = |pass: usize| times.iter().map(|times| times[pass]).max().unwrap_or_default();
+    (0..passes).map(slowest).collect()
+}
+
+/// Threads that wait for each other awake: a sleeping one would take as long to wake as the work
+/// takes that is timed.
+struct Gate {
+    waiting: AtomicUsize,
+    size: usize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let arrived = self.waiting.fetch_add(1, Ordering::AcqRel) + 1;
+        let full = arrived.next_multiple_of(self.size);
+        let mut turns = 0u32;
+        while self.waiting.load(Ordering::Acquire) < full {
+            turns += 1;
+            // There may be more threads than CPUs.
+            if turns.is_multiple_of(1024) {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_works_in_every_pass() {
+        let pool = pool(3, true).unwrap();
+        let done: [AtomicUsize; 3] = Default::default();
+        let times = together(&pool, 5, |thread| {
+            done[thread].fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(times.len(), 5);
+        assert_eq!(done.map(AtomicUsize::into_inner), [5; 3]);
+    }
+}

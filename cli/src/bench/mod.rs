@@ -1,0 +1,28 @@
+//! `marlinspike bench`: how quick the products are, beside what the machine can do at most.
+
+mod args;
+mod measure;
+mod report;
+
+pub use args::Args;
+
+use anyhow::Result;
+
+use crate::style::ColorChoice;
+use crate::{Outcome, output};
+
+/// Measures, then prints a table or JSON.
+///
+/// # Errors
+/// For arguments that do not fit each other or the machine.
+pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
+    let args::Target::Cpu(cpu) = &args.target;
+    let plan = measure::Plan::new(cpu)?;
+    let report = plan.measure()?;
+    let text = match cpu.json {
+        true => format!("{}\n", serde_json::to_string(&report)?),
+        false => report.text(color.for_stdout()),
+    };
+    output::print(&text)?;
+    Ok(Outcome::Pass)
+}

@@ -1,0 +1,159 @@
+//! One race per case: this project's product or layer and the others', in turns.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use marlinspike::dims::GroupSize;
+use marlinspike::w4a8::fastest;
+use marlinspike_bench::ours::{Ours, Weights, input, tiles};
+use marlinspike_bench::timing::{Budget, race};
+use marlinspike_bench::{Contender, Seconds, Workload, machine, threads};
+use serde::{Deserialize, Serialize};
+
+use crate::{candle, ggml};
+
+/// K that candle's Q4_K takes a multiple of.
+const Q4_K_ROWS: usize = 256;
+
+/// What to measure, all with one number of threads.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Products and layers.
+    pub shapes: Vec<Workload>,
+    /// Rows of a call.
+    pub tokens: Vec<usize>,
+    /// Of this project's weights; the others have 32.
+    pub group: GroupSize,
+    /// As many as there are threads.
+    pub cpus: Vec<usize>,
+    /// Whether threads stay on their CPUs.
+    pub pinned: bool,
+    /// Calls of each contender that are enough.
+    pub calls: usize,
+    /// Seconds for a case.
+    pub seconds: f64,
+    /// Go through one matrix only.
+    pub warm: bool,
+}
+
+/// The measurement of one case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Case {
+    /// Workload.
+    pub shape: String,
+    /// Rows of a call.
+    pub tokens: usize,
+    /// Threads of every contender.
+    pub threads: usize,
+    /// Multiply-accumulates of a call.
+    pub macs: u64,
+    /// This project first.
+    pub contenders: Vec<Found>,
+}
+
+/// One contender's part of a case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Found {
+    /// Library and format.
+    pub name: String,
+    /// Seconds of the quickest call.
+    pub best: f64,
+    /// Seconds of the median call.
+    pub median: f64,
+    /// Calls.
+    pub calls: usize,
+    /// How many times as long as this project's quickest call its quickest took.
+    pub ratio_best: f64,
+    /// How many times as long as this project's median call its median took.
+    pub ratio_median: f64,
+    /// Root mean square of the difference to this project's result, over the result's. What is
+    /// left are the roundings of activations to 8 bits (by rows here, by blocks there) and, for
+    /// Q4_K, of weights that were quantized twice.
+    pub difference: f64,
+}
+
+impl Plan {
+    /// Every shape with every number of tokens.
+    ///
+    /// # Errors
+    /// What a contender says of a shape that it does not take.
+    pub fn measure(&self) -> Result<Vec<Case>> {
+        let mut cases = Vec::new();
+        for &shape in &self.shapes {
+            let cold = if self.warm { 0 } else { machine::cold_bytes() };
+            let weights = Weights::new(shape, self.group, cold, fastest)?;
+            // What the others multiply by: Q4_0's groups.
+            let tiles = tiles(shape, GroupSize::Of(ggml::GROUP))?;
+            let of_candle = match shape {
+                Workload::Dense { size_k, .. } if size_k.is_multiple_of(Q4_K_ROWS) => {
+                    Some(candle::Weights::new(&tiles[0], cold)?)
+                }
+                _ => None,
+            };
+            for &tokens in &self.tokens {
+                let case = self.case(shape, tokens, &weights, of_candle.as_ref(), &tiles, cold);
+                cases.push(case.with_context(|| format!("{shape}, {tokens} tokens"))?);
+            }
+        }
+        Ok(cases)
+    }
+
+    #[cfg_attr(not(ggml), allow(unused_variables))]
+    fn case(
+        &self,
+        shape: Workload,
+        tokens: usize,
+        weights: &Weights,
+        of_candle: Option<&candle::Weights>,
+        tiles: &[marlinspike_bench::tile::Tile],
+        cold: usize,
+    ) -> Result<Case> {
+        let x = input(shape, tokens);
+        let pool = threads::pool(self.cpus.len(), self.pinned)?;
+        let mut ours = Ours::new(&pool, shape, weights, tokens);
+        let expected = ours.output(0).to_vec();
+        let mut candle = of_candle.map(|w| candle::Candle::new(w, &x, tokens)).transpose()?;
+        let mut names = vec!["marlinspike".to_owned()];
+        let mut differences = vec![0.0];
+        if let Some(candle) = &mut candle {
+            names.push("candle Q4_K".to_owned());
+            differences.push(difference(&candle.output(0)?, &expected));
+        }
+        #[cfg(ggml)]
+        let mut ggml = {
+            let (routings, cpus) = (ours.routings().to_vec(), &self.cpus);
+            let mut ggml = ggml::Ggml::new(shape, tiles, cold, &x, routings, cpus, self.pinned)?;
+            names.push("ggml Q4_0".to_owned());
+            differences.push(difference(&ggml.output(0)?, &expected));
+            ggml
+        };
+        let mut contenders: Vec<&mut dyn Contender> = vec![&mut ours];
+        contenders.extend(candle.as_mut().map(|c| c as &mut dyn Contender));
+        #[cfg(ggml)]
+        contenders.push(&mut ggml);
+        let budget = Budget { calls: self.calls, time: Duration::from_secs_f64(self.seconds) };
+        let seconds = race(&mut contenders, budget);
+        let first = seconds[0];
+        let found = |((name, difference), seconds): ((String, f64), Seconds)| {
+            let Seconds { best, median, calls } = seconds;
+            let (ratio_best, ratio_median) = (best / first.best, median / first.median);
+            Found { name, best, median, calls, ratio_best, ratio_median, difference }
+        };
+        Ok(Case {
+            shape: shape.to_string(),
+            tokens,
+            threads: self.cpus.len(),
+            macs: shape.macs(tokens),
+            contenders: names.into_iter().zip(differences).zip(seconds).map(found).collect(),
+        })
+    }
+}
+
+/// Root mean square of y − `expected` over `expected`'s.
+fn difference(y: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(y.len(), expected.len(), "results of one shape");
+    let square = |x: f64| x * x;
+    let apart = y.iter().zip(expected).map(|(&a, &b)| square(f64::from(a) - f64::from(b)));
+    let size = expected.iter().map(|&b| square(b.into()));
+    (apart.sum::<f64>() / size.sum::<f64>()).sqrt()
+}

@@ -1,0 +1,121 @@
+//! gpt-oss: what a rank loads of MXFP4 experts, with its padding.
+//!
+//! Source: vLLM 0.21.0 `models/gpt_oss.py` (`_load_weights_mxfp4`) and `oracle/mxfp4.py`. The
+//! file's w13 interleaves gate and up, so that a rank's part is one range of columns; ranges are
+//! whole blocks of 32, so that the last rank may hold less than the others.
+
+use std::ops::Range;
+
+use super::gate_up::{GateUp, reorder};
+use super::pad::{Mxfp4Backend, pad, pad_w13};
+use crate::dims::Shape;
+use crate::scalar::ScalarType;
+use crate::select::Platform;
+use crate::weight::{Table, TableData, Weight};
+use crate::{Error, Result};
+
+/// k per scale.
+const BLOCK: usize = 32;
+
+/// One rank of a tensor-parallel group, and the kernel that it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GptOssShard {
+    /// Hidden size of the model.
+    pub hidden_size: usize,
+    /// Intermediate size of the model; a multiple of 32.
+    pub intermediate_size: usize,
+    /// Ranks that share the intermediate size.
+    pub tp_size: usize,
+    /// This rank.
+    pub tp_rank: usize,
+    /// Kernel.
+    pub backend: Mxfp4Backend,
+    /// Device.
+    pub platform: Platform,
+}
+
+impl GptOssShard {
+    /// The features of the intermediate size that this rank holds: ceil(blocks / ranks) blocks of
+    /// 32, fewer on the last ranks, which may be left with none.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for no ranks, a rank outside them, or an intermediate size that is not
+    /// whole blocks (upstream drops the rest).
+    pub fn features(&self) -> Result<Range<usize>> {
+        let Self { intermediate_size, tp_size, tp_rank, .. } = *self;
+        if tp_rank >= tp_size {
+            return Err(Error::size("tp_rank", tp_rank, format!("below tp_size {tp_size}")));
+        }
+        if !intermediate_size.is_multiple_of(BLOCK) {
+            let expected = format!("a multiple of {BLOCK}");
+            return Err(Error::size("intermediate_size", intermediate_size, expected));
+        }
+        let per_rank = (intermediate_size / BLOCK).div_ceil(tp_size) * BLOCK;
+        let at = |rank: usize| rank.saturating_mul(per_rank).min(intermediate_size);
+        Ok(at(tp_rank)..at(tp_rank + 1))
+    }
+
+    /// Hidden size and intermediate size per rank as the kernel takes them. The intermediate size
+    /// is rounded up from its share of the whole (upstream's
+    /// `intermediate_size_per_partition`), which always leaves room for [`GptOssShard::features`].
+    ///
+    /// # Errors
+    /// [`Error::Size`] unless the ranks divide the intermediate size.
+    pub fn sizes(&self) -> Result<[usize; 2]> {
+        let Self { intermediate_size, tp_size, .. } = *self;
+        if intermediate_size.checked_rem(tp_size) != Some(0) {
+            let expected = format!("a multiple of tp_size {tp_size}");
+            return Err(Error::size("intermediate_size", intermediate_size, expected));
+        }
+        self.backend.round_up(self.platform, [self.hidden_size, intermediate_size / tp_size])
+    }
+
+    /// This rank's part of one expert's w13 (hidden rows, interleaved columns), padded, in the
+    /// order that the kernel takes.
+    ///
+    /// # Errors
+    /// [`Error::Size`] when `w13` has other sizes than the shard says, and as
+    /// [`GptOssShard::features`], [`GptOssShard::sizes`] and [`pad`] say.
+    pub fn w13(&self, w13: &Weight<'_>, order: GateUp) -> Result<Weight<'static>> {
+        self.expect(w13, Shape::new(self.hidden_size, 2 * self.intermediate_size))?;
+        let Range { start, end } = self.features()?;
+        let part = w13.slice_columns(2 * start..2 * end)?;
+        pad_w13(&reorder(&part, GateUp::Interleaved, order)?, order, self.sizes()?)
+    }
+
+    /// This rank's part of one expert's w2 (intermediate rows, hidden columns), padded. The bias
+    /// is the first rank's; the others have zeros, so that the sum over ranks adds it once.
+    ///
+    /// # Errors
+    /// As [`GptOssShard::w13`].
+    pub fn w2(&self, w2: &Weight<'_>) -> Result<Weight<'static>> {
+        self.expect(w2, Shape::new(self.intermediate_size, self.hidden_size))?;
+        let mut part = w2.slice_rows(self.features()?)?;
+        if self.tp_rank > 0 {
+            part.bias = w2.bias.as_ref().map(zeros).transpose()?;
+        }
+        let [hidden, inner] = self.sizes()?;
+        pad(&part, Shape::new(inner, hidden))
+    }
+
+    fn expect(&self, weight: &Weight<'_>, shape: Shape) -> Result<()> {
+        if weight.ty != ScalarType::FLOAT4_E2M1F {
+            let what = format!("{}: {} weights", weight.name, weight.ty);
+            return Err(Error::unsupported(what, "gpt-oss's experts are MXFP4"));
+        }
+        if weight.shape() == shape {
+            return Ok(());
+        }
+        Err(Error::size(format!("{}: shape", weight.name), weight.shape(), shape))
+    }
+}
+
+fn zeros(table: &Table) -> Result<Table> {
+    let len = table.rows() * table.cols();
+    let data = match table.data() {
+        TableData::B8(_) => TableData::B8(vec![0; len]),
+        TableData::B16(_) => TableData::B16(vec![0; len]),
+        TableData::B32(_) => TableData::B32(vec![0; len]),
+    };
+    Table::new(table.ty(), table.rows(), table.cols(), data)
+}

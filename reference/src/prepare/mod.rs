@@ -1,0 +1,19 @@
+//! Steps between a checkpoint's experts and what a kernel takes, for FP8 and MXFP4 layers: the
+//! part of upstream's `process_weights_after_loading` that changes codes, scales or sizes before
+//! any kernel layout.
+//!
+//! | step | file |
+//! | --- | --- |
+//! | one scale for w1 and w3, codes requantized to it | [`requantize`] |
+//! | e4m3fn to e4m3fnuz | [`fnuz`] |
+//! | all steps of W8A8-FP8 experts | [`fp8`] |
+//! | gate and up interleaved or in halves | [`gate_up`] |
+//! | sizes rounded up for a kernel, zeros in the new places | [`pad`] |
+//! | gpt-oss: a rank's part, its order and its padding | [`gpt_oss`] |
+
+pub mod fnuz;
+pub mod fp8;
+pub mod gate_up;
+pub mod gpt_oss;
+pub mod pad;
+pub mod requantize;

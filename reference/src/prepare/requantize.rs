@@ -1,0 +1,122 @@
+//! One scale for w1 and w3, or for any fused shards: codes with a smaller scale are requantized to
+//! the largest.
+//!
+//! Source: vLLM 0.21.0 `process_fp8_weight_tensor_strategy_moe`, `requantize_with_max_scale`,
+//! `per_tensor_dequantize` (`w8a8_utils.py`) and the operator `static_scaled_fp8_quant`.
+
+use crate::scalar::{
+    e4m3fn_to_f32, e4m3fn_to_f64, f16_to_f32, f32_to_e4m3fn_rne_saturating, f32_to_f16_rne,
+    f64_to_e4m3fn_rne_saturating,
+};
+
+use crate::{Error, Result};
+
+use super::fnuz::{e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating};
+
+/// Requantizes the shards of a fused matrix to the largest of their scales, which is returned.
+/// `codes` are `[sum of widths, size_k]`, each shard's rows (output features) after those of the
+/// one before; a zero width is skipped. With one scale nothing changes.
+///
+/// Experts' w13 has two shards; linear layers have those of QKV or gate and up
+/// (`requantize_with_max_scale`; upstream tells a file that is fused already by scales that were
+/// never loaded, here it has one scale).
+///
+/// # Errors
+/// [`Error::Size`] where `codes`, `widths` and `scales` do not fit; [`Error::Value`] for a scale
+/// that is not positive and finite.
+pub fn merge_shards(
+    name: &str,
+    codes: &mut [u8],
+    size_k: usize,
+    widths: &[usize],
+    scales: &[f32],
+    (rule, ty): (Requantize, Fp8Type),
+) -> Result<f32> {
+    if let Some(i) = scales.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+        return Err(Error::value(name, &[i], scales[i], "a positive finite scale"));
+    }
+    let rows = widths.iter().try_fold(0usize, |sum, &w| sum.checked_add(w));
+    if rows.and_then(|rows| rows.checked_mul(size_k)) != Some(codes.len()) {
+        let found = format!("{} codes", codes.len());
+        return Err(Error::size(name, found, format!("{size_k} for each row of {widths:?}")));
+    }
+    if scales.is_empty() || scales.len() > 1 && scales.len() != widths.len() {
+        let expected = format!("one, or one for each of {widths:?}");
+        return Err(Error::size(name, format!("{} scales", scales.len()), expected));
+    }
+    let largest = scales.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if scales.len() == 1 {
+        return Ok(largest);
+    }
+    let mut rest = codes;
+    for (&width, &own) in widths.iter().zip(scales) {
+        let (shard, after) = rest.split_at_mut(width * size_k);
+        let table = rule.table(ty, own, largest);
+        shard.iter_mut().for_each(|code| *code = table[usize::from(*code)]);
+        rest = after;
+    }
+    Ok(largest)
+}
+
+/// How a code moves from its own scale to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Requantize {
+    /// The code that is nearest to code · own / other, rounded once, to even, limited to ±448. A
+    /// NaN stays one.
+    #[default]
+    Exact,
+    /// Upstream on a GPU. The scale is rounded to f16 before it multiplies, since it lies on the
+    /// device as the codes do; the product is rounded to f16, multiplied by fl(1 / other) in f32,
+    /// limited and rounded. Three things follow: a scale of at most 2⁻²⁵ makes every number zero,
+    /// one of 65520 or more makes zeros NaN on the way, and a NaN becomes 448.
+    UpstreamCuda,
+    /// Upstream on a CPU: as on a GPU, but the scale keeps its 24 bits.
+    UpstreamCpu,
+}
+
+/// FP8 type of codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Fp8Type {
+    /// OCP's: NaN 0x7f and 0xff, largest 448.
+    #[default]
+    E4m3fn,
+    /// AMD's on MI300: no negative zero, NaN 0x80, largest 240. Upstream's quantizer stops at 224.
+    E4m3fnuz,
+}
+
+impl Requantize {
+    /// The code that each of the 256 codes becomes when it leaves scale `own` for `other`; both
+    /// positive and finite. A scale that does not change leaves every number as it is, but
+    /// upstream's ways take NaN to 448.
+    ///
+    /// e4m3fnuz goes upstream's way whichever is asked for, except that [`Requantize::Exact`]
+    /// keeps the scale's 24 bits.
+    pub fn table(self, ty: Fp8Type, own: f32, other: f32) -> [u8; 256] {
+        let through_f16 = |code: f32, scale: f32| f16_to_f32(f32_to_f16_rne(code * scale));
+        let scale = match self {
+            Self::UpstreamCuda => f16_to_f32(f32_to_f16_rne(own)),
+            Self::Exact | Self::UpstreamCpu => own,
+        };
+        // `min` and `max` drop a NaN, as the operator's `fminf` and `fmaxf` do.
+        let limited = |x: f32, limit: f32| (x * (1.0 / other)).min(limit).max(-limit);
+        std::array::from_fn(|code| {
+            let code = code as u8;
+            match (self, ty) {
+                (Self::Exact, Fp8Type::E4m3fn) => {
+                    // Exact product of 4 by 24 bits; the quotient's f64 cannot fall on a tie of
+                    // e4m3 unless the quotient itself does.
+                    let value = e4m3fn_to_f64(code) * f64::from(own) / f64::from(other);
+                    if value.is_nan() { code } else { f64_to_e4m3fn_rne_saturating(value) }
+                }
+                (_, Fp8Type::E4m3fn) => f32_to_e4m3fn_rne_saturating(limited(
+                    through_f16(e4m3fn_to_f32(code), scale),
+                    448.0,
+                )),
+                (_, Fp8Type::E4m3fnuz) => f32_to_e4m3fnuz_rne_saturating(limited(
+                    through_f16(e4m3fnuz_to_f32(code), scale),
+                    224.0,
+                )),
+            }
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! What a row of the kernels' table says of its class: devices, quantization, deployments.
+
+use super::super::{ActivationFormat, All2All, MoeActivation as Act, WeightKey as W};
+use super::keys::{ActivationKey as A, RoutingMethod as R};
+
+/// A set of compute capabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compute {
+    /// This one and newer.
+    From(u32, u32),
+    /// This one alone.
+    Exactly(u32, u32),
+    /// Every minor version of a major one.
+    Family(u32),
+    /// The first and newer, the second and newer excluded.
+    Between((u32, u32), (u32, u32)),
+}
+
+impl Compute {
+    /// Whether `compute` is in the set.
+    pub fn contains(self, compute: (u32, u32)) -> bool {
+        match self {
+            Self::From(major, minor) => compute >= (major, minor),
+            Self::Exactly(major, minor) => compute == (major, minor),
+            Self::Family(major) => compute.0 == major,
+            Self::Between(low, high) => (low..high).contains(&compute),
+        }
+    }
+}
+
+/// What a kernel needs beside the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing.
+    Nothing,
+    /// FlashInfer.
+    FlashInfer,
+    /// DeepGEMM, not switched off.
+    DeepGemm,
+}
+
+/// Devices of a class. A platform that is not named here is refused.
+#[derive(Debug, Clone, Copy)]
+pub struct Devices {
+    /// Sets of CUDA capabilities; one must hold.
+    pub cuda: &'static [Compute],
+    /// Whether XPUs run it.
+    pub xpu: bool,
+    /// Whether CPUs run it.
+    pub cpu: bool,
+    /// What must be installed.
+    pub needs: Needs,
+}
+
+/// Pairs of weight and activation quantization that a class reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Pairs {
+    /// Weights, and the activations that go with them; `None` is any.
+    pub keys: &'static [(W, Option<A>)],
+    /// CUDA capabilities with these pairs; `None` is every one, and other platforms are not
+    /// limited.
+    pub cuda: Option<Compute>,
+}
+
+/// Deployments that a class does not serve.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Excludes {
+    /// All-to-all backends, where tokens travel.
+    pub all2all: &'static [All2All],
+    /// Expert parallelism.
+    pub ep: bool,
+    /// Load balancing of experts.
+    pub eplb: bool,
+}
+
+/// A class of kernels.
+#[derive(Debug)]
+pub struct Experts {
+    /// Upstream's name.
+    pub name: &'static str,
+    /// Where it runs.
+    pub devices: Devices,
+    /// Whether it has a form without a gate.
+    pub ungated: bool,
+    /// Activation functions.
+    pub activations: &'static [Act],
+    /// Quantization.
+    pub schemes: &'static [Pairs],
+    /// Deployments that it does not serve.
+    pub excludes: Excludes,
+    /// Routing methods, where the kernel runs the router; each row the weights it holds for.
+    pub routing: Option<&'static [(&'static [W], &'static [R])]>,
+    /// Order of the tokens.
+    pub format: ActivationFormat,
+    /// Whether results are independent of the batch.
+    pub batch_invariant: bool,
+    /// Whether it takes adapters.
+    pub lora: bool,
+    /// The class that stands in for small shapes. It must agree to everything but routing.
+    pub fallback: Option<&'static Experts>,
+}

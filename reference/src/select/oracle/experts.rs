@@ -1,0 +1,345 @@
+//! The kernels' classes as rows: on which devices each runs, and what it computes.
+//!
+//! Facts follow the `_supports_*` methods of vLLM 0.21.0 `fused_moe/experts/*.py`,
+//! `fused_batched_moe.py`, `triton_cutlass_moe.py` and `triton_deep_gemm_moe.py`.
+
+use super::super::ActivationFormat::{BatchedExperts, Standard};
+use super::super::All2All;
+use super::super::{MoeActivation as Act, WeightKey as W};
+use super::class::{Compute, Devices, Excludes, Experts, Needs, Pairs};
+use super::keys::{ActivationKey as A, RoutingMethod as R};
+use All2All::{
+    DeepEpHighThroughput, DeepEpLowLatency, FlashInferAll2AllV, FlashInferNvlinkOneSided,
+    FlashInferNvlinkTwoSided, Mori, NixlEp,
+};
+use Compute::{Between, Exactly, Family, From};
+
+const fn cuda(cuda: &'static [Compute], needs: Needs) -> Devices {
+    Devices { cuda, xpu: false, cpu: false, needs }
+}
+
+const fn pairs(keys: &'static [(W, Option<A>)]) -> Pairs {
+    Pairs { keys, cuda: None }
+}
+
+const ANY: &[Compute] = &[From(0, 0)];
+const NVLINK: &[All2All] =
+    &[FlashInferAll2AllV, FlashInferNvlinkTwoSided, FlashInferNvlinkOneSided];
+const NOT_NVLINK: Excludes = Excludes { all2all: NVLINK, ep: false, eplb: false };
+const SERVES_ALL: Excludes = Excludes { all2all: &[], ep: false, eplb: false };
+
+const BLOCK: (W, Option<A>) = (W::Fp8Block128, Some(A::Fp8Dynamic128));
+const CHANNEL: (W, Option<A>) = (W::Fp8Channel, Some(A::Fp8DynamicToken));
+const TENSOR_STATIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8StaticTensor));
+const TENSOR_DYNAMIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicTensor));
+const TENSOR_TOKEN: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicToken));
+const MXFP8: (W, Option<A>) = (W::Mxfp8, Some(A::Mxfp8));
+const NVFP4: (W, Option<A>) = (W::Nvfp4, Some(A::Nvfp4));
+const FP8: &[(W, Option<A>)] = &[BLOCK, CHANNEL, TENSOR_TOKEN, TENSOR_STATIC, TENSOR_DYNAMIC];
+
+/// Both forms of every function but gated squared ReLU.
+const MOST: &[Act] = &[
+    Act::Silu,
+    Act::Gelu,
+    Act::GeluTanh,
+    Act::SwigluOai,
+    Act::SwigluStep,
+    Act::SiluNoMul,
+    Act::GeluNoMul,
+    Act::GeluTanhNoMul,
+    Act::Relu2NoMul,
+];
+
+/// A modular class on tokens in their own order that serves every deployment and has no extras.
+const PLAIN: Experts = Experts {
+    name: "",
+    devices: cuda(&[], Needs::Nothing),
+    ungated: false,
+    activations: &[Act::Silu],
+    schemes: &[],
+    excludes: SERVES_ALL,
+    routing: None,
+    format: Standard,
+    batch_invariant: false,
+    lora: false,
+    fallback: None,
+};
+
+const TRTLLM_FP8: Experts = Experts {
+    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    ungated: true,
+    activations: &[Act::Silu, Act::Relu2NoMul],
+    // Only the collectives that need no kernel of their own.
+    excludes: Excludes {
+        all2all: &[
+            DeepEpHighThroughput,
+            DeepEpLowLatency,
+            FlashInferAll2AllV,
+            FlashInferNvlinkTwoSided,
+            FlashInferNvlinkOneSided,
+            Mori,
+            NixlEp,
+        ],
+        ep: false,
+        eplb: true,
+    },
+    ..PLAIN
+};
+
+/// `TrtLlmFp8ExpertsMonolithic`: router and experts in one kernel.
+pub static TRTLLM_FP8_MONOLITHIC: Experts = Experts {
+    name: "TrtLlmFp8ExpertsMonolithic",
+    schemes: &[pairs(&[BLOCK, TENSOR_STATIC, MXFP8])],
+    routing: Some(&[
+        (
+            &[W::Fp8Block128, W::Mxfp8],
+            &[
+                R::DeepSeekV3,
+                R::Renormalize,
+                R::RenormalizeNaive,
+                R::SigmoidRenorm,
+                R::MiniMax2,
+                R::Simulated,
+            ],
+        ),
+        (
+            &[W::Fp8Tensor],
+            &[
+                R::DeepSeekV3,
+                R::Llama4,
+                R::Renormalize,
+                R::RenormalizeNaive,
+                R::SigmoidRenorm,
+                R::MiniMax2,
+                R::Simulated,
+            ],
+        ),
+    ]),
+    ..TRTLLM_FP8
+};
+
+/// `TrtLlmFp8ExpertsModular`.
+pub static TRTLLM_FP8_MODULAR: Experts =
+    Experts { name: "TrtLlmFp8ExpertsModular", schemes: &[pairs(&[BLOCK, MXFP8])], ..TRTLLM_FP8 };
+
+/// `FlashInferExperts`: CUTLASS kernels. 11.x is left out.
+pub static FLASHINFER_CUTLASS: Experts = Experts {
+    name: "FlashInferExperts",
+    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], Needs::FlashInfer),
+    ungated: true,
+    activations: &[Act::Silu, Act::Relu2NoMul, Act::SwigluOai],
+    schemes: &[
+        Pairs { keys: &[TENSOR_STATIC], cuda: Some(From(9, 0)) },
+        Pairs { keys: &[BLOCK], cuda: Some(Exactly(9, 0)) },
+        Pairs { keys: &[NVFP4], cuda: Some(From(10, 0)) },
+    ],
+    ..PLAIN
+};
+
+/// `TritonExperts`.
+pub static TRITON: Experts = Experts {
+    name: "TritonExperts",
+    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: Needs::Nothing },
+    ungated: true,
+    activations: MOST,
+    schemes: &[Pairs { keys: FP8, cuda: Some(From(8, 9)) }],
+    excludes: NOT_NVLINK,
+    batch_invariant: true,
+    lora: true,
+    ..PLAIN
+};
+
+/// `BatchedTritonExperts`.
+pub static BATCHED_TRITON: Experts = Experts {
+    name: "BatchedTritonExperts",
+    devices: cuda(ANY, Needs::Nothing),
+    ungated: true,
+    activations: &[
+        Act::Silu,
+        Act::Gelu,
+        Act::GeluTanh,
+        Act::SwigluOai,
+        Act::SiluNoMul,
+        Act::GeluNoMul,
+        Act::GeluTanhNoMul,
+        Act::Relu2NoMul,
+    ],
+    schemes: &[Pairs { keys: FP8, cuda: Some(From(8, 9)) }],
+    format: BatchedExperts,
+    ..PLAIN
+};
+
+const DEEP_GEMM: Devices = cuda(&[Exactly(9, 0), Family(10)], Needs::DeepGemm);
+
+/// `TritonOrDeepGemmExperts`: DeepGEMM, and Triton for shapes that it does not take.
+pub static TRITON_OR_DEEP_GEMM: Experts = Experts {
+    name: "TritonOrDeepGemmExperts",
+    devices: DEEP_GEMM,
+    activations: &[Act::Silu, Act::SwigluStep],
+    schemes: &[pairs(&[BLOCK])],
+    excludes: NOT_NVLINK,
+    fallback: Some(&TRITON),
+    ..PLAIN
+};
+
+/// `BatchedDeepGemmExperts`.
+pub static BATCHED_DEEP_GEMM: Experts = Experts {
+    name: "BatchedDeepGemmExperts",
+    devices: DEEP_GEMM,
+    schemes: &[pairs(&[BLOCK])],
+    format: BatchedExperts,
+    ..PLAIN
+};
+
+/// vLLM's grouped FP8 products.
+const CUTLASS_FP8: Experts = Experts {
+    devices: cuda(&[Between((9, 0), (11, 0))], Needs::Nothing),
+    activations: &[Act::Silu, Act::Gelu, Act::SwigluOai],
+    schemes: &[pairs(&[CHANNEL, TENSOR_DYNAMIC, TENSOR_STATIC])],
+    ..PLAIN
+};
+
+/// `TritonOrCutlassExperts`: CUTLASS, and Triton for few tokens on 10.0 and newer.
+pub static TRITON_OR_CUTLASS: Experts = Experts {
+    name: "TritonOrCutlassExperts",
+    excludes: Excludes {
+        all2all: &[
+            FlashInferAll2AllV,
+            FlashInferNvlinkTwoSided,
+            FlashInferNvlinkOneSided,
+            DeepEpHighThroughput,
+        ],
+        ep: false,
+        eplb: false,
+    },
+    fallback: Some(&TRITON),
+    ..CUTLASS_FP8
+};
+
+/// `CutlassBatchedExpertsFp8`.
+pub static BATCHED_CUTLASS: Experts =
+    Experts { name: "CutlassBatchedExpertsFp8", format: BatchedExperts, ..CUTLASS_FP8 };
+
+/// `AiterExperts`: ROCm alone, which these tables do not hold.
+pub static AITER: Experts = Experts { name: "AiterExperts", ..PLAIN };
+
+/// `XPUExpertsFp8`.
+pub static XPU_FP8: Experts = Experts {
+    name: "XPUExpertsFp8",
+    devices: Devices { cuda: &[], xpu: true, cpu: false, needs: Needs::Nothing },
+    ungated: true,
+    activations: &[Act::Silu, Act::Gelu, Act::SwigluOai, Act::Relu2NoMul],
+    schemes: &[pairs(&[(W::Fp8Tensor, Some(A::None)), TENSOR_DYNAMIC])],
+    ..PLAIN
+};
+
+/// `CPUExpertsFp8`: router and experts in one kernel.
+pub static CPU_FP8: Experts = Experts {
+    name: "CPUExpertsFp8",
+    devices: Devices { cuda: &[], xpu: false, cpu: true, needs: Needs::Nothing },
+    schemes: &[pairs(&[BLOCK])],
+    routing: Some(&[(&[W::Fp8Block128], &[R::Default, R::Renormalize, R::RenormalizeNaive])]),
+    ..PLAIN
+};
+
+/// Marlin: weights alone decide, since activations stay 16 bits wide.
+const MARLIN_EITHER: Experts = Experts {
+    devices: cuda(&[From(7, 5)], Needs::Nothing),
+    ungated: true,
+    activations: MOST,
+    schemes: &[pairs(&[
+        (W::Fp8Block128, None),
+        (W::Fp8Channel, None),
+        (W::Fp8Tensor, None),
+        (W::Mxfp4, None),
+        (W::Mxfp8, None),
+        (W::Nvfp4, None),
+        (W::Int4, None),
+        (W::Int8, None),
+    ])],
+    excludes: NOT_NVLINK,
+    ..PLAIN
+};
+
+/// `MarlinExperts`.
+pub static MARLIN: Experts = Experts { name: "MarlinExperts", lora: true, ..MARLIN_EITHER };
+
+/// `BatchedMarlinExperts`.
+pub static BATCHED_MARLIN: Experts =
+    Experts { name: "BatchedMarlinExperts", format: BatchedExperts, ..MARLIN_EITHER };
+
+const TRTLLM_NVFP4: Experts = Experts {
+    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    ungated: true,
+    activations: &[Act::Silu, Act::Relu2NoMul, Act::Gelu],
+    schemes: &[pairs(&[NVFP4])],
+    ..PLAIN
+};
+
+/// `TrtLlmNvFp4ExpertsMonolithic`: router and experts in one kernel; tokens do not travel.
+pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
+    name: "TrtLlmNvFp4ExpertsMonolithic",
+    excludes: Excludes { all2all: All2All::ALL, ep: false, eplb: true },
+    routing: Some(&[(
+        &[W::Nvfp4],
+        &[
+            R::DeepSeekV3,
+            R::Renormalize,
+            R::RenormalizeNaive,
+            R::Llama4,
+            R::SigmoidRenorm,
+            R::MiniMax2,
+            R::Simulated,
+        ],
+    )]),
+    ..TRTLLM_NVFP4
+};
+
+/// `TrtLlmNvFp4ExpertsModular`.
+pub static TRTLLM_NVFP4_MODULAR: Experts =
+    Experts { name: "TrtLlmNvFp4ExpertsModular", ..TRTLLM_NVFP4 };
+
+const CUTEDSL: Experts = Experts {
+    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    schemes: &[pairs(&[NVFP4])],
+    ..PLAIN
+};
+
+/// `FlashInferCuteDSLExperts`.
+pub static FLASHINFER_CUTEDSL: Experts = Experts { name: "FlashInferCuteDSLExperts", ..CUTEDSL };
+
+/// `FlashInferCuteDSLBatchedExperts`.
+pub static FLASHINFER_CUTEDSL_BATCHED: Experts =
+    Experts { name: "FlashInferCuteDSLBatchedExperts", format: BatchedExperts, ..CUTEDSL };
+
+/// `CutlassExpertsFp4`.
+pub static CUTLASS_NVFP4: Experts = Experts {
+    name: "CutlassExpertsFp4",
+    devices: cuda(&[Family(10), Family(11), Family(12)], Needs::Nothing),
+    ungated: true,
+    activations: &[
+        Act::Silu,
+        Act::Gelu,
+        Act::SwigluOai,
+        Act::SwigluStep,
+        Act::SiluNoMul,
+        Act::GeluNoMul,
+        Act::Relu2NoMul,
+    ],
+    schemes: &[pairs(&[NVFP4])],
+    excludes: Excludes { all2all: &[], ep: true, eplb: false },
+    ..PLAIN
+};
+
+/// `Nvfp4QuantizationEmulationTritonExperts`: dequantized weights through Triton.
+pub static NVFP4_EMULATION: Experts = Experts {
+    name: "Nvfp4QuantizationEmulationTritonExperts",
+    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: Needs::Nothing },
+    ungated: true,
+    activations: MOST,
+    schemes: &[pairs(&[NVFP4])],
+    excludes: NOT_NVLINK,
+    batch_invariant: true,
+    lora: true,
+    ..PLAIN
+};

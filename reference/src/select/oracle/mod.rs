@@ -1,0 +1,306 @@
+//! Which kernel runs the experts of a layer, for every method that has an oracle upstream.
+//!
+//! [`experts`] holds the kernels' classes as rows ([`class`] says of what), [`methods`] the
+//! backends of each quantization method and their order; [`select_moe_backend`] reads both. The
+//! order of the steps and their answers are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA
+//! devices, XPUs and CPUs.
+
+pub mod class;
+pub mod experts;
+mod keys;
+pub mod methods;
+mod objections;
+mod question;
+
+use super::{ActivationFormat, Capability, Platform, Reason, WeightKey};
+pub use keys::{
+    ActivationKey, FlashInferBackend, MoeDeployment, Packages, RoutingMethod, Runner, Switches,
+};
+use methods::Table;
+pub use methods::{MoeBackend, MoeMethod};
+pub use question::MoeQuestion;
+
+/// A class that was chosen, with its backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoeChoice {
+    /// Backend.
+    pub backend: MoeBackend,
+    /// Upstream's name of the class.
+    pub experts: &'static str,
+}
+
+/// What one class objects to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeRefusal {
+    /// Who refuses.
+    pub class: MoeChoice,
+    /// Every reason, in upstream's order.
+    pub reasons: Vec<Reason>,
+}
+
+/// The answer about a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeSelection {
+    /// The class that runs the layer; `None` where the oracle leaves the layer to a platform's
+    /// own code (FP8 on what is neither CUDA nor ROCm).
+    pub chosen: Result<Option<MoeChoice>, OracleError>,
+    /// What each class of the method objects to, chosen or not, in the order of the method's
+    /// table; those without objections are absent.
+    pub refusals: Vec<MoeRefusal>,
+}
+
+/// Why an oracle chooses nothing.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OracleError {
+    /// The tables do not hold the platform.
+    #[error("MoE kernels on {platform} are not tabled, expected CUDA, XPU or CPU")]
+    Platform {
+        /// Platform found.
+        platform: Platform,
+    },
+    /// The user's wish has no backend in this method.
+    #[error("moe_backend {runner:?} is not supported for {method} MoE, expected {expected}")]
+    Runner {
+        /// The method.
+        method: &'static str,
+        /// The wish.
+        runner: &'static str,
+        /// What exists.
+        expected: String,
+    },
+    /// vLLM's CUTLASS kernels, asked for by a method that does not take them.
+    #[error("vLLM CUTLASS FP8 MoE is disabled for this quantization method")]
+    CutlassDisabled,
+    /// A FlashInfer backend without kernels for the method.
+    #[error("FlashInfer backend {backend:?} does not support {method} MoE")]
+    FlashInferBackend {
+        /// The method.
+        method: &'static str,
+        /// Value of the switch.
+        backend: &'static str,
+    },
+    /// The backend that was asked for refuses.
+    #[error("{} does not support the deployment: {reason}", .backend.name())]
+    Refused {
+        /// Backend.
+        backend: MoeBackend,
+        /// First reason of its last class.
+        reason: Reason,
+    },
+    /// FlashInfer was asked for, and none of its kernels runs the layer.
+    #[error(
+        "FlashInfer was asked for, but none of its {method} MoE backends supports the deployment"
+    )]
+    NoFlashInfer {
+        /// The method.
+        method: &'static str,
+    },
+    /// No backend runs the layer.
+    #[error("no {method} MoE backend supports the deployment")]
+    NoBackend {
+        /// The method.
+        method: &'static str,
+    },
+}
+
+/// The question of one call: everything that the steps below read.
+struct Ask<'a> {
+    method: MoeMethod,
+    table: &'static Table,
+    weights: WeightKey,
+    activations: ActivationKey,
+    deployment: &'a MoeDeployment,
+    device: &'a Capability,
+}
+
+/// A chosen class, or why there is none.
+type Chosen = Result<MoeChoice, OracleError>;
+
+/// Chooses the kernel that runs `weights` with `activations` under `method`, as upstream's oracle
+/// of that method does, and says what every other class of the method objects to.
+///
+/// [`MoeQuestion::of`] says what a scheme's quantization method asks. One answer may surprise:
+/// `IntWna16` takes 8-bit weights, though the class that it returns cannot be built for them (see
+/// [`super::select_wna16_moe_backend`]).
+pub fn select_moe_backend(
+    method: MoeMethod,
+    weights: WeightKey,
+    activations: ActivationKey,
+    deployment: &MoeDeployment,
+    device: &Capability,
+) -> MoeSelection {
+    if device.platform == Platform::Rocm {
+        let chosen = Err(OracleError::Platform { platform: device.platform });
+        return MoeSelection { chosen, refusals: Vec::new() };
+    }
+    let ask = Ask { method, table: method.table(), weights, activations, deployment, device };
+    let mut refusals = Vec::new();
+    for row in ask.table.rows {
+        for experts in row.experts {
+            let reasons = experts.objections(weights, activations, deployment, device);
+            if !reasons.is_empty() {
+                let class = MoeChoice { backend: row.backend, experts: experts.name };
+                refusals.push(MoeRefusal { class, reasons });
+            }
+        }
+    }
+    MoeSelection { chosen: ask.choose(), refusals }
+}
+
+impl Ask<'_> {
+    fn choose(&self) -> Result<Option<MoeChoice>, OracleError> {
+        if let Some(chosen) = self.wished() {
+            return chosen.map(Some);
+        }
+        let mut backends = self.priority();
+        if let Some(chosen) = self.flashinfer(&mut backends) {
+            return chosen.map(Some);
+        }
+        if self.method == MoeMethod::Fp8
+            && let Some(chosen) = self.deep_gemm(&mut backends)
+        {
+            return chosen.map(Some);
+        }
+        let forced = matches!(self.method, MoeMethod::Fp8 | MoeMethod::Nvfp4)
+            && self.deployment.desc.options.force_fp8_marlin;
+        if forced {
+            return self.this(MoeBackend::Marlin).map(Some);
+        }
+        if !self.deployment.allow_vllm_cutlass && self.method == MoeMethod::Fp8 {
+            remove(&mut backends, &[MoeBackend::VllmCutlass, MoeBackend::BatchedVllmCutlass]);
+        }
+        match backends.into_iter().find_map(|b| self.class_of(b).ok()) {
+            Some(choice) => Ok(Some(choice)),
+            None if self.method == MoeMethod::Fp8 && self.device.platform != Platform::Cuda => {
+                Ok(None)
+            }
+            None => Err(OracleError::NoBackend { method: self.method.name() }),
+        }
+    }
+
+    /// The first class of a backend that has no objection, or the last one's first reason.
+    fn class_of(&self, backend: MoeBackend) -> Result<MoeChoice, Option<Reason>> {
+        let mut last = None;
+        for experts in self.table.experts(backend) {
+            let reasons =
+                experts.objections(self.weights, self.activations, self.deployment, self.device);
+            match reasons.into_iter().next() {
+                None => return Ok(MoeChoice { backend, experts: experts.name }),
+                reason => last = reason,
+            }
+        }
+        Err(last)
+    }
+
+    /// A backend that was asked for by name: it, or nothing.
+    fn this(&self, backend: MoeBackend) -> Chosen {
+        self.class_of(backend).map_err(|reason| match reason {
+            Some(reason) => OracleError::Refused { backend, reason },
+            None => OracleError::NoBackend { method: self.method.name() },
+        })
+    }
+
+    fn format(&self) -> ActivationFormat {
+        self.deployment.desc.parallel.activation_format()
+    }
+
+    /// The user's wish, where the method reads it.
+    fn wished(&self) -> Option<Chosen> {
+        let runner = self.deployment.runner;
+        if runner == Runner::Auto || self.table.runners.is_empty() {
+            return None;
+        }
+        let Some(&(_, backend)) = self.table.runners.iter().find(|(r, _)| *r == runner) else {
+            let names: Vec<_> = self.table.runners.iter().map(|(r, _)| r.name()).collect();
+            let (method, expected) = (self.method.name(), names.join(", "));
+            return Some(Err(OracleError::Runner { method, runner: runner.name(), expected }));
+        };
+        let counterpart = self.table.batched.iter().find(|(plain, _)| *plain == backend);
+        let backend = match counterpart {
+            Some(&(_, batched)) if self.format() == ActivationFormat::BatchedExperts => batched,
+            _ => backend,
+        };
+        let cutlass = [MoeBackend::VllmCutlass, MoeBackend::BatchedVllmCutlass].contains(&backend);
+        if self.method == MoeMethod::Fp8 && cutlass && !self.deployment.allow_vllm_cutlass {
+            return Some(Err(OracleError::CutlassDisabled));
+        }
+        Some(self.this(backend))
+    }
+
+    /// The method's backends, the preferred first: the table's order, but for FP8 one backend
+    /// goes to the front on XPUs, on CPUs, and with 128 × 128 blocks on 9.0.
+    fn priority(&self) -> Vec<MoeBackend> {
+        let mut backends: Vec<_> = self.table.rows.iter().map(|row| row.backend).collect();
+        if self.method != MoeMethod::Fp8 {
+            return backends;
+        }
+        let block = (self.weights, self.activations)
+            == (WeightKey::Fp8Block128, ActivationKey::Fp8Dynamic128);
+        let hopper = *self.device == Capability::cuda(9, 0);
+        let front = match self.device.platform {
+            Platform::Cuda if hopper && block && self.deployment.ep_size > 1 => {
+                MoeBackend::FlashInferCutlass
+            }
+            Platform::Cuda if hopper && block => MoeBackend::Triton,
+            Platform::Xpu => MoeBackend::Xpu,
+            Platform::CpuX86 | Platform::CpuArm => MoeBackend::Cpu,
+            _ => return backends,
+        };
+        remove(&mut backends, &[front]);
+        backends.insert(0, front);
+        backends
+    }
+
+    /// FlashInfer asked for or ruled out by a switch.
+    fn flashinfer(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
+        let switches = &self.deployment.switches;
+        let wanted = match self.method {
+            MoeMethod::Fp8 => switches.use_flashinfer_moe_fp8?,
+            MoeMethod::Nvfp4 => switches.use_flashinfer_moe_fp4?,
+            MoeMethod::Mxfp8 | MoeMethod::IntWna16 => return None,
+        };
+        if !wanted {
+            remove(backends, self.table.flashinfer);
+            return None;
+        }
+        let method = self.method.name();
+        let Some(named) = switches.flashinfer_moe_backend else {
+            let found = self.table.flashinfer.iter().find_map(|&b| self.class_of(b).ok());
+            return Some(found.ok_or(OracleError::NoFlashInfer { method }));
+        };
+        let family_10 = self.device.compute.is_some_and(|(major, _)| major == 10);
+        let backend = match named {
+            FlashInferBackend::Latency if family_10 => MoeBackend::FlashInferTrtllm,
+            FlashInferBackend::Latency | FlashInferBackend::Throughput => {
+                MoeBackend::FlashInferCutlass
+            }
+            FlashInferBackend::MaskedGemm => MoeBackend::FlashInferCuteDsl,
+        };
+        if !self.table.flashinfer.contains(&backend) {
+            let backend = named.name();
+            return Some(Err(OracleError::FlashInferBackend { method, backend }));
+        }
+        Some(self.this(backend))
+    }
+
+    /// DeepGEMM asked for or ruled out by a switch. One switch that is off rules it out; one that
+    /// is on asks for it, since the other is on by default.
+    fn deep_gemm(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
+        let Switches { use_deep_gemm, moe_use_deep_gemm, .. } = self.deployment.switches;
+        let set = use_deep_gemm.or(moe_use_deep_gemm).is_some();
+        let off = [use_deep_gemm, moe_use_deep_gemm].contains(&Some(false));
+        if off {
+            remove(backends, &[MoeBackend::DeepGemm, MoeBackend::BatchedDeepGemm]);
+        }
+        let backend = match self.format() {
+            ActivationFormat::Standard => MoeBackend::DeepGemm,
+            ActivationFormat::BatchedExperts => MoeBackend::BatchedDeepGemm,
+        };
+        (set && !off).then(|| self.this(backend))
+    }
+}
+
+fn remove(backends: &mut Vec<MoeBackend>, unwanted: &[MoeBackend]) {
+    backends.retain(|b| !unwanted.contains(b));
+}

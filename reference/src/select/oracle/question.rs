@@ -1,0 +1,82 @@
+//! What a quantization method asks its oracle about a scheme.
+
+use super::super::WeightKey;
+use super::keys::ActivationKey;
+use super::methods::MoeMethod;
+use crate::config::{
+    ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
+};
+
+/// The keys that a quantization method hands to an oracle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoeQuestion {
+    /// Whose oracle.
+    pub method: MoeMethod,
+    /// Weights.
+    pub weights: WeightKey,
+    /// Activations.
+    pub activations: ActivationKey,
+    /// FP8: whether vLLM's CUTLASS kernels may be chosen.
+    pub allow_vllm_cutlass: bool,
+}
+
+impl MoeQuestion {
+    /// The question of experts of `scheme` (vLLM 0.21.0 `fp8.py`, `modelopt.py`,
+    /// `gptq_marlin.py`, `compressed_tensors_moe*.py`); `None` where the method has no oracle of
+    /// these four (AWQ, compressed-tensors integers, MXFP4) or refuses the scheme.
+    ///
+    /// Two keys are not what the scheme says, in upstream too. Blocks of any size are asked about
+    /// as 128 × 128. compressed-tensors asks about dynamic tensor-wise activations as
+    /// `dynamic128`; with tensor-wise weights that is a pair which Marlin alone reads, so that no
+    /// device multiplies FP8 there.
+    pub fn of(scheme: &Scheme) -> Option<Self> {
+        let (method, weights, activations) = match scheme {
+            Scheme::Fp8(fp8) => {
+                let (weights, activations) = fp8_keys(fp8)?;
+                (MoeMethod::Fp8, weights, activations)
+            }
+            Scheme::Nvfp4 { container: FloatContainer::CompressedTensors, weight_only: true } => {
+                (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::None)
+            }
+            Scheme::Nvfp4 { .. } => (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::Nvfp4),
+            Scheme::Mxfp8 { .. } => (MoeMethod::Mxfp8, WeightKey::Mxfp8, ActivationKey::Mxfp8),
+            Scheme::Wna16(w) => {
+                let gptq = matches!(
+                    w.checkpoint_format,
+                    CheckpointFormat::Gptq | CheckpointFormat::GptqV2
+                );
+                let weights = WeightKey::of(scheme).filter(|_| gptq && w.symmetric())?;
+                (MoeMethod::IntWna16, weights, ActivationKey::None)
+            }
+            _ => return None,
+        };
+        let allow_vllm_cutlass = matches!(
+            scheme,
+            Scheme::Fp8(Fp8Scheme { container: FloatContainer::CompressedTensors, .. })
+        );
+        Some(Self { method, weights, activations, allow_vllm_cutlass })
+    }
+}
+
+fn fp8_keys(scheme: &Fp8Scheme) -> Option<(WeightKey, ActivationKey)> {
+    use ActivationScheme as S;
+    let compressed = scheme.container == FloatContainer::CompressedTensors;
+    Some(match (scheme.strategy, scheme.activations) {
+        (_, S::None) => return None,
+        (ScaleStrategy::Block { .. }, S::StaticTensor) => return None,
+        (ScaleStrategy::Block { .. }, _) => (WeightKey::Fp8Block128, ActivationKey::Fp8Dynamic128),
+        (ScaleStrategy::Tensor, S::StaticTensor) => {
+            (WeightKey::Fp8Tensor, ActivationKey::Fp8StaticTensor)
+        }
+        (ScaleStrategy::Tensor, S::DynamicTensor) if compressed => {
+            (WeightKey::Fp8Tensor, ActivationKey::Fp8Dynamic128)
+        }
+        (ScaleStrategy::Tensor, S::DynamicTensor) => {
+            (WeightKey::Fp8Tensor, ActivationKey::Fp8DynamicTensor)
+        }
+        (ScaleStrategy::Channel, S::DynamicToken) if compressed => {
+            (WeightKey::Fp8Channel, ActivationKey::Fp8DynamicToken)
+        }
+        _ => return None,
+    })
+}

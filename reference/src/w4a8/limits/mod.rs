@@ -1,0 +1,162 @@
+//! What a CPU can do at most: multiply-accumulates of one instruction, and reads of memory.
+//!
+//! A product of packed weights can be no quicker than its weights are read, nor than its
+//! multiply-accumulates are issued. The functions here do nothing else, for a benchmark to time:
+//! [`Instruction::run`] keeps independent chains of the instruction that carries a kernel's work
+//! in registers, [`read`] touches every byte of a slice once.
+
+#[cfg(target_arch = "aarch64")]
+#[path = "aarch64.rs"]
+mod simd;
+#[cfg(target_arch = "x86_64")]
+#[path = "x86.rs"]
+mod simd;
+
+/// Independent chains of [`Instruction::run`]: more than latency times issue width of any CPU that
+/// has the instructions (4 cycles by 2 on Zen 5, by 4 on Neoverse V1), few enough for registers.
+pub const CHAINS: usize = 12;
+
+/// An instruction that multiplies bytes and adds the products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Instruction {
+    /// AVX-512 VNNI's `vpdpbusd` on 512 bits.
+    Vpdpbusd512,
+    /// AVX-VNNI's `vpdpbusd` on 256 bits.
+    Vpdpbusd256,
+    /// AVX2's `vpmaddubsw`, whose 16-bit sums a kernel still has to widen.
+    Vpmaddubsw,
+    /// Arm's `sdot` on 128 bits.
+    Sdot,
+    /// Arm's `smmla`.
+    Smmla,
+}
+
+impl Instruction {
+    /// All, in no order.
+    pub const ALL: [Self; 5] =
+        [Self::Vpdpbusd512, Self::Vpdpbusd256, Self::Vpmaddubsw, Self::Sdot, Self::Smmla];
+
+    /// The instruction that does the multiplications of the kernel with this
+    /// [`name`](super::Kernel::name); the scalar and the portable kernel have none of their own.
+    pub fn of_kernel(name: &str) -> Option<Self> {
+        Some(match name {
+            "avx512-vnni" => Self::Vpdpbusd512,
+            "avx-vnni" => Self::Vpdpbusd256,
+            "avx2" => Self::Vpmaddubsw,
+            "neon-dotprod" => Self::Sdot,
+            "neon-i8mm" => Self::Smmla,
+            _ => return None,
+        })
+    }
+
+    /// The mnemonic and, where several widths have it, the width.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vpdpbusd512 => "vpdpbusd zmm",
+            Self::Vpdpbusd256 => "vpdpbusd ymm",
+            Self::Vpmaddubsw => "vpmaddubsw ymm",
+            Self::Sdot => "sdot",
+            Self::Smmla => "smmla",
+        }
+    }
+
+    /// Multiply-accumulates of one execution.
+    pub fn macs(self) -> u64 {
+        match self {
+            Self::Vpdpbusd512 => 64,
+            Self::Vpdpbusd256 | Self::Vpmaddubsw | Self::Smmla => 32,
+            Self::Sdot => 16,
+        }
+    }
+
+    /// Executes the instruction `rounds` times on each of [`CHAINS`] accumulators, which are
+    /// [`Instruction::macs`] · `rounds` · [`CHAINS`] multiply-accumulates; `None` where the CPU
+    /// lacks it.
+    ///
+    /// Returns the chains' lowest lanes (of 32 bits; `vpmaddubsw` 16), as proof of work. Chain i
+    /// starts at i + 1 in every lane and goes through x + 4·1·3 (`smmla`, whose lane is a sum of
+    /// eight products: x + 8·1·3), while `vpmaddubsw` triples the lower byte: x ← 3 · (x mod 256).
+    pub fn run(self, rounds: u64) -> Option<[i32; CHAINS]> {
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        {
+            simd::run(self, rounds)
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        {
+            let _ = rounds;
+            None
+        }
+    }
+}
+
+/// Reads every word once, in order, by the widest loads that are known here, and returns their sum
+/// modulo 2^64.
+pub fn read(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        simd::read(words)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        sum(words)
+    }
+}
+
+/// Sixteen words are two cache lines; a compiler makes vectors of the lanes.
+#[inline(always)]
+fn sum(words: &[u64]) -> u64 {
+    const LANES: usize = 16;
+    let mut lanes = [0u64; LANES];
+    let (lines, rest) = words.as_chunks::<LANES>();
+    for line in lines {
+        for (lane, word) in lanes.iter_mut().zip(line) {
+            *lane = lane.wrapping_add(*word);
+        }
+    }
+    lanes.iter().chain(rest).fold(0, |sum, &word| sum.wrapping_add(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::w4a8::kernels;
+
+    #[test]
+    fn every_vector_kernel_has_its_instruction_and_the_cpu_has_it_too() {
+        for kernel in kernels() {
+            if ["scalar", "portable"].contains(&kernel.name()) {
+                assert_eq!(Instruction::of_kernel(kernel.name()), None);
+                continue;
+            }
+            let instruction = Instruction::of_kernel(kernel.name());
+            assert!(instruction.is_some_and(|i| i.run(1).is_some()), "{}", kernel.name());
+        }
+    }
+
+    #[test]
+    fn each_chain_went_through_every_round() {
+        for instruction in Instruction::ALL {
+            for rounds in [0, 1, 2, 77] {
+                let Some(found) = instruction.run(rounds) else { continue };
+                let expected = std::array::from_fn(|i| {
+                    let start = i as i32 + 1;
+                    match instruction {
+                        Instruction::Vpmaddubsw => (0..rounds).fold(start, |x, _| 3 * (x & 255)),
+                        Instruction::Smmla => start + rounds as i32 * 24,
+                        _ => start + rounds as i32 * 12,
+                    }
+                });
+                assert_eq!(found, expected, "{} {rounds}", instruction.name());
+            }
+        }
+    }
+
+    #[test]
+    fn reading_touches_every_word() {
+        for len in [0, 1, 15, 16, 17, 1000] {
+            let words: Vec<u64> = (0..len).map(|i| (u64::MAX / 3).wrapping_mul(i + 1)).collect();
+            let expected = words.iter().fold(0u128, |sum, &w| sum + u128::from(w)) as u64;
+            assert_eq!(read(&words), expected, "{len} words");
+        }
+    }
+}

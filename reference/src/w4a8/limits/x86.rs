@@ -1,0 +1,95 @@
+//! x86-64.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+use super::{CHAINS, Instruction};
+
+/// [`Instruction::run`].
+pub(super) fn run(instruction: Instruction, rounds: u64) -> Option<[i32; CHAINS]> {
+    match instruction {
+        Instruction::Vpdpbusd512 => {
+            let there =
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
+            // SAFETY: both features that the function needs were found.
+            there.then(|| unsafe { vpdpbusd_512(rounds) })
+        }
+        Instruction::Vpdpbusd256 => {
+            let there = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("avxvnni");
+            // SAFETY: both features that the function needs were found.
+            there.then(|| unsafe { vpdpbusd_256(rounds) })
+        }
+        Instruction::Vpmaddubsw => {
+            // SAFETY: AVX2, which alone the function needs, was found.
+            is_x86_feature_detected!("avx2").then(|| unsafe { vpmaddubsw(rounds) })
+        }
+        Instruction::Sdot | Instruction::Smmla => None,
+    }
+}
+
+/// [`super::read`].
+pub(super) fn read(words: &[u64]) -> u64 {
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: AVX-512F, which alone the function needs, was found.
+        unsafe { read_avx512(words) }
+    } else if is_x86_feature_detected!("avx2") {
+        // SAFETY: AVX2, which alone the function needs, was found.
+        unsafe { read_avx2(words) }
+    } else {
+        super::sum(words)
+    }
+}
+
+/// Where chain `i` starts; opaque, so that no two chains are known to be alike.
+#[inline(always)]
+fn start(i: usize) -> i32 {
+    black_box(i as i32 + 1)
+}
+
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn vpdpbusd_512(rounds: u64) -> [i32; CHAINS] {
+    let (ones, threes) = (_mm512_set1_epi8(black_box(1)), _mm512_set1_epi8(black_box(3)));
+    let mut chains: [__m512i; CHAINS] = std::array::from_fn(|i| _mm512_set1_epi32(start(i)));
+    for _ in 0..rounds {
+        for x in &mut chains {
+            *x = _mm512_dpbusd_epi32(*x, ones, threes);
+        }
+    }
+    chains.map(|x| _mm512_cvtsi512_si32(x))
+}
+
+#[target_feature(enable = "avx2,avxvnni")]
+fn vpdpbusd_256(rounds: u64) -> [i32; CHAINS] {
+    let (ones, threes) = (_mm256_set1_epi8(black_box(1)), _mm256_set1_epi8(black_box(3)));
+    let mut chains: [__m256i; CHAINS] = std::array::from_fn(|i| _mm256_set1_epi32(start(i)));
+    for _ in 0..rounds {
+        for x in &mut chains {
+            *x = _mm256_dpbusd_avx_epi32(*x, ones, threes);
+        }
+    }
+    chains.map(|x| _mm256_cvtsi256_si32(x))
+}
+
+#[target_feature(enable = "avx2")]
+fn vpmaddubsw(rounds: u64) -> [i32; CHAINS] {
+    // Lower bytes by 3, upper bytes by 0.
+    let threes = _mm256_set1_epi16(black_box(3));
+    let mut chains: [__m256i; CHAINS] = std::array::from_fn(|i| _mm256_set1_epi16(start(i) as i16));
+    for _ in 0..rounds {
+        for x in &mut chains {
+            *x = _mm256_maddubs_epi16(*x, threes);
+        }
+    }
+    chains.map(|x| _mm256_extract_epi16::<0>(x))
+}
+
+#[target_feature(enable = "avx512f")]
+fn read_avx512(words: &[u64]) -> u64 {
+    super::sum(words)
+}
+
+#[target_feature(enable = "avx2")]
+fn read_avx2(words: &[u64]) -> u64 {
+    super::sum(words)
+}
