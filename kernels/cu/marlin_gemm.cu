@@ -344,6 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
 #endif
 
+    // A warp's 32 pairs are of one row, so that its lanes stay together until the last barrier.
     const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
     const unsigned base = shared_address(memory);
     for (unsigned pair = blockIdx.x * THREADS + threadIdx.x; pair < ROWS * N_TILE / 2;
