@@ -31,16 +31,14 @@ run() {
   local failed=0 held=0 log name tests=("$@")
   export MARLINSPIKE_REQUIRE_GPU=1
   log=$(mktemp)
-  [ "${#tests[@]}" -gt 0 ] || tests=($(cd "$here/tests" && echo *))
-  for name in "${tests[@]}"; do
-    if "$here/tests/$name" >"$log" 2>&1; then
-      grep '^LAW ' "$log" | sed 's/^LAW //' || true
-    else
+  [ "${#tests[@]}" -gt 0 ] || tests=("$here"/tests/*)
+  for name in "${tests[@]##*/}"; do
+    if ! "$here/tests/$name" >"$log" 2>&1; then
       failed=$((failed + 1))
-      grep '^LAW ' "$log" | sed 's/^LAW //' || true
       echo "FAILED: $name"
-      grep -A12 -e "panicked at" "$log" | head -60
+      grep -A12 "panicked at" "$log" | head -60 || true
     fi
+    sed -n 's/^LAW //p' "$log"
     held=$((held + $(grep -c '^LAW ' "$log" || true)))
   done
   rm -f "$log"

@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod map;
 pub mod model;
 pub mod output;
+pub mod run;
 pub mod style;
 pub mod vectors;
 pub mod warm;
@@ -58,6 +59,8 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Convert a checkpoint into kernel format.
     Convert(convert::Args),
+    /// Run one int4 layer on the CPU.
+    Run(run::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
     /// Time the int4 path beside what the machine can do at most.
@@ -83,6 +86,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Check(args) => check::run(args, cli.color),
         Command::Inspect(args) => inspect::run(args, cli.color),
         Command::Convert(args) => convert::run(args),
+        Command::Run(args) => run::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),

@@ -165,7 +165,7 @@ fn unsupported_modules_are_refused_with_reasons_or_copied() {
     let model = golden("checkpoints").join("ct-int-w4a8-moe");
     let out = temp.path().join("out");
     match run(&model, &out, &settings()).unwrap_err() {
-        ConvertError::Refused { refused } => {
+        ConvertError::Refused { refused, .. } => {
             assert_eq!(refused.len(), 6);
             assert!(refused.iter().all(|r| !r.reasons.is_empty()));
         }

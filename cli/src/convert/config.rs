@@ -6,20 +6,21 @@
 //!
 //! | key | meaning |
 //! | --- | --- |
-//! | `layout` | `marlin` |
+//! | `layout` | `marlin` or `kleidiai` |
 //! | `version` | 1, the version of this section |
 //! | `producer` | program and version |
 //! | `identity` | hash of input and settings, which a rerun compares |
-//! | `dtype`, `input_dtype` | the model's 16-bit type; `model`, `int8` or `fp8` activations |
+//! | `dtype`, `input_dtype` | Marlin: the model's 16-bit type; `model`, `int8` or `fp8` activations |
 //! | `tp_size`, `tp_rank`, `ep_size`, `ep_rank` | which rank this is |
 //! | `layers` | by module (`<...experts>.w13` and `.w2` of experts), see below |
 //! | `expert_maps` | by layer, when experts are spread: local index of each expert, or −1 |
 //! | `unsupported` | modules that were copied unchanged, with the reasons |
 //!
 //! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
-//! channel), `act_order`, `is_k_full`, `scale_permutation` (`grouped` or `single`), of NVFP4 the
-//! `scale_factor` that went from the global scale into the block scales, and `tensors`, the names
-//! of its tensors by role.
+//! channel), `act_order`, `is_k_full`, Marlin's `scale_permutation` (`grouped` or `single`) or the
+//! int4 path's `nr`, of NVFP4 the `scale_factor` that went from the global scale into the block
+//! scales, and `tensors`, the names of its tensors by role. A packed file of the int4 path also
+//! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +32,7 @@ use serde_json::{Map, Value, json};
 use super::error::ConvertError;
 use super::job::Constants;
 use super::names::Kind;
-use super::plan::{Plan, Settings, StackPlan};
+use super::plan::{Format, Packing, Plan, Settings, StackPlan};
 use super::progress;
 use crate::model::{self, Model};
 
@@ -76,12 +77,17 @@ fn layer(plan: &StackPlan, constants: Constants) -> Value {
         "group_size": plan.group_size.to_config(),
         "act_order": plan.act_order,
         "is_k_full": plan.is_k_full,
-        "scale_permutation": match plan.permutation {
-            ScalePermutation::Grouped => "grouped",
-            ScalePermutation::Single => "single",
-        },
         "tensors": tensors,
     });
+    match plan.packing {
+        Packing::Marlin { permutation } => {
+            value["scale_permutation"] = json!(match permutation {
+                ScalePermutation::Grouped => "grouped",
+                ScalePermutation::Single => "single",
+            });
+        }
+        Packing::Kleidi(layout) => value["nr"] = json!(layout.nr()),
+    }
     if let Some(factor) = constants.scale_factor {
         value["scale_factor"] = json!(factor);
     }
@@ -121,17 +127,11 @@ pub fn config(
         plan.expert_maps.iter().map(|(k, m)| (k.clone(), json!(m.map))).collect();
     let unsupported: Map<String, Value> =
         plan.refused.iter().map(|r| (r.module.clone(), json!(r.reasons))).collect();
-    let section = json!({
-        "layout": "marlin",
+    let mut section = json!({
+        "layout": settings.format.name(),
         "version": 1,
         "producer": concat!("marlinspike ", env!("CARGO_PKG_VERSION")),
         "identity": identity,
-        "dtype": settings.dtype.name(),
-        "input_dtype": match settings.input {
-            InputDtype::Model => "model",
-            InputDtype::Int8 => "int8",
-            InputDtype::Fp8 => "fp8",
-        },
         "tp_size": settings.tp.size,
         "tp_rank": settings.tp.rank,
         "ep_size": settings.ep.size,
@@ -141,6 +141,14 @@ pub fn config(
         "expert_maps": maps,
         "unsupported": unsupported,
     });
+    if settings.format == Format::Marlin {
+        section["dtype"] = json!(settings.dtype.name());
+        section["input_dtype"] = json!(match settings.input {
+            InputDtype::Model => "model",
+            InputDtype::Int8 => "int8",
+            InputDtype::Fp8 => "fp8",
+        });
+    }
     match &mut config {
         Value::Object(map) => {
             map.insert("marlinspike".to_owned(), section);

@@ -30,9 +30,11 @@ pub enum ConvertError {
         /// The model folder.
         dir: PathBuf,
     },
-    /// Modules that Marlin cannot take.
-    #[error("Marlin cannot take {} of the modules: {}", refused.len(), list(refused))]
+    /// Modules that the kernel format cannot take.
+    #[error("{target} cannot take {} of the modules: {}", refused.len(), list(refused))]
     Refused {
+        /// The kernel format, as people call it.
+        target: &'static str,
         /// Each with its reasons.
         refused: Vec<Refused>,
     },

@@ -2,15 +2,43 @@
 
 use std::ops::Range;
 
+use marlinspike::dims::GroupSize;
+use marlinspike::layout::kleidi::{PackedRhs, RhsLayout, operator_scales};
 use marlinspike::layout::marlin::{InputDtype, Options, Prepared, nvfp4_scale_factor, prepare};
 use marlinspike::tensor::DType;
-use marlinspike::weight::{Table, TableData};
+use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike::{Error, Result};
+use rayon::prelude::*;
 
 use super::load;
 use super::names::Kind;
-use super::plan::{Part, Settings, StackPlan};
+use super::plan::{Packing, Part, Settings, StackPlan};
+use crate::model::layers::Role;
 use crate::model::{Model, bind};
+
+/// All of a stack's output in memory, for the int4 path: `[experts][packed_len]` bytes, packed on
+/// rayon's current pool.
+///
+/// # Errors
+/// As [`run`]; [`Error::Unsupported`] for a stack of another format.
+pub fn packed_stack(model: &Model<'_>, plan: &StackPlan, settings: &Settings) -> Result<Vec<u8>> {
+    let Packing::Kleidi(layout) = plan.packing else {
+        return Err(Error::unsupported(&plan.module, "not planned for the int4 path"));
+    };
+    let mut bytes = vec![0u8; plan.experts.len() * layout.packed_len()];
+    let parts = plan.parts(u64::MAX);
+    let experts = bytes.par_chunks_exact_mut(layout.packed_len()).enumerate();
+    experts.try_for_each(|(e, expert)| -> Result<()> {
+        for part in &parts {
+            for piece in run(model, plan, Constants::default(), settings, e, part)? {
+                let at = piece.offset as usize - e * layout.packed_len();
+                expert[at..][..piece.bytes.get().len()].copy_from_slice(piece.bytes.get());
+            }
+        }
+        Ok(())
+    })?;
+    Ok(bytes)
+}
 
 /// What all parts of a stack share: found by looking at all of its scales.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -117,6 +145,8 @@ pub enum Bytes {
     B32(Vec<u32>),
     /// From floats.
     F32(Vec<f32>),
+    /// Packed blocks of columns.
+    Blocks(PackedRhs<'static>),
 }
 
 impl Bytes {
@@ -127,6 +157,7 @@ impl Bytes {
             Self::B16(v) => bytemuck::cast_slice(v),
             Self::B32(v) => bytemuck::cast_slice(v),
             Self::F32(v) => bytemuck::cast_slice(v),
+            Self::Blocks(packed) => packed.bytes(),
         }
     }
 
@@ -153,16 +184,39 @@ pub fn run(
 ) -> Result<Vec<Piece>> {
     let file_rows = plan.k.start + part.rows.start..plan.k.start + part.rows.end;
     let weight = load::load(model, plan, &plan.experts[expert], &file_rows, &part.columns)?;
+    let permutation = match plan.packing {
+        Packing::Marlin { permutation } => permutation,
+        Packing::Kleidi(layout) => return Ok(vec![blocks(plan, layout, weight, expert, part)?]),
+    };
     let options = Options {
         dtype: settings.dtype,
         input_dtype: settings.input,
         scale_factor: constants.scale_factor,
         int8_scale_max: constants.int8_scale_max.filter(|_| settings.input == InputDtype::Int8),
         perms: None,
-        scale_permutation: Some(plan.permutation),
+        scale_permutation: Some(permutation),
     };
     let prepared = prepare(&[weight], options)?;
     pieces(plan, prepared, expert, part)
+}
+
+/// The blocks of a part's columns, which lie one after the other in the output.
+fn blocks(
+    plan: &StackPlan,
+    layout: RhsLayout,
+    mut weight: Weight<'_>,
+    expert: usize,
+    part: &Part,
+) -> Result<Piece> {
+    let grouped = plan.role != Role::Dense && plan.group_size != GroupSize::Channel;
+    weight.scales = operator_scales(&weight, grouped)?;
+    let own = RhsLayout::new(weight.shape(), plan.group_size, layout.nr())?;
+    let packed = own.pack_weight(&weight)?;
+    let before = expert * layout.packed_len();
+    let at = before + part.columns.start / layout.nr() * layout.block_bytes();
+    let run = packed.bytes().len() as u64;
+    let bytes = Bytes::Blocks(packed);
+    Ok(Piece { kind: Kind::Weight, offset: at as u64, run, stride: run, bytes })
 }
 
 fn pieces(plan: &StackPlan, prepared: Prepared, expert: usize, part: &Part) -> Result<Vec<Piece>> {

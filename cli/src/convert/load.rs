@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
-use marlinspike::config::{CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme};
+use marlinspike::config::{
+    CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
+};
 use marlinspike::scalar::{ScalarType, e8m0_to_f32};
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::weight::{Groups, Weight};
@@ -178,7 +180,18 @@ pub(super) fn load<'m>(
                 nvfp4::Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale, bias };
             tensors.unpack(name, scheme)?
         }
-        other => return Err(Error::unsupported(other.label(), "Marlin has no kernel for it")),
+        Scheme::W4A8Int8 { group_size, checkpoint_format } => {
+            let symmetric = Wna16Scheme {
+                checkpoint_format: *checkpoint_format,
+                weight_type: ScalarType::UINT4B8,
+                group_size: *group_size,
+                desc_act: false,
+                actorder: None,
+                zeros: ZeroPoints::Symmetric,
+            };
+            wna16(name, &symmetric, weight, scale, None, None, bias)?
+        }
+        other => return Err(Error::unsupported(other.label(), "no kernel format takes it")),
     };
     if plan.act_order && matches!(weight.groups, Groups::Uniform(_)) {
         // The config says act-order, so the kernel gets an order even where it changes nothing.

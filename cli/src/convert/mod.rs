@@ -38,7 +38,7 @@ use crate::style::printable;
 use error::ConvertError;
 use execute::Execution;
 use parallel::Ranks;
-use plan::{Plan, Settings};
+use plan::{Format, Plan, Settings};
 use progress::{Progress, State};
 use report::{Reporter, size};
 
@@ -51,6 +51,8 @@ Names of the converted tensors (E experts first, where there are experts):
   MXFP8, MXFP4         weight, weight_scale, bias
   NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
   int8 activations     also input_global_scale
+  --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
+                       biases inside)
 A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
 (gpt-oss keeps its rows of gate and up alternating, as its activation reads them).
 
@@ -65,18 +67,25 @@ Examples:
   marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
   marlinspike convert model out --to marlin --tp-size 2 --tp-rank 1
   marlinspike convert model out --to marlin --input-dtype int8
+  marlinspike convert model out --to kleidiai
+
+--to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
+W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Its files describe their layers in
+their metadata, so that `marlinspike run` needs no more than the file.
 
 An interrupted conversion is continued by the same command.
 
 Exit codes:
   0  converted (or already complete)
-  2  bad input or usage, or modules that Marlin cannot take";
+  2  bad input or usage, or modules that the format cannot take";
 
 /// The kernel format to convert to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Target {
     /// Marlin's tiles, scales and orders.
     Marlin,
+    /// KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 as they come.
+    Kleidiai,
 }
 
 /// The model's 16-bit type.
@@ -114,12 +123,15 @@ pub struct Args {
     /// Kernel format.
     #[arg(long, value_enum)]
     pub to: Target,
-    /// Type of scales and biases.
+    /// Marlin: type of scales and biases.
     #[arg(long, value_enum, default_value_t)]
     pub dtype: DtypeArg,
-    /// Type of the activations inside the product.
+    /// Marlin: type of the activations inside the product.
     #[arg(long, value_enum, default_value_t)]
     pub input_dtype: InputArg,
+    /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
+    #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
+    pub nr: Option<String>,
     /// Tensor-parallel ranks.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub tp_size: usize,
@@ -138,7 +150,7 @@ pub struct Args {
     /// Most bytes of an output file, in GB; a larger layer has a file for itself.
     #[arg(long, default_value_t = 5.0, value_name = "GB")]
     pub max_shard_size: f64,
-    /// Copy modules that Marlin cannot take, instead of refusing the model.
+    /// Copy modules that the format cannot take, instead of refusing the model.
     #[arg(long)]
     pub skip_unsupported: bool,
     /// Replace another conversion in OUT_DIR.
@@ -156,7 +168,10 @@ pub struct Summary {
     pub converted: usize,
     /// Tensors copied as they were.
     pub copied: usize,
-    /// Modules copied because Marlin cannot take them.
+    /// Of the converted stacks, those whose checkpoint keeps activations in 16 bits and which now
+    /// quantize them to int8.
+    pub activations_quantized: usize,
+    /// Modules copied because the format cannot take them.
     pub unsupported: Vec<plan::Refused>,
     /// Output files.
     pub files: usize,
@@ -189,6 +204,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         let unsupported = |r: &plan::Refused| json!({"module": r.module, "reasons": r.reasons});
         let value = json!({
             "converted": summary.converted,
+            "activations_quantized": summary.activations_quantized,
             "copied_tensors": summary.copied,
             "unsupported": summary.unsupported.iter().map(unsupported).collect::<Vec<_>>(),
             "files": summary.files,
@@ -205,14 +221,22 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Pass);
     }
     let mut text = format!(
-        "converted {} layers to marlin, copied {} tensors: {} in {} files, {seconds:.1} s\n",
+        "converted {} layers to {}, copied {} tensors: {} in {} files, {seconds:.1} s\n",
         summary.converted,
+        settings.format.name(),
         summary.copied,
         size(summary.bytes),
         summary.files,
     );
     if summary.kept > 0 {
         text.push_str(&format!("{} files were finished by an earlier run\n", summary.kept));
+    }
+    if summary.activations_quantized > 0 {
+        text.push_str(&format!(
+            "{} of the layers had 16-bit activations (W4A16): they run as W4A8, with activations \
+             quantized to int8 per token\n",
+            summary.activations_quantized
+        ));
     }
     for r in &summary.unsupported {
         let line = format!("copied unchanged: {}: {}", r.module, r.reasons.join("; "));
@@ -258,9 +282,27 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         // FP8 activations exist for 8.9 and 12.0 alone.
         InputArg::Fp8 => (InputDtype::Fp8, Capability::cuda(8, 9)),
     };
+    let format = match args.to {
+        Target::Marlin => Format::Marlin,
+        Target::Kleidiai => {
+            Format::Kleidi { nr: if args.nr.as_deref() == Some("4") { 4 } else { 8 } }
+        }
+    };
+    if format == Format::Marlin && args.nr.is_some() {
+        return Err(model::ModelError::module("--nr", "only --to kleidiai has blocks").into());
+    }
+    if format != Format::Marlin && input != InputDtype::Model {
+        let reason = "only --to marlin has a choice: kleidiai is int8, quantized per token";
+        return Err(model::ModelError::module("--input-dtype", reason).into());
+    }
     let gb = if args.max_shard_size.is_finite() { args.max_shard_size.max(0.0) } else { 5.0 };
     Ok(Settings {
-        dtype: dtype(args.dtype, model)?,
+        format,
+        dtype: match format {
+            Format::Marlin => dtype(args.dtype, model)?,
+            // Its scales and biases have types of their own.
+            Format::Kleidi { .. } => ScalarType::BFLOAT16,
+        },
         input,
         tp: ranks("--tp-rank", args.tp_size, args.tp_rank)?,
         ep: ranks("--ep-rank", args.ep_size, args.ep_rank)?,
@@ -303,12 +345,14 @@ pub fn convert(
     let layers = Layers::group(model)?;
     let plan = Plan::new(model, &layers, settings)?;
     if !plan.refused.is_empty() && !settings.skip_unsupported {
-        return Err(ConvertError::Refused { refused: plan.refused });
+        let target = settings.format.title();
+        return Err(ConvertError::Refused { target, refused: plan.refused });
     }
     let items = || plan.shards.iter().flat_map(|s| &s.items);
     let mut summary = Summary {
         converted: plan.stacks.len(),
         copied: items().filter(|i| i.source == plan::Source::Copy).count(),
+        activations_quantized: plan.stacks.iter().filter(|s| s.quantizes_activations()).count(),
         unsupported: plan.refused.clone(),
         files: plan.shards.len(),
         kept: 0,

@@ -1,6 +1,6 @@
 //! Writing one output file: header first, then every piece at its place, by any thread.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -30,9 +30,8 @@ struct Inner {
 /// The header of a shard and where the data of each item begins, from the start of the file.
 fn header(plan: &ShardPlan, path: &Path) -> Result<(Vec<u8>, Vec<u64>, u64), ConvertError> {
     let specs: Vec<TensorSpec> = plan.items.iter().map(|i| i.spec.clone()).collect();
-    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut head = Vec::new();
-    ContainerWriter::new(&mut head, &specs, &metadata)
+    ContainerWriter::new(&mut head, &specs, &plan.metadata)
         .map_err(|source| ConvertError::Header { path: path.to_owned(), source })?;
     let mut at = head.len() as u64;
     let mut offsets = Vec::with_capacity(specs.len());

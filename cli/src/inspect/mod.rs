@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::Outcome;
 use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
-use crate::convert::plan::{self, Settings};
+use crate::convert::plan::{self, Format, Settings};
 use crate::convert::report::size;
 use crate::convert::verdict;
 use crate::model::bind::{self, Bound};
@@ -95,6 +95,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     let model = Model::new(&files)?;
     let layers = Layers::group(&model)?;
     let settings = Settings {
+        format: Format::Marlin,
         dtype: ScalarType::BFLOAT16,
         input: InputDtype::Model,
         tp: Ranks { size: args.tp_size.max(1), rank: 0 },

@@ -138,8 +138,15 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             part(Part::Scale, &["weight_scale"], axis(1, 16), axis(0, 1)),
             part(Part::Global, &["weight_global_scale", "weight_scale_2"], None, None),
         ],
-        Scheme::W4A8Int8 { checkpoint_format: CheckpointFormat::CtIntQuantized, .. }
-        | Scheme::W8A8Int8 { .. } => {
+        Scheme::W4A8Int8 { checkpoint_format: CheckpointFormat::CtIntQuantized, .. } => vec![
+            part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
+            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
+        ],
+        Scheme::W4A8Int8 { .. } => vec![
+            part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
+            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
+        ],
+        Scheme::W8A8Int8 { .. } => {
             vec![part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1))]
         }
         _ => vec![part(Part::Weight, &["weight_packed", "weight"], axis(1, pack), axis(0, 1))],

@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use marlinspike::config::QuantConfig;
-use marlinspike::container::{Entry, Header, ShardIndex};
+use marlinspike::container::{Container, Entry, Header, ShardIndex};
 use marlinspike::tensor::Tensor;
 use serde_json::Value;
 
@@ -53,6 +53,17 @@ pub struct Shard<'f> {
     /// The checked header.
     pub header: Header,
     bytes: &'f [u8],
+}
+
+impl<'f> Shard<'f> {
+    /// The file as a container.
+    ///
+    /// # Errors
+    /// [`ModelError::Format`]; none for a shard that has been opened.
+    pub fn container(&self) -> Result<Container<'f>, ModelError> {
+        Container::parse(self.bytes)
+            .map_err(|e| ModelError::Format { path: self.path.clone(), source: Box::new(e.into()) })
+    }
 }
 
 /// An opened model folder.

@@ -22,7 +22,7 @@ group sizes, act-order, tensor-parallel ranks, shapes, ...) that upstream does n
 number i depends on the seed and on i alone, and its bytes are the same on every machine: to make \
 one case again, give its seed with `--start i --count 1`. Both are in the case's provenance.
 
-Outputs that the reference does not compute (routing, `y`) are absent.";
+Outputs that the reference does not compute (routing alone) are absent.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, int4_fp8_preprocess, router or moe_align_block_size
+    /// Operation: linear, moe, dyn_quant_linear, int4_fp8_preprocess, router or moe_align_block_size
     #[arg(long, value_parser = operation)]
     op: Op,
 

@@ -9,7 +9,7 @@ use marlinspike::select::Capability;
 use marlinspike_cli::convert::error::ConvertError;
 use marlinspike_cli::convert::execute::{Execution, MEMORY};
 use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::Settings;
+use marlinspike_cli::convert::plan::{Format, Settings};
 use marlinspike_cli::convert::{Summary, convert};
 use marlinspike_cli::model::{Model, ModelFiles};
 
@@ -18,6 +18,7 @@ pub const EXECUTION: Execution =
 
 pub fn settings() -> Settings {
     Settings {
+        format: Format::Marlin,
         dtype: ScalarType::BFLOAT16,
         input: InputDtype::Model,
         tp: Ranks::ONE,

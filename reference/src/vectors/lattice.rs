@@ -77,7 +77,7 @@ fn on_rank(quant: &QuantConfig, tp: Option<TensorParallel>, has_bias: bool) -> Q
 /// so that each value occurs many times with every other axis.
 ///
 /// # Errors
-/// [`crate::Error::Unsupported`] for an operation whose cases cannot be generated.
+/// None for the operations there are.
 pub fn lattice(op: Op) -> Result<Vec<CaseConfig>> {
     let mut probe = Probe::default();
     let configs = match op {
@@ -86,12 +86,7 @@ pub fn lattice(op: Op) -> Result<Vec<CaseConfig>> {
         Op::Router => router(),
         Op::MoeAlignBlockSize => align(),
         Op::Int4Fp8Preprocess => preprocess(),
-        Op::DynQuantLinear => {
-            return Err(crate::Error::unsupported(
-                format!("generating cases of `{op}`"),
-                "the reference does not compute its outputs yet",
-            ));
-        }
+        Op::DynQuantLinear => super::dyn_quant::lattice(),
     };
     Ok(configs.into_iter().filter(|c| probe.ask(c).is_ok()).collect())
 }

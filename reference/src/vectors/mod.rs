@@ -6,6 +6,7 @@
 //! the seed and its index, which its provenance states.
 
 mod computed;
+mod dyn_quant;
 mod lattice;
 mod random;
 mod refusal;
@@ -19,8 +20,8 @@ pub use values::weight;
 use values::whole_k;
 
 use crate::case::{
-    AlignConfig, Case, CaseConfig, CheckpointFormat, LinearConfig, MoeConfig, Op, PreprocessConfig,
-    QuantConfig, RouterConfig, ScheduleChoice,
+    AlignConfig, Case, CaseConfig, CheckpointFormat, LinearConfig, MoeConfig, Op, Packing,
+    PreprocessConfig, QuantConfig, RouterConfig, ScheduleChoice,
 };
 use crate::dims::{GroupSize, Shape};
 use crate::layers::{ExpertPlacement, determine_expert_map};
@@ -98,9 +99,7 @@ impl Generator {
             CaseConfig::Preprocess(c) => preprocess(c, &mut rng),
             CaseConfig::Router(c) => router(c, &mut rng),
             CaseConfig::Align(c) => align(c, &mut rng),
-            CaseConfig::DynQuant(_) => {
-                Err(Error::unsupported(format!("generating `{}`", self.op), "not computed yet"))
-            }
+            CaseConfig::DynQuant(c) => dyn_quant::case(c, &mut rng),
         }?;
         (case.name, case.provenance) = (name, provenance);
         case.validate()?;
@@ -147,7 +146,12 @@ fn describe(config: &CaseConfig) -> String {
         CaseConfig::Preprocess(c) => {
             format!("{} k{} n{}", c.checkpoint_format, c.size_k, c.size_n)
         }
-        CaseConfig::DynQuant(c) => format!("k{} n{}", c.size_k, c.size_n),
+        CaseConfig::DynQuant(c) => {
+            let bias = if c.has_bias { " bias" } else { "" };
+            let (Packing { mr, nr, .. }, g) = (&c.packing, c.group_size);
+            let sizes = format!("k{} n{}", c.size_k, c.size_n);
+            format!("{} g{g} {} mr{mr} nr{nr}{bias} {sizes}", c.dtype, c.activation_rounding)
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::config::{
     Wna16Scheme, ZeroPoints,
 };
 use crate::dims::{GroupSize, Shape};
+use crate::layout::kleidi::RhsLayout;
 use crate::layout::marlin::{InputDtype, Options, prepare};
 use crate::scalar::ScalarType;
 use crate::select::{
@@ -41,11 +42,11 @@ impl Probe {
                 self.ask_types(&c.quant)?;
                 moe(c)
             }
+            CaseConfig::DynQuant(c) => {
+                let shape = Shape::new(c.size_k, c.size_n);
+                RhsLayout::new(shape, c.group_size, c.packing.nr).map(|_| ())
+            }
             CaseConfig::Router(_) | CaseConfig::Align(_) | CaseConfig::Preprocess(_) => Ok(()),
-            CaseConfig::DynQuant(_) => Err(Error::unsupported(
-                format!("generating `{}`", config.op()),
-                "its outputs are not computed yet",
-            )),
         }
     }
 

@@ -39,6 +39,7 @@ pub mod quantize;
 mod rows;
 mod runs;
 pub mod scalar;
+pub mod stored;
 mod values;
 mod wide;
 #[cfg(target_arch = "x86_64")]

@@ -1,11 +1,12 @@
 //! Dealing the outputs to files.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use marlinspike::container::TensorSpec;
+use marlinspike::w4a8::stored;
 
-use super::{Item, Output, ShardPlan, Source, StackPlan};
+use super::{Item, Output, Plan, ShardPlan, Source};
 use crate::model::{Model, ModelError};
 
 /// Bytes of one piece of a tensor that is copied.
@@ -41,7 +42,7 @@ impl Unit {
 /// # Errors
 /// [`ModelError::Module`] where two tensors would have one name or a size overflows.
 pub(super) fn shards(
-    stacks: &[StackPlan],
+    plan: &Plan,
     model: &Model<'_>,
     copied: Vec<&str>,
     limit: u64,
@@ -56,13 +57,22 @@ pub(super) fn shards(
         };
         units.push(Unit::new(name.to_owned(), vec![Item { spec, source: Source::Copy }])?);
     }
-    for (stack, plan) in stacks.iter().enumerate() {
+    let mut described: BTreeMap<&str, Vec<Item>> = BTreeMap::new();
+    for (stack, of) in plan.stacks.iter().enumerate() {
         let item = |o: &Output| Item {
             spec: o.spec.clone(),
             source: Source::Stack { stack, kind: o.kind },
         };
-        let name = format!("{}.{}", plan.module, plan.role.prefix());
-        units.push(Unit::new(name, plan.outputs.iter().map(item).collect())?);
+        let items = of.outputs.iter().map(item);
+        if plan.descriptions.contains_key(&of.module) {
+            described.entry(&of.module).or_default().extend(items);
+            continue;
+        }
+        units.push(Unit::new(format!("{}.{}", of.module, of.role.prefix()), items.collect())?);
+    }
+    // A layer that the file's metadata describes stands in one file, so that the file is enough.
+    for (module, items) in described {
+        units.push(Unit::new(format!("{module}."), items)?);
     }
     units.sort_by(|a, b| a.name.cmp(&b.name));
     let mut seen = HashSet::new();
@@ -87,9 +97,23 @@ pub(super) fn shards(
             let bits = |x: &Item| std::cmp::Reverse(x.spec.dtype.bits());
             bits(a).cmp(&bits(b)).then_with(|| a.spec.name.cmp(&b.spec.name))
         });
-        ShardPlan { name: name(i), items }
+        let metadata = metadata(plan, &items);
+        ShardPlan { name: name(i), items, metadata }
     };
     Ok(runs.into_iter().enumerate().map(shard).collect())
+}
+
+/// The metadata of a file: the usual mark, and what there is to say of its layers.
+fn metadata(plan: &Plan, items: &[Item]) -> BTreeMap<String, String> {
+    let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    for item in items {
+        let Source::Stack { stack, .. } = item.source else { continue };
+        let module = &plan.stacks[stack].module;
+        if let Some(description) = plan.descriptions.get(module) {
+            metadata.insert(stored::key(module), description.to_json().to_string());
+        }
+    }
+    metadata
 }
 
 /// Runs of consecutive sizes, each of at most `limit` or a single one.

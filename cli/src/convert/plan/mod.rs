@@ -1,10 +1,15 @@
 //! The plan of a conversion: pure data. Which tensors come out, in which file, of what shape, and
 //! from which parts of which tensors they are made.
+//!
+//! What follows from the kernel format alone stands in `stack` (Marlin) and `kleidi` (the int4
+//! path); the rest is common.
 
 mod deal;
+mod kleidi;
 mod part;
 mod stack;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -12,9 +17,12 @@ use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::{ExpertMap, ExpertPlacement, determine_expert_map};
+use marlinspike::layout::kleidi::RhsLayout;
 use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, Selection};
+
+use marlinspike::w4a8::stored::Description;
 
 use super::names::Kind;
 use super::parallel::Ranks;
@@ -26,20 +34,52 @@ pub use deal::copy_runs;
 pub use part::Part;
 use stack::{StackInfo, cut, stack_plan};
 
+/// The kernel format that comes out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Marlin's tiles.
+    Marlin,
+    /// Blocks of `nr` columns of the int4 path.
+    Kleidi {
+        /// Columns of a block: 4 or 8.
+        nr: usize,
+    },
+}
+
+impl Format {
+    /// The name that the command line and the converted config have for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Marlin => "marlin",
+            Self::Kleidi { .. } => "kleidiai",
+        }
+    }
+
+    /// The name for people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Marlin => "Marlin",
+            Self::Kleidi { .. } => "the int4 path of KleidiAI",
+        }
+    }
+}
+
 /// What a conversion depends on beside the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The model's 16-bit type.
+    /// What comes out.
+    pub format: Format,
+    /// Marlin: the model's 16-bit type.
     pub dtype: ScalarType,
-    /// Activations inside the product.
+    /// Marlin: activations inside the product.
     pub input: InputDtype,
     /// Tensor parallelism.
     pub tp: Ranks,
     /// Expert parallelism.
     pub ep: Ranks,
-    /// The device that the kernel is for.
+    /// Marlin: the device that the kernel is for.
     pub device: Capability,
-    /// Whether modules that Marlin cannot take are copied.
+    /// Whether modules that the format cannot take are copied.
     pub skip_unsupported: bool,
     /// Most bytes of a shard; a layer larger than that has one for itself.
     pub shard_bytes: u64,
@@ -52,6 +92,18 @@ pub struct Output {
     pub kind: Kind,
     /// Name, type, shape.
     pub spec: TensorSpec,
+}
+
+/// How a stack's matrices are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// In tiles.
+    Marlin {
+        /// Order of the scales' columns.
+        permutation: ScalePermutation,
+    },
+    /// In blocks of columns.
+    Kleidi(RhsLayout),
 }
 
 /// One stack on one rank.
@@ -79,8 +131,8 @@ pub struct StackPlan {
     pub act_order: bool,
     /// Whether this rank has all rows of each of its groups.
     pub is_k_full: bool,
-    /// Order of the scales' columns.
-    pub permutation: ScalePermutation,
+    /// How its bytes lie.
+    pub packing: Packing,
     /// What comes out.
     pub outputs: Vec<Output>,
 }
@@ -89,6 +141,12 @@ impl StackPlan {
     /// The output of this kind, if there is one.
     pub fn output(&self, kind: Kind) -> Option<&Output> {
         self.outputs.iter().find(|o| o.kind == kind)
+    }
+
+    /// Whether the format quantizes activations that the checkpoint keeps in 16 bits.
+    pub fn quantizes_activations(&self) -> bool {
+        let sixteen = matches!(self.scheme, Scheme::Wna16(_));
+        sixteen && matches!(self.packing, Packing::Kleidi(_))
     }
 
     /// Bits of one packed code.
@@ -127,9 +185,11 @@ pub struct ShardPlan {
     pub name: String,
     /// Its tensors, in the order of their bytes.
     pub items: Vec<Item>,
+    /// Its `__metadata__`.
+    pub metadata: BTreeMap<String, String>,
 }
 
-/// A module that Marlin cannot take, with every reason.
+/// A module that the kernel format cannot take, with every reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// The module, with `w13` or `w2` for experts.
@@ -149,13 +209,15 @@ pub struct Plan {
     pub refused: Vec<Refused>,
     /// The experts of this rank, by layer, where they are spread.
     pub expert_maps: BTreeMap<String, ExpertMap>,
+    /// The int4 path: what the files say of each layer, by module.
+    pub descriptions: BTreeMap<String, Description>,
 }
 
 impl Plan {
     /// Plans the conversion of `model`, whose modules are `layers`.
     ///
     /// # Errors
-    /// [`ModelError`] for modules whose tensors do not fit together. What Marlin cannot take is
+    /// [`ModelError`] for modules whose tensors do not fit together. What the format cannot take is
     /// no error here but an entry of [`Plan::refused`].
     pub fn new(
         model: &Model<'_>,
@@ -167,16 +229,24 @@ impl Plan {
             shards: Vec::new(),
             refused: Vec::new(),
             expert_maps: BTreeMap::new(),
+            descriptions: BTreeMap::new(),
         };
         let kv_heads = kv_heads(model);
         let mut planned = Vec::with_capacity(layers.stacks.len());
         for stack in &layers.stacks {
             let map = expert_map(stack, settings)?;
-            let whole = StackInfo::bind(model, stack, &map.global_ids)?;
+            let stack = match settings.format {
+                Format::Marlin => Cow::Borrowed(stack),
+                Format::Kleidi { .. } => kleidi::unordered(model, stack)?,
+            };
+            let whole = StackInfo::bind(model, &stack, &map.global_ids)?;
             if settings.ep.size > 1 && stack.role != Role::Dense {
                 plan.expert_maps.insert(stack.module.clone(), map);
             }
-            planned.push(stack_plan(stack, whole, kv_heads, settings));
+            planned.push(match settings.format {
+                Format::Marlin => stack_plan(&stack, whole, kv_heads, settings),
+                Format::Kleidi { nr } => kleidi::stack_plan(&stack, whole, kv_heads, settings, nr),
+            });
         }
         // w13 and w2 share their layer's fate.
         for i in 0..planned.len() {
@@ -190,6 +260,10 @@ impl Plan {
                 let other = layers.stacks[j].role.prefix().trim_end_matches('_');
                 planned[i] = Err(vec![format!("{other} of the same layer is refused")]);
             }
+        }
+        if let Format::Kleidi { .. } = settings.format {
+            plan.descriptions =
+                kleidi::descriptions(model, layers, &mut planned, &plan.expert_maps);
         }
         let mut copied: Vec<&str> = model
             .entries()
@@ -207,7 +281,7 @@ impl Plan {
                 }
             }
         }
-        plan.shards = deal::shards(&plan.stacks, model, copied, settings.shard_bytes)?;
+        plan.shards = deal::shards(&plan, model, copied, settings.shard_bytes)?;
         Ok(plan)
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use marlinspike::config::{CheckpointFormat, Scheme};
 use marlinspike::dims::GroupSize;
 
-use super::StackPlan;
+use super::{Packing, StackPlan};
 use crate::model::bind;
 
 /// Bytes of packed weight that one job makes, or somewhat more: they stay in the second-level
@@ -26,12 +26,17 @@ const COLUMN_UNIT: usize = marlinspike::layout::marlin::MIN_THREAD_N;
 /// written one by one.
 const COLUMNS: usize = 256;
 
+/// Columns of a job of the int4 path, where there is memory for them: a file that holds N in its
+/// last dimension is then read in runs of a few cache lines.
+const KLEIDI_COLUMNS: usize = 64;
+
 /// Rows and columns, of the rank's matrix, that one job packs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Rows; all of them under act-order, which may gather a row from anywhere.
+    /// Rows; all of them under act-order, which may gather a row from anywhere, and on the int4
+    /// path.
     pub rows: Range<usize>,
-    /// Columns; all of them but under act-order.
+    /// Columns; all of them but in these two cases.
     pub columns: Range<usize>,
 }
 
@@ -56,6 +61,14 @@ impl StackPlan {
         if self.act_order {
             let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
             let columns = step(COLUMN_UNIT, per_code(size_k).max(COLUMNS), size_n, &part);
+            let part = |columns| Part { rows: 0..size_k, columns };
+            return cut(size_n, columns).map(part).collect();
+        }
+        if let Packing::Kleidi(layout) = self.packing {
+            // A column's sums go over all of its k; whole blocks are one run of bytes.
+            let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
+            let wanted = per_code(size_k).max(KLEIDI_COLUMNS);
+            let columns = step(layout.nr(), wanted, size_n, &part);
             let part = |columns| Part { rows: 0..size_k, columns };
             return cut(size_n, columns).map(part).collect();
         }

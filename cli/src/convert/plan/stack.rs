@@ -9,7 +9,7 @@ use marlinspike::layout::marlin::{InputDtype, ScalePermutation, WeightLayout};
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::DType;
 
-use super::{Output, Settings, StackPlan};
+use super::{Output, Packing, Settings, StackPlan};
 use crate::convert::names::{self, Kind};
 use crate::convert::parallel::{self, Ranks, Style};
 use crate::convert::verdict;
@@ -167,7 +167,9 @@ pub(super) fn stack_plan(
         groups,
         act_order,
         is_k_full: !(act_order && row_parallel),
-        permutation: ScalePermutation::choose(group_size, shape.k(), activations),
+        packing: Packing::Marlin {
+            permutation: ScalePermutation::choose(group_size, shape.k(), activations),
+        },
         outputs: Vec::new(),
     };
     plan.outputs = outputs(&plan, info.has_bias, settings);

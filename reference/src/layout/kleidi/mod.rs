@@ -22,12 +22,14 @@ mod columns;
 mod lhs;
 mod rhs;
 mod stack;
+mod weight;
 
 pub(crate) use columns::segment_sums;
 pub use columns::{Columns, Factors};
 pub use lhs::{LhsLayout, LhsPart, LhsPlace, PackedLhs, QuantizedRows};
 pub use rhs::{PackedRhs, RhsLayout, RhsPart, RhsPlace};
 pub use stack::PackedStack;
+pub use weight::operator_scales;
 
 use crate::{Error, Result};
 

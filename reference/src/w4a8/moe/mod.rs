@@ -16,6 +16,7 @@
 mod activation;
 mod buckets;
 mod engine;
+mod load;
 mod refusal;
 mod route;
 mod steps;

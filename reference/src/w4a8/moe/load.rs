@@ -1,0 +1,51 @@
+//! A layer from a packed file.
+
+use super::{Mode, MoeConfig, MoeLayer};
+use crate::Result;
+use crate::case::ActivationRounding;
+use crate::container::Container;
+use crate::layout::kleidi::PackedStack;
+use crate::moe::router::Router;
+use crate::w4a8::stored::{self, MoeDescription};
+
+impl<'a> MoeLayer<'a> {
+    /// The experts of `module` (`model.layers.0.mlp.experts`) in a packed file, run by the quickest
+    /// kernel of this CPU. Nothing is copied: w13 and w2 are the file's bytes, and of a mapped file
+    /// a page is read when a token first needs it.
+    ///
+    /// # Errors
+    /// As [`stored::experts`] and [`MoeLayer::new`].
+    pub fn load(
+        file: &Container<'a>,
+        module: &str,
+        rounding: ActivationRounding,
+        mode: Mode,
+    ) -> Result<Self> {
+        let (described, w13, w2) = stored::experts(file, module)?;
+        Self::described(described, w13, w2, rounding, mode)
+    }
+
+    /// The layer that `described` says, with weights from wherever they are.
+    ///
+    /// # Errors
+    /// As [`MoeLayer::new`].
+    pub fn described(
+        described: MoeDescription,
+        w13: PackedStack<'a>,
+        w2: PackedStack<'a>,
+        rounding: ActivationRounding,
+        mode: Mode,
+    ) -> Result<Self> {
+        let MoeDescription { scoring_func, top_k, renormalize, .. } = described;
+        let config = MoeConfig {
+            num_experts: described.num_experts,
+            expert_map: described.expert_map,
+            router: Router::new(scoring_func, top_k, renormalize),
+            activation: described.activation,
+            rounding,
+            router_weight_on_input: described.router_weight_on_input,
+            mode,
+        };
+        Self::new(w13, w2, config)
+    }
+}

@@ -1,0 +1,403 @@
+//! Layers of the int4 path in a safetensors file, packed, so that a mapped file is ready to run.
+//!
+//! | layer | tensors | description under |
+//! | --- | --- | --- |
+//! | linear | `<module>.rhs_packed`, U8 `[packed_len]` | `marlinspike.w4a8.<module>` |
+//! | experts | `<module>.w13_packed` and `.w2_packed`, U8 `[E, packed_len]` | `marlinspike.w4a8.<module>` |
+//!
+//! `packed_len` is [`RhsLayout::packed_len`]; in w13 the gate's columns come before those of up. The
+//! description is a JSON object in the file's `__metadata__`: a [`LinearDescription`] or a
+//! [`MoeDescription`]. It decides every size, and nothing in it is believed before the tensors
+//! agree. Loading looks at no packed byte and copies none; bytes are read as bytes, so that no
+//! alignment is assumed.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::Linear;
+use crate::case::{Activation, ActivationRounding, ScoringFunc};
+use crate::container::Container;
+use crate::dims::{GroupSize, Shape};
+use crate::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
+use crate::tensor::DType;
+use crate::{Error, Result};
+
+/// What the keys of descriptions begin with in `__metadata__`.
+pub const PREFIX: &str = "marlinspike.w4a8.";
+
+/// The version of descriptions and of the names of tensors.
+pub const VERSION: u32 = 1;
+
+/// Most experts of a layer; real ones have a few hundred.
+const MAX_EXPERTS: usize = 1 << 16;
+
+/// A description's first two keys.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Head {
+    version: u32,
+    layer: String,
+}
+
+/// What a file says of a linear layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinearDescription {
+    /// How the weight is packed: K × N, groups, columns of a block.
+    pub layout: RhsLayout,
+    /// As the checkpoint has it, −1 for one scale per column.
+    pub group_size: GroupSize,
+}
+
+/// What a file says of the experts of a layer, of one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeDescription {
+    /// H.
+    pub hidden_size: usize,
+    /// I of this rank.
+    pub intermediate_size: usize,
+    /// Experts of all ranks.
+    pub num_experts: usize,
+    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    pub expert_map: Option<Vec<i32>>,
+    /// As the checkpoint has it, −1 for one scale per column.
+    pub group_size: GroupSize,
+    /// Columns of a block.
+    pub nr: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Logits to scores.
+    pub scoring_func: ScoringFunc,
+    /// Whether a token's router weights are divided by their sum.
+    pub renormalize: bool,
+    /// Between the products.
+    pub activation: Activation,
+    /// Whether router weights multiply the input instead of the output.
+    pub router_weight_on_input: bool,
+}
+
+/// What a file says of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Description {
+    /// One matrix.
+    Linear(LinearDescription),
+    /// Experts.
+    Moe(MoeDescription),
+}
+
+impl Description {
+    /// The description as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Linear(linear) => linear.to_json(),
+            Self::Moe(moe) => moe.to_json(),
+        }
+    }
+
+    /// What `file` says of `module`, of either kind.
+    ///
+    /// # Errors
+    /// As [`LinearDescription::read`] and [`MoeDescription::read`].
+    pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
+        match head(file, module)?.layer.as_str() {
+            "moe" => MoeDescription::read(file, module).map(Self::Moe),
+            _ => LinearDescription::read(file, module).map(Self::Linear),
+        }
+    }
+}
+
+/// The keys of a linear layer's description.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinearKeys {
+    version: u32,
+    layer: Cow<'static, str>,
+    size_k: usize,
+    size_n: usize,
+    group_size: i64,
+    nr: usize,
+}
+
+/// The keys of the experts' description.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MoeKeys {
+    version: u32,
+    layer: Cow<'static, str>,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_experts: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expert_map: Option<Vec<i32>>,
+    group_size: i64,
+    nr: usize,
+    top_k: usize,
+    scoring_func: Cow<'static, str>,
+    renormalize: bool,
+    activation: Cow<'static, str>,
+    apply_router_weight_on_input: bool,
+}
+
+/// The metadata key of `module`'s description.
+pub fn key(module: &str) -> String {
+    format!("{PREFIX}{module}")
+}
+
+/// Modules that the file describes, in the order of their names.
+pub fn modules<'f>(file: &'f Container<'_>) -> impl Iterator<Item = &'f str> {
+    file.metadata().keys().filter_map(|key| key.strip_prefix(PREFIX))
+}
+
+/// A key's name in errors.
+fn place(module: &str, key: &str) -> String {
+    let dot = if key.is_empty() { "" } else { "." };
+    format!("__metadata__ {PREFIX}{module}{dot}{key}")
+}
+
+/// The text of `module`'s description.
+fn text<'f>(file: &'f Container<'_>, module: &str) -> Result<&'f str> {
+    let text = file.metadata().get(&key(module)).map(String::as_str);
+    text.ok_or_else(|| Error::missing(place(module, ""), "a packed layer"))
+}
+
+/// The beginning of a text that may be anything.
+fn short(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+/// Kind and version come first: of another version no key may mean the same.
+fn head(file: &Container<'_>, module: &str) -> Result<Head> {
+    let text = text(file, module)?;
+    let head: Head = serde_json::from_str(text).map_err(|e| {
+        let expected = format!("a JSON object with `version` and `layer` ({e})");
+        Error::value(place(module, ""), &[], short(text), expected)
+    })?;
+    if head.version != VERSION {
+        return Err(Error::value(place(module, "version"), &[], head.version, VERSION));
+    }
+    if !matches!(head.layer.as_str(), "linear" | "moe") {
+        let found = short(&head.layer);
+        return Err(Error::value(place(module, "layer"), &[], found, "linear or moe"));
+    }
+    Ok(head)
+}
+
+/// The description of `module`, which must be of the kind `layer`.
+fn read<K: DeserializeOwned>(file: &Container<'_>, module: &str, layer: &str) -> Result<K> {
+    let head = head(file, module)?;
+    let text = text(file, module)?;
+    if head.layer != layer {
+        return Err(Error::value(place(module, "layer"), &[], head.layer, layer));
+    }
+    let mut de = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut de).map_err(|e| {
+        let path = e.path().to_string();
+        let path = if path == "." { String::new() } else { path };
+        let expected = format!("the description of a {layer} layer ({})", e.inner());
+        Error::value(place(module, &path), &[], short(text), expected)
+    })
+}
+
+/// A count between 1 and `limit`.
+fn count(module: &str, key: &str, found: usize, limit: usize) -> Result<usize> {
+    if (1..=limit).contains(&found) {
+        return Ok(found);
+    }
+    Err(Error::value(place(module, key), &[], found, format!("1 to {limit}")))
+}
+
+fn named<T: Copy>(module: &str, key: &str, found: &str, table: &[(&str, T)]) -> Result<T> {
+    let value = table.iter().find(|(name, _)| *name == found);
+    value.map(|&(_, value)| value).ok_or_else(|| {
+        let names: Vec<_> = table.iter().map(|(name, _)| *name).collect();
+        Error::value(place(module, key), &[], short(found), format!("one of {}", names.join(", ")))
+    })
+}
+
+/// A layout of sizes that a file says: the error names the description.
+fn described(module: &str, layout: Result<RhsLayout>) -> Result<RhsLayout> {
+    layout.map_err(|e| match e {
+        Error::Size { what, found, expected } => {
+            Error::size(format!("{}: {what}", place(module, "")), found, expected)
+        }
+        other => other,
+    })
+}
+
+fn group_size(module: &str, found: i64) -> Result<GroupSize> {
+    GroupSize::from_config(found)
+        .map_err(|_| Error::value(place(module, "group_size"), &[], found, "-1, or 1 and more"))
+}
+
+impl LinearDescription {
+    /// The description as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        let shape = self.layout.shape();
+        serde_json::json!(LinearKeys {
+            version: VERSION,
+            layer: "linear".into(),
+            size_k: shape.size_k,
+            size_n: shape.size_n,
+            group_size: self.group_size.to_config(),
+            nr: self.layout.nr(),
+        })
+    }
+
+    /// What `file` says of `module`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when it says nothing; [`Error::Value`] and [`Error::Size`] naming the key.
+    pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
+        let keys: LinearKeys = read(file, module, "linear")?;
+        let group_size = group_size(module, keys.group_size)?;
+        let shape = Shape::new(keys.size_k, keys.size_n);
+        let layout = described(module, RhsLayout::new(shape, group_size, keys.nr))?;
+        Ok(Self { layout, group_size })
+    }
+}
+
+impl MoeDescription {
+    /// How each expert's gate and up, `[H, 2I]`, are packed.
+    ///
+    /// # Errors
+    /// As [`RhsLayout::new`]; [`Error::Size`] when 2I cannot be counted.
+    pub fn w13_layout(&self) -> Result<RhsLayout> {
+        let double = self.intermediate_size.checked_mul(2);
+        let size_n = double.ok_or_else(|| {
+            Error::size("intermediate_size", self.intermediate_size, "a number that can be doubled")
+        })?;
+        RhsLayout::new(Shape::new(self.hidden_size, size_n), self.group_size, self.nr)
+    }
+
+    /// How each expert's down, `[I, H]`, is packed.
+    ///
+    /// # Errors
+    /// As [`RhsLayout::new`].
+    pub fn w2_layout(&self) -> Result<RhsLayout> {
+        let shape = Shape::new(self.intermediate_size, self.hidden_size);
+        RhsLayout::new(shape, self.group_size, self.nr)
+    }
+
+    /// Experts whose weights are here.
+    pub fn local_num_experts(&self) -> usize {
+        match &self.expert_map {
+            None => self.num_experts,
+            Some(map) => map.iter().filter(|&&local| local >= 0).count(),
+        }
+    }
+
+    /// The description as JSON.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!(MoeKeys {
+            version: VERSION,
+            layer: "moe".into(),
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            num_experts: self.num_experts,
+            expert_map: self.expert_map.clone(),
+            group_size: self.group_size.to_config(),
+            nr: self.nr,
+            top_k: self.top_k,
+            scoring_func: self.scoring_func.name().into(),
+            renormalize: self.renormalize,
+            activation: self.activation.name().into(),
+            apply_router_weight_on_input: self.router_weight_on_input,
+        })
+    }
+
+    /// What `file` says of the experts of `module`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when it says nothing; [`Error::Value`] and [`Error::Size`] naming the key.
+    pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
+        let keys: MoeKeys = read(file, module, "moe")?;
+        let num_experts = count(module, "num_experts", keys.num_experts, MAX_EXPERTS)?;
+        let found = Self {
+            hidden_size: keys.hidden_size,
+            intermediate_size: keys.intermediate_size,
+            num_experts,
+            expert_map: keys.expert_map,
+            group_size: group_size(module, keys.group_size)?,
+            nr: keys.nr,
+            top_k: count(module, "top_k", keys.top_k, num_experts)?,
+            scoring_func: named(module, "scoring_func", &keys.scoring_func, ScoringFunc::NAMED)?,
+            renormalize: keys.renormalize,
+            activation: named(module, "activation", &keys.activation, Activation::NAMED)?,
+            router_weight_on_input: keys.apply_router_weight_on_input,
+        };
+        described(module, found.w13_layout())?;
+        described(module, found.w2_layout())?;
+        found.check_map(module)?;
+        Ok(found)
+    }
+
+    /// Fails unless the map has an entry per expert and each local expert once, without holes.
+    fn check_map(&self, module: &str) -> Result<()> {
+        let Some(map) = &self.expert_map else { return Ok(()) };
+        let name = || place(module, "expert_map");
+        if map.len() != self.num_experts {
+            return Err(Error::shape(name(), &[map.len()], format!("[{}]", self.num_experts)));
+        }
+        let local = self.local_num_experts();
+        let mut seen = vec![false; local];
+        for (i, &e) in map.iter().enumerate().filter(|(_, e)| **e != -1) {
+            let slot = usize::try_from(e).ok().and_then(|e| seen.get_mut(e));
+            match slot {
+                Some(slot) if !*slot => *slot = true,
+                _ => {
+                    let expected = format!("-1, or each local expert below {local} once");
+                    return Err(Error::value(name(), &[i], e, expected));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The packed bytes of a tensor, which must have this shape.
+fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'a, [u8]>> {
+    let tensor = file.tensor(name)?;
+    tensor.expect_dtype(&[DType::U8])?.expect_shape(shape)?;
+    Ok(tensor.into_bytes())
+}
+
+/// The experts of `module`: description, w13 and w2, the latter borrowed from the file's bytes.
+///
+/// # Errors
+/// As [`MoeDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`] naming
+/// the tensor that is not there or is not what the description says.
+pub fn experts<'a>(
+    file: &Container<'a>,
+    module: &str,
+) -> Result<(MoeDescription, PackedStack<'a>, PackedStack<'a>)> {
+    let described = MoeDescription::read(file, module)?;
+    let stack = |which: &str, layout: RhsLayout| {
+        let name = format!("{module}.{which}_packed");
+        let shape = [described.local_num_experts(), layout.packed_len()];
+        PackedStack::new(&name, layout, packed(file, &name, &shape)?)
+    };
+    let w13 = stack("w13", described.w13_layout()?)?;
+    let w2 = stack("w2", described.w2_layout()?)?;
+    Ok((described, w13, w2))
+}
+
+/// The weight of the linear layer `module`, borrowed from the file's bytes.
+///
+/// # Errors
+/// As [`LinearDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`]
+/// naming the tensor that is not there or is not what the description says.
+pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
+    let layout = LinearDescription::read(file, module)?.layout;
+    let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
+    PackedRhs::new(layout, bytes)
+}
+
+impl<'a> Linear<'a> {
+    /// The linear layer `module` of a packed file, run by the quickest kernel of this CPU. Nothing
+    /// is copied: the weight is the file's bytes.
+    ///
+    /// # Errors
+    /// As [`linear`].
+    pub fn load(file: &Container<'a>, module: &str, rounding: ActivationRounding) -> Result<Self> {
+        Ok(Self::new(linear(file, module)?, rounding))
+    }
+}
