@@ -2,15 +2,19 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use cudarc::{
-    driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, sys::CUresult},
+    driver::{
+        CudaContext, CudaFunction, CudaModule, CudaStream, DriverError,
+        sys::{CUdevice_attribute_enum as Attribute, CUresult},
+    },
     nvrtc::Ptx,
 };
 
 use crate::{
+    cache::ModuleCache,
     error::AccelError,
     nvrtc::{Arch, Define, Nvrtc},
     raw,
@@ -25,6 +29,10 @@ pub struct Device {
     stream: Arc<CudaStream>,
     name: String,
     compute_capability: (u32, u32),
+    multiprocessors: u32,
+    shared_memory: u32,
+    cache: ModuleCache,
+    nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
     modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
 }
 
@@ -67,13 +75,28 @@ impl Device {
         let name = context.name().map_err(failed("cuDeviceGetName"))?;
         let (major, minor) =
             context.compute_capability().map_err(failed("cuDeviceGetAttribute"))?;
+        let attribute = |which| {
+            context.attribute(which).map(i32::unsigned_abs).map_err(failed("cuDeviceGetAttribute"))
+        };
         Ok(Self {
-            stream: context.default_stream(),
-            context,
+            stream: raw::stream::only_stream(&context).map_err(failed("cuStreamCreate"))?,
             name,
             compute_capability: (major.unsigned_abs(), minor.unsigned_abs()),
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_memory: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            context,
+            cache: ModuleCache::from_environment(),
+            nvrtc: OnceLock::new(),
             modules: Mutex::default(),
         })
+    }
+
+    /// The same device with another cache of compiled modules.
+    pub fn with_cache(mut self, cache: ModuleCache) -> Self {
+        self.cache = cache;
+        self
     }
 
     /// The device's name, as the driver gives it.
@@ -86,6 +109,25 @@ impl Device {
         self.compute_capability
     }
 
+    /// Number of multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Bytes of shared memory that one thread block may take.
+    pub fn shared_memory(&self) -> u32 {
+        self.shared_memory
+    }
+
+    /// Waits until everything launched so far is done.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`], also for a launch before that failed on the device.
+    pub fn synchronize(&self) -> Result<(), AccelError> {
+        self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
+    }
+
+    /// The one stream on which everything runs, in order.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -107,21 +149,16 @@ impl Device {
                 expected: dotted(needed),
             });
         }
-        let source =
-            marlinspike_kernels::source(row.source).ok_or_else(|| AccelError::Compile {
-                source_name: row.source.into(),
-                arch: Arch::of_device(self.compute_capability).to_string(),
-                reason: "no such source is embedded".into(),
-                log: String::new(),
-            })?;
+        let arch = Arch::of_device(self.compute_capability);
+        let source = row.embedded_source(arch)?;
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, defines.to_vec());
         let module = match modules.get(&key) {
             Some(module) => module.clone(),
             None => {
-                let arch = Arch::of_device(self.compute_capability);
-                let cubin = Nvrtc::open()?.compile(source, arch, defines)?;
+                let nvrtc = self.nvrtc.get_or_init(Nvrtc::open);
+                let (cubin, _) = self.cache.module(nvrtc, source, arch, defines)?;
                 let module = self
                     .context
                     .load_module(Ptx::from_binary(cubin))
@@ -146,6 +183,6 @@ fn init_error(error: DriverError) -> AccelError {
     }
 }
 
-fn failed(call: &'static str) -> impl FnOnce(DriverError) -> AccelError {
+pub(crate) fn failed(call: &'static str) -> impl FnOnce(DriverError) -> AccelError {
     move |error| AccelError::Driver { call, reason: error.to_string() }
 }

@@ -3,21 +3,30 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`device`] | [`Device`]: one GPU, and the cache of modules compiled for it |
+//! | [`device`] | [`Device`]: one GPU, and the modules loaded on it |
+//! | [`memory`] | [`Buffer`]: elements in a device's memory |
+//! | [`cache`] | compiled modules on disk |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
+//! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
+//! | [`timing`] | recorded launches, and how long the device takes for them |
 //!
 //! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
 //! row in [`mod@registry`].
 
+pub mod cache;
 pub mod device;
 pub mod error;
+pub mod memory;
 pub mod nvrtc;
 pub mod ops;
 mod raw;
 pub mod registry;
+pub mod timing;
+pub mod warm;
 
 pub use device::Device;
 pub use error::AccelError;
+pub use memory::Buffer;
 pub use registry::registry;

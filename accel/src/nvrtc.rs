@@ -35,6 +35,19 @@ impl Arch {
     pub fn of_device(compute_capability: (u32, u32)) -> Self {
         Self { compute_capability, specific: compute_capability >= (9, 0) }
     }
+
+    /// Bytes of shared memory that a thread block may take at most (CUDA C++ Programming Guide,
+    /// technical specifications per compute capability); for a capability that is not listed, the
+    /// least of them.
+    pub fn shared_memory(self) -> u32 {
+        let kib = match self.compute_capability {
+            (8, 0 | 7) => 163,
+            (9, 0) | (10, 0 | 3) => 227,
+            (7, 5) => 64,
+            _ => 99,
+        };
+        kib * 1024
+    }
 }
 
 impl fmt::Display for Arch {
@@ -46,6 +59,14 @@ impl fmt::Display for Arch {
 
 /// A macro that a source takes as a parameter: name and value.
 pub type Define = (&'static str, u32);
+
+/// The compiler's options. No multiplication and addition become one unless the source says so
+/// (`--fmad=false`): results are defined operation by operation.
+pub(crate) fn options(arch: Arch, defines: &[Define]) -> Vec<String> {
+    let fixed = [format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--fmad=false".into()];
+    let macros = defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
+    fixed.into_iter().chain(macros).collect()
+}
 
 /// The loaded compiler.
 pub struct Nvrtc {
@@ -107,9 +128,7 @@ impl Nvrtc {
         arch: Arch,
         defines: &[Define],
     ) -> Result<Vec<u8>, AccelError> {
-        let mut options = vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()];
-        options
-            .extend(defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+        let options = options(arch, defines);
         let fail = |reason: String, log: String| AccelError::Compile {
             source_name: source.name.into(),
             arch: arch.to_string(),

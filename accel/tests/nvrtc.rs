@@ -1,38 +1,88 @@
-//! Every source compiles for every architecture that matters; needs NVRTC but no GPU.
+//! Every operation's source compiles for every architecture that matters; needs NVRTC but no GPU.
 
 mod common;
+
+use std::collections::BTreeSet;
 
 use marlinspike_accel::{
     AccelError,
     nvrtc::{Arch, Define},
+    registry,
+    warm::jobs,
 };
 use marlinspike_kernels::Source;
+use rayon::prelude::*;
 
-const ARCHS: [Arch; 4] = [
-    Arch { compute_capability: (8, 0), specific: false },
-    Arch { compute_capability: (8, 9), specific: false },
-    Arch { compute_capability: (9, 0), specific: true },
-    Arch { compute_capability: (10, 0), specific: true },
+/// An architecture, and whether its modules take every pair of values of any two macros, or every
+/// value alone: neighbours get the same tilings.
+const ARCHS: [(Arch, bool); 4] = [
+    (Arch { compute_capability: (8, 0), specific: false }, true),
+    (Arch { compute_capability: (8, 9), specific: false }, false),
+    (Arch { compute_capability: (9, 0), specific: true }, true),
+    (Arch { compute_capability: (10, 0), specific: true }, false),
 ];
 
+/// Variants in which every value of any macro occurs that does in `variants`; with `pairs`, every
+/// pair of values of any two macros.
+fn covering(variants: &[Vec<Define>], pairs: bool) -> Vec<&Vec<Define>> {
+    let parts = |variant: &Vec<Define>| -> BTreeSet<(Define, Define)> {
+        let all = variant.iter().enumerate();
+        let others = |i: usize| if pairs { &variant[i..] } else { &variant[i..=i] };
+        all.flat_map(|(i, &a)| others(i).iter().map(move |&b| (a, b))).collect()
+    };
+    let of: Vec<_> = variants.iter().map(parts).collect();
+    let mut left: BTreeSet<_> = of.iter().flatten().copied().collect();
+    let mut chosen = Vec::new();
+    while !left.is_empty() {
+        let gain = |i: &usize| of[*i].intersection(&left).count();
+        let best = (0..variants.len()).max_by_key(gain).unwrap();
+        left.retain(|part| !of[best].contains(part));
+        chosen.push(&variants[best]);
+    }
+    // A source without macros has one variant and no part.
+    if chosen.is_empty() { variants.iter().collect() } else { chosen }
+}
+
 #[test]
-fn repack_compiles_in_every_variant_for_every_architecture() {
-    let test = "repack_compiles_in_every_variant_for_every_architecture";
+fn covering_variants_have_every_value_or_every_pair() {
+    let values = [0, 1, 2];
+    let all: Vec<Vec<Define>> = (0..27)
+        .map(|i| vec![("A", values[i % 3]), ("B", values[i / 3 % 3]), ("C", values[i / 9])])
+        .collect();
+    let (single, chosen) = (covering(&all, false), covering(&all, true));
+    assert_eq!(single.len(), 3);
+    assert!((9..20).contains(&chosen.len()), "{}", chosen.len());
+    for (first, second) in [(0, 1), (0, 2), (1, 2)] {
+        let pairs: BTreeSet<_> = chosen.iter().map(|v| (v[first].1, v[second].1)).collect();
+        assert_eq!(pairs.len(), 9);
+    }
+}
+
+#[test]
+fn every_source_compiles_for_every_architecture() {
+    let test = "every_source_compiles_for_every_architecture";
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
-    let source = marlinspike_kernels::source("gptq_marlin_repack").unwrap();
-    for arch in ARCHS {
-        for variant in 0..8 {
-            let defines: [Define; 3] = [
-                ("BITS", if variant & 1 == 0 { 4 } else { 8 }),
-                ("HAS_PERM", variant >> 1 & 1),
-                ("IS_A_8BIT", variant >> 2 & 1),
-            ];
-            let cubin = nvrtc.compile(source, arch, &defines).unwrap();
-            assert_eq!(cubin[..4], *b"\x7fELF", "{arch} {defines:?}");
-            let entry = source.name.as_bytes();
-            assert!(cubin.windows(entry.len()).any(|window| window == entry), "{arch}");
+    let mut modules: Vec<(Arch, &Source, Vec<Define>)> = Vec::new();
+    for (arch, pairs) in ARCHS {
+        for source in marlinspike_kernels::SOURCES {
+            // Of all operations that share the source.
+            let variants: Vec<Vec<Define>> = jobs(registry(), &[arch])
+                .into_iter()
+                .filter(|job| job.row.source == source.name)
+                .map(|job| job.defines)
+                .collect();
+            assert!(!variants.is_empty(), "{} for {arch}", source.name);
+            let chosen = covering(&variants, pairs).into_iter().cloned();
+            modules.extend(chosen.map(|defines| (arch, source, defines)));
         }
     }
+    assert!(modules.len() > 150, "{} modules", modules.len());
+    modules.par_iter().for_each(|(arch, source, defines)| {
+        let cubin = nvrtc.compile(source, *arch, defines).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {defines:?}", source.name);
+        let entry = source.name.as_bytes();
+        assert!(cubin.windows(entry.len()).any(|window| window == entry), "{arch}");
+    });
 }
 
 #[test]
@@ -40,7 +90,7 @@ fn a_refused_source_comes_back_with_the_compilers_log() {
     let test = "a_refused_source_comes_back_with_the_compilers_log";
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
     let source = marlinspike_kernels::source("gptq_marlin_repack").unwrap();
-    match nvrtc.compile(source, ARCHS[0], &[("BITS", 3), ("HAS_PERM", 0), ("IS_A_8BIT", 0)]) {
+    match nvrtc.compile(source, ARCHS[0].0, &[("BITS", 3), ("HAS_PERM", 0), ("IS_A_8BIT", 0)]) {
         Err(AccelError::Compile { source_name, arch, reason, log }) => {
             assert_eq!((source_name.as_str(), arch.as_str()), ("gptq_marlin_repack", "sm_80"));
             assert_eq!(reason, "NVRTC_ERROR_COMPILATION");
@@ -49,6 +99,6 @@ fn a_refused_source_comes_back_with_the_compilers_log() {
         other => panic!("expected Compile, found {other:?}"),
     }
     let text = Source { name: "nul", text: "\0" };
-    let error = nvrtc.compile(&text, ARCHS[0], &[]).unwrap_err();
+    let error = nvrtc.compile(&text, ARCHS[0].0, &[]).unwrap_err();
     assert!(matches!(error, AccelError::Compile { .. }), "{error:?}");
 }

@@ -2,27 +2,8 @@
 
 mod common;
 
+use common::{Law, Random};
 use marlinspike_accel::ops::{RepackArgs, gptq_marlin_repack};
-
-/// xorshift64*: inputs that differ in every word, the same on every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
-    }
-
-    fn permutation(&mut self, len: usize) -> Vec<u32> {
-        let mut perm: Vec<u32> = (0..len as u32).collect();
-        for i in (1..len).rev() {
-            perm.swap(i, self.next() as usize % (i + 1));
-        }
-        perm
-    }
-}
 
 /// Builds the layout value by value in the order of its definition (tile, lane, column block,
 /// block, register), which is not the order in which the kernel computes.
@@ -80,29 +61,35 @@ fn repack_equals_the_layout_bit_for_bit() {
     let Some(device) = common::device_or_skip("repack_equals_the_layout_bit_for_bit") else {
         return;
     };
+    let mut law = Law::new("gptq_marlin_repack");
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    // One tile; N a multiple of 64 but not of 128; more than one grid block; many blocks.
-    for (size_k, size_n) in [(32, 64), (128, 192), (256, 320), (1024, 2048)] {
-        for bits in [4, 8] {
-            for is_a_8bit in [false, true] {
-                for act_order in [false, true] {
-                    let words = size_k * size_n * bits / 32;
-                    let qweight: Vec<u32> = (0..words).map(|_| random.next()).collect();
-                    let perm = act_order.then(|| random.permutation(size_k));
-                    let perm = perm.as_deref();
-                    let args =
-                        RepackArgs::new(&qweight, perm, size_k, size_n, bits as u32, is_a_8bit)
-                            .unwrap();
-                    let found = gptq_marlin_repack(&device, &args).unwrap();
-                    let wanted = expected(&qweight, perm, size_k, size_n, bits, is_a_8bit);
-                    let first = found.iter().zip(&wanted).position(|(a, b)| a != b);
-                    assert!(
-                        found.len() == wanted.len() && first.is_none(),
-                        "{size_k} x {size_n}, {bits} bits, 8-bit activations {is_a_8bit}, \
-                         act-order {act_order}: first difference at word {first:?}"
-                    );
-                }
-            }
+    // One tile; N a multiple of 64 but not of 128; more than one grid block; many blocks; experts.
+    for (experts, size_k, size_n) in
+        [(1, 32, 64), (1, 128, 192), (1, 256, 320), (1, 1024, 2048), (5, 128, 192)]
+    {
+        for variant in 0..8 {
+            let bits = if variant & 1 == 0 { 4 } else { 8 };
+            let (is_a_8bit, act_order) = (variant & 2 != 0, variant & 4 != 0);
+            let words = size_k * size_n * bits / 32;
+            let qweight = random.words(experts * words);
+            let perms: Vec<Vec<u32>> = (0..experts).map(|_| random.permutation(size_k)).collect();
+            let perm = act_order.then(|| perms.concat());
+            let (perm, b) = (perm.as_deref(), bits as u32);
+            let args =
+                RepackArgs::stack(&qweight, perm, experts, size_k, size_n, b, is_a_8bit).unwrap();
+            let found = gptq_marlin_repack(&device, &args).unwrap();
+            let wanted: Vec<u32> = (0..experts)
+                .flat_map(|e| {
+                    let perm = act_order.then_some(perms[e].as_slice());
+                    expected(&qweight[e * words..][..words], perm, size_k, size_n, bits, is_a_8bit)
+                })
+                .collect();
+            let context = format!(
+                "{experts} of {size_k} x {size_n}, {bits} bits, 8-bit activations {is_a_8bit}, \
+                 act-order {act_order}"
+            );
+            law.equal(&context, &found, &wanted);
         }
     }
+    law.held();
 }

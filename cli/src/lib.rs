@@ -14,6 +14,7 @@ pub mod output;
 pub mod run;
 pub mod style;
 pub mod vectors;
+pub mod warm;
 
 use std::process::ExitCode;
 
@@ -64,6 +65,8 @@ pub enum Command {
     Vectors(vectors::Args),
     /// Time the int4 path beside what the machine can do at most.
     Bench(bench::Args),
+    /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
+    Warm(warm::Args),
 }
 
 /// How a command ended, as an exit code.
@@ -86,6 +89,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
         Command::Bench(args) => bench::run(args, cli.color),
+        Command::Warm(args) => warm::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {
         report_error(&error, cli.color);

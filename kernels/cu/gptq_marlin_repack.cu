@@ -1,52 +1,20 @@
 // GPTQ weights to Marlin's weight layout: a pure permutation of b-bit values.
-// Upstream operator: vLLM `gptq_marlin_repack`.
+// Upstream operators: vLLM `gptq_marlin_repack`, and of a stack of experts `gptq_marlin_moe_repack`.
 //
-//   qweight  uint32 [size_k / PACK, size_n]; value i of a word sits in bits [i*BITS, (i+1)*BITS)
+//   qweight  uint32 [E, size_k / PACK, size_n]; value i of a word sits in bits [i*BITS, (i+1)*BITS)
 //            and the values of a word are consecutive rows k of one column n
-//   perm     uint32 [size_k]; row k of the result is row perm[k] of the checkpoint (HAS_PERM only)
-//   out      uint32 [size_k / 16, size_n * 16 / PACK]
+//   perm     uint32 [E, size_k]; row k of the result is row perm[k] of the checkpoint (HAS_PERM)
+//   out      uint32 [E, size_k / 16, size_n * 16 / PACK]
 //
-// Compile-time parameters, all required:
-//   BITS      4 or 8
+// Compile-time parameters, all required: BITS and IS_A_8BIT (marlin_tile.cuh), and
 //   HAS_PERM  0 or 1
-//   IS_A_8BIT 0: 16-bit activations, 1: 8-bit activations (another matrix unit, another tile)
 //
-// One thread writes one output word and reads the PACK words that hold its values; simple, and
-// the write is coalesced. Launch with any 1-D grid of at least size_k / PACK * size_n threads.
+// One thread writes one output word and reads the PACK words that hold its values; simple, and the
+// write is coalesced. Launch with a grid [words / threads, E]; a matrix has fewer than 2^32 words.
 
-#if !defined(BITS) || !defined(HAS_PERM) || !defined(IS_A_8BIT)
-#error "BITS, HAS_PERM and IS_A_8BIT must be defined"
+#if !defined(HAS_PERM)
+#error "HAS_PERM must be defined"
 #endif
-#if BITS != 4 && BITS != 8
-#error "BITS must be 4 or 8"
-#endif
-
-#define PACK (32 / BITS)
-#define MASK ((1u << BITS) - 1u)
-
-#if IS_A_8BIT
-// Two neighbouring 32 x 16 tiles are stored together: 1024 values.
-#define TILE_K 32
-#define TILE_N 32
-#else
-#define TILE_K 16
-#define TILE_N 64
-#endif
-#define TILE_WORDS (1024 / PACK)
-
-// Which of the values that one (lane, column block) owns sits at position p of a word: the order
-// in which the kernel's bit tricks unpack them.
-__device__ __forceinline__ unsigned value_at(unsigned p) {
-#if IS_A_8BIT && BITS == 4
-    return (p & 1u) * 4u + (p >> 1);  // 0 4 1 5 2 6 3 7
-#elif IS_A_8BIT
-    return p;  // 0 1 2 3
-#elif BITS == 4
-    return (p & 3u) * 2u + (p >> 2);  // 0 2 4 6 1 3 5 7
-#else
-    return (p & 1u) * 2u + (p >> 1);  // 0 2 1 3
-#endif
-}
 
 extern "C" __global__ void gptq_marlin_repack(const unsigned *__restrict__ qweight,
                                               const unsigned *__restrict__ perm,
@@ -59,38 +27,16 @@ extern "C" __global__ void gptq_marlin_repack(const unsigned *__restrict__ qweig
     if (word >= words) {
         return;
     }
-
-    // Tiles follow each other along n, then along k, so a tile's number is a plain quotient.
-    const unsigned long long tile = word / TILE_WORDS;
-    const unsigned in_tile = static_cast<unsigned>(word % TILE_WORDS);
-    const unsigned tiles_n = size_n / TILE_N;
-    const unsigned k0 = static_cast<unsigned>(tile / tiles_n) * TILE_K;
-    const unsigned n0 = static_cast<unsigned>(tile % tiles_n) * TILE_N;
-
-    const unsigned lane = in_tile / (TILE_WORDS / 32);
-    const unsigned first = in_tile % (TILE_WORDS / 32) * PACK;  // of the lane's 32 values
-
-    unsigned packed = 0;
-    for (unsigned p = 0; p < PACK; ++p) {
-        const unsigned v = first + value_at(p);
-#if IS_A_8BIT
-        // v counts (j, block, r) with 2, 2 and 8 values; k goes 0 1 2 3 16 17 18 19.
-        const unsigned j = v / 16, block = v / 8 % 2, r = v % 8;
-        const unsigned k = k0 + lane % 4 * 4 + r % 4 + r / 4 * 16;
-#else
-        // v counts (j, block, r) with 4, 2 and 4 values; k goes 0 1 8 9.
-        const unsigned j = v / 8, block = v / 4 % 2, r = v % 4;
-        const unsigned k = k0 + lane % 4 * 2 + r % 2 + r / 2 * 8;
-#endif
-        const unsigned n = n0 + j * 16 + block * 8 + lane / 4;
+    const unsigned *from = qweight + blockIdx.y * words;
 #if HAS_PERM
-        const unsigned source_k = perm[k];
-#else
-        const unsigned source_k = k;
+    const unsigned *rows = perm + static_cast<unsigned long long>(blockIdx.y) * size_k;
 #endif
-        const unsigned source =
-            qweight[static_cast<unsigned long long>(source_k / PACK) * size_n + n];
-        packed |= (source >> (source_k % PACK * BITS) & MASK) << (p * BITS);
-    }
-    out[word] = packed;
+    const auto code = [&](unsigned k, unsigned n) {
+#if HAS_PERM
+        k = rows[k];
+#endif
+        const unsigned source = from[static_cast<unsigned long long>(k / PACK) * size_n + n];
+        return source >> (k % PACK * BITS) & MASK;
+    };
+    out[blockIdx.y * words + word] = marlin_word(static_cast<unsigned>(word), size_n, code);
 }

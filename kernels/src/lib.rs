@@ -1,26 +1,47 @@
 //! CUDA sources of marlinspike, embedded as text.
 //!
-//! The sources include nothing and know no Rust type, so that NVRTC compiles them on any machine
-//! and a reader can take one away alone. Their parameters are macros, listed in each file's head.
+//! The sources include nothing and know no Rust type, so that NVRTC compiles them on any machine.
+//! Their parameters are macros, listed in each file's head. What several share (16-bit floats,
+//! exponentials) stands in `cu/parts/`, and the text embedded here is a kernel behind its parts.
 //! A new kernel is one `.cu` file in `cu/` and one row here.
 
-/// One CUDA source file.
+/// One CUDA source file, with the parts that it needs before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
     /// File name without `.cu`; also the name of the `extern "C"` entry point.
     pub name: &'static str,
-    /// Text of the file.
+    /// Text to compile. `#line` directives give the compiler the files' own lines.
     pub text: &'static str,
 }
 
 macro_rules! source {
-    ($name:literal) => {
-        Source { name: $name, text: include_str!(concat!("../cu/", $name, ".cu")) }
+    ($name:literal $(, $part:literal)*) => {
+        Source {
+            name: $name,
+            text: concat!(
+                $("#line 1 \"", $part, ".cuh\"\n", include_str!(concat!("../cu/parts/", $part, ".cuh")),)*
+                "#line 1 \"", $name, ".cu\"\n",
+                include_str!(concat!("../cu/", $name, ".cu"))
+            ),
+        }
     };
 }
 
 /// Every CUDA source, sorted by name.
-pub static SOURCES: &[Source] = &[source!("gptq_marlin_repack")];
+pub static SOURCES: &[Source] = &[
+    source!("awq_marlin_repack", "marlin_tile"),
+    source!("gptq_marlin_repack", "marlin_tile"),
+    source!("marlin_gemm", "half", "mma", "dequantize"),
+    source!("marlin_int4_fp8_preprocess"),
+    source!("marlin_permute_scales"),
+    source!("moe_activation", "half", "math"),
+    source!("moe_align_block_size"),
+    source!("moe_sum", "half"),
+    source!("per_token_quant_fp8", "half", "block_max"),
+    source!("per_token_quant_int8", "half", "block_max"),
+    source!("permute_cols"),
+    source!("topk_router", "math", "block_max"),
+];
 
 /// The source of that name.
 pub fn source(name: &str) -> Option<&'static Source> {
@@ -31,33 +52,46 @@ pub fn source(name: &str) -> Option<&'static Source> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_cu_file_has_a_row() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/cu");
-        let mut files: Vec<String> = std::fs::read_dir(folder)
+    /// Names of the files with that extension, sorted, without it.
+    fn files(folder: &str, extension: &str) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter_map(|name| name.strip_suffix(extension).map(String::from))
             .collect();
-        files.sort();
-        let rows: Vec<String> =
-            SOURCES.iter().map(|source| format!("{}.cu", source.name)).collect();
-        assert_eq!(files, rows);
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn every_cu_file_has_a_row() {
+        let rows: Vec<&str> = SOURCES.iter().map(|source| source.name).collect();
+        assert_eq!(files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu"), ".cu"), rows);
+    }
+
+    #[test]
+    fn every_part_is_used() {
+        for part in files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/parts"), ".cuh") {
+            let line = format!("#line 1 \"{part}.cuh\"\n");
+            assert!(SOURCES.iter().any(|source| source.text.contains(&line)), "{part}");
+        }
     }
 
     #[test]
     fn sources_stand_alone_and_export_their_name() {
         for Source { name, text } in SOURCES {
             assert!(!text.contains("#include"), "{name} includes a file");
-            assert!(
-                text.contains(&format!("extern \"C\" __global__ void {name}(")),
-                "{name} lacks its entry point"
-            );
+            // Between the two words stand attributes at most.
+            let entries: Vec<&str> = text.split("extern \"C\" __global__ void").skip(1).collect();
+            let [entry] = entries[..] else { panic!("{name}: {} entry points", entries.len()) };
+            let head = entry.split_once('{').map_or(entry, |(head, _)| head);
+            assert!(head.contains(&format!("{name}(")), "{name} lacks its entry point");
         }
     }
 
     #[test]
     fn lookup_is_by_exact_name() {
-        assert_eq!(source("gptq_marlin_repack"), Some(&SOURCES[0]));
+        assert_eq!(source("gptq_marlin_repack"), SOURCES.iter().find(|s| s.name.starts_with("gp")));
         assert_eq!(source("gptq_marlin_repack.cu"), None);
     }
 }

@@ -1,7 +1,20 @@
 //! GPTQ weights to Marlin's weight layout (upstream operator `gptq_marlin_repack`).
 
 use crate::{
-    device::Device, error::AccelError, nvrtc::Define, raw, registry::GPTQ_MARLIN_REPACK as ROW,
+    device::Device,
+    error::AccelError,
+    nvrtc::Define,
+    raw,
+    registry::{Law, Needs, Row, lattice},
+};
+
+/// Upstream: `gptq_marlin_repack`, and for a stack of experts `gptq_marlin_moe_repack`.
+pub(crate) static ROW: Row = Row {
+    name: "gptq_marlin_repack",
+    source: "gptq_marlin_repack",
+    needs: Needs { compute_capability: (7, 5) },
+    law: Law::EqualBits,
+    variants: |_| lattice(&[("BITS", &[4, 8]), ("HAS_PERM", &[0, 1]), ("IS_A_8BIT", &[0, 1])]),
 };
 
 /// Checked arguments of [`gptq_marlin_repack`]: holding one proves that a launch with it stays
@@ -15,22 +28,41 @@ pub struct RepackArgs<'a> {
     num_bits: u32,
     is_a_8bit: bool,
     words: u32,
+    experts: u32,
 }
 
 impl<'a> RepackArgs<'a> {
-    /// Checks the arguments against upstream's rules.
+    /// Arguments of one matrix: [`RepackArgs::stack`] of one expert.
     ///
-    /// - `qweight`: `[size_k / pack, size_n]`, pack = 32 / `num_bits` consecutive rows to a word
-    /// - `perm`: `[size_k]`; row k of the result is row `perm[k]` of the checkpoint
+    /// # Errors
+    /// As [`RepackArgs::stack`].
+    pub fn new(
+        qweight: &'a [u32],
+        perm: Option<&'a [u32]>,
+        size_k: usize,
+        size_n: usize,
+        num_bits: u32,
+        is_a_8bit: bool,
+    ) -> Result<Self, AccelError> {
+        Self::stack(qweight, perm, 1, size_k, size_n, num_bits, is_a_8bit)
+    }
+
+    /// Checks the arguments of a stack of experts against upstream's rules.
+    ///
+    /// - `qweight`: `[experts, size_k / pack, size_n]`, pack = 32 / `num_bits` consecutive rows to a
+    ///   word
+    /// - `perm`: `[experts, size_k]`; row k of the result is row `perm[k]` of the checkpoint
+    /// - `experts`: 1 to 65535
     /// - `size_k`: a multiple of 16 (8-bit activations: 32); `size_n`: of 64
     /// - `num_bits`: 4 or 8
     /// - `is_a_8bit`: lay out for 8-bit activations
     ///
     /// # Errors
     /// [`AccelError::Argument`] naming the argument, what was found and what was expected.
-    pub fn new(
+    pub fn stack(
         qweight: &'a [u32],
         perm: Option<&'a [u32]>,
+        experts: usize,
         size_k: usize,
         size_n: usize,
         num_bits: u32,
@@ -54,19 +86,24 @@ impl<'a> RepackArgs<'a> {
         let words = (k / (32 / num_bits)).checked_mul(n).ok_or_else(|| {
             refuse("size_k, size_n", format!("{k}, {n}"), "fewer than 2^32 packed words")
         })?;
-        if u64::try_from(qweight.len()) != Ok(u64::from(words)) {
-            let expected = format!("{words} words ([size_k / {}, size_n])", 32 / num_bits);
+        let Some(experts) = u32::try_from(experts).ok().filter(|e| (1..=65535).contains(e)) else {
+            return Err(refuse("experts", experts, "1 to 65535"));
+        };
+        let all = u64::from(experts) * u64::from(words);
+        if u64::try_from(qweight.len()) != Ok(all) {
+            let expected = format!("{all} words ([{experts}, {k} / {}, {n}])", 32 / num_bits);
             return Err(refuse("qweight", format!("{} words", qweight.len()), expected));
         }
         if let Some(perm) = perm {
-            if perm.len() != size_k {
-                return Err(refuse("perm", format!("{} entries", perm.len()), size_k));
+            let entries = experts as usize * size_k;
+            if perm.len() != entries {
+                return Err(refuse("perm", format!("{} entries", perm.len()), entries));
             }
             if let Some((i, row)) = perm.iter().enumerate().find(|&(_, &row)| row >= k) {
                 return Err(refuse("perm", format!("{row} at [{i}]"), format!("below {k}")));
             }
         }
-        Ok(Self { qweight, perm, size_k: k, size_n: n, num_bits, is_a_8bit, words })
+        Ok(Self { qweight, perm, size_k: k, size_n: n, num_bits, is_a_8bit, words, experts })
     }
 
     /// The macros that the source takes for these arguments.
@@ -94,9 +131,13 @@ impl<'a> RepackArgs<'a> {
         self.size_n
     }
 
-    /// Words of `qweight` and of the result.
+    /// Words of one matrix, packed before or after.
     pub(crate) fn words(&self) -> u32 {
         self.words
+    }
+
+    pub(crate) fn experts(&self) -> u32 {
+        self.experts
     }
 }
 
@@ -105,23 +146,17 @@ fn refuse(
     found: impl std::fmt::Display,
     expected: impl std::fmt::Display,
 ) -> AccelError {
-    AccelError::Argument {
-        operation: ROW.name,
-        what,
-        found: found.to_string(),
-        expected: expected.to_string(),
-    }
+    AccelError::argument(&ROW, what, found, expected)
 }
 
-/// Repacks on the device; returns `[size_k / 16, size_n * 16 / pack]`.
+/// Repacks on the device; returns `[experts, size_k / 16, size_n * 16 / pack]`.
 ///
 /// # Errors
 /// [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from
 /// preparing the kernel, [`AccelError::Driver`] from running it.
 pub fn gptq_marlin_repack(device: &Device, args: &RepackArgs<'_>) -> Result<Vec<u32>, AccelError> {
     let function = device.function(&ROW, &args.defines())?;
-    raw::repack::launch(device.stream(), &function, args)
-        .map_err(|error| AccelError::Driver { call: ROW.name, reason: error.to_string() })
+    raw::layout::gptq(device, &function, args)
 }
 
 #[cfg(test)]
@@ -158,6 +193,11 @@ mod tests {
         assert_eq!(complaint(4 * 64, Some(&identity[1..]), 32, 64, 4, false), "perm");
         let beyond: Vec<u32> = (1..33).collect();
         assert_eq!(complaint(4 * 64, Some(&beyond), 32, 64, 4, false), "perm");
+        let stack = |experts| RepackArgs::stack(&[0; 8 * 64], None, experts, 32, 64, 4, false);
+        assert!(stack(2).is_ok());
+        for experts in [0, 1, 3, 65536] {
+            assert!(matches!(stack(experts), Err(AccelError::Argument { .. })), "{experts}");
+        }
         assert_eq!(complaint(0, None, 1 << 20, 1 << 20, 8, false), "size_k, size_n");
     }
 

@@ -1,24 +1,33 @@
 //! What the tests that need hardware or NVIDIA's libraries share: a test that cannot run says so
-//! on a line that `scripts/test` counts, and never passes in silence.
+//! on a line that `scripts/test` counts, and never passes in silence; a law that held says over how
+//! many cases and outputs.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::io::Write;
 
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc};
 
 /// Set to 1 on a machine with a GPU: a skip is then a failure.
 const REQUIRE_GPU: &str = "MARLINSPIKE_REQUIRE_GPU";
 
-/// Reports `test` as skipped. Written past the test harness's capture, in one piece.
-fn skip(reason: &str, test: &str) {
-    let required = std::env::var(REQUIRE_GPU).is_ok_and(|value| value == "1");
-    assert!(!required, "{test} skipped ({reason}) although {REQUIRE_GPU}=1");
+/// Writes a line past the test harness's capture, in one piece.
+fn say(line: &str) {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(format!("\nSKIPPED ({reason}): {test}\n").as_bytes()).unwrap();
+    stdout.write_all(format!("\n{line}\n").as_bytes()).unwrap();
     stdout.flush().unwrap();
 }
 
+/// Reports `test` as skipped.
+fn skip(reason: &str, test: &str) {
+    let required = std::env::var(REQUIRE_GPU).is_ok_and(|value| value == "1");
+    assert!(!required, "{test} skipped ({reason}) although {REQUIRE_GPU}=1");
+    say(&format!("SKIPPED ({reason}): {test}"));
+}
+
 /// The device, or a reported skip. A device that is there but fails, fails the test.
-#[allow(dead_code, reason = "each test binary uses its part")]
 pub(crate) fn device_or_skip(test: &str) -> Option<Device> {
     match Device::open() {
         Ok(device) => Some(device),
@@ -31,7 +40,6 @@ pub(crate) fn device_or_skip(test: &str) -> Option<Device> {
 }
 
 /// The compiler, or a reported skip. A library that was asked for by name must load.
-#[allow(dead_code, reason = "each test binary uses its part")]
 pub(crate) fn nvrtc_or_skip(test: &str) -> Option<Nvrtc> {
     let asked = std::env::var_os(marlinspike_accel::nvrtc::LIBRARY_VARIABLE).is_some();
     match Nvrtc::open() {
@@ -41,5 +49,139 @@ pub(crate) fn nvrtc_or_skip(test: &str) -> Option<Nvrtc> {
             None
         }
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// Counts what a law was held to; says so when the test ends well.
+pub(crate) struct Law {
+    name: &'static str,
+    cases: usize,
+    outputs: usize,
+}
+
+impl Law {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, cases: 0, outputs: 0 }
+    }
+
+    /// One case: every element equal, or the test fails at the first that is not.
+    pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        context: &str,
+        found: &[T],
+        wanted: &[T],
+    ) {
+        assert_eq!(found.len(), wanted.len(), "{}: {context}: number of elements", self.name);
+        if let Some(i) = found.iter().zip(wanted).position(|(f, w)| f != w) {
+            let differing = found.iter().zip(wanted).filter(|(f, w)| f != w).count();
+            panic!(
+                "{}: {context}: element {i}: found {:x?}, expected {:x?} ({differing} of {} differ)",
+                self.name,
+                found[i],
+                wanted[i],
+                found.len()
+            );
+        }
+        self.cases += 1;
+        self.outputs += found.len();
+    }
+
+    pub(crate) fn held(self) {
+        assert!(self.cases > 0, "{}: no case", self.name);
+        let Self { name, cases, outputs } = self;
+        say(&format!("LAW {name}: every bit equal in {cases} cases, {outputs} outputs"));
+    }
+}
+
+/// xorshift64*: inputs that differ in every word, the same on every run.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.next() as usize % end
+    }
+
+    pub(crate) fn words(&mut self, len: usize) -> Vec<u32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+
+    pub(crate) fn permutation(&mut self, len: usize) -> Vec<u32> {
+        let mut perm: Vec<u32> = (0..len as u32).collect();
+        for i in (1..len).rev() {
+            perm.swap(i, self.below(i + 1));
+        }
+        perm
+    }
+
+    /// About normal, of deviation 1.
+    pub(crate) fn normal(&mut self) -> f64 {
+        let uniform: f64 = (0..12).map(|_| f64::from(self.next()) / 4_294_967_296.0).sum();
+        uniform - 6.0
+    }
+
+    /// Normal numbers times `scale`, as bits of a 16-bit type.
+    pub(crate) fn halves(&mut self, ty: ScalarType, len: usize, scale: f64) -> Vec<u16> {
+        (0..len).map(|_| ty.encode_rne(self.normal() * scale) as u16).collect()
+    }
+
+    /// Any finite numbers of a 16-bit type: uniform bits.
+    pub(crate) fn any_finite(&mut self, ty: ScalarType, len: usize) -> Vec<u16> {
+        let exponent = if ty == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
+        (0..len)
+            .map(|_| {
+                loop {
+                    let bits = self.next() as u16;
+                    if bits & exponent != exponent {
+                        break bits;
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+/// Both 16-bit types.
+pub(crate) const HALVES: [ScalarType; 2] = [ScalarType::FLOAT16, ScalarType::BFLOAT16];
+
+/// A weight of random codes; scales about as checkpoints have them, some of them subnormal or zero.
+pub(crate) fn weight(
+    random: &mut Random,
+    ty: ScalarType,
+    dtype: ScalarType,
+    shape: Shape,
+    group_size: GroupSize,
+    bias: bool,
+) -> Weight<'static> {
+    let size_n = shape.size_n;
+    let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };
+    let words = random.words(shape.len() * bits as usize / 32);
+    let groups = group_size.groups(shape.k()).unwrap();
+    let mut scales = random.halves(dtype, groups * size_n, 0.01);
+    for _ in 0..scales.len() / 50 {
+        let at = random.below(scales.len());
+        scales[at] = (random.next() % 0x0400) as u16;
+    }
+    let table = |rows, bits| Table::new(dtype, rows, size_n, TableData::B16(bits)).unwrap();
+    let zeros = (ty == ScalarType::UINT4).then(|| {
+        let codes = (0..groups * size_n).map(|_| (random.next() % 16) as u8).collect();
+        Table::new(ty, groups, size_n, TableData::B8(codes)).unwrap()
+    });
+    let bias = bias.then(|| table(1, random.halves(dtype, size_n, 1.0)));
+    Weight {
+        name: "weight".into(),
+        ty,
+        codes: Codes::from_words(bits, shape, words).unwrap(),
+        scales: table(groups, scales),
+        zeros,
+        groups: Groups::Uniform(group_size),
+        global_scale: None,
+        bias,
     }
 }

@@ -11,8 +11,7 @@ use crate::{Error, Result};
 
 const F32: ScalarType = ScalarType::FLOAT32;
 
-/// Chunks of a canonical schedule: at most this many, and none shorter than [`LEAST_CHUNK`].
-const MOST_CHUNKS: usize = 8;
+/// No chunk of a canonical schedule but the last is shorter.
 const LEAST_CHUNK: usize = 256;
 /// Chunks are whole tiles of this many k.
 const CHUNK_STEP: usize = 128;
@@ -41,6 +40,22 @@ fn half(dtype: ScalarType) -> Result<()> {
 }
 
 impl Schedule {
+    /// Chunks that a canonical schedule cuts k into at most.
+    pub const CANONICAL_CHUNKS: usize = 8;
+
+    /// k of each chunk of a canonical schedule: a multiple of 128 and at least 256. The last chunk
+    /// ends with `size_k`.
+    ///
+    /// ```
+    /// use marlinspike::gemm::schedule::Schedule;
+    /// assert_eq!(Schedule::canonical_chunk(768), 256);
+    /// assert_eq!(Schedule::canonical_chunk(14336), 1792);
+    /// ```
+    pub const fn canonical_chunk(size_k: usize) -> usize {
+        let chunk = size_k.div_ceil(Self::CANONICAL_CHUNKS).next_multiple_of(CHUNK_STEP);
+        if chunk > LEAST_CHUNK { chunk } else { LEAST_CHUNK }
+    }
+
     /// The canonical schedule of a product with `weight` whose output is `dtype` (f16 or bf16) and
     /// whose activations enter the unit as `input` (`dtype` itself, int8 or e4m3fn): a function of
     /// the weight's shape and type alone, never of M.
@@ -62,8 +77,7 @@ impl Schedule {
             return Err(Error::unsupported(input, "activations are 16-bit, int8 or float8_e4m3fn"));
         }
         let groups = weight.scales.rows();
-        let per_chunk = weight.shape().size_k.div_ceil(MOST_CHUNKS);
-        let size = per_chunk.next_multiple_of(CHUNK_STEP).max(LEAST_CHUNK);
+        let size = Self::canonical_chunk(weight.shape().size_k);
         let scale = match (groups > 1, input == ScalarType::INT8) {
             (false, _) => GroupScale::One,
             (true, true) => GroupScale::Int16,

@@ -1,0 +1,107 @@
+//! A device's memory.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
+
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+};
+
+/// A type of elements that kernels know: an integer, or a 16-bit float as its bits.
+pub trait Element: DeviceRepr + ValidAsZeroBits + Copy + private::Sealed {}
+
+mod private {
+    /// Elements are chosen here.
+    pub trait Sealed {}
+}
+
+macro_rules! elements {
+    ($($ty:ty),*) => { $(impl Element for $ty {} impl private::Sealed for $ty {})* };
+}
+
+elements!(u8, i8, u16, u32, i32, f32);
+
+/// Elements in a device's memory; freed when dropped.
+pub struct Buffer<T: Element> {
+    slice: CudaSlice<T>,
+    len: usize,
+}
+
+impl<T: Element> std::fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, len) = (std::any::type_name::<T>(), self.len());
+        write!(f, "Buffer<{name}>[{len}] on device {}", self.slice.ordinal())
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether it is memory that this very [`Device`] gave: work on it is then in order.
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        Arc::ptr_eq(self.slice.stream(), device.stream())
+    }
+
+    pub(crate) fn slice(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+
+    pub(crate) fn slice_mut(&mut self) -> &mut CudaSlice<T> {
+        &mut self.slice
+    }
+}
+
+impl Device {
+    /// Copies `host` to the device.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`], as where the device has not so much memory.
+    pub fn upload<T: Element>(&self, host: &[T]) -> Result<Buffer<T>, AccelError> {
+        if host.is_empty() {
+            return self.zeroed(0);
+        }
+        let slice = self.stream().clone_htod(host).map_err(failed("cuMemcpyHtoDAsync"))?;
+        Ok(Buffer { slice, len: host.len() })
+    }
+
+    /// `len` zeros on the device.
+    ///
+    /// # Errors
+    /// As [`Device::upload`].
+    pub fn zeroed<T: Element>(&self, len: usize) -> Result<Buffer<T>, AccelError> {
+        // The driver gives no empty allocation; one element that nobody reads stands for it.
+        let slice = self.stream().alloc_zeros(len.max(1)).map_err(failed("cuMemAllocAsync"))?;
+        Ok(Buffer { slice, len })
+    }
+
+    /// The same elements in other memory of this device.
+    ///
+    /// # Errors
+    /// As [`Device::upload`].
+    pub fn copy<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>, AccelError> {
+        let slice =
+            self.stream().clone_dtod(buffer.slice()).map_err(failed("cuMemcpyDtoDAsync"))?;
+        Ok(Buffer { slice, len: buffer.len })
+    }
+
+    /// Copies a buffer to the host, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`], also for a launch before that failed on the device.
+    pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>, AccelError> {
+        let copied = self.stream().clone_dtoh(buffer.slice());
+        let mut host = copied.map_err(failed("cuMemcpyDtoHAsync"))?;
+        host.truncate(buffer.len);
+        Ok(host)
+    }
+}

@@ -1,0 +1,214 @@
+//! Tokens cut into blocks of one expert.
+
+use marlinspike::moe::align::{Absent, Align};
+
+use super::check;
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    raw,
+    registry::{Law, Needs, Row},
+};
+
+/// Upstream: `moe_align_block_size`.
+pub(crate) static ROW: Row = Row {
+    name: "moe_align_block_size",
+    source: "moe_align_block_size",
+    needs: Needs { compute_capability: (7, 5) },
+    law: Law::EqualBits,
+    variants: |_| vec![Vec::new()],
+};
+
+/// The aligned tokens, trimmed to the valid length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocks {
+    /// Entries of the flattened `topk_ids`, or the sentinel: their number.
+    pub sorted_token_ids: Vec<i32>,
+    /// Expert of each block: local id where there is a map.
+    pub expert_ids: Vec<i32>,
+    /// Length of `sorted_token_ids`.
+    pub num_tokens_post_padded: i32,
+}
+
+/// Which experts there are, in a device's memory: what alignment needs beside the tokens.
+#[derive(Debug)]
+pub struct Runs {
+    /// For each expert of all ranks the run of its entries, or −1.
+    pub(crate) run_of: Buffer<i32>,
+    /// For each run what its blocks are marked with.
+    pub(crate) label_of: Buffer<i32>,
+    /// One more than the largest label: experts of this rank.
+    experts: usize,
+}
+
+/// Tokens in blocks of one expert, in a device's memory.
+pub struct DeviceBlocks {
+    pub(crate) sorted_token_ids: Buffer<i32>,
+    pub(crate) expert_ids: Buffer<i32>,
+    pub(crate) num_tokens_post_padded: Buffer<i32>,
+    block_size: usize,
+    entries: usize,
+    experts: usize,
+}
+
+impl std::fmt::Debug for DeviceBlocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { block_size, entries, experts, .. } = self;
+        write!(f, "{entries} entries in blocks of {block_size} for {experts} experts")
+    }
+}
+
+impl Runs {
+    /// Checks an alignment and copies what it needs to the device.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for what [`Align::run`] refuses of it, and for more than 8192
+    /// experts; [`AccelError::Driver`].
+    pub fn new(device: &Device, align: &Align<'_>) -> Result<Self, AccelError> {
+        // Without tokens, the reference checks sizes and map alone.
+        if let Err(error) = align.run(&[]) {
+            return Err(AccelError::argument(&ROW, "align", error, "sizes and a map that fit"));
+        }
+        if align.num_experts > 8192 {
+            return Err(AccelError::argument(
+                &ROW,
+                "num_experts",
+                align.num_experts,
+                "at most 8192",
+            ));
+        }
+        let order = order(align);
+        let mut run_of = vec![-1; align.num_experts];
+        for (run, &(expert, _)) in order.iter().enumerate() {
+            run_of[expert] = run as i32;
+        }
+        let label_of: Vec<i32> = order.iter().map(|&(_, label)| label).collect();
+        let experts = label_of.iter().map(|&label| (label + 1) as usize).max().unwrap_or(0);
+        Ok(Self { run_of: device.upload(&run_of)?, label_of: device.upload(&label_of)?, experts })
+    }
+
+    /// Room for `entries` tokens times experts in blocks of `block_size`: no block yet.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for a block size of zero, and for a result that may exceed 2^31
+    /// entries; [`AccelError::Driver`].
+    pub fn room(
+        &self,
+        device: &Device,
+        entries: usize,
+        block_size: usize,
+    ) -> Result<DeviceBlocks, AccelError> {
+        check::positive(&ROW, "block_size", block_size)?;
+        // Every run ends with a part of a block at most; and no more runs than entries have any.
+        let runs = self.label_of.len().min(entries);
+        let most = runs
+            .checked_mul(block_size - 1)
+            .and_then(|padding| padding.checked_add(entries))
+            .and_then(|most| most.checked_next_multiple_of(block_size))
+            .filter(|&most| i32::try_from(most).is_ok());
+        let Some(most) = most else {
+            let found = format!("{entries} entries");
+            return Err(AccelError::argument(&ROW, "topk_ids", found, "a result below 2^31"));
+        };
+        Ok(DeviceBlocks {
+            sorted_token_ids: device.zeroed(most)?,
+            expert_ids: device.zeroed(most / block_size)?,
+            num_tokens_post_padded: device.zeroed(1)?,
+            block_size,
+            entries,
+            experts: self.experts,
+        })
+    }
+}
+
+impl DeviceBlocks {
+    /// Entries of a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Tokens times experts per token.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// One more than the largest expert that a block can be for.
+    pub(crate) fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// Blocks that there may be.
+    pub(crate) fn most_blocks(&self) -> usize {
+        self.expert_ids.len()
+    }
+
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        self.sorted_token_ids.is_on(device)
+    }
+}
+
+/// Aligns flattened `topk_ids` in the device's memory: the bits of [`Align::run`]. Ids that are no
+/// expert's, negative ones too, are left out.
+///
+/// # Errors
+/// [`AccelError::Argument`] where `blocks` is not room for them, or of another device; those of
+/// preparing and running a kernel.
+pub fn align_on_device(
+    device: &Device,
+    runs: &Runs,
+    topk_ids: &Buffer<i32>,
+    blocks: &mut DeviceBlocks,
+) -> Result<(), AccelError> {
+    let here = runs.run_of.is_on(device) && topk_ids.is_on(device) && blocks.is_on(device);
+    check::on(&ROW, device, here)?;
+    if topk_ids.len() != blocks.entries || blocks.experts != runs.experts {
+        let expected = format!("{} entries for {} experts", topk_ids.len(), runs.experts);
+        return Err(AccelError::argument(&ROW, "blocks", format!("{blocks:?}"), expected));
+    }
+    if runs.label_of.is_empty() || topk_ids.is_empty() {
+        // Room for nothing has no block from the start.
+        return Ok(());
+    }
+    let function = device.function(&ROW, &[])?;
+    raw::moe::align(device, &function, runs, topk_ids, blocks)
+}
+
+/// Experts in the order of their runs, each with its label, as the reference defines it.
+fn order(align: &Align<'_>) -> Vec<(usize, i32)> {
+    let Some(map) = align.expert_map else {
+        return (0..align.num_experts).map(|e| (e, e as i32)).collect();
+    };
+    let mut order: Vec<(usize, i32)> = map.iter().copied().enumerate().collect();
+    if align.absent == Absent::Ignore {
+        order.retain(|&(_, local)| local >= 0);
+        order.sort_by_key(|&(_, local)| local);
+    }
+    order
+}
+
+/// Aligns flattened `topk_ids` on the device: the bits of [`Align::run`].
+///
+/// # Errors
+/// [`AccelError::Argument`] for what [`Align::run`] refuses, for more than 8192 experts, and for a
+/// result that may exceed 2^31 entries; those of preparing and running a kernel.
+pub fn moe_align_block_size(
+    device: &Device,
+    align: &Align<'_>,
+    topk_ids: &[i32],
+) -> Result<Blocks, AccelError> {
+    if let Some(i) = topk_ids.iter().position(|&id| id < 0) {
+        let found = format!("{} at [{i}]", topk_ids[i]);
+        return Err(AccelError::argument(&ROW, "topk_ids", found, "0 or more"));
+    }
+    let runs = Runs::new(device, align)?;
+    let mut blocks = runs.room(device, topk_ids.len(), align.block_size)?;
+    align_on_device(device, &runs, &device.upload(topk_ids)?, &mut blocks)?;
+    let total = device.download(&blocks.num_tokens_post_padded)?.first().copied().unwrap_or(0);
+    let mut sorted_token_ids = device.download(&blocks.sorted_token_ids)?;
+    let mut expert_ids = device.download(&blocks.expert_ids)?;
+    let entries = total.unsigned_abs() as usize;
+    sorted_token_ids.truncate(entries);
+    expert_ids.truncate(entries / align.block_size);
+    Ok(Blocks { sorted_token_ids, expert_ids, num_tokens_post_padded: total })
+}

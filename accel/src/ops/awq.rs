@@ -1,0 +1,70 @@
+//! AWQ weights to Marlin's weight layout.
+
+use super::check;
+use crate::{
+    device::Device,
+    error::AccelError,
+    nvrtc::Define,
+    raw,
+    registry::{Law, Needs, Row, lattice},
+};
+
+/// Upstream: `awq_marlin_repack`.
+pub(crate) static ROW: Row = Row {
+    name: "awq_marlin_repack",
+    source: "awq_marlin_repack",
+    needs: Needs { compute_capability: (7, 5) },
+    law: Law::EqualBits,
+    variants: |_| lattice(&[("BITS", &[4, 8]), ("IS_A_8BIT", &[0, 1])]),
+};
+
+/// Arguments that were checked: a launch with them stays inside its buffers.
+#[derive(Debug)]
+pub(crate) struct Args<'a> {
+    pub(crate) qweight: &'a [u32],
+    pub(crate) size_k: u32,
+    pub(crate) size_n: u32,
+    pub(crate) words: u64,
+}
+
+/// Repacks `qweight` `[size_k, size_n / pack]` (AWQ's order inside a word) on the device; returns
+/// `[size_k / 16, size_n · 16 / pack]`.
+///
+/// `size_k` is a multiple of 16 (8-bit activations: 32), `size_n` of 64; `num_bits` is 4 or 8.
+///
+/// # Errors
+/// [`AccelError::Argument`]; those of preparing and running a kernel.
+pub fn awq_marlin_repack(
+    device: &Device,
+    qweight: &[u32],
+    size_k: usize,
+    size_n: usize,
+    num_bits: u32,
+    is_a_8bit: bool,
+) -> Result<Vec<u32>, AccelError> {
+    if num_bits != 4 && num_bits != 8 {
+        return Err(AccelError::argument(&ROW, "num_bits", num_bits, "4 or 8"));
+    }
+    let tile_k = if is_a_8bit { 32 } else { 16 };
+    let (k, n) =
+        (check::positive(&ROW, "size_k", size_k)?, check::positive(&ROW, "size_n", size_n)?);
+    if k % tile_k != 0 {
+        return Err(AccelError::argument(&ROW, "size_k", k, format!("a multiple of {tile_k}")));
+    }
+    if n % 64 != 0 {
+        return Err(AccelError::argument(&ROW, "size_n", n, "a multiple of 64"));
+    }
+    let words = u64::from(k) * u64::from(n / (32 / num_bits));
+    if u32::try_from(words).is_err() {
+        let found = format!("{words} packed words");
+        return Err(AccelError::argument(&ROW, "size_k, size_n", found, "fewer than 2^32"));
+    }
+    if qweight.len() as u64 != words {
+        let found = format!("{} words", qweight.len());
+        return Err(AccelError::argument(&ROW, "qweight", found, format!("{words} words")));
+    }
+    let defines: [Define; 2] = [("BITS", num_bits), ("IS_A_8BIT", u32::from(is_a_8bit))];
+    let function = device.function(&ROW, &defines)?;
+    let args = Args { qweight, size_k: k, size_n: n, words };
+    raw::layout::awq(device, &function, &args)
+}

@@ -1,0 +1,75 @@
+//! Rules that several operations' arguments share.
+
+use marlinspike::scalar::ScalarType;
+
+use crate::{device::Device, error::AccelError, nvrtc::Define, registry::Row};
+
+/// IS_BF16 for float16 or bfloat16.
+pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<Define, AccelError> {
+    match ty {
+        ScalarType::FLOAT16 => Ok(("IS_BF16", 0)),
+        ScalarType::BFLOAT16 => Ok(("IS_BF16", 1)),
+        _ => Err(AccelError::argument(row, what, ty, "float16 or bfloat16")),
+    }
+}
+
+/// Fails unless the operation's buffers are memory of `device`.
+pub(crate) fn on(row: &Row, device: &Device, ours: bool) -> Result<(), AccelError> {
+    if ours {
+        return Ok(());
+    }
+    let found = "memory of another device";
+    Err(AccelError::argument(row, "buffers", found, format!("{device:?}")))
+}
+
+/// A number that a kernel takes as 32 bits and that must not be zero.
+pub(crate) fn positive(row: &Row, what: &'static str, found: usize) -> Result<u32, AccelError> {
+    let refuse = || AccelError::argument(row, what, found, "from 1 to 2^31 - 1");
+    i32::try_from(found).ok().filter(|&n| n > 0).map(i32::unsigned_abs).ok_or_else(refuse)
+}
+
+/// The number of rows of `columns` that `len` elements make, of which there is at least one and
+/// fewer than 2^31.
+pub(crate) fn rows(
+    row: &Row,
+    what: &'static str,
+    len: usize,
+    columns: usize,
+) -> Result<u32, AccelError> {
+    let whole = columns > 0 && len > 0 && len.is_multiple_of(columns);
+    let rows = whole.then(|| len / columns).and_then(|rows| i32::try_from(rows).ok());
+    rows.map(i32::unsigned_abs).ok_or_else(|| {
+        let expected = format!("1 to 2^31 - 1 rows of {columns}");
+        AccelError::argument(row, what, format!("{len} elements"), expected)
+    })
+}
+
+/// Fails unless a grid with a thread for each of `len` elements can be launched.
+pub(crate) fn threads(row: &Row, what: &'static str, len: usize) -> Result<u64, AccelError> {
+    // 2^31 - 1 blocks of 256 threads, of which this is less by far.
+    let most = 1usize << 38;
+    match u64::try_from(len) {
+        Ok(elements) if len > 0 && len <= most => Ok(elements),
+        _ => Err(AccelError::argument(row, what, format!("{len} elements"), "1 to 2^38")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::sum::ROW;
+
+    #[test]
+    fn sizes_that_a_kernel_cannot_take_are_refused() {
+        assert_eq!(positive(&ROW, "top_k", 7), Ok(7));
+        assert!(positive(&ROW, "top_k", 0).is_err());
+        assert!(positive(&ROW, "top_k", 1 << 31).is_err());
+        assert_eq!(rows(&ROW, "x", 12, 4), Ok(3));
+        for (len, columns) in [(0, 4), (12, 0), (13, 4), (1 << 32, 2)] {
+            let error = rows(&ROW, "x", len, columns).unwrap_err();
+            assert!(matches!(error, AccelError::Argument { what: "x", .. }), "{error:?}");
+        }
+        assert!(threads(&ROW, "x", 0).is_err() && threads(&ROW, "x", (1 << 38) + 1).is_err());
+        assert!(is_bf16(&ROW, "dtype", ScalarType::INT8).is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! How a product is dealt out to thread blocks and warps. No bit of a result depends on it.
+
+use marlinspike::dims::Shape;
+use marlinspike::gemm::schedule::Schedule;
+
+use super::ROW;
+use crate::{
+    device::Device,
+    error::AccelError,
+    nvrtc::{Arch, Define},
+};
+
+/// The macros of `marlin_gemm.cu` that only deal out work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// Eights of rows that a thread block computes: 1, 2, 4 or 8.
+    pub m_tiles: u32,
+    /// Columns that a thread block computes: 64, or 128 where that divides N.
+    pub n_tile: u32,
+    /// Columns that a warp computes: 32 or 64.
+    pub columns: u32,
+    /// Chunks of k that a thread block computes: 1, 2, 4 or 8.
+    pub teams: u32,
+    /// Thread blocks that share the chunks of k; more than one form a cluster: at most 8.
+    pub ranks: u32,
+    /// Stages of 64 k that each team keeps in flight, with the one it works on: 2 to 16.
+    pub stages: u32,
+}
+
+/// Value of a macro.
+fn value(form: &[Define], name: &str) -> u32 {
+    form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
+}
+
+impl Tiling {
+    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows, a K of so many chunks and a
+    /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are
+    /// many for the device: [`Tiling::is_wide`].
+    ///
+    /// From 9.0 on, these were the fastest or close to it of 24 each, on an H200, over K x N of
+    /// 4096 x 4096, 14336 x 4096 (not wide) and 4096 x 28672 (wide). Narrow products lack warps, so
+    /// that warps take half a tile of columns; wide ones rather lack room for thread blocks.
+    pub(super) fn choose(
+        arch: Arch,
+        size_m: usize,
+        chunks: u32,
+        wide: bool,
+        form: &[Define],
+    ) -> Self {
+        let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
+            let teams = teams.min(chunks.next_power_of_two());
+            Self { m_tiles, n_tile, columns, teams, ranks: chunks.div_ceil(teams), stages }
+        };
+        // Clusters came with 9.0.
+        let clusters = arch.compute_capability >= (9, 0);
+        let mut tiling = of(match (clusters, wide, size_m) {
+            (true, _, 97..) => [8, 64, 32, 8, 2],
+            (true, true, 0..=8) => [1, 64, 64, 4, 2],
+            (true, true, 9..=16) => [2, 64, 64, 4, 2],
+            (true, true, 17..=32) => [4, 128, 64, 8, 2],
+            (true, true, _) => [4, 128, 64, 4, 2],
+            (true, false, 0..=8) => [1, 64, 32, 4, 6],
+            (true, false, 9..=16) => [2, 64, 32, 4, 4],
+            (true, false, 17..=32) => [4, 64, 32, 4, 4],
+            (true, false, _) => [4, 64, 32, 8, 4],
+            (false, _, 0..=8) => [1, 64, 64, 8, 4],
+            (false, _, 9..=16) => [2, 64, 64, 8, 3],
+            (false, _, _) => [4, 64, 32, 8, 3],
+        });
+        while tiling.shared_bytes(form) > arch.shared_memory() {
+            match tiling {
+                Self { stages: 3.., .. } => tiling.stages -= 1,
+                Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
+                Self { teams: 2.., .. } if clusters => {
+                    tiling.teams /= 2;
+                    tiling.ranks = chunks.div_ceil(tiling.teams);
+                }
+                _ => break,
+            }
+        }
+        tiling
+    }
+
+    /// Whether products with this many experts of this many columns fill the device with several
+    /// thread blocks of 64 columns on each multiprocessor, and 128 columns divide N.
+    pub(super) fn is_wide(size_n: usize, experts: usize, multiprocessors: u32) -> bool {
+        let blocks = size_n / 64 * experts;
+        size_n.is_multiple_of(128) && blocks >= 2 * multiprocessors as usize
+    }
+
+    /// Rows that a thread block computes.
+    pub fn rows(self) -> usize {
+        self.m_tiles as usize * 8
+    }
+
+    /// Chunks of the canonical schedule for that K.
+    pub(super) fn chunks(size_k: usize) -> u32 {
+        size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32
+    }
+
+    /// Threads of a thread block.
+    pub(crate) fn threads(self) -> u32 {
+        self.teams * (self.n_tile / self.columns) * 32
+    }
+
+    /// The macros.
+    pub(super) fn defines(self) -> [Define; 6] {
+        [
+            ("M_TILES", self.m_tiles),
+            ("N_TILE", self.n_tile),
+            ("COLUMNS", self.columns),
+            ("TEAMS", self.teams),
+            ("RANKS", self.ranks),
+            ("STAGES", self.stages),
+        ]
+    }
+
+    /// Fails unless the kernel has this tiling, the device clusters where it needs them, columns of
+    /// thread blocks make up N, and teams take all chunks of K.
+    pub(super) fn validate(self, device: &Device, shape: Shape) -> Result<(), AccelError> {
+        let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)
+            && matches!((self.n_tile, self.columns), (64, 32 | 64) | (128, 64))
+            && matches!(self.teams, 1 | 2 | 4 | 8)
+            && (1..=8).contains(&self.ranks)
+            && (2..=16).contains(&self.stages);
+        let clusters = self.ranks == 1 || device.compute_capability() >= (9, 0);
+        let chunks = Self::chunks(shape.size_k);
+        let whole = shape.size_n.is_multiple_of(self.n_tile as usize);
+        if known && clusters && whole && self.teams * self.ranks >= chunks {
+            return Ok(());
+        }
+        let expected = format!(
+            "1, 2, 4 or 8 eights of rows; 64 columns by 32 or 64, or 128 by 64, dividing {}; 1, 2, 4 or \
+             8 teams and, from capability 9.0 on, ranks, for {chunks} chunks; 2 to 16 stages",
+            shape.size_n
+        );
+        Err(AccelError::argument(&ROW, "tiling", format!("{self:?}"), expected))
+    }
+
+    /// Shared memory of the stages of all teams: `RING_BYTES` of each in the source.
+    fn ring_bytes(self, form: &[Define]) -> u32 {
+        let (groups, n) = (value(form, "GROUPS"), self.n_tile);
+        let weights = 64 * n * value(form, "BITS") / 8;
+        let zeros = value(form, "HAS_ZERO") * groups * n / 2;
+        let x = self.m_tiles * 8 * 128;
+        self.teams * self.stages * (weights + groups * n * 2 + zeros + x)
+    }
+
+    /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
+    pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
+        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
+        self.ring_bytes(form).max(sums)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_architecture_gets_a_tiling_that_fits_its_shared_memory() {
+        for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
+            let arch = Arch::of_device(capability);
+            for form in super::super::forms() {
+                for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
+                    for (chunks, wide) in [(1, false), (3, false), (8, false), (8, true)] {
+                        let tiling = Tiling::choose(arch, size_m, chunks, wide, &form);
+                        let context = format!("{arch} {form:?} {size_m} {chunks}: {tiling:?}");
+                        assert!(tiling.shared_bytes(&form) <= arch.shared_memory(), "{context}");
+                        assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
+                        assert!(tiling.ranks * tiling.teams >= chunks, "{context}");
+                        assert!(capability >= (9, 0) || tiling.ranks == 1, "{context}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_get_small_tiles() {
+        let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
+        let hopper = Arch::of_device((9, 0));
+        let tiles =
+            [1, 8, 9, 17, 64, 128].map(|m| Tiling::choose(hopper, m, 8, false, &form).m_tiles);
+        assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
+        let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 1, 132));
+        assert_eq!(wide, [false, true, true, false]);
+        assert!(Tiling::is_wide(4096, 5, 132));
+    }
+}

@@ -1,0 +1,140 @@
+//! A whole expert layer in the device's memory: alignment, `gate_up`, activation, `down` with router
+//! weights, the sum. The bits of the reference's [`Layer::forward`] by its canonical arithmetic,
+//! whatever else is in the batch.
+
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::align::{Absent, Align};
+use marlinspike::moe::layer::Layer;
+use marlinspike::scalar::ScalarType;
+
+use super::{
+    activation::activate_on_device,
+    align::{DeviceBlocks, Runs, align_on_device},
+    check,
+    gemm::{MOE as ROW, MarlinWeight, Routed, Tiling, moe_marlin_gemm},
+    sum::{Slots, sum_on_device},
+};
+use crate::{device::Device, error::AccelError, memory::Buffer};
+
+/// One rank's layer in Marlin's layout in a device's memory.
+#[derive(Debug)]
+pub struct MarlinLayer {
+    w13: MarlinWeight,
+    w2: MarlinWeight,
+    runs: Runs,
+    activation: Definition,
+    dtype: ScalarType,
+    router_weight_on_input: bool,
+}
+
+/// What a layer writes between its stages, for a fixed number of tokens.
+#[derive(Debug)]
+pub struct Workspace {
+    top_k: usize,
+    blocks: DeviceBlocks,
+    w13: Tiling,
+    w2: Tiling,
+    gate_up: Buffer<u16>,
+    activated: Buffer<u16>,
+    down: Buffer<u16>,
+}
+
+impl MarlinLayer {
+    /// Packs a layer's weights and copies them to the device.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 8-bit activations, act-order,
+    /// and weights that [`MarlinWeight::new`] refuses; [`AccelError::Driver`].
+    pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
+        let refuse = |what, found: String, expected: &str| {
+            Err(AccelError::argument(&ROW, what, found, expected))
+        };
+        if let Err(error) = layer.validate() {
+            return refuse("layer", error.to_string(), "parts that fit each other");
+        }
+        if let Some(input) = layer.input_dtype {
+            return refuse("input_dtype", input.to_string(), "16-bit activations");
+        }
+        let w13 = MarlinWeight::new(device, layer.w13, layer.dtype)?;
+        let w2 = MarlinWeight::new(device, layer.w2, layer.dtype)?;
+        if w13.perm(0).is_some() || w2.perm(0).is_some() {
+            return refuse("g_idx", "act-order".into(), "experts without act-order");
+        }
+        let align = Align {
+            block_size: 1,
+            num_experts: layer.num_experts,
+            expert_map: layer.expert_map,
+            absent: Absent::Ignore,
+        };
+        let (activation, dtype) = (layer.activation, layer.dtype);
+        let router_weight_on_input = layer.router_weight_on_input;
+        let runs = Runs::new(device, &align)?;
+        Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input })
+    }
+
+    /// Bytes of the codes, scales and zero points of one expert.
+    pub fn bytes_of_expert(&self) -> usize {
+        self.w13.bytes() + self.w2.bytes()
+    }
+
+    /// Memory for the stages of `tokens` tokens that go to `top_k` experts each.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for sizes of zero or beyond 2^31; [`AccelError::Driver`].
+    pub fn workspace(
+        &self,
+        device: &Device,
+        tokens: usize,
+        top_k: usize,
+    ) -> Result<Workspace, AccelError> {
+        let entries = tokens.saturating_mul(top_k);
+        check::positive(&ROW, "tokens times top_k", entries)?;
+        // As if tokens were spread evenly.
+        let experts = self.w13.experts().min(entries);
+        let rows = entries.div_ceil(experts);
+        let [mut w13, mut w2] =
+            [&self.w13, &self.w2].map(|w| w.tiling_of_experts(device, rows, experts));
+        w13.m_tiles = w13.m_tiles.min(w2.m_tiles);
+        w2.m_tiles = w13.m_tiles;
+        let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
+        Ok(Workspace {
+            top_k,
+            blocks: self.runs.room(device, entries, w13.rows())?,
+            w13,
+            w2,
+            gate_up: device.zeroed(entries * shape13.size_n)?,
+            activated: device.zeroed(entries * shape2.size_k)?,
+            down: device.zeroed(entries * shape2.size_n)?,
+        })
+    }
+
+    /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this
+    /// rank count for nothing.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for buffers of other lengths than the workspace was made for, or of
+    /// another device; those of preparing and launching kernels.
+    pub fn forward(
+        &self,
+        device: &Device,
+        x: &Buffer<u16>,
+        topk_ids: &Buffer<i32>,
+        topk_weights: &Buffer<f32>,
+        work: &mut Workspace,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let Workspace { top_k, blocks, w13, w2, gate_up, activated, down } = work;
+        let (top_k, hidden) = (*top_k, self.w2.shape().size_n);
+        align_on_device(device, &self.runs, topk_ids, blocks)?;
+        let on_input = self.router_weight_on_input;
+        let routed = Routed { blocks, top_k, topk_weights: on_input.then_some(topk_weights) };
+        moe_marlin_gemm(device, x, &self.w13, gate_up, *w13, routed)?;
+        let size_i = self.w2.shape().size_k;
+        activate_on_device(device, &self.activation, gate_up, self.dtype, size_i, activated)?;
+        let topk_weights = (!on_input).then_some(topk_weights);
+        let routed = Routed { blocks, top_k: 1, topk_weights };
+        moe_marlin_gemm(device, activated, &self.w2, down, *w2, routed)?;
+        let slots = Slots { topk_ids, runs: &self.runs };
+        sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
+    }
+}

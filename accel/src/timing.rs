@@ -1,0 +1,76 @@
+//! Launches recorded once and replayed, and how long the device takes for them.
+
+use cudarc::driver::{
+    CudaGraph,
+    sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode},
+};
+
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+};
+
+type Launches<'a> = Box<dyn FnMut() -> Result<(), AccelError> + 'a>;
+
+/// Recorded launches.
+pub struct Graph<'a> {
+    graph: CudaGraph,
+    /// What was recorded: it borrows or owns the memory whose addresses the graph holds.
+    _launches: Launches<'a>,
+}
+
+impl Device {
+    /// Records what `launches` launches instead of running it. What it launches must be on this
+    /// device, allocate nothing, and copy nothing to the host.
+    ///
+    /// # Errors
+    /// What `launches` returns; [`AccelError::Driver`] for what cannot be recorded.
+    pub fn record<'a>(
+        &self,
+        launches: impl FnMut() -> Result<(), AccelError> + 'a,
+    ) -> Result<Graph<'a>, AccelError> {
+        let mut launches: Launches<'a> = Box::new(launches);
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream().begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
+        let launched = launches();
+        // Ended in any case, so that the stream can be used again.
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = self.stream().end_capture(flags);
+        launched?;
+        match graph.map_err(failed("cuStreamEndCapture"))? {
+            Some(graph) => Ok(Graph { graph, _launches: launches }),
+            None => Err(AccelError::Driver {
+                call: "cuStreamEndCapture",
+                reason: "nothing was recorded".into(),
+            }),
+        }
+    }
+
+    /// Microseconds that the device takes for what `launches` launches, the wait for the first of
+    /// them left out.
+    ///
+    /// # Errors
+    /// What `launches` returns; [`AccelError::Driver`].
+    pub fn microseconds(
+        &self,
+        launches: impl FnOnce() -> Result<(), AccelError>,
+    ) -> Result<f32, AccelError> {
+        let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        let event = || self.stream().record_event(flags).map_err(failed("cuEventRecord"));
+        let start = event()?;
+        launches()?;
+        let end = event()?;
+        end.synchronize().map_err(failed("cuEventSynchronize"))?;
+        start.elapsed_ms(&end).map(|ms| ms * 1000.0).map_err(failed("cuEventElapsedTime"))
+    }
+}
+
+impl Graph<'_> {
+    /// Runs the recorded launches.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`].
+    pub fn replay(&self) -> Result<(), AccelError> {
+        self.graph.launch().map_err(failed("cuGraphLaunch"))
+    }
+}

@@ -1,0 +1,58 @@
+//! Filling the cache of compiled modules ahead of use; needs NVRTC but no GPU.
+
+use std::collections::HashSet;
+
+use rayon::prelude::*;
+
+use crate::{
+    cache::{ModuleCache, Origin},
+    error::AccelError,
+    nvrtc::{Arch, Define, Nvrtc},
+    registry::Row,
+};
+
+/// One module to have.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// The operation that may ask for it.
+    pub row: &'static Row,
+    /// The architecture it is for.
+    pub arch: Arch,
+    /// Its macros.
+    pub defines: Vec<Define>,
+}
+
+/// Every module that these operations may ask for on these architectures, each once; an operation
+/// that an architecture lacks has none there.
+pub fn jobs(rows: &[&'static Row], archs: &[Arch]) -> Vec<Job> {
+    let mut seen = HashSet::new();
+    let mut jobs = Vec::new();
+    for &arch in archs {
+        let has = |row: &&&'static Row| arch.compute_capability >= row.needs.compute_capability;
+        for row in rows.iter().filter(has) {
+            for defines in (row.variants)(arch) {
+                if seen.insert((row.source, arch, defines.clone())) {
+                    jobs.push(Job { row, arch, defines });
+                }
+            }
+        }
+    }
+    jobs
+}
+
+/// Has every module, on all of rayon's threads; where each came from, in the order of `jobs`.
+///
+/// # Errors
+/// As [`ModuleCache::module`]: the first failure ends the work.
+pub fn warm(
+    cache: &ModuleCache,
+    nvrtc: &Result<Nvrtc, AccelError>,
+    jobs: &[Job],
+) -> Result<Vec<Origin>, AccelError> {
+    jobs.par_iter()
+        .map(|Job { row, arch, defines }| {
+            let source = row.embedded_source(*arch)?;
+            cache.module(nvrtc, source, *arch, defines).map(|(_, origin)| origin)
+        })
+        .collect()
+}

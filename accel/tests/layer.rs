@@ -1,0 +1,115 @@
+//! A whole expert layer on a GPU, against the reference's canonical arithmetic.
+
+mod common;
+
+use common::{HALVES, Law, Random, weight};
+use marlinspike::case::Activation;
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::Weight;
+use marlinspike_accel::{Device, ops::MarlinLayer};
+
+/// Experts per token.
+const TOP_K: usize = 3;
+
+fn forward(
+    device: &Device,
+    layer: &MarlinLayer,
+    x: &[u16],
+    ids: &[i32],
+    weights: &[f32],
+) -> Vec<u16> {
+    let tokens = ids.len() / TOP_K;
+    let mut work = layer.workspace(device, tokens, TOP_K).unwrap();
+    let x_there = device.upload(x).unwrap();
+    let mut y = device.upload(&vec![0xabcd; x.len()]).unwrap();
+    // Other tokens first: what they leave in the workspace must not matter.
+    let others: Vec<i32> = ids.iter().rev().copied().collect();
+    for ids in [&others[..], ids] {
+        let (ids, weights) = (device.upload(ids).unwrap(), device.upload(weights).unwrap());
+        layer.forward(device, &x_there, &ids, &weights, &mut work, &mut y).unwrap();
+    }
+    device.download(&y).unwrap()
+}
+
+#[test]
+fn layers_equal_the_canonical_arithmetic() {
+    let Some(device) = common::device_or_skip("layers_equal_the_canonical_arithmetic") else {
+        return;
+    };
+    let mut law = Law::new("expert layer");
+    let mut random = Random(0x1A7E_0001_2345_6789);
+    // H, I, local experts, k per group, kind.
+    let layers = [
+        (512, 384, 6, 32, ScalarType::UINT4B8, Activation::Silu),
+        (2048, 128, 4, 128, ScalarType::UINT4B8, Activation::SwigluOai),
+        (256, 1024, 5, 64, ScalarType::UINT4, Activation::Gelu),
+        (384, 256, 4, 128, ScalarType::UINT8B128, Activation::SiluNoMul),
+    ];
+    for (i, (h, size_i, experts, group, ty, kind)) in layers.into_iter().enumerate() {
+        for dtype in HALVES {
+            let group = GroupSize::Of(group);
+            let activation = Definition::new(kind);
+            let mut stack = |shape, bias| -> Vec<Weight<'static>> {
+                (0..experts).map(|_| weight(&mut random, ty, dtype, shape, group, bias)).collect()
+            };
+            let w13 = stack(Shape::new(h, activation.width_in(size_i)), i % 2 == 0);
+            let w2 = stack(Shape::new(size_i, h), i % 2 == 0);
+            // Every other expert of twice as many is here, in reverse order.
+            let map: Vec<i32> = (0..2 * experts as i32)
+                .map(|e| if e % 2 == 0 { experts as i32 - 1 - e / 2 } else { -1 })
+                .collect();
+            for (expert_map, router_weight_on_input) in
+                [(None, false), (None, true), (Some(map.as_slice()), false)]
+            {
+                let num_experts = expert_map.map_or(experts, <[i32]>::len);
+                let layer = Layer {
+                    w13: &w13,
+                    w2: &w2,
+                    orders: [None, None],
+                    num_experts,
+                    expert_map,
+                    activation,
+                    dtype,
+                    input_dtype: None,
+                    router_weight_on_input,
+                };
+                let on_device = MarlinLayer::new(&device, &layer).unwrap();
+                for tokens in [1, 7, 40, 130] {
+                    let x = random.halves(dtype, tokens * h, 1.0);
+                    let ids: Vec<i32> = (0..tokens)
+                        .flat_map(|_| random.permutation(num_experts)[..TOP_K].to_vec())
+                        .map(|id| id as i32)
+                        .enumerate()
+                        .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id })
+                        .collect();
+                    let weights: Vec<f32> =
+                        ids.iter().map(|_| random.normal().abs() as f32).collect();
+                    let routed = Routed { top_k: TOP_K, topk_ids: &ids, topk_weights: &weights };
+                    let how = layer.canonical().unwrap();
+                    let wanted = layer.forward(&x, routed, &how).unwrap().y;
+                    let found = forward(&device, &on_device, &x, &ids, &weights);
+                    let context = format!(
+                        "{dtype}, {ty}, H {h}, I {size_i}, {kind:?}, {tokens} tokens, map {}",
+                        expert_map.is_some()
+                    );
+                    law.equal(&context, &found, &wanted);
+                    // A token alone, in another workspace with other tiles.
+                    let m = random.below(tokens);
+                    let (of, slots) = (m * h..(m + 1) * h, m * TOP_K..(m + 1) * TOP_K);
+                    let alone = forward(
+                        &device,
+                        &on_device,
+                        &x[of.clone()],
+                        &ids[slots.clone()],
+                        &weights[slots],
+                    );
+                    law.equal(&format!("{context}, token {m} alone"), &alone, &wanted[of]);
+                }
+            }
+        }
+    }
+    law.held();
+}

@@ -1,0 +1,169 @@
+//! `warm`: the CUDA kernels compiled into the cache ahead of use.
+
+use std::path::PathBuf;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use marlinspike_accel::cache::{DEFAULT_LIMIT, FOLDER_VARIABLE, ModuleCache, Origin};
+use marlinspike_accel::nvrtc::{Arch, LIBRARY_VARIABLE, Nvrtc};
+use marlinspike_accel::registry::Row;
+use marlinspike_accel::warm::{Job, jobs, warm};
+use marlinspike_accel::{AccelError, Device, registry};
+
+use crate::Outcome;
+use crate::error::Explained;
+use crate::output::print;
+
+const DETAILS: &str = "\
+Kernels are compiled when they are first used, which takes up to a second each, and kept in a
+folder; this compiles them before. The folder is MARLINSPIKE_CACHE, else `marlinspike` in the
+user's cache folder. A module is kept under what it was made from, so nothing in it is ever stale.
+
+Examples:
+  marlinspike warm                                    for this machine's GPU
+  marlinspike warm --capability 9.0 --capability 8.0  for these GPUs, on any machine
+  marlinspike warm --operation marlin_gemm --list     only say what there is
+
+Exit codes:
+  0  every module is in the cache
+  1  a module could not be kept
+  2  bad input or usage, no GPU to compile for, or no compiler";
+
+/// Compile the CUDA kernels ahead of use.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = DETAILS)]
+pub struct Args {
+    /// Compute capability to compile for; may be repeated. This machine's GPU where absent.
+    #[arg(long, value_parser = capability, value_name = "MAJOR.MINOR")]
+    pub capability: Vec<(u32, u32)>,
+    /// Operation to compile; may be repeated. All where absent.
+    #[arg(long, value_name = "NAME")]
+    pub operation: Vec<String>,
+    /// Folder of the cache.
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Only list the operations and their number of modules.
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// `major.minor`, of a GPU that some operation runs on.
+fn capability(text: &str) -> Result<(u32, u32), String> {
+    let parse = || {
+        let (major, minor) = text.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    };
+    match parse() {
+        Some((major, minor)) if (7..100).contains(&major) && minor < 10 => Ok((major, minor)),
+        _ => Err(format!("found {text:?}, expected a compute capability such as 8.0 or 9.0")),
+    }
+}
+
+/// The operations asked for.
+fn rows(names: &[String]) -> anyhow::Result<Vec<&'static Row>> {
+    let known = || registry().iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+    let find = |name: &String| {
+        registry().iter().copied().find(|row| row.name == name).ok_or_else(|| {
+            let message = format!("--operation: found {name:?}, expected an operation");
+            Explained::new(message, format!("the operations are {}", known())).into()
+        })
+    };
+    if names.is_empty() { Ok(registry().to_vec()) } else { names.iter().map(find).collect() }
+}
+
+/// The architectures asked for.
+fn archs(capabilities: &[(u32, u32)]) -> anyhow::Result<Vec<Arch>> {
+    if !capabilities.is_empty() {
+        return Ok(capabilities.iter().copied().map(Arch::of_device).collect());
+    }
+    match Device::open() {
+        Ok(device) => Ok(vec![Arch::of_device(device.compute_capability())]),
+        Err(error) => {
+            let help = "name the GPU to compile for: `marlinspike warm --capability 9.0`";
+            Err(Explained::new(error, help).into())
+        }
+    }
+}
+
+/// What happened to the modules of one operation.
+#[derive(Debug, Default)]
+struct Count {
+    modules: usize,
+    cached: usize,
+    compiled: usize,
+    not_kept: usize,
+}
+
+fn count<'j>(of: impl Iterator<Item = (&'j Job, Option<Origin>)>) -> Count {
+    let mut count = Count::default();
+    for (_, origin) in of {
+        count.modules += 1;
+        match origin {
+            Some(Origin::Cached) => count.cached += 1,
+            Some(Origin::Compiled) => count.compiled += 1,
+            Some(Origin::NotKept) => count.not_kept += 1,
+            None => {}
+        }
+    }
+    count
+}
+
+fn table(rows: &[&'static Row], jobs: &[Job], origins: Option<&[Origin]>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(NOTHING);
+    let mut header = vec!["operation", "modules"];
+    if origins.is_some() {
+        header.extend(["were there", "compiled", "not kept"]);
+    }
+    table.set_header(header);
+    for row in rows {
+        let mine = jobs.iter().enumerate().filter(|(_, job)| job.row.name == row.name);
+        let c = count(mine.map(|(i, job)| (job, origins.map(|origins| origins[i]))));
+        let mut line = vec![row.name.to_owned(), c.modules.to_string()];
+        if origins.is_some() {
+            line.extend([c.cached, c.compiled, c.not_kept].map(|n| n.to_string()));
+        }
+        table.add_row(line);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// An unknown operation, no GPU where none is named, no compiler, a source that it refuses.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let rows = rows(&args.operation)?;
+    let archs = archs(&args.capability)?;
+    let jobs = jobs(&rows, &archs);
+    if args.list {
+        print(&format!("{}\n", table(&rows, &jobs, None)))?;
+        return Ok(Outcome::Pass);
+    }
+    let cache = match &args.cache {
+        Some(folder) => ModuleCache::at(folder, DEFAULT_LIMIT),
+        None => ModuleCache::from_environment(),
+    };
+    let Some(folder) = cache.folder() else {
+        let help = format!("name a folder with --cache, or in {FOLDER_VARIABLE}");
+        return Err(Explained::new("there is no cache to fill", help).into());
+    };
+    let nvrtc = Nvrtc::open();
+    let origins = warm(&cache, &nvrtc, &jobs).map_err(|error| match error {
+        AccelError::NvrtcMissing { .. } => {
+            let help = format!(
+                "install NVIDIA's NVRTC (PyPI: nvidia-cuda-nvrtc-cu12), or name its library in \
+                 {LIBRARY_VARIABLE}"
+            );
+            anyhow::Error::from(Explained::new(error, help))
+        }
+        other => other.into(),
+    })?;
+    let kept = !origins.contains(&Origin::NotKept);
+    let text = format!("{}\n\ncache: {}\n", table(&rows, &jobs, Some(&origins)), folder.display());
+    print(&text)?;
+    Ok(if kept { Outcome::Pass } else { Outcome::Mismatch })
+}

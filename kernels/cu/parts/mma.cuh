@@ -1,0 +1,78 @@
+// Instructions that C++ has no words for: copies that bypass registers, matrix fragments, and 16-bit
+// arithmetic in pairs. IS_BF16 as in half.cuh.
+
+__device__ __forceinline__ unsigned shared_address(const void *pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes to shared memory; zeros instead where `bytes` is 0 (then the source is not read).
+__device__ __forceinline__ void copy_async(unsigned to, const void *from, unsigned bytes = 16) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// d[16 x 8] += a[16 x 16] * b[16 x 8], f32 sums: one fused sum for each element.
+__device__ __forceinline__ void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                             unsigned b1) {
+#if IS_BF16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+#endif
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Pairs of 16-bit values, each result rounded once. bf16 has a fused instruction alone before sm_90,
+// and a product is one with -0 added.
+__device__ __forceinline__ unsigned fma2(unsigned x, unsigned y, unsigned z) {
+    unsigned r;
+#if IS_BF16
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+#else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+#endif
+    return r;
+}
+
+__device__ __forceinline__ unsigned mul2(unsigned x, unsigned y) {
+#if IS_BF16
+    return fma2(x, y, 0x80008000u);
+#else
+    unsigned r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    return r;
+#endif
+}
+
+// (x & mask) | bits in one instruction.
+template <unsigned MASK, unsigned BITS_SET>
+__device__ __forceinline__ unsigned mask_or(unsigned x) {
+    unsigned r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(x), "n"(MASK), "n"(BITS_SET));
+    return r;
+}
+
+// The low (0) or high (1) half of a word, twice.
+template <int HIGH>
+__device__ __forceinline__ unsigned twice(unsigned x) {
+    return __byte_perm(x, 0, HIGH ? 0x3232 : 0x1010);
+}

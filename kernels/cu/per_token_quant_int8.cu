@@ -1,0 +1,45 @@
+// Activations to int8 with one scale per row. Upstream function: vLLM `per_token_quant_int8`.
+//
+//   x       16-bit [rows, size_k], finite
+//   q       int8 [rows, size_k]
+//   scales  f32 [rows]
+//
+// Compile-time parameters: IS_BF16 (half.cuh), and
+//   IS_PRODUCT  0: scale = max * fl(1/127), q = x / scale, halves to even
+//               1: scale = max / 127, q = x * (127 / max), halves away from zero
+// where max is the row's largest magnitude, at least 1e-10.
+//
+// One block of whole warps works on one row. Launch with a grid of `rows` blocks.
+
+#if !defined(IS_PRODUCT)
+#error "IS_PRODUCT must be 0 or 1"
+#endif
+
+extern "C" __global__ void per_token_quant_int8(const unsigned short *__restrict__ x,
+                                                signed char *__restrict__ q,
+                                                float *__restrict__ scales,
+                                                unsigned size_k) {
+    const unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * size_k;
+    float max = 0.0f;
+    for (unsigned k = threadIdx.x; k < size_k; k += blockDim.x) {
+        max = fmaxf(max, fabsf(widen(x[row + k])));
+    }
+    max = fmaxf(block_max(max), 1e-10f);
+#if IS_PRODUCT
+    const float scale = __fdiv_rn(max, 127.0f), factor = __fdiv_rn(127.0f, max);
+#else
+    const float scale = __fmul_rn(max, 1.0f / 127.0f);
+#endif
+    for (unsigned k = threadIdx.x; k < size_k; k += blockDim.x) {
+        const float value = widen(x[row + k]);
+#if IS_PRODUCT
+        const float rounded = roundf(__fmul_rn(value, factor));
+#else
+        const float rounded = rintf(__fdiv_rn(value, scale));
+#endif
+        q[row + k] = static_cast<signed char>(fminf(fmaxf(rounded, -128.0f), 127.0f));
+    }
+    if (threadIdx.x == 0) {
+        scales[blockIdx.x] = scale;
+    }
+}

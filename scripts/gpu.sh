@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The device tests on a machine with a GPU but without Rust: built here, carried there, run there.
+#
+#   scripts/gpu.sh build [FOLDER]   release binaries, stripped, into FOLDER (target/gpu)
+#   FOLDER/gpu.sh run [TEST ...]    the laws on that machine's GPU, all or those tests alone; needs its
+#                                   driver, and NVRTC on the library path or in MARLINSPIKE_NVRTC
+#
+# `run` prints a line for each law, with the number of cases and outputs that were compared, and ends
+# with "N laws held, N tests failed".
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+build() {
+  local root=$here/.. out name program
+  out=$(realpath -m "${1:-${CARGO_TARGET_DIR:-$root/target}/gpu}")
+  mkdir -p "$out/tests"
+  cd "$root"
+  # Cargo says as JSON where each program went.
+  cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json |
+    sed -n 's/.*"kind":\["\(test\|example\)"\].*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
+    while read -r kind name program; do
+      if [ "$kind" = test ]; then strip -o "$out/tests/$name" "$program"; fi
+      if [ "$kind" = example ]; then strip -o "$out/$name" "$program"; fi
+    done
+  cp "${BASH_SOURCE[0]}" "$out/gpu.sh"
+  du -sh "$out"
+}
+
+run() {
+  local failed=0 held=0 log name tests=("$@")
+  export MARLINSPIKE_REQUIRE_GPU=1
+  log=$(mktemp)
+  [ "${#tests[@]}" -gt 0 ] || tests=("$here"/tests/*)
+  for name in "${tests[@]##*/}"; do
+    if ! "$here/tests/$name" >"$log" 2>&1; then
+      failed=$((failed + 1))
+      echo "FAILED: $name"
+      grep -A12 "panicked at" "$log" | head -60 || true
+    fi
+    sed -n 's/^LAW //p' "$log"
+    held=$((held + $(grep -c '^LAW ' "$log" || true)))
+  done
+  rm -f "$log"
+  echo "$held laws held, $failed tests failed"
+  [ "$failed" -eq 0 ]
+}
+
+case ${1:-} in
+  build) shift && build "$@" ;;
+  run) shift && run "$@" ;;
+  *)
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+    ;;
+esac
