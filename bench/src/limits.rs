@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn something_is_read_and_multiplied() {
-        let pool = threads::pool(1, false).unwrap();
+        let pool = threads::pool(1, &[]).unwrap();
         let effort = Effort { read_bytes: 1 << 20, rounds: 1000, passes: 2 };
         let instruction = Instruction::ALL.into_iter().find(|i| i.run(0).is_some());
         let limits = Limits::measure(&pool, instruction, effort);

@@ -224,7 +224,7 @@ mod tests {
     use marlinspike::w4a8::scalar::Scalar;
 
     fn outputs(workload: Workload, tokens: usize) -> (Vec<f32>, f64, usize) {
-        let pool = threads::pool(1, false).unwrap();
+        let pool = threads::pool(1, &[]).unwrap();
         let weights = Weights::new(workload, GroupSize::Of(32), 5000, || Box::new(Scalar)).unwrap();
         let mut ours = Ours::new(&pool, workload, &weights, tokens);
         let bytes = ours.bytes_read();

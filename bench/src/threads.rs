@@ -24,12 +24,13 @@ pub fn pin(cpu: usize) -> bool {
     core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
 }
 
-/// A pool of `count` threads, thread i on the i-th of [`cpus`] if `pinned` and there are as many.
+/// A pool of `count` threads, thread i on the i-th of `cpus` if there are as many. Take them from
+/// [`cpus`] before the calling thread is pinned itself: it would leave its own one alone.
 ///
 /// # Errors
 /// When the system gives no more threads.
-pub fn pool(count: usize, pinned: bool) -> Result<ThreadPool, ThreadPoolBuildError> {
-    let cpus = if pinned { cpus() } else { Vec::new() };
+pub fn pool(count: usize, cpus: &[usize]) -> Result<ThreadPool, ThreadPoolBuildError> {
+    let cpus = cpus.to_vec();
     ThreadPoolBuilder::new()
         .num_threads(count)
         .start_handler(move |thread| {
@@ -93,7 +94,7 @@ mod tests {
 
     #[test]
     fn every_thread_works_in_every_pass() {
-        let pool = pool(3, true).unwrap();
+        let pool = pool(3, &cpus()).unwrap();
         let done: [AtomicUsize; 3] = Default::default();
         let times = together(&pool, 5, |thread| {
             done[thread].fetch_add(1, Ordering::Relaxed);

@@ -109,7 +109,7 @@ impl Plan {
         cold: usize,
     ) -> Result<Case> {
         let x = input(shape, tokens);
-        let pool = threads::pool(self.cpus.len(), self.pinned)?;
+        let pool = threads::pool(self.cpus.len(), if self.pinned { &self.cpus } else { &[] })?;
         let mut ours = Ours::new(&pool, shape, weights, tokens);
         let expected = ours.output(0).to_vec();
         let mut candle = of_candle.map(|w| candle::Candle::new(w, &x, tokens)).transpose()?;

@@ -113,9 +113,9 @@ impl Plan {
 
     /// Limits, cases, limits again.
     pub(super) fn measure(&self) -> Result<Report> {
-        let pool = |&n| {
-            threads::pool(n, self.pinned).with_context(|| format!("{n} threads cannot be started"))
-        };
+        let cpus = if self.pinned { threads::cpus() } else { Vec::new() };
+        let pool =
+            |&n| threads::pool(n, &cpus).with_context(|| format!("{n} threads cannot be started"));
         let pools: Vec<ThreadPool> = self.threads.iter().map(pool).collect::<Result<_>>()?;
         let instruction = Instruction::of_kernel(&self.kernel);
         let limits = || -> Vec<Limits> {
