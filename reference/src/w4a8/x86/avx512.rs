@@ -143,17 +143,17 @@ unsafe fn group_wise<const M: usize>(
                 at.skip(2 * NR);
                 (acc, scales)
             };
-            for m in 0..M {
-                a[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(pair_sums(acc[m])), scales, a[m]);
+            for (a, acc) in a.iter_mut().zip(acc) {
+                *a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(pair_sums(acc)), scales, *a);
             }
         }
     }
     let sum = tail(pair, groups * bytes);
-    for m in 0..M {
+    for (m, a) in a.iter_mut().enumerate() {
         let zero = _mm512_set1_ps(panel.negated_zero_points()[m] as f32);
         let reciprocal = _mm512_set1_ps(panel.reciprocals()[m]);
-        let ordered = _mm512_permutexvar_ps(order(), a[m]);
-        a[m] = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
+        let ordered = _mm512_permutexvar_ps(order(), *a);
+        *a = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
     }
     a
 }
