@@ -1,12 +1,17 @@
 //! Panels times runs with AVX-512 VNNI, blocks of eight columns.
 //!
-//! A vector is a segment of a block: eight columns of eight nibbles. Two blocks go side by side, so
-//! that a row's piece, broadcast from memory, serves sixteen columns, and the float steps fill a
-//! vector. Eight rows take 16 integer and 8 float accumulators of the 32 registers.
+//! A vector is a segment of a block: eight columns of eight nibbles, the first word and the second
+//! word of each. Two blocks go side by side, so that a row's piece, broadcast from memory, serves
+//! sixteen columns, and the float steps fill a vector. Eight rows take 16 integer and 8 float
+//! accumulators of the 32 registers.
 //!
-//! A column's sum is the sum of two 32-bit lanes. Both begin at −4·Σq, which takes back the 8 that
-//! was added to each weight. A group ends with two shuffles and an addition, which leave the sixteen
-//! columns in the order of [`ORDER`]; scales are brought into it, and the sums leave it at the end.
+//! The blocks' second words change places, for all rows at once: one vector has first words of block
+//! a and second words of block b, the other the reverse. So a column's two sums stand in
+//! neighbouring lanes of two accumulators, and a group ends with a rotation and an addition; moving
+//! lanes takes ports that multiply. The sixteen columns stand in [`ORDER`] until the end; scales are
+//! brought into it.
+//!
+//! Both sums of a column begin at −4·Σq, which takes back the 8 that was added to each weight.
 
 use std::arch::x86_64::*;
 
@@ -21,8 +26,10 @@ const SEGMENT: usize = 64;
 /// fetching ends.
 const AHEAD: usize = 4096;
 
-/// From columns in order to where [`pair_sums`] leaves them: 0 1 8 9 2 3 10 11 …
-const ORDER: [i32; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
+/// Where each column stands among the lanes: the blocks' columns take turns.
+const ORDER: [i32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
+/// Every second lane.
+const ODD: __mmask16 = 0xaaaa;
 
 /// Two blocks, or twice the same where a run ends with one.
 #[derive(Clone, Copy)]
@@ -144,7 +151,7 @@ unsafe fn group_wise<const M: usize>(
                 (acc, scales)
             };
             for (a, acc) in a.iter_mut().zip(acc) {
-                *a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(pair_sums(acc)), scales, *a);
+                *a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole(acc)), scales, *a);
             }
         }
     }
@@ -183,7 +190,7 @@ unsafe fn channel_wise<const M: usize>(
     let mut out = [_mm512_setzero_ps(); M];
     for m in 0..M {
         let zero = _mm512_set1_epi32(panel.negated_zero_points()[m]);
-        let dot = _mm512_permutexvar_epi32(order(), pair_sums(acc[m]));
+        let dot = _mm512_permutexvar_epi32(order(), whole(acc[m]));
         let sum = _mm512_add_epi32(_mm512_slli_epi32::<4>(dot), _mm512_mullo_epi32(zero, sums));
         let scale = _mm512_mul_ps(scales, _mm512_set1_ps(panel.reciprocals()[m]));
         out[m] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
@@ -224,12 +231,13 @@ unsafe fn add<const M: usize>(
         at.fetch(ahead + SEGMENT);
         for s in 0..2 {
             // SAFETY: the caller's promise: two segments of either block.
-            let bytes = unsafe {
+            let [a, b] = unsafe {
                 [
                     _mm512_loadu_si512(at.a.add(s * SEGMENT).cast()),
                     _mm512_loadu_si512(at.b.add(s * SEGMENT).cast()),
                 ]
             };
+            let bytes = [_mm512_mask_mov_epi32(a, ODD, b), _mm512_mask_mov_epi32(b, ODD, a)];
             for nibble in 0..2 {
                 let w = match nibble {
                     0 => [plus_eight(bytes[0]), plus_eight(bytes[1])],
@@ -260,14 +268,11 @@ fn plus_eight(bytes: __m512i) -> __m512i {
     _mm512_and_si512(flipped, _mm512_set1_epi8(15))
 }
 
-/// Sums of neighbouring lanes: the first of each two in `acc[0]` … in [`ORDER`].
+/// Both halves of the columns' sums, in [`ORDER`].
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn pair_sums(acc: [__m512i; 2]) -> __m512i {
-    let (a, b) = (_mm512_castsi512_ps(acc[0]), _mm512_castsi512_ps(acc[1]));
-    let first = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(a, b));
-    let second = _mm512_castps_si512(_mm512_shuffle_ps::<0xdd>(a, b));
-    _mm512_add_epi32(first, second)
+fn whole(acc: [__m512i; 2]) -> __m512i {
+    _mm512_add_epi32(acc[0], _mm512_rol_epi64::<32>(acc[1]))
 }
 
 #[inline]
@@ -277,7 +282,7 @@ fn order() -> __m512i {
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// The bf16 scales at `at`, as f32 in the order of [`pair_sums`].
+/// The bf16 scales at `at`, as f32 in the order of [`ORDER`].
 ///
 /// # Safety
 /// 16 bytes can be read of either block.
@@ -286,7 +291,7 @@ fn order() -> __m512i {
 unsafe fn scales(at: Cursor) -> __m512 {
     // SAFETY: the caller's promise.
     let (a, b) = unsafe { (_mm_loadu_si128(at.a.cast()), _mm_loadu_si128(at.b.cast())) };
-    let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
+    let (low, high) = (_mm_unpacklo_epi16(a, b), _mm_unpackhi_epi16(a, b));
     let bits = _mm512_cvtepu16_epi32(_mm256_set_m128i(high, low));
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
 }
