@@ -183,7 +183,8 @@ pub fn run(
     part: &Part,
 ) -> Result<Vec<Piece>> {
     let file_rows = plan.k.start + part.rows.start..plan.k.start + part.rows.end;
-    let weight = load::load(model, plan, &plan.experts[expert], &file_rows, &part.columns)?;
+    let reading = plan.reading(settings.preparation);
+    let weight = load::load(model, reading, &plan.experts[expert], &file_rows, &part.columns)?;
     let permutation = match plan.packing {
         Packing::Marlin { permutation } => permutation,
         Packing::Kleidi(layout) => return Ok(vec![blocks(plan, layout, weight, expert, part)?]),

@@ -10,10 +10,11 @@ pub mod config;
 pub mod error;
 pub mod execute;
 pub mod job;
-mod load;
+pub mod load;
 pub mod names;
 pub mod parallel;
 pub mod plan;
+pub mod preparation;
 pub mod progress;
 pub mod report;
 pub mod shard;
@@ -39,6 +40,7 @@ use error::ConvertError;
 use execute::Execution;
 use parallel::Ranks;
 use plan::{Format, Plan, Settings};
+use preparation::PreparationArgs;
 use progress::{Progress, State};
 use report::{Reporter, size};
 
@@ -129,6 +131,12 @@ pub struct Args {
     /// Marlin: type of the activations inside the product.
     #[arg(long, value_enum, default_value_t)]
     pub input_dtype: InputArg,
+    /// How experts' numbers go into the format.
+    #[command(flatten)]
+    pub preparation: PreparationArgs,
+    /// Marlin: keep the sizes of gpt-oss's experts, instead of rounding them up as upstream does.
+    #[arg(long)]
+    pub no_padding: bool,
     /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
     #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
     pub nr: Option<String>,
@@ -309,6 +317,7 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         device,
         skip_unsupported: args.skip_unsupported,
         shard_bytes: (gb * 1e9) as u64,
+        preparation: args.preparation.preparation(!args.no_padding),
     })
 }
 

@@ -18,6 +18,7 @@ use crate::convert::error::ConvertError;
 use crate::convert::job::packed_stack;
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::{Format, Plan, Refused, Settings};
+use crate::convert::preparation::Preparation;
 use crate::error::Explained;
 use crate::map::MappedFile;
 use crate::model::layers::{Layers, Role};
@@ -93,6 +94,7 @@ fn settings() -> Settings {
         device: marlinspike::select::Capability::cuda(8, 0),
         skip_unsupported: true,
         shard_bytes: u64::MAX,
+        preparation: Preparation::UPSTREAM,
     }
 }
 

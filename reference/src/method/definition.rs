@@ -84,9 +84,8 @@ fn scheduled(product: &Product<'_>, schedule: &Schedule, at: [usize; 3]) -> Resu
         unit.inputs.1.encode_rne(value)
     };
     let row = rows.row(m);
-    let dot = |places: &[u32]| {
-        chain(unit, places.iter().map(|&k| (row[k as usize], code(k as usize))))
-    };
+    let dot =
+        |places: &[u32]| chain(unit, places.iter().map(|&k| (row[k as usize], code(k as usize))));
     let sums = order.chunks(chunk).map(|places| match schedule.group_sum {
         None => dot(places),
         Some(rule) => {
@@ -124,7 +123,10 @@ fn scheduled(product: &Product<'_>, schedule: &Schedule, at: [usize; 3]) -> Resu
 fn groups(product: &Product<'_>, [m, e, n]: [usize; 3]) -> Result<u16> {
     let (rows, weight) = (product.rows, &product.weights[e]);
     let Scales::Group { values, size } = &rows.scales else {
-        return Err(Error::unsupported("rows without groups", "both operands have scales in groups"));
+        return Err(Error::unsupported(
+            "rows without groups",
+            "both operands have scales in groups",
+        ));
     };
     let unit = WGMMA.find()?;
     let of_row = &values[m * (rows.size_k / size)..];

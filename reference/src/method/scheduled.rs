@@ -6,8 +6,8 @@ use super::activations::{Activations, Scales};
 use super::product::{Arithmetic, Product, Promotion};
 use crate::dims::GroupSize;
 use crate::gemm::schedule::{
-    AccumulatorType, Chunks, Extras, Rows, Schedule, Stack, Step, StepOp, Sum, UnitName, WeightForm,
-    Weights,
+    AccumulatorType, Chunks, Extras, Rows, Schedule, Stack, Step, StepOp, Sum, UnitName,
+    WeightForm, Weights,
 };
 use crate::gemm::tensor_core::{Architecture, Instruction, LANES, Panel, Row};
 use crate::moe::narrow;
@@ -156,7 +156,8 @@ fn groups(product: &Product<'_>) -> Result<Vec<u16>> {
                     let mut part = [0; LANES];
                     let end = size_k.min(start + PROMOTED);
                     unit.accumulate_panel(row, &panel, start..end, &mut part);
-                    for (l, sum) in sums.iter_mut().enumerate().filter(|(l, _)| column(*l) < size_n) {
+                    for (l, sum) in sums.iter_mut().enumerate().filter(|(l, _)| column(*l) < size_n)
+                    {
                         let scale =
                             rows.scale(*m, start) * weight.scales.value(g, column(l)) as f32;
                         *sum = f32::from_bits(part[l]).mul_add(scale, *sum);

@@ -24,8 +24,10 @@ use marlinspike::select::{Capability, Selection};
 
 use marlinspike::w4a8::stored::Description;
 
+use super::load::Reading;
 use super::names::Kind;
 use super::parallel::Ranks;
+use super::preparation::Preparation;
 use super::verdict;
 use crate::model::bind::Bound;
 use crate::model::layers::{Layers, Role, Stack};
@@ -83,6 +85,8 @@ pub struct Settings {
     pub skip_unsupported: bool,
     /// Most bytes of a shard; a layer larger than that has one for itself.
     pub shard_bytes: u64,
+    /// How experts' numbers go into the format.
+    pub preparation: Preparation,
 }
 
 /// A tensor in the kernel's format.
@@ -147,6 +151,17 @@ impl StackPlan {
     pub fn quantizes_activations(&self) -> bool {
         let sixteen = matches!(self.scheme, Scheme::Wna16(_));
         sixteen && matches!(self.packing, Packing::Kleidi(_))
+    }
+
+    /// How its matrices are read.
+    pub fn reading(&self, preparation: Preparation) -> Reading<'_> {
+        Reading {
+            scheme: &self.scheme,
+            n: &self.n,
+            group_size: self.group_size,
+            act_order: self.act_order,
+            preparation,
+        }
     }
 
     /// Bits of one packed code.
