@@ -236,6 +236,57 @@ pub fn global_scale(container: FloatContainer) -> nvfp4::GlobalScale {
     }
 }
 
+/// What is to be said where w1 and w3 of some experts were requantized; nothing where none were.
+pub fn requantized(
+    module: &str,
+    changed: usize,
+    experts: usize,
+    rule: Requantize,
+) -> Option<String> {
+    let name = match rule {
+        Requantize::Exact => "exact",
+        Requantize::UpstreamCuda => "upstream-cuda",
+        Requantize::UpstreamCpu => "upstream-cpu",
+    };
+    (changed > 0).then(|| {
+        format!(
+            "{module}: w1 and w3 of {changed} of {experts} experts requantized to the larger scale \
+             ({name})"
+        )
+    })
+}
+
+/// NVFP4's global scales of gate and up of every expert.
+///
+/// # Errors
+/// As [`nvfp4::w13_global_scales`].
+pub fn w13_scales(
+    model: &Model<'_>,
+    module: &str,
+    experts: &[Vec<Bound>],
+    container: FloatContainer,
+    policy: nvfp4::W13Scale,
+) -> Result<nvfp4::W13Scales> {
+    let mut values = Vec::with_capacity(2 * experts.len());
+    for matrices in experts {
+        for bound in matrices {
+            let tensor = merged(
+                model,
+                std::slice::from_ref(bound),
+                Part::Global,
+                &(0..bound.shape.size_k),
+                &[0..bound.shape.size_n],
+            )?;
+            let tensor = tensor.ok_or_else(|| Error::missing(&bound.name, "a global scale"))?;
+            tensor.expect_dtype(&[DType::F32])?;
+            values.extend(floats(&tensor)?);
+        }
+    }
+    let name = format!("{module}.w13_weight_global_scale");
+    let tensor = Tensor::from_vec(name, DType::F32, vec![experts.len(), 2], values)?;
+    nvfp4::w13_global_scales(&tensor, global_scale(container), policy)
+}
+
 /// The real numbers of a tensor of any floating-point type, as f32.
 ///
 /// # Errors

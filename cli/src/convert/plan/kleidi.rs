@@ -113,6 +113,7 @@ pub(super) fn stack_plan(
         groups: layout.groups(),
         act_order: false,
         is_k_full: true,
+        padding: None,
         packing: Packing::Kleidi(layout),
         outputs: vec![Output { kind: Kind::Weight, spec }],
     })

@@ -5,8 +5,10 @@
 //! path); the rest is common.
 
 mod deal;
+mod flashinfer;
 mod kleidi;
 mod part;
+mod prepared;
 mod stack;
 
 use std::borrow::Cow;
@@ -17,8 +19,10 @@ use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::{ExpertMap, ExpertPlacement, determine_expert_map};
+use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::layout::kleidi::RhsLayout;
 use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
+use marlinspike::prepare::gpt_oss::GptOssShard;
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, Selection};
 
@@ -33,6 +37,7 @@ use crate::model::bind::Bound;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError};
 pub use deal::copy_runs;
+pub use flashinfer::{FlashinferLayout, key as flashinfer_key};
 pub use part::Part;
 use stack::{StackInfo, cut, stack_plan};
 
@@ -46,6 +51,11 @@ pub enum Format {
         /// Columns of a block: 4 or 8.
         nr: usize,
     },
+    /// FlashInfer's and CUTLASS's 4-bit experts.
+    Flashinfer {
+        /// The kernel that NVFP4 is for; integers have one alone.
+        backend: Nvfp4Backend,
+    },
 }
 
 impl Format {
@@ -54,6 +64,7 @@ impl Format {
         match self {
             Self::Marlin => "marlin",
             Self::Kleidi { .. } => "kleidiai",
+            Self::Flashinfer { .. } => "flashinfer",
         }
     }
 
@@ -62,6 +73,7 @@ impl Format {
         match self {
             Self::Marlin => "Marlin",
             Self::Kleidi { .. } => "the int4 path of KleidiAI",
+            Self::Flashinfer { .. } => "FlashInfer",
         }
     }
 }
@@ -108,6 +120,8 @@ pub enum Packing {
     },
     /// In blocks of columns.
     Kleidi(RhsLayout),
+    /// Rows in another order, scales in tiles.
+    Flashinfer(FlashinferLayout),
 }
 
 /// One stack on one rank.
@@ -135,6 +149,8 @@ pub struct StackPlan {
     pub act_order: bool,
     /// Whether this rank has all rows of each of its groups.
     pub is_k_full: bool,
+    /// gpt-oss: the rank whose sizes are rounded up; `shape` has them rounded, `k` and `n` the file's.
+    pub padding: Option<GptOssShard>,
     /// How its bytes lie.
     pub packing: Packing,
     /// What comes out.
@@ -226,6 +242,10 @@ pub struct Plan {
     pub expert_maps: BTreeMap<String, ExpertMap>,
     /// The int4 path: what the files say of each layer, by module.
     pub descriptions: BTreeMap<String, Description>,
+    /// FlashInfer: what the files say of each layer, by module.
+    pub layouts: BTreeMap<String, serde_json::Value>,
+    /// What preparation changes in the numbers, in sentences.
+    pub notes: Vec<String>,
 }
 
 impl Plan {
@@ -245,23 +265,33 @@ impl Plan {
             refused: Vec::new(),
             expert_maps: BTreeMap::new(),
             descriptions: BTreeMap::new(),
+            layouts: BTreeMap::new(),
+            notes: Vec::new(),
         };
         let kv_heads = kv_heads(model);
         let mut planned = Vec::with_capacity(layers.stacks.len());
         for stack in &layers.stacks {
             let map = expert_map(stack, settings)?;
             let stack = match settings.format {
-                Format::Marlin => Cow::Borrowed(stack),
+                Format::Marlin | Format::Flashinfer { .. } => Cow::Borrowed(stack),
                 Format::Kleidi { .. } => kleidi::unordered(model, stack)?,
             };
             let whole = StackInfo::bind(model, &stack, &map.global_ids)?;
             if settings.ep.size > 1 && stack.role != Role::Dense {
                 plan.expert_maps.insert(stack.module.clone(), map);
             }
-            planned.push(match settings.format {
+            let stack_plan = match settings.format {
                 Format::Marlin => stack_plan(&stack, whole, kv_heads, settings),
                 Format::Kleidi { nr } => kleidi::stack_plan(&stack, whole, kv_heads, settings, nr),
-            });
+                Format::Flashinfer { backend } => {
+                    flashinfer::stack_plan(&stack, whole, settings, backend)
+                }
+            };
+            planned.push(stack_plan.and_then(|p| {
+                let notes = prepared::notes(model, &p, settings).map_err(|reason| vec![reason])?;
+                plan.notes.extend(notes);
+                Ok(p)
+            }));
         }
         // w13 and w2 share their layer's fate.
         for i in 0..planned.len() {
@@ -296,6 +326,7 @@ impl Plan {
                 }
             }
         }
+        plan.layouts = flashinfer::descriptions(&plan.stacks);
         plan.shards = deal::shards(&plan, model, copied, settings.shard_bytes)?;
         Ok(plan)
     }
@@ -347,7 +378,11 @@ pub fn ask(
     Ok(match cut(stack, &info, kv_heads(model), settings) {
         Err(reason) => (None, vec![reason]),
         Ok((k, n)) => {
-            let shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+            let mut shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+            match prepared::padding(stack, &info, settings) {
+                Err(reason) => return Ok((None, vec![reason])),
+                Ok(padded) => shape = padded.map_or(shape, |(_, shape)| shape),
+            }
             (Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new())
         }
     })

@@ -1,7 +1,7 @@
 //! A layer of a checkpoint in the hub: weights prepared, and how its activations are quantized.
 
 use marlinspike::checkpoint::nvfp4::{self, W13Scale};
-use marlinspike::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
+use marlinspike::config::{ActivationScheme, Fp8Scheme, ScaleStrategy, Scheme};
 use marlinspike::layers::{MoeShard, ct_fp8_moe};
 use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::method::{Arithmetic, MethodLayer, Multiply, Product, Quantizer};
@@ -64,6 +64,7 @@ struct Moe {
 
 /// A stack with the tensors of its experts.
 struct Matrices<'s> {
+    module: &'s str,
     scheme: &'s Scheme,
     experts: Vec<Vec<Bound>>,
 }
@@ -72,7 +73,7 @@ impl<'s> Matrices<'s> {
     fn bind(model: &Model<'_>, stack: &'s Stack) -> Result<Self, ModelError> {
         let of = |row: &Vec<_>| row.iter().map(|m| Bound::find(model, &stack.scheme, m)).collect();
         let experts = stack.experts.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(Self { scheme: &stack.scheme, experts })
+        Ok(Self { module: &stack.module, scheme: &stack.scheme, experts })
     }
 
     fn size_k(&self) -> usize {
@@ -386,7 +387,7 @@ fn experts(
     let mut multipliers = None;
     if let Scheme::Nvfp4 { container, .. } = scheme {
         let policy = options.preparation.w13_scale;
-        let scales = w13_scales(model, module, &stacks[0].experts, *container, policy)?;
+        let scales = load::w13_scales(model, module, &stacks[0].experts, *container, policy)?;
         let rule = match policy {
             W13Scale::First => "w1's is used for both (--w13-scale own: each its own)",
             W13Scale::Own => "each has its own (upstream uses w1's for both)",
@@ -404,37 +405,6 @@ fn experts(
         }
     };
     Ok(Moe { w13, w2, quantizers, multipliers, routing })
-}
-
-/// NVFP4's global scales of gate and up of every expert.
-///
-/// # Errors
-/// As [`nvfp4::w13_global_scales`].
-pub fn w13_scales(
-    model: &Model<'_>,
-    module: &str,
-    experts: &[Vec<Bound>],
-    container: FloatContainer,
-    policy: W13Scale,
-) -> Result<nvfp4::W13Scales> {
-    let mut values = Vec::with_capacity(2 * experts.len());
-    for matrices in experts {
-        for bound in matrices {
-            let tensor = load::merged(
-                model,
-                std::slice::from_ref(bound),
-                Part::Global,
-                &(0..bound.shape.size_k),
-                &[0..bound.shape.size_n],
-            )?;
-            let tensor = tensor.ok_or_else(|| Error::missing(&bound.name, "a global scale"))?;
-            tensor.expect_dtype(&[DType::F32])?;
-            values.extend(load::floats(&tensor)?);
-        }
-    }
-    let name = format!("{module}.w13_weight_global_scale");
-    let tensor = Tensor::from_vec(name, DType::F32, vec![experts.len(), 2], values)?;
-    nvfp4::w13_global_scales(&tensor, load::global_scale(container), policy)
 }
 
 /// W8A8-FP8 experts, prepared in upstream's order.
@@ -489,12 +459,7 @@ fn fp8_experts(
         }
         _ => 0,
     };
-    if changed > 0 {
-        let rule = format!("{requantize:?}");
-        notes.push(format!(
-            "w1 and w3 of {changed} of {experts} experts requantized to the larger scale ({rule})"
-        ));
-    }
+    notes.extend(load::requantized(&w13.module, changed, experts, requantize));
     let device = Fp8Options { requantize, ..Fp8Options::default() };
     let prepared = stored.prepare(scheme, &shard, device)?;
     let inputs = [&prepared.tensors.w13_input_scale, &prepared.tensors.w2_input_scale].map(one);
