@@ -463,7 +463,7 @@ fn experts_convert_to_flashinfers_forms() {
 fn inspect_names_the_experts_and_the_methods_kernel() {
     for (name, layer, format, kernel) in [
         ("ct-fp8-moe", MIXTRAL_LAYER, "fp8 tensor", "FLASHINFER_CUTLASS"),
-        ("fp8-block-moe", EXPERT_LAYER, "fp8 block 128x128", "DEEPGEMM"),
+        ("fp8-block-moe", EXPERT_LAYER, "fp8 block 128x128", "TRITON"),
         ("ct-nvfp4-moe", MIXTRAL_LAYER, "nvfp4 (W4A4)", "FLASHINFER_TRTLLM"),
     ] {
         let capability = if name.contains("nvfp4") { "10.0" } else { "9.0" };
@@ -516,6 +516,9 @@ fn what_a_method_cannot_run_is_refused_by_name() {
         config["quantization_config"]["weight_block_size"] = json!([96, 128]);
     });
     refused("run", &to("block"), &[], &["intermediate_size_per_partition", "128", "96"]);
+    // w1 and w3 of an expert share their activations.
+    with("apart", format!("{MIXTRAL_LAYER}.0.w3.input_scale"), vec![0.5]);
+    refused("run", &to("apart"), &[], &[".0.w3.input_scale", "found 0.5", ".0.w1"]);
     // Arithmetics and activations that do not go with the weights.
     refused("run", &fp8, &["--activations", "mxfp8"], &["mxfp8 of fp8 tensor"]);
     let nvfp4 = checkpoint("ct-nvfp4-moe");

@@ -145,6 +145,46 @@ fn both_ways_give_the_same_bits() {
     }
 }
 
+#[test]
+fn scheduled_products_are_within_their_bounds() {
+    let shape = Shape::new(256, 40);
+    let experts = [Some(1), None, Some(0), Some(1)];
+    let x = bits(BF16, &numbers(9, experts.len() * shape.size_k));
+    let router = [0.3, 9.0, 0.71, 1.0];
+    for (quantizer, weights, arithmetics) in methods(shape) {
+        let rows = quantizer.quantize(&x, BF16, shape.size_k, &experts).unwrap();
+        let product = Product {
+            rows: &rows,
+            expert_of: &experts,
+            weights: &weights,
+            halves: None,
+            router_weights: Some(&router),
+            dtype: BF16,
+        };
+        assert!(matches!(product.bounds(Arithmetic::Exact), Err(Error::Unsupported { .. })));
+        let exact = product.compute(Arithmetic::Exact).unwrap();
+        for arithmetic in arithmetics.into_iter().filter(|a| *a != Arithmetic::Exact) {
+            if matches!(quantizer, Quantizer::Fp8Group(_)) {
+                assert!(matches!(product.bounds(arithmetic), Err(Error::Unsupported { .. })));
+                continue;
+            }
+            let found = product.compute(arithmetic).unwrap();
+            let context = format!("{quantizer} {} {}", weights[0].ty, arithmetic.name());
+            let mut widest = 0f64;
+            for (i, b) in product.bounds(arithmetic).unwrap().iter().enumerate() {
+                let value = BF16.to_f64(found[i].into());
+                assert!(b.ratio(value) <= 1.0, "{context} at {i}: {value} outside {b:?}");
+                widest = widest.max(b.ratio(value));
+                // Quantized operands enter as they are, so that the exact results agree too.
+                if quantizer != Quantizer::None {
+                    assert_eq!(b.rounded, u32::from(exact[i]), "{context} at {i}");
+                }
+            }
+            assert!(widest > 0.01, "{context}: {widest} says nothing");
+        }
+    }
+}
+
 /// One column, its weights of scale 1/64 but as given.
 fn column(size_k: usize, code: impl Fn(usize) -> u8) -> Weight<'static> {
     Weight {

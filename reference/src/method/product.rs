@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::activations::Activations;
 use super::{definition, scheduled};
 use crate::gemm::chain::{Chain, Step};
-use crate::gemm::{self, Request, Rows, Rule, WeightColumns};
+use crate::gemm::{self, Bounded, Request, Rows, Rule, WeightColumns};
 use crate::moe::half_type;
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
@@ -103,6 +103,18 @@ impl Product<'_> {
             }
         };
         (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
+    }
+
+    /// Exact result and bounds of every output for kernels that add up with the matrix unit of a
+    /// scheduled `arithmetic`, in any order, partial sums in f32
+    /// ([`Class::of_unit`](crate::gemm::Class::of_unit)).
+    ///
+    /// # Errors
+    /// As [`Product::compute`]; [`Error::Unsupported`] for [`Arithmetic::Exact`], which is no kernel's,
+    /// and where scales are applied group by group.
+    pub fn bounds(&self, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
+        self.validate()?;
+        scheduled::bounds(self, arithmetic)
     }
 
     pub(super) fn size_n(&self) -> usize {

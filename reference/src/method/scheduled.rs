@@ -10,6 +10,7 @@ use crate::gemm::schedule::{
     WeightForm, Weights,
 };
 use crate::gemm::tensor_core::{Architecture, Instruction, LANES, Panel, Row};
+use crate::gemm::{self, Bounded, Class, Judge, Recipe};
 use crate::moe::narrow;
 use crate::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
@@ -131,6 +132,48 @@ pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<V
             groups(product)
         }
     }
+}
+
+/// What any kernel may give that adds up with the unit of `arithmetic`, in any order.
+///
+/// # Errors
+/// As [`plan`]; [`Error::Unsupported`] where scales are applied group by group.
+pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
+    let (rows, size_n) = (product.rows, product.size_n());
+    let mut out = vec![Bounded::ZERO; product.expert_of.len() * size_n];
+    for (e, weight) in product.weights.iter().enumerate() {
+        let Plan::Schedule(schedule) = plan(product, weight, arithmetic)? else {
+            let what = format!("{}: bounds under {}", weight.name, arithmetic.name());
+            return Err(Error::unsupported(what, "scales in groups are applied at promotions"));
+        };
+        let mine: Vec<usize> =
+            (0..product.expert_of.len()).filter(|&m| product.expert_of[m] == Some(e)).collect();
+        if mine.is_empty() {
+            continue;
+        }
+        let codes = mine.iter().flat_map(|&m| rows.row(m).iter().copied());
+        let decoded = gemm::Rows::decode(rows.ty, rows.size_k, codes)?;
+        let of_rows = |values: &[f32]| mine.iter().map(|&m| values[m]).collect::<Vec<f32>>();
+        let scales = match &rows.scales {
+            Scales::Row(values) => Some(of_rows(values)),
+            _ => None,
+        };
+        let router = product.router_weights.map(of_rows);
+        let judge = Judge {
+            weight,
+            order: None,
+            recipe: &Recipe::of_schedule(&schedule, product.dtype),
+            class: &Class::of_unit(schedule.unit.find()?),
+            extras: gemm::Extras {
+                activation_scales: scales.as_deref(),
+                router_weights: router.as_deref(),
+            },
+        };
+        for (&m, row) in mine.iter().zip(judge.bounds(&decoded, None)?.chunks_exact(size_n)) {
+            out[m * size_n..][..size_n].copy_from_slice(row);
+        }
+    }
+    Ok(out)
 }
 
 /// Each group's sum on the unit, times both scales, added in f32.

@@ -8,7 +8,7 @@ use marlinspike::config::{CheckpointFormat, Scheme};
 use marlinspike::container::TensorSpec;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::Layout as _;
-use marlinspike::layout::flashinfer::{ExpertLayout, Nvfp4Backend, Projection};
+use marlinspike::layout::flashinfer::{BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, Projection};
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::DType;
 use marlinspike::{Error, Result};
@@ -44,6 +44,16 @@ impl FlashinferLayout {
         match self {
             Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),
             Self::Nvfp4(backend) => ExpertLayout::nvfp4(backend, projection, hidden, inner, true),
+        }
+    }
+
+    /// Shape of one expert's codes as bytes: `[K / 256, N, 128]` of mxint4, `[N, K / 2]` of NVFP4.
+    fn weight_shape(self, layout: &ExpertLayout) -> Vec<usize> {
+        let [lines, bytes] = layout.weights().packed_shape();
+        let size_n = layout.weights().shape().size_n;
+        match self {
+            Self::Mxint4 => vec![lines / size_n, size_n, bytes],
+            Self::Nvfp4(_) => vec![lines, bytes],
         }
     }
 
@@ -119,7 +129,7 @@ pub(super) fn stack_plan(
         let name = names::full(&plan.module, &plan.scheme, plan.role, kind);
         plan.outputs.push(Output { kind, spec: TensorSpec { name, dtype, shape } });
     };
-    push(Kind::Weight, DType::U8, [&[experts], weight_shape(&layout).as_slice()].concat());
+    push(Kind::Weight, DType::U8, [&[experts], kind.weight_shape(&layout).as_slice()].concat());
     let [rows, cols] = layout.scales().packed_shape();
     let scale = match kind {
         FlashinferLayout::Mxint4 => DType::BF16,
@@ -133,13 +143,6 @@ pub(super) fn stack_plan(
         }
     }
     Ok(plan)
-}
-
-/// Shape of one expert's codes as bytes: `[N, K / 2]`, or `[K / 256, N, 128]`.
-fn weight_shape(layout: &ExpertLayout) -> Vec<usize> {
-    let [lines, block] = layout.weights().packed_shape();
-    let size_n = layout.weights().shape().size_n;
-    if lines == size_n { vec![size_n, block] } else { vec![lines / size_n, size_n, block] }
 }
 
 /// The key under which a file's metadata describes a layer.
@@ -174,7 +177,7 @@ pub(super) fn descriptions(stacks: &[StackPlan]) -> BTreeMap<String, Value> {
             "size_k": padded.size_k,
             "size_n": padded.size_n,
             "rows": steps,
-            "block_k_bytes": (weight_shape(&layout).len() == 3).then(|| layout.weights().packed_shape()[1]),
+            "block_k_bytes": (kind == FlashinferLayout::Mxint4).then_some(BLOCK_K_BYTES),
         });
     }
     all

@@ -1,7 +1,7 @@
 //! A layer of a checkpoint in the hub: weights prepared, and how its activations are quantized.
 
 use marlinspike::checkpoint::nvfp4::{self, W13Scale};
-use marlinspike::config::{ActivationScheme, Fp8Scheme, ScaleStrategy, Scheme};
+use marlinspike::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use marlinspike::layers::{MoeShard, ct_fp8_moe};
 use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::method::{Arithmetic, MethodLayer, Multiply, Product, Quantizer};
@@ -72,7 +72,17 @@ struct Matrices<'s> {
 impl<'s> Matrices<'s> {
     fn bind(model: &Model<'_>, stack: &'s Stack) -> Result<Self, ModelError> {
         let of = |row: &Vec<_>| row.iter().map(|m| Bound::find(model, &stack.scheme, m)).collect();
-        let experts = stack.experts.iter().map(of).collect::<Result<_, _>>()?;
+        let experts: Vec<Vec<Bound>> = stack.experts.iter().map(of).collect::<Result<_, _>>()?;
+        let shapes = |row: &[Bound]| row.iter().map(|b| b.shape).collect::<Vec<_>>();
+        let first = &experts[0];
+        if let Some(other) = experts.iter().find(|row| shapes(row) != shapes(first)) {
+            let (a, b) = (&other[0], &first[0]);
+            let found = format!("`{}` is {}, `{}` {}", a.name, a.shape, b.name, b.shape);
+            return Err(ModelError::module(
+                &stack.module,
+                format!("{found}: experts must be alike"),
+            ));
+        }
         Ok(Self { module: &stack.module, scheme: &stack.scheme, experts })
     }
 
@@ -353,6 +363,7 @@ fn input_scales(model: &Model<'_>, matrices: &Matrices<'_>) -> Result<Vec<Vec<f3
             }
             _ => {
                 let values = load::floats(&tensor)?;
+                expect_shared(matrices, e, &values)?;
                 match values.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
                     Some(i) => {
                         let expected = "a positive finite scale";
@@ -364,6 +375,22 @@ fn input_scales(model: &Model<'_>, matrices: &Matrices<'_>) -> Result<Vec<Vec<f3
         }
     };
     (0..matrices.experts.len()).map(of).collect()
+}
+
+/// The activations of w1 and w3 are the same, so upstream refuses scales of compressed-tensors that are
+/// more than 1e-5 apart.
+fn expect_shared(matrices: &Matrices<'_>, e: usize, values: &[f32]) -> Result<()> {
+    let ct = matches!(matrices.scheme, Scheme::Fp8(f) if f.container == FloatContainer::CompressedTensors);
+    let apart = values.iter().position(|v| (v - values[0]).abs() > 1e-5);
+    match (ct, apart) {
+        (true, Some(i)) => {
+            let own = matrices.experts[e].get(i).unwrap_or(&matrices.experts[e][0]);
+            let first = &matrices.experts[e][0].name;
+            let expected = format!("{} to within 1e-5, as `{first}` has it", values[0]);
+            Err(Error::value(format!("{}.input_scale", own.name), &[], values[i], expected))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn experts(
@@ -419,6 +446,8 @@ fn fp8_experts(
     let [w13, w2] = stacks;
     let experts = w13.experts.len();
     let shard = MoeShard::new(experts, w13.size_k(), w2.size_k(), 1)?;
+    // Refusals of the pair of strategies and of sizes come before any tensor is read.
+    ct_fp8_moe(scheme, &shard)?;
     let is_static = scheme.activations == ActivationScheme::StaticTensor;
     let input = |m: &Matrices<'_>, name: &str| -> Result<Option<Tensor<'static>>> {
         if !is_static {
@@ -437,8 +466,7 @@ fn fp8_experts(
     };
     let one = |t: &Option<Tensor<'_>>| t.as_ref().map(|t| largest_scale(&t.elements::<f32>()));
     let Some(requantize) = options.preparation.requantize else {
-        // Each shard keeps its scale; the rest of upstream's refusals hold all the same.
-        ct_fp8_moe(scheme, &shard)?;
+        // Each shard keeps its scale.
         let [w13, w2] = [w13, w2].map(|m| m.weights(model, options.preparation));
         let quantizers = quantizers([one(&inputs[0]), one(&inputs[1])]);
         return Ok(Moe { w13: w13?, w2: w2?, quantizers, multipliers: None, routing });
