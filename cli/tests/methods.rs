@@ -459,6 +459,71 @@ fn experts_convert_to_flashinfers_forms() {
     }
 }
 
+/// Packing loses nothing where the kernel's types hold the checkpoint's numbers.
+#[test]
+fn converted_layers_run_with_the_checkpoints_bits() {
+    let temp = tempfile::tempdir().unwrap();
+    let upstream = Settings { preparation: Preparation::UPSTREAM, ..settings() };
+    let linear = "model.layers.0.self_attn.o_proj";
+    for format in Format::ALL {
+        let model = temp.path().join(format!("{format:?}"));
+        write_model(format, &model);
+        let out = temp.path().join(format!("{format:?}-out"));
+        convert(&model, &out, &upstream).unwrap();
+        for layer in [EXPERT_LAYER, linear] {
+            let arguments = ["--layer", layer, "--arithmetic", "exact", "--tokens", "4"];
+            let none = ["--activations", "none"];
+            let from = report(&model, &[&arguments[..], &none].concat());
+            let to = report(&out, &[&arguments[..], &["--check"]].concat());
+            assert_eq!(to["sha256"], from["sha256"], "{format:?} {layer}");
+            assert_eq!((&to["source"], &to["check"]["mismatches"]), (&json!("packed"), &json!(0)));
+        }
+    }
+    let gpt_oss = checkpoint("gpt-oss-mxfp4");
+    let out = temp.path().join("gpt-oss");
+    convert(&gpt_oss, &out, &upstream).unwrap();
+    let digest = |model: &Path, arguments: &[&str]| report(model, arguments)["sha256"].clone();
+    assert_eq!(digest(&out, &[]), digest(&gpt_oss, &[]), "its padding adds nothing");
+    // FlashInfer's forms, with NVFP4 activations and without.
+    let nvfp4 = checkpoint("ct-nvfp4-moe");
+    for (name, backend) in Nvfp4Backend::NAMED {
+        let out = temp.path().join(name);
+        let format = plan::Format::Flashinfer { backend };
+        let own = Settings { format, skip_unsupported: true, ..upstream.clone() };
+        convert(&nvfp4, &out, &own).unwrap();
+        let packed = report(&out, &["--check"]);
+        assert_eq!(packed["sizes"]["activations"], "nvfp4");
+        let from = digest(&nvfp4, &["--layer", MIXTRAL_LAYER, "--nvfp4-backend", name]);
+        assert_eq!(
+            (&packed["sha256"], &packed["check"]["mismatches"]),
+            (&from, &json!(0)),
+            "{name}"
+        );
+    }
+    let (model, out) = (temp.path().join("Mxint4"), temp.path().join("mxint4"));
+    let _ = flashinfer(&model, &out, Nvfp4Backend::FlashInferTrtllm);
+    assert_eq!(digest(&out, &[]), digest(&model, &["--arithmetic", "exact"]));
+    let output = run(["run".as_ref(), out.as_os_str(), "--list".as_ref()]);
+    assert_eq!(stdout(&output), format!("{EXPERT_LAYER}\n"));
+
+    // A rank's part is no layer, and what the section says must be so.
+    let change = |name: &str, change: &dyn Fn(&mut Value)| {
+        copy_with(&out, &temp.path().join(name), |config| change(&mut config["marlinspike"]));
+        temp.path().join(name)
+    };
+    let w13 = format!("{EXPERT_LAYER}.w13");
+    let ranks = change("ranks", &|section| section["tp_size"] = json!(2));
+    refused("run", &ranks, &[], &["tp_size", "found 2"]);
+    let kind = change("kind", &|section| section["layers"][&w13]["kernel_layout"] = json!("odd"));
+    refused("run", &kind, &[], &["kernel_layout", "odd"]);
+    let size = change("size", &|section| section["layers"][&w13]["size_n"] = json!(512));
+    refused("run", &size, &[], &["packed weights"]);
+    let name = change("name", &|section| {
+        section["layers"][&w13]["tensors"]["scales"] = json!("nothing");
+    });
+    refused("run", &name, &[], &["nothing"]);
+}
+
 #[test]
 fn inspect_names_the_experts_and_the_methods_kernel() {
     for (name, layer, format, kernel) in [

@@ -99,7 +99,7 @@ fn settings() -> Settings {
 }
 
 /// The wanted module, or the first that `is_moe` says yes to, or the first.
-fn choose<'m>(
+pub(super) fn choose<'m>(
     modules: &'m [String],
     wanted: Option<&str>,
     is_moe: impl Fn(&str) -> bool,
@@ -110,8 +110,8 @@ fn choose<'m>(
     };
     found.map(String::as_str).ok_or_else(|| {
         let what = match wanted {
-            Some(name) => format!("--layer: found no int4 layer `{name}`"),
-            None => "the model has no int4 layer".to_owned(),
+            Some(name) => format!("--layer: found no layer `{name}` that runs"),
+            None => "the model has no layer that runs".to_owned(),
         };
         Explained::new(what, "`marlinspike run MODEL --list` names the layers there are").into()
     })

@@ -27,18 +27,19 @@ use crate::output::{print, write_whole};
 use crate::{Outcome, style::printable};
 use input::Inputs;
 use layer::{Layer, Opened, Options};
-use method::MethodArgs;
+use method::{MethodArgs, packed};
 use report::{Check, Output, Report};
 
 const DETAILS: &str = "\
-MODEL is a folder that `marlinspike convert --to kleidiai` has written, one of its safetensors files,
-or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed first, a packed one
+MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors files
+too), or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed first, a packed one
 is mapped and run where it lies.
 
 FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run as their method says:
 activations are quantized as the config has it, experts are prepared as upstream prepares them, and
 every bit of the output follows from a stated arithmetic (--arithmetic). --check computes it again, one
-product after the other.
+product after the other. A folder converted for Marlin runs with 16-bit activations, one for FlashInfer as
+its files say: what is computed is what the kernel's bytes stand for.
 
 Activations come from --input, a safetensors file (case files too: names may begin with `in.`):
   x               [M, H] float32 or bfloat16
@@ -164,7 +165,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if args.list {
         let mut names = opened.modules()?;
         if let Some(files) = opened.original()? {
-            let layers = Layers::group(&Model::new(files)?)?;
+            let model = Model::new(files)?;
+            names.extend(packed::section(&model).map(packed::modules).unwrap_or_default());
+            let layers = Layers::group(&model)?;
             let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
             names.extend(others.map(|s| s.module.clone()));
             names.sort();
@@ -176,9 +179,17 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     if let Some(files) = opened.original()? {
         let model = Model::new(files)?;
+        if let Some(section) = packed::section(&model) {
+            let modules = packed::modules(section);
+            let is_moe = |m: &str| packed::is_moe(section, m);
+            let module = layer::choose(&modules, args.layer.as_deref(), is_moe)?;
+            let loaded = pool.install(|| packed::load(&model, section, module))?;
+            return method::run(args, &loaded, true, &pool);
+        }
         let layers = Layers::group(&model)?;
         if let Some(module) = method_layer(args, &opened, &layers)? {
-            return method::run(args, &model, &layers, &module, &pool);
+            let loaded = method::load(&args.method, &model, &layers, &module, &pool)?;
+            return method::run(args, &loaded, false, &pool);
         }
     }
     let options = Options { layer: args.layer.as_deref(), rounding, kernel, pool: &pool };

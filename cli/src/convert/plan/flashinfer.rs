@@ -57,6 +57,15 @@ impl FlashinferLayout {
         }
     }
 
+    /// The layout of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let backend = || Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
+        match name {
+            "mxint4" => Some(Self::Mxint4),
+            _ => backend().map(|(_, backend)| Self::Nvfp4(*backend)),
+        }
+    }
+
     /// The name that files have for it.
     pub fn name(self) -> &'static str {
         match self {

@@ -44,22 +44,24 @@ pub struct Loaded {
     pub format: String,
     /// What is to be said of its preparation.
     pub notes: Vec<String>,
-    kind: Kind,
+    pub(super) kind: Kind,
 }
 
+/// What runs.
 #[derive(Debug)]
-enum Kind {
+pub(super) enum Kind {
     Linear { weight: Box<Weight<'static>>, quantizer: Quantizer },
     Moe(Box<Moe>),
 }
 
+/// A layer of experts.
 #[derive(Debug)]
-struct Moe {
-    w13: Vec<Weight<'static>>,
-    w2: Vec<Weight<'static>>,
-    quantizers: [Quantizer; 2],
-    multipliers: Option<Vec<[f32; 2]>>,
-    routing: MoeRouting,
+pub(super) struct Moe {
+    pub(super) w13: Vec<Weight<'static>>,
+    pub(super) w2: Vec<Weight<'static>>,
+    pub(super) quantizers: [Quantizer; 2],
+    pub(super) multipliers: Option<Vec<[f32; 2]>>,
+    pub(super) routing: MoeRouting,
 }
 
 /// A stack with the tensors of its experts.

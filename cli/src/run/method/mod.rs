@@ -4,6 +4,7 @@
 //! [`load`] brings the layer into the hub, prepared as upstream prepares it; this file runs it.
 
 pub mod load;
+pub mod packed;
 
 use std::time::Instant;
 
@@ -88,24 +89,36 @@ pub(crate) fn backend(name: &str) -> Result<Nvfp4Backend, String> {
     })
 }
 
-/// Runs one layer of an original checkpoint.
+/// One layer of an original checkpoint.
 ///
 /// # Errors
-/// For a layer or activations that cannot be used, each by name.
-pub(super) fn run(
-    args: &super::Args,
+/// As [`Loaded::new`].
+pub(super) fn load(
+    method: &MethodArgs,
     model: &Model<'_>,
     layers: &Layers,
     module: &str,
     pool: &rayon::ThreadPool,
-) -> anyhow::Result<Outcome> {
-    let method = &args.method;
+) -> anyhow::Result<Loaded> {
     let options = Options {
         activations: method.activations,
         backend: method.nvfp4_backend,
         preparation: method.preparation.preparation(false),
     };
-    let loaded = pool.install(|| Loaded::new(model, layers, module, options))?;
+    pool.install(|| Loaded::new(model, layers, module, options))
+}
+
+/// Runs a loaded layer; `is_packed` says that it was in a kernel's form.
+///
+/// # Errors
+/// For activations that cannot be used, each by name.
+pub(super) fn run(
+    args: &super::Args,
+    loaded: &Loaded,
+    is_packed: bool,
+    pool: &rayon::ThreadPool,
+) -> anyhow::Result<Outcome> {
+    let method = &args.method;
     let sizes = loaded.sizes();
     let inputs: Inputs<Halves> = match &args.input {
         Some(path) => Inputs::read(path, sizes)?,
@@ -136,7 +149,7 @@ pub(super) fn run(
     sizes["arithmetic"] = json!(arithmetic.name());
     let report = Report {
         module: &loaded.module,
-        packed: false,
+        packed: is_packed,
         source: "",
         sizes,
         summary: format!("{}, {}", loaded.summary(), arithmetic.name()),
