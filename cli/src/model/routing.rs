@@ -89,8 +89,13 @@ impl MoeRouting {
             Some((key, v, _)) => return Err(keys.bad(key, v, "\"softmax\" or \"sigmoid\"")),
         };
         let groups = match (keys.size(&["n_group"])?, keys.size(&["topk_group"])?) {
-            (Some(n), Some(topk_group)) if n > 1 => {
-                Some(Groups { num_expert_group: n, topk_group })
+            (Some(num_expert_group), Some(topk_group)) if num_expert_group > 1 => {
+                Some(Groups { num_expert_group, topk_group })
+            }
+            (Some(n), None) if n > 1 => {
+                let reason =
+                    format!("config.json: topk_group: found none, expected it with n_group {n}");
+                return Err(ModelError::module(module, reason));
             }
             _ => None,
         };

@@ -1,24 +1,21 @@
 //! A layer of a checkpoint in the hub: weights prepared, and how its activations are quantized.
 
-use marlinspike::checkpoint::nvfp4::{self, W13Scale};
-use marlinspike::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
-use marlinspike::layers::{MoeShard, ct_fp8_moe};
+use marlinspike::checkpoint::nvfp4::W13Scale;
+use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::method::{Arithmetic, MethodLayer, Multiply, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::prepare::fp8::{ExpertMatrix, Fp8Experts, Fp8Options, largest_scale};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
-use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::ActivationsArg;
+use super::matrices::Matrices;
+use super::{ActivationsArg, fp8};
 use crate::convert::error::ConvertError;
-use crate::convert::load::{self, Reading};
+use crate::convert::load;
 use crate::convert::preparation::Preparation;
-use crate::model::bind::{self, Bound, Part};
-use crate::model::layers::{Layers, Role, Stack};
+use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
@@ -62,73 +59,6 @@ pub(super) struct Moe {
     pub(super) quantizers: [Quantizer; 2],
     pub(super) multipliers: Option<Vec<[f32; 2]>>,
     pub(super) routing: MoeRouting,
-}
-
-/// A stack with the tensors of its experts.
-struct Matrices<'s> {
-    module: &'s str,
-    scheme: &'s Scheme,
-    experts: Vec<Vec<Bound>>,
-}
-
-impl<'s> Matrices<'s> {
-    fn bind(model: &Model<'_>, stack: &'s Stack) -> Result<Self, ModelError> {
-        let of = |row: &Vec<_>| row.iter().map(|m| Bound::find(model, &stack.scheme, m)).collect();
-        let experts: Vec<Vec<Bound>> = stack.experts.iter().map(of).collect::<Result<_, _>>()?;
-        let shapes = |row: &[Bound]| row.iter().map(|b| b.shape).collect::<Vec<_>>();
-        let first = &experts[0];
-        if let Some(other) = experts.iter().find(|row| shapes(row) != shapes(first)) {
-            let (a, b) = (&other[0], &first[0]);
-            let found = format!("`{}` is {}, `{}` {}", a.name, a.shape, b.name, b.shape);
-            return Err(ModelError::module(
-                &stack.module,
-                format!("{found}: experts must be alike"),
-            ));
-        }
-        Ok(Self { module: &stack.module, scheme: &stack.scheme, experts })
-    }
-
-    fn size_k(&self) -> usize {
-        self.experts[0][0].shape.size_k
-    }
-
-    /// Columns of an expert's matrices together.
-    fn size_n(&self) -> usize {
-        self.experts[0].iter().map(|b| b.shape.size_n).sum()
-    }
-
-    /// Every expert's weight in the hub.
-    fn weights(&self, model: &Model<'_>, preparation: Preparation) -> Result<Vec<Weight<'static>>> {
-        let one = |matrices: &Vec<Bound>| {
-            let size_k = matrices[0].shape.size_k;
-            let n: Vec<_> = matrices.iter().map(|b| 0..b.shape.size_n).collect();
-            let size_n = n.iter().map(|r| r.len()).sum();
-            let reading = Reading {
-                scheme: self.scheme,
-                n: &n,
-                group_size: bind::group_size(self.scheme, size_k),
-                act_order: bind::act_order(self.scheme),
-                preparation,
-            };
-            Ok(load::load(model, reading, matrices, &(0..size_k), &(0..size_n))?.into_owned())
-        };
-        self.experts.par_iter().map(one).collect()
-    }
-
-    /// `part` of expert `e`, its matrices one after the other.
-    fn part<'m>(&self, model: &Model<'m>, e: usize, part: Part) -> Result<Tensor<'m>> {
-        let matrices = &self.experts[e];
-        let n: Vec<_> = matrices.iter().map(|b| 0..b.shape.size_n).collect();
-        let found = load::merged(model, matrices, part, &(0..matrices[0].shape.size_k), &n)?;
-        found.ok_or_else(|| {
-            Error::missing(format!("{}: its {part:?}", matrices[0].name), self.scheme.label())
-        })
-    }
-
-    /// `part` of every expert, `[experts, values]`, widened to f32.
-    fn floats(&self, model: &Model<'_>, part: Part) -> Result<Vec<Vec<f32>>> {
-        (0..self.experts.len()).map(|e| load::floats(&self.part(model, e, part)?)).collect()
-    }
 }
 
 impl Loaded {
@@ -335,7 +265,7 @@ fn linear(
     let quantizer = match dynamic(matrices.scheme, options.activations, false)? {
         Some(quantizer) => quantizer,
         None => {
-            let scales = input_scales(model, matrices)?;
+            let scales = matrices.input_scales(model)?;
             match matrices.scheme {
                 Scheme::Nvfp4 { .. } => {
                     Quantizer::Nvfp4(options.backend.activation_scales(&scales)?)
@@ -355,46 +285,6 @@ fn linear(
     Ok(Kind::Linear { weight: Box::new(weights.swap_remove(0)), quantizer })
 }
 
-/// The activations' scales of each expert's matrices, as multipliers.
-fn input_scales(model: &Model<'_>, matrices: &Matrices<'_>) -> Result<Vec<Vec<f32>>> {
-    let of = |e: usize| -> Result<Vec<f32>> {
-        let tensor = matrices.part(model, e, Part::InputScale)?;
-        match matrices.scheme {
-            Scheme::Nvfp4 { container, .. } => {
-                nvfp4::multipliers(&tensor, load::global_scale(*container))
-            }
-            _ => {
-                let values = load::floats(&tensor)?;
-                expect_shared(matrices, e, &values)?;
-                match values.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
-                    Some(i) => {
-                        let expected = "a positive finite scale";
-                        Err(Error::value(tensor.name(), &[i], values[i], expected))
-                    }
-                    None => Ok(values),
-                }
-            }
-        }
-    };
-    (0..matrices.experts.len()).map(of).collect()
-}
-
-/// The activations of w1 and w3 are the same, so upstream refuses scales of compressed-tensors that are
-/// more than 1e-5 apart.
-fn expect_shared(matrices: &Matrices<'_>, e: usize, values: &[f32]) -> Result<()> {
-    let ct = matches!(matrices.scheme, Scheme::Fp8(f) if f.container == FloatContainer::CompressedTensors);
-    let apart = values.iter().position(|v| (v - values[0]).abs() > 1e-5);
-    match (ct, apart) {
-        (true, Some(i)) => {
-            let own = matrices.experts[e].get(i).unwrap_or(&matrices.experts[e][0]);
-            let first = &matrices.experts[e][0].name;
-            let expected = format!("{} to within 1e-5, as `{first}` has it", values[0]);
-            Err(Error::value(format!("{}.input_scale", own.name), &[], values[i], expected))
-        }
-        _ => Ok(()),
-    }
-}
-
 fn experts(
     model: &Model<'_>,
     module: &str,
@@ -408,7 +298,7 @@ fn experts(
     if let Scheme::Fp8(f) = scheme
         && known != Some(Quantizer::None)
     {
-        return fp8_experts(model, stacks, f, routing, options, notes);
+        return fp8::experts(model, stacks, f, routing, options, notes);
     }
     // With scales of their own, gate and up are read under w1's, and multiplied by their own below.
     let first = Preparation { w13_scale: W13Scale::First, ..options.preparation };
@@ -428,119 +318,10 @@ fn experts(
         Some(quantizer) => [quantizer.clone(), quantizer],
         None => {
             let of = |m: &Matrices<'_>| -> Result<Quantizer> {
-                Ok(Quantizer::Nvfp4(options.backend.activation_scales(&input_scales(model, m)?)?))
+                Ok(Quantizer::Nvfp4(options.backend.activation_scales(&m.input_scales(model)?)?))
             };
             [of(&stacks[0])?, of(&stacks[1])?]
         }
     };
     Ok(Moe { w13, w2, quantizers, multipliers, routing })
-}
-
-/// W8A8-FP8 experts, prepared in upstream's order.
-fn fp8_experts(
-    model: &Model<'_>,
-    stacks: &[Matrices<'_>; 2],
-    scheme: &Fp8Scheme,
-    routing: MoeRouting,
-    options: Options,
-    notes: &mut Vec<String>,
-) -> Result<Moe> {
-    let [w13, w2] = stacks;
-    let experts = w13.experts.len();
-    let shard = MoeShard::new(experts, w13.size_k(), w2.size_k(), 1)?;
-    // Refusals of the pair of strategies and of sizes come before any tensor is read.
-    ct_fp8_moe(scheme, &shard)?;
-    let is_static = scheme.activations == ActivationScheme::StaticTensor;
-    let input = |m: &Matrices<'_>, name: &str| -> Result<Option<Tensor<'static>>> {
-        if !is_static {
-            return Ok(None);
-        }
-        let largest = input_scales(model, m)?.iter().map(|own| largest_scale(own)).collect();
-        Tensor::from_vec(name, DType::F32, vec![experts], largest).map(Some)
-    };
-    let inputs = [input(w13, "w13_input_scale")?, input(w2, "w2_input_scale")?];
-    let quantizers = |scales: [Option<f32>; 2]| -> [Quantizer; 2] {
-        scales.map(|scale| match scheme.activations {
-            ActivationScheme::DynamicToken => Quantizer::Fp8Token,
-            ActivationScheme::DynamicGroup(group) => Quantizer::Fp8Group(group),
-            _ => Quantizer::Fp8Tensor(scale),
-        })
-    };
-    let one = |t: &Option<Tensor<'_>>| t.as_ref().map(|t| largest_scale(&t.elements::<f32>()));
-    let Some(requantize) = options.preparation.requantize else {
-        // Each shard keeps its scale.
-        let [w13, w2] = [w13, w2].map(|m| m.weights(model, options.preparation));
-        let quantizers = quantizers([one(&inputs[0]), one(&inputs[1])]);
-        return Ok(Moe { w13: w13?, w2: w2?, quantizers, multipliers: None, routing });
-    };
-    let [w13_input_scale, w2_input_scale] = inputs;
-    let stored = Fp8Experts {
-        w13: codes(model, w13, "w13_weight")?,
-        w2: codes(model, w2, "w2_weight")?,
-        w13_scale: scales(model, w13, "w13_weight_scale", scheme.strategy)?,
-        w2_scale: scales(model, w2, "w2_weight_scale", scheme.strategy)?,
-        w13_input_scale,
-        w2_input_scale,
-    };
-    let changed = match scheme.strategy {
-        ScaleStrategy::Tensor => {
-            let pairs = stored.w13_scale.elements::<f32>();
-            pairs.chunks_exact(2).filter(|pair| pair[0] != pair[1]).count()
-        }
-        _ => 0,
-    };
-    notes.extend(load::requantized(&w13.module, changed, experts, requantize));
-    let device = Fp8Options { requantize, ..Fp8Options::default() };
-    let prepared = stored.prepare(scheme, &shard, device)?;
-    let inputs = [&prepared.tensors.w13_input_scale, &prepared.tensors.w2_input_scale].map(one);
-    Ok(Moe {
-        w13: prepared.matrices(ExpertMatrix::W13)?,
-        w2: prepared.matrices(ExpertMatrix::W2)?,
-        quantizers: quantizers(inputs),
-        multipliers: None,
-        routing,
-    })
-}
-
-/// Codes of all experts, `[experts, N, K]`.
-fn codes(model: &Model<'_>, matrices: &Matrices<'_>, name: &str) -> Result<Tensor<'static>> {
-    let mut bytes = Vec::new();
-    for e in 0..matrices.experts.len() {
-        let tensor = matrices.part(model, e, Part::Weight)?;
-        tensor.expect_dtype(&[DType::F8E4M3])?;
-        bytes.extend_from_slice(tensor.bytes());
-    }
-    let shape = vec![matrices.experts.len(), matrices.size_n(), matrices.size_k()];
-    Tensor::from_vec(name, DType::F8E4M3, shape, bytes)
-}
-
-/// Scales of all experts as [`Fp8Experts`] has them.
-fn scales(
-    model: &Model<'_>,
-    matrices: &Matrices<'_>,
-    name: &str,
-    strategy: ScaleStrategy,
-) -> Result<Tensor<'static>> {
-    let (experts, each) = (matrices.experts.len(), matrices.experts[0].len());
-    let mut shape = match strategy {
-        ScaleStrategy::Tensor if each == 1 => vec![experts],
-        ScaleStrategy::Tensor => vec![experts, each],
-        ScaleStrategy::Channel => vec![experts, matrices.size_n(), 1],
-        ScaleStrategy::Block { .. } => vec![experts],
-    };
-    if let ScaleStrategy::Block { .. } = strategy {
-        let tensor = matrices.part(model, 0, Part::Scale)?;
-        shape.extend(tensor.dims2()?);
-    }
-    let values = matrices.floats(model, Part::Scale)?.concat();
-    let len: usize = shape.iter().product();
-    if values.len() != len {
-        let first = &matrices.experts[0][0].name;
-        return Err(Error::shape(
-            format!("{first}: scales of all experts"),
-            &[values.len()],
-            format!("{shape:?}"),
-        ));
-    }
-    Tensor::from_vec(name, DType::F32, shape, values)
 }

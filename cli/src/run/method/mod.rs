@@ -3,7 +3,9 @@
 //!
 //! [`load`] brings the layer into the hub, prepared as upstream prepares it; this file runs it.
 
+mod fp8;
 pub mod load;
+mod matrices;
 pub mod packed;
 
 use std::time::Instant;
