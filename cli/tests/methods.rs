@@ -106,6 +106,32 @@ fn stages_equal_those_computed_apart() {
     }
 }
 
+/// The same blocks under compressed-tensors' config, whose scales have another name.
+#[test]
+fn blocks_of_compressed_tensors_are_the_same_layer() {
+    let temp = tempfile::tempdir().unwrap();
+    let (from, to) = (checkpoint("fp8-block-moe"), temp.path().join("ct"));
+    copy_tensors(&from, &to, |t| {
+        let name = t.name().replace("weight_scale_inv", "weight_scale");
+        Some(t.renamed(name))
+    });
+    reconfigure(&to, |config| {
+        let block = json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": false,
+            "strategy": "block", "block_structure": [128, 128]});
+        let group = json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": true,
+            "strategy": "group", "group_size": 128});
+        config["quantization_config"] = json!({"quant_method": "compressed-tensors",
+            "format": "float-quantized", "ignore": ["re:.*gate$"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": block,
+                "input_activations": group}}});
+    });
+    for arithmetic in ["exact", "wgmma-promoted"] {
+        let [a, b] = [&from, &to].map(|m| report(m, &["--arithmetic", arithmetic, "--check"]));
+        assert_eq!(a["sha256"], b["sha256"]);
+        assert_eq!(b["sizes"]["activations"], "fp8 dynamic per group of 128");
+    }
+}
+
 #[test]
 fn every_method_runs_and_its_definition_agrees() {
     let temp = tempfile::tempdir().unwrap();
@@ -206,11 +232,18 @@ fn linear_layers_run_as_their_method_says() {
 /// A copy of a model of one file, its config changed.
 fn copy_with(from: &Path, to: &Path, change: impl FnOnce(&mut Value)) {
     fs::create_dir_all(to).unwrap();
-    fs::copy(from.join("model.safetensors"), to.join("model.safetensors")).unwrap();
-    let mut config: Value =
-        serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
+    for name in ["model.safetensors", "config.json"] {
+        fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    reconfigure(to, change);
+}
+
+/// Changes a model's config in place.
+fn reconfigure(model: &Path, change: impl FnOnce(&mut Value)) {
+    let path = model.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     change(&mut config);
-    fs::write(to.join("config.json"), config.to_string()).unwrap();
+    fs::write(path, config.to_string()).unwrap();
 }
 
 /// A copy of a model of one file, its tensors changed.

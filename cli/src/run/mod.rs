@@ -163,16 +163,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let name = kernel.name();
     let opened = Opened::open(&args.model)?;
     if args.list {
-        let mut names = opened.modules()?;
-        if let Some(files) = opened.original()? {
-            let model = Model::new(files)?;
-            names.extend(packed::section(&model).map(packed::modules).unwrap_or_default());
-            let layers = Layers::group(&model)?;
-            let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
-            names.extend(others.map(|s| s.module.clone()));
-            names.sort();
-            names.dedup();
-        }
+        let names = runnable(&opened)?;
         let lines = names.into_iter().map(|m| format!("{}\n", printable(&m)));
         print(&lines.collect::<String>())?;
         return Ok(Outcome::Pass);
@@ -239,6 +230,22 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     print(&if args.json { report.json() } else { report.text() })?;
     Ok(if report.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
+}
+
+/// The names of the layers that run without further options.
+fn runnable(opened: &Opened) -> anyhow::Result<Vec<String>> {
+    let Some(files) = opened.original()? else { return opened.modules() };
+    let model = Model::new(files)?;
+    if let Some(section) = packed::section(&model) {
+        return Ok(packed::modules(section));
+    }
+    let mut names = opened.modules()?;
+    let layers = Layers::group(&model)?;
+    let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
+    names.extend(others.map(|s| s.module.clone()));
+    names.sort();
+    names.dedup();
+    Ok(names)
 }
 
 /// Whether layers of this scheme run as a method says, and not on the int4 path.

@@ -19,6 +19,7 @@
 
 mod activations;
 mod definition;
+mod exact;
 mod layer;
 mod product;
 mod scheduled;

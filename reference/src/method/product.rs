@@ -3,9 +3,9 @@
 use rayon::prelude::*;
 
 use super::activations::Activations;
-use super::{definition, scheduled};
+use super::{definition, exact, scheduled};
+use crate::gemm::Bounded;
 use crate::gemm::chain::{Chain, Step};
-use crate::gemm::{self, Bounded, Request, Rows, Rule, WeightColumns};
 use crate::moe::half_type;
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
@@ -83,7 +83,7 @@ impl Product<'_> {
     pub fn compute(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         match arithmetic {
-            Arithmetic::Exact => self.exact(),
+            Arithmetic::Exact => exact::compute(self),
             scheduled => scheduled::compute(self, scheduled),
         }
     }
@@ -182,33 +182,8 @@ impl Product<'_> {
         Ok(())
     }
 
-    /// Every output rounded once.
-    fn exact(&self) -> Result<Vec<u16>> {
-        let size_n = self.size_n();
-        let mut out = vec![0u16; self.expert_of.len() * size_n];
-        for (e, weight) in self.weights.iter().enumerate() {
-            let mine: Vec<usize> =
-                (0..self.expert_of.len()).filter(|&m| self.expert_of[m] == Some(e)).collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let size_k = self.rows.size_k;
-            let values = mine.iter().flat_map(|&m| (0..size_k).map(move |k| self.rows.value(m, k)));
-            let rows = Rows::new(size_k, values.collect())?;
-            let columns = WeightColumns::new(weight, Rule::Exact, None)?;
-            let made = gemm::product(&rows, &columns, Request::default(), |element| {
-                let at = [mine[element.m], e, element.n];
-                half_bits(self.dtype, self.chain(at).exact(&element.sum()).round(self.dtype))
-            })?;
-            for (&m, row) in mine.iter().zip(made.chunks_exact(size_n)) {
-                out[m * size_n..][..size_n].copy_from_slice(row);
-            }
-        }
-        Ok(out)
-    }
-
     /// What follows the sum of one output, as exact steps.
-    fn chain(&self, at @ [m, e, n]: [usize; 3]) -> Chain {
+    pub(super) fn chain(&self, at @ [m, e, n]: [usize; 3]) -> Chain {
         let bias = self.weights[e].bias.as_ref().map(|b| Step::add(b.value(0, n), F32));
         let router = self.router_weights.map(|r| Step::multiply(r[m].into(), F32));
         let alpha = Some(Step::multiply(self.alpha(at).into(), F32));

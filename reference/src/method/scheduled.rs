@@ -35,7 +35,7 @@ pub(super) const WGMMA: UnitName = UnitName {
 /// What a product runs under.
 pub(super) enum Plan {
     /// Row scales, or none: a schedule says everything.
-    Schedule(Schedule),
+    Schedule(Box<Schedule>),
     /// Scales of both operands for each group of [`PROMOTED`] k, on [`WGMMA`].
     Groups,
 }
@@ -59,7 +59,7 @@ pub(super) fn plan(
     let (rows, dtype) = (product.rows, product.dtype);
     match (arithmetic, &rows.scales) {
         (Arithmetic::Canonical, Scales::None | Scales::Row(_)) => {
-            Ok(Plan::Schedule(Schedule::canonical(weight, dtype, rows.ty)?))
+            Ok(Plan::Schedule(Box::new(Schedule::canonical(weight, dtype, rows.ty)?)))
         }
         (Arithmetic::Canonical, Scales::Group { size, .. }) => {
             refuse(format!("rows have scales for groups of {size} k, expected one for a row"))
@@ -68,7 +68,7 @@ pub(super) fn plan(
             refuse(format!("found {} by {}, expected {E4M3} by {E4M3}", rows.ty, weight.ty))
         }
         (Arithmetic::Wgmma(promotion), Scales::Row(_)) if weight.scales.rows() == 1 => {
-            Ok(Plan::Schedule(wgmma(promotion, dtype)))
+            Ok(Plan::Schedule(Box::new(wgmma(promotion, dtype))))
         }
         (Arithmetic::Wgmma(Promotion::Every128), Scales::Group { size: PROMOTED, .. })
             if weight.groups == Groups::Uniform(GroupSize::Of(PROMOTED)) =>

@@ -30,9 +30,13 @@ pub fn section<'m>(model: &'m Model<'_>) -> Option<&'m Value> {
 /// The modules of a section: those of experts once.
 pub fn modules(section: &Value) -> Vec<String> {
     let names = section["layers"].as_object().into_iter().flat_map(|layers| layers.keys());
-    let mut names: Vec<String> = names
-        .map(|n| n.strip_suffix(".w13").or(n.strip_suffix(".w2")).unwrap_or(n).to_owned())
-        .collect();
+    let module = |name: &String| match name.rsplit_once('.') {
+        // A linear layer may be called w2 too.
+        Some((module, "w13" | "w2")) if is_moe(section, module) => module.to_owned(),
+        _ => name.clone(),
+    };
+    let mut names: Vec<String> = names.map(module).collect();
+    names.sort();
     names.dedup();
     names
 }
