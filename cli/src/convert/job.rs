@@ -62,14 +62,13 @@ impl Constants {
     /// [`Error::Dtype`] or [`Error::Shape`] naming the scale tensor.
     pub fn of(model: &Model<'_>, plan: &StackPlan, settings: &Settings) -> Result<Self> {
         let mut constants = Self::default();
-        if let (Packing::Flashinfer(FlashinferLayout::Nvfp4(backend)), Some(_)) =
-            (plan.packing, plan.output(Kind::InputScale))
+        if let Packing::Flashinfer(FlashinferLayout::Nvfp4(backend)) = plan.packing
+            && plan.output(Kind::InputScale).is_some()
+            && backend.shares_activation_scale()
         {
-            if backend.shares_activation_scale() {
-                let all = (0..plan.experts.len()).map(|e| input_multipliers(model, plan, e));
-                let all = all.collect::<Result<Vec<_>>>()?;
-                constants.input_scale = backend.activation_scales(&all)?.first().copied();
-            }
+            let all = (0..plan.experts.len()).map(|e| input_multipliers(model, plan, e));
+            let all = all.collect::<Result<Vec<_>>>()?;
+            constants.input_scale = backend.activation_scales(&all)?.first().copied();
         }
         if matches!(plan.packing, Packing::Flashinfer(_)) {
             return Ok(constants);

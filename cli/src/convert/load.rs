@@ -275,7 +275,7 @@ pub fn w13_scales(
                 std::slice::from_ref(bound),
                 Part::Global,
                 &(0..bound.shape.size_k),
-                &[0..bound.shape.size_n],
+                std::slice::from_ref(&(0..bound.shape.size_n)),
             )?;
             let tensor = tensor.ok_or_else(|| Error::missing(&bound.name, "a global scale"))?;
             tensor.expect_dtype(&[DType::F32])?;

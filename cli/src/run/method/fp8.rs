@@ -69,7 +69,7 @@ pub(super) fn experts(
         }
         _ => 0,
     };
-    notes.extend(load::requantized(&w13.module, changed, count, requantize));
+    notes.extend(load::requantized(w13.module, changed, count, requantize));
     let device = Fp8Options { requantize, ..Fp8Options::default() };
     let prepared = stored.prepare(scheme, &shard, device)?;
     let inputs = [&prepared.tensors.w13_input_scale, &prepared.tensors.w2_input_scale].map(one);
