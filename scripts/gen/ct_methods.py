@@ -192,6 +192,7 @@ def ct_fp8(v, wheel):
     packed = v.fp8.prepare_fp8_moe_layer_for_marlin(layer, w13, w2, s13, s2)
     names = ("w13_marlin_qweight", "w2_marlin_qweight", "w13_marlin_scales", "w2_marlin_scales")
     ckpt.expect(prefix, **dict(zip(names, packed)))
+    ckpt.expect(f"{prefix}.1.w2", weight=w2[1].float() * s2[1])
     one = torch.ones(EXPERTS)
     weights = [w13.double() * s13.double()[:, None, None], w2.double() * s2.double()[:, None, None]]
     layer = lambda *given: stages(*given, *weights, [one, one], [static(s) for s in largest])  # noqa: E731
@@ -225,6 +226,8 @@ def ct_nvfp4(wheel):
     taken(wheel, "nvfp4_emulation_utils.py", ("get_reciprocal", "cast_to_fp4", "ref_nvfp4_quant"), scope)
     w13 = [torch.cat([value(e, 0), value(e, 1)]) for e in range(EXPERTS)]
     w2 = [value(e, 2) for e in range(EXPERTS)]
+    multiplier = factor(2, "weight_global_scale").double()
+    ckpt.expect(names[1][2], weight=(w2[1] * multiplier[1]).float())
     # One multiplier of the activations for all experts, the largest, of w1 and w3 alike.
     a13 = torch.cat([factor(i, "input_global_scale") for i in (0, 1)]).max()
     a2 = factor(2, "input_global_scale").max()
@@ -246,6 +249,7 @@ def fp8_block():
     value = lambda n: ckpt.tensors[f"{n}.weight"].double() * ckpt.tensors[f"{n}.weight_scale_inv"].double()  # noqa: E731
     w13 = [torch.cat([value(n[0]), value(n[1])]) for n in names]
     w2, one = [value(n[2]) for n in names], torch.ones(EXPERTS)
+    ckpt.expect(names[1][2], weight=w2[1].float())
     finish(ckpt, prefix, lambda *given: stages(*given, w13, w2, [one, one], [groups, groups]), "activations: groups of 128 k;",
            {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]})
 
