@@ -181,7 +181,7 @@ fn every_method_runs_and_its_definition_agrees() {
         // One thread, the same bits.
         let one = [
             "--tokens",
-            "3",
+            "2",
             "--arithmetic",
             names[0],
             "--activations",

@@ -10,21 +10,48 @@ use crate::moe::narrow;
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result, act_order};
 
-/// The output of row `m`, expert `e`, column `n`, as bits.
-///
-/// # Errors
-/// As [`Product::compute`].
-pub(super) fn output(
-    product: &Product<'_>,
-    arithmetic: Arithmetic,
-    at @ [_, e, _]: [usize; 3],
-) -> Result<u16> {
-    if arithmetic == Arithmetic::Exact {
-        return Ok(exact(product, at));
+/// The order of one expert's products, found once for all of its outputs.
+pub(super) enum Order {
+    /// None: sums are exact.
+    Exact,
+    /// A schedule's, over these rows of the weight.
+    Scheduled(Box<Schedule>, Vec<u32>),
+    /// Group by group.
+    Groups,
+}
+
+impl Order {
+    /// The order that `arithmetic` gives expert `e`.
+    ///
+    /// # Errors
+    /// As [`Product::compute`].
+    pub(super) fn new(product: &Product<'_>, e: usize, arithmetic: Arithmetic) -> Result<Self> {
+        if arithmetic == Arithmetic::Exact {
+            return Ok(Self::Exact);
+        }
+        let weight = &product.weights[e];
+        Ok(match plan(product, weight, arithmetic)? {
+            Plan::Groups => Self::Groups,
+            Plan::Schedule(schedule) => {
+                let order = match (schedule.rows, &weight.groups) {
+                    (Rows::ByGroup, Groups::Indexed { g_idx, .. }) => act_order::sort(g_idx).perm,
+                    _ => (0..product.rows.size_k as u32).collect(),
+                };
+                Self::Scheduled(schedule, order)
+            }
+        })
     }
-    match plan(product, &product.weights[e], arithmetic)? {
-        Plan::Schedule(schedule) => scheduled(product, &schedule, at),
-        Plan::Groups => groups(product, at),
+
+    /// The output of row `m`, expert `e`, column `n`, as bits.
+    ///
+    /// # Errors
+    /// As [`Product::compute`].
+    pub(super) fn output(&self, product: &Product<'_>, at: [usize; 3]) -> Result<u16> {
+        match self {
+            Self::Exact => Ok(exact(product, at)),
+            Self::Scheduled(schedule, order) => scheduled(product, schedule, order, at),
+            Self::Groups => groups(product, at),
+        }
     }
 }
 
@@ -63,14 +90,14 @@ fn chain(unit: &Unit, terms: impl Iterator<Item = (u32, u32)>) -> f32 {
     f32::from_bits(unit.dot(&a, &b, 0))
 }
 
-fn scheduled(product: &Product<'_>, schedule: &Schedule, at: [usize; 3]) -> Result<u16> {
-    let [m, e, n] = at;
+fn scheduled(
+    product: &Product<'_>,
+    schedule: &Schedule,
+    order: &[u32],
+    [m, e, n]: [usize; 3],
+) -> Result<u16> {
     let (rows, weight) = (product.rows, &product.weights[e]);
     let unit = schedule.unit.find()?;
-    let order = match (schedule.rows, &weight.groups) {
-        (Rows::ByGroup, Groups::Indexed { g_idx, .. }) => act_order::sort(g_idx).perm,
-        _ => (0..rows.size_k as u32).collect(),
-    };
     let chunk = match schedule.chunks {
         Chunks::Whole => rows.size_k,
         Chunks::Size(size) => size,

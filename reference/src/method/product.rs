@@ -95,10 +95,12 @@ impl Product<'_> {
     pub fn define(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         let size_n = self.size_n();
+        let order = |e| definition::Order::new(self, e, arithmetic);
+        let orders = (0..self.weights.len()).map(order).collect::<Result<Vec<_>>>()?;
         let output = |i: usize| -> Result<u16> {
             let (m, n) = (i / size_n, i % size_n);
             match self.expert_of[m] {
-                Some(e) => definition::output(self, arithmetic, [m, e, n]),
+                Some(e) => orders[e].output(self, [m, e, n]),
                 None => Ok(0),
             }
         };
