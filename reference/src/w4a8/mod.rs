@@ -132,6 +132,19 @@ pub trait Kernel: Debug + Send + Sync {
         self.run_by_tiles(panel, rhs, y, stride);
     }
 
+    /// [`Kernel::run`] of two panels: the second one's rows follow the first one's in `y`. Kernels
+    /// may share between them what the weights cost.
+    fn run_pair(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        self.run_one_by_one(panels, rhs, y, stride);
+    }
+
+    /// [`Kernel::run_pair`], one [`Kernel::run`] after the other.
+    fn run_one_by_one(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        let (first, second) = y.split_at_mut(panels[0].rows() * stride);
+        self.run(panels[0], rhs, first, stride);
+        self.run(panels[1], rhs, second, stride);
+    }
+
     /// [`Kernel::run`], one [`Kernel::tile`] after the other.
     fn run_by_tiles(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
         let (nr, mut tile) = (rhs.layout.nr(), Tile::default());

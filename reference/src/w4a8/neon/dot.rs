@@ -5,49 +5,67 @@
 
 use super::NeonDotprod;
 use super::ops::*;
+use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, STARTS_OF_PAIRS, narrow, tail};
 use crate::layout::kleidi::{CHUNK, PIECE};
-use crate::w4a8::{Blocks, Panel, Run, Tile};
+use crate::w4a8::{Panel, Run};
 
 /// Sums of `M` rows by `H` times four columns. As integers, two lanes for each column.
 type Pairs<const M: usize, const H: usize> = [[[Ints; 2]; H]; M];
 type Quads<const M: usize, const H: usize> = [[Floats; H]; M];
 
-/// Hands each block of `rhs` to `done`, by its number and what
-/// [`Kernel::tile`](crate::w4a8::Kernel::tile) gives for it.
+/// Hands the products of a panel with each block of `rhs` to `results`.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn each_block(
     cpu: NeonDotprod,
     panel: Panel<'_>,
     rhs: Run<'_>,
-    mut done: impl FnMut(usize, &Tile),
+    mut results: impl Results,
 ) {
-    let (mut tile, rows, nr) = (Tile::default(), panel.rows(), rhs.layout.nr());
-    for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
-        let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
-        let tile = &mut tile;
+    let (rows, nr) = (panel.rows(), rhs.layout.nr());
+    for (b, bytes) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
+        let codes = Codes::new(panel, rhs.layout, bytes);
+        let block = Block { panel, rhs, codes, bytes, first: b * nr };
+        let results = &mut results;
         match (rows, nr) {
             // The strides are constants of the loops.
-            (1, 4) => part::<1, 1>(cpu, blocks, At { m: 0, rows: 1, n: 0, nr: 4 }, tile),
-            (1, _) => part::<1, 2>(cpu, blocks, At { m: 0, rows: 1, n: 0, nr: 8 }, tile),
-            (..) => several_rows(cpu, blocks, tile),
+            (1, 4) => part::<1, 1>(cpu, block, At { m: 0, rows: 1, n: 0, nr: 4 }, results),
+            (1, _) => part::<1, 2>(cpu, block, At { m: 0, rows: 1, n: 0, nr: 8 }, results),
+            (..) => several_rows(cpu, block, results),
         }
-        done(b, tile);
+    }
+}
+
+/// A panel beside a block of a run.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    panel: Panel<'a>,
+    rhs: Run<'a>,
+    codes: Codes,
+    bytes: &'a [u8],
+    /// The block's first column in the run.
+    first: usize,
+}
+
+impl Block<'_> {
+    /// −zero point and 1 / scale of row `m`.
+    fn row_factors(&self, m: usize) -> (i32, f32) {
+        (self.panel.negated_zero_points()[m], self.panel.reciprocals()[m])
     }
 }
 
 /// As many rows and columns at a time as there are registers for.
 #[target_feature(enable = "neon,dotprod")]
-fn several_rows(cpu: NeonDotprod, blocks: Blocks<'_>, tile: &mut Tile) {
-    let (rows, nr) = (blocks.panel.rows(), blocks.rhs_layout.nr());
+fn several_rows(cpu: NeonDotprod, block: Block<'_>, results: &mut impl Results) {
+    let (rows, nr) = (block.panel.rows(), block.rhs.layout.nr());
     for n in (0..nr).step_by(4) {
         for m in (0..rows).step_by(4) {
             let at = At { m, rows, n, nr };
             match rows - m {
-                1 => part::<1, 1>(cpu, blocks, at, tile),
-                2 => part::<2, 1>(cpu, blocks, at, tile),
-                3 => part::<3, 1>(cpu, blocks, at, tile),
-                _ => part::<4, 1>(cpu, blocks, at, tile),
+                1 => part::<1, 1>(cpu, block, at, results),
+                2 => part::<2, 1>(cpu, block, at, results),
+                3 => part::<3, 1>(cpu, block, at, results),
+                _ => part::<4, 1>(cpu, block, at, results),
             }
         }
     }
@@ -57,23 +75,26 @@ fn several_rows(cpu: NeonDotprod, blocks: Blocks<'_>, tile: &mut Tile) {
 #[inline(always)]
 fn part<const M: usize, const H: usize>(
     cpu: NeonDotprod,
-    blocks: Blocks<'_>,
+    block: Block<'_>,
     at: At,
-    tile: &mut Tile,
+    results: &mut impl Results,
 ) {
-    let layout = blocks.rhs_layout;
+    let layout = block.rhs.layout;
     let y: Quads<M, H> = if layout.is_channel_wise() {
-        channel_wise(cpu, blocks, at)
+        channel_wise(cpu, block, at)
     } else {
         match layout.padded_group() {
-            CHUNK => group_wise::<M, H, true, false>(cpu, blocks, at),
-            ..=NARROW => group_wise::<M, H, false, false>(cpu, blocks, at),
-            _ => group_wise::<M, H, false, true>(cpu, blocks, at),
+            CHUNK => group_wise::<M, H, true, false>(cpu, block, at),
+            ..=NARROW => group_wise::<M, H, false, false>(cpu, block, at),
+            _ => group_wise::<M, H, false, true>(cpu, block, at),
         }
     };
-    for m in 0..M {
-        for h in 0..H {
-            tile[at.m + m][at.n + 4 * h..][..4].copy_from_slice(&lanes(y[m][h]));
+    let biases = tail(block.bytes, at.nr / 4);
+    for h in 0..H {
+        let biases = float_bytes(biases[at.n / 4 + h]);
+        for m in 0..M {
+            // SAFETY: `at` is within the panel.
+            unsafe { results.put(at.m + m, block.first + at.n + 4 * h, y[m][h], biases) };
         }
     }
 }
@@ -91,14 +112,14 @@ struct At {
 #[inline(always)]
 fn group_wise<const M: usize, const H: usize, const ONE: bool, const WIDE: bool>(
     cpu: NeonDotprod,
-    blocks: Blocks<'_>,
+    block: Block<'_>,
     at: At,
 ) -> Quads<M, H> {
-    let mut codes = Codes::first_group(blocks, at.n);
+    let mut codes = block.codes.from_column(at.n);
     let starts = reload(&STARTS);
     let mut a = [[floats(0.0); H]; M];
-    for _ in 0..blocks.rhs_layout.groups() {
-        // SAFETY: by the lengths that `first_group` has checked, there is a group here.
+    for _ in 0..codes.groups {
+        // SAFETY: by the lengths that `Codes` has checked, there is a group here.
         let sums: Quads<M, H> = unsafe {
             match WIDE {
                 false => narrow_sums::<M, H, ONE>(cpu, &mut codes, at, starts),
@@ -120,10 +141,11 @@ fn group_wise<const M: usize, const H: usize, const ONE: bool, const WIDE: bool>
             }
         }
     }
+    let sums = tail(block.bytes, 2 * at.nr / 4);
     for m in 0..M {
-        let (zero, reciprocal) = blocks.row_factors(at.m + m);
+        let (zero, reciprocal) = block.row_factors(at.m + m);
         for h in 0..H {
-            let sums = tail(blocks, at.n + 4 * h);
+            let sums = float_bytes(sums[at.n / 4 + h]);
             a[m][h] = mul(mul_add(sums, floats(zero as f32), a[m][h]), floats(reciprocal));
         }
     }
@@ -133,22 +155,20 @@ fn group_wise<const M: usize, const H: usize, const ONE: bool, const WIDE: bool>
 #[inline(always)]
 fn channel_wise<const M: usize, const H: usize>(
     cpu: NeonDotprod,
-    blocks: Blocks<'_>,
+    block: Block<'_>,
     at: At,
 ) -> Quads<M, H> {
     let mut acc = [[[ints(0); 2]; H]; M];
-    // SAFETY: by the lengths that `first_group` has checked, there is a group here.
-    unsafe {
-        let mut codes = Codes::first_group(blocks, at.n);
-        let chunks = codes.chunks;
-        add_codes(cpu, &mut acc, &mut codes, at, chunks);
-    }
-    let mut y = [[floats(0.0); H]; M];
+    let mut codes = block.codes.from_column(at.n);
+    let chunks = codes.chunks;
+    // SAFETY: by the lengths that `Codes` has checked, there is a group here.
+    unsafe { add_codes(cpu, &mut acc, &mut codes, at, chunks) };
+    let (tail, mut y) = (tail(block.bytes, 3 * at.nr / 4), [[floats(0.0); H]; M]);
     for m in 0..M {
-        let (zero, reciprocal) = blocks.row_factors(at.m + m);
+        let (zero, reciprocal) = block.row_factors(at.m + m);
         for h in 0..H {
-            let sums = as_ints(tail(blocks, at.n + 4 * h));
-            let scales = tail(blocks, at.nr + at.n + 4 * h);
+            let sums = as_ints(float_bytes(tail[at.n / 4 + h]));
+            let scales = float_bytes(tail[(at.nr + at.n) / 4 + h]);
             let sum = mul_add_ints(sums, ints(zero), add_pairs(acc[m][h][0], acc[m][h][1]));
             y[m][h] = mul(to_floats(sum), mul(scales, floats(reciprocal)));
         }

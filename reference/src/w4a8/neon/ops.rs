@@ -36,6 +36,8 @@ neon! {
     fn floats(x: f32) -> Floats { vdupq_n_f32(x) }
     /// `x[i] + y[i]`, modulo 2^32.
     fn add_ints(x: Ints, y: Ints) -> Ints { vaddq_s32(x, y) }
+    /// `x[i] · y[i]`, modulo 2^32.
+    fn mul_ints(x: Ints, y: Ints) -> Ints { vmulq_s32(x, y) }
     /// `x[i] · y[i] + sum[i]`, modulo 2^32.
     fn mul_add_ints(x: Ints, y: Ints, sum: Ints) -> Ints { vmlaq_s32(sum, x, y) }
     /// `x[0] + x[1]`, `x[2] + x[3]`, then the same of `y`, modulo 2^32.
@@ -60,11 +62,6 @@ neon! {
     fn clamp(x: Floats) -> Floats {
         vmaxq_f32(vminq_f32(x, vdupq_n_f32(f32::MAX)), vdupq_n_f32(f32::MIN))
     }
-    /// The first halves of `x` and `y`, and the second.
-    fn halves(x: Floats, y: Floats) -> [Floats; 2] {{
-        let (x, y) = (vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y));
-        [vzip1q_f64(x, y), vzip2q_f64(x, y)].map(|x| vreinterpretq_f32_f64(x))
-    }}
     /// 16·w of the low and of the high nibbles, as signed bytes.
     fn nibbles(codes: Bytes) -> [Bytes; 2] {
         [vshlq_n_s8::<4>(codes), vandq_s8(codes, vdupq_n_s8(0xf0u8 as i8))]
@@ -163,6 +160,26 @@ pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
         );
     }
     sums
+}
+
+/// The first halves of `x` and `y`, and the second. A compiler would make two instructions of the
+/// first.
+#[inline(always)]
+pub(super) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
+    let (first, second);
+    // SAFETY: NEON is part of the target; nothing but registers is touched.
+    unsafe {
+        asm!(
+            "zip1 {first:v}.2d, {x:v}.2d, {y:v}.2d",
+            "zip2 {second:v}.2d, {x:v}.2d, {y:v}.2d",
+            first = out(vreg) first,
+            second = lateout(vreg) second,
+            x = in(vreg) x,
+            y = in(vreg) y,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    [first, second]
 }
 
 /// `bits` twice, by way of a general register.
