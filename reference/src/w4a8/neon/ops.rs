@@ -110,7 +110,7 @@ macro_rules! load {
             bytes = lateout(vreg) bytes,
             from = in(reg) $from,
             offset = const $offset,
-            options(pure, readonly, nostack, preserves_flags)
+            options(readonly, nostack, preserves_flags)
         );
         bytes
     }};
@@ -139,10 +139,28 @@ pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
             sums = inout(vreg) sums,
             a = in(vreg) a,
             b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags)
+            options(nomem, nostack, preserves_flags)
         );
     }
     sums
+}
+
+/// `a[i] + (sums[i] - starts[i]) · scales[i]`, as floats: the difference rounded, then all the rest.
+#[inline(always)]
+pub(super) fn add_scaled(mut a: Floats, sums: Ints, starts: Ints, scales: Floats) -> Floats {
+    // SAFETY: NEON is part of the target; nothing but registers is touched.
+    unsafe {
+        asm!(
+            "fsub {sums:v}.4s, {sums:v}.4s, {starts:v}.4s",
+            "fmla {a:v}.4s, {sums:v}.4s, {scales:v}.4s",
+            sums = inout(vreg) sums => _,
+            a = inout(vreg) a,
+            starts = in(vreg) starts,
+            scales = in(vreg) scales,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    a
 }
 
 /// Four sums of four byte products each, added to `sums` modulo 2^32.

@@ -9,7 +9,7 @@ use super::ends::{self, Factors, Quad};
 use super::matrix::{rows, weights};
 use super::ops::*;
 use super::results::Results;
-use super::sums::{Codes, NARROW, STARTS, narrow, tail};
+use super::sums::{Codes, NARROW, STARTS, tail};
 use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::{Panel, Run};
 
@@ -88,17 +88,19 @@ fn group_wise<const NR: usize, const Q: usize, const ONE: bool>(
         let groups = left.min((TURN / CHUNK / codes.chunks).max(1));
         let from = codes;
         for quad in 0..Q {
+            codes = from.moved(4 * quad as isize);
             // A copy, which can stay in registers.
             let mut a = all[quad];
             // SAFETY: by the lengths that `Codes` has checked, so many groups are left.
-            codes = unsafe { add_groups::<NR, ONE>(cpu, &mut a, from, 4 * quad, groups) };
+            unsafe { add_groups::<NR, ONE>(cpu, &mut a, &mut codes, 4 * quad, groups) };
             all[quad] = a;
+            codes = codes.moved(-4 * quad as isize);
         }
         left -= groups;
     }
     let tail = tail(end.block, 2 * Q);
     for quad in 0..Q {
-        let [sums, biases] = [0, 1].map(|i| float_bytes(tail[i * Q + quad]));
+        let (sums, biases) = (float_bytes(tail[quad]), float_bytes(tail[Q + quad]));
         for p in 0..2 {
             let y = ends::group_wise::<M>(all[quad][p], sums, &end.factors[p]);
             // SAFETY: each panel has `M` rows.
@@ -116,23 +118,27 @@ fn channel_wise<const NR: usize, const Q: usize>(
     let tail = tail(end.block, 3 * Q);
     let mut all = [[[[ints(0); 2]; 4]; 2]; Q];
     for quad in 0..Q {
-        let sums = float_bytes(tail[quad]);
-        all[quad] = [0, 1].map(|p| ends::channel_wise_starts::<M>(sums, &end.factors[p]));
+        for p in 0..2 {
+            let sums = float_bytes(tail[quad]);
+            all[quad][p] = ends::channel_wise_starts::<M>(sums, &end.factors[p]);
+        }
     }
     let mut left = codes.chunks;
     while left > 0 {
         let (chunks, from) = (left.min(TURN / CHUNK), codes);
         for quad in 0..Q {
+            codes = from.moved(4 * quad as isize);
             // A copy, which can stay in registers.
             let mut acc = all[quad];
             // SAFETY: by the lengths that `Codes` has checked, so many chunks are left.
-            codes = unsafe { add_chunks::<NR>(cpu, &mut acc, from, 4 * quad, chunks) };
+            unsafe { add_chunks::<NR>(cpu, &mut acc, &mut codes, chunks) };
             all[quad] = acc;
+            codes = codes.moved(-4 * quad as isize);
         }
         left -= chunks;
     }
     for quad in 0..Q {
-        let [scales, biases] = [1, 2].map(|i| float_bytes(tail[i * Q + quad]));
+        let (scales, biases) = (float_bytes(tail[Q + quad]), float_bytes(tail[2 * Q + quad]));
         for p in 0..2 {
             let y = ends::channel_wise::<M>(all[quad][p], scales, &end.factors[p]);
             // SAFETY: each panel has `M` rows.
@@ -141,7 +147,7 @@ fn channel_wise<const NR: usize, const Q: usize>(
     }
 }
 
-/// [`Codes`] of two panels and one block.
+/// [`Codes`] of two panels and one block, from some column.
 #[derive(Clone, Copy)]
 struct PairCodes {
     q: [*const u8; 2],
@@ -154,9 +160,14 @@ impl PairCodes {
     /// Panics when the lengths are not those of the layout.
     #[inline(always)]
     fn new(panels: [Panel<'_>; 2], layout: RhsLayout, block: &[u8]) -> Self {
-        let [first, second] = panels.map(|panel| Codes::new(panel, layout, block));
-        let Codes { q, w, chunks, groups } = first;
-        Self { q: [q, second.q], w, chunks, groups }
+        let Codes { q, w, chunks, groups } = Codes::new(panels[0], layout, block);
+        Self { q: [q, Codes::new(panels[1], layout, block).q], w, chunks, groups }
+    }
+
+    /// The weights `columns` further.
+    #[inline(always)]
+    fn moved(self, columns: isize) -> Self {
+        Self { w: self.w.wrapping_offset(PIECE as isize * columns), ..self }
     }
 
     /// Past a chunk.
@@ -167,13 +178,13 @@ impl PairCodes {
     unsafe fn next<const NR: usize>(&mut self) {
         // SAFETY: by the caller.
         unsafe {
-            self.q = self.q.map(|q| q.add(CHUNK * M));
+            self.q = [self.q[0].add(CHUNK * M), self.q[1].add(CHUNK * M)];
             self.w = self.w.add(CHUNK / 2 * NR);
         }
     }
 }
 
-/// Adds `groups` groups of four columns from `first` on, and says what follows them.
+/// Adds `groups` groups of four columns, which are the block's from `first` on, and moves past them.
 ///
 /// # Safety
 /// There are so many groups and columns.
@@ -181,19 +192,18 @@ impl PairCodes {
 unsafe fn add_groups<const NR: usize, const ONE: bool>(
     cpu: NeonI8mm,
     a: &mut Pair<Floats>,
-    mut codes: PairCodes,
+    codes: &mut PairCodes,
     first: usize,
     groups: usize,
-) -> PairCodes {
+) {
     let starts = reload(&STARTS);
     for _ in 0..groups {
-        // SAFETY: by the caller there is a group, and behind it the scales of `NR` columns, eight
-        // bytes for four.
+        // SAFETY: by the caller there is a group, and behind it the scales of `NR` columns, of two
+        // bytes where a segment of a column has eight.
         unsafe {
             if ONE {
-                let w = codes.w.add(PIECE * first);
-                let w = [weights::<NR, 2, 0>(w), weights::<NR, 2, 1>(w)];
-                let scales = codes.w.add(CHUNK / 2 * NR + 2 * first);
+                let w = [weights::<NR, 2, 0>(codes.w), weights::<NR, 2, 1>(codes.w)];
+                let scales = codes.w.add(CHUNK / 2 * NR).sub((PIECE - 2) * first);
                 let scales = spread(from_bf16(word(scales)));
                 chunk(cpu, &mut a[0], codes.q[0], &w, scales, starts);
                 chunk(cpu, &mut a[1], codes.q[1], &w, scales, starts);
@@ -206,13 +216,12 @@ unsafe fn add_groups<const NR: usize, const ONE: bool>(
                     }
                 }
                 let chunks = codes.chunks;
-                codes = add_chunks::<NR>(cpu, &mut acc, codes, first, chunks);
-                let scales = spread(from_bf16(word(codes.w.add(2 * first))));
+                add_chunks::<NR>(cpu, &mut acc, codes, chunks);
+                let scales = spread(from_bf16(word(codes.w.sub((PIECE - 2) * first))));
                 for p in 0..2 {
                     for i in 0..4 {
                         for c in 0..2 {
-                            a[p][i][c] =
-                                mul_add(narrow(acc[p][i][c], starts), scales[c], a[p][i][c]);
+                            a[p][i][c] = add_scaled(a[p][i][c], acc[p][i][c], starts, scales[c]);
                         }
                     }
                 }
@@ -220,7 +229,6 @@ unsafe fn add_groups<const NR: usize, const ONE: bool>(
             codes.w = codes.w.add(2 * NR);
         }
     }
-    codes
 }
 
 /// Adds a group of one chunk to a panel's sums.
@@ -265,12 +273,11 @@ unsafe fn chunk_rows<const I: usize>(
         rows::<M, 2, 1, I>(cpu, &mut acc, q, &w[1]);
     }
     for c in 0..2 {
-        a[c] = mul_add(narrow(acc[c], starts), scales[c], a[c]);
+        a[c] = add_scaled(a[c], acc[c], starts, scales[c]);
     }
 }
 
-/// Adds 16·Σqw of four columns from `first` on, over `chunks` chunks (at least one), and says what
-/// follows them.
+/// Adds 16·Σqw of four columns over `chunks` chunks (at least one), and moves past them.
 ///
 /// # Safety
 /// There are so many chunks and columns.
@@ -278,21 +285,20 @@ unsafe fn chunk_rows<const I: usize>(
 unsafe fn add_chunks<const NR: usize>(
     cpu: NeonI8mm,
     acc: &mut Pair<Ints>,
-    mut codes: PairCodes,
-    first: usize,
+    codes: &mut PairCodes,
     chunks: usize,
-) -> PairCodes {
+) {
     let mut left = chunks;
     loop {
         // SAFETY: by the caller there is a chunk.
         unsafe {
-            segment::<NR, 0>(cpu, acc, codes, first);
-            segment::<NR, 1>(cpu, acc, codes, first);
+            segment::<NR, 0>(cpu, acc, *codes);
+            segment::<NR, 1>(cpu, acc, *codes);
             codes.next::<NR>();
         }
         left -= 1;
         if left == 0 {
-            return codes;
+            return;
         }
     }
 }
@@ -300,17 +306,16 @@ unsafe fn add_chunks<const NR: usize>(
 /// Adds what segment `S` of a chunk holds.
 ///
 /// # Safety
-/// There are a chunk and four columns from `first` on.
+/// There are a chunk and four columns.
 #[inline(always)]
 unsafe fn segment<const NR: usize, const S: usize>(
     cpu: NeonI8mm,
     acc: &mut Pair<Ints>,
     codes: PairCodes,
-    first: usize,
 ) {
     // SAFETY: by the caller.
     unsafe {
-        let w = weights::<NR, 2, S>(codes.w.add(PIECE * first));
+        let w = weights::<NR, 2, S>(codes.w);
         panel::<S>(cpu, &mut acc[0], codes.q[0], &w);
         panel::<S>(cpu, &mut acc[1], codes.q[1], &w);
     }
