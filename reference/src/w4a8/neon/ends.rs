@@ -18,22 +18,19 @@ pub(super) struct Factors {
 }
 
 impl Factors {
+    /// Those of a panel of `M` rows.
     #[inline(always)]
-    pub(super) fn of(panel: Panel<'_>, channel_wise: bool) -> Self {
-        let (mut zeros, mut reciprocals) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
-        for (m, &zero) in panel.negated_zero_points().iter().enumerate() {
-            zeros[m] = if channel_wise { f32::from_bits(zero as u32) } else { zero as f32 };
-            reciprocals[m] = panel.reciprocals()[m];
-        }
-        Self { zeros: each_twice(&zeros), reciprocals: each_twice(&reciprocals) }
+    pub(super) fn of<const M: usize>(panel: Panel<'_>, channel_wise: bool) -> Self {
+        let (mut zeros, mut reciprocals) = ([0; MAX_ROWS], [0.0; MAX_ROWS]);
+        zeros[..M].copy_from_slice(panel.negated_zero_points());
+        reciprocals[..M].copy_from_slice(panel.reciprocals());
+        let convert = |zeros| if channel_wise { as_floats(zeros) } else { to_floats(zeros) };
+        let ((left, _), (factors, _)) = (zeros.as_chunks(), reciprocals.as_chunks());
+        let [a, b] = twice(convert(int_lanes(left[0])));
+        let [c, d] = twice(convert(int_lanes(left[1])));
+        let ([e, f], [g, h]) = (twice(from_lanes(factors[0])), twice(from_lanes(factors[1])));
+        Self { zeros: [a, b, c, d], reciprocals: [e, f, g, h] }
     }
-}
-
-#[inline(always)]
-fn each_twice(rows: &[f32; MAX_ROWS]) -> [Floats; 4] {
-    let (quads, _) = rows.as_chunks();
-    let ([a, b], [c, d]) = (twice(from_lanes(quads[0])), twice(from_lanes(quads[1])));
-    [a, b, c, d]
 }
 
 /// `(a + sums · −z) · 1/s`: `sums` are Σ scale·Σw of the columns.

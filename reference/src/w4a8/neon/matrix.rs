@@ -41,7 +41,7 @@ fn blocks<const M: usize, const NR: usize>(
     mut results: impl Results,
 ) {
     let layout = rhs.layout;
-    let rows = Factors::of(panel, layout.is_channel_wise());
+    let rows = Factors::of::<M>(panel, layout.is_channel_wise());
     for (b, block) in rhs.bytes.chunks_exact(layout.block_bytes()).enumerate() {
         let codes = Codes::new(panel, layout, block);
         match (layout.is_channel_wise(), NR) {
@@ -110,12 +110,12 @@ fn channel_wise<const M: usize, const NR: usize, const C: usize>(
     results: &mut impl Results,
 ) {
     let (tail, chunks) = (tail(block, 3 * NR / 4), codes.chunks);
-    let quads = [tail[0], tail[NR / 4 - 1]]
-        .map(|sums| ends::channel_wise_starts::<M>(float_bytes(sums), rows));
+    let left = ends::channel_wise_starts::<M>(float_bytes(tail[0]), rows);
+    let right = ends::channel_wise_starts::<M>(float_bytes(tail[NR / 4 - 1]), rows);
     let mut acc = [[ints(0); C]; 4];
     for i in 0..4 {
         for c in 0..C {
-            acc[i][c] = quads[c / 2][i][c % 2];
+            acc[i][c] = if c < 2 { left[i][c] } else { right[i][c - 2] };
         }
     }
     // SAFETY: by the lengths that `Codes` has checked, there is a group here.
@@ -136,9 +136,12 @@ fn channel_wise_end<const M: usize, const NR: usize, const C: usize, const Q: us
     rows: &Factors,
     results: &mut impl Results,
 ) {
-    let [scales, biases] = [1, 2].map(|i| float_bytes(tail[i * NR / 4 + Q]));
-    let acc = acc.map(|pairs| [pairs[2 * Q], pairs[2 * Q + 1]]);
-    let y = ends::channel_wise::<M>(acc, scales, rows);
+    let (scales, biases) = (float_bytes(tail[NR / 4 + Q]), float_bytes(tail[2 * NR / 4 + Q]));
+    let mut quad = [[ints(0); 2]; 4];
+    for i in 0..4 {
+        quad[i] = [acc[i][2 * Q], acc[i][2 * Q + 1]];
+    }
+    let y = ends::channel_wise::<M>(quad, scales, rows);
     // SAFETY: the panel has `M` rows.
     unsafe { ends::put::<M>(y, [0, b * NR + 4 * Q], biases, results) };
 }

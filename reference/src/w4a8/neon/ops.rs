@@ -90,6 +90,8 @@ neon! {
     /// Sixteen bytes as floats.
     fn float_bytes(bytes: [u8; 16]) -> Floats { vreinterpretq_f32_u8(vld1q_u8(bytes.as_ptr())) }
     /// The lanes of an array.
+    fn int_lanes(x: [i32; 4]) -> Ints { vld1q_s32(x.as_ptr()) }
+    /// The lanes of an array.
     fn from_lanes(x: [f32; 4]) -> Floats { vld1q_f32(x.as_ptr()) }
     /// The lanes as an array.
     fn lanes(x: Floats) -> [f32; 4] {{

@@ -54,7 +54,7 @@ fn blocks<const NR: usize, const Q: usize>(
     let layout = rhs.layout;
     let [first, second] = panels;
     let whole = layout.is_channel_wise();
-    let factors = [Factors::of(first, whole), Factors::of(second, whole)];
+    let factors = [Factors::of::<M>(first, whole), Factors::of::<M>(second, whole)];
     for (b, block) in rhs.bytes.chunks_exact(layout.block_bytes()).enumerate() {
         let codes = PairCodes::new(panels, layout, block);
         let end = End { block, n: b * NR, factors: &factors, results: &mut results };
@@ -175,11 +175,11 @@ impl PairCodes {
     /// # Safety
     /// There is one.
     #[inline(always)]
-    unsafe fn next<const NR: usize>(&mut self) {
+    unsafe fn next<const NR: usize, const CHUNKS: usize>(&mut self) {
         // SAFETY: by the caller.
         unsafe {
-            self.q = [self.q[0].add(CHUNK * M), self.q[1].add(CHUNK * M)];
-            self.w = self.w.add(CHUNK / 2 * NR);
+            self.q = [self.q[0].add(CHUNKS * CHUNK * M), self.q[1].add(CHUNKS * CHUNK * M)];
+            self.w = self.w.add(CHUNKS * CHUNK / 2 * NR);
         }
     }
 }
@@ -207,7 +207,7 @@ unsafe fn add_groups<const NR: usize, const ONE: bool>(
                 let scales = spread(from_bf16(word(scales)));
                 chunk(cpu, &mut a[0], codes.q[0], &w, scales, starts);
                 chunk(cpu, &mut a[1], codes.q[1], &w, scales, starts);
-                codes.next::<NR>();
+                codes.next::<NR, 1>();
             } else {
                 let mut acc = [[[ints(0); 2]; 4]; 2];
                 for p in 0..2 {
@@ -288,17 +288,22 @@ unsafe fn add_chunks<const NR: usize>(
     codes: &mut PairCodes,
     chunks: usize,
 ) {
-    let mut left = chunks;
-    loop {
+    for _ in 0..chunks / 2 {
+        // SAFETY: by the caller there are two chunks.
+        unsafe {
+            segment::<NR, 0, 0>(cpu, acc, *codes);
+            segment::<NR, 1, 1>(cpu, acc, *codes);
+            segment::<NR, 2, 4>(cpu, acc, *codes);
+            segment::<NR, 3, 5>(cpu, acc, *codes);
+            codes.next::<NR, 2>();
+        }
+    }
+    if !chunks.is_multiple_of(2) {
         // SAFETY: by the caller there is a chunk.
         unsafe {
-            segment::<NR, 0>(cpu, acc, *codes);
-            segment::<NR, 1>(cpu, acc, *codes);
-            codes.next::<NR>();
-        }
-        left -= 1;
-        if left == 0 {
-            return;
+            segment::<NR, 0, 0>(cpu, acc, *codes);
+            segment::<NR, 1, 1>(cpu, acc, *codes);
+            codes.next::<NR, 1>();
         }
     }
 }
@@ -308,14 +313,14 @@ unsafe fn add_chunks<const NR: usize>(
 /// # Safety
 /// There are a chunk and four columns.
 #[inline(always)]
-unsafe fn segment<const NR: usize, const S: usize>(
+unsafe fn segment<const NR: usize, const W: usize, const S: usize>(
     cpu: NeonI8mm,
     acc: &mut Pair<Ints>,
     codes: PairCodes,
 ) {
     // SAFETY: by the caller.
     unsafe {
-        let w = weights::<NR, 2, S>(codes.w);
+        let w = weights::<NR, 2, W>(codes.w);
         panel::<S>(cpu, &mut acc[0], codes.q[0], &w);
         panel::<S>(cpu, &mut acc[1], codes.q[1], &w);
     }
