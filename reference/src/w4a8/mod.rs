@@ -185,6 +185,32 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Panels that kernels like to get at once, where results must wait in a buffer.
+pub(crate) const PANELS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
+
+/// [`Kernel::run`] of one panel after the other, as pairs where there are two: the rows of each
+/// follow those of the one before in `y`.
+pub(crate) fn run_panels<'a>(
+    kernel: &dyn Kernel,
+    panels: impl IntoIterator<Item = Panel<'a>>,
+    rhs: Run<'_>,
+    y: &mut [f32],
+    stride: usize,
+) {
+    let (mut panels, mut row) = (panels.into_iter(), 0);
+    while let Some(first) = panels.next() {
+        let y = &mut y[row * stride..];
+        row += first.rows();
+        match panels.next() {
+            Some(second) => {
+                row += second.rows();
+                kernel.run_pair([first, second], rhs, y, stride);
+            }
+            None => kernel.run(first, rhs, y, stride),
+        }
+    }
+}
+
 /// Every kernel that this CPU supports, the slowest and plainest first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {
     let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(scalar::Scalar)];
