@@ -115,7 +115,7 @@ fn group_wise<const M: usize, const H: usize, const ONE: bool, const WIDE: bool>
     block: Block<'_>,
     at: At,
 ) -> Quads<M, H> {
-    let mut codes = block.codes.from_column(at.n);
+    let mut codes = block.codes.at_column(at.n);
     let starts = reload(&STARTS);
     let mut a = [[floats(0.0); H]; M];
     for _ in 0..codes.groups {
@@ -159,7 +159,7 @@ fn channel_wise<const M: usize, const H: usize>(
     at: At,
 ) -> Quads<M, H> {
     let mut acc = [[[ints(0); 2]; H]; M];
-    let mut codes = block.codes.from_column(at.n);
+    let mut codes = block.codes.at_column(at.n);
     let chunks = codes.chunks;
     // SAFETY: by the lengths that `Codes` has checked, there is a group here.
     unsafe { add_codes(cpu, &mut acc, &mut codes, at, chunks) };

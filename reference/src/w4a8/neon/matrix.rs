@@ -75,7 +75,7 @@ fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool
     codes: Codes,
     first: usize,
 ) -> Quad<Floats> {
-    let mut codes = codes.from_column(first);
+    let mut codes = codes.at_column(first);
     let starts = reload(&STARTS);
     let mut a = [[floats(0.0); 2]; 4];
     for _ in 0..codes.groups {

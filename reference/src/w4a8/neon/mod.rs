@@ -126,3 +126,29 @@ mod aarch64 {
         Run { layout: blocks.rhs_layout, bytes: blocks.rhs, columns: blocks.rhs_layout.nr() }
     }
 }
+
+#[cfg(all(test, target_arch = "aarch64", target_os = "linux"))]
+mod tests {
+    use std::arch::asm;
+
+    /// The system is asked what it supports; the same is written in the CPU's own registers.
+    #[test]
+    fn kernels_are_those_that_the_cpu_has() {
+        let (isar0, isar1): (u64, u64);
+        // SAFETY: Linux lets programs read these registers.
+        unsafe {
+            asm!("mrs {}, id_aa64isar0_el1", out(reg) isar0, options(nomem, nostack));
+            asm!("mrs {}, id_aa64isar1_el1", out(reg) isar1, options(nomem, nostack));
+        }
+        let (dotprod, i8mm) = (isar0 >> 44 & 0xf != 0, isar1 >> 52 & 0xf != 0);
+        let expected: &[&str] = match (dotprod, i8mm) {
+            (true, true) => &["neon-dotprod", "neon-i8mm"],
+            (true, false) => &["neon-dotprod"],
+            (false, _) => &[],
+        };
+        let found: Vec<&str> = super::kernels().iter().map(|k| k.name()).collect();
+        assert_eq!(found, expected, "dotprod {dotprod}, i8mm {i8mm}");
+        let fastest = crate::w4a8::fastest();
+        assert!(expected.last().is_none_or(|&last| fastest.name() == last), "{fastest:?}");
+    }
+}

@@ -49,7 +49,7 @@ impl Codes {
 
     /// The weights from column `first` of the block on.
     #[inline(always)]
-    pub(super) fn from_column(self, first: usize) -> Self {
+    pub(super) fn at_column(self, first: usize) -> Self {
         Self { w: self.w.wrapping_add(PIECE * first), ..self }
     }
 }
