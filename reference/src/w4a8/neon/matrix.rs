@@ -6,7 +6,7 @@
 use super::ends::{self, Factors, Quad};
 use super::ops::*;
 use super::results::Results;
-use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail};
+use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail, two_rows};
 use super::{NeonI8mm, dot};
 use crate::layout::kleidi::{CHUNK, PIECE};
 use crate::w4a8::{Panel, Run};
@@ -283,16 +283,8 @@ pub(super) unsafe fn rows<const M: usize, const C: usize, const S: usize, const 
     q: *const u8,
     w: &[[Bytes; 2]; C],
 ) {
-    // SAFETY: by the caller; a last row that has none beside it is read alone.
-    let q = unsafe {
-        match 2 * I + 1 < M {
-            true => [load!(q, (S * M + 2 * I) * PIECE), load!(q, ((S + 2) * M + 2 * I) * PIECE)],
-            false => [
-                eight_bytes(word(q.add((S * M + 2 * I) * PIECE))),
-                eight_bytes(word(q.add(((S + 2) * M + 2 * I) * PIECE))),
-            ],
-        }
-    };
+    // SAFETY: by the caller.
+    let q = unsafe { two_rows::<M, S, I>(q) };
     for half in 0..2 {
         for c in 0..C {
             acc[c] = smmla(cpu, acc[c], q[half], w[c][half]);

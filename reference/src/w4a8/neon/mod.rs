@@ -35,6 +35,8 @@ mod dot;
 #[cfg(target_arch = "aarch64")]
 mod ends;
 #[cfg(target_arch = "aarch64")]
+mod lanes;
+#[cfg(target_arch = "aarch64")]
 mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod ops;

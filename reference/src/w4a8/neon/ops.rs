@@ -76,6 +76,11 @@ neon! {
         [vmovl_u16(vget_low_u16(eight)), vmovl_high_u16(eight)]
             .map(|x| vreinterpretq_f32_u32(vshlq_n_u32::<16>(x)))
     }}
+    /// Of each eight bytes of `x` and then of `y`, the first four, and the others.
+    fn words(x: Bytes, y: Bytes) -> [Bytes; 2] {{
+        let (x, y) = (vreinterpretq_s32_s8(x), vreinterpretq_s32_s8(y));
+        [vuzp1q_s32(x, y), vuzp2q_s32(x, y)].map(|x| vreinterpretq_s8_s32(x))
+    }}
     /// Eight bytes, the first in the lowest bits, and eight zeros.
     fn eight_bytes(eight: u64) -> Bytes {
         vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(eight), vcreate_u64(0)))
@@ -177,6 +182,29 @@ pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
             a = in(vreg) a,
             b = in(vreg) b,
             options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// Four sums of four byte products each, of `a` and lane `LANE` of `b`, added to `sums` modulo 2^32.
+#[inline(always)]
+pub(super) fn sdot_lane<const LANE: usize>(
+    _: NeonDotprod,
+    mut sums: Ints,
+    a: Bytes,
+    b: Bytes,
+) -> Ints {
+    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
+    // is touched.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            lane = const LANE,
+            options(nomem, nostack, preserves_flags)
         );
     }
     sums

@@ -1,6 +1,6 @@
 //! From integer sums of code products to floats.
 
-use super::ops::{Floats, Ints, as_floats, sub};
+use super::ops::{Bytes, Floats, Ints, as_floats, eight_bytes, load, sub, word};
 use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::Panel;
 
@@ -59,4 +59,25 @@ impl Codes {
 pub(super) fn tail(block: &[u8], quads: usize) -> &[[u8; 16]] {
     let (_, words) = block.as_rchunks();
     &words[words.len() - quads..]
+}
+
+/// What rows 2`I` and 2`I` + 1 have in pieces `S` and `S` + 2 of a chunk; zeros for a row that is
+/// not there.
+///
+/// # Safety
+/// `q` is a chunk of `M` rows, of which row 2`I` is one.
+#[inline(always)]
+pub(super) unsafe fn two_rows<const M: usize, const S: usize, const I: usize>(
+    q: *const u8,
+) -> [Bytes; 2] {
+    // SAFETY: by the caller; a last row that has none beside it is read alone.
+    unsafe {
+        match 2 * I + 1 < M {
+            true => [load!(q, (S * M + 2 * I) * PIECE), load!(q, ((S + 2) * M + 2 * I) * PIECE)],
+            false => [
+                eight_bytes(word(q.add((S * M + 2 * I) * PIECE))),
+                eight_bytes(word(q.add(((S + 2) * M + 2 * I) * PIECE))),
+            ],
+        }
+    }
 }
