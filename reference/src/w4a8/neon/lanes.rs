@@ -208,7 +208,8 @@ unsafe fn segment<const M: usize, const NR: usize, const S: usize>(
     unsafe {
         let (left, right) = (load!(codes.w, S * NR * PIECE), load!(codes.w, (S * NR + 2) * PIECE));
         // Of four columns: the first four k of a piece, and the others.
-        let w = words(left, right).map(|w| nibbles(w));
+        let [first, second] = words(left, right);
+        let w = [nibbles(first), nibbles(second)];
         rows::<M, S, 0>(cpu, acc, codes.q, &w);
         if M > 2 {
             rows::<M, S, 1>(cpu, acc, codes.q, &w);

@@ -12,6 +12,10 @@
 //!   several times as much on most cores.
 //! - The start value comes by a load, since that pipe idles otherwise.
 //! - Sums keep the 2 x 2 order of `smmla` until the last group is added.
+//! - Sixteen rows share the bytes of four columns (`pair`): that takes every register, so the
+//!   instructions stand in an order that a compiler may not change.
+//! - Without i8mm, several rows multiply by lanes (`lanes`): the halves of two pieces change places,
+//!   so that a lane is a column, and a row's codes are used where they were loaded.
 //!
 //! Every float operation is the definition's, on the same values, so the bits are the same.
 #![cfg_attr(target_arch = "aarch64", allow(unsafe_code))]

@@ -2,7 +2,8 @@
 //!
 //! Some have no stable intrinsic. Others must stay as they are written: the loops are bound by the
 //! vector pipes, while a load, or a move from a general register, takes another pipe; a compiler
-//! that saw through them would trade them for vector instructions.
+//! that saw through them would trade them for vector instructions. Products and loads are not
+//! `pure`, so that their order is the source's: one that loads early runs out of registers.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
