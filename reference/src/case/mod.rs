@@ -8,6 +8,7 @@
 mod config;
 mod error;
 mod json;
+mod methods;
 mod parse;
 mod rules;
 mod values;
@@ -20,6 +21,10 @@ pub use config::{
     QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
+pub use methods::{
+    FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig, MethodConfig,
+    MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
+};
 pub use rules::{Dim, TensorRule};
 
 use crate::container::{Container, write_container};

@@ -8,6 +8,7 @@
 mod computed;
 mod dyn_quant;
 mod lattice;
+mod methods;
 mod random;
 mod refusal;
 mod tensors;
@@ -100,6 +101,7 @@ impl Generator {
             CaseConfig::Router(c) => router(c, &mut rng),
             CaseConfig::Align(c) => align(c, &mut rng),
             CaseConfig::DynQuant(c) => dyn_quant::case(c, &mut rng),
+            CaseConfig::Method(c) => methods::case(c, &mut rng),
         }?;
         (case.name, case.provenance) = (name, provenance);
         case.validate()?;
@@ -152,6 +154,7 @@ fn describe(config: &CaseConfig) -> String {
             let sizes = format!("k{} n{}", c.size_k, c.size_n);
             format!("{} g{g} {} mr{mr} nr{nr}{bias} {sizes}", c.dtype, c.activation_rounding)
         }
+        CaseConfig::Method(_) => methods::describe(config),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 pub(super) use layer::moe;
-use stage::{Part, Stage};
+pub(super) use stage::{Part, Stage, measure};
 
 /// How the products of a case are declared to be computed.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ pub(super) fn linear(
 }
 
 /// The numbers of a floating-point or int8 tensor, its last dimension as rows.
-fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
+pub(super) fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
     let size_k = tensor.shape().last().copied().unwrap_or(1);
     let ty = match tensor.dtype() {
         DType::I8 => ScalarType::INT8,
