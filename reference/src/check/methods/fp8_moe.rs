@@ -34,7 +34,7 @@ pub(super) struct Fp8Moe {
     weights: [Vec<Weight<'static>>; 2],
     activations: Fp8Activations,
     how: Arithmetic,
-    /// What x is limited to before it is quantized: nothing, by definition.
+    /// What x is limited to: nothing, by definition.
     limit: Option<f32>,
 }
 
@@ -236,8 +236,10 @@ impl Computation for Fp8Moe {
                     c.topk_ids.iter_mut().for_each(|id| *id = id.rem_euclid(local));
                 }
             };
-            "activations-limited-early", "x was limited to 240 before it was divided by its scale" =>
-                |c| c.limit = Some(240.0);
+            "e4m3-saturates-early", "activations were limited to 240 scales, not to 448" =>
+                |c| if let Fp8Activations::Static { w13, .. } = c.activations {
+                    c.limit = Some(240.0 * w13);
+                };
         }
     }
 }
