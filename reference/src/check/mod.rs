@@ -20,8 +20,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
-pub use methods::mistaken;
-pub(crate) use methods::add_outputs;
+pub use methods::{add_outputs, mistaken, mistakes};
 pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
 

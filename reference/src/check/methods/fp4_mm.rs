@@ -1,6 +1,6 @@
 //! A product of NVFP4 activations and an NVFP4 weight, its fused shards with global scales of their own.
 
-use super::{Computation, Expected, Form, Mistake, codes, mistakes};
+use super::{Computation, Expected, Form, Mistake, codes, known};
 use crate::Result;
 use crate::case::{Case, Fp4MmConfig};
 use crate::check::compare::{Elements, Mismatch, Rows, elements};
@@ -118,8 +118,8 @@ impl Computation for Fp4Mm {
         }])
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "first-global-scale", "the first shard's global scale was taken for all of them" =>
                 |c| {
                     let first = c.globals[0];
@@ -200,7 +200,7 @@ fn diagnose(mm: &Fp4Mm, found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
         let bounded = other.bounds().ok()?;
         Some(bounded.iter().zip(found).filter(|(b, x)| b.ratio(**x) > 1.0).count())
     };
-    let all = mm.mistakes();
+    let all = Fp4Mm::mistakes();
     let best = all.iter().filter_map(|m| Some((left(m)?, m))).min_by_key(|(left, _)| *left)?;
     let (unexplained, mistake) = best;
     (unexplained * 10 <= wrong.len()).then(|| Diagnosis {

@@ -1,6 +1,6 @@
 //! FP8 experts on their way to a kernel: one scale for w1 and w3, e4m3fnuz.
 
-use super::{Computation, Expected, Form, Mistake, mistakes};
+use super::{Computation, Expected, Form, Mistake, known};
 use crate::Result;
 use crate::case::{Case, FnuzConfig, RequantizeConfig};
 use crate::check::compare::Rows;
@@ -99,8 +99,8 @@ impl Computation for Requantization {
         Ok(all)
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "first-scale-for-both", "w1's scale was taken for both, not the larger" =>
                 |c| c.target = |[w1, _]| w1;
             "smaller-scale", "the smaller scale was taken: codes saturate" =>
@@ -168,8 +168,8 @@ impl Computation for Normalization {
         Ok(all)
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "scale-not-doubled", "the scale was not doubled: every number is half of what it was" =>
                 |c| c.scale = |s| s;
             "scale-halved", "the scale was halved where it is doubled" => |c| c.scale = |s| s / 2.0;

@@ -2,7 +2,7 @@
 //! the case lacks is recomputed as its schedule says.
 
 use super::scaled_mm::{self, better_diagnosis, other_promotion};
-use super::{Computation, Expected, Form, Mistake, mistakes};
+use super::{Computation, Expected, Form, Mistake, known};
 use crate::Result;
 use crate::case::{Case, CheckpointFormat, Fp8LayerConfig, MoeConfig, QuantConfig, ScoringFunc};
 use crate::check::compare::{Candidate, Rows, elements};
@@ -194,8 +194,8 @@ impl Computation for Fp8Moe {
         Ok(all)
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
                 |c| {
                     other_promotion(&mut c.how.w13);
@@ -258,7 +258,7 @@ impl Walk<'_> {
         for expected in expected {
             let Some(found) = self.case.output(&expected.name) else { continue };
             let name = expected.name.clone();
-            let candidates = self.layer.mistakes().into_iter().map(|mistake| {
+            let candidates = Fp8Moe::mistakes().into_iter().map(|mistake| {
                 let (name, layer) = (name.clone(), self.layer);
                 let (id, text) = (mistake.id, mistake.text.to_owned());
                 let make = move || {

@@ -1,6 +1,6 @@
 //! Block scales, mxint4 experts and NVFP4 experts in a kernel's layout.
 
-use super::{Computation, Expected, Form, Mistake, codes, mistakes};
+use super::{Computation, Expected, Form, Mistake, codes, known};
 use crate::Result;
 use crate::case::{Case, MxInt4Config, Nvfp4ExpertsConfig, SwizzleConfig};
 use crate::check::compare::{Elements, Rows};
@@ -110,8 +110,8 @@ impl Computation for Swizzle {
         }])
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "scales-not-swizzled", "the scales are padded, and not interleaved in tiles" =>
                 |c| c.interleaving = Interleaving::None;
             "scales-swizzled-twice", "the scales were interleaved twice" =>
@@ -296,8 +296,8 @@ impl Computation for Experts {
         Ok(both.into_iter().flatten().collect())
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "rows-not-shuffled", "the rows were not shuffled in blocks of 32" =>
                 |c| c.each(|p| p.forget(Forgotten::Shuffle));
             "gate-up-swapped", "gate and up are exchanged: the halves of w13 kept their places" =>
@@ -393,8 +393,8 @@ impl Computation for Nvfp4 {
         Ok(all)
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "rows-not-shuffled", "the rows were not shuffled in blocks of 32" =>
                 |c| c.experts.each(|p| p.forget(Forgotten::Shuffle));
             "gate-up-swapped", "gate and up are exchanged: the halves of w13 kept their places" =>

@@ -2,8 +2,8 @@
 //! by their bound or their declared schedule.
 //!
 //! An operation is a [`Computation`]: its outputs, and the known mistakes as changes of itself. A
-//! mistake's outputs are the diagnosis where they are what was found, and [`mistaken`] gives them to
-//! tests.
+//! mistake is the diagnosis where its outputs are what was found, and [`mistaken`] gives them to tests and
+//! to the fuzzing kit.
 
 mod fp4_mm;
 mod fp8;
@@ -15,13 +15,13 @@ mod scaled_mm;
 
 use super::compare::{Candidate, Elements, Rows, Subject};
 use super::{Declared, Diagnosis, OutputReport, Verdict};
-use crate::Result;
-use crate::case::{Case, MethodConfig};
+use crate::case::{Case, CaseConfig, MethodConfig, Op};
 use crate::checkpoint::transpose_words;
 use crate::dims::Shape;
 use crate::layout::Layout;
 use crate::tensor::{DType, Tensor};
 use crate::weight::{Codes, Table};
+use crate::{Error, Result};
 
 /// What an operation makes of a case's inputs.
 trait Computation: Clone {
@@ -32,7 +32,7 @@ trait Computation: Clone {
     fn outputs(&self) -> Result<Vec<Expected>>;
 
     /// The known mistakes that this operation can have.
-    fn mistakes(&self) -> Vec<Mistake<Self>>;
+    fn mistakes() -> Vec<Mistake<Self>>;
 }
 
 /// A wrong way to compute that is known to happen.
@@ -46,12 +46,12 @@ struct Mistake<C> {
 }
 
 /// Lists [`Mistake`]s.
-macro_rules! mistakes {
+macro_rules! known {
     ($($id:literal, $text:literal => $change:expr;)+) => {
         vec![$(crate::check::methods::Mistake { id: $id, text: $text, change: $change }),+]
     };
 }
-use mistakes;
+use known;
 
 /// One output as it should be.
 struct Expected {
@@ -159,7 +159,7 @@ fn judge<C: Computation>(case: &Case<'_>, computation: &C) -> Result<Vec<OutputR
     let mut reports = Vec::new();
     for expected in computation.outputs()? {
         let Some(found) = case.output(&expected.name) else { continue };
-        let candidates = computation.mistakes().into_iter().map(|mistake| {
+        let candidates = C::mistakes().into_iter().map(|mistake| {
             let name = expected.name.clone();
             let (id, text) = (mistake.id, mistake.text.to_owned());
             let make = move || {
@@ -181,17 +181,39 @@ fn made<C: Computation>(right: &C, mistake: &Mistake<C>) -> Option<Vec<Expected>
     wrong.outputs().ok()
 }
 
-/// Every mistake's outputs, where they are of the right shapes and differ from what is right.
-fn all_mistakes<C: Computation>(right: &C) -> Result<Vec<(&'static str, Vec<Expected>)>> {
+/// The outputs with mistake `id`, where they are of the right shapes and differ from what is right.
+fn mistake_shown<C: Computation>(right: &C, id: &str) -> Result<Option<Vec<Expected>>> {
+    let Some(mistake) = C::mistakes().into_iter().find(|m| m.id == id) else { return Ok(None) };
     let expected = right.outputs()?;
-    let shows = |wrong: &[Expected]| {
+    let shows = |wrong: &Vec<Expected>| {
         let pairs = || wrong.iter().zip(&expected);
         wrong.len() == expected.len()
             && pairs().all(|(w, e)| w.shape == e.shape)
             && pairs().any(|(w, e)| w.elements != e.elements)
     };
-    let made = |m: Mistake<C>| made(right, &m).filter(|w| shows(w)).map(|w| (m.id, w));
-    Ok(right.mistakes().into_iter().filter_map(made).collect())
+    Ok(made(right, &mistake).filter(shows))
+}
+
+fn ids<C: Computation>() -> Vec<&'static str> {
+    C::mistakes().iter().map(|m| m.id).collect()
+}
+
+/// The ids of the known mistakes of an operation, in the order in which they are tried; none for those
+/// whose mistakes are no list.
+pub fn mistakes(op: Op) -> Vec<&'static str> {
+    match op {
+        Op::SwizzleBlockscale => ids::<layouts::Swizzle>(),
+        Op::TrtllmMxInt4 => ids::<layouts::Experts>(),
+        Op::Nvfp4Experts => ids::<layouts::Nvfp4>(),
+        Op::Fp8Requantize => ids::<fp8::Requantization>(),
+        Op::NormalizeFnuz => ids::<fp8::Normalization>(),
+        Op::GptOssMxfp4 => ids::<mxfp4::GptOss>(),
+        Op::ScaledFp4Quant => ids::<quantize::Quantization>(),
+        Op::ScaledFp4Mm => ids::<fp4_mm::Fp4Mm>(),
+        Op::ScaledMm => ids::<scaled_mm::ScaledMm>(),
+        Op::Fp8Moe => ids::<fp8_moe::Fp8Moe>(),
+        _ => Vec::new(),
+    }
 }
 
 /// Runs `$then` on the computation of `$config`.
@@ -263,11 +285,14 @@ pub(super) fn check(
     }
 }
 
-/// Adds every output that the reference computes for the case's inputs.
+/// Adds every output that the reference computes for the inputs of a case.
 ///
 /// # Errors
-/// For inputs that the operation refuses.
-pub(crate) fn add_outputs(case: &mut Case<'_>, config: &MethodConfig) -> Result<()> {
+/// For inputs that the operation refuses; [`Error::Unsupported`] for an operation of another kind.
+pub fn add_outputs(case: &mut Case<'_>) -> Result<()> {
+    let CaseConfig::Method(config) = &case.config else {
+        return Err(Error::unsupported(case.op, "its outputs are added by `vectors`"));
+    };
     let outputs = each!(case, config, c => c.outputs()?);
     for output in outputs {
         case.add_output(&output.name, output.tensor()?);
@@ -275,23 +300,19 @@ pub(crate) fn add_outputs(case: &mut Case<'_>, config: &MethodConfig) -> Result<
     Ok(())
 }
 
-/// The case with the outputs that each known mistake of its operation gives, where it shows in this
-/// case's numbers; the mistake's id first. Empty for operations whose mistakes are no list.
+/// The case with the outputs that one of its operation's [`mistakes`] gives; `None` where it does not
+/// show in this case's numbers.
 ///
 /// # Errors
 /// For inputs that the operation refuses.
-pub fn mistaken<'a>(case: &Case<'a>) -> Result<Vec<(&'static str, Case<'a>)>> {
-    let crate::case::CaseConfig::Method(config) = &case.config else { return Ok(Vec::new()) };
-    let all = each!(case, config, c => all_mistakes(&c)?);
-    all.into_iter()
-        .map(|(id, outputs)| {
-            let mut wrong = case.clone();
-            for output in outputs {
-                wrong.add_output(&output.name, output.tensor()?);
-            }
-            Ok((id, wrong))
-        })
-        .collect()
+pub fn mistaken<'a>(case: &Case<'a>, id: &str) -> Result<Option<Case<'a>>> {
+    let CaseConfig::Method(config) = &case.config else { return Ok(None) };
+    let Some(outputs) = each!(case, config, c => mistake_shown(&c, id)?) else { return Ok(None) };
+    let mut wrong = case.clone();
+    for output in outputs {
+        wrong.add_output(&output.name, output.tensor()?);
+    }
+    Ok(Some(wrong))
 }
 
 /// Codes of one matrix `[N, K]` of a file, `bits` each.

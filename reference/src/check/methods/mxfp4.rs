@@ -1,6 +1,6 @@
 //! gpt-oss: a rank's part of MXFP4 experts, with the padding of its kernel.
 
-use super::{Computation, Expected, Form, Mistake, codes, in_lines, mistakes};
+use super::{Computation, Expected, Form, Mistake, codes, in_lines, known};
 use crate::Result;
 use crate::case::{Case, GptOssConfig};
 use crate::check::compare::Rows;
@@ -140,11 +140,11 @@ impl Computation for GptOss {
         Ok(all)
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
+    fn mistakes() -> Vec<Mistake<Self>> {
         fn order(c: &mut GptOss, order: GateUp) {
             c.config.gate_up = order;
         }
-        mistakes! {
+        known! {
             "gate-up-interleaved", "gate and up are interleaved, as in the file" =>
                 |c| order(c, GateUp::Interleaved);
             "gate-up-halves", "gate and up stand in halves, gate first" =>

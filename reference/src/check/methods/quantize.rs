@@ -1,7 +1,7 @@
 //! Activations to NVFP4. The definition has one result; a GPU's reciprocal instruction may give
 //! neighbours of it, which are accepted where any such kernel gives them.
 
-use super::{Computation, Expected, Form, Mistake, mistakes, passing};
+use super::{Computation, Expected, Form, Mistake, known, passing};
 use crate::Result;
 use crate::case::{Case, Fp4QuantConfig};
 use crate::check::compare::{Elements, Rows};
@@ -107,8 +107,8 @@ impl Computation for Quantization {
         ])
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "global-scale-inverted", "x was divided by the global scale where it is multiplied" =>
                 |c| c.global_scale = 1.0 / c.global_scale;
             "global-scale-missing", "the global scale was not applied" => |c| c.global_scale = 1.0;

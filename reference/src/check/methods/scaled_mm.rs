@@ -1,6 +1,6 @@
 //! A product of e4m3fn activations and an e4m3fn weight.
 
-use super::{Computation, Expected, Form, Mistake, codes, mistakes};
+use super::{Computation, Expected, Form, Mistake, codes, known};
 use crate::Result;
 use crate::case::{Case, Fp8MmConfig};
 use crate::check::compare::{Rows, elements};
@@ -115,8 +115,8 @@ impl Computation for ScaledMm {
         }])
     }
 
-    fn mistakes(&self) -> Vec<Mistake<Self>> {
-        mistakes! {
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
             "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
                 |c| other_promotion(&mut c.schedule);
             "activation-scale-inverted", "the activations' scale divides where it multiplies" =>
@@ -181,7 +181,7 @@ pub(super) fn better_diagnosis<C: Computation>(
     found: &[u32],
     right: &C,
 ) -> Result<()> {
-    for mistake in right.mistakes() {
+    for mistake in C::mistakes() {
         let made = super::made(right, &mistake);
         let made = made.into_iter().flatten().find(|o| o.name == report.name);
         if made.is_some_and(|o| o.elements == found) {

@@ -52,7 +52,7 @@ pub(super) fn case(config: MethodConfig, rng: &mut Rng) -> Result<Case<'static>>
             }
         }
     }
-    add_outputs(&mut case, &config)?;
+    add_outputs(&mut case)?;
     Ok(case)
 }
 
