@@ -4,7 +4,7 @@ mod layer;
 mod methods;
 
 pub use layer::{WrongLayer, layers};
-pub use methods::{large_methods, methods};
+pub use methods::methods;
 
 use marlinspike::act_order;
 use marlinspike::layout::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};

@@ -79,9 +79,9 @@ macro_rules! operations {
 }
 
 operations! {
-    swizzled_scales wrong_swizzled_scales SwizzleBlockscale 150 40 5,
+    swizzled_scales wrong_swizzled_scales SwizzleBlockscale 150 20 5,
     mxint4 wrong_mxint4 TrtllmMxInt4 2 2 9,
-    nvfp4_experts wrong_nvfp4_experts Nvfp4Experts 32 16 14,
+    nvfp4_experts wrong_nvfp4_experts Nvfp4Experts 24 8 14,
     requantized wrong_requantized Fp8Requantize 36 30 9,
     fnuz wrong_fnuz NormalizeFnuz 12 12 5,
     gpt_oss wrong_gpt_oss GptOssMxfp4 60 30 8,
@@ -89,4 +89,103 @@ operations! {
     fp4_products wrong_fp4_products ScaledFp4Mm 40 20 10,
     fp8_products wrong_fp8_products ScaledMm 40 20 7,
     fp8_layers wrong_fp8_layers Fp8Moe 12 10 9,
+}
+
+/// A config key with another value.
+fn with_key(case: &Case<'_>, key: &str, value: serde_json::Value) -> marlinspike::Result<()> {
+    let mut keys = case.config.to_json();
+    assert!(keys.insert(key.to_owned(), value).is_some() || key == "logical_widths", "{key}");
+    let config = marlinspike::case::CaseConfig::from_json(case.op, &keys)?;
+    Case { config, ..case.clone() }.validate()
+}
+
+/// Sizes that a layout or a product cannot take are refused by the key that has them.
+#[test]
+fn configs_are_refused_by_key() {
+    use serde_json::json;
+    for (op, key, value) in [
+        (Op::SwizzleBlockscale, "sf_layout", json!("64x4")),
+        (Op::SwizzleBlockscale, "scale_type", json!("float32")),
+        (Op::TrtllmMxInt4, "hidden_size", json!(384)),
+        (Op::Nvfp4Experts, "backend", json!("MARLIN")),
+        (Op::Nvfp4Experts, "intermediate_size", json!(40)),
+        (Op::Fp8Requantize, "requantize", json!("nearest")),
+        (Op::NormalizeFnuz, "size_n", json!(0)),
+        (Op::GptOssMxfp4, "intermediate_size", json!(33)),
+        (Op::GptOssMxfp4, "gate_up", json!("up")),
+        (Op::ScaledFp4Quant, "size_k", json!(24)),
+        (Op::ScaledFp4Mm, "logical_widths", json!([7])),
+        (Op::ScaledMm, "size_k", json!(33)),
+        (Op::Fp8Moe, "top_k", json!(99)),
+        (Op::Fp8Moe, "activation", json!("tanh")),
+    ] {
+        let case = Generator::new(op, 1).unwrap().case(0).unwrap();
+        let error = with_key(&case, key, value.clone()).expect_err(key).to_string();
+        assert!(error.contains(&format!("`{key}`")), "{op} {key} {value}: {error}");
+        assert!(error.contains(value.to_string().trim_matches(['[', ']'])), "{error}");
+    }
+}
+
+/// Inputs that nothing can be computed from are refused, by name and place.
+#[test]
+fn inputs_are_refused_by_name() {
+    use marlinspike::tensor::{DType, Tensor};
+    let bad = |op: Op, name: &str, byte: &[u8]| {
+        let mut case = Generator::new(op, 1).unwrap().case(0).unwrap();
+        let tensor = case.inputs[name].clone();
+        let mut bytes = tensor.bytes().to_vec();
+        bytes[..byte.len()].copy_from_slice(byte);
+        case.add_input(
+            name,
+            Tensor::new("", tensor.dtype(), tensor.shape().to_vec(), bytes).unwrap(),
+        );
+        case.validate().expect_err(name)
+    };
+    let (nan, zero) = (f32::NAN.to_le_bytes(), [0; 4]);
+    for (op, name, bytes) in [
+        (Op::Nvfp4Experts, "w13_weight_scale_2", &zero[..]),
+        (Op::Nvfp4Experts, "w2_input_scale", &nan),
+        (Op::Fp8Requantize, "w13_weight_scale", &nan),
+        (Op::ScaledFp4Quant, "input_global_scale", &zero),
+        (Op::ScaledFp4Mm, "weight_scale", &[0x7f]),
+        (Op::ScaledFp4Mm, "a_scale", &[0x80]),
+        (Op::ScaledMm, "a_scales", &nan),
+        (Op::Fp8Moe, "topk_ids", &[9, 0, 0, 0]),
+        (Op::Fp8Moe, "w2_weight_scale", &zero),
+    ] {
+        let error = bad(op, name, bytes);
+        assert!(matches!(&error, marlinspike::Error::Value { .. }), "{op} {name}: {error}");
+        assert!(error.to_string().contains(&format!("`in.{name}`")), "{op} {name}: {error}");
+    }
+    let mut case = Generator::new(Op::SwizzleBlockscale, 1).unwrap().case(0).unwrap();
+    case.add_input("scales", Tensor::new("", DType::U8, vec![1], vec![0]).unwrap());
+    let error = case.validate().unwrap_err();
+    assert!(matches!(&error, marlinspike::Error::Unknown { tensor, .. } if tensor == "in.scales"));
+}
+
+/// Whatever outputs a case claims, the check gives a verdict.
+#[test]
+fn any_output_is_judged() {
+    use marlinspike::tensor::Tensor;
+    for op in [Op::ScaledFp4Quant, Op::ScaledFp4Mm, Op::ScaledMm, Op::Fp8Moe] {
+        let generator = Generator::new(op, 5).unwrap();
+        for (index, byte) in (0..6).zip([0xff, 0x7f, 0x80, 0x00, 0xfe, 0x7c]) {
+            let mut case = generator.case(index).unwrap();
+            for (name, tensor) in case.outputs.clone() {
+                let bytes = vec![byte; tensor.bytes().len()];
+                let tensor = Tensor::new("", tensor.dtype(), tensor.shape().to_vec(), bytes);
+                case.add_output(&name, tensor.unwrap());
+            }
+            let report = check_case(&case).unwrap();
+            assert_eq!(report.verdict, Verdict::Fail, "{}", case.name);
+            // Each stage alone, without the one before it.
+            for name in case.outputs.keys().cloned().collect::<Vec<_>>() {
+                let mut alone = case.clone();
+                alone.outputs.retain(|n, _| *n == name);
+                let report = check_case(&alone).unwrap();
+                assert_eq!(report.outputs.len(), 1, "{}: {name}", case.name);
+                assert_ne!(report.verdict, Verdict::Pass, "{}: {name}", case.name);
+            }
+        }
+    }
 }

@@ -89,7 +89,10 @@ impl Number {
         let up = Self(if self.0 < BigInt::ZERO { (-1).into() } else { 1.into() }, unit);
         // Twice what is left, against one unit.
         let twice = Self(BigInt::from(rest.0.magnitude().clone()) * 2, rest.1);
-        let (a, b) = (&twice.0 << (twice.1 - twice.1.min(unit)), BigInt::from(1) << (unit - twice.1.min(unit)));
+        let (a, b) = (
+            &twice.0 << (twice.1 - twice.1.min(unit)),
+            BigInt::from(1) << (unit - twice.1.min(unit)),
+        );
         let odd = low.0.bit(0);
         if a > b || a == b && odd { low.plus(&up) } else { low }
     }
@@ -194,7 +197,12 @@ fn scale(rng: &mut Rng) -> f32 {
     f32::from_bits(rng.between(104, 113) << 23 | rng.next_u32() >> 9)
 }
 
-fn matrix(rng: &mut Rng, size_k: usize, size_n: usize, bias: Option<ScalarType>) -> Weight<'static> {
+fn matrix(
+    rng: &mut Rng,
+    size_k: usize,
+    size_n: usize,
+    bias: Option<ScalarType>,
+) -> Weight<'static> {
     let scales = (0..size_n).map(|_| scale(rng).to_bits()).collect();
     let bias = bias.map(|dtype| {
         let one = |_| dtype.encode_rne(f64::from(rng.below(2001) as i32 - 1000) / 512.0) as u16;
@@ -240,11 +248,8 @@ fn products_are_exact_arithmetic() {
                 (Fp8Kernel::Triton, true),
             ] {
                 let routed = (kernel == Fp8Kernel::Triton).then_some(&routers[..]);
-                let extras = Extras {
-                    activation_scales: Some(&rows),
-                    router_weights: routed,
-                    order: None,
-                };
+                let extras =
+                    Extras { activation_scales: Some(&rows), router_weights: routed, order: None };
                 let schedule = Schedule::w8a8_fp8(kernel, dtype, promoted).unwrap();
                 assert_eq!(Schedule::from_json(&schedule.to_json()).unwrap(), schedule);
                 let found = schedule.execute(&x, &weight, extras).unwrap();
@@ -263,7 +268,8 @@ fn products_are_exact_arithmetic() {
                     let value = dtype.to_f64(bits);
                     assert!(expected.equals(value), "{kernel:?} {promoted} k {k} at {row}, {col}");
                 }
-                let extras = gemm::Extras { activation_scales: Some(&rows), router_weights: routed };
+                let extras =
+                    gemm::Extras { activation_scales: Some(&rows), router_weights: routed };
                 let recipe = Recipe::new(Convention::ScaledMm, &weight, dtype, extras).unwrap();
                 let class = Class::fp8_any_order();
                 let judge =
@@ -320,7 +326,13 @@ fn expect_e4m3(value: &Number, found: u8, what: &str) {
 }
 
 /// Rows of 16-bit activations, quantized.
-fn expect_quantized(x: &[u16], dtype: ScalarType, cols: usize, given: Option<f32>, found: &Fp8Rows) {
+fn expect_quantized(
+    x: &[u16],
+    dtype: ScalarType,
+    cols: usize,
+    given: Option<f32>,
+    found: &Fp8Rows,
+) {
     let number = |bits: u16| Number::of(dtype.to_f64(bits.into()));
     for (row, x) in x.chunks(cols).enumerate() {
         let codes = &found.codes[row * cols..][..cols];
@@ -409,7 +421,9 @@ fn layers_are_exact_arithmetic() {
             let exact = sum(&rows.codes[at * k..][..k], &column(weight, n), promoted);
             Some(epilogue.run(&exact))
         };
-        for (which, (found, n)) in [(&stages.gate_up, 2 * i), (&stages.down, h)].into_iter().enumerate() {
+        for (which, (found, n)) in
+            [(&stages.gate_up, 2 * i), (&stages.down, h)].into_iter().enumerate()
+        {
             for (at, &bits) in found.iter().enumerate() {
                 let expected = product(at / n, at % n, which).unwrap_or_else(Number::zero);
                 assert!(expected.equals(dtype.to_f64(bits.into())), "{which} {dtype} at {at}");

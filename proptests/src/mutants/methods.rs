@@ -46,9 +46,10 @@ fn split_by_batch() -> Mutant {
     })
 }
 
-/// All of them; products take longer to try than layouts.
+/// All of them, by operation; products take longer to try than layouts.
 pub fn methods() -> Vec<Mutant> {
     let mut all = known::<ops::SwizzleBlockscale>();
+    all.extend(known::<ops::TrtllmMxInt4>());
     all.extend(known::<ops::Nvfp4Experts>());
     all.extend(known::<ops::Fp8Requantize>());
     all.extend(known::<ops::NormalizeFnuz>());
@@ -56,13 +57,7 @@ pub fn methods() -> Vec<Mutant> {
     all.extend(known::<ops::ScaledFp4Quant>());
     all.extend(known::<ops::ScaledFp4Mm>());
     all.extend(known::<ops::ScaledMm>());
-    all.push(split_by_batch());
-    all
-}
-
-/// Those of operations whose inputs are large: a layer, and experts of 256 x 256.
-pub fn large_methods() -> Vec<Mutant> {
-    let mut all = known::<ops::TrtllmMxInt4>();
     all.extend(known::<ops::Fp8Moe>());
+    all.push(split_by_batch());
     all
 }

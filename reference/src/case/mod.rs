@@ -22,8 +22,8 @@ pub use config::{
 };
 pub use error::CaseError;
 pub use methods::{
-    FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig, MethodConfig,
-    MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
+    FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
+    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
 };
 pub use rules::{Dim, TensorRule};
 

@@ -101,8 +101,7 @@ pub(super) fn e4m3_scales(tensor: &Tensor<'_>) -> Result<()> {
     match tensor.bytes().iter().position(|&b| b > 0x7e) {
         None => Ok(()),
         Some(i) => {
-            let (at, found) =
-                (unflatten(tensor.shape(), i), format!("{:#x}", tensor.bytes()[i]));
+            let (at, found) = (unflatten(tensor.shape(), i), format!("{:#x}", tensor.bytes()[i]));
             Err(Error::value(tensor.name(), &at, found, "0 or more, no NaN"))
         }
     }

@@ -183,7 +183,10 @@ impl Subject<'_> {
     }
 
     /// Values in storage order that differ: (element of the whole tensor, bit).
-    pub(super) fn differences<'a>(&'a self, found: &'a [u32]) -> impl Iterator<Item = (usize, u32)> + 'a {
+    pub(super) fn differences<'a>(
+        &'a self,
+        found: &'a [u32],
+    ) -> impl Iterator<Item = (usize, u32)> + 'a {
         let (width, bits) = (self.width, self.element_bits());
         let mask = u32::MAX >> (32 - width);
         self.expected.iter().zip(found).enumerate().filter(|(_, (e, f))| e != f).flat_map(

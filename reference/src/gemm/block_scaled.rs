@@ -126,8 +126,7 @@ impl<'p> Nvfp4Product<'p> {
         let f32 = ScalarType::FLOAT32;
         let steps =
             [Step { op: StepOp::GlobalScale, ty: f32 }, Step { op: StepOp::Round, ty: dtype }];
-        let recipe =
-            Recipe {
+        let recipe = Recipe {
             rule: Rule::Exact,
             power: 0,
             moves_bits: false,

@@ -30,13 +30,12 @@ pub enum Convention {
 
 impl Convention {
     /// Every convention with its name.
-    pub const NAMED: &'static [(&'static str, Self)] =
-        &[
-            ("marlin", Self::Marlin),
-            ("canonical", Self::Canonical),
-            ("unrounded", Self::Unrounded),
-            ("scaled_mm", Self::ScaledMm),
-        ];
+    pub const NAMED: &'static [(&'static str, Self)] = &[
+        ("marlin", Self::Marlin),
+        ("canonical", Self::Canonical),
+        ("unrounded", Self::Unrounded),
+        ("scaled_mm", Self::ScaledMm),
+    ];
 }
 
 /// How the elements of one product are computed.
@@ -93,6 +92,10 @@ impl Recipe {
                     Rule::Rounded(_) => Self { rule: Rule::Exact, ..canonical },
                     _ => canonical,
                 }
+            }
+            Convention::ScaledMm if weight.scales.rows() > 1 => {
+                let what = format!("{}: groups of k under the convention scaled_mm", weight.name);
+                return Err(Error::unsupported(what, "it has one scale for each column"));
             }
             Convention::ScaledMm => Self::scaled_mm(dtype),
         })
@@ -263,9 +266,8 @@ impl Recipe {
             made.with_operand_in(step.ty)
         });
         let mut steps: Vec<Step> = steps.collect();
-        let scale = |s: &schedule::Step| {
-            matches!(s.op, StepOp::ActivationScale | StepOp::ChannelScale)
-        };
+        let scale =
+            |s: &schedule::Step| matches!(s.op, StepOp::ActivationScale | StepOp::ChannelScale);
         // After the scales; the router weight's own rounding covers its part.
         if self.any_order
             && let Some(last) = self.steps.iter().rposition(scale)

@@ -258,8 +258,7 @@ impl Method for Fp8LayerConfig {
         ];
         for (name, size_n, size_k) in self.matrices() {
             rules.push(input(&format!("{name}_weight"), E4M3, &[l, is(size_n), is(size_k)]));
-            let scales =
-                if self.per_out_ch_quant { vec![l, is(size_n), is(1)] } else { vec![l] };
+            let scales = if self.per_out_ch_quant { vec![l, is(size_n), is(1)] } else { vec![l] };
             rules.push(input(&format!("{name}_weight_scale"), F32, &scales));
             if !self.per_act_token_quant {
                 rules.push(input(&format!("{name}_input_scale"), F32, &[is(1)]));

@@ -11,7 +11,7 @@ mod products;
 
 use serde_json::Value;
 
-pub use fp8::{Fp8LayerConfig, FnuzConfig, RequantizeConfig};
+pub use fp8::{FnuzConfig, Fp8LayerConfig, RequantizeConfig};
 pub use layouts::{MxInt4Config, Nvfp4ExpertsConfig, SwizzleConfig};
 pub use mxfp4::GptOssConfig;
 pub use products::{Fp4MmConfig, Fp4QuantConfig, Fp8MmConfig};

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{CaseError, Inputs, Method, Reader, Result, TensorRule, U8, input, is, name_of, output};
+use super::{
+    CaseError, Inputs, Method, Reader, Result, TensorRule, U8, input, is, name_of, output,
+};
 use crate::prepare::gate_up::GateUp;
 use crate::prepare::gpt_oss::GptOssShard;
 use crate::prepare::pad::Mxfp4Backend;
@@ -49,10 +51,7 @@ impl GptOssConfig {
     pub(crate) fn matrices(&self) -> Result<[(&'static str, [usize; 2], [usize; 2]); 2]> {
         let (h, i) = (self.shard.hidden_size, self.shard.intermediate_size);
         let [padded_h, padded_i] = self.shard.sizes()?;
-        Ok([
-            ("w13", [2 * i, h], [2 * padded_i, padded_h]),
-            ("w2", [h, i], [padded_h, padded_i]),
-        ])
+        Ok([("w13", [2 * i, h], [2 * padded_i, padded_h]), ("w2", [h, i], [padded_h, padded_i])])
     }
 }
 

@@ -1,6 +1,7 @@
 //! A product of NVFP4 activations and an NVFP4 weight, its fused shards with global scales of their own.
 
 use super::{Computation, Expected, Form, Mistake, codes, known};
+use crate::Error;
 use crate::Result;
 use crate::case::{Case, Fp4MmConfig};
 use crate::check::compare::{Elements, Mismatch, Rows, elements};
@@ -14,7 +15,6 @@ use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
 use crate::weight::{Groups, Table, TableData, Weight};
-use crate::Error;
 
 /// `cutlass_scaled_fp4_mm`.
 #[derive(Debug, Clone)]
@@ -71,7 +71,8 @@ impl Fp4Mm {
             shards.push((width, make(&Nvfp4Product::new(&rows, &weight, self.config.dtype)?)?));
             start += width;
         }
-        let row = |m: usize| shards.iter().flat_map(move |(width, all)| &all[m * width..][..*width]);
+        let row =
+            |m: usize| shards.iter().flat_map(move |(width, all)| &all[m * width..][..*width]);
         Ok((0..self.config.size_m).flat_map(row).copied().collect())
     }
 

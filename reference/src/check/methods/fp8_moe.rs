@@ -60,12 +60,11 @@ impl Fp8Moe {
                 w2: floats("w2_input_scale")?[0],
             },
         };
-        let schedule = |choice: &Option<crate::case::ScheduleChoice>, weights: &[Weight<'_>]| {
-            match choice {
+        let schedule =
+            |choice: &Option<crate::case::ScheduleChoice>, weights: &[Weight<'_>]| match choice {
                 Some(choice) => choice.resolve(weights, c.dtype, E4M3),
                 None => Schedule::w8a8_fp8(Fp8Kernel::Triton, c.dtype, false),
-            }
-        };
+            };
         let how = Arithmetic {
             w13: schedule(&c.schedule_w13, &weights[0])?,
             w2: schedule(&c.schedule_w2, &weights[1])?,
@@ -285,12 +284,7 @@ impl Walk<'_> {
     }
 
     /// One product of `rows`, one for each output row.
-    fn product(
-        &mut self,
-        which: usize,
-        rows: &Fp8Rows,
-        router: Option<&[f32]>,
-    ) -> Result<()> {
+    fn product(&mut self, which: usize, rows: &Fp8Rows, router: Option<&[f32]>) -> Result<()> {
         let name = ["gate_up", "down"][which];
         let Some(found) = self.case.output(name) else { return Ok(()) };
         let (c, layer) = (&self.layer.config, self.layer);
@@ -413,6 +407,20 @@ pub(super) fn judge(
     }
     if let (Some(down), Some(found)) = (own("down"), own("y")) {
         walk.reports.push(summed::judge(case, &moe, &down, &found)?);
+    }
+    for (name, before) in [
+        ("activated", "`gate_up`, or `schedule_w13`"),
+        ("a2q", "`activated`"),
+        ("a2q_scale", "`activated`"),
+        ("down", "`activated`, or `a2q` and `a2q_scale`"),
+        ("y", "`down`"),
+    ] {
+        if let Some(found) = case.output(name)
+            && !walk.reports.iter().any(|r| r.name == name)
+        {
+            let note = format!("`{name}` is judged from {before}, which the case lacks");
+            walk.reports.push(OutputReport::unchecked(name, found.len(), &note));
+        }
     }
     Ok(walk.reports)
 }

@@ -171,8 +171,7 @@ impl Projected {
                     // In the kernel's order of rows, as the step before the interleaving has it.
                     let order: Vec<usize> = weights.rows().sources();
                     let [groups, size_n] = scales.shape();
-                    let plain =
-                        BlockScaleLayout::new(groups, size_n, scales.tile(), scales.ty())?;
+                    let plain = BlockScaleLayout::new(groups, size_n, scales.tile(), scales.ty())?;
                     all.extend(other.pack(&plain, &table.gather_columns(&order)?)?);
                 }
                 all
@@ -292,7 +291,8 @@ impl Experts {
 
 impl Computation for Experts {
     fn outputs(&self) -> Result<Vec<Expected>> {
-        let both: Vec<_> = self.projections.iter().map(Projected::outputs).collect::<Result<_>>()?;
+        let both: Vec<_> =
+            self.projections.iter().map(Projected::outputs).collect::<Result<_>>()?;
         Ok(both.into_iter().flatten().collect())
     }
 
@@ -349,8 +349,7 @@ impl Nvfp4 {
             let types = (ScalarType::FLOAT4_E2M1F, ScalarType::FLOAT8_E4M3FN, 16);
             let given = stack(case.input(&weights)?, case.input(&scales)?, &layout, types)?;
             let of = |shape: [usize; 2]| vec![c.num_experts, shape[0], shape[1]];
-            let shapes =
-                [of(layout.weights().packed_shape()), of(layout.scales().packed_shape())];
+            let shapes = [of(layout.weights().packed_shape()), of(layout.scales().packed_shape())];
             let interleaving = Interleaving::Once;
             projections.push(Projected { weights, scales, layout, given, interleaving, shapes });
             for (part, table) in ["weight_scale_2", "input_scale"].into_iter().zip(&mut tables) {

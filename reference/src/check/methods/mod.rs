@@ -278,9 +278,7 @@ pub(super) fn check(
         MethodConfig::ScaledMm(c) => {
             scaled_mm::judge(case, &scaled_mm::ScaledMm::new(case, c)?, declared)
         }
-        MethodConfig::Fp8Moe(c) => {
-            fp8_moe::judge(case, &fp8_moe::Fp8Moe::new(case, c)?, declared)
-        }
+        MethodConfig::Fp8Moe(c) => fp8_moe::judge(case, &fp8_moe::Fp8Moe::new(case, c)?, declared),
         config => each!(case, config, c => judge(case, &c)),
     }
 }

@@ -132,7 +132,8 @@ pub(super) fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputRepor
         return Ok(reports);
     };
     // Padding is compared with the definition's zeros all the same.
-    let padding = |r: &OutputReport| r.diagnosis.as_ref().is_some_and(|d| d.id == "padding-not-zero");
+    let padding =
+        |r: &OutputReport| r.diagnosis.as_ref().is_some_and(|d| d.id == "padding-not-zero");
     let codes: Vec<u8> = fp4.bytes().iter().flat_map(|b| [b & 15, b >> 4]).collect();
     let scales = q.plain_scales(scale.bytes())?;
     let k = q.config.size_k;

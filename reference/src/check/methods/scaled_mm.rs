@@ -146,11 +146,7 @@ impl Computation for ScaledMm {
 }
 
 /// `y`: every bit where a schedule is declared, else by its bound.
-pub(super) fn judge(
-    case: &Case<'_>,
-    mm: &ScaledMm,
-    given: &Declared,
-) -> Result<Vec<OutputReport>> {
+pub(super) fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<Vec<OutputReport>> {
     let Some(found) = case.output("y") else { return Ok(Vec::new()) };
     let report = match &mm.config.schedule {
         None => mm.bounded(case, given)?,

@@ -92,9 +92,8 @@ impl Stage<'_> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
         let class = &self.declared.class.name;
-        let measure = |bounded: &[Bounded]| {
-            measure((self.name, self.dtype), class, bounded, &found, &bits)
-        };
+        let measure =
+            |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, &found, &bits);
         let (mut report, wrong) = measure(&bounded);
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, &bounded, &found, &wrong);
@@ -171,8 +170,7 @@ pub(in crate::check) fn measure(
     report.mismatches = wrong.len();
     let mut note = format!("bound: {class}");
     if unbounded > 0 {
-        note +=
-            &format!("; {unbounded} elements have no bound, since partial sums may overflow");
+        note += &format!("; {unbounded} elements have no bound, since partial sums may overflow");
     }
     report.note = Some(note);
     report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };

@@ -1,7 +1,7 @@
 //! Schedules near a given one, to find the one that explains an output.
 
-use super::{Cta, FP8_PROMOTION};
 use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, Step, StepOp, WeightForm};
+use super::{Cta, FP8_PROMOTION};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 

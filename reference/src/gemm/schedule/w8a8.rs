@@ -42,14 +42,11 @@ impl Schedule {
             Fp8Kernel::Cutlass => {
                 [StepOp::ChannelScale, StepOp::ActivationScaleBias].map(in_f32).into()
             }
-            Fp8Kernel::Triton => [
-                StepOp::ActivationScale,
-                StepOp::ChannelScale,
-                StepOp::Bias,
-                StepOp::RouterWeight,
-            ]
-            .map(in_f32)
-            .into(),
+            Fp8Kernel::Triton => {
+                [StepOp::ActivationScale, StepOp::ChannelScale, StepOp::Bias, StepOp::RouterWeight]
+                    .map(in_f32)
+                    .into()
+            }
         };
         epilogue.push(Step { op: StepOp::Round, ty: dtype });
         Ok(Self {

@@ -124,8 +124,7 @@ impl Fp8Layer<'_> {
     fn quantize(&self, x: &[u16], cols: usize, scale: Option<f32>) -> Result<Fp8Rows> {
         let dtype = self.layer.dtype;
         let Some(scale) = scale else {
-            let rows =
-                quantize_rows(x, dtype, Some(ScalarType::FLOAT8_E4M3FN), cols, 1.0)?;
+            let rows = quantize_rows(x, dtype, Some(ScalarType::FLOAT8_E4M3FN), cols, 1.0)?;
             let codes = rows.codes.iter().map(|&c| c as u8).collect();
             return Ok(Fp8Rows { codes, scales: rows.scales.unwrap_or_default() });
         };
@@ -140,10 +139,7 @@ impl Fp8Layer<'_> {
             let scaled = widen(dtype, bits) * reciprocal;
             f32_to_e4m3fn_rne_saturating(scaled.min(448.0).max(-448.0))
         };
-        Ok(Fp8Rows {
-            codes: x.iter().map(code).collect(),
-            scales: vec![scale; x.len() / cols],
-        })
+        Ok(Fp8Rows { codes: x.iter().map(code).collect(), scales: vec![scale; x.len() / cols] })
     }
 }
 

@@ -41,8 +41,7 @@ pub(in crate::vectors) fn lattice(op: Op) -> Result<Vec<CaseConfig>> {
 
 /// Rows and groups around the edges of tiles of 128 x 4 and 8 x 4.
 fn swizzle() -> Vec<CaseConfig> {
-    let types =
-        [ScalarType::FLOAT8_E4M3FN, ScalarType::FLOAT8_E8M0FNU, ScalarType::BFLOAT16];
+    let types = [ScalarType::FLOAT8_E4M3FN, ScalarType::FLOAT8_E8M0FNU, ScalarType::BFLOAT16];
     let mut all = Vec::new();
     for size_n in [1, 7, 8, 9, 31, 33, 127, 128, 129, 257] {
         for groups in [1, 3, 4, 5, 8] {
@@ -65,7 +64,8 @@ fn swizzle() -> Vec<CaseConfig> {
 fn mxint4() -> Vec<CaseConfig> {
     let sizes = [(256, 256), (512, 256), (256, 512)];
     let of = |(hidden_size, intermediate_size)| {
-        [1, 2].map(|num_experts| MxInt4Config { num_experts, hidden_size, intermediate_size }.into())
+        [1, 2]
+            .map(|num_experts| MxInt4Config { num_experts, hidden_size, intermediate_size }.into())
     };
     sizes.into_iter().flat_map(of).collect()
 }
@@ -74,7 +74,8 @@ fn mxint4() -> Vec<CaseConfig> {
 fn nvfp4() -> Vec<CaseConfig> {
     let mut all = Vec::new();
     for (_, backend) in Nvfp4Backend::NAMED {
-        for (hidden_size, intermediate_size) in [(48, 64), (128, 128), (192, 64), (256, 192), (272, 48)]
+        for (hidden_size, intermediate_size) in
+            [(48, 64), (128, 128), (192, 64), (256, 192), (272, 48)]
         {
             for is_act_and_mul in FLAGS {
                 for num_experts in [1, 3] {
@@ -100,7 +101,8 @@ fn requantize() -> Vec<CaseConfig> {
     let mut all = Vec::new();
     for requantize in [Requantize::Exact, Requantize::UpstreamCuda, Requantize::UpstreamCpu] {
         for fp8_type in [Fp8Type::E4m3fn, Fp8Type::E4m3fnuz] {
-            for (num_experts, hidden_size, intermediate_size) in [(1, 256, 1), (3, 16, 5), (8, 1, 32)]
+            for (num_experts, hidden_size, intermediate_size) in
+                [(1, 256, 1), (3, 16, 5), (8, 1, 32)]
             {
                 all.push(
                     RequantizeConfig {
@@ -246,7 +248,8 @@ fn fp8_moe() -> Result<Vec<CaseConfig>> {
             }
             for activation in activations {
                 for (per_act_token_quant, per_out_ch_quant) in [(false, false), (true, true)] {
-                    for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 3), (8, 8, 1)] {
+                    for (num_experts, num_local_experts, top_k) in [(4, 4, 2), (6, 3, 3), (8, 8, 1)]
+                    {
                         for apply_router_weight_on_input in [false, top_k == 1] {
                             all.push(
                                 Fp8LayerConfig {
