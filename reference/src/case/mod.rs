@@ -3,7 +3,8 @@
 //!
 //! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
 //! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
-//! know is an error. [`CaseConfig::rules`] lists what each operation knows.
+//! know is an error. [`CaseConfig::rules`] lists what each operation knows; the tensors of the operations
+//! beside Marlin stand at their configs ([`MethodConfig`]).
 
 mod config;
 mod error;

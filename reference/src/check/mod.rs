@@ -9,6 +9,7 @@ mod dyn_quant;
 mod layer;
 mod marlin;
 mod methods;
+mod pattern;
 mod picture;
 mod product;
 mod routing;
@@ -143,7 +144,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
     let mut outputs = match &case.config {
         CaseConfig::Linear(c) => {
             let mut reports = marlin::linear(case, c)?;
-            let scheduled = scheduled::linear(case, c)?;
+            let scheduled = scheduled::linear(case, c, declared)?;
             // Every bit says more than a bound.
             reports.extend(match scheduled {
                 Some(report) => Some(report),

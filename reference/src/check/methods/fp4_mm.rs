@@ -5,6 +5,7 @@ use crate::Error;
 use crate::Result;
 use crate::case::{Case, Fp4MmConfig};
 use crate::check::compare::{Elements, Mismatch, Rows, elements};
+use crate::check::pattern::Values;
 use crate::check::product::measure;
 use crate::check::{Diagnosis, OutputReport};
 use crate::dims::{GroupSize, Shape};
@@ -185,10 +186,13 @@ pub(super) fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
     if let Some(&first) = wrong.first() {
         let n = mm.config.size_n;
         let at = vec![first / n, first % n];
-        let (expected, bits) = (bounded[first].rounded, bits[first]);
+        let (right, wrong_bits) = (bounded[first].rounded, bits[first]);
         report.first_mismatch =
-            Some(Mismatch::element(at, 16, None, Some(first % n), expected, bits));
-        report.diagnosis = diagnose(mm, &values, &wrong);
+            Some(Mismatch::element(at, 16, None, Some(first % n), right, wrong_bits));
+        let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
+        let (found, wrong) = (&bits, &wrong);
+        let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
+        report.diagnosis = diagnose(mm, &values, wrong).or_else(|| pattern.explain());
     }
     Ok(vec![report])
 }

@@ -292,6 +292,30 @@ impl Walk<'_> {
         let weights = &layer.weights[which];
         let experts = layer.layer().layer.local_experts(layer.routed())?;
         let codes: Vec<u32> = rows.codes.iter().map(|&b| b.into()).collect();
+        let values = Activations::decode(E4M3, layer.size_k(which), codes.iter().copied())?;
+        let bounded = || {
+            let part = |(e, weight)| {
+                let mine = |row: &usize| experts[*row] == Some(e);
+                let rows = (0..experts.len()).filter(mine).collect();
+                Part { weight, rows, expert: Some(e), global: layer.global(e) }
+            };
+            let parts: Vec<Part<'_>> = weights.iter().enumerate().map(part).collect();
+            let stage = Stage {
+                name,
+                found,
+                rows: values,
+                radius: None,
+                parts: &parts,
+                orders: None,
+                extras: Extras { activation_scales: Some(&rows.scales), router_weights: router },
+                dtype: c.dtype,
+                input_dtype: Some(E4M3),
+                declared: &self.declared,
+                producer: &self.case.provenance,
+                top_k: Some(c.top_k),
+            };
+            stage.judge()
+        };
         let mut report = match choice {
             Some(choice) => {
                 let product = Product {
@@ -304,38 +328,9 @@ impl Walk<'_> {
                     activation_scales: Some(&rows.scales),
                     router_weights: router,
                 };
-                scheduled::judge(name, found, product, choice)?
+                scheduled::judge(name, found, product, choice, || bounded().map(Some))?
             }
-            None => {
-                let parts: Vec<Part<'_>> = weights
-                    .iter()
-                    .enumerate()
-                    .map(|(e, weight)| {
-                        let mine = |row: &usize| experts[*row] == Some(e);
-                        let rows = (0..experts.len()).filter(mine).collect();
-                        Part { weight, rows, expert: Some(e), global: layer.global(e) }
-                    })
-                    .collect();
-                let size_k = weights.first().map_or(1, |w| w.shape().size_k);
-                let stage = Stage {
-                    name,
-                    found,
-                    rows: Activations::decode(E4M3, size_k, codes.into_iter())?,
-                    radius: None,
-                    parts: &parts,
-                    orders: None,
-                    extras: Extras {
-                        activation_scales: Some(&rows.scales),
-                        router_weights: router,
-                    },
-                    dtype: c.dtype,
-                    input_dtype: Some(E4M3),
-                    declared: &self.declared,
-                    producer: &self.case.provenance,
-                    top_k: Some(c.top_k),
-                };
-                stage.judge()?
-            }
+            None => bounded()?,
         };
         if report.verdict == Verdict::Fail {
             better_diagnosis(&mut report, &elements(found), layer)?;
@@ -346,6 +341,11 @@ impl Walk<'_> {
 }
 
 impl Fp8Moe {
+    /// K of w13 (`which` 0) or w2.
+    fn size_k(&self, which: usize) -> usize {
+        self.weights[which].first().map_or(1, |w| w.shape().size_k)
+    }
+
     /// The global id of this rank's expert `e`.
     fn global(&self, e: usize) -> usize {
         let map = self.map.iter().flatten();

@@ -161,7 +161,8 @@ pub(super) fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<
                 activation_scales: Some(&mm.a_scales),
                 router_weights: None,
             };
-            Some(scheduled::judge("y", found, product, choice)?)
+            let bounded = || mm.bounded(case, given);
+            Some(scheduled::judge("y", found, product, choice, bounded)?)
         }
     };
     let mut reports: Vec<OutputReport> = report.into_iter().collect();
