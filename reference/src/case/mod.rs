@@ -22,6 +22,7 @@ pub use config::{
     QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
+pub(crate) use methods::GptOssMatrix;
 pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
     MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,

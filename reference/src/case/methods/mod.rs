@@ -14,6 +14,7 @@ use serde_json::Value;
 pub use fp8::{FnuzConfig, Fp8LayerConfig, RequantizeConfig};
 pub use layouts::{MxInt4Config, Nvfp4ExpertsConfig, SwizzleConfig};
 pub use mxfp4::GptOssConfig;
+pub(crate) use mxfp4::GptOssMatrix;
 pub use products::{Fp4MmConfig, Fp4QuantConfig, Fp8MmConfig};
 
 use super::config::Op;

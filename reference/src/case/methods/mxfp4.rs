@@ -43,15 +43,29 @@ pub struct GptOssConfig {
     pub gate_up: GateUp,
 }
 
+/// One matrix of an expert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GptOssMatrix {
+    /// Prefix of its tensors.
+    pub(crate) name: &'static str,
+    /// N and K of the model.
+    pub(crate) model: [usize; 2],
+    /// N and K of the rank, rounded up.
+    pub(crate) padded: [usize; 2],
+}
+
 impl GptOssConfig {
-    /// Prefix, N and K: of the model, and of the padded rank.
+    /// w13 and w2.
     ///
     /// # Errors
     /// As [`GptOssShard::sizes`].
-    pub(crate) fn matrices(&self) -> Result<[(&'static str, [usize; 2], [usize; 2]); 2]> {
+    pub(crate) fn matrices(&self) -> Result<[GptOssMatrix; 2]> {
         let (h, i) = (self.shard.hidden_size, self.shard.intermediate_size);
         let [padded_h, padded_i] = self.shard.sizes()?;
-        Ok([("w13", [2 * i, h], [2 * padded_i, padded_h]), ("w2", [h, i], [padded_h, padded_i])])
+        let (model, padded) = ([2 * i, h], [2 * padded_i, padded_h]);
+        let w13 = GptOssMatrix { name: "w13", model, padded };
+        let w2 = GptOssMatrix { name: "w2", model: [h, i], padded: [padded_h, padded_i] };
+        Ok([w13, w2])
     }
 }
 
@@ -91,7 +105,7 @@ impl Method for GptOssConfig {
         let e = is(self.num_experts);
         let (e8m0, bf16) = ([DType::U8, DType::F8E8M0], [DType::BF16]);
         let mut rules = Vec::new();
-        for (name, [n, k], [padded_n, padded_k]) in self.matrices()? {
+        for GptOssMatrix { name, model: [n, k], padded: [padded_n, padded_k] } in self.matrices()? {
             let part = |part: &str| format!("{name}_{part}");
             rules.extend([
                 input(&part("weight"), U8, &[e, is(n), is(k / 2)]),

@@ -2,7 +2,7 @@
 
 use super::{Computation, Expected, Form, Mistake, codes, in_lines, known};
 use crate::Result;
-use crate::case::{Case, GptOssConfig};
+use crate::case::{Case, GptOssConfig, GptOssMatrix};
 use crate::check::compare::Rows;
 use crate::checkpoint::transpose_words;
 use crate::dims::{GroupSize, Shape};
@@ -28,7 +28,7 @@ pub(super) struct GptOss {
 impl GptOss {
     pub(super) fn new(case: &Case<'_>, c: &GptOssConfig) -> Result<Self> {
         let [w13, w2] = c.matrices()?;
-        let stack = |(name, [size_n, size_k], _): (&str, [usize; 2], [usize; 2])| {
+        let stack = |GptOssMatrix { name, model: [size_n, size_k], .. }: GptOssMatrix| {
             let input = |part: &str| case.input(&format!("{name}_{part}"));
             let (weight, scales, bias) = (input("weight")?, input("weight_scale")?, input("bias")?);
             let one = |e: usize| {
@@ -89,9 +89,9 @@ impl Computation for GptOss {
         let experts = self.config.num_experts;
         let mut all = Vec::new();
         let prepared = self.prepared()?;
-        for (which, ((name, _, padded), weights)) in
-            self.config.matrices()?.into_iter().zip(prepared).enumerate()
-        {
+        let matrices = self.config.matrices()?.into_iter().zip(prepared);
+        for (which, (matrix, weights)) in matrices.enumerate() {
+            let GptOssMatrix { name, padded, .. } = matrix;
             let [n, k] = padded;
             let inside = self.inside(which, padded)?;
             let (mut bytes, mut scales, mut bias) = (Vec::new(), Vec::new(), Vec::new());

@@ -137,7 +137,8 @@ impl Fp8Layer<'_> {
         let reciprocal = 1.0 / scale;
         let code = |&bits: &u16| {
             let scaled = widen(dtype, bits) * reciprocal;
-            f32_to_e4m3fn_rne_saturating(scaled.min(448.0).max(-448.0))
+            let limited = if scaled.is_nan() { 448.0 } else { scaled.clamp(-448.0, 448.0) };
+            f32_to_e4m3fn_rne_saturating(limited)
         };
         Ok(Fp8Rows { codes: x.iter().map(code).collect(), scales: vec![scale; x.len() / cols] })
     }
