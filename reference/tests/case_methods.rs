@@ -189,3 +189,78 @@ fn any_output_is_judged() {
         }
     }
 }
+
+/// Padding that is not zero is called so.
+#[test]
+fn padding_is_named() {
+    use marlinspike::tensor::Tensor;
+    let generator = Generator::new(Op::SwizzleBlockscale, 3).unwrap();
+    let mut padded = 0;
+    for index in 0..20 {
+        let mut case = generator.case(index).unwrap();
+        let found = case.outputs["swizzled_scale"].clone();
+        let mut bytes = found.bytes().to_vec();
+        // The last element is padding where the matrix does not fill its tiles.
+        let last = bytes.len() - 1;
+        bytes[last] ^= 0xff;
+        let tensor = Tensor::new("", found.dtype(), found.shape().to_vec(), bytes).unwrap();
+        case.add_output("swizzled_scale", tensor);
+        let report = check_case(&case).unwrap();
+        let diagnosis = report.outputs[0].diagnosis.as_ref().unwrap();
+        let filled = case.inputs["scale"].len() == found.len();
+        assert_eq!(diagnosis.id == "padding-not-zero", !filled, "{}: {diagnosis:?}", case.name);
+        padded += usize::from(!filled);
+    }
+    assert!(padded > 10);
+}
+
+/// Codes of a kernel whose reciprocals are a step away are accepted and said to be such; a code further
+/// away is not.
+#[test]
+fn a_gpus_reciprocals_are_accepted() {
+    use marlinspike::scalar::{ScalarType, e4m3fn_to_f32};
+    use marlinspike::tensor::Tensor;
+    let generator = Generator::new(Op::ScaledFp4Quant, 9).unwrap();
+    let mut accepted = 0;
+    for index in 0..60 {
+        let mut case = generator.case(index).unwrap();
+        if case.config.to_json()["is_sf_swizzled_layout"] == true {
+            continue;
+        }
+        let dtype = if case.config.to_json()["dtype"] == "float16" {
+            ScalarType::FLOAT16
+        } else {
+            ScalarType::BFLOAT16
+        };
+        let x = case.inputs["x"].elements::<u16>().into_owned();
+        let global = case.inputs["input_global_scale"].elements::<f32>()[0];
+        let scales = case.outputs["x_scale"].bytes().to_vec();
+        let found = case.outputs["x_fp4"].clone();
+        let code = |(i, &bits): (usize, &u16)| {
+            let scale = e4m3fn_to_f32(scales[i / 16]);
+            let right = found.bytes()[i / 2] >> (4 * (i % 2)) & 15;
+            if scale == 0.0 {
+                return right;
+            }
+            let factor = (1.0 / (scale * (1.0 / global))).next_up();
+            let value = dtype.to_f64(bits.into()) as f32 * factor;
+            ScalarType::FLOAT4_E2M1F.encode_rne_saturating(value.into()) as u8
+        };
+        let codes: Vec<u8> = x.iter().enumerate().map(code).collect();
+        let bytes: Vec<u8> = codes.chunks_exact(2).map(|p| p[0] | p[1] << 4).collect();
+        let differs = bytes != found.bytes();
+        let tensor = |bytes| Tensor::new("", found.dtype(), found.shape().to_vec(), bytes).unwrap();
+        case.add_output("x_fp4", tensor(bytes.clone()));
+        let report = check_case(&case).unwrap();
+        assert_eq!(report.verdict, Verdict::Pass, "{}", case.name);
+        let note = report.outputs[0].note.as_deref().unwrap_or_default();
+        assert_eq!(note.contains("rcp.approx"), differs, "{note}");
+        accepted += usize::from(differs);
+        let Some(first) = scales.iter().position(|&s| s > 8) else { continue };
+        let mut wrong = bytes;
+        wrong[first * 8] ^= 0x44;
+        case.add_output("x_fp4", tensor(wrong));
+        assert_eq!(check_case(&case).unwrap().verdict, Verdict::Fail, "{}", case.name);
+    }
+    assert!(accepted > 0);
+}

@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod json;
 mod methods;
+mod op;
 mod parse;
 mod rules;
 mod values;
@@ -18,8 +19,8 @@ use std::collections::BTreeMap;
 
 pub use config::{
     Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
-    QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
+    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
+    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
 pub(crate) use methods::GptOssMatrix;
@@ -27,6 +28,7 @@ pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
     MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
 };
+pub use op::Op;
 pub use rules::{Dim, TensorRule};
 
 use crate::container::{Container, write_container};

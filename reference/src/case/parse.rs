@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::config::{
     Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
-    QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
+    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
+    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
-use super::{CaseError, MethodConfig, json::Reader};
+use super::{CaseError, MethodConfig, Op, json::Reader};
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
 

@@ -17,8 +17,8 @@ pub use mxfp4::GptOssConfig;
 pub(crate) use mxfp4::GptOssMatrix;
 pub use products::{Fp4MmConfig, Fp4QuantConfig, Fp8MmConfig};
 
-use super::config::Op;
 use super::json::Reader;
+use super::op::Op;
 use super::rules::{Dim, TensorRule, rule};
 use super::values::Inputs;
 use super::{CaseConfig, CaseError};

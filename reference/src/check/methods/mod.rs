@@ -12,6 +12,7 @@ mod layouts;
 mod mxfp4;
 mod quantize;
 mod scaled_mm;
+mod swizzle;
 
 use super::compare::{Candidate, Elements, Rows, Subject};
 use super::{Declared, Diagnosis, OutputReport, Verdict};
@@ -202,7 +203,7 @@ fn ids<C: Computation>() -> Vec<&'static str> {
 /// whose mistakes are no list.
 pub fn mistakes(op: Op) -> Vec<&'static str> {
     match op {
-        Op::SwizzleBlockscale => ids::<layouts::Swizzle>(),
+        Op::SwizzleBlockscale => ids::<swizzle::Swizzle>(),
         Op::TrtllmMxInt4 => ids::<layouts::Experts>(),
         Op::Nvfp4Experts => ids::<layouts::Nvfp4>(),
         Op::Fp8Requantize => ids::<fp8::Requantization>(),
@@ -221,7 +222,7 @@ macro_rules! each {
     ($case:expr, $config:expr, $c:ident => $then:expr) => {
         match $config {
             MethodConfig::SwizzleBlockscale(c) => {
-                let $c = layouts::Swizzle::new($case, c)?;
+                let $c = swizzle::Swizzle::new($case, c)?;
                 $then
             }
             MethodConfig::TrtllmMxInt4(c) => {
