@@ -136,12 +136,14 @@ macro_rules! operations {
 
             fn inputs() -> BoxedStrategy<MethodInput> {
                 let configs = lattice(Op::$name).unwrap_or_default();
-                let made = move |(point, seed): (proptest::sample::Index, u64)| {
-                    let config = configs[point.index(configs.len())].clone();
+                let points = 0..configs.len();
+                let made = move |(point, seed): (usize, u64)| {
+                    let config = configs[point].clone();
                     // A lattice holds nothing that is refused: a test goes through all of them.
                     case_of(config, &mut Rng::new(seed)).ok().map(|case| MethodInput { case })
                 };
-                (any::<proptest::sample::Index>(), any::<u64>())
+                // A lattice's first points are its smallest; no seed is simpler than another.
+                (points, any::<u64>().no_shrink())
                     .prop_filter_map("a case", made)
                     .boxed()
             }
