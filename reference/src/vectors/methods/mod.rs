@@ -6,14 +6,13 @@ mod lattice;
 pub(super) use lattice::lattice;
 
 use super::values::activation_bits;
-use super::{Rng, half};
+use super::{Rng, activations, half};
 use crate::Result;
 use crate::case::{
     Case, CaseConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, MethodConfig,
     Nvfp4ExpertsConfig,
 };
 use crate::check::add_outputs;
-use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 
 /// A configuration in a few words: its keys' values.
@@ -89,13 +88,13 @@ fn kind(rng: &mut Rng) -> Kind {
 fn bytes(rng: &mut Rng, len: usize, fix: impl Fn(u8) -> u8) -> Vec<u8> {
     let kind = kind(rng);
     let ends = [0x00, 0x80, 0x7f, 0xff, 0x7e, 0xfe, 0x01, 0x81];
-    let byte = |(i, rng): (usize, &mut Rng)| match kind {
+    let mut byte = |i: usize| match kind {
         Kind::Noise => rng.next_u32() as u8,
         Kind::Same(byte) => byte,
         Kind::Ends => rng.pick(&ends),
         Kind::Ramp => (i * 37 + i / 16 * 5) as u8,
     };
-    (0..len).map(|i| fix(byte((i, &mut *rng)))).collect()
+    (0..len).map(|i| fix(byte(i))).collect()
 }
 
 fn any_bits(rng: &mut Rng, dtype: DType, shape: Vec<usize>) -> Result<Tensor<'static>> {
@@ -129,16 +128,6 @@ fn e4m3(rng: &mut Rng, shape: Vec<usize>) -> Result<Tensor<'static>> {
     let len = shape.iter().product();
     let data = bytes(rng, len, |b| if b & 0x7f == 0x7f { b ^ 1 } else { b });
     Tensor::new("", DType::F8E4M3, shape, data)
-}
-
-/// Activations `[rows, cols]`; now and then a row of zeros or of one value.
-fn activations(
-    rng: &mut Rng,
-    dtype: ScalarType,
-    rows: usize,
-    cols: usize,
-) -> Result<Tensor<'static>> {
-    super::activations(rng, dtype, rows, cols)
 }
 
 fn nvfp4_experts(case: &mut Case<'_>, c: &Nvfp4ExpertsConfig, rng: &mut Rng) -> Result<()> {
