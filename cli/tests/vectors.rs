@@ -23,7 +23,16 @@ fn vectors(out: &Path, more: &[&str]) -> BTreeMap<String, Vec<u8>> {
 #[test]
 fn cases_depend_on_seed_and_number_alone() {
     let temp = folder();
-    let ops = ["linear", "moe", "int4_fp8_preprocess", "router", "moe_align_block_size"];
+    let ops = [
+        "linear",
+        "moe",
+        "int4_fp8_preprocess",
+        "router",
+        "moe_align_block_size",
+        "swizzle_blockscale",
+        "scaled_fp4_quant",
+        "cutlass_scaled_mm",
+    ];
     for op in ops {
         let at = |name: &str| temp.path().join(format!("{op}-{name}"));
         let many = vectors(&at("many"), &["--op", op, "--seed", "0x2a", "--count", "6"]);

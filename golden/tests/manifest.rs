@@ -80,12 +80,16 @@ fn every_operation_has_cases() {
     assert_eq!(
         known,
         BTreeSet::from([
+            "convert_to_nvfp4_moe_kernel_format",
             "dyn_quant_linear",
             "int4_fp8_preprocess",
             "linear",
             "moe",
             "moe_align_block_size",
-            "router"
+            "normalize_e4m3fn_to_e4m3fnuz",
+            "process_fp8_weight_tensor_strategy_moe",
+            "router",
+            "swizzle_blockscale",
         ])
     );
     for (op, count) in counts {

@@ -39,7 +39,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, dyn_quant_linear, int4_fp8_preprocess, router or moe_align_block_size
+    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...; another
+    /// name lists them all
     #[arg(long, value_parser = operation)]
     op: Op,
 

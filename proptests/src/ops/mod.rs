@@ -2,6 +2,7 @@
 
 mod dyn_quant;
 pub(crate) mod layer;
+mod methods;
 mod repack;
 mod routing;
 mod scales;
@@ -11,6 +12,10 @@ pub use dyn_quant::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
+pub use methods::{
+    Fp8Moe, Fp8Requantize, GptOssMxfp4, MethodInput, NormalizeFnuz, Nvfp4Experts, ScaledFp4Mm,
+    ScaledFp4Quant, ScaledMm, SwizzleBlockscale, TrtllmMxInt4,
+};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
 pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};
 pub use scales::{

@@ -1,57 +1,9 @@
 //! What a case's `config` says, typed per operation.
 
+use super::op::{Op, named};
 use crate::dims::{GroupSize, LogicalK};
 use crate::gemm::schedule::Schedule;
 use crate::scalar::ScalarType;
-
-/// An enum whose variants have names in files.
-macro_rules! named {
-    ($(#[$doc:meta])* $ty:ident { $($(#[$vdoc:meta])* $variant:ident $name:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum $ty { $($(#[$vdoc])* $variant),+ }
-
-        impl $ty {
-            /// Every value with its name in files.
-            pub const NAMED: &'static [(&'static str, Self)] = &[$(($name, Self::$variant)),+];
-
-            /// The name in files.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),+ }
-            }
-
-            /// The value of this name.
-            pub fn from_name(name: &str) -> Option<Self> {
-                Self::NAMED.iter().find(|(n, _)| *n == name).map(|&(_, v)| v)
-            }
-        }
-
-        impl std::fmt::Display for $ty {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-    };
-}
-
-named! {
-    /// The operation of a case.
-    Op {
-        /// One quantized matrix product.
-        Linear "linear",
-        /// A Mixture-of-Experts layer.
-        Moe "moe",
-        /// Scores to expert ids and weights.
-        Router "router",
-        /// Expert ids to padded blocks of tokens.
-        MoeAlignBlockSize "moe_align_block_size",
-        /// int4 codes for fp8 activations.
-        Int4Fp8Preprocess "int4_fp8_preprocess",
-        /// The Arm int4 path with dynamically quantized activations.
-        DynQuantLinear "dyn_quant_linear",
-    }
-}
 
 named! {
     /// How a checkpoint stores a matrix.
@@ -385,6 +337,8 @@ pub enum CaseConfig {
     Preprocess(PreprocessConfig),
     /// `dyn_quant_linear`.
     DynQuant(DynQuantConfig),
+    /// An operation of another method.
+    Method(super::MethodConfig),
 }
 
 impl CaseConfig {
@@ -406,6 +360,7 @@ impl CaseConfig {
             Self::Align(_) => Op::MoeAlignBlockSize,
             Self::Preprocess(_) => Op::Int4Fp8Preprocess,
             Self::DynQuant(_) => Op::DynQuantLinear,
+            Self::Method(c) => c.op(),
         }
     }
 }

@@ -98,6 +98,15 @@ impl<'m> Reader<'m> {
         })
     }
 
+    /// A list of sizes, one or more.
+    pub(super) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, CaseError> {
+        let size = |v: &Value| v.as_u64().filter(|&v| v > 0 && v < 1 << 31).map(|v| v as usize);
+        self.optional(key, "a list of integers from 1 to 2^31 - 1", |v| {
+            let list = v.as_array().filter(|list| !list.is_empty())?;
+            list.iter().map(size).collect()
+        })
+    }
+
     /// An index: 0 to 2^31 − 1, 0 when absent.
     pub(super) fn index(&self, key: &str) -> Result<usize, CaseError> {
         let read = |v: &Value| v.as_u64().filter(|&v| v < 1 << 31).map(|v| v as usize);

@@ -3,11 +3,14 @@
 //!
 //! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
 //! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
-//! know is an error. [`CaseConfig::rules`] lists what each operation knows.
+//! know is an error. [`CaseConfig::rules`] lists what each operation knows; the tensors of the operations
+//! beside Marlin stand at their configs ([`MethodConfig`]).
 
 mod config;
 mod error;
 mod json;
+mod methods;
+mod op;
 mod parse;
 mod rules;
 mod values;
@@ -16,10 +19,16 @@ use std::collections::BTreeMap;
 
 pub use config::{
     Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
-    QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
+    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
+    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
+pub(crate) use methods::GptOssMatrix;
+pub use methods::{
+    FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
+    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
+};
+pub use op::Op;
 pub use rules::{Dim, TensorRule};
 
 use crate::container::{Container, write_container};

@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::config::{
     Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Op, Packing, ParallelStyle, PreprocessConfig,
-    QuantConfig, RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
+    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
+    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
-use super::{CaseError, json::Reader};
+use super::{CaseError, MethodConfig, Op, json::Reader};
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
 
@@ -27,13 +27,16 @@ impl CaseConfig {
     /// A missing key, a value of another type or outside its domain, or two that contradict.
     pub fn from_json(op: Op, map: &Map<String, Value>) -> Result<Self> {
         let r = Reader { map, op: op.name(), prefix: "" };
+        if let Some(config) = MethodConfig::read(op, &r)? {
+            return Ok(Self::Method(config));
+        }
         Ok(match op {
             Op::Linear => Self::Linear(linear(&r)?),
             Op::Moe => Self::Moe(moe(&r)?),
             Op::Router => Self::Router(router(&r)?),
             Op::MoeAlignBlockSize => Self::Align(align(&r)?),
             Op::Int4Fp8Preprocess => Self::Preprocess(preprocess(&r)?),
-            Op::DynQuantLinear => Self::DynQuant(dyn_quant(&r)?),
+            _ => Self::DynQuant(dyn_quant(&r)?),
         })
     }
 
@@ -103,6 +106,7 @@ impl CaseConfig {
                 optional(&mut v, "kleidiai_variant", c.kleidiai_variant.clone());
                 v
             }
+            Self::Method(c) => c.json(),
         };
         match value {
             Value::Object(map) => map,
@@ -137,7 +141,7 @@ fn quant_json(q: &QuantConfig) -> Value {
     v
 }
 
-fn schedule_json(choice: &ScheduleChoice) -> Value {
+pub(super) fn schedule_json(choice: &ScheduleChoice) -> Value {
     match choice {
         ScheduleChoice::Canonical => "canonical".into(),
         ScheduleChoice::Given(schedule) => schedule.to_json(),
@@ -279,7 +283,7 @@ fn moe(r: &Reader<'_>) -> Result<MoeConfig> {
     Ok(config)
 }
 
-fn at_most(key: &str, value: usize, limit_key: &str, limit: usize) -> Result<()> {
+pub(super) fn at_most(key: &str, value: usize, limit_key: &str, limit: usize) -> Result<()> {
     if value <= limit {
         return Ok(());
     }

@@ -37,7 +37,7 @@ pub struct TensorRule {
 }
 
 impl TensorRule {
-    fn required(mut self, required: bool) -> Self {
+    pub(super) fn required(mut self, required: bool) -> Self {
         self.required = required;
         self
     }
@@ -75,7 +75,7 @@ impl TensorRule {
     }
 }
 
-fn rule(name: impl Into<String>, dtypes: &[DType], shape: &[Dim]) -> TensorRule {
+pub(super) fn rule(name: impl Into<String>, dtypes: &[DType], shape: &[Dim]) -> TensorRule {
     TensorRule {
         name: name.into(),
         dtypes: dtypes.to_vec(),
@@ -91,7 +91,7 @@ const I32: &[DType] = &[DType::I32];
 const F32: &[DType] = &[DType::F32];
 
 /// The stored type of 16- and 32-bit floats and activations.
-fn stored(ty: ScalarType) -> DType {
+pub(super) fn stored(ty: ScalarType) -> DType {
     match ty {
         ScalarType::FLOAT16 => DType::F16,
         ScalarType::BFLOAT16 => DType::BF16,
@@ -113,6 +113,7 @@ impl CaseConfig {
             Self::Align(c) => Ok(align(c)),
             Self::Preprocess(c) => Ok(preprocess(c)),
             Self::DynQuant(c) => dyn_quant(c),
+            Self::Method(c) => c.rules(),
         }
     }
 }

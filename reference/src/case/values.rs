@@ -10,11 +10,13 @@ use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// Inputs by bare name.
-type Inputs<'a> = BTreeMap<String, Tensor<'a>>;
+pub(super) type Inputs<'a> = BTreeMap<String, Tensor<'a>>;
 
 /// Checks the values of `inputs`, whose shapes and types are right.
 pub(super) fn check(config: &CaseConfig, inputs: &Inputs<'_>) -> Result<()> {
-    for (name, tensor) in inputs {
+    // The other methods know their own inputs.
+    let own = matches!(config, CaseConfig::Method(_));
+    for (name, tensor) in inputs.iter().filter(|_| !own) {
         let bare = name.trim_start_matches("w13_").trim_start_matches("w2_");
         match bare {
             "scales" | "weight_scale" | "weight_global_scale" => finite(tensor)?,
@@ -63,13 +65,14 @@ pub(super) fn check(config: &CaseConfig, inputs: &Inputs<'_>) -> Result<()> {
                 }
             }
         }
+        CaseConfig::Method(c) => c.check(inputs)?,
         CaseConfig::Linear(_) | CaseConfig::DynQuant(_) => {}
     }
     Ok(())
 }
 
 /// A scale that is NaN or infinite makes every product with it meaningless.
-fn finite(tensor: &Tensor<'_>) -> Result<()> {
+pub(super) fn finite(tensor: &Tensor<'_>) -> Result<()> {
     let ty = match tensor.dtype() {
         // Where a scale is a byte, it is a power of two.
         DType::U8 => crate::scalar::ScalarType::FLOAT8_E8M0FNU,
@@ -79,6 +82,34 @@ fn finite(tensor: &Tensor<'_>) -> Result<()> {
         },
     };
     checkpoint::expect_finite(tensor, ty)
+}
+
+/// f32 scales that everything is multiplied or divided by.
+pub(super) fn positive(tensor: &Tensor<'_>) -> Result<()> {
+    let values = tensor.elements::<f32>();
+    match values.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+        None => Ok(()),
+        Some(i) => {
+            let at = unflatten(tensor.shape(), i);
+            Err(Error::value(tensor.name(), &at, values[i], "a positive finite scale"))
+        }
+    }
+}
+
+/// e4m3 block scales of a product: units read no sign, and a NaN makes everything NaN.
+pub(super) fn e4m3_scales(tensor: &Tensor<'_>) -> Result<()> {
+    match tensor.bytes().iter().position(|&b| b > 0x7e) {
+        None => Ok(()),
+        Some(i) => {
+            let (at, found) = (unflatten(tensor.shape(), i), format!("{:#x}", tensor.bytes()[i]));
+            Err(Error::value(tensor.name(), &at, found, "0 or more, no NaN"))
+        }
+    }
+}
+
+/// Global expert ids; −1 is none.
+pub(super) fn expert_ids(tensor: &Tensor<'_>, num_experts: usize) -> Result<()> {
+    in_range(tensor, -1, num_experts, "an expert, or -1,")
 }
 
 fn in_range(tensor: &Tensor<'_>, low: i32, high: usize, what: &str) -> Result<()> {
@@ -95,7 +126,7 @@ fn in_range(tensor: &Tensor<'_>, low: i32, high: usize, what: &str) -> Result<()
 }
 
 /// Global to local ids: −1, or each local id once, from 0 to `local` (where known) without holes.
-fn expert_map(map: &Tensor<'_>, local: Option<usize>) -> Result<()> {
+pub(super) fn expert_map(map: &Tensor<'_>, local: Option<usize>) -> Result<()> {
     let values = map.elements::<i32>();
     let here = values.iter().filter(|&&v| v >= 0).count();
     in_range(map, -1, local.unwrap_or(here), "a local expert")?;

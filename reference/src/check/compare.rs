@@ -104,6 +104,42 @@ impl Layout for Plain {
     }
 }
 
+/// A matrix `[N, K]` or `[N, groups]` as files store it, one line of values after the other; of
+/// 4-bit values two a byte, the lower row in the low nibble.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lines {
+    /// k or groups.
+    pub(super) rows: usize,
+    /// n.
+    pub(super) cols: usize,
+    /// Bits per value: 4, or all of an element.
+    pub(super) width: u32,
+}
+
+impl Lines {
+    const fn per_element(self) -> usize {
+        if self.width == 4 { 2 } else { 1 }
+    }
+}
+
+impl Layout for Lines {
+    fn packed_shape(&self) -> [usize; 2] {
+        [self.cols, self.rows / self.per_element()]
+    }
+
+    fn offset(&self, row: usize, col: usize) -> Slot {
+        let value = col * self.rows + row;
+        let (element, part) = (value / self.per_element(), value % self.per_element());
+        Slot { element, bit: part as u32 * 4, width: self.width }
+    }
+
+    fn locate(&self, element: usize, bit: u32) -> Place {
+        let part = if self.width == 4 { bit as usize / 4 } else { 0 };
+        let value = element * self.per_element() + part;
+        Place { row: value % self.rows, col: value / self.rows, fragment: None }
+    }
+}
+
 /// Storage elements, zero-extended.
 pub(super) type Elements = Vec<u32>;
 
@@ -147,7 +183,10 @@ impl Subject<'_> {
     }
 
     /// Values in storage order that differ: (element of the whole tensor, bit).
-    fn differences<'a>(&'a self, found: &'a [u32]) -> impl Iterator<Item = (usize, u32)> + 'a {
+    pub(super) fn differences<'a>(
+        &'a self,
+        found: &'a [u32],
+    ) -> impl Iterator<Item = (usize, u32)> + 'a {
         let (width, bits) = (self.width, self.element_bits());
         let mask = u32::MAX >> (32 - width);
         self.expected.iter().zip(found).enumerate().filter(|(_, (e, f))| e != f).flat_map(

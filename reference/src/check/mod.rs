@@ -8,6 +8,7 @@ mod compare;
 mod dyn_quant;
 mod layer;
 mod marlin;
+mod methods;
 mod pattern;
 mod picture;
 mod product;
@@ -20,6 +21,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
+pub use methods::{add_outputs, mistaken, mistakes};
 pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
 
@@ -161,6 +163,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
         CaseConfig::Align(c) => routing::align(case, c)?,
         CaseConfig::Preprocess(c) => marlin::preprocess(case, c)?,
         CaseConfig::DynQuant(c) => dyn_quant::linear(case, c)?,
+        CaseConfig::Method(c) => methods::check(case, c, declared)?,
     };
     for (name, tensor) in &case.outputs {
         if !outputs.iter().any(|o| o.name == *name) {

@@ -126,8 +126,14 @@ impl<'p> Nvfp4Product<'p> {
         let f32 = ScalarType::FLOAT32;
         let steps =
             [Step { op: StepOp::GlobalScale, ty: f32 }, Step { op: StepOp::Round, ty: dtype }];
-        let recipe =
-            Recipe { rule: Rule::Exact, power: 0, moves_bits: false, steps: steps.into(), dtype };
+        let recipe = Recipe {
+            rule: Rule::Exact,
+            power: 0,
+            moves_bits: false,
+            steps: steps.into(),
+            any_order: false,
+            dtype,
+        };
         Ok(Self {
             rows,
             weight: Weight { global_scale: Some(alpha), ..weight.clone() },

@@ -146,7 +146,7 @@ impl Class {
             adder: Adder::SeparateF32,
             ..Self::any_order()
         };
-        [Self::any_order(), Self::marlin_hopper(), fused, separate]
+        [Self::any_order(), Self::marlin_hopper(), fused, separate, Self::fp8_any_order()]
             .into_iter()
             .chain(hopper)
             .collect()
@@ -200,6 +200,17 @@ impl Class {
             order: Order::Any,
             reduction: Reduction::F32 { steps: 1 },
         }
+    }
+
+    /// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order, with or
+    /// without promotion to f32: Hopper's `wgmma` keeps the fewest fraction bits that are known, 13, and
+    /// truncates its result to as many. Three less are counted here, because such a unit aligns a
+    /// subnormal e4m3 number, down to 2^-9, as if it were 2^-6. Where sums begin again from zero (a
+    /// group that is scaled apart, a promotion), the truncation of an accumulator that is not there is
+    /// more than a multiplication or an f32 addition rounds.
+    pub fn fp8_any_order() -> Self {
+        let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13 - 3, kept_bits: 14 };
+        Self { name: "fp8-any-order".to_owned(), adder, ..Self::any_order() }
     }
 
     /// Every kernel that adds up its products with one matrix unit of the table, in any order, with

@@ -22,6 +22,9 @@ pub enum Action {
     MultiplyAdd,
     /// A rounding only.
     Round,
+    /// Nothing; but a device may have multiplied the scales before it in any order, and
+    /// [`Chain::interval`] admits all of them. The operand is what underflow may cost.
+    AnyOrder,
 }
 
 /// One step: the value, the operand, and the type that the result is rounded to.
@@ -60,6 +63,16 @@ impl Step {
         Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, addend: 0.0, to }
     }
 
+    /// Up to three f32 products before this step may come in any order. Each rounds by 2^-24 of itself,
+    /// and so they did here: 6·2^-24 is less than 2^-21. Below the normal range a rounding costs up
+    /// to 2^-150, which a later factor enlarges: `operands` are the scales.
+    pub fn any_order(operands: impl IntoIterator<Item = f64>) -> Self {
+        let enlarged = operands.into_iter().fold(1.0, |all, x| all * x.abs().max(1.0));
+        let operand = f64::from_bits((1023 - 147) << 52) * enlarged;
+        let (rounded_operand, addend, to) = (operand, 0.0, ScalarType::FLOAT32);
+        Self { action: Action::AnyOrder, operand, rounded_operand, addend, to }
+    }
+
     /// The same with an operand that the device rounded to `ty`.
     pub fn with_operand_in(self, ty: ScalarType) -> Self {
         Self { rounded_operand: round_half(ty, self.operand), ..self }
@@ -71,7 +84,7 @@ impl Step {
             Action::Multiply => value * self.rounded_operand,
             Action::Add => value + self.rounded_operand,
             Action::MultiplyAdd => value * self.rounded_operand + self.addend,
-            Action::Round => value,
+            Action::Round | Action::AnyOrder => value,
         }
     }
 
@@ -91,6 +104,7 @@ impl Step {
             Action::Add => round_sum(self.to, value, x),
             Action::MultiplyAdd => round_sum(self.to, value * x, self.addend),
             Action::Round => round_half(self.to, value),
+            Action::AnyOrder => value,
         }
     }
 }
@@ -133,7 +147,7 @@ impl Chain {
                     value.add(step.addend);
                 }
                 Action::Add => value.add(step.operand),
-                Action::Round => {}
+                Action::Round | Action::AnyOrder => {}
             }
         }
         value
@@ -148,6 +162,9 @@ impl Chain {
     pub fn interval(&self, lo: f64, hi: f64) -> Interval {
         let start = Interval { lo, hi, before: (lo, hi) };
         self.steps.iter().fold(start, |ends, step| {
+            if step.action == Action::AnyOrder {
+                return ends.widened(step.operand);
+            }
             let once = ends.through(step);
             match step.apart() {
                 None => once,
@@ -178,6 +195,12 @@ impl Interval {
         } else {
             Self { lo: b, hi: a, before: (before.1, before.0) }
         }
+    }
+
+    /// Wider by 2^-21 of either end and by `least`.
+    fn widened(self, least: f64) -> Self {
+        let more = |x: f64| x.abs() / f64::from(1 << 21) + least;
+        Self { lo: self.lo - more(self.lo), hi: self.hi + more(self.hi), ..self }
     }
 
     /// What either may be.

@@ -22,12 +22,20 @@ pub enum Convention {
     Canonical,
     /// As canonical, and the weights are not rounded: (q − z)·s enters the product exactly.
     Unrounded,
+    /// Upstream's W8A8-FP8 kernels (CUTLASS `cutlass_scaled_mm`, Triton `fused_moe_kernel`): codes
+    /// enter the unit; the scales of row, column and router multiply the f32 sum in any order, with
+    /// the bias before the router weight; one rounding at the end.
+    ScaledMm,
 }
 
 impl Convention {
     /// Every convention with its name.
-    pub const NAMED: &'static [(&'static str, Self)] =
-        &[("marlin", Self::Marlin), ("canonical", Self::Canonical), ("unrounded", Self::Unrounded)];
+    pub const NAMED: &'static [(&'static str, Self)] = &[
+        ("marlin", Self::Marlin),
+        ("canonical", Self::Canonical),
+        ("unrounded", Self::Unrounded),
+        ("scaled_mm", Self::ScaledMm),
+    ];
 }
 
 /// How the elements of one product are computed.
@@ -43,6 +51,8 @@ pub struct Recipe {
     pub moves_bits: bool,
     /// After the sum, which is an f32, as a schedule's epilogue.
     pub steps: Vec<schedule::Step>,
+    /// Whether a kernel may multiply the scales of row, column and router in any order.
+    pub any_order: bool,
     /// Type of activations and output.
     pub dtype: ScalarType,
 }
@@ -83,7 +93,26 @@ impl Recipe {
                     _ => canonical,
                 }
             }
+            Convention::ScaledMm if weight.scales.rows() > 1 => {
+                let what = format!("{}: groups of k under the convention scaled_mm", weight.name);
+                return Err(Error::unsupported(what, "it has one scale for each column"));
+            }
+            Convention::ScaledMm => Self::scaled_mm(dtype),
         })
+    }
+
+    /// Upstream's W8A8-FP8 kernels. Steps without an operand (no bias, no router weight) do nothing.
+    fn scaled_mm(dtype: ScalarType) -> Self {
+        let f32 = ScalarType::FLOAT32;
+        let step = |op, ty| schedule::Step { op, ty };
+        let steps = vec![
+            step(StepOp::ActivationScale, f32),
+            step(StepOp::ChannelScale, f32),
+            step(StepOp::Bias, f32),
+            step(StepOp::RouterWeight, f32),
+            step(StepOp::Round, dtype),
+        ];
+        Self { rule: Rule::Unscaled, power: 0, moves_bits: false, steps, any_order: true, dtype }
     }
 
     /// Upstream's kernel (vLLM 0.21.0 `marlin_gemm`, `moe_wna16_marlin_gemm`).
@@ -154,7 +183,7 @@ impl Recipe {
         } else if router {
             step(StepOp::RouterWeight, dtype);
         }
-        Self { rule, power, moves_bits: true, steps, dtype }
+        Self { rule, power, moves_bits: true, steps, any_order: false, dtype }
     }
 
     /// What the canonical schedule computes. Of 8-bit activations, int8 and FP8 differ in the unit,
@@ -178,7 +207,8 @@ impl Recipe {
             (schedule::WeightForm::Rounded, _) => Rule::Rounded(dtype),
         };
         let steps = schedule.steps().copied().collect();
-        Self { rule, power: schedule.weights.exponent, moves_bits: false, steps, dtype }
+        let power = schedule.weights.exponent;
+        Self { rule, power, moves_bits: false, steps, any_order: false, dtype }
     }
 
     /// The columns of `weight` under this recipe, with rows in the order `order`, or as stored.
@@ -213,6 +243,11 @@ impl Recipe {
                 }
                 StepOp::GlobalScale => multiply(global.map(|g| g * take())),
                 StepOp::ActivationScale => multiply(row(extras.activation_scales)),
+                StepOp::ActivationScaleBias => {
+                    let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
+                    let scale = row(extras.activation_scales).unwrap_or(1.0);
+                    Step::multiply_add(scale, bias, step.ty)
+                }
                 StepOp::Bias => {
                     let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n));
                     Step::add(bias, step.ty)
@@ -230,6 +265,18 @@ impl Recipe {
             // A device holds an operand in the type of its step.
             made.with_operand_in(step.ty)
         });
-        Chain { steps: steps.collect() }
+        let mut steps: Vec<Step> = steps.collect();
+        let scale =
+            |s: &schedule::Step| matches!(s.op, StepOp::ActivationScale | StepOp::ChannelScale);
+        // After the scales; the router weight's own rounding covers its part.
+        if self.any_order
+            && let Some(last) = self.steps.iter().rposition(scale)
+        {
+            let scales = [row(extras.activation_scales), Some(weight.scales.value(0, n))];
+            let router = row(extras.router_weights);
+            let operands = scales.into_iter().chain([router]).flatten();
+            steps.insert(last + 1, Step::any_order(operands));
+        }
+        Chain { steps }
     }
 }

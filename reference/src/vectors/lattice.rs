@@ -87,6 +87,7 @@ pub fn lattice(op: Op) -> Result<Vec<CaseConfig>> {
         Op::MoeAlignBlockSize => align(),
         Op::Int4Fp8Preprocess => preprocess(),
         Op::DynQuantLinear => super::dyn_quant::lattice(),
+        method => super::methods::lattice(method)?,
     };
     Ok(configs.into_iter().filter(|c| probe.ask(c).is_ok()).collect())
 }

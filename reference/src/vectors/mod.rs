@@ -8,6 +8,7 @@
 mod computed;
 mod dyn_quant;
 mod lattice;
+mod methods;
 mod random;
 mod refusal;
 mod tensors;
@@ -93,17 +94,27 @@ impl Generator {
             env!("CARGO_PKG_VERSION"),
             self.seed
         );
-        let mut case = match config {
-            CaseConfig::Linear(c) => linear(c, &mut rng),
-            CaseConfig::Moe(c) => moe(c, &mut rng),
-            CaseConfig::Preprocess(c) => preprocess(c, &mut rng),
-            CaseConfig::Router(c) => router(c, &mut rng),
-            CaseConfig::Align(c) => align(c, &mut rng),
-            CaseConfig::DynQuant(c) => dyn_quant::case(c, &mut rng),
-        }?;
+        let mut case = case_of(config, &mut rng)?;
         (case.name, case.provenance) = (name, provenance);
         case.validate()?;
         Ok(case)
+    }
+}
+
+/// A case of one configuration of a [`lattice`], its inputs drawn by `rng`, with the outputs that
+/// [`Generator::case`] gives. Name and provenance are left empty.
+///
+/// # Errors
+/// As [`Generator::case`].
+pub fn case_of(config: CaseConfig, rng: &mut Rng) -> Result<Case<'static>> {
+    match config {
+        CaseConfig::Linear(c) => linear(c, rng),
+        CaseConfig::Moe(c) => moe(c, rng),
+        CaseConfig::Preprocess(c) => preprocess(c, rng),
+        CaseConfig::Router(c) => router(c, rng),
+        CaseConfig::Align(c) => align(c, rng),
+        CaseConfig::DynQuant(c) => dyn_quant::case(c, rng),
+        CaseConfig::Method(c) => methods::case(c, rng),
     }
 }
 
@@ -152,6 +163,7 @@ fn describe(config: &CaseConfig) -> String {
             let sizes = format!("k{} n{}", c.size_k, c.size_n);
             format!("{} g{g} {} mr{mr} nr{nr}{bias} {sizes}", c.dtype, c.activation_rounding)
         }
+        CaseConfig::Method(_) => methods::describe(config),
     }
 }
 

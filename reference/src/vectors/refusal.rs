@@ -46,7 +46,10 @@ impl Probe {
                 let shape = Shape::new(c.size_k, c.size_n);
                 RhsLayout::new(shape, c.group_size, c.packing.nr).map(|_| ())
             }
-            CaseConfig::Router(_) | CaseConfig::Align(_) | CaseConfig::Preprocess(_) => Ok(()),
+            CaseConfig::Router(_)
+            | CaseConfig::Align(_)
+            | CaseConfig::Preprocess(_)
+            | CaseConfig::Method(_) => Ok(()),
         }
     }
 

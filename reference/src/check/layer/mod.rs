@@ -1,9 +1,9 @@
 //! Verdicts on the floating-point stages of a MoE layer, each from the case's own previous stage,
 //! or from a recomputed one where the case lacks it.
 
-mod activated;
+pub(super) mod activated;
 mod source;
-mod summed;
+pub(super) mod summed;
 mod walk;
 
 use super::compare::Mismatch;

@@ -11,7 +11,7 @@ use crate::moe::{Chain, narrow, widen};
 const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4 also the 16-bit \
                      type from the first slot to the last";
 
-pub(super) fn judge(
+pub(in crate::check) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
     down: &[u16],

@@ -11,12 +11,12 @@ use crate::case::{Case, LinearConfig};
 use crate::checkpoint::float_type;
 use crate::dims::Shape;
 use crate::gemm::{Class, Convention, Extras, Rows};
-use crate::moe::layer::bounds::{any_order_of_fp8, with_integer_scales};
+use crate::moe::layer::bounds::with_integer_scales;
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 pub(super) use layer::{expert_product, moe};
-use stage::{Part, Stage};
+pub(super) use stage::{Part, Stage, measure};
 
 /// How the products of a case are declared to be computed.
 #[derive(Debug, Clone)]
@@ -39,7 +39,7 @@ impl Declared {
     fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
         match input_dtype {
             Some(ScalarType::INT8) => Class::int8(weight.shape().size_k, weight.scales.rows()),
-            Some(_) if self.class == Class::any_order() => any_order_of_fp8(),
+            Some(_) if self.class == Class::any_order() => Class::fp8_any_order(),
             _ => self.class.clone(),
         }
     }
@@ -84,7 +84,7 @@ pub(super) fn linear(
 }
 
 /// The numbers of a floating-point or int8 tensor, its last dimension as rows.
-fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
+pub(super) fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
     let size_k = tensor.shape().last().copied().unwrap_or(1);
     let ty = match tensor.dtype() {
         DType::I8 => ScalarType::INT8,

@@ -12,42 +12,42 @@ use crate::tensor::Tensor;
 use crate::weight::Weight;
 
 /// Rows that are multiplied with one matrix.
-pub(super) struct Part<'c> {
-    pub(super) weight: &'c Weight<'c>,
+pub(in crate::check) struct Part<'c> {
+    pub(in crate::check) weight: &'c Weight<'c>,
     /// Which rows of the output.
-    pub(super) rows: Vec<usize>,
+    pub(in crate::check) rows: Vec<usize>,
     /// The expert's place among the rank's, in a layer.
-    pub(super) expert: Option<usize>,
+    pub(in crate::check) expert: Option<usize>,
     /// The expert's id among all.
-    pub(super) global: usize,
+    pub(in crate::check) global: usize,
 }
 
 /// A product of a case.
-pub(super) struct Stage<'c> {
+pub(in crate::check) struct Stage<'c> {
     /// Output.
-    pub(super) name: &'static str,
-    pub(super) found: &'c Tensor<'c>,
+    pub(in crate::check) name: &'static str,
+    pub(in crate::check) found: &'c Tensor<'c>,
     /// Activations of each output row.
-    pub(super) rows: Rows,
-    pub(super) radius: Option<Rows>,
+    pub(in crate::check) rows: Rows,
+    pub(in crate::check) radius: Option<Rows>,
     /// Rows that no part has are zero.
-    pub(super) parts: &'c [Part<'c>],
+    pub(in crate::check) parts: &'c [Part<'c>],
     /// Row order of each part's matrix (act-order).
-    pub(super) orders: Option<&'c [Vec<u32>]>,
-    pub(super) extras: Extras<'c>,
-    pub(super) dtype: ScalarType,
+    pub(in crate::check) orders: Option<&'c [Vec<u32>]>,
+    pub(in crate::check) extras: Extras<'c>,
+    pub(in crate::check) dtype: ScalarType,
     /// Type of 8-bit activations.
-    pub(super) input_dtype: Option<ScalarType>,
-    pub(super) declared: &'c Declared,
+    pub(in crate::check) input_dtype: Option<ScalarType>,
+    pub(in crate::check) declared: &'c Declared,
     /// The case's `provenance`: what made the output.
-    pub(super) producer: &'c str,
+    pub(in crate::check) producer: &'c str,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
-    pub(super) top_k: Option<usize>,
+    pub(in crate::check) top_k: Option<usize>,
 }
 
 impl Stage<'_> {
     /// Exact results and bounds of all elements.
-    pub(super) fn bounds(&self) -> Result<Vec<Bounded>> {
+    pub(in crate::check) fn bounds(&self) -> Result<Vec<Bounded>> {
         let size_n = self.found.shape().last().copied().unwrap_or(0);
         let mut all = vec![Bounded::ZERO; self.found.len()];
         for part in self.parts {
@@ -87,16 +87,19 @@ impl Stage<'_> {
     }
 
     /// The verdict, and what explains it where it is not a pass.
-    pub(super) fn judge(&self) -> Result<OutputReport> {
+    pub(in crate::check) fn judge(&self) -> Result<OutputReport> {
         let bounded = self.bounds()?;
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
-        let (mut report, wrong) = self.measure(&bounded, &found, &bits);
+        let class = &self.declared.class.name;
+        let measure =
+            |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, &found, &bits);
+        let (mut report, wrong) = measure(&bounded);
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, &bounded, &found, &wrong);
         if let Some(accepted) = diagnose::accepted(&scene) {
             let far = report.max_error_over_bound.unwrap_or(f64::INFINITY);
-            report = self.measure(&accepted.bounded, &found, &bits).0;
+            report = measure(&accepted.bounded).0;
             report.diagnosis = Some(accepted.diagnosis);
             report.note = Some(format!(
                 "{}; accepted, since it is what {} computes: {}; against the right product {} \
@@ -113,40 +116,6 @@ impl Stage<'_> {
         report.picture = Some(self.picture(&scene, finding.as_ref().and_then(|f| f.cause.clone())));
         report.diagnosis = finding.map(|f| f.diagnosis);
         Ok(report)
-    }
-
-    /// The figures of a comparison, and the elements out of bound.
-    fn measure(
-        &self,
-        bounded: &[Bounded],
-        found: &[f64],
-        bits: &[u32],
-    ) -> (OutputReport, Vec<usize>) {
-        let mut report = OutputReport::unchecked(self.name, found.len(), "");
-        let (mut equal, mut unbounded, mut max_ratio, mut max_ulp) = (0, 0, 0f64, 0f64);
-        let mut wrong = Vec::new();
-        for (i, (b, (&x, &bits))) in bounded.iter().zip(found.iter().zip(bits)).enumerate() {
-            let ratio = b.ratio(x);
-            if ratio > 1.0 {
-                wrong.push(i);
-            }
-            max_ratio = max_ratio.max(ratio);
-            max_ulp = max_ulp.max(b.ulps(self.dtype, x));
-            equal += usize::from(bits == b.rounded);
-            unbounded += usize::from(b.is_unbounded());
-        }
-        report.equal_bits = Some(equal as f64 / found.len().max(1) as f64);
-        report.max_ulp = Some(max_ulp);
-        report.max_error_over_bound = Some(max_ratio);
-        report.mismatches = wrong.len();
-        let mut note = format!("bound: {}", self.declared.class.name);
-        if unbounded > 0 {
-            note +=
-                &format!("; {unbounded} elements have no bound, since partial sums may overflow");
-        }
-        report.note = Some(note);
-        report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
-        (report, wrong)
     }
 
     fn mismatch(&self, i: usize, bounded: &[Bounded], bits: &[u32]) -> Mismatch {
@@ -172,4 +141,38 @@ impl Stage<'_> {
         picture.errors = Some(errors);
         picture
     }
+}
+
+/// The figures of a comparison, and the elements out of bound.
+pub(in crate::check) fn measure(
+    (name, dtype): (&str, ScalarType),
+    class: &str,
+    bounded: &[Bounded],
+    found: &[f64],
+    bits: &[u32],
+) -> (OutputReport, Vec<usize>) {
+    let mut report = OutputReport::unchecked(name, found.len(), "");
+    let (mut equal, mut unbounded, mut max_ratio, mut max_ulp) = (0, 0, 0f64, 0f64);
+    let mut wrong = Vec::new();
+    for (i, (b, (&x, &bits))) in bounded.iter().zip(found.iter().zip(bits)).enumerate() {
+        let ratio = b.ratio(x);
+        if ratio > 1.0 {
+            wrong.push(i);
+        }
+        max_ratio = max_ratio.max(ratio);
+        max_ulp = max_ulp.max(b.ulps(dtype, x));
+        equal += usize::from(bits == b.rounded);
+        unbounded += usize::from(b.is_unbounded());
+    }
+    report.equal_bits = Some(equal as f64 / found.len().max(1) as f64);
+    report.max_ulp = Some(max_ulp);
+    report.max_error_over_bound = Some(max_ratio);
+    report.mismatches = wrong.len();
+    let mut note = format!("bound: {class}");
+    if unbounded > 0 {
+        note += &format!("; {unbounded} elements have no bound, since partial sums may overflow");
+    }
+    report.note = Some(note);
+    report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
+    (report, wrong)
 }

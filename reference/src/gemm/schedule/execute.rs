@@ -142,7 +142,8 @@ impl Schedule {
                 return Err(Error::shape(name, &[given.len()], format!("[{size_m}]")));
             }
         }
-        let needs = |s: &Step| s.op == StepOp::ActivationScale;
+        let needs =
+            |s: &Step| matches!(s.op, StepOp::ActivationScale | StepOp::ActivationScaleBias);
         let needs = self.steps().any(needs);
         if needs && extras.activation_scales.is_none() {
             return Err(Error::missing("activation_scales", "the step activation_scale"));

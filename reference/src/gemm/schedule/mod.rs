@@ -29,6 +29,7 @@ mod parse;
 mod reduce;
 mod related;
 mod steps;
+mod w8a8;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,7 @@ pub use launch::{Launch, Launches};
 pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
+pub use w8a8::{FP8_PROMOTION, Fp8Kernel};
 
 use crate::scalar::ScalarType;
 
@@ -261,6 +263,9 @@ pub enum StepOp {
     GlobalScale,
     /// Times the scale of the row of x.
     ActivationScale,
+    /// Times the scale of the row of x, plus the column's bias, rounded once (a multiply-add). Without
+    /// a bias: as [`Self::ActivationScale`].
+    ActivationScaleBias,
     /// Plus the column's bias.
     Bias,
     /// Times the row's router weight.

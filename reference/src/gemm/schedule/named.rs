@@ -32,7 +32,7 @@ fn unit(ty: ScalarType) -> UnitName {
     UnitName { architecture, instruction, a: ty, b: ty, accumulator, size_k }
 }
 
-fn half(dtype: ScalarType) -> Result<()> {
+pub(super) fn half(dtype: ScalarType) -> Result<()> {
     if [ScalarType::FLOAT16, ScalarType::BFLOAT16].contains(&dtype) {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! Schedules near a given one, to find the one that explains an output.
 
-use super::Cta;
 use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, Step, StepOp, WeightForm};
+use super::{Cta, FP8_PROMOTION};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 
@@ -54,6 +54,20 @@ impl Schedule {
         }
         add("schedule-chunk-type", "the chunks' sums were added in float32".to_owned(), &|s| {
             s.chunk_sum.ty = ScalarType::FLOAT32;
+        });
+        // A unit of few bits: what a chunk's end does is a promotion.
+        let promotes = |s: &Self| s.unit.find().is_ok_and(|u| u.fraction_bits < 23);
+        let text = "sums were not promoted to f32: one chain in the unit over all of k".to_owned();
+        add("promotion-missing", text, &|s| {
+            if promotes(s) {
+                s.chunks = Chunks::Whole;
+            }
+        });
+        let text = format!("sums were promoted to f32 every {FP8_PROMOTION} k");
+        add("promotion-added", text, &|s| {
+            if promotes(s) {
+                s.chunks = Chunks::Size(FP8_PROMOTION);
+            }
         });
         add("schedule-split", "k was not split: one chain over all of it".to_owned(), &|s| {
             s.chunks = Chunks::Whole;

@@ -76,6 +76,10 @@ impl Step {
                 }
             }
             StepOp::GlobalScale => operands.global_scale,
+            StepOp::ActivationScaleBias => match (operands.activation_scale, operands.bias) {
+                (Some(scale), Some(bias)) => return self.multiply_add(x, scale, bias),
+                (scale, _) => scale,
+            },
             StepOp::ActivationScale => operands.activation_scale,
             StepOp::Bias => operands.bias,
             StepOp::RouterWeight => operands.router_weight,

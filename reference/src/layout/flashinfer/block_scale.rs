@@ -91,6 +91,16 @@ impl BlockScaleLayout {
         Ok(Self { rows: Some(rows), ..self })
     }
 
+    /// How they are interleaved.
+    pub fn tile(&self) -> ScaleTile {
+        self.tile
+    }
+
+    /// `[groups, N]`.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.groups, self.size_n]
+    }
+
     /// Type of the scales.
     pub fn ty(&self) -> ScalarType {
         self.ty

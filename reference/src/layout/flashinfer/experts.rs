@@ -33,6 +33,23 @@ pub struct ExpertLayout {
     flipped: u8,
 }
 
+/// A step of a preparation that may have been left out: [`ExpertLayout::without`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Forgotten {
+    /// The halves of w13 stay where they are: gate and up are exchanged for the kernel.
+    SwapHalves,
+    /// Rows of gate and up stay in their halves.
+    Interleave,
+    /// Rows stay in order within their blocks of 32.
+    Shuffle,
+    /// Scales stay in the checkpoint's order of rows, weights do not.
+    RowsOfScales,
+    /// Each row's bytes stay together.
+    Blocks,
+    /// Codes keep their offset of 8.
+    SignBit,
+}
+
 /// A stack of experts as a kernel reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedExperts {
@@ -124,9 +141,39 @@ impl ExpertLayout {
         })
     }
 
+    /// The layout of a preparation that left out a step, to recognize its output.
+    ///
+    /// # Errors
+    /// None: what is left out was checked with the rest.
+    pub fn without(&self, step: Forgotten) -> Result<Self> {
+        let is_step: fn(&RowStep) -> bool = match step {
+            Forgotten::SwapHalves => |s| *s == RowStep::SwapHalves,
+            Forgotten::Interleave => |s| matches!(s, RowStep::Interleave(_)),
+            Forgotten::Shuffle => |s| matches!(s, RowStep::Shuffle(_)),
+            Forgotten::RowsOfScales => {
+                let rows = self.weights.rows().without(|_| true);
+                return Ok(Self { scales: self.scales.clone().with_rows(rows)?, ..self.clone() });
+            }
+            Forgotten::Blocks => {
+                let rows = self.weights.rows().clone();
+                let weights = PackedRows::new(self.weights.shape(), 4, rows, None)?;
+                return Ok(Self { weights, ..self.clone() });
+            }
+            Forgotten::SignBit => return Ok(Self { flipped: 0, ..self.clone() }),
+        };
+        let rows = self.weights.rows().without(is_step);
+        let weights = PackedRows::new(self.weights.shape(), 4, rows.clone(), self.weights.block())?;
+        Ok(Self { weights, scales: self.scales.clone().with_rows(rows)?, ..self.clone() })
+    }
+
     /// Shape of the weights that go in.
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// k per scale.
+    pub fn group_size(&self) -> usize {
+        self.group_size
     }
 
     /// Layout of one expert's codes, of the padded shape.

@@ -25,7 +25,7 @@ mod routing;
 mod rows;
 
 pub use block_scale::{BlockScaleLayout, ScaleTile};
-pub use experts::{Expert, ExpertLayout, PackedExperts, Projection};
+pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts, Projection};
 pub use nvfp4::{Alphas, Nvfp4Backend};
 pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};

@@ -62,6 +62,11 @@ impl PackedRows {
         &self.rows
     }
 
+    /// Bytes of k in a block, where the matrix is cut.
+    pub fn block(&self) -> Option<usize> {
+        self.block
+    }
+
     /// Bytes of a row.
     fn row_bytes(&self) -> usize {
         self.shape.size_k * self.bits as usize / 8

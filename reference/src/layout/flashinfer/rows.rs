@@ -113,6 +113,12 @@ impl RowOrder {
         &self.steps
     }
 
+    /// The same without the steps that `drop` says.
+    pub(super) fn without(&self, drop: fn(&RowStep) -> bool) -> Self {
+        let steps = self.steps.iter().copied().filter(|step| !drop(step)).collect();
+        Self { size_n: self.size_n, steps }
+    }
+
     /// Number of rows.
     pub fn size_n(&self) -> usize {
         self.size_n

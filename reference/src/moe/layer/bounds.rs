@@ -2,7 +2,6 @@
 //! before: its values, or their own bounds.
 
 use super::{Layer, Routed, input_global_scale};
-use crate::gemm::bound::Adder;
 use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::interval::{Bound, Interval, round_once};
 use crate::layout::marlin::process_int8_scales_with;
@@ -176,7 +175,7 @@ impl Layer<'_> {
     fn class_of(&self, weight: &Weight<'_>, declared: &Class) -> Class {
         match (self.input_dtype, weight.scales.rows()) {
             (Some(ScalarType::INT8), groups) => Class::int8(weight.shape().size_k, groups.max(1)),
-            (Some(_), _) if *declared == Class::any_order() => any_order_of_fp8(),
+            (Some(_), _) if *declared == Class::any_order() => Class::fp8_any_order(),
             _ => declared.clone(),
         }
     }
@@ -264,16 +263,6 @@ const ANYTHING: Bound = Bound {
 /// Whether a stage before gave a number here, in every kernel.
 fn is_finite(b: &Bound) -> bool {
     !b.nan && b.interval.lo.is_finite() && b.interval.hi.is_finite()
-}
-
-/// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order: Hopper's
-/// `wgmma` keeps the fewest fraction bits that are known, 13, and truncates its result to as many.
-/// Three less are counted here, because such a unit aligns a subnormal e4m3 number, down to 2^-9,
-/// as if it were 2^-6. Where groups of k are scaled apart, each group's sum begins from zero: the
-/// truncation of an accumulator that it does not have is more than its multiplication rounds.
-pub fn any_order_of_fp8() -> Class {
-    let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13 - 3, kept_bits: 14 };
-    Class { name: "fp8-any-order".to_owned(), adder, ..Class::any_order() }
 }
 
 /// What enters a product.

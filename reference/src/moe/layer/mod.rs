@@ -14,6 +14,7 @@
 //! compute.
 
 pub mod bounds;
+pub mod fp8;
 
 use super::activation::Definition;
 use super::{Chain, sum, widen};

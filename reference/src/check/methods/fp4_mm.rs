@@ -1,0 +1,216 @@
+//! A product of NVFP4 activations and an NVFP4 weight, its fused shards with global scales of their own.
+
+use super::{Computation, Expected, Form, Mistake, codes, known};
+use crate::Error;
+use crate::Result;
+use crate::case::{Case, Fp4MmConfig};
+use crate::check::compare::{Elements, Mismatch, Rows, elements};
+use crate::check::pattern::Values;
+use crate::check::product::measure;
+use crate::check::{Diagnosis, OutputReport};
+use crate::dims::{GroupSize, Shape};
+use crate::gemm::tensor_core::BlockScaledUnit;
+use crate::gemm::{Bounded, Nvfp4Product, Nvfp4Rows};
+use crate::layout::Layout as _;
+use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::scalar::ScalarType;
+use crate::tensor::DType;
+use crate::weight::{Groups, Table, TableData, Weight};
+
+/// `cutlass_scaled_fp4_mm`.
+#[derive(Debug, Clone)]
+pub(super) struct Fp4Mm {
+    config: Fp4MmConfig,
+    a: Vec<u8>,
+    /// `[M, K / 16]`.
+    a_scale: Table,
+    a_global: f32,
+    /// The whole matrix, without a global scale.
+    weight: Weight<'static>,
+    /// Multipliers, one for each shard.
+    globals: Vec<f32>,
+}
+
+impl Fp4Mm {
+    pub(super) fn new(case: &Case<'_>, c: &Fp4MmConfig) -> Result<Self> {
+        let e4m3 = ScalarType::FLOAT8_E4M3FN;
+        let values = |name: &str| Ok::<_, Error>(case.input(name)?.elements::<f32>().into_owned());
+        let scales = |name: &str| Table::from_tensor(case.input(name)?, e4m3);
+        let nibbles = case.input("a")?.bytes().iter().flat_map(|b| [b & 15, b >> 4]);
+        let weight = Weight {
+            name: "in.weight".to_owned(),
+            ty: ScalarType::FLOAT4_E2M1F,
+            codes: codes(case.input("weight")?, 4, Shape::new(c.size_k, c.size_n))?,
+            scales: scales("weight_scale")?.transposed(),
+            zeros: None,
+            groups: Groups::Uniform(GroupSize::Of(16)),
+            global_scale: None,
+            bias: None,
+        };
+        Ok(Self {
+            config: c.clone(),
+            a: nibbles.collect(),
+            a_scale: scales("a_scale")?,
+            a_global: values("a_global_scale")?[0],
+            weight,
+            globals: values("weight_global_scale")?,
+        })
+    }
+
+    /// What `make` gives of each shard, `[M, N]`.
+    fn shards<T: Copy>(
+        &self,
+        make: impl Fn(&Nvfp4Product<'_>) -> Result<Vec<T>>,
+    ) -> Result<Vec<T>> {
+        let scales = self.a_scale.iter_bits().map(|b| b as u8).collect();
+        let rows = Nvfp4Rows::new(self.config.size_k, self.a.clone(), scales, self.a_global)?;
+        let mut shards = Vec::new();
+        let mut start = 0;
+        for (&width, &global) in self.config.widths.iter().zip(&self.globals) {
+            let weight = self.weight.slice_columns(start..start + width)?;
+            let weight = Weight { global_scale: Some(global), ..weight };
+            shards.push((width, make(&Nvfp4Product::new(&rows, &weight, self.config.dtype)?)?));
+            start += width;
+        }
+        let row =
+            |m: usize| shards.iter().flat_map(move |(width, all)| &all[m * width..][..*width]);
+        Ok((0..self.config.size_m).flat_map(row).copied().collect())
+    }
+
+    fn unit(&self) -> Result<&'static BlockScaledUnit> {
+        let unit = self.config.unit().or(self.config.any_unit());
+        unit.ok_or_else(|| Error::unsupported("NVFP4", "no unit for it is known"))
+    }
+
+    fn bits(&self) -> Result<Elements> {
+        let unit = self.unit()?;
+        self.shards(|product| product.in_order(unit))
+    }
+
+    fn bounds(&self) -> Result<Vec<Bounded>> {
+        let unit = self.unit()?;
+        self.shards(|product| product.bounds(&product.class(unit)?))
+    }
+}
+
+/// Scales `[groups, N]` that were stored row by row and are read as interleaved.
+fn misread(scales: &Table) -> Option<Table> {
+    let layout =
+        BlockScaleLayout::new(scales.rows(), scales.cols(), ScaleTile::Rows128, scales.ty());
+    let layout = layout.ok()?;
+    let [rows, cols] = layout.packed_shape();
+    let mut plain = vec![0; rows * cols];
+    for n in 0..scales.cols() {
+        for g in 0..scales.rows() {
+            plain[n * cols + g] = scales.bits(g, n) as u8;
+        }
+    }
+    layout.unpack(&Table::new(scales.ty(), rows, cols, TableData::B8(plain)).ok()?).ok()
+}
+
+impl Computation for Fp4Mm {
+    fn outputs(&self) -> Result<Vec<Expected>> {
+        let (m, n, dtype) = (self.config.size_m, self.config.size_n, self.config.dtype);
+        Ok(vec![Expected {
+            name: "y".to_owned(),
+            dtype: if dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 },
+            shape: vec![m, n],
+            elements: self.bits()?,
+            form: Form::lines(Rows::List, [n, m], 16, None),
+        }])
+    }
+
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
+            "first-global-scale", "the first shard's global scale was taken for all of them" =>
+                |c| {
+                    let first = c.globals[0];
+                    c.globals.fill(first);
+                };
+            "global-scales-exchanged", "the shards' global scales are exchanged" =>
+                |c| c.globals.reverse();
+            "global-scale-inverted", "the weight's global scale divides where it multiplies" =>
+                |c| c.globals.iter_mut().for_each(|g| *g = 1.0 / *g);
+            "global-scale-missing", "the weight's global scale was not applied" =>
+                |c| c.globals.fill(1.0);
+            "activation-global-scale-inverted",
+            "the activations' global scale divides where it multiplies" =>
+                |c| c.a_global = 1.0 / c.a_global;
+            "activation-global-scale-missing", "the activations' global scale was not applied" =>
+                |c| c.a_global = 1.0;
+            "scales-not-swizzled", "the weight's scales were read as interleaved and are not" =>
+                |c| if let Some(read) = misread(&c.weight.scales) {
+                    c.weight.scales = read;
+                };
+            "activation-scales-not-swizzled",
+            "the activations' scales were read as interleaved and are not" =>
+                |c| if let Some(read) = misread(&c.a_scale.transposed()) {
+                    c.a_scale = read.transposed();
+                };
+            "nibble-order", "the weight's nibbles are exchanged: even k in the high nibble" =>
+                |c| {
+                    let shape = c.weight.shape();
+                    let word = |w: &u32| (w & 0x0f0f_0f0f) << 4 | w >> 4 & 0x0f0f_0f0f;
+                    let words: Vec<u32> = c.weight.codes.words().iter().map(word).collect();
+                    if let Ok(codes) = crate::weight::Codes::from_words(4, shape, words) {
+                        c.weight.codes = codes;
+                    }
+                };
+            "halves-swapped", "the halves of N are exchanged" => |c| {
+                let n = c.config.size_n;
+                let columns: Vec<usize> = (0..n).map(|i| (i + n / 2) % n).collect();
+                if let Ok(weight) = c.weight.gather_columns(&columns) {
+                    c.weight = weight;
+                }
+            };
+        }
+    }
+}
+
+/// `y`: every bit where a schedule is declared, else by the bound of a block-scaled unit in any order.
+pub(super) fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
+    let Some(found) = case.output("y") else { return Ok(Vec::new()) };
+    if mm.config.schedule.is_some() {
+        let mut reports = super::judge(case, mm)?;
+        for report in &mut reports {
+            report.note = Some("compared for every bit with the declared schedule".to_owned());
+        }
+        return Ok(reports);
+    }
+    let ty = mm.config.dtype;
+    let bounded = mm.bounds()?;
+    let bits = elements(found);
+    let values: Vec<f64> = bits.iter().map(|&b| ty.to_f64(b)).collect();
+    let (mut report, wrong) =
+        measure(("y", ty), "block-scaled-any-order", &bounded, &values, &bits);
+    if let Some(&first) = wrong.first() {
+        let n = mm.config.size_n;
+        let at = vec![first / n, first % n];
+        let (right, wrong_bits) = (bounded[first].rounded, bits[first]);
+        report.first_mismatch =
+            Some(Mismatch::element(at, 16, None, Some(first % n), right, wrong_bits));
+        let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
+        let (found, wrong) = (&bits, &wrong);
+        let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
+        report.diagnosis = diagnose(mm, &values, wrong).or_else(|| pattern.explain());
+    }
+    Ok(vec![report])
+}
+
+/// The mistake under whose bounds all elements are, or all but a tenth of the wrong ones.
+fn diagnose(mm: &Fp4Mm, found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
+    let left = |mistake: &Mistake<Fp4Mm>| {
+        let mut other = mm.clone();
+        (mistake.change)(&mut other);
+        let bounded = other.bounds().ok()?;
+        Some(bounded.iter().zip(found).filter(|(b, x)| b.ratio(**x) > 1.0).count())
+    };
+    let all = Fp4Mm::mistakes();
+    let best = all.iter().filter_map(|m| Some((left(m)?, m))).min_by_key(|(left, _)| *left)?;
+    let (unexplained, mistake) = best;
+    (unexplained * 10 <= wrong.len()).then(|| Diagnosis {
+        id: mistake.id.to_owned(),
+        text: mistake.text.to_owned(),
+        unexplained,
+    })
+}

@@ -1,0 +1,334 @@
+//! Verdicts on the operations of the other methods: preparations and layouts for every bit, products
+//! by their bound or their declared schedule.
+//!
+//! An operation is a [`Computation`]: its outputs, and the known mistakes as changes of itself. A
+//! mistake is the diagnosis where its outputs are what was found, and [`mistaken`] gives them to tests and
+//! to the fuzzing kit.
+
+mod fp4_mm;
+mod fp8;
+mod fp8_moe;
+mod layouts;
+mod mxfp4;
+mod quantize;
+mod scaled_mm;
+mod swizzle;
+
+use super::compare::{Candidate, Elements, Rows, Subject};
+use super::{Declared, Diagnosis, OutputReport, Verdict};
+use crate::case::{Case, CaseConfig, MethodConfig, Op};
+use crate::checkpoint::transpose_words;
+use crate::dims::Shape;
+use crate::layout::Layout;
+use crate::tensor::{DType, Tensor};
+use crate::weight::{Codes, Table};
+use crate::{Error, Result};
+
+/// What an operation makes of a case's inputs.
+trait Computation: Clone {
+    /// Every output, whether the case has it or not.
+    ///
+    /// # Errors
+    /// For inputs that the operation refuses.
+    fn outputs(&self) -> Result<Vec<Expected>>;
+
+    /// The known mistakes that this operation can have.
+    fn mistakes() -> Vec<Mistake<Self>>;
+}
+
+/// A wrong way to compute that is known to happen.
+struct Mistake<C> {
+    /// Short name, stable across versions.
+    id: &'static str,
+    /// What happened, in a sentence.
+    text: &'static str,
+    /// Makes the computation one with this mistake.
+    change: fn(&mut C),
+}
+
+/// Lists [`Mistake`]s.
+macro_rules! known {
+    ($($id:literal, $text:literal => $change:expr;)+) => {
+        vec![$(crate::check::methods::Mistake { id: $id, text: $text, change: $change }),+]
+    };
+}
+use known;
+
+/// One output as it should be.
+struct Expected {
+    /// Bare name.
+    name: String,
+    dtype: DType,
+    /// Of the tensor.
+    shape: Vec<usize>,
+    elements: Elements,
+    form: Form,
+}
+
+/// Which values stand where.
+struct Form {
+    /// Of one matrix.
+    layout: Box<dyn Layout>,
+    /// `[K or groups, N]` of a matrix with its padding.
+    matrix: [usize; 2],
+    /// `[K or groups, N]` without it.
+    inside: [usize; 2],
+    rows: Rows,
+    /// Bits per value.
+    width: u32,
+    /// Matrices.
+    experts: usize,
+    /// Whether the tensor has an axis of experts.
+    stacked: bool,
+}
+
+impl Form {
+    /// `len` values without a structure.
+    fn list(len: usize, width: u32) -> Self {
+        let layout = Box::new(super::compare::Plain { len, width });
+        let (matrix, rows) = ([1, len], Rows::List);
+        Self { layout, matrix, inside: matrix, rows, width, experts: 1, stacked: false }
+    }
+
+    /// Matrices `[N, K]` (or `[N, groups]`) as files store them.
+    fn lines(rows: Rows, matrix: [usize; 2], width: u32, experts: Option<usize>) -> Self {
+        let layout = super::compare::Lines { rows: matrix[0], cols: matrix[1], width };
+        let (layout, stacked) = (Box::new(layout), experts.is_some());
+        let experts = experts.unwrap_or(1);
+        Self { layout, matrix, inside: matrix, rows, width, experts, stacked }
+    }
+}
+
+impl Expected {
+    /// f32 values without a structure.
+    fn floats(name: impl Into<String>, shape: &[usize], values: &[f32]) -> Self {
+        Self {
+            name: name.into(),
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+            elements: values.iter().map(|v| v.to_bits()).collect(),
+            form: Form::list(values.len(), 32),
+        }
+    }
+
+    /// The output as a tensor.
+    fn tensor(&self) -> Result<Tensor<'static>> {
+        let width = self.dtype.bytes();
+        let bytes: Vec<u8> =
+            self.elements.iter().flat_map(|e| e.to_le_bytes().into_iter().take(width)).collect();
+        Tensor::new(&self.name, self.dtype, self.shape.clone(), bytes)
+    }
+
+    /// Compares every bit with `found`.
+    fn judge<'c>(self, found: &'c Tensor<'c>, candidates: Vec<Candidate<'c>>) -> OutputReport {
+        let Form { layout, matrix, inside, rows, width, experts, stacked } = self.form;
+        let (name, expected) = (self.name, self.elements);
+        let subject = Subject {
+            name,
+            found,
+            expected,
+            layout,
+            shape: matrix,
+            rows,
+            width,
+            experts,
+            stacked,
+            candidates,
+        };
+        let bits = super::compare::elements(found);
+        let mut in_padding = 0;
+        let padded = inside != matrix;
+        for (_, place) in subject.places(&bits).filter(|_| padded) {
+            if place.row < inside[0] && place.col < inside[1] {
+                in_padding = 0;
+                break;
+            }
+            in_padding += 1;
+        }
+        let mut report = subject.judge();
+        if in_padding > 0 && report.diagnosis.as_ref().is_none_or(|d| d.unexplained > 0) {
+            let text = format!("{in_padding} values of the padding are not zero");
+            let id = "padding-not-zero".to_owned();
+            report.diagnosis = Some(Diagnosis { id, text, unexplained: 0 });
+        }
+        report
+    }
+}
+
+/// Compares every output that the case has.
+fn judge<C: Computation>(case: &Case<'_>, computation: &C) -> Result<Vec<OutputReport>> {
+    let mut reports = Vec::new();
+    for expected in computation.outputs()? {
+        let Some(found) = case.output(&expected.name) else { continue };
+        let candidates = C::mistakes().into_iter().map(|mistake| {
+            let name = expected.name.clone();
+            let (id, text) = (mistake.id, mistake.text.to_owned());
+            let make = move || {
+                let made = made(computation, &mistake)?;
+                Some(made.into_iter().find(|o| o.name == name)?.elements)
+            };
+            Candidate { id, text, make: Box::new(make) }
+        });
+        let candidates = candidates.collect();
+        reports.push(expected.judge(found, candidates));
+    }
+    Ok(reports)
+}
+
+/// What comes out with a mistake; `None` where it cannot be made here.
+fn made<C: Computation>(right: &C, mistake: &Mistake<C>) -> Option<Vec<Expected>> {
+    let mut wrong = right.clone();
+    (mistake.change)(&mut wrong);
+    wrong.outputs().ok()
+}
+
+/// The outputs with mistake `id`, where they are of the right shapes and differ from what is right.
+fn mistake_shown<C: Computation>(right: &C, id: &str) -> Result<Option<Vec<Expected>>> {
+    let Some(mistake) = C::mistakes().into_iter().find(|m| m.id == id) else { return Ok(None) };
+    let expected = right.outputs()?;
+    let shows = |wrong: &Vec<Expected>| {
+        let pairs = || wrong.iter().zip(&expected);
+        wrong.len() == expected.len()
+            && pairs().all(|(w, e)| w.shape == e.shape)
+            && pairs().any(|(w, e)| w.elements != e.elements)
+    };
+    Ok(made(right, &mistake).filter(shows))
+}
+
+fn ids<C: Computation>() -> Vec<&'static str> {
+    C::mistakes().iter().map(|m| m.id).collect()
+}
+
+/// The ids of the known mistakes of an operation, in the order in which they are tried; none for those
+/// whose mistakes are no list.
+pub fn mistakes(op: Op) -> Vec<&'static str> {
+    match op {
+        Op::SwizzleBlockscale => ids::<swizzle::Swizzle>(),
+        Op::TrtllmMxInt4 => ids::<layouts::Experts>(),
+        Op::Nvfp4Experts => ids::<layouts::Nvfp4>(),
+        Op::Fp8Requantize => ids::<fp8::Requantization>(),
+        Op::NormalizeFnuz => ids::<fp8::Normalization>(),
+        Op::GptOssMxfp4 => ids::<mxfp4::GptOss>(),
+        Op::ScaledFp4Quant => ids::<quantize::Quantization>(),
+        Op::ScaledFp4Mm => ids::<fp4_mm::Fp4Mm>(),
+        Op::ScaledMm => ids::<scaled_mm::ScaledMm>(),
+        Op::Fp8Moe => ids::<fp8_moe::Fp8Moe>(),
+        _ => Vec::new(),
+    }
+}
+
+/// Runs `$then` on the computation of `$config`.
+macro_rules! each {
+    ($case:expr, $config:expr, $c:ident => $then:expr) => {
+        match $config {
+            MethodConfig::SwizzleBlockscale(c) => {
+                let $c = swizzle::Swizzle::new($case, c)?;
+                $then
+            }
+            MethodConfig::TrtllmMxInt4(c) => {
+                let $c = layouts::Experts::mxint4($case, c)?;
+                $then
+            }
+            MethodConfig::Nvfp4Experts(c) => {
+                let $c = layouts::Nvfp4::new($case, c)?;
+                $then
+            }
+            MethodConfig::Fp8Requantize(c) => {
+                let $c = fp8::Requantization::new($case, c)?;
+                $then
+            }
+            MethodConfig::NormalizeFnuz(c) => {
+                let $c = fp8::Normalization::new($case, c)?;
+                $then
+            }
+            MethodConfig::GptOssMxfp4(c) => {
+                let $c = mxfp4::GptOss::new($case, c)?;
+                $then
+            }
+            MethodConfig::ScaledFp4Quant(c) => {
+                let $c = quantize::Quantization::new($case, c)?;
+                $then
+            }
+            MethodConfig::ScaledFp4Mm(c) => {
+                let $c = fp4_mm::Fp4Mm::new($case, c)?;
+                $then
+            }
+            MethodConfig::ScaledMm(c) => {
+                let $c = scaled_mm::ScaledMm::new($case, c)?;
+                $then
+            }
+            MethodConfig::Fp8Moe(c) => {
+                let $c = fp8_moe::Fp8Moe::new($case, c)?;
+                $then
+            }
+        }
+    };
+}
+
+/// The verdicts on a case of one of these operations.
+pub(super) fn check(
+    case: &Case<'_>,
+    config: &MethodConfig,
+    declared: &Declared,
+) -> Result<Vec<OutputReport>> {
+    match config {
+        MethodConfig::ScaledFp4Quant(c) => {
+            quantize::judge(case, &quantize::Quantization::new(case, c)?)
+        }
+        MethodConfig::ScaledFp4Mm(c) => fp4_mm::judge(case, &fp4_mm::Fp4Mm::new(case, c)?),
+        MethodConfig::ScaledMm(c) => {
+            scaled_mm::judge(case, &scaled_mm::ScaledMm::new(case, c)?, declared)
+        }
+        MethodConfig::Fp8Moe(c) => fp8_moe::judge(case, &fp8_moe::Fp8Moe::new(case, c)?, declared),
+        config => each!(case, config, c => judge(case, &c)),
+    }
+}
+
+/// Adds every output that the reference computes for the inputs of a case.
+///
+/// # Errors
+/// For inputs that the operation refuses; [`Error::Unsupported`] for an operation of another kind.
+pub fn add_outputs(case: &mut Case<'_>) -> Result<()> {
+    let CaseConfig::Method(config) = &case.config else {
+        return Err(Error::unsupported(case.op, "its outputs are added by `vectors`"));
+    };
+    let outputs = each!(case, config, c => c.outputs()?);
+    for output in outputs {
+        case.add_output(&output.name, output.tensor()?);
+    }
+    Ok(())
+}
+
+/// The case with the outputs that one of its operation's [`mistakes`] gives; `None` where it does not
+/// show in this case's numbers.
+///
+/// # Errors
+/// For inputs that the operation refuses.
+pub fn mistaken<'a>(case: &Case<'a>, id: &str) -> Result<Option<Case<'a>>> {
+    let CaseConfig::Method(config) = &case.config else { return Ok(None) };
+    let Some(outputs) = each!(case, config, c => mistake_shown(&c, id)?) else { return Ok(None) };
+    let mut wrong = case.clone();
+    for output in outputs {
+        wrong.add_output(&output.name, output.tensor()?);
+    }
+    Ok(Some(wrong))
+}
+
+/// Codes of one matrix `[N, K]` of a file, `bits` each.
+fn codes(tensor: &Tensor<'_>, bits: u32, shape: Shape) -> Result<Codes<'static>> {
+    let words: Vec<u32> = bytemuck::allocation::pod_collect_to_vec(tensor.bytes());
+    let per_row = shape.size_k * bits as usize / 32;
+    Codes::from_words(bits, shape, transpose_words(&words, shape.size_n, per_row))
+}
+
+/// The bytes of a table as a file has it, `[N, groups]`.
+fn in_lines(table: &Table) -> Elements {
+    table.transposed().iter_bits().collect()
+}
+
+/// A report on `elements` values that are all right.
+fn passing(name: &str, elements: usize, note: Option<String>) -> OutputReport {
+    let mut report = OutputReport::unchecked(name, elements, "");
+    (report.note, report.verdict, report.equal_bits) = (note, Verdict::Pass, Some(1.0));
+    report
+}
