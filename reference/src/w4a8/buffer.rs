@@ -124,7 +124,7 @@ impl PanelsMut<'_> {
         let rows = self.reciprocals.len();
         let sum = codes.iter().fold(0i32, |sum, &q| sum + i32::from(q));
         let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
-        *start = start.wrapping_sub(4 * sum);
+        *start = start.wrapping_sub(8 * sum);
         for (p, piece) in codes.chunks_exact(PIECE).enumerate() {
             let to = &mut self.codes[((chunk * CHUNK / PIECE + p) * rows + m) * PIECE..][..PIECE];
             to.iter_mut().zip(piece).for_each(|(to, &q)| *to = q as u8);

@@ -19,7 +19,7 @@ impl<'a> Panel<'a> {
     /// A panel of as many rows as there are reciprocals.
     ///
     /// `codes` `[Kp / 8][rows][8]` (int8 as bytes); `negated_zero_points` and `reciprocals`
-    /// `[rows]`; `starts` `[groups][rows]`, −4·Σq of each group of k that shares a weight scale.
+    /// `[rows]`; `starts` `[groups][rows]`, −8·Σq of each group of k that shares a weight scale.
     ///
     /// Panics when there are no rows, more than [`MAX_ROWS`], or the lengths do not agree.
     pub fn new(
@@ -56,8 +56,8 @@ impl<'a> Panel<'a> {
         self.reciprocals
     }
 
-    /// −4·Σq, `[groups][rows]`, modulo 2^32: kernels that add 8 to each weight add a group's products up in
-    /// two halves, and begin both at this.
+    /// −8·Σq, `[groups][rows]`, modulo 2^32: where kernels that add 8 to each weight begin a group's
+    /// sums.
     pub fn starts(&self) -> &'a [i32] {
         self.starts
     }
@@ -113,13 +113,13 @@ impl PanelRows {
     }
 }
 
-/// −4·Σq, `[groups][rows]`.
+/// −8·Σq, `[groups][rows]`.
 fn starts(codes: &[u8], rows: usize, layout: RhsLayout) -> Vec<i32> {
     let groups = codes.chunks_exact(rows * layout.padded_group());
     let starts = groups.flat_map(|group| {
         (0..rows).map(move |m| {
             let pieces = group.chunks_exact(PIECE).skip(m).step_by(rows);
-            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_sub(4 * i32::from(q as i8)))
+            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_sub(8 * i32::from(q as i8)))
         })
     });
     starts.collect()
