@@ -5,6 +5,21 @@ use crate::layout::kleidi::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
 /// The most rows of a panel.
 pub const MAX_ROWS: usize = 8;
 
+/// Panels that `rows` rows are cut into: as few as can be.
+pub(super) fn panels(rows: usize) -> usize {
+    rows.div_ceil(MAX_ROWS)
+}
+
+/// The first row of panel `i` of [`panels`], or the number of rows after the last one. Panels are as
+/// even as pairs of rows allow: kernels multiply a few rows at a lower rate than many, and some take
+/// them by twos.
+pub(super) fn panel_start(rows: usize, i: usize) -> usize {
+    match panels(rows) {
+        0 => 0,
+        panels => (i * rows.div_ceil(2) / panels * 2).min(rows),
+    }
+}
+
 /// Up to [`MAX_ROWS`] rows, interleaved by pieces of eight codes: KleidiAI's packed activations
 /// for `mr` rows, where `mr` is whatever there are.
 #[derive(Debug, Clone, Copy)]
@@ -123,4 +138,29 @@ fn starts(codes: &[u8], rows: usize, layout: RhsLayout) -> Vec<i32> {
         })
     });
     starts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_ROWS, panel_start, panels};
+
+    #[test]
+    fn panels_are_even_and_hold_all_rows() {
+        let sizes = |rows| -> Vec<usize> {
+            let starts: Vec<_> = (0..=panels(rows)).map(|i| panel_start(rows, i)).collect();
+            assert_eq!((starts[0], starts[panels(rows)]), (0, rows));
+            starts.windows(2).map(|pair| pair[1] - pair[0]).collect()
+        };
+        assert!(sizes(0).is_empty());
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(9), [4, 5]);
+        assert_eq!(sizes(16), [8, 8]);
+        assert_eq!(sizes(33), [6, 6, 8, 6, 7]);
+        for rows in 1..500 {
+            let sizes = sizes(rows);
+            let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+            assert!(*most <= MAX_ROWS && most - least <= 3, "{rows}: {sizes:?}");
+            assert!(sizes[..sizes.len() - 1].iter().all(|size| size % 2 == 0), "{rows}: {sizes:?}");
+        }
+    }
 }

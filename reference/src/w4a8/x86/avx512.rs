@@ -20,11 +20,11 @@ use crate::layout::kleidi::CHUNK;
 use crate::w4a8::{Panel, Run};
 
 /// Columns of a block.
-const NR: usize = 8;
+pub(super) const NR: usize = 8;
 /// Columns of two blocks: the lanes of a vector.
 const LANES: usize = 2 * NR;
 /// Bytes of a segment of a block: a vector.
-const SEGMENT: usize = 64;
+pub(super) const SEGMENT: usize = 64;
 /// How far ahead weights are fetched, in bytes of each block: a page, where the processor's own
 /// fetching ends.
 const AHEAD: usize = 4096;
@@ -80,24 +80,8 @@ impl<const C: usize> Cursor<C> {
 /// Panics when a slice is shorter than its layout says.
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
 pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-    let layout = rhs.layout;
-    let len = layout.block_bytes();
-    let sizes = Sizes {
-        chunks: layout.padded_group() / CHUNK,
-        groups: if layout.is_channel_wise() { 0 } else { layout.groups() },
-        len,
-        stride,
-    };
-    // What the loads and stores below rely on.
-    let (groups, group) = (layout.groups(), layout.group_bytes());
-    assert!(layout.nr() == NR && panel.rows() == M);
-    assert!(panel.codes().len() >= groups * sizes.chunks * CHUNK * M);
-    assert!(panel.starts().len() >= groups * M);
-    let scales = if layout.is_channel_wise() { 0 } else { 2 * NR };
-    assert!(group == sizes.chunks * 2 * SEGMENT + scales && len >= groups * group + 8 * NR);
-    assert!(rhs.bytes.len() == rhs.columns.div_ceil(NR) * len);
-    assert!(y.len() >= stride.saturating_mul(M - 1).saturating_add(rhs.columns));
-    let strips = rhs.bytes.chunks(2 * LANES / NR * len);
+    let sizes = Sizes::checked::<M>(panel, rhs, y, stride);
+    let strips = rhs.bytes.chunks(2 * LANES / NR * sizes.len);
     for (blocks, first) in strips.zip((0..rhs.columns).step_by(2 * LANES)) {
         let (columns, y) = ((rhs.columns - first).min(2 * LANES), y[first..].as_mut_ptr());
         // SAFETY: `y` has room for `columns` in every row, and `blocks` are those that hold as
@@ -111,17 +95,40 @@ pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32],
     }
 }
 
-/// What a run's strips have in common.
+/// What a run's blocks have in common.
 #[derive(Clone, Copy)]
-struct Sizes {
+pub(super) struct Sizes {
     /// Chunks of a group.
-    chunks: usize,
+    pub(super) chunks: usize,
     /// Groups; 0 where scales belong to channels.
-    groups: usize,
+    pub(super) groups: usize,
     /// Bytes of a block.
-    len: usize,
+    pub(super) len: usize,
     /// Of `y`.
     stride: usize,
+}
+
+impl Sizes {
+    /// Those of `rhs`. Panics unless it has blocks of eight columns, the panel has `M` rows, and
+    /// every slice is as long as its layout says: what loads and stores rely on.
+    pub(super) fn checked<const M: usize>(
+        panel: Panel<'_>,
+        rhs: Run<'_>,
+        y: &[f32],
+        stride: usize,
+    ) -> Self {
+        let (layout, len) = (rhs.layout, rhs.layout.block_bytes());
+        let (groups, chunks) = (layout.groups(), layout.padded_group() / CHUNK);
+        let (channel_wise, group) = (layout.is_channel_wise(), layout.group_bytes());
+        assert!(layout.nr() == NR && panel.rows() == M);
+        assert!(panel.codes().len() >= groups * chunks * CHUNK * M);
+        assert!(panel.starts().len() >= groups * M);
+        assert!(group == chunks * 2 * SEGMENT + if channel_wise { 0 } else { 2 * NR });
+        assert!(len >= groups * group + 8 * NR);
+        assert!(rhs.bytes.len() == rhs.columns.div_ceil(NR) * len);
+        assert!(y.len() >= stride.saturating_mul(M - 1).saturating_add(rhs.columns));
+        Self { chunks, groups: if channel_wise { 0 } else { groups }, len, stride }
+    }
 }
 
 /// The finished results of one to 2·`C` blocks, `columns` of them, to `y` `[M][stride]`.
@@ -359,7 +366,7 @@ fn words<const INDICES: i32>(a: __m512i, b: __m512i) -> __m512i {
 /// The low nibbles with their top bits flipped: w + 8.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn plus_eight(bytes: __m512i) -> __m512i {
+pub(super) fn plus_eight(bytes: __m512i) -> __m512i {
     let flipped = _mm512_xor_si512(bytes, _mm512_set1_epi8(8));
     _mm512_and_si512(flipped, _mm512_set1_epi8(15))
 }
