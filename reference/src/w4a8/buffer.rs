@@ -118,16 +118,19 @@ impl PanelsMut<'_> {
         self.starts.iter_mut().skip(m).step_by(rows).for_each(|start| *start = 0);
     }
 
-    /// Stores chunk `chunk` of row `m`.
+    /// Stores chunks of row `m` from chunk `first` on.
     #[inline(always)]
-    fn put(&mut self, m: usize, chunk: usize, codes: &[i8; CHUNK]) {
+    fn put(&mut self, m: usize, first: usize, codes: &[u8]) {
         let rows = self.reciprocals.len();
-        let sum = codes.iter().fold(0i32, |sum, &q| sum + i32::from(q));
-        let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
-        *start = start.wrapping_sub(4 * sum);
-        for (p, piece) in codes.chunks_exact(PIECE).enumerate() {
-            let to = &mut self.codes[((chunk * CHUNK / PIECE + p) * rows + m) * PIECE..][..PIECE];
-            to.iter_mut().zip(piece).for_each(|(to, &q)| *to = q as u8);
+        for (chunk, codes) in (first..).zip(codes.chunks_exact(CHUNK)) {
+            let to = &mut self.codes[chunk * CHUNK * rows..][..CHUNK * rows];
+            let mut sum = 0;
+            for (to, piece) in to.chunks_exact_mut(PIECE * rows).zip(codes.chunks_exact(PIECE)) {
+                to[m * PIECE..][..PIECE].copy_from_slice(piece);
+                sum += biased_sums(piece);
+            }
+            let start = &mut self.starts[chunk * CHUNK / self.shape.group * rows + m];
+            *start = start.wrapping_sub(8 * (total(sum) - 128 * CHUNK as i32));
         }
     }
 
@@ -145,6 +148,26 @@ impl PanelsMut<'_> {
         }
     }
 }
+
+/// Of eight codes, each with 128 added: sums of two in each 16 bits. Those of a chunk's pieces can be
+/// added.
+#[inline(always)]
+fn biased_sums(piece: &[u8]) -> u64 {
+    const LOW: u64 = 0x00ff_00ff_00ff_00ff;
+    let mut bytes = [0; PIECE];
+    bytes.copy_from_slice(piece);
+    let biased = u64::from_le_bytes(bytes) ^ 0x8080_8080_8080_8080;
+    (biased & LOW) + (biased >> 8 & LOW)
+}
+
+/// The sum of four times 16 bits, below 2^16.
+#[inline(always)]
+fn total(sums: u64) -> i32 {
+    (sums.wrapping_mul(0x0001_0001_0001_0001) >> 48) as i32
+}
+
+/// Codes that are made before they are stored: a stretch that stays in the first-level cache.
+const STRETCH: usize = 16 * CHUNK;
 
 /// Quantizes a row of a panel.
 pub(super) struct Quantize<'p, 'a, S, V> {
@@ -171,11 +194,13 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
         }
         let row = extremes.scaled(self.rounding);
         self.panel.begin(self.m, &row);
-        let mut at = 0;
+        let (mut at, mut codes) = (0, [0; STRETCH]);
         for segment in self.segments {
-            for activations in segment.chunks(CHUNK) {
-                self.panel.put(self.m, at, &row.chunk(activations, self.value));
-                at += 1;
+            for activations in segment.chunks(STRETCH) {
+                let codes = &mut codes[..activations.len().next_multiple_of(CHUNK)];
+                row.codes(activations, self.value, codes);
+                self.panel.put(self.m, at, codes);
+                at += codes.len() / CHUNK;
             }
         }
     }

@@ -5,6 +5,7 @@
 //! become rows at the end.
 
 use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
+use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut};
 use super::runs::{GRAIN, Runs};
@@ -92,8 +93,8 @@ impl<'a> Linear<'a> {
         let size_m = x.len() / k;
         input.reserve(size_m, shape);
         grow(blocked, out.len());
-        let panels = size_m.div_ceil(MAX_ROWS);
-        let start = |panel: usize| (panel * MAX_ROWS).min(size_m);
+        let panels = panels(size_m);
+        let start = |panel: usize| panel_start(size_m, panel);
         let parts = input.rows_mut(size_m, shape);
         for_parts(0..panels, parts, GRAIN / (MAX_ROWS * k), &start, &|i, mut panel| {
             for m in 0..start(i + 1) - start(i) {

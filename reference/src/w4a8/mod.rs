@@ -98,7 +98,7 @@ impl Blocks<'_> {
         &self.panel.codes()[g * len..][..len]
     }
 
-    /// −4·Σq of group `g` for each row.
+    /// −8·Σq of group `g` for each row.
     pub fn starts(&self, g: usize) -> &[i32] {
         &self.panel.starts()[g * self.panel.rows()..][..self.panel.rows()]
     }

@@ -1,9 +1,25 @@
 //! Rows of quantized activations, interleaved for the kernels.
 
+use super::PANELS;
 use crate::layout::kleidi::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
 
 /// The most rows of a panel.
 pub const MAX_ROWS: usize = 8;
+
+/// Panels that `rows` rows are cut into: as few as can be.
+pub(super) fn panels(rows: usize) -> usize {
+    rows.div_ceil(MAX_ROWS)
+}
+
+/// The first row of panel `i` of [`panels`], or the number of rows after the last one. Panels are
+/// even, since kernels multiply a few rows at a lower rate than many; full ones come first where
+/// kernels take two at once.
+pub(super) fn panel_start(rows: usize, i: usize) -> usize {
+    match panels(rows) {
+        panels if PANELS == 1 && panels > 0 => i * rows / panels,
+        _ => (i * MAX_ROWS).min(rows),
+    }
+}
 
 /// Up to [`MAX_ROWS`] rows, interleaved by pieces of eight codes: KleidiAI's packed activations
 /// for `mr` rows, where `mr` is whatever there are.
@@ -19,7 +35,7 @@ impl<'a> Panel<'a> {
     /// A panel of as many rows as there are reciprocals.
     ///
     /// `codes` `[Kp / 8][rows][8]` (int8 as bytes); `negated_zero_points` and `reciprocals`
-    /// `[rows]`; `starts` `[groups][rows]`, −4·Σq of each group of k that shares a weight scale.
+    /// `[rows]`; `starts` `[groups][rows]`, −8·Σq of each group of k that shares a weight scale.
     ///
     /// Panics when there are no rows, more than [`MAX_ROWS`], or the lengths do not agree.
     pub fn new(
@@ -56,8 +72,8 @@ impl<'a> Panel<'a> {
         self.reciprocals
     }
 
-    /// −4·Σq, `[groups][rows]`, modulo 2^32: kernels that add 8 to each weight add a group's products up in
-    /// two halves, and begin both at this.
+    /// −8·Σq, `[groups][rows]`, modulo 2^32: where kernels that add 8 to each weight begin a group's
+    /// sums.
     pub fn starts(&self) -> &'a [i32] {
         self.starts
     }
@@ -113,14 +129,38 @@ impl PanelRows {
     }
 }
 
-/// −4·Σq, `[groups][rows]`.
+/// −8·Σq, `[groups][rows]`.
 fn starts(codes: &[u8], rows: usize, layout: RhsLayout) -> Vec<i32> {
     let groups = codes.chunks_exact(rows * layout.padded_group());
     let starts = groups.flat_map(|group| {
         (0..rows).map(move |m| {
             let pieces = group.chunks_exact(PIECE).skip(m).step_by(rows);
-            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_sub(4 * i32::from(q as i8)))
+            pieces.flatten().fold(0i32, |sum, &q| sum.wrapping_sub(8 * i32::from(q as i8)))
         })
     });
     starts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_ROWS, PANELS, panel_start, panels};
+
+    #[test]
+    fn panels_hold_all_rows() {
+        let sizes = |rows| -> Vec<usize> {
+            let starts: Vec<_> = (0..=panels(rows)).map(|i| panel_start(rows, i)).collect();
+            assert_eq!((starts[0], starts[panels(rows)]), (0, rows));
+            starts.windows(2).map(|pair| pair[1] - pair[0]).collect()
+        };
+        assert!(sizes(0).is_empty());
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(16), [8, 8]);
+        match PANELS {
+            1 => assert_eq!(sizes(33), [6, 7, 6, 7, 7]),
+            _ => assert_eq!(sizes(33), [8, 8, 8, 8, 1]),
+        }
+        for rows in 1..500 {
+            assert!(sizes(rows).iter().all(|size| (1..=MAX_ROWS).contains(size)), "{rows}");
+        }
+    }
 }

@@ -35,8 +35,8 @@ impl Runs {
 
     /// `size` columns of one matrix; `reused` as in [`Runs::activated`].
     pub(super) fn plain(layout: RhsLayout, size: usize, reused: bool) -> Self {
-        // Two blocks at once are what kernels like.
-        Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 2 * MAX_NR, reused)
+        // Four blocks at once are what kernels like.
+        Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 4 * MAX_NR, reused)
     }
 
     /// `bytes` of codes for each column.

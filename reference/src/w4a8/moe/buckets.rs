@@ -2,6 +2,7 @@
 
 use super::super::MAX_ROWS;
 use super::super::buffer::{Span, grow};
+use super::super::panel::{panel_start, panels};
 
 /// An expert's slots: positions `first` to `first + count` of [`Buckets::slots`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,7 +42,7 @@ impl Buckets {
         grow(&mut self.counts, experts);
         let most = experts.min(slots);
         self.all.reserve(most.saturating_sub(self.all.len()));
-        // Each expert's last panel may hold a single row.
+        // Each expert may have one panel that is not full.
         let panels = most + slots / MAX_ROWS;
         self.panels.reserve(panels.saturating_sub(self.panels.len()));
     }
@@ -65,9 +66,10 @@ impl Buckets {
         for expert in 0..experts {
             let count = std::mem::replace(&mut self.counts[expert], usize::MAX);
             let Some(local) = local(expert).filter(|_| count > 0) else { continue };
-            let panels = Span { first: self.panels.len(), count: count.div_ceil(MAX_ROWS) };
-            for panel in (0..count).step_by(MAX_ROWS) {
-                let rows = Span { first: first + panel, count: MAX_ROWS.min(count - panel) };
+            let panels = Span { first: self.panels.len(), count: panels(count) };
+            for panel in 0..panels.count {
+                let [from, to] = [panel, panel + 1].map(|panel| panel_start(count, panel));
+                let rows = Span { first: first + from, count: to - from };
                 self.panels.push(PanelRows { rows, bucket: self.all.len() });
             }
             self.all.push(Bucket { local, rows: Span { first, count }, panels });

@@ -87,54 +87,43 @@ impl Scaled {
         self.range.reciprocal
     }
 
-    /// The codes of up to [`CHUNK`] activations. Fewer, at the end of a row, are filled up by
-    /// repeating the last one.
+    /// The codes of `activations`, as bytes. `codes` has room for whole chunks; what activations
+    /// leave of the last one, at the end of a row, is filled up by repeating the last of them.
     #[inline(always)]
-    pub(in crate::w4a8) fn chunk<T: Copy>(
+    pub(in crate::w4a8) fn codes<T: Copy>(
         &self,
         activations: &[T],
         value: impl Fn(T) -> f32,
-    ) -> Lanes<i8> {
-        let mut scaled = [0.0; CHUNK];
-        if let Ok(chunk) = <&[T; CHUNK]>::try_from(activations) {
-            for (scaled, &x) in scaled.iter_mut().zip(chunk) {
-                *scaled = value(x) * self.range.scale;
-            }
-            return self.vector(&scaled);
-        }
-        let mut last = 0.0;
-        for (k, scaled) in scaled.iter_mut().enumerate() {
-            last = activations.get(k).map_or(last, |&x| value(x) * self.range.scale);
-            *scaled = last;
-        }
-        let mut codes = self.vector(&scaled);
-        for k in activations.len() / PIECE * PIECE..CHUNK {
-            let q = scaled[k].round() as i32;
-            codes[k] = q.wrapping_add(self.range.zero_point).clamp(-128, 127) as i8;
-        }
-        codes
-    }
-
-    /// Codes of whole pieces.
-    #[inline(always)]
-    fn vector(&self, scaled: &Lanes<f32>) -> Lanes<i8> {
-        let mut rounded = [0.0; CHUNK];
+        codes: &mut [u8],
+    ) {
+        let whole = activations.len() / PIECE * PIECE;
+        let (vector, tail) = activations.split_at(whole);
+        let (codes, padded) = codes.split_at_mut(whole);
+        // Loops of any length: those of a fixed one are unrolled before they could become vectors.
+        let pairs = codes.iter_mut().zip(vector);
         if self.half_away {
-            for (rounded, scaled) in rounded.iter_mut().zip(scaled) {
-                *rounded = scaled.round();
+            for (code, &x) in pairs {
+                *code = self.code((value(x) * self.range.scale).round());
             }
         } else {
-            for (rounded, scaled) in rounded.iter_mut().zip(scaled) {
-                *rounded = scaled.round_ties_even();
+            for (code, &x) in pairs {
+                *code = self.code((value(x) * self.range.scale).round_ties_even());
             }
         }
-        let mut codes = [0; CHUNK];
-        for (code, rounded) in codes.iter_mut().zip(rounded) {
-            // The shifts wrap the sum to 16 bits.
-            let q = (saturated(rounded) + self.range.zero_point) << 16 >> 16;
-            *code = q.clamp(-128, 127) as i8;
+        let Some(&last) = activations.last() else { return };
+        for (k, code) in padded.iter_mut().enumerate() {
+            let x = *tail.get(k).unwrap_or(&last);
+            let q = (value(x) * self.range.scale).round() as i32;
+            *code = q.wrapping_add(self.range.zero_point).clamp(-128, 127) as i8 as u8;
         }
-        codes
+    }
+
+    /// The code of a rounded value in a whole piece.
+    #[inline(always)]
+    fn code(&self, rounded: f32) -> u8 {
+        // The shifts wrap the sum to 16 bits.
+        let q = (saturated(rounded) + self.range.zero_point) << 16 >> 16;
+        q.clamp(-128, 127) as i8 as u8
     }
 }
 

@@ -1,17 +1,21 @@
 //! Panels times runs with AVX-512 VNNI, blocks of eight columns.
 //!
-//! A vector is a segment of a block: eight columns of eight nibbles, the first word and the second
-//! word of each. Two blocks go side by side, so that a row's piece, broadcast from memory, serves
-//! sixteen columns, and the float steps fill a vector. Eight rows take 16 integer and 8 float
-//! accumulators of the 32 registers.
+//! A segment of a block is a vector: eight columns of eight nibbles, the first word and the second
+//! word of each. Of two blocks' segments are made a vector of all first words and one of all second
+//! words, for all rows at once, so that a product adds four k to each of sixteen columns, and a
+//! column's sum stands in one lane. The sixteen stand in [`ORDER`] until the end; scales are brought
+//! into it.
 //!
-//! The blocks' second words change places, for all rows at once: one vector has first words of block
-//! a and second words of block b, the other the reverse. So a column's two sums stand in
-//! neighbouring lanes of two accumulators, and a group ends with a rotation and an addition; moving
-//! lanes takes ports that multiply. The sixteen columns stand in [`ORDER`] until the end; scales are
-//! brought into it.
+//! A strip of four blocks goes side by side, so that a word of a row, broadcast from memory, serves
+//! 32 columns: eight rows take 16 integer accumulators. Their float sums would take the other 16
+//! registers and stand in memory instead, where each is read and written once a group. The row's
+//! conversion and fused addition are issued between the first products of the next group: at a
+//! group's end, one after the other, they would wait in the same queues as what they wait for.
 //!
-//! Both sums of a column begin at −4·Σq, which takes back the 8 that was added to each weight.
+//! A sum begins at −8·Σq, which takes back the 8 that was added to each weight.
+// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
+// do not always.
+#![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::*;
 
@@ -19,66 +23,59 @@ use crate::layout::kleidi::CHUNK;
 use crate::w4a8::{Panel, Run};
 
 /// Columns of a block.
-const NR: usize = 8;
+pub(super) const NR: usize = 8;
+/// Columns of two blocks: the lanes of a vector.
+const LANES: usize = 2 * NR;
 /// Bytes of a segment of a block: a vector.
-const SEGMENT: usize = 64;
+pub(super) const SEGMENT: usize = 64;
 /// How far ahead weights are fetched, in bytes of each block: a page, where the processor's own
 /// fetching ends.
 const AHEAD: usize = 4096;
 
-/// Where each column stands among the lanes: the blocks' columns take turns.
-const ORDER: [i32; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
-/// Every second lane.
-const ODD: __mmask16 = 0xaaaa;
+/// Where each column stands among the lanes: the blocks' columns take turns, by twos.
+const ORDER: [i32; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 
-/// Two blocks, or twice the same where a run ends with one.
-#[derive(Clone, Copy)]
-struct Pair<'a> {
-    a: &'a [u8],
-    b: &'a [u8],
-}
+/// [`words`] of neighbouring columns: the first ones, the second ones.
+const FIRST: i32 = 0b10_00_10_00;
+const SECOND: i32 = 0b11_01_11_01;
 
-/// Where the next chunk is read: the weights of both blocks, the panel's pieces and a group's
-/// starts.
+/// Sums of `M` rows and `C` times sixteen columns.
+type Sums<const M: usize, const C: usize> = [[__m512; C]; M];
+/// Of a group, before they are floats.
+type Ints<const M: usize, const C: usize> = [[__m512i; C]; M];
+/// A place in each of two blocks.
+type Pair = [*const u8; 2];
+
+/// Where the next chunk is read.
 #[derive(Clone, Copy)]
-struct Cursor {
-    a: *const u8,
-    b: *const u8,
-    pieces: *const i64,
+struct Cursor<const C: usize> {
+    /// Weights of the strip's blocks.
+    weights: [Pair; C],
+    /// The panel's pieces, by words.
+    words: *const i32,
+    /// Where the next group's sums begin.
     starts: *const i32,
+    /// How far ahead of the weights others are fetched.
+    ahead: usize,
 }
 
-impl Cursor {
-    fn new(panel: Panel<'_>, pair: Pair<'_>) -> Self {
-        Self {
-            a: pair.a.as_ptr(),
-            b: pair.b.as_ptr(),
-            pieces: panel.codes().as_ptr().cast(),
-            starts: panel.starts().as_ptr(),
+impl<const C: usize> Cursor<C> {
+    /// `bytes` of each block further on.
+    #[inline]
+    fn skip(&mut self, bytes: usize) {
+        for at in self.weights.as_flattened_mut() {
+            *at = at.wrapping_add(bytes);
         }
     }
 
-    /// `bytes` of each block further on.
-    fn skip(&mut self, bytes: usize) {
-        (self.a, self.b) = (self.a.wrapping_add(bytes), self.b.wrapping_add(bytes));
-    }
-
-    /// Fetches the line that lies `ahead` bytes further on in each block.
+    /// Fetches a line of each block.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn fetch(&self, ahead: usize) {
-        for at in [self.a, self.b] {
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+    fn fetch(&self, further: usize) {
+        for at in self.weights.as_flattened() {
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(self.ahead + further).cast());
         }
     }
-}
-
-/// How many of `count` parts of `bytes` each still have their [`AHEAD`] in the same block of `len`
-/// bytes, and how far ahead that is; then the others, for which it is in the block after the
-/// neighbour, which is the next that is read at this place.
-fn parts(count: usize, bytes: usize, len: usize) -> [(usize, usize); 2] {
-    let near = (len.saturating_sub(AHEAD) / bytes).min(count);
-    [(near, AHEAD), (count - near, AHEAD + len)]
 }
 
 /// [`Kernel::run`](crate::w4a8::Kernel::run) for panels of `M` rows and blocks of eight columns.
@@ -86,193 +83,295 @@ fn parts(count: usize, bytes: usize, len: usize) -> [(usize, usize); 2] {
 /// Panics when a slice is shorter than its layout says.
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
 pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-    let layout = rhs.layout;
-    let len = layout.block_bytes();
-    let chunks = layout.padded_group() / CHUNK;
-    let (group, groups) = (layout.group_bytes(), layout.groups());
-    // What the loads below rely on.
-    assert!(layout.nr() == NR && panel.rows() == M);
-    assert!(
-        panel.codes().len() >= groups * chunks * CHUNK * M && panel.starts().len() >= groups * M
-    );
-    let codes = chunks * 2 * SEGMENT;
-    assert!(group == codes + if layout.is_channel_wise() { 0 } else { 2 * NR });
-    assert!(len >= groups * group + 8 * NR);
-    for (i, blocks) in rhs.bytes.chunks(2 * len).enumerate() {
-        let pair = Pair { a: &blocks[..len], b: &blocks[blocks.len() - len..] };
-        let rest = (rhs.columns - 2 * NR * i).min(blocks.len() / len * NR).min(2 * NR);
-        let mask = (u16::MAX as u32 >> (16 - rest)) as u16;
-        // SAFETY: the assertions above are what each of these asks for.
-        let sums = unsafe {
-            match (layout.is_channel_wise(), chunks) {
-                (true, _) => channel_wise::<M>(panel, pair, chunks),
-                // No loop over the chunks of the smallest groups.
-                (_, 1) => group_wise::<M>(panel, pair, 1, groups),
-                _ => group_wise::<M>(panel, pair, chunks, groups),
+    let sizes = Sizes::checked::<M>(panel, rhs, y, stride);
+    let strips = rhs.bytes.chunks(2 * LANES / NR * sizes.len);
+    for (blocks, first) in strips.zip((0..rhs.columns).step_by(2 * LANES)) {
+        let (columns, y) = ((rhs.columns - first).min(2 * LANES), y[first..].as_mut_ptr());
+        // SAFETY: `y` has room for `columns` in every row, and `blocks` are those that hold as
+        // many, all by the assertions above.
+        unsafe {
+            match columns > LANES {
+                true => strip::<M, 2>(panel, blocks, sizes, y, columns),
+                false => strip::<M, 1>(panel, blocks, sizes, y, columns),
             }
-        };
-        let bias = tail(pair, len - 4 * NR);
-        for (m, &sum) in sums.iter().enumerate() {
-            let out = &mut y[m * stride + 2 * NR * i..][..rest];
+        }
+    }
+}
+
+/// What a run's blocks have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    /// Chunks of a group.
+    pub(super) chunks: usize,
+    /// Groups; 0 where scales belong to channels.
+    pub(super) groups: usize,
+    /// Bytes of a block.
+    pub(super) len: usize,
+    /// Of `y`.
+    stride: usize,
+}
+
+impl Sizes {
+    /// Those of `rhs`. Panics unless it has blocks of eight columns, the panel has `M` rows, and
+    /// every slice is as long as its layout says: what loads and stores rely on.
+    pub(super) fn checked<const M: usize>(
+        panel: Panel<'_>,
+        rhs: Run<'_>,
+        y: &[f32],
+        stride: usize,
+    ) -> Self {
+        let (layout, len) = (rhs.layout, rhs.layout.block_bytes());
+        let (groups, chunks) = (layout.groups(), layout.padded_group() / CHUNK);
+        let (channel_wise, group) = (layout.is_channel_wise(), layout.group_bytes());
+        assert!(layout.nr() == NR && panel.rows() == M);
+        assert!(panel.codes().len() >= groups * chunks * CHUNK * M);
+        assert!(panel.starts().len() >= groups * M);
+        assert!(group == chunks * 2 * SEGMENT + if channel_wise { 0 } else { 2 * NR });
+        assert!(len >= groups * group + 8 * NR);
+        assert!(rhs.bytes.len() == rhs.columns.div_ceil(NR) * len);
+        assert!(y.len() >= stride.saturating_mul(M - 1).saturating_add(rhs.columns));
+        Self { chunks, groups: if channel_wise { 0 } else { groups }, len, stride }
+    }
+}
+
+/// The finished results of one to 2·`C` blocks, `columns` of them, to `y` `[M][stride]`.
+///
+/// # Safety
+/// Blocks and panel are as `sizes` says, the panel has `M` rows, and `y` can be written.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
+unsafe fn strip<const M: usize, const C: usize>(
+    panel: Panel<'_>,
+    blocks: &[u8],
+    sizes: Sizes,
+    y: *mut f32,
+    columns: usize,
+) {
+    let last = blocks.len() / sizes.len - 1;
+    // The last block stands for those that are not there.
+    let block = |i: usize| blocks[i.min(last) * sizes.len..].as_ptr();
+    let mut weights = [[blocks.as_ptr(); 2]; C];
+    for (c, pair) in weights.iter_mut().enumerate() {
+        *pair = [block(2 * c), block(2 * c + 1)];
+    }
+    let mut at = Cursor {
+        weights,
+        words: panel.codes().as_ptr().cast(),
+        starts: panel.starts().as_ptr(),
+        ahead: AHEAD,
+    };
+    let mut sums = [[_mm512_setzero_ps(); C]; M];
+    // SAFETY: the caller's promise.
+    unsafe {
+        match sizes.groups {
+            0 => channel_wise::<M, C>(panel, &mut at, sizes, &mut sums),
+            _ => group_wise::<M, C>(panel, &mut at, sizes, &mut sums),
+        }
+    }
+    for (c, pair) in weights.into_iter().enumerate() {
+        // SAFETY: a block ends with the biases of its columns.
+        let bias = unsafe { tail(pair, sizes.len - 4 * NR) };
+        let columns = columns.saturating_sub(c * LANES).min(LANES);
+        let mask = ((1u32 << columns) - 1) as __mmask16;
+        for (m, sums) in sums.iter().enumerate() {
             // The second operand is what a NaN leaves.
-            let sum = _mm512_add_ps(sum, bias);
+            let sum = _mm512_add_ps(sums[c], bias);
             let sum = _mm512_min_ps(_mm512_set1_ps(f32::MAX), sum);
             let sum = _mm512_max_ps(_mm512_set1_ps(f32::MIN), sum);
-            // SAFETY: the mask lets through as many lanes as `out` has.
-            unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, sum) };
+            // SAFETY: the mask lets through the columns that there are.
+            unsafe { _mm512_mask_storeu_ps(y.add(m * sizes.stride + c * LANES), mask, sum) };
         }
     }
 }
 
-/// Results without bias, columns in order.
+/// Results without bias, columns in order, to `sums`, which begin as zeros.
 ///
 /// # Safety
-/// Blocks hold `groups` groups of `chunks` chunks and their scales, the panel `M` rows of them.
+/// As [`strip`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn group_wise<const M: usize>(
+unsafe fn group_wise<const M: usize, const C: usize>(
     panel: Panel<'_>,
-    pair: Pair<'_>,
-    chunks: usize,
-    groups: usize,
-) -> [__m512; M] {
-    let bytes = chunks * 2 * SEGMENT + 2 * NR;
-    let mut at = Cursor::new(panel, pair);
-    let mut a = [_mm512_setzero_ps(); M];
-    for (groups, ahead) in parts(groups, bytes, pair.a.len()) {
-        for _ in 0..groups {
-            // SAFETY: the caller's promise: groups times chunks, and scales after each group.
-            let (acc, scales) = unsafe {
-                let mut acc = begin::<M>(&mut at);
-                add::<M>(&mut acc, &mut at, chunks, ahead);
-                at.fetch(ahead);
-                let scales = scales(at);
-                at.skip(2 * NR);
-                (acc, scales)
-            };
-            for (a, acc) in a.iter_mut().zip(acc) {
-                *a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole(acc)), scales, *a);
+    at: &mut Cursor<C>,
+    sizes: Sizes,
+    sums: &mut Sums<M, C>,
+) {
+    let first = at.weights;
+    let bytes = sizes.chunks * 2 * SEGMENT + 2 * NR;
+    // Before the first group stands one of zeros.
+    let mut acc = [[_mm512_setzero_si512(); C]; M];
+    let mut last = Group { scales: [_mm512_setzero_ps(); C], sums };
+    for group in 0..sizes.groups {
+        if (sizes.groups - group) * bytes < AHEAD {
+            // The strip's other blocks stand before what is read next.
+            at.ahead = AHEAD + (2 * C - 1) * sizes.len;
+        }
+        // Opaque, or compilers would keep float sums in registers and integers in memory.
+        last.sums = std::hint::black_box(last.sums);
+        // SAFETY: the caller's promise: groups times chunks, and scales after each group.
+        unsafe {
+            add::<M, C, true>(&mut acc, at, last);
+            for _ in 1..sizes.chunks {
+                add::<M, C, false>(&mut acc, at, last);
+            }
+            at.fetch(0);
+            for (scales, pair) in last.scales.iter_mut().zip(at.weights) {
+                *scales = group_scales(pair);
             }
         }
+        at.skip(2 * NR);
     }
-    let sum = tail(pair, groups * bytes);
-    for (m, a) in a.iter_mut().enumerate() {
-        let zero = _mm512_set1_ps(panel.negated_zero_points()[m] as f32);
-        let reciprocal = _mm512_set1_ps(panel.reciprocals()[m]);
-        let ordered = _mm512_permutexvar_ps(order(), *a);
-        *a = _mm512_mul_ps(_mm512_fmadd_ps(sum, zero, ordered), reciprocal);
+    for c in 0..C {
+        // SAFETY: sums of the columns' weights come after the last group.
+        let weights = unsafe { tail(first[c], sizes.groups * bytes) };
+        for m in 0..M {
+            let zero = _mm512_set1_epi32(panel.negated_zero_points()[m]);
+            let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[m][c]), last.scales[c], sums[m][c]);
+            let sum = _mm512_permutexvar_ps(order(), sum);
+            let sum = _mm512_fmadd_ps(weights, _mm512_cvtepi32_ps(zero), sum);
+            sums[m][c] = _mm512_mul_ps(sum, _mm512_set1_ps(panel.reciprocals()[m]));
+        }
     }
-    a
 }
 
-/// Results without bias, columns in order.
+/// Results without bias, columns in order, to `out`.
 ///
 /// # Safety
-/// Blocks hold `chunks` chunks, the panel `M` rows of them.
+/// As [`strip`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn channel_wise<const M: usize>(
+unsafe fn channel_wise<const M: usize, const C: usize>(
     panel: Panel<'_>,
-    pair: Pair<'_>,
-    chunks: usize,
-) -> [__m512; M] {
-    let mut at = Cursor::new(panel, pair);
-    // SAFETY: the caller's promise, cut in two.
-    let acc = unsafe {
-        let mut acc = begin::<M>(&mut at);
-        for (chunks, ahead) in parts(chunks, 2 * SEGMENT, pair.a.len()) {
-            add::<M>(&mut acc, &mut at, chunks, ahead);
-        }
-        acc
-    };
-    let tail_at = pair.a.len() - 12 * NR;
-    let (sums, scales) = (_mm512_castps_si512(tail(pair, tail_at)), tail(pair, tail_at + 4 * NR));
-    let mut out = [_mm512_setzero_ps(); M];
-    for m in 0..M {
-        let zero = _mm512_set1_epi32(panel.negated_zero_points()[m]);
-        let dot = _mm512_permutexvar_epi32(order(), whole(acc[m]));
-        let sum = _mm512_add_epi32(_mm512_slli_epi32::<4>(dot), _mm512_mullo_epi32(zero, sums));
-        let scale = _mm512_mul_ps(scales, _mm512_set1_ps(panel.reciprocals()[m]));
-        out[m] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
-    }
-    out
-}
-
-/// Where a group's sums start.
-///
-/// # Safety
-/// `at` has starts of `M` rows left.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn begin<const M: usize>(at: &mut Cursor) -> [[__m512i; 2]; M] {
-    let mut acc = [[_mm512_setzero_si512(); 2]; M];
-    for (m, acc) in acc.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        *acc = [_mm512_set1_epi32(unsafe { *at.starts.add(m) }); 2];
-    }
-    at.starts = at.starts.wrapping_add(M);
-    acc
-}
-
-/// Adds the products of the next `chunks` chunks, and fetches what lies `ahead` of them.
-///
-/// # Safety
-/// `at` has as many chunks left, of two blocks and of `M` rows.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2")]
-unsafe fn add<const M: usize>(
-    acc: &mut [[__m512i; 2]; M],
-    at: &mut Cursor,
-    chunks: usize,
-    ahead: usize,
+    at: &mut Cursor<C>,
+    sizes: Sizes,
+    out: &mut Sums<M, C>,
 ) {
-    for _ in 0..chunks {
-        at.fetch(ahead);
-        at.fetch(ahead + SEGMENT);
-        for s in 0..2 {
-            // SAFETY: the caller's promise: two segments of either block.
-            let [a, b] = unsafe {
-                [
-                    _mm512_loadu_si512(at.a.add(s * SEGMENT).cast()),
-                    _mm512_loadu_si512(at.b.add(s * SEGMENT).cast()),
-                ]
-            };
-            let bytes = [_mm512_mask_mov_epi32(a, ODD, b), _mm512_mask_mov_epi32(b, ODD, a)];
+    let first = at.weights;
+    let mut acc = [[_mm512_setzero_si512(); C]; M];
+    // SAFETY: the caller's promise; there is no group before.
+    unsafe {
+        for (m, acc) in acc.iter_mut().enumerate() {
+            *acc = [_mm512_set1_epi32(*at.starts.add(m)); C];
+        }
+        let none = Group { scales: [_mm512_setzero_ps(); C], sums: out };
+        for chunk in 0..sizes.chunks {
+            if (sizes.chunks - chunk) * 2 * SEGMENT < AHEAD {
+                at.ahead = AHEAD + (2 * C - 1) * sizes.len;
+            }
+            add::<M, C, false>(&mut acc, at, none);
+        }
+    }
+    for c in 0..C {
+        // SAFETY: sums and scales of the columns come after the codes.
+        let (sums, scales) = unsafe {
+            let at = sizes.chunks * 2 * SEGMENT;
+            (_mm512_castps_si512(tail(first[c], at)), tail(first[c], at + 4 * NR))
+        };
+        for m in 0..M {
+            let zero = _mm512_set1_epi32(panel.negated_zero_points()[m]);
+            let dot = _mm512_permutexvar_epi32(order(), acc[m][c]);
+            let sum = _mm512_add_epi32(_mm512_slli_epi32::<4>(dot), _mm512_mullo_epi32(zero, sums));
+            let scale = _mm512_mul_ps(scales, _mm512_set1_ps(panel.reciprocals()[m]));
+            out[m][c] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+        }
+    }
+}
+
+/// A group whose integers are complete.
+#[derive(Clone, Copy)]
+struct Group<const M: usize, const C: usize> {
+    scales: [__m512; C],
+    /// What it is to be added to.
+    sums: *mut Sums<M, C>,
+}
+
+/// Adds the products of the next chunk. `END`: before a row's first, what it has found of `last`
+/// becomes a part of the float sums, and the next group begins.
+///
+/// This and what it calls is inlined into functions that enable the features: passed by reference,
+/// the integers would be in memory.
+///
+/// # Safety
+/// `at` has a chunk left, of 2·`C` blocks and of `M` rows; if a group begins, also its starts. The
+/// CPU has the features.
+#[inline(always)]
+unsafe fn add<const M: usize, const C: usize, const END: bool>(
+    acc: &mut Ints<M, C>,
+    at: &mut Cursor<C>,
+    last: Group<M, C>,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        add_segment::<M, C, 0, END>(acc, at, last);
+        add_segment::<M, C, 1, false>(acc, at, last);
+    }
+    at.skip(2 * SEGMENT);
+    at.words = at.words.wrapping_add(4 * 2 * M);
+    if END {
+        at.starts = at.starts.wrapping_add(M);
+    }
+}
+
+/// Segment `S` of a chunk: pieces `S` and `S` + 2.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+unsafe fn add_segment<const M: usize, const C: usize, const S: usize, const END: bool>(
+    acc: &mut Ints<M, C>,
+    at: &Cursor<C>,
+    last: Group<M, C>,
+) {
+    // SAFETY: by the caller there is the segment of each block, four pieces and a start of each
+    // row, and float sums.
+    unsafe {
+        at.fetch(S * SEGMENT);
+        for word in 0..2 {
+            let mut low = [_mm512_setzero_si512(); C];
+            let mut high = low;
+            for c in 0..C {
+                let a = _mm512_loadu_si512(at.weights[c][0].add(S * SEGMENT).cast());
+                let b = _mm512_loadu_si512(at.weights[c][1].add(S * SEGMENT).cast());
+                let bytes = if word == 0 { words::<FIRST>(a, b) } else { words::<SECOND>(a, b) };
+                low[c] = plus_eight(bytes);
+                high[c] = plus_eight(_mm512_srli_epi32::<4>(bytes));
+            }
             for nibble in 0..2 {
-                let w = match nibble {
-                    0 => [plus_eight(bytes[0]), plus_eight(bytes[1])],
-                    _ => [
-                        plus_eight(_mm512_srli_epi32::<4>(bytes[0])),
-                        plus_eight(_mm512_srli_epi32::<4>(bytes[1])),
-                    ],
-                };
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    // SAFETY: the caller's promise: four pieces of each row.
-                    let piece = unsafe { at.pieces.add((s + 2 * nibble) * M + m).read_unaligned() };
-                    let q = _mm512_set1_epi64(piece);
-                    acc[0] = _mm512_dpbusd_epi32(acc[0], w[0], q);
-                    acc[1] = _mm512_dpbusd_epi32(acc[1], w[1], q);
+                let w = if nibble == 0 { low } else { high };
+                for m in 0..M {
+                    if END && word == 0 && nibble == 0 {
+                        for c in 0..C {
+                            let sum = &raw mut (*last.sums)[m][c];
+                            let found = _mm512_cvtepi32_ps(acc[m][c]);
+                            *sum = _mm512_fmadd_ps(found, last.scales[c], *sum);
+                        }
+                        acc[m] = [_mm512_set1_epi32(*at.starts.add(m)); C];
+                    }
+                    let piece = S + 2 * nibble;
+                    let q = at.words.add(2 * (piece * M + m) + word).read_unaligned();
+                    for c in 0..C {
+                        acc[m][c] = _mm512_dpbusd_epi32(acc[m][c], w[c], _mm512_set1_epi32(q));
+                    }
                 }
             }
         }
-        at.skip(2 * SEGMENT);
-        at.pieces = at.pieces.wrapping_add(4 * M);
     }
+}
+
+/// Two words of each 128 bits of `a`, then two of `b`, by index.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words<const INDICES: i32>(a: __m512i, b: __m512i) -> __m512i {
+    let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+    _mm512_castps_si512(_mm512_shuffle_ps::<INDICES>(a, b))
 }
 
 /// The low nibbles with their top bits flipped: w + 8.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn plus_eight(bytes: __m512i) -> __m512i {
+pub(super) fn plus_eight(bytes: __m512i) -> __m512i {
     let flipped = _mm512_xor_si512(bytes, _mm512_set1_epi8(8));
     _mm512_and_si512(flipped, _mm512_set1_epi8(15))
-}
-
-/// Both halves of the columns' sums, in [`ORDER`].
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn whole(acc: [__m512i; 2]) -> __m512i {
-    _mm512_add_epi32(acc[0], _mm512_rol_epi64::<32>(acc[1]))
 }
 
 #[inline]
@@ -282,27 +381,33 @@ fn order() -> __m512i {
     unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
 }
 
-/// The bf16 scales at `at`, as f32 in the order of [`ORDER`].
+/// The bf16 scales at `pair`, as f32 in the order of [`ORDER`].
 ///
 /// # Safety
 /// 16 bytes can be read of either block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx2")]
-unsafe fn scales(at: Cursor) -> __m512 {
+unsafe fn group_scales(pair: Pair) -> __m512 {
     // SAFETY: the caller's promise.
-    let (a, b) = unsafe { (_mm_loadu_si128(at.a.cast()), _mm_loadu_si128(at.b.cast())) };
-    let (low, high) = (_mm_unpacklo_epi16(a, b), _mm_unpackhi_epi16(a, b));
+    let [a, b] = unsafe { [_mm_loadu_si128(pair[0].cast()), _mm_loadu_si128(pair[1].cast())] };
+    let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
     let bits = _mm512_cvtepu16_epi32(_mm256_set_m128i(high, low));
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
 }
 
-/// The eight words at byte `at` of each block, columns in order.
+/// The eight words `offset` bytes after each place, columns in order.
+///
+/// # Safety
+/// They can be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
-fn tail(pair: Pair<'_>, at: usize) -> __m512 {
-    let (a, b) = (&pair.a[at..][..4 * NR], &pair.b[at..][..4 * NR]);
-    // SAFETY: 32 bytes each, by the line above.
-    let (a, b) =
-        unsafe { (_mm256_loadu_si256(a.as_ptr().cast()), _mm256_loadu_si256(b.as_ptr().cast())) };
+unsafe fn tail(pair: Pair, offset: usize) -> __m512 {
+    // SAFETY: the caller's promise.
+    let [a, b] = unsafe {
+        [
+            _mm256_loadu_si256(pair[0].wrapping_add(offset).cast()),
+            _mm256_loadu_si256(pair[1].wrapping_add(offset).cast()),
+        ]
+    };
     _mm512_castsi512_ps(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b))
 }

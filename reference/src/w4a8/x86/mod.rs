@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod avx512;
+mod stream;
 mod tile;
 
 use super::{Blocks, Kernel, Panel, Run, Tile};
@@ -115,8 +116,16 @@ impl Kernel for Avx512Vnni {
     }
 
     fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-        match rhs.layout.nr() {
-            4 => self.run_by_tiles(panel, rhs, y, stride),
+        match (rhs.layout.nr(), panel.rows()) {
+            (4, _) => self.run_by_tiles(panel, rhs, y, stride),
+            // SAFETY: as in `tile`.
+            (_, 1) if !rhs.layout.is_channel_wise() => unsafe {
+                stream::run::<1>(panel, rhs, y, stride);
+            },
+            // SAFETY: as in `tile`.
+            (_, 2) if !rhs.layout.is_channel_wise() => unsafe {
+                stream::run::<2>(panel, rhs, y, stride);
+            },
             // SAFETY: as in `tile`.
             _ => unsafe { for_rows!(panel.rows(), avx512::run[](panel, rhs, y, stride)) },
         }

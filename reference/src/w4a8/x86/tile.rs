@@ -122,7 +122,7 @@ fn take_off_eight<const M: usize, const N: usize>(
             let lanes = store256(acc[m][h]);
             for (n, pair) in lanes.chunks_exact(2).enumerate() {
                 let sum = pair[0].wrapping_add(pair[1]);
-                sums[m][4 * h + n] = sum.wrapping_add(starts[m].wrapping_mul(2));
+                sums[m][4 * h + n] = sum.wrapping_add(starts[m]);
             }
         }
     }
@@ -158,7 +158,7 @@ pub(super) fn avx512_narrow<const M: usize>(blocks: Blocks<'_>, tile: &mut Tile)
             let halves = pair_sums(acc[m]);
             for n in 0..4 {
                 let sum = halves[n].wrapping_add(halves[n + 4]);
-                sums[m][n] = sum.wrapping_add(starts[m].wrapping_mul(2));
+                sums[m][n] = sum.wrapping_add(starts[m]);
             }
         }
     });
