@@ -3,9 +3,11 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`backend`] | cases through the operations, judged |
 //! | [`device`] | [`Device`]: one GPU, and the modules loaded on it |
 //! | [`memory`] | [`Buffer`]: elements in a device's memory |
 //! | [`cache`] | compiled modules on disk |
+//! | [`mutants`] | kernels with one mistake each, for tests of the laws |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
@@ -15,10 +17,12 @@
 //! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
 //! row in [`mod@registry`].
 
+pub mod backend;
 pub mod cache;
 pub mod device;
 pub mod error;
 pub mod memory;
+pub mod mutants;
 pub mod nvrtc;
 pub mod ops;
 mod raw;

@@ -6,6 +6,8 @@ mod source;
 mod summed;
 mod walk;
 
+pub use source::Source;
+
 use super::compare::Mismatch;
 use super::picture::Picture;
 use super::{Declared, Diagnosis, OutputReport, Verdict};
