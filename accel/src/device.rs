@@ -12,6 +12,7 @@ use cudarc::{
     },
     nvrtc::Ptx,
 };
+use marlinspike_kernels::Source;
 
 use crate::{
     cache::ModuleCache,
@@ -165,6 +166,17 @@ impl Device {
             Some(wrong) => wrong,
             None => row.embedded_source(arch)?,
         };
+        self.load(source, defines)
+    }
+
+    /// The entry point of a source, compiled for this device with these macros; compiled once and
+    /// kept.
+    pub(crate) fn load(
+        &self,
+        source: &'static Source,
+        defines: &[Define],
+    ) -> Result<CudaFunction, AccelError> {
+        let arch = Arch::of_device(self.compute_capability);
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, defines.to_vec());

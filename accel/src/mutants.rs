@@ -126,13 +126,13 @@ pub static MUTANTS: [Mutant; 16] = [
         "__fmul_rn(max, 1.0f / 127.0f)",
         "__fdiv_rn(max, 127.0f)",
     ),
-    Mutant::new("columns in reverse", "permute_cols", "at - k + perm[k]", "at - k + perm[size_k - 1 - k]"),
     Mutant::new(
-        "of equal experts the higher id",
-        "topk_router",
-        "other_id < id",
-        "other_id > id",
+        "columns in reverse",
+        "permute_cols",
+        "at - k + perm[k]",
+        "at - k + perm[size_k - 1 - k]",
     ),
+    Mutant::new("of equal experts the higher id", "topk_router", "other_id < id", "other_id > id"),
 ];
 
 #[cfg(test)]

@@ -173,7 +173,8 @@ fn a_thousand_runs_give_the_same_bits() {
     {
         let len = O::len(input).unwrap();
         let call = |poison: u8| {
-            let mut out = vec![<O::Element as marlinspike_proptests::Element>::of_byte(poison); len];
+            let mut out =
+                vec![<O::Element as marlinspike_proptests::Element>::of_byte(poison); len];
             Subject::<O>::call(cuda, input, &mut out).unwrap();
             out
         };

@@ -48,7 +48,9 @@ impl<O: Operations> Work<'_, O> {
             match (&made, self.case.output(name)) {
                 (Ok(values), Some(_)) => {
                     let mut context = routing.to_vec();
-                    if stage > 0 && let Ok(values) = &known {
+                    if stage > 0
+                        && let Ok(values) = &known
+                    {
                         context.push(self.tensor(c, stage - 1, values.clone())?);
                     }
                     let made = self.tensor(c, stage, values.clone())?;

@@ -70,9 +70,7 @@ impl<O: Operations> Work<'_, O> {
         match moved_scales(quant, &weights) {
             Ok(values) => {
                 let order = ScalePermutation::choose(quant.group_size, shape.k(), activations);
-                self.output(&scales, &context, |o| {
-                    o.permute_scales(&values, shape.size_n, order)
-                })?;
+                self.output(&scales, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
             }
             Err(reason) => self.absent(&scales, reason),
         }
@@ -134,7 +132,9 @@ fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>,
         Some(ScalarType::INT8) if several => {
             Err("group scales become integers for int8 activations, on the host")
         }
-        Some(ScalarType::FLOAT8_E4M3FN) => Err("scales are recoded for fp8 activations, on the host"),
+        Some(ScalarType::FLOAT8_E4M3FN) => {
+            Err("scales are recoded for fp8 activations, on the host")
+        }
         _ => bits16(weights.iter().map(|w| Some(&w.scales))).ok_or("scales of other than 16 bits"),
     }
 }

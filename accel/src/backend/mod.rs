@@ -34,7 +34,6 @@ use compared::Compared;
 
 /// Why a case could not be checked.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
 pub enum BackendError {
     /// The device failed, or what it needs is missing.
     #[error(transparent)]

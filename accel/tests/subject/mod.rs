@@ -63,7 +63,8 @@ impl Subject<laws::AwqRepack> for Cuda {
 impl Subject<laws::Fp4Repack> for Cuda {
     fn call(&self, i: &laws::Fp4Input, out: &mut [u32]) -> Result<(), SubjectError> {
         // Bytes of a column follow each other: the words of the packed form, transposed.
-        let words: Vec<u32> = i.weight.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
+        let words: Vec<u32> =
+            i.weight.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
         let qweight = marlinspike::checkpoint::transpose_words(&words, i.size_n, i.size_k / 8);
         repack(&self.0, &qweight, (i.size_k, i.size_n), out)
     }
@@ -80,7 +81,8 @@ impl Subject<laws::MergeW13> for Cuda {
 impl Subject<laws::PermuteScales> for Cuda {
     fn call(&self, i: &laws::ScalesInput, out: &mut [u16]) -> Result<(), SubjectError> {
         let activations = if i.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
-        let group = GroupSize::from_config(i.group_size).map_err(|e| SubjectError(e.to_string()))?;
+        let group =
+            GroupSize::from_config(i.group_size).map_err(|e| SubjectError(e.to_string()))?;
         let order = ScalePermutation::choose(group, LogicalK(i.size_k), activations);
         let made = ops::marlin_permute_scales(&self.0, &i.scales, i.size_n, order);
         fill(out, &made.map_err(failed)?)

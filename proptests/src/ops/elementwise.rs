@@ -37,7 +37,8 @@ impl Operation for Activate {
 
     fn inputs() -> BoxedStrategy<ActivateInput> {
         let kinds = (0..Activation::NAMED.len()).prop_map(|i| Activation::NAMED[i].1);
-        let changes = (any::<bool>(), prop_oneof![3 => Just(None), 1 => (0.5f32..9.0).prop_map(Some)]);
+        let changes =
+            (any::<bool>(), prop_oneof![3 => Just(None), 1 => (0.5f32..9.0).prop_map(Some)]);
         (1usize..5, one_of(SIZES), dtype(), kinds, changes, fill(), 0u32..3)
             .prop_map(|(rows, size_i, dtype, kind, (exchanged, limit), fill, values)| {
                 let mut definition = Definition::new(kind);
@@ -50,8 +51,11 @@ impl Operation for Activate {
                     0 => any_halves(fill, len),
                     // Magnitudes from 1/16 to 16, where the functions bend.
                     1 => {
-                        let (low, step) =
-                            if dtype == ScalarType::FLOAT16 { (0x2c00, 0x2000) } else { (0x3d80, 0x400) };
+                        let (low, step) = if dtype == ScalarType::FLOAT16 {
+                            (0x2c00, 0x2000)
+                        } else {
+                            (0x3d80, 0x400)
+                        };
                         let number = |bits: u16| (bits & 0x8000) | (low + bits % step);
                         any_halves(fill, len).into_iter().map(number).collect()
                     }

@@ -348,7 +348,14 @@ impl Operation for ExpertProduct {
 
     fn inputs() -> BoxedStrategy<ExpertInput> {
         let sizes = (1usize..7, 1usize..5, prop_oneof![3 => 1usize..10, 1 => 16usize..40]);
-        (ProductWeight::any(), sizes, Distribution::any(), any::<bool>(), any::<u64>(), any::<u64>())
+        (
+            ProductWeight::any(),
+            sizes,
+            Distribution::any(),
+            any::<bool>(),
+            any::<u64>(),
+            any::<u64>(),
+        )
             .prop_filter_map(
                 "a canonical product",
                 |(form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {

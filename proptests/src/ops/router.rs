@@ -57,7 +57,9 @@ impl RouterInput {
 }
 
 /// Experts, experts per token, groups and how many are kept of them.
-const SIZES: &[(usize, usize, Option<(usize, usize)>)] = &[
+type Sizes = (usize, usize, Option<(usize, usize)>);
+
+const SIZES: &[Sizes] = &[
     (1, 1, None),
     (3, 3, None),
     (8, 2, None),
@@ -90,18 +92,12 @@ impl Operation for TopkRouter {
                 let spread = [3.0, 1.0, 20.0, 300.0][kind as usize];
                 let logits = (0..rows * experts).map(|_| number(spread)).collect();
                 let bias = has_bias.then(|| (0..experts).map(|_| number(1.0)).collect());
-                let groups = groups.map(|(num_expert_group, topk_group)| Groups {
-                    num_expert_group,
-                    topk_group,
-                });
+                let groups = groups
+                    .map(|(num_expert_group, topk_group)| Groups { num_expert_group, topk_group });
                 RouterInput {
                     logits,
                     experts,
-                    scoring_func: if sigmoid {
-                        ScoringFunc::Sigmoid
-                    } else {
-                        ScoringFunc::Softmax
-                    },
+                    scoring_func: if sigmoid { ScoringFunc::Sigmoid } else { ScoringFunc::Softmax },
                     top_k,
                     renormalize,
                     groups,
