@@ -11,11 +11,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use marlinspike::vectors::Rng;
-use marlinspike_accel::Device;
+use marlinspike_accel::{Device, ops::MarlinLayer};
 use marlinspike_proptests::{
     Config, Operation, Report, Subject,
     ops::{self, Distribution, LayerInput, moe_lattice},
     run,
+};
+
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::TestRunner,
 };
 
 use subject::Cuda;
@@ -146,56 +151,56 @@ fn layers_with_every_distribution() {
 }
 
 /// A thousand runs of the same launches give the same bits: products of one thread block and of
-/// clusters, of experts, and whole layers.
+/// clusters, and whole layers.
 #[test]
 fn a_thousand_runs_give_the_same_bits() {
-    use proptest::strategy::{Strategy, ValueTree};
-    use proptest::test_runner::TestRunner;
-
     let test = "a_thousand_runs_give_the_same_bits";
     let Some(device) = common::device_or_skip(test) else { return };
     let (cuda, mut runner) = (Cuda(device), TestRunner::deterministic());
-    let (mut inputs, mut outputs) = (0, 0);
-    fn drawn<O: Operation>(cuda: &Cuda, runner: &mut TestRunner) -> O::Input
-    where
-        Cuda: Subject<O>,
-    {
-        loop {
-            let input = O::inputs().new_tree(runner).unwrap().current();
-            if Subject::<O>::takes(cuda, &input) {
-                return input;
-            }
+    let (mut cases, mut outputs) = (0, 0);
+    while cases < 16 {
+        let input = ops::DenseProduct::inputs().new_tree(&mut runner).unwrap().current();
+        if !Subject::<ops::DenseProduct>::takes(&cuda, &input) {
+            continue;
         }
+        let product = cuda.dense(&input).unwrap();
+        let mut y = cuda.0.zeroed(ops::DenseProduct::len(&input).unwrap()).unwrap();
+        outputs += thousand(&format!("{input:?}"), || {
+            product.run(&cuda.0, &mut y).unwrap();
+            cuda.0.download(&y).unwrap()
+        });
+        cases += 1;
     }
-    fn thousand<O: Operation>(cuda: &Cuda, input: &O::Input) -> usize
-    where
-        Cuda: Subject<O>,
-    {
-        let len = O::len(input).unwrap();
-        let call = |poison: u8| {
-            let mut out =
-                vec![<O::Element as marlinspike_proptests::Element>::of_byte(poison); len];
-            Subject::<O>::call(cuda, input, &mut out).unwrap();
-            out
-        };
-        let first = call(0);
-        for turn in 1..1000 {
-            let again = call(turn as u8);
-            let differ = first.iter().zip(&again).filter(|(a, b)| a != b).count();
-            assert_eq!(differ, 0, "{}, run {turn}: {}", O::NAME, O::describe(input));
+    let lattice = moe_lattice().unwrap();
+    let mut rng = Rng::new(seed());
+    while cases < 24 {
+        let config = &lattice[rng.below(lattice.len())];
+        let input = LayerInput::draw(config, rng.next_u64(), 20).unwrap();
+        if !Subject::<ops::MoeLayer>::takes(&cuda, &input) {
+            continue;
         }
-        1000 * len
+        let (device, local, top_k) = (&cuda.0, input.local().unwrap(), input.config.top_k);
+        let layer = MarlinLayer::new(device, &local.layer(&input)).unwrap();
+        let mut work = layer.workspace(device, 20, top_k).unwrap();
+        let (x, ids) = (device.upload(&input.x).unwrap(), device.upload(&input.topk_ids).unwrap());
+        let weights = device.upload(&input.topk_weights).unwrap();
+        let mut y = device.zeroed(input.x.len()).unwrap();
+        outputs += thousand(&format!("{input:?}"), || {
+            layer.forward(device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+            device.download(&y).unwrap()
+        });
+        cases += 1;
     }
-    for _ in 0..8 {
-        let input = drawn::<ops::DenseProduct>(&cuda, &mut runner);
-        outputs += thousand::<ops::DenseProduct>(&cuda, &input);
-        let input = drawn::<ops::ExpertProduct>(&cuda, &mut runner);
-        outputs += thousand::<ops::ExpertProduct>(&cuda, &input);
-        let input = drawn::<ops::AlignBlocks>(&cuda, &mut runner);
-        outputs += thousand::<ops::AlignBlocks>(&cuda, &input);
-        let input = drawn::<ops::TopkRouter>(&cuda, &mut runner);
-        outputs += thousand::<ops::TopkRouter>(&cuda, &input);
-        inputs += 4;
+    common::say(&format!("LAW 1000 runs of the same launches: {cases} cases, {outputs} outputs"));
+}
+
+/// Calls a thousand times; panics where an output differs from the first time's. How many outputs.
+fn thousand(what: &str, mut call: impl FnMut() -> Vec<u16>) -> usize {
+    let first = call();
+    for turn in 1..1000 {
+        let again = call();
+        let differ = first.iter().zip(&again).filter(|(a, b)| a != b).count();
+        assert_eq!(differ, 0, "run {turn}: {what}");
     }
-    common::say(&format!("LAW 1000 runs, the same bits: {inputs} cases, {outputs} outputs"));
+    1000 * first.len()
 }

@@ -6,7 +6,7 @@ use marlinspike::layout::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::vectors::Rng;
 use marlinspike_accel::{
-    AccelError, Device,
+    AccelError, Buffer, Device,
     ops::{
         self, MarlinLayer, MarlinWeight, RepackArgs,
         align::{Runs, align_on_device},
@@ -165,23 +165,15 @@ impl Subject<laws::SumSlots> for Cuda {
     }
 }
 
-/// Divisions of the work that a product is tried with: every number of rows, both widths, whole
-/// and split k, few and many stages.
-const TILINGS: [[u32; 5]; 8] = [
-    [1, 64, 64, 8, 4],
-    [1, 64, 32, 4, 6],
-    [2, 64, 64, 4, 2],
-    [2, 128, 64, 2, 3],
-    [4, 64, 32, 8, 3],
-    [4, 128, 64, 4, 2],
-    [8, 64, 32, 8, 2],
-    [8, 64, 64, 2, 4],
-];
+/// Divisions of the work that a product is tried with beside the usual one: every number of rows, both
+/// widths, whole and split k, few and many stages. Each is a module of its own for every form of weight.
+const TILINGS: [[u32; 5]; 4] =
+    [[1, 64, 32, 4, 6], [2, 128, 64, 2, 3], [4, 64, 64, 8, 3], [8, 64, 32, 8, 2]];
 
 /// A division by `choice` for K of so many chunks; `None` for the one that the crate takes.
 fn tiling(choice: u64, size_k: usize) -> Option<Tiling> {
     use marlinspike::gemm::schedule::Schedule;
-    let [m_tiles, n_tile, columns, teams, stages] = *TILINGS.get(choice as usize % 10)?;
+    let [m_tiles, n_tile, columns, teams, stages] = *TILINGS.get(choice as usize % 5)?;
     let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
     let teams = teams.min(chunks.next_power_of_two());
     Some(Tiling { m_tiles, n_tile, columns, teams, ranks: chunks.div_ceil(teams), stages })
@@ -199,26 +191,45 @@ impl Subject<laws::DenseProduct> for Cuda {
     }
 
     fn call(&self, i: &laws::DenseInput, out: &mut [u16]) -> Result<(), SubjectError> {
-        let (device, dtype) = (&self.0, i.form.quant.dtype);
-        let weight = std::slice::from_ref(&i.weight);
-        let weight = MarlinWeight::new(device, weight, dtype).map_err(failed)?;
-        let gathered = weight.perm(0).map(|perm| ops::permute_cols(device, &i.x, perm));
-        let gathered = gathered.transpose().map_err(failed)?;
-        let x = device.upload(gathered.as_deref().unwrap_or(&i.x)).map_err(failed)?;
+        let product = self.dense(i).map_err(failed)?;
         // Not zeros: an output that nobody writes is then noticed.
-        let mut y = device.upload(out).map_err(failed)?;
-        let tiled = match tiling(i.choice, weight.shape().size_k) {
-            Some(tiling) => marlin_gemm_tiled(device, &x, &weight, &mut y, tiling),
-            None => marlin_gemm(device, &x, &weight, &mut y),
+        let mut y = self.0.upload(out).map_err(failed)?;
+        product.run(&self.0, &mut y).map_err(failed)?;
+        fill(out, &self.0.download(&y).map_err(failed)?)
+    }
+}
+
+/// A product with everything but its result on the device.
+pub(crate) struct Dense {
+    weight: MarlinWeight,
+    x: Buffer<u16>,
+    tiling: Option<Tiling>,
+}
+
+impl Dense {
+    pub(crate) fn run(&self, device: &Device, y: &mut Buffer<u16>) -> Result<(), AccelError> {
+        let Self { weight, x, tiling } = self;
+        let tiled = match *tiling {
+            Some(tiling) => marlin_gemm_tiled(device, x, weight, y, tiling),
+            None => marlin_gemm(device, x, weight, y),
         };
         match tiled {
             // 128 columns where N is no multiple of them, or more shared memory than there is.
-            Err(AccelError::Argument { what: "tiling", .. }) => {
-                marlin_gemm(device, &x, &weight, &mut y).map_err(failed)?;
-            }
-            other => other.map_err(failed)?,
+            Err(AccelError::Argument { what: "tiling", .. }) => marlin_gemm(device, x, weight, y),
+            other => other,
         }
-        fill(out, &device.download(&y).map_err(failed)?)
+    }
+}
+
+impl Cuda {
+    pub(crate) fn dense(&self, i: &laws::DenseInput) -> Result<Dense, AccelError> {
+        let (device, weight) = (&self.0, std::slice::from_ref(&i.weight));
+        let weight = MarlinWeight::new(device, weight, i.form.quant.dtype)?;
+        let gathered =
+            weight.perm(0).map(|perm| ops::permute_cols(device, &i.x, perm)).transpose()?;
+        let x = device.upload(gathered.as_deref().unwrap_or(&i.x))?;
+        let tiling = tiling(i.choice, weight.shape().size_k);
+        Ok(Dense { weight, x, tiling })
     }
 }
 

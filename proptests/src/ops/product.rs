@@ -94,7 +94,7 @@ const FORMS: &[(CheckpointFormat, ScalarType)] = &[
 
 /// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
 /// none of 128 among them.
-const SIZES_K: &[usize] = &[64, 128, 192, 256, 320, 384, 512, 576, 768, 1024, 1152, 2304];
+const SIZES_K: &[usize] = &[64, 128, 192, 256, 320, 512, 576, 1152];
 
 impl ProductWeight {
     fn any() -> impl Strategy<Value = Self> {

@@ -101,7 +101,7 @@ pub(super) fn roofline(report: &Report) -> String {
         .collect();
     let peers = report.peers();
     let shapes = panels.iter().map(|(_, rows)| distinct(rows).len()).max().unwrap_or(0);
-    let legend = LINE * (shapes.max(peers.len() + 1) as f64) + 16.0;
+    let legend = LINE * shapes.max(peers.len()) as f64 + 8.0;
     let width = LEFT + panels.len().max(1) as f64 * (WIDTH + GAP);
     let height = TOP + HEIGHT + BELOW + legend;
     let m = &report.machine;
@@ -294,7 +294,6 @@ mod tests {
     fn every_figure_is_drawn_once() {
         let report = sample();
         let svg = roofline(&report);
-        std::fs::write("/tmp/gpucli_roof.svg", &svg).unwrap();
         assert_eq!(svg.matches("% of the limit</title>").count(), report.results.len());
         let others: usize = report.results.iter().map(|row| row.peers.len()).sum();
         assert_eq!(svg.matches(" TFLOP/s</title></path>").count(), others);
