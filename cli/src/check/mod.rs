@@ -2,6 +2,7 @@
 
 mod declared;
 mod device;
+mod draw;
 mod errors;
 mod html;
 mod input;
