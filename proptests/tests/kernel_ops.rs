@@ -130,6 +130,32 @@ fn what_is_left_out_is_counted() {
     assert!(report.to_string().contains(" left out)"), "{report}");
 }
 
+/// A law that makes an input of its own which the subject does not take has nothing to say.
+#[test]
+fn inputs_that_laws_make_are_left_out_too() {
+    struct OneExpert;
+    impl Subject<Repack> for OneExpert {
+        fn call(&self, input: &RepackInput, out: &mut [u32]) -> Result<(), SubjectError> {
+            if input.experts == 1 {
+                return Err(SubjectError("stacks alone".into()));
+            }
+            Subject::<Repack>::call(&Reference, input, out)
+        }
+
+        fn takes(&self, input: &RepackInput) -> bool {
+            input.experts != 1
+        }
+    }
+    let report = run::<Repack, _>(&OneExpert, &Config { cases: 10, ..Config::default() });
+    let of = |name: &str| report.laws.iter().find(|law| law.law == name).unwrap();
+    assert!(of("equals the reference bit for bit").failure.is_none(), "{report}");
+    // Each of its inputs is cut into single experts.
+    let independent = of("experts are independent");
+    assert_eq!(independent.passed, 0, "{report}");
+    let failure = independent.failure.as_ref().unwrap();
+    assert_eq!(failure.input, "none could be drawn", "{report}");
+}
+
 /// Every distribution names experts that exist, each once for a token, and is what it says.
 #[test]
 fn distributions_are_what_they_say() {

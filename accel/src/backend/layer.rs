@@ -38,13 +38,12 @@ impl<O: Operations> Work<'_, O> {
             Some(x) => Ok(x.elements::<u16>().into_owned()),
             None => Err("the case has no x".to_owned()),
         };
-        for stage in 0..=last {
+        for (stage, name) in STAGES.into_iter().enumerate().take(last + 1) {
             let known = before.clone();
             let (made, wrong) = match &known {
                 Ok(values) => self.attempt(|o| stage_of(o, stage, c, &layer, routed, values))?,
                 Err(reason) => (Err(reason.clone()), 0),
             };
-            let name = STAGES[stage];
             match (&made, self.case.output(name)) {
                 (Ok(values), Some(_)) => {
                     let mut context = routing.to_vec();

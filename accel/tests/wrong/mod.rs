@@ -60,7 +60,7 @@ impl Faulty {
 }
 
 /// Flips the lowest bit of the last element.
-fn last<T: std::ops::BitXorAssign + From<u8>>(values: &mut Vec<T>) {
+fn last<T: std::ops::BitXorAssign + From<u8>>(values: &mut [T]) {
     if let Some(value) = values.last_mut() {
         *value ^= T::from(1);
     }
@@ -68,11 +68,11 @@ fn last<T: std::ops::BitXorAssign + From<u8>>(values: &mut Vec<T>) {
 
 impl Operations for Faulty {
     fn gptq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        self.result("gptq_marlin_repack", Reference.gptq_repack(packed), last)
+        self.result("gptq_marlin_repack", Reference.gptq_repack(packed), |values| last(values))
     }
 
     fn awq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        self.result("awq_marlin_repack", Reference.awq_repack(packed), last)
+        self.result("awq_marlin_repack", Reference.awq_repack(packed), |values| last(values))
     }
 
     fn int4_fp8(
@@ -82,7 +82,7 @@ impl Operations for Faulty {
         words: usize,
     ) -> Result<Vec<u32>, AccelError> {
         let made = Reference.int4_fp8(qweight, qzeros, words);
-        self.result("marlin_int4_fp8_preprocess", made, last)
+        self.result("marlin_int4_fp8_preprocess", made, |values| last(values))
     }
 
     fn permute_scales(
@@ -92,7 +92,7 @@ impl Operations for Faulty {
         order: ScalePermutation,
     ) -> Result<Vec<u16>, AccelError> {
         let made = Reference.permute_scales(scales, size_n, order);
-        self.result("marlin_permute_scales", made, last)
+        self.result("marlin_permute_scales", made, |values| last(values))
     }
 
     fn route(
@@ -120,11 +120,13 @@ impl Operations for Faulty {
         quant: &QuantConfig,
         x: &[u16],
     ) -> Result<Vec<u16>, AccelError> {
-        self.result("marlin_gemm", Reference.product(weight, quant, x), last)
+        self.result("marlin_gemm", Reference.product(weight, quant, x), |values| last(values))
     }
 
     fn expert_product(&self, experts: Experts<'_>, x: &[u16]) -> Result<Vec<u16>, AccelError> {
-        self.result("moe_wna16_marlin_gemm", Reference.expert_product(experts, x), last)
+        self.result("moe_wna16_marlin_gemm", Reference.expert_product(experts, x), |values| {
+            last(values)
+        })
     }
 
     fn activate(
@@ -135,7 +137,7 @@ impl Operations for Faulty {
         size_i: usize,
     ) -> Result<Vec<u16>, AccelError> {
         let made = Reference.activate(definition, gate_up, dtype, size_i);
-        self.result("moe_activation", made, last)
+        self.result("moe_activation", made, |values| last(values))
     }
 
     fn sum(
@@ -145,6 +147,6 @@ impl Operations for Faulty {
         top_k: usize,
         size_n: usize,
     ) -> Result<Vec<u16>, AccelError> {
-        self.result("moe_sum", Reference.sum(down, dtype, top_k, size_n), last)
+        self.result("moe_sum", Reference.sum(down, dtype, top_k, size_n), |values| last(values))
     }
 }

@@ -42,7 +42,7 @@ const TOKENS: [u32; 6] = [1, 16, 64, 256, 1024, 4096];
 /// One workload on the device.
 enum Ready {
     Dense(Dense),
-    Layer(ExpertLayer),
+    Layer(Box<ExpertLayer>),
 }
 
 impl Ready {
@@ -53,7 +53,7 @@ impl Ready {
             }
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
-                ExpertLayer::new(device, args.ty, sizes).map(Self::Layer)
+                ExpertLayer::new(device, args.ty, sizes).map(|layer| Self::Layer(Box::new(layer)))
             }
         }
     }

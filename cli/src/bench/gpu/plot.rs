@@ -101,7 +101,7 @@ pub(super) fn roofline(report: &Report) -> String {
         .collect();
     let peers = report.peers();
     let shapes = panels.iter().map(|(_, rows)| distinct(rows).len()).max().unwrap_or(0);
-    let legend = LINE * shapes.max(peers.len()) as f64 + 8.0;
+    let legend = LINE * shapes.max(peers.len()) as f64 + 16.0;
     let width = LEFT + panels.len().max(1) as f64 * (WIDTH + GAP);
     let height = TOP + HEIGHT + BELOW + legend;
     let m = &report.machine;
