@@ -3,10 +3,13 @@
 #
 #   scripts/gpu.sh build [FOLDER]   release binaries, stripped, into FOLDER (target/gpu)
 #   FOLDER/gpu.sh run [TEST ...]    the laws on that machine's GPU, all or those tests alone; needs its
-#                                   driver, and NVRTC on the library path or in MARLINSPIKE_NVRTC
+#                                   driver, and NVRTC on the library path or in MARLINSPIKE_NVRTC; the
+#                                   golden cases are found in golden/ here or above, or in MARLINSPIKE_GOLDEN
 #
-# `run` prints a line for each law, with the number of cases and outputs that were compared, and ends
-# with "N laws held, N tests failed".
+# `run` prints a line for each law, with the number of cases and outputs that were compared, one for each
+# wrong kernel that a law rejected, and ends with "N laws held, N tests failed". The program `marlinspike`
+# is built too: `FOLDER/marlinspike check --backend cuda` and `FOLDER/marlinspike bench gpu`, with
+# `FOLDER/gpu_peers` beside it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,13 +20,16 @@ build() {
   mkdir -p "$out/tests"
   cd "$root"
   # Cargo says as JSON where each program went.
-  cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json |
-    sed -n 's/.*"kind":\["\(test\|example\)"\].*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
+  {
+    cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json-render-diagnostics
+    cargo build --release --locked -p marlinspike-cli --bins --message-format=json-render-diagnostics
+  } |
+    sed -n 's/.*"kind":\["\(test\|example\|bin\)"\].*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
     while read -r kind name program; do
-      if [ "$kind" = test ]; then strip -o "$out/tests/$name" "$program"; fi
-      if [ "$kind" = example ]; then strip -o "$out/$name" "$program"; fi
+      if [ "$kind" = test ]; then name=tests/$name; fi
+      strip -o "$out/$name" "$program"
     done
-  cp "${BASH_SOURCE[0]}" "$out/gpu.sh"
+  cp "${BASH_SOURCE[0]}" "$(dirname "${BASH_SOURCE[0]}")/gpu_peers" "$out/"
   du -sh "$out"
 }
 
@@ -38,7 +44,7 @@ run() {
       echo "FAILED: $name"
       grep -A12 "panicked at" "$log" | head -60 || true
     fi
-    sed -n 's/^LAW //p' "$log"
+    sed -n 's/^LAW //p; /^MUTANT /p' "$log"
     held=$((held + $(grep -c '^LAW ' "$log" || true)))
   done
   rm -f "$log"
@@ -50,7 +56,7 @@ case ${1:-} in
   build) shift && build "$@" ;;
   run) shift && run "$@" ;;
   *)
-    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac

@@ -1,91 +1,29 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep] [K N [M ...]]
+//! gemm_times [--sweep] [--type TYPE] [K N [M ...]]
 //! ```
 //!
-//! int4 codes in groups of 128, bf16; by default the shapes of `docs/cuda.md`. Each figure is the
-//! median of 7 replays of a graph that goes through enough copies of the weight that none is in
-//! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries every
-//! tiling.
+//! bf16; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the shapes of
+//! `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes through enough copies
+//! of the weight that none is in the L2 cache; `limit` is the time to read the weight's bytes at the
+//! bandwidth measured first. `--sweep` tries every tiling. `marlinspike bench gpu` gives more, without
+//! the tilings.
 
 use std::process::ExitCode;
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
+use marlinspike::dims::Shape;
 use marlinspike_accel::{
-    Device,
-    ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
+    Device, limits,
+    ops::gemm::Tiling,
+    timing::REPLAYS,
+    workload::{Dense, WEIGHT_TYPES, WeightType},
 };
 
 type AnyError = Box<dyn std::error::Error>;
 
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
 const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
-/// Bytes that all copies of a weight take together: four times an H200's L2 cache.
-const BYTES: usize = 240 << 20;
-
-/// xorshift64*.
-fn next(state: &mut u64) -> u32 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
-}
-
-fn weight(state: &mut u64, shape: Shape) -> Result<Weight<'static>, AnyError> {
-    let dtype = ScalarType::BFLOAT16;
-    let words: Vec<u32> = (0..shape.len() / 8).map(|_| next(state)).collect();
-    let groups = shape.size_k / 128;
-    // From 2^-7 to 2^-6.
-    let scales = (0..groups * shape.size_n).map(|_| 0x3c00 | (next(state) % 128) as u16).collect();
-    Ok(Weight {
-        name: "weight".into(),
-        ty: ScalarType::UINT4B8,
-        codes: Codes::from_words(4, shape, words)?,
-        scales: Table::new(dtype, groups, shape.size_n, TableData::B16(scales))?,
-        zeros: None,
-        groups: Groups::Uniform(GroupSize::Of(128)),
-        global_scale: None,
-        bias: None,
-    })
-}
-
-/// Microseconds of one product: the median of 7 replays.
-fn time(
-    device: &Device,
-    weights: &[MarlinWeight],
-    size_m: usize,
-    tiling: Option<Tiling>,
-) -> Result<f32, AnyError> {
-    let Shape { size_k, size_n } = weights[0].shape();
-    let mut state = 7;
-    // Normal bf16 numbers of magnitude 1/4 to 4, both signs.
-    let bits = |state: &mut u64| {
-        let r = next(state);
-        ((0x3e80 + r % 0x200) | (r >> 16 & 0x8000)) as u16
-    };
-    let x: Vec<u16> = (0..size_m * size_k).map(|_| bits(&mut state)).collect();
-    let x = device.upload(&x)?;
-    let mut y = device.zeroed(size_m * size_n)?;
-    let mut product = |weight: &MarlinWeight| match tiling {
-        None => marlin_gemm(device, &x, weight, &mut y),
-        Some(tiling) => marlin_gemm_tiled(device, &x, weight, &mut y, tiling),
-    };
-    // Modules are loaded before anything is recorded.
-    product(&weights[0])?;
-    let graph = device.record(|| weights.iter().try_for_each(&mut product))?;
-    let mut times = Vec::new();
-    for round in 0..9 {
-        let time = device.microseconds(|| graph.replay())?;
-        if round >= 2 {
-            times.push(time);
-        }
-    }
-    times.sort_by(f32::total_cmp);
-    Ok(times[times.len() / 2] / weights.len() as f32)
-}
 
 fn tilings(size_m: usize) -> Vec<Tiling> {
     let least = match size_m {
@@ -109,43 +47,43 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
 }
 
 fn main() -> Result<ExitCode, AnyError> {
-    let mut sweep = false;
+    let (mut sweep, mut ty) = (false, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
-    for argument in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => sweep = true,
+            "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
     let shapes = match numbers[..] {
-        [] => SHAPES.to_vec(),
-        [k, n, ..] => vec![(k, n)],
-        _ => {
-            eprintln!("usage: gemm_times [--sweep] [K N [M ...]]");
-            return Ok(ExitCode::from(2));
-        }
+        [] => Some(SHAPES.to_vec()),
+        [k, n, ..] => Some(vec![(k, n)]),
+        _ => None,
+    };
+    let (Some(ty), Some(shapes)) = (ty, shapes) else {
+        let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
+        eprintln!("usage: gemm_times [--sweep] [--type TYPE] [K N [M ...]]; types: {types}");
+        return Ok(ExitCode::from(2));
     };
     let rows = if numbers.len() > 2 { &numbers[2..] } else { &ROWS };
     let device = Device::open()?;
-    println!("{}, {} multiprocessors", device.name(), device.multiprocessors());
+    let read = limits::measure(&device)?.read;
+    let (name, read_tb) = (device.name(), read / 1e12);
+    println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     for (size_k, size_n) in shapes {
-        let shape = Shape::new(size_k, size_n);
-        let mut state = 1;
-        let one = weight(&mut state, shape)?;
-        let first = MarlinWeight::new(&device, std::slice::from_ref(&one), ScalarType::BFLOAT16)?;
-        let limit = first.bytes() as f64 / 4.49e6;
-        let copies = BYTES.div_ceil(first.bytes()).max(2);
-        let mut weights = vec![first];
-        while weights.len() < copies {
-            weights.push(weights[0].copy(&device)?);
-        }
+        let dense = Dense::new(&device, ty, Shape::new(size_k, size_n))?;
+        let limit = dense.bytes() as f64 / read * 1e6;
         for &size_m in rows {
-            let usual = time(&device, &weights, size_m, None)?;
-            println!("{size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
+            let usual = dense.time(&device, size_m, None, REPLAYS)?.median;
+            let ty = ty.name;
+            println!("{ty}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if sweep {
+                let time = |tiling| dense.time(&device, size_m, Some(tiling), REPLAYS);
                 let mut all: Vec<(f32, Tiling)> = tilings(size_m)
                     .into_iter()
-                    .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))
+                    .filter_map(|tiling| Some((time(tiling).ok()?.median, tiling)))
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (time, t) in all.iter().take(8) {

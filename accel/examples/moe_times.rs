@@ -1,144 +1,65 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [E TOP_K H I [M ...]]
+//! moe_times [--type TYPE] [E TOP_K H I [M ...]]
 //! ```
 //!
-//! int4 codes in groups of 128, bf16, SiLU; by default the layers of `docs/cuda.md`. A figure is the
-//! median of 7 replays of a graph of 16 layers, each with a routing of its own, so that few tokens
-//! do not find their experts in the L2 cache. `limit` is the time to read the experts that a
-//! routing hits, once each, at 4.49 TB/s.
+//! bf16, SiLU; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the layers
+//! of `docs/cuda.md`. A figure is the median of 7 replays of a graph of 16 layers, each with a routing of
+//! its own, so that few tokens do not find their experts in the L2 cache. `limit` is the time to read
+//! the experts that a routing hits, once each, at the bandwidth measured first. `marlinspike bench gpu`
+//! gives more.
 
-use std::collections::BTreeSet;
+use std::process::ExitCode;
 
-use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
-use marlinspike_accel::{Buffer, Device, ops::MarlinLayer};
+use marlinspike_accel::{
+    Device, limits,
+    timing::REPLAYS,
+    workload::{ExpertLayer, Sizes, WEIGHT_TYPES, WeightType},
+};
 
 type AnyError = Box<dyn std::error::Error>;
 
 /// Experts, experts per token, hidden size, intermediate size.
 const LAYERS: [[usize; 4]; 3] = [[8, 2, 4096, 14336], [128, 8, 2048, 768], [256, 8, 7168, 256]];
 const TOKENS: [usize; 5] = [1, 4, 16, 64, 256];
-const ROUTINGS: usize = 16;
 
-/// xorshift64*.
-fn next(state: &mut u64) -> u32 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
-}
-
-fn weight(state: &mut u64, shape: Shape) -> Result<Weight<'static>, AnyError> {
-    let dtype = ScalarType::BFLOAT16;
-    let words: Vec<u32> = (0..shape.len() / 8).map(|_| next(state)).collect();
-    let groups = shape.size_k / 128;
-    // From 2^-7 to 2^-6.
-    let scales = (0..groups * shape.size_n).map(|_| 0x3c00 | (next(state) % 128) as u16).collect();
-    Ok(Weight {
-        name: "weight".into(),
-        ty: ScalarType::UINT4B8,
-        codes: Codes::from_words(4, shape, words)?,
-        scales: Table::new(dtype, groups, shape.size_n, TableData::B16(scales))?,
-        zeros: None,
-        groups: Groups::Uniform(GroupSize::Of(128)),
-        global_scale: None,
-        bias: None,
-    })
-}
-
-/// `top_k` experts for each token, without repetition.
-fn routing(state: &mut u64, tokens: usize, top_k: usize, experts: usize) -> Vec<i32> {
-    let mut ids = Vec::new();
-    for _ in 0..tokens {
-        let mut all: Vec<i32> = (0..experts as i32).collect();
-        for j in 0..top_k {
-            all.swap(j, j + next(state) as usize % (experts - j));
+fn main() -> Result<ExitCode, AnyError> {
+    let (mut ty, mut numbers) = (Some(WEIGHT_TYPES[0]), Vec::new());
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
+            _ => numbers.push(argument.parse::<usize>()?),
         }
-        ids.extend_from_slice(&all[..top_k]);
     }
-    ids
-}
-
-fn main() -> Result<(), AnyError> {
-    let numbers: Vec<usize> =
-        std::env::args().skip(1).map(|argument| argument.parse()).collect::<Result<_, _>>()?;
-    let (layers, tokens) = match numbers[..] {
-        [] => (LAYERS.to_vec(), TOKENS.to_vec()),
-        [experts, top_k, h, i] => (vec![[experts, top_k, h, i]], TOKENS.to_vec()),
-        [experts, top_k, h, i, ..] => (vec![[experts, top_k, h, i]], numbers[4..].to_vec()),
-        _ => return Err("usage: moe_times [E TOP_K H I [M ...]]".into()),
+    let layers = match numbers[..] {
+        [] => Some(LAYERS.to_vec()),
+        [experts, top_k, h, i, ..] => Some(vec![[experts, top_k, h, i]]),
+        _ => None,
     };
+    let (Some(ty), Some(layers)) = (ty, layers) else {
+        let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
+        eprintln!("usage: moe_times [--type TYPE] [E TOP_K H I [M ...]]; types: {types}");
+        return Ok(ExitCode::from(2));
+    };
+    let tokens = if numbers.len() > 4 { &numbers[4..] } else { &TOKENS };
     let device = Device::open()?;
-    println!("{}, {} multiprocessors", device.name(), device.multiprocessors());
-    for [experts, top_k, h, size_i] in layers {
-        let mut state = 1;
-        // The experts' codes are the same; their memory is not.
-        let (w13, w2) = (
-            weight(&mut state, Shape::new(h, 2 * size_i))?,
-            weight(&mut state, Shape::new(size_i, h))?,
-        );
-        let (w13, w2) = (vec![w13; experts], vec![w2; experts]);
-        let layer = MarlinLayer::new(
-            &device,
-            &Layer {
-                w13: &w13,
-                w2: &w2,
-                orders: [None, None],
-                num_experts: experts,
-                expert_map: None,
-                activation: Definition::new(Activation::Silu),
-                dtype: ScalarType::BFLOAT16,
-                input_dtype: None,
-                router_weight_on_input: false,
-            },
-        )?;
-        for &size_m in &tokens {
-            let x: Vec<u16> = (0..size_m * h)
-                .map(|_| {
-                    let r = next(&mut state);
-                    ((0x3e80 + r % 0x200) | (r >> 16 & 0x8000)) as u16
-                })
-                .collect();
-            let x = device.upload(&x)?;
-            let weights = device.upload(&vec![1.0 / top_k as f32; size_m * top_k])?;
-            let mut hit = 0;
-            let ids = (0..ROUTINGS)
-                .map(|_| {
-                    let ids = routing(&mut state, size_m, top_k, experts);
-                    hit += ids.iter().collect::<BTreeSet<_>>().len();
-                    Ok(device.upload(&ids)?)
-                })
-                .collect::<Result<Vec<Buffer<i32>>, AnyError>>()?;
-            let mut work = layer.workspace(&device, size_m, top_k)?;
-            let mut y = device.zeroed(size_m * h)?;
-            // Modules are loaded before anything is recorded.
-            layer.forward(&device, &x, &ids[0], &weights, &mut work, &mut y)?;
-            let graph = device.record(|| {
-                ids.iter().try_for_each(|ids| {
-                    layer.forward(&device, &x, ids, &weights, &mut work, &mut y)
-                })
-            })?;
-            let mut times = Vec::new();
-            for _ in 0..9 {
-                times.push(device.microseconds(|| graph.replay())? / ROUTINGS as f32);
-            }
-            // The first two warm up.
-            times.drain(..2);
-            times.sort_by(f32::total_cmp);
-            let hit = hit as f64 / ROUTINGS as f64;
-            let limit = hit * layer.bytes_of_expert() as f64 / 4.49e6;
+    let read = limits::measure(&device)?.read;
+    let (name, read_tb) = (device.name(), read / 1e12);
+    println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
+    for [num_experts, top_k, hidden_size, intermediate_size] in layers {
+        let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
+        let layer = ExpertLayer::new(&device, ty, sizes)?;
+        for &size_m in tokens {
+            let (times, hit) = layer.time(&device, size_m, REPLAYS)?;
+            let limit = hit * layer.bytes_of_expert() as f64 / read * 1e6;
             println!(
-                "{experts} experts, top {top_k}, H {h}, I {size_i}, M {size_m}: {:.1} us, {hit:.1} \
-                 experts hit, limit {limit:.1}",
-                times[times.len() / 2]
+                "{}, {num_experts} experts, top {top_k}, H {hidden_size}, I {intermediate_size}, M \
+                 {size_m}: {:.1} us, {hit:.1} experts hit, limit {limit:.1}",
+                ty.name, times.median
             );
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -12,10 +12,12 @@ use cudarc::{
     },
     nvrtc::Ptx,
 };
+use marlinspike_kernels::Source;
 
 use crate::{
     cache::ModuleCache,
     error::AccelError,
+    mutants::Mutant,
     nvrtc::{Arch, Define, Nvrtc},
     raw,
     registry::Row,
@@ -32,6 +34,7 @@ pub struct Device {
     multiprocessors: u32,
     shared_memory: u32,
     cache: ModuleCache,
+    mutant: Option<&'static Mutant>,
     nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
     modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
 }
@@ -88,6 +91,7 @@ impl Device {
             )?,
             context,
             cache: ModuleCache::from_environment(),
+            mutant: None,
             nvrtc: OnceLock::new(),
             modules: Mutex::default(),
         })
@@ -96,6 +100,13 @@ impl Device {
     /// The same device with another cache of compiled modules.
     pub fn with_cache(mut self, cache: ModuleCache) -> Self {
         self.cache = cache;
+        self
+    }
+
+    /// The same device with a wrong kernel in place of one of its sources. For tests of the laws.
+    pub fn with_mutant(mut self, mutant: &'static Mutant) -> Self {
+        self.mutant = Some(mutant);
+        self.modules = Mutex::default();
         self
     }
 
@@ -150,7 +161,22 @@ impl Device {
             });
         }
         let arch = Arch::of_device(self.compute_capability);
-        let source = row.embedded_source(arch)?;
+        let mutant = self.mutant.filter(|mutant| mutant.source == row.source);
+        let source = match mutant.and_then(Mutant::text) {
+            Some(wrong) => wrong,
+            None => row.embedded_source(arch)?,
+        };
+        self.load(source, defines)
+    }
+
+    /// The entry point of a source, compiled for this device with these macros; compiled once and
+    /// kept.
+    pub(crate) fn load(
+        &self,
+        source: &'static Source,
+        defines: &[Define],
+    ) -> Result<CudaFunction, AccelError> {
+        let arch = Arch::of_device(self.compute_capability);
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, defines.to_vec());

@@ -3,28 +3,36 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`backend`] | cases through the operations, judged |
 //! | [`device`] | [`Device`]: one GPU, and the modules loaded on it |
+//! | [`limits`] | what a device can read and multiply at most |
 //! | [`memory`] | [`Buffer`]: elements in a device's memory |
 //! | [`cache`] | compiled modules on disk |
+//! | [`mutants`] | kernels with one mistake each, for tests of the laws |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
 //! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
+//! | [`workload`] | products and layers to be timed, on weights that have left the caches |
 //! | [`timing`] | recorded launches, and how long the device takes for them |
 //!
 //! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
 //! row in [`mod@registry`].
 
+pub mod backend;
 pub mod cache;
 pub mod device;
 pub mod error;
+pub mod limits;
 pub mod memory;
+pub mod mutants;
 pub mod nvrtc;
 pub mod ops;
 mod raw;
 pub mod registry;
 pub mod timing;
 pub mod warm;
+pub mod workload;
 
 pub use device::Device;
 pub use error::AccelError;

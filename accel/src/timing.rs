@@ -19,7 +19,47 @@ pub struct Graph<'a> {
     _launches: Launches<'a>,
 }
 
+/// How long a number of replays took, in microseconds of the device's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Times {
+    /// The middle one; of an even number the later of two.
+    pub median: f32,
+    /// The quickest.
+    pub least: f32,
+}
+
+impl Times {
+    /// Of measured times, of which there is at least one.
+    fn of(mut times: Vec<f32>) -> Self {
+        times.sort_by(f32::total_cmp);
+        let at = |i: usize| times.get(i).copied().unwrap_or(f32::NAN);
+        Self { median: at(times.len() / 2), least: at(0) }
+    }
+
+    /// Of each of `count` equal parts.
+    pub fn each(self, count: usize) -> Self {
+        Self { median: self.median / count as f32, least: self.least / count as f32 }
+    }
+}
+
+/// Replays that are timed where nothing else is said.
+pub const REPLAYS: usize = 7;
+/// Replays before them.
+const WARM_UP: usize = 2;
+
 impl Device {
+    /// Replays recorded launches: some to warm up, then `replays` (at least 1), each timed.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`].
+    pub fn time(&self, graph: &Graph<'_>, replays: usize) -> Result<Times, AccelError> {
+        for _ in 0..WARM_UP {
+            graph.replay()?;
+        }
+        let times = (0..replays.max(1)).map(|_| self.microseconds(|| graph.replay()));
+        Ok(Times::of(times.collect::<Result<_, _>>()?))
+    }
+
     /// Records what `launches` launches instead of running it. What it launches must be on this
     /// device, allocate nothing, and copy nothing to the host.
     ///
@@ -72,5 +112,16 @@ impl Graph<'_> {
     /// [`AccelError::Driver`].
     pub fn replay(&self) -> Result<(), AccelError> {
         self.graph.launch().map_err(failed("cuGraphLaunch"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(Times::of(vec![3.0, 1.0, 2.0]), Times { median: 2.0, least: 1.0 });
+        assert_eq!(Times::of(vec![4.0]).each(4), Times { median: 1.0, least: 1.0 });
     }
 }

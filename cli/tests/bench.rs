@@ -1,5 +1,5 @@
-//! `bench cpu`: what it prints of tiny shapes is consistent, and wrong arguments are refused
-//! before anything is measured.
+//! `bench`: what `bench cpu` prints of tiny shapes is consistent, and wrong arguments are refused
+//! before anything is measured; `bench gpu` where there is no GPU.
 #![allow(missing_docs)]
 
 mod support;
@@ -106,6 +106,48 @@ fn wrong_arguments_are_refused() {
     ];
     for (args, expected) in cases {
         let output = run(["bench", "cpu"].iter().chain(args));
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{args:?}");
+    }
+}
+
+/// Whether this machine has a GPU: the tests below are of those that have none.
+fn has_gpu() -> bool {
+    marlinspike_accel::Device::open().is_ok()
+}
+
+#[test]
+fn without_a_gpu_that_is_what_is_said() {
+    if has_gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("roofline.svg");
+    let output = run(["bench", "gpu", "--shape", "64x64", "--plot", svg.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.starts_with("error: ") && text.contains("CUDA"), "{text}");
+    assert!(text.contains("help: "), "{text}");
+    assert_eq!(stdout(&output), "");
+    assert!(!svg.exists());
+}
+
+#[test]
+fn wrong_arguments_of_gpu_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = folder.path().join("wrong.json");
+    std::fs::write(&wrong, "{}").unwrap();
+    let wrong = wrong.to_str().unwrap();
+    let cases: [(&[&str], &str); 5] = [
+        (&["--type", "int3"], "expected one of uint4b8, "),
+        (&["--tokens", "0"], "0 is not in 1..=65536"),
+        (&["--replays", "0"], "0 is not in 1..=1000"),
+        (&["--peers", "/nowhere/peers.json"], "/nowhere/peers.json: "),
+        (&["--peers", wrong], "no figures of peers: missing field `results`"),
+    ];
+    for (args, expected) in cases {
+        let output = run(["bench", "gpu"].iter().chain(args));
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));
         assert_eq!(stdout(&output), "", "{args:?}");

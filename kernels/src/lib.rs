@@ -16,12 +16,15 @@ pub struct Source {
 
 macro_rules! source {
     ($name:literal $(, $part:literal)*) => {
+        source!("" $name $(, $part)*)
+    };
+    ($folder:literal $name:literal $(, $part:literal)*) => {
         Source {
             name: $name,
             text: concat!(
                 $("#line 1 \"", $part, ".cuh\"\n", include_str!(concat!("../cu/parts/", $part, ".cuh")),)*
                 "#line 1 \"", $name, ".cu\"\n",
-                include_str!(concat!("../cu/", $name, ".cu"))
+                include_str!(concat!("../cu/", $folder, $name, ".cu"))
             ),
         }
     };
@@ -42,6 +45,10 @@ pub static SOURCES: &[Source] = &[
     source!("permute_cols"),
     source!("topk_router", "math", "block_max"),
 ];
+
+/// Sources that compute nothing of a layer: they measure what a device can do at most. Sorted by name.
+pub static PROBES: &[Source] =
+    &[source!("probes/" "matrix_limit"), source!("probes/" "read_limit")];
 
 /// The source of that name.
 pub fn source(name: &str) -> Option<&'static Source> {
@@ -67,6 +74,8 @@ mod tests {
     fn every_cu_file_has_a_row() {
         let rows: Vec<&str> = SOURCES.iter().map(|source| source.name).collect();
         assert_eq!(files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu"), ".cu"), rows);
+        let probes: Vec<&str> = PROBES.iter().map(|source| source.name).collect();
+        assert_eq!(files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/probes"), ".cu"), probes);
     }
 
     #[test]
@@ -79,13 +88,17 @@ mod tests {
 
     #[test]
     fn sources_stand_alone_and_export_their_name() {
-        for Source { name, text } in SOURCES {
+        for Source { name, text } in SOURCES.iter().chain(PROBES) {
             assert!(!text.contains("#include"), "{name} includes a file");
             // Between the two words stand attributes at most.
             let entries: Vec<&str> = text.split("extern \"C\" __global__ void").skip(1).collect();
-            let [entry] = entries[..] else { panic!("{name}: {} entry points", entries.len()) };
-            let head = entry.split_once('{').map_or(entry, |(head, _)| head);
-            assert!(head.contains(&format!("{name}(")), "{name} lacks its entry point");
+            assert!(!entries.is_empty(), "{name} has no entry point");
+            // Several only where the preprocessor leaves one of them.
+            assert!(entries.len() == 1 || text.contains("#else"), "{name}: {}", entries.len());
+            for entry in entries {
+                let head = entry.split_once('{').map_or(entry, |(head, _)| head);
+                assert!(head.contains(&format!("{name}(")), "{name} lacks its entry point");
+            }
         }
     }
 

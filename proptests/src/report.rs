@@ -52,6 +52,10 @@ pub struct LawReport {
     pub law: &'static str,
     /// Inputs that obeyed.
     pub passed: u32,
+    /// Inputs that the subject does not take: [`Subject::takes`](crate::Subject::takes).
+    pub left_out: u32,
+    /// Elements that the subject was asked for in all its calls.
+    pub outputs: usize,
     /// The seed of this law's inputs.
     pub seed: u64,
     /// The failure, if any.
@@ -85,7 +89,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for law in &self.laws {
             let verdict = if law.failure.is_none() { "ok    " } else { "FAILED" };
-            writeln!(f, "{verdict} {}: {} ({} cases)", self.operation, law.law, law.passed)?;
+            let left_out = match law.left_out {
+                0 => String::new(),
+                n => format!(", {n} left out"),
+            };
+            let (operation, name, passed) = (self.operation, law.law, law.passed);
+            writeln!(f, "{verdict} {operation}: {name} ({passed} cases{left_out})")?;
             if let Some(failure) = &law.failure {
                 writeln!(f, "       {}", failure.what)?;
                 if let Some(mismatch) = &failure.mismatch {

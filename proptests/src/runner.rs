@@ -10,7 +10,7 @@ use proptest::test_runner::{
 
 use crate::laws::{broken, laws};
 use crate::report::{LawReport, Report};
-use crate::subject::{Operation, Subject};
+use crate::subject::{Operation, Subject, SubjectError};
 
 /// How much is tried.
 #[derive(Debug, Clone)]
@@ -30,6 +30,23 @@ impl Default for Config {
     }
 }
 
+/// A subject, how many elements it was asked for, and whether it was asked for an input that it does
+/// not take: laws make others of the one that was drawn (a rank's part).
+struct Counted<'s, S> {
+    subject: &'s S,
+    outputs: Cell<usize>,
+    refused: Cell<bool>,
+}
+
+impl<O: Operation, S: Subject<O>> Subject<O> for Counted<'_, S> {
+    fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError> {
+        self.outputs.set(self.outputs.get() + out.len());
+        let called = self.subject.call(input, out);
+        self.refused.set(self.refused.get() || called.is_err() && !self.subject.takes(input));
+        called
+    }
+}
+
 /// Tries every law of `O` on `subject`; the report says which held. Each law stops at its first
 /// failure, shrunk to a minimal input.
 pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report {
@@ -43,22 +60,36 @@ pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report 
                 failure_persistence: None,
                 // A subject may be slow; a minimal case is worth some calls, not any number.
                 max_shrink_iters: 512,
+                // What a subject does not take is drawn again; most of a lattice may be that.
+                max_global_rejects: config.cases.saturating_mul(64).max(1024),
                 ..ProptestConfig::default()
             },
             TestRng::from_seed(RngAlgorithm::ChaCha, &bytes),
         );
-        let passed = Cell::new(0);
+        let counted = Counted { subject, outputs: Cell::new(0), refused: Cell::new(false) };
+        let (passed, left_out) = (Cell::new(0), Cell::new(0));
         // The last failure seen is the minimal one's: shrinking only keeps what fails.
         let last = RefCell::new(None);
-        let outcome = runner.run(&O::inputs(), |input| match (law.check)(subject, &input) {
-            Ok(()) => {
-                passed.set(passed.get() + u32::from(last.borrow().is_none()));
-                Ok(())
+        let outcome = runner.run(&O::inputs(), |input| {
+            let leave_out = || {
+                left_out.set(left_out.get() + u32::from(last.borrow().is_none()));
+                Err(TestCaseError::reject("the subject does not take it"))
+            };
+            if !subject.takes(&input) {
+                return leave_out();
             }
-            Err(failure) => {
-                let reason = TestCaseError::fail(failure.what.clone());
-                *last.borrow_mut() = Some(failure);
-                Err(reason)
+            counted.refused.set(false);
+            match (law.check)(&counted, &input) {
+                Err(_) if counted.refused.get() => leave_out(),
+                Ok(()) => {
+                    passed.set(passed.get() + u32::from(last.borrow().is_none()));
+                    Ok(())
+                }
+                Err(failure) => {
+                    let reason = TestCaseError::fail(failure.what.clone());
+                    *last.borrow_mut() = Some(failure);
+                    Err(reason)
+                }
             }
         });
         let failure = match outcome {
@@ -73,7 +104,14 @@ pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report 
                 mismatch: None,
             }),
         };
-        let law = LawReport { law: law.name, passed: passed.get(), seed: config.seed, failure };
+        let law = LawReport {
+            law: law.name,
+            passed: passed.get(),
+            left_out: left_out.get(),
+            outputs: counted.outputs.get(),
+            seed: config.seed,
+            failure,
+        };
         if let (Some(folder), Some(failure)) = (&config.regressions, &law.failure) {
             let name = format!("{}-{i}-{:016x}.txt", O::NAME, config.seed);
             let text = format!("seed {:#018x}\nlaw {}\n{failure:#?}\n", config.seed, law.law);

@@ -88,6 +88,12 @@ pub trait Subject<O: Operation> {
     /// # Errors
     /// When the implementation refuses or fails; that counts as a failure of the law.
     fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError>;
+
+    /// Whether the implementation is meant for such an input at all (a weight type that it has no
+    /// kernel for). Others are drawn in its place, and the report counts what was left out.
+    fn takes(&self, _input: &O::Input) -> bool {
+        true
+    }
 }
 
 /// Why a subject did not answer.

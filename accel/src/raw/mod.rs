@@ -14,6 +14,7 @@ use crate::{
 pub(crate) mod driver;
 pub(crate) mod gemm;
 pub(crate) mod layout;
+pub(crate) mod limits;
 pub(crate) mod moe;
 pub(crate) mod nvrtc;
 pub(crate) mod quantize;

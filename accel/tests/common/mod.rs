@@ -14,7 +14,7 @@ use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc};
 const REQUIRE_GPU: &str = "MARLINSPIKE_REQUIRE_GPU";
 
 /// Writes a line past the test harness's capture, in one piece.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(format!("\n{line}\n").as_bytes()).unwrap();
     stdout.flush().unwrap();

@@ -4,6 +4,8 @@ use clap::Subcommand;
 use marlinspike::dims::GroupSize;
 use marlinspike_bench::Workload;
 
+use super::gpu;
+
 const ABOUT: &str = "\
 Times the int4 path (weights of 4 bits, activations quantized to 8 bits as they come) on this CPU.
 
@@ -38,6 +40,9 @@ pub(super) enum Target {
     /// Time the int4 path on this CPU.
     #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
     Cpu(Cpu),
+    /// Time products and expert layers on this machine's GPU.
+    #[command(long_about = gpu::ABOUT, after_long_help = gpu::EXAMPLES)]
+    Gpu(gpu::Args),
 }
 
 /// Arguments of `bench cpu`.

@@ -1,6 +1,7 @@
 //! `marlinspike bench`: how quick the products are, beside what the machine can do at most.
 
 mod args;
+mod gpu;
 mod measure;
 mod report;
 
@@ -16,7 +17,10 @@ use crate::{Outcome, output};
 /// # Errors
 /// For arguments that do not fit each other or the machine.
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
-    let args::Target::Cpu(cpu) = &args.target;
+    let cpu = match &args.target {
+        args::Target::Cpu(cpu) => cpu,
+        args::Target::Gpu(gpu) => return gpu::run(gpu, color),
+    };
     let plan = measure::Plan::new(cpu)?;
     let report = plan.measure()?;
     let text = match cpu.json {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use marlinspike::case::Case;
 use marlinspike::check::{CaseReport, Declared, check_case_as};
+use marlinspike_accel::Device;
+use marlinspike_accel::backend::{self, BackendError, Counts};
 use marlinspike_golden::{FileEntry, GoldenError, Manifest};
 use walkdir::WalkDir;
 
@@ -42,6 +44,14 @@ pub(super) enum InputError {
         path: PathBuf,
         /// What is wrong.
         source: marlinspike::Error,
+    },
+    /// The device failed, or lacks what it needs.
+    #[error("{}: {source}", path.display())]
+    Device {
+        /// The file.
+        path: PathBuf,
+        /// What failed.
+        source: marlinspike_accel::AccelError,
     },
 }
 
@@ -110,8 +120,13 @@ fn walk(folder: &Path, sources: &mut Vec<Source>) {
     }
 }
 
-/// Reads and checks one file.
-pub(super) fn check(source: Source, declared: &Declared) -> Result<CaseReport, InputError> {
+/// Reads and checks one file: the outputs that it records, or those that a device makes of its inputs,
+/// with what each operation was held to.
+pub(super) fn check(
+    source: Source,
+    declared: &Declared,
+    device: Option<&Device>,
+) -> Result<(CaseReport, Counts), InputError> {
     match source.kind {
         Kind::Error(error) => return Err(error),
         Kind::Golden(manifest, entry) => manifest.verify_file(&entry)?,
@@ -119,8 +134,17 @@ pub(super) fn check(source: Source, declared: &Declared) -> Result<CaseReport, I
     }
     let path = source.path;
     let bytes = MappedFile::open(&path)?;
-    let report = Case::parse(&bytes).and_then(|case| check_case_as(&case, declared));
-    report.map_err(|source| InputError::Case { path, source })
+    let checked = Case::parse(&bytes).map_err(BackendError::from).and_then(|case| match device {
+        None => Ok((check_case_as(&case, declared)?, Counts::new())),
+        Some(device) => {
+            let checked = backend::check(device, &case, declared)?;
+            Ok((checked.report, checked.counts))
+        }
+    });
+    checked.map_err(|error| match error {
+        BackendError::Accel(source) => InputError::Device { path, source },
+        BackendError::Case(source) => InputError::Case { path, source },
+    })
 }
 
 #[cfg(test)]
@@ -146,7 +170,10 @@ mod tests {
     fn an_empty_folder_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
-        assert!(matches!(check(source, &Declared::default()), Err(InputError::EmptyFolder { .. })));
+        assert!(matches!(
+            check(source, &Declared::default(), None),
+            Err(InputError::EmptyFolder { .. })
+        ));
     }
 
     #[cfg(unix)]
@@ -155,6 +182,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
-        assert!(matches!(check(source, &Declared::default()), Err(InputError::List { .. })));
+        assert!(matches!(check(source, &Declared::default(), None), Err(InputError::List { .. })));
     }
 }

@@ -1,4 +1,5 @@
-//! What `--json` prints: an object per case and line, then one with the summary.
+//! What `--json` prints: an object per case and line, then one with the summary and, where a backend
+//! was checked, what its operations were held to.
 
 use marlinspike::check::{Mismatch, OutputReport, Verdict};
 use serde::Serialize;
@@ -85,7 +86,11 @@ pub(super) fn render(run: &Run) -> String {
     for checked in shown {
         push_line(&mut text, &case_line(checked));
     }
-    push_line(&mut text, &serde_json::json!({ "summary": run.summary }));
+    let mut last = serde_json::json!({ "summary": run.summary });
+    if let Some(device) = &run.device {
+        last["device"] = device.json();
+    }
+    push_line(&mut text, &last);
     text
 }
 

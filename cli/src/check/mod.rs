@@ -1,6 +1,7 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
 mod declared;
+mod device;
 mod draw;
 mod errors;
 mod html;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::check::{CaseReport, Declared, Verdict};
+use marlinspike_accel::Device;
+use marlinspike_accel::backend::Counts;
 use rayon::prelude::*;
 
 use crate::error::Explained;
@@ -55,11 +58,14 @@ Examples:
       for programs: one JSON object per case, then {\"summary\": ...}
   marlinspike check --report report.html mine.safetensors
       a page with pictures of where the mismatches lie
+  marlinspike check --backend cuda mine.safetensors
+      what this project's CUDA kernels make of the inputs
 
 Exit codes:
   0  every output was checked and passed
-  1  an output failed, or was left unchecked
-  2  a file could not be read as a case, or the command line is wrong";
+  1  an output failed, or was left unchecked (no kernel of the backend computes it)
+  2  a file could not be read as a case, the command line is wrong, or the backend lacks its device or
+     compiler";
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
@@ -80,6 +86,15 @@ pub struct Args {
 
     #[command(flatten)]
     declared: declared::Args,
+
+    /// Check what a backend's kernels make of the inputs, in place of the recorded outputs
+    ///
+    /// Each output that the kernels compute is judged as the recorded one would be; every bit of every
+    /// operation on the way must be the reference's, and a product must have the bits of the canonical
+    /// schedule and lie in the bound of the `canonical` convention. What no kernel computes is left
+    /// unchecked, with the reason.
+    #[arg(long, value_enum, value_name = "NAME")]
+    backend: Option<device::Backend>,
 
     /// Print one JSON object per case and line, then one with the summary, and nothing else
     #[arg(long)]
@@ -114,6 +129,8 @@ impl Checked {
 struct Run {
     checked: Vec<Checked>,
     summary: Summary,
+    /// What was checked in place of the recorded outputs.
+    device: Option<device::Tally>,
     elapsed: Duration,
 }
 
@@ -124,6 +141,8 @@ struct Run {
 /// an [`Outcome`], not an error: the others are still checked.
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let start = Instant::now();
+    // Without a device, nothing is read.
+    let device = args.backend.map(device::open).transpose()?;
     let sources = if args.paths.is_empty() {
         input::golden().map_err(|e| {
             Explained::new(e, "name the case files or folders: `marlinspike check PATH...`")
@@ -132,7 +151,8 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
         input::find(&args.paths)
     };
     let declared = args.declared.read()?;
-    let checked = check_all(sources, &args.only, &declared);
+    let (checked, counts) = check_all(sources, &args.only, &declared, device.as_ref());
+    device::without_compiler(&checked)?;
     if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
         let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
         let message =
@@ -142,7 +162,8 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
         return Err(Explained::new(message, help).into());
     }
     let summary = Summary::of(&checked);
-    let run = Run { checked, summary, elapsed: start.elapsed() };
+    let device = device.map(|device| device::Tally::new(&device, counts, &checked));
+    let run = Run { checked, summary, device, elapsed: start.elapsed() };
     let text = if args.json {
         json::render(&run)
     } else {
@@ -160,8 +181,14 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     Ok(run.summary.outcome())
 }
 
-/// Checks all files at once; the order of the results is that of the sources.
-fn check_all(sources: Vec<Source>, only: &[glob::Pattern], declared: &Declared) -> Vec<Checked> {
+/// Checks all files at once; the order of the results is that of the sources. On a device, also what
+/// each operation was held to.
+fn check_all(
+    sources: Vec<Source>,
+    only: &[glob::Pattern],
+    declared: &Declared,
+    device: Option<&Device>,
+) -> (Vec<Checked>, Vec<Counts>) {
     let paths: Vec<&Path> = sources.iter().map(|s| s.path.as_path()).collect();
     let labels = text::labels(&paths);
     let bar = ProgressBar::new(sources.len() as u64);
@@ -173,7 +200,10 @@ fn check_all(sources: Vec<Source>, only: &[glob::Pattern], declared: &Declared) 
         .zip(labels)
         .map(|(source, label)| {
             let path = source.path.clone();
-            let result = input::check(source, declared);
+            let (result, counts) = match input::check(source, declared, device) {
+                Ok((report, counts)) => (Ok(report), counts),
+                Err(error) => (Err(error), Counts::new()),
+            };
             bar.inc(1);
             let mut checked = Checked { path, label, result, left_out: 0 };
             if !only.is_empty()
@@ -181,7 +211,7 @@ fn check_all(sources: Vec<Source>, only: &[glob::Pattern], declared: &Declared) 
             {
                 checked.left_out = select(report, only);
             }
-            checked
+            (checked, counts)
         })
         .collect();
     bar.finish_and_clear();

@@ -213,6 +213,11 @@ fn summary(out: &mut String, run: &Run, paint: Paint, verbose: bool) {
     for (label, text) in lines {
         out.push_str(&format!("{} {text}\n", paint.strong(&format!("{label:<8}"))));
     }
+    if let Some(device) = &run.device {
+        for (label, text) in device.lines() {
+            out.push_str(&format!("{} {text}\n", paint.strong(&format!("{label:<8}"))));
+        }
+    }
     if s.outputs_unchecked > 0 && !verbose {
         let hint = "outputs that are not checked keep their case from passing; -v says why each is";
         out.push_str(&format!("{}\n", paint.dim(hint)));

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use marlinspike_accel::cache::{DEFAULT_LIMIT, FOLDER_VARIABLE, ModuleCache, Origin};
-use marlinspike_accel::nvrtc::{Arch, LIBRARY_VARIABLE, Nvrtc};
+use marlinspike_accel::nvrtc::{Arch, Nvrtc};
 use marlinspike_accel::registry::Row;
 use marlinspike_accel::warm::{Job, jobs, warm};
-use marlinspike_accel::{AccelError, Device, registry};
+use marlinspike_accel::{Device, registry};
 
 use crate::Outcome;
-use crate::error::Explained;
+use crate::error::{Explained, of_gpu};
 use crate::output::print;
 
 const DETAILS: &str = "\
@@ -152,16 +152,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         return Err(Explained::new("there is no cache to fill", help).into());
     };
     let nvrtc = Nvrtc::open();
-    let origins = warm(&cache, &nvrtc, &jobs).map_err(|error| match error {
-        AccelError::NvrtcMissing { .. } => {
-            let help = format!(
-                "install NVIDIA's NVRTC (PyPI: nvidia-cuda-nvrtc-cu12), or name its library in \
-                 {LIBRARY_VARIABLE}"
-            );
-            anyhow::Error::from(Explained::new(error, help))
-        }
-        other => other.into(),
-    })?;
+    let origins = warm(&cache, &nvrtc, &jobs).map_err(of_gpu)?;
     let kept = !origins.contains(&Origin::NotKept);
     let text = format!("{}\n\ncache: {}\n", table(&rows, &jobs, Some(&origins)), folder.display());
     print(&text)?;

@@ -1,22 +1,36 @@
 //! The operations that the kit knows, with their arguments.
 
+mod align;
+mod awq;
+mod distribution;
 mod dyn_quant;
+mod elementwise;
 pub(crate) mod layer;
 mod methods;
+mod product;
+mod quantize;
 mod repack;
+mod router;
 mod routing;
 mod scales;
 mod zeros;
 
+pub use align::{AlignBlocks, AlignInput};
+pub use awq::{AwqInput, AwqRepack};
+pub use distribution::Distribution;
 pub use dyn_quant::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };
+pub use elementwise::{Activate, ActivateInput, SumInput, SumSlots};
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
 pub use methods::{
     Fp8Moe, Fp8Requantize, GptOssMxfp4, MethodInput, NormalizeFnuz, Nvfp4Experts, ScaledFp4Mm,
     ScaledFp4Quant, ScaledMm, SwizzleBlockscale, TrtllmMxInt4,
 };
+pub use product::{DenseInput, DenseProduct, ExpertInput, ExpertProduct, ProductWeight};
+pub use quantize::{PerTokenFp8, PerTokenInput, PerTokenInt8, QuantizeRule};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
+pub use router::{RouterInput, TopkRouter};
 pub use routing::{GlobalInput, Nvfp4GlobalScale, ShardInput, ShardScales, Sort, SortInput};
 pub use scales::{
     BiasInput, Int8Input, Int8Scales, MxInput, MxScales, Nvfp4Input, Nvfp4Scales, PermuteBias,
@@ -97,6 +111,19 @@ impl Fill {
         }
         bytes
     }
+}
+
+/// Any bits of 16-bit floats, NaN and infinities among them.
+pub(crate) fn any_halves(fill: Fill, len: usize) -> Vec<u16> {
+    fill.words(len).iter().map(|&word| word as u16).collect()
+}
+
+/// Finite bits of 16-bit floats, of any magnitude.
+pub(crate) fn finite_halves(fill: Fill, len: usize, dtype: ScalarType) -> Vec<u16> {
+    let top = if dtype == ScalarType::FLOAT16 { 0x0400 } else { 0x0080 };
+    let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
+    let finite = |bits: u16| if bits & exponent == exponent { bits & !top } else { bits };
+    any_halves(fill, len).into_iter().map(finite).collect()
 }
 
 /// f16, then bf16.

@@ -21,9 +21,11 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
+pub use layer::Source as LayerSource;
 pub use methods::{add_outputs, mistaken, mistakes};
 pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use product::Declared;
+pub use weights::Source as MatrixSource;
 
 use crate::Result;
 use crate::case::{Case, CaseConfig};
@@ -81,7 +83,8 @@ pub struct OutputReport {
 }
 
 impl OutputReport {
-    fn unchecked(name: &str, elements: usize, note: &str) -> Self {
+    /// A report of an output that is not checked, with the reason.
+    pub fn unchecked(name: &str, elements: usize, note: &str) -> Self {
         Self {
             name: name.to_owned(),
             verdict: Verdict::Unchecked,
@@ -113,7 +116,8 @@ pub struct CaseReport {
 }
 
 impl CaseReport {
-    fn new(case: &Case<'_>, mut outputs: Vec<OutputReport>) -> Self {
+    /// The verdict that follows from those on the outputs.
+    pub fn new(case: &Case<'_>, mut outputs: Vec<OutputReport>) -> Self {
         outputs.sort_by(|a, b| a.name.cmp(&b.name));
         let any = |v| outputs.iter().any(|o| o.verdict == v);
         let verdict = if any(Verdict::Fail) {

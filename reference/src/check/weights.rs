@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 use crate::weight::{Codes, Groups, Table, Weight};
 
 /// The inputs of one matrix or one stack of experts, as the case names them.
-pub(super) struct Source<'c> {
+pub struct Source<'c> {
     case: &'c Case<'c>,
     quant: &'c QuantConfig,
     /// Empty, `w13_` or `w2_`.
@@ -21,7 +21,9 @@ pub(super) struct Source<'c> {
 }
 
 impl<'c> Source<'c> {
-    pub(super) fn new(
+    /// The matrices of `shape` whose inputs begin with `prefix`: empty for the one of a `linear`
+    /// case, `w13_` or `w2_` for a layer's experts.
+    pub fn new(
         case: &'c Case<'c>,
         quant: &'c QuantConfig,
         prefix: &'static str,
@@ -31,7 +33,10 @@ impl<'c> Source<'c> {
     }
 
     /// Number of matrices.
-    pub(super) fn experts(&self) -> Result<usize> {
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing) without the input.
+    pub fn experts(&self) -> Result<usize> {
         let name = match self.quant.checkpoint_format {
             F::Gptq | F::Awq => "qweight",
             _ => "weight",
@@ -50,7 +55,10 @@ impl<'c> Source<'c> {
     }
 
     /// The matrices, in the order of this rank's experts.
-    pub(super) fn weights(&self) -> Result<Vec<Weight<'c>>> {
+    ///
+    /// # Errors
+    /// For inputs that are missing or no weight.
+    pub fn weights(&self) -> Result<Vec<Weight<'c>>> {
         (0..self.experts()?).map(|e| self.weight(e)).collect()
     }
 
@@ -140,7 +148,10 @@ impl<'c> Source<'c> {
 
     /// The order of each matrix's rows in the kernel's loop: the case's own permutation where it
     /// sorts, else the stable one. `None` without act-order.
-    pub(super) fn orders(&self, weights: &[Weight<'_>]) -> Result<Option<Vec<Vec<u32>>>> {
+    ///
+    /// # Errors
+    /// For a `g_idx` that is missing.
+    pub fn orders(&self, weights: &[Weight<'_>]) -> Result<Option<Vec<Vec<u32>>>> {
         if let Some((stated, true)) = self.stated_perms()? {
             return Ok(Some(stated));
         }

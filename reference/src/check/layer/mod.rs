@@ -6,6 +6,8 @@ mod source;
 pub(super) mod summed;
 mod walk;
 
+pub use source::Source;
+
 use super::compare::Mismatch;
 use super::pattern::Values;
 use super::picture::Picture;

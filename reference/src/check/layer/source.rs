@@ -10,8 +10,9 @@ use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
 use crate::weight::Weight;
 
-/// The parts that a [`Layer`] and its [`Routed`] borrow.
-pub(super) struct Source<'c> {
+/// The parts that a [`Layer`] and its [`Routed`] borrow: a `moe` case's matrices, expert map and
+/// routing.
+pub struct Source<'c> {
     config: &'c MoeConfig,
     w13: Vec<Weight<'c>>,
     w2: Vec<Weight<'c>>,
@@ -23,7 +24,11 @@ pub(super) struct Source<'c> {
 }
 
 impl<'c> Source<'c> {
-    pub(super) fn new(case: &'c Case<'c>, config: &'c MoeConfig) -> Result<Self> {
+    /// Reads the inputs; the routing is the case's own where it states one.
+    ///
+    /// # Errors
+    /// For inputs that are no weights, and without a routing or logits to make one from.
+    pub fn new(case: &'c Case<'c>, config: &'c MoeConfig) -> Result<Self> {
         let (h, i) = (config.hidden_size, config.intermediate_size);
         let part = |prefix, shape| -> Result<_> {
             let matrices = Matrices::new(case, &config.quant, prefix, shape);
@@ -38,7 +43,8 @@ impl<'c> Source<'c> {
         Ok(Self { config, w13, w2, orders: [order13, order2], map, topk_ids, topk_weights })
     }
 
-    pub(super) fn layer(&self) -> Layer<'_> {
+    /// The layer.
+    pub fn layer(&self) -> Layer<'_> {
         let c = self.config;
         Layer {
             w13: &self.w13,
@@ -53,7 +59,8 @@ impl<'c> Source<'c> {
         }
     }
 
-    pub(super) fn routed(&self) -> Routed<'_> {
+    /// Where tokens go.
+    pub fn routed(&self) -> Routed<'_> {
         Routed {
             top_k: self.config.top_k,
             topk_ids: &self.topk_ids,

@@ -1,0 +1,155 @@
+//! Packed weights, scales and biases of a case.
+
+use marlinspike::case::{CheckpointFormat, QuantConfig};
+use marlinspike::check::MatrixSource;
+use marlinspike::dims::Shape;
+use marlinspike::layout::marlin::{Activations, ScalePermutation};
+use marlinspike::scalar::ScalarType;
+use marlinspike::tensor::Tensor;
+use marlinspike::weight::{TableData, Weight};
+
+use super::compared::Compared;
+use super::operations::{Operations, Packed};
+use super::{BackendError, Work};
+use crate::error::AccelError;
+
+/// Outputs that are made on the host, from the checkpoint alone.
+const ON_THE_HOST: [&str; 5] = [
+    "marlin_zeros",
+    "marlin_global_scale",
+    "input_global_scale",
+    "g_idx_sort_indices",
+    "sorted_g_idx",
+];
+
+impl<O: Operations> Work<'_, O> {
+    /// The layouts of one matrix or stack of experts.
+    pub(super) fn layouts(
+        &mut self,
+        quant: &QuantConfig,
+        prefix: &'static str,
+        shape: Shape,
+    ) -> Result<(), BackendError> {
+        let full = |name: &str| format!("{prefix}{name}");
+        for name in ON_THE_HOST {
+            self.absent(&full(name), "it is made on the host, when a weight is loaded");
+        }
+        let (qweight, scales) = (full("marlin_qweight"), full("marlin_scales"));
+        let bias = full("marlin_bias");
+        if [&qweight, &scales, &bias].iter().all(|name| self.case.output(name).is_none()) {
+            return Ok(());
+        }
+        let case = self.case;
+        let source = MatrixSource::new(case, quant, prefix, shape);
+        let weights = source.weights()?;
+        let perm = source.orders(&weights)?.map(|orders| orders.concat());
+        // The case's own order of rows is followed where it sorts.
+        let stated = case.output(&full("g_idx_sort_indices")).cloned();
+        let context: Vec<Tensor<'_>> = stated.into_iter().collect();
+        let packed = |qweight| Packed {
+            qweight,
+            perm: perm.as_deref(),
+            experts: weights.len(),
+            shape,
+            bits: weights[0].codes.bits(),
+            is_a_8bit: quant.input_dtype.is_some(),
+        };
+        if quant.checkpoint_format == CheckpointFormat::Awq {
+            let words = case.input(&full("qweight"))?.elements::<u32>();
+            let zeros = case.input(&full("qzeros"))?.elements::<u32>();
+            self.output(&qweight, &context, |o| awq(o, packed(&words), &zeros, quant))?;
+        } else {
+            let words: Vec<u32> =
+                weights.iter().flat_map(|w| w.codes.words().iter().copied()).collect();
+            self.output(&qweight, &context, |o| gptq(o, packed(&words), quant))?;
+        }
+        let activations = match quant.input_dtype {
+            Some(_) => Activations::Bits8,
+            None => Activations::Bits16,
+        };
+        match moved_scales(quant, &weights) {
+            Ok(values) => {
+                let order = ScalePermutation::choose(quant.group_size, shape.k(), activations);
+                self.output(&scales, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
+            }
+            Err(reason) => self.absent(&scales, reason),
+        }
+        if let Some(values) = bits16(weights.iter().map(|w| w.bias.as_ref())) {
+            let order = ScalePermutation::Single;
+            self.output(&bias, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether codes are rewritten before they are packed: int4 under fp8 activations.
+fn is_rewritten(quant: &QuantConfig) -> bool {
+    quant.input_dtype == Some(ScalarType::FLOAT8_E4M3FN)
+        && [ScalarType::UINT4B8, ScalarType::UINT4].contains(&quant.weight_type)
+}
+
+fn gptq<O: Operations>(
+    o: &Compared<'_, O>,
+    packed: Packed<'_>,
+    quant: &QuantConfig,
+) -> Result<Vec<u32>, AccelError> {
+    if !is_rewritten(quant) {
+        return o.gptq_repack(packed);
+    }
+    let words = o.int4_fp8(packed.qweight, None, packed.qweight.len())?;
+    o.gptq_repack(Packed { qweight: &words, ..packed })
+}
+
+/// One matrix after the other: the operator takes no stack.
+fn awq<O: Operations>(
+    o: &Compared<'_, O>,
+    packed: Packed<'_>,
+    zeros: &[u32],
+    quant: &QuantConfig,
+) -> Result<Vec<u32>, AccelError> {
+    let Packed { qweight, experts, shape, .. } = packed;
+    let (words, of_zeros) = (qweight.len() / experts, zeros.len() / experts);
+    let mut out = Vec::with_capacity(qweight.len());
+    for e in 0..experts {
+        let mut words = qweight[e * words..][..words].to_vec();
+        if is_rewritten(quant) {
+            let zeros = &zeros[e * of_zeros..][..of_zeros];
+            words = o.int4_fp8(&words, Some(zeros), shape.size_n / 8)?;
+        }
+        out.extend(o.awq_repack(Packed { qweight: &words, experts: 1, ..packed })?);
+    }
+    Ok(out)
+}
+
+/// The scales of all matrices, where the kernel's form is another order of their columns and nothing
+/// more.
+fn moved_scales(quant: &QuantConfig, weights: &[Weight<'_>]) -> Result<Vec<u16>, &'static str> {
+    let several = weights.iter().any(|w| w.scales.rows() > 1);
+    if !matches!(quant.checkpoint_format, CheckpointFormat::Gptq | CheckpointFormat::Awq) {
+        return Err("scales of this format are recoded on the host");
+    }
+    match quant.input_dtype {
+        Some(ScalarType::INT8) if several => {
+            Err("group scales become integers for int8 activations, on the host")
+        }
+        Some(ScalarType::FLOAT8_E4M3FN) => {
+            Err("scales are recoded for fp8 activations, on the host")
+        }
+        _ => bits16(weights.iter().map(|w| Some(&w.scales))).ok_or("scales of other than 16 bits"),
+    }
+}
+
+/// The elements of tables of 16-bit values, one after the other; `None` where one is absent or of
+/// another width.
+fn bits16<'w>(
+    tables: impl Iterator<Item = Option<&'w marlinspike::weight::Table>>,
+) -> Option<Vec<u16>> {
+    let mut all = Vec::new();
+    for table in tables {
+        match table?.data() {
+            TableData::B16(bits) => all.extend_from_slice(bits),
+            _ => return None,
+        }
+    }
+    Some(all)
+}

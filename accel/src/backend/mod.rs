@@ -1,0 +1,370 @@
+//! Cases through the registry's operations: what a device makes of a case's inputs, judged as the
+//! case's own outputs are.
+//!
+//! Two things must hold of each output that a device can compute. Every bit of every operation on
+//! the way equals the reference's (the law of its registry row). And the output, put in the place of
+//! the recorded one, passes the case's judge: bits of layouts and integers, bounds of router weights,
+//! activations and sums; of a product both the canonical schedule's bits and the bound of its
+//! convention. What no operation computes is left unchecked, with the reason.
+//!
+//! [`Operations`] is what the cases are computed by: [`Device`](crate::Device), or [`Reference`], with
+//! which everything here runs without a GPU.
+
+mod compared;
+mod layer;
+mod layouts;
+mod operations;
+mod reference;
+
+use marlinspike::case::{Case, CaseConfig, LinearConfig, ScheduleChoice};
+use marlinspike::check::{
+    CaseReport, Declared, MatrixSource, OutputReport, Verdict, check_case_as,
+};
+use marlinspike::dims::Shape;
+use marlinspike::gemm::Convention;
+use marlinspike::moe::align::{Absent, Align};
+use marlinspike::moe::router::Router;
+use marlinspike::scalar::ScalarType;
+use marlinspike::tensor::{DType, Element, Tensor};
+
+pub use compared::{Count, Counts};
+pub use operations::{Experts, Operations, Packed};
+pub use reference::Reference;
+
+use crate::error::AccelError;
+use compared::Compared;
+
+/// Why a case could not be checked.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BackendError {
+    /// The device failed, or what it needs is missing.
+    #[error(transparent)]
+    Accel(#[from] AccelError),
+    /// An input of the case cannot be used.
+    #[error(transparent)]
+    Case(#[from] marlinspike::Error),
+}
+
+/// What the device made of a case.
+#[derive(Debug, Clone)]
+pub struct Checked {
+    /// The verdict on what it computed; other outputs are unchecked, and their note says why.
+    pub report: CaseReport,
+    /// What each operation was held to.
+    pub counts: Counts,
+}
+
+/// Beginning of the note of an output that is not computed.
+pub const NOT_ON_DEVICE: &str = "not on cuda: ";
+
+/// Computes what `case` records by `operations`, and judges it.
+///
+/// # Errors
+/// [`BackendError::Accel`] for a device that fails; [`BackendError::Case`] for inputs that cannot be
+/// used. Operations that refuse their arguments leave an output unchecked, which is no error.
+pub fn check<O: Operations>(
+    operations: &O,
+    case: &Case<'_>,
+    declared: &Declared,
+) -> Result<Checked, BackendError> {
+    let (compared, reports) = (Compared::new(operations), Vec::new());
+    let mut work = Work { case, declared, operations: compared, reports };
+    match &case.config {
+        CaseConfig::Linear(c) => {
+            work.layouts(&c.quant, "", Shape::new(c.size_k, c.size_n))?;
+            work.linear(c)?;
+        }
+        CaseConfig::Moe(c) => {
+            work.layouts(&c.quant, "w13_", Shape::new(c.hidden_size, c.w13_size_n()))?;
+            work.layouts(&c.quant, "w2_", Shape::new(c.intermediate_size, c.hidden_size))?;
+            if case.inputs.contains_key("router_logits") {
+                work.route(&Router::from_moe(c))?;
+            }
+            work.stages(c)?;
+        }
+        CaseConfig::Router(c) => {
+            let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
+            let ty = float_type(case.input("router_logits")?.dtype());
+            work.route(&Router::from_config(c, ty, bias.as_deref()))?;
+        }
+        CaseConfig::Align(c) => {
+            let ids = case.input("topk_ids")?.elements::<i32>();
+            work.align(&ids, c.num_experts, c.block_size)?;
+        }
+        CaseConfig::Preprocess(c) => {
+            let qweight = case.input("qweight")?.elements::<u32>();
+            let zeros = case.inputs.get("qzeros").map(|z| z.elements::<u32>());
+            let words = zeros.as_ref().map_or(qweight.len(), |_| c.size_n / 8);
+            work.output("qweight", &[], |o| o.int4_fp8(&qweight, zeros.as_deref(), words))?;
+        }
+        CaseConfig::DynQuant(_) => {}
+        _ => {}
+    }
+    for (name, tensor) in &case.outputs {
+        if !work.reports.iter().any(|report| report.name == *name) {
+            let note = format!("{NOT_ON_DEVICE}no operation of the registry computes it");
+            work.reports.push(OutputReport::unchecked(name, tensor.len(), &note));
+        }
+    }
+    let report = CaseReport::new(case, work.reports);
+    Ok(Checked { report, counts: work.operations.into_counts() })
+}
+
+/// The type of a floating-point tensor's elements; float32 of any other.
+fn float_type(dtype: DType) -> ScalarType {
+    marlinspike::checkpoint::float_type(dtype).unwrap_or(ScalarType::FLOAT32)
+}
+
+/// What an operation made, or why it has no kernel for its arguments.
+type Made<T> = Result<T, String>;
+
+/// A case on its way.
+struct Work<'c, O> {
+    case: &'c Case<'c>,
+    declared: &'c Declared,
+    operations: Compared<'c, O>,
+    reports: Vec<OutputReport>,
+}
+
+impl<O: Operations> Work<'_, O> {
+    /// Says that an output is not computed.
+    fn absent(&mut self, name: &str, reason: &str) {
+        if let Some(recorded) = self.case.output(name) {
+            let note = format!("{NOT_ON_DEVICE}{reason}");
+            self.reports.push(OutputReport::unchecked(name, recorded.len(), &note));
+        }
+    }
+
+    /// What an operation makes, and how many elements of it differ from the reference's. A device that
+    /// fails is an error, a refusal of the arguments is none.
+    fn attempt<T>(
+        &self,
+        make: impl FnOnce(&Compared<'_, O>) -> Result<T, AccelError>,
+    ) -> Result<(Made<T>, usize), BackendError> {
+        let before = self.operations.differing();
+        let made = match make(&self.operations) {
+            Ok(made) => Ok(made),
+            Err(refusal @ (AccelError::Argument { .. } | AccelError::Capability { .. })) => {
+                Err(refusal.to_string())
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok((made, self.operations.differing() - before))
+    }
+
+    /// Computes an output that the case records, of the recorded type and shape, and judges it beside
+    /// the outputs of `context`.
+    fn output<T: Element>(
+        &mut self,
+        name: &str,
+        context: &[Tensor<'_>],
+        make: impl FnOnce(&Compared<'_, O>) -> Result<Vec<T>, AccelError>,
+    ) -> Result<(), BackendError> {
+        let Some(recorded) = self.case.output(name) else { return Ok(()) };
+        let (made, wrong) = self.attempt(make)?;
+        let made = match made {
+            Ok(made) => made,
+            Err(reason) => {
+                self.absent(name, &reason);
+                return Ok(());
+            }
+        };
+        // Lists are as long as the values make them.
+        let shape = match recorded.shape() {
+            [_] => vec![made.len()],
+            shape => shape.to_vec(),
+        };
+        let made = Tensor::from_vec(name, recorded.dtype(), shape, made)?;
+        self.judge(made, context, wrong)
+    }
+
+    /// Judges an output by the case's judge. `wrong` elements on the way to it differ from the
+    /// reference's.
+    fn judge(
+        &mut self,
+        made: Tensor<'static>,
+        context: &[Tensor<'_>],
+        wrong: usize,
+    ) -> Result<(), BackendError> {
+        let report = self.judged(&made, context, &self.case.config, self.declared)?;
+        self.push(report, &made, wrong);
+        Ok(())
+    }
+
+    /// Judges a product: the canonical schedule's bits, and the bound of its convention. `choose`
+    /// sets the schedule in a configuration.
+    fn judge_product(
+        &mut self,
+        made: Tensor<'static>,
+        context: &[Tensor<'_>],
+        wrong: usize,
+        choose: impl Fn(&mut CaseConfig, Option<ScheduleChoice>),
+    ) -> Result<(), BackendError> {
+        let mut config = self.case.config.clone();
+        choose(&mut config, Some(ScheduleChoice::Canonical));
+        let mut report = self.judged(&made, context, &config, self.declared)?;
+        choose(&mut config, None);
+        let declared = Declared { convention: Convention::Canonical, ..self.declared.clone() };
+        let bound = self.judged(&made, context, &config, &declared)?;
+        report.max_error_over_bound = bound.max_error_over_bound;
+        // Where infinities meet, and no number comes out, the schedule's bits decide alone.
+        let no_numbers =
+            bound.diagnosis.as_ref().is_some_and(|d| d.id == "not-finite" && d.unexplained == 0);
+        if bound.verdict == Verdict::Fail && report.verdict == Verdict::Pass {
+            match no_numbers {
+                true => report.note = Some(format!("{} elements are no numbers", bound.mismatches)),
+                false => report = bound,
+            }
+        }
+        self.push(report, &made, wrong);
+        Ok(())
+    }
+
+    /// The judge's report on `made` in a case of these outputs alone.
+    fn judged(
+        &self,
+        made: &Tensor<'static>,
+        context: &[Tensor<'_>],
+        config: &CaseConfig,
+        declared: &Declared,
+    ) -> Result<OutputReport, BackendError> {
+        let mut case = self.case.clone();
+        case.config = config.clone();
+        case.outputs.clear();
+        for tensor in context {
+            case.add_output(bare(tensor), tensor.clone().into_owned());
+        }
+        case.add_output(bare(made), made.clone());
+        let reports = check_case_as(&case, declared)?.outputs;
+        let found = reports.into_iter().find(|report| report.name == bare(made));
+        Ok(found.unwrap_or_else(|| OutputReport::unchecked(bare(made), made.len(), "not judged")))
+    }
+
+    /// Adds the report of what was made, and what else there is to say of it.
+    fn push(&mut self, mut report: OutputReport, made: &Tensor<'static>, wrong: usize) {
+        let mut notes: Vec<String> = report.note.take().into_iter().collect();
+        if wrong > 0 {
+            report.verdict = Verdict::Fail;
+            notes.push(format!("{wrong} elements are not the reference's bits"));
+        }
+        if let Some(recorded) = self.case.output(&report.name) {
+            let size = recorded.dtype().bytes();
+            let pairs = recorded.bytes().chunks_exact(size).zip(made.bytes().chunks_exact(size));
+            let same = pairs.filter(|(a, b)| a == b).count();
+            let all = recorded.len().max(made.len());
+            if same < all {
+                notes.push(format!("{same} of {all} elements have the recorded output's bits"));
+            }
+        }
+        report.note = (!notes.is_empty()).then(|| notes.join("; "));
+        self.reports.push(report);
+    }
+
+    /// `y` of a linear case.
+    fn linear(&mut self, c: &LinearConfig) -> Result<(), BackendError> {
+        let Some(recorded) = self.case.output("y") else { return Ok(()) };
+        let source = MatrixSource::new(self.case, &c.quant, "", Shape::new(c.size_k, c.size_n));
+        let weights = source.weights()?;
+        // 8-bit activations are a refusal of the operation's, for which nobody looks at x.
+        let x = match self.case.inputs.get("x") {
+            Some(x) => x.elements::<u16>().into_owned(),
+            None => Vec::new(),
+        };
+        let (made, wrong) = self.attempt(|o| o.product(&weights[0], &c.quant, &x))?;
+        let y = match made {
+            Ok(y) => Tensor::from_vec("y", recorded.dtype(), recorded.shape().to_vec(), y)?,
+            Err(reason) => {
+                self.absent("y", &reason);
+                return Ok(());
+            }
+        };
+        self.judge_product(y, &[], wrong, |config, choice| {
+            if let CaseConfig::Linear(c) = config {
+                c.schedule = choice;
+            }
+        })
+    }
+
+    /// `topk_ids` and `topk_weights`.
+    fn route(&mut self, router: &Router<'_>) -> Result<(), BackendError> {
+        let (ids, weights) = (self.case.output("topk_ids"), self.case.output("topk_weights"));
+        if ids.is_none() && weights.is_none() {
+            return Ok(());
+        }
+        let logits = self.case.input("router_logits")?;
+        let [rows, experts] = logits.dims2()?;
+        let ty = float_type(logits.dtype());
+        let values: Vec<f32> = match logits.dtype().bytes() {
+            2 => logits.elements::<u16>().iter().map(|&b| ty.to_f64(b.into()) as f32).collect(),
+            _ => logits.elements::<f32>().into_owned(),
+        };
+        let (made, wrong) = self.attempt(|o| o.route(router, &values, experts))?;
+        let routing = match made {
+            Ok(routing) => routing,
+            Err(reason) => {
+                self.absent("topk_ids", &reason);
+                self.absent("topk_weights", &reason);
+                return Ok(());
+            }
+        };
+        let shape = vec![rows, router.top_k];
+        let ids = Tensor::from_vec("topk_ids", DType::I32, shape.clone(), routing.topk_ids)?;
+        let weights = Tensor::from_vec("topk_weights", DType::F32, shape, routing.topk_weights)?;
+        for (made, other) in [(&ids, &weights), (&weights, &ids)] {
+            if self.case.output(bare(made)).is_some() {
+                self.judge(made.clone(), std::slice::from_ref(other), wrong)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The three outputs of aligned tokens.
+    fn align(
+        &mut self,
+        ids: &[i32],
+        num_experts: usize,
+        block_size: usize,
+    ) -> Result<(), BackendError> {
+        const NAMES: [&str; 3] = ["num_tokens_post_padded", "expert_ids", "sorted_token_ids"];
+        if NAMES.iter().all(|name| self.case.output(name).is_none()) {
+            return Ok(());
+        }
+        let map = self.case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
+        // What becomes of other ranks' experts is told by the recorded labels alone.
+        let labels = self.case.output("expert_ids");
+        let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
+        let absent = if marked { Absent::Mark } else { Absent::Ignore };
+        let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
+        let (made, wrong) = self.attempt(|o| o.align(&align, ids))?;
+        let blocks = match made {
+            Ok(blocks) => blocks,
+            Err(reason) => {
+                NAMES.iter().for_each(|name| self.absent(name, &reason));
+                return Ok(());
+            }
+        };
+        let list = |name: &str, values: Vec<i32>| {
+            Tensor::from_vec(name, DType::I32, vec![values.len()], values)
+        };
+        let made = [
+            list(NAMES[0], vec![blocks.num_tokens_post_padded])?,
+            list(NAMES[1], blocks.expert_ids)?,
+            list(NAMES[2], blocks.sorted_token_ids)?,
+        ];
+        for tensor in &made {
+            if self.case.output(bare(tensor)).is_some() {
+                let mut context: Vec<_> =
+                    made.iter().filter(|t| bare(t) != bare(tensor)).cloned().collect();
+                // A layer's judge asks the case where its tokens go.
+                context.extend(self.case.output("topk_ids").cloned().map(Tensor::into_owned));
+                self.judge(tensor.clone(), &context, wrong)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An output's name without `out.`.
+fn bare<'t>(tensor: &'t Tensor<'_>) -> &'t str {
+    tensor.name().trim_start_matches("out.")
+}

@@ -1,0 +1,163 @@
+//! Kernels with one mistake each: a law that passes one of them is no law.
+//!
+//! A mutant is one change to a source's text, made before it is compiled. Each change leaves every
+//! index inside the buffers that the right kernel stays in, so that a launch is as safe as before.
+
+use std::sync::OnceLock;
+
+use marlinspike_kernels::{Source, source};
+
+/// A source with one mistake.
+#[derive(Debug)]
+pub struct Mutant {
+    /// What is wrong.
+    pub name: &'static str,
+    /// The source in [`marlinspike_kernels::SOURCES`] that it is in.
+    pub source: &'static str,
+    /// What stands in the right text, once.
+    from: &'static str,
+    /// What stands there instead.
+    to: &'static str,
+    made: OnceLock<Option<&'static Source>>,
+}
+
+impl Mutant {
+    const fn new(
+        name: &'static str,
+        source: &'static str,
+        from: &'static str,
+        to: &'static str,
+    ) -> Self {
+        Self { name, source, from, to, made: OnceLock::new() }
+    }
+
+    /// The wrong source; `None` where the right one does not hold the text to change exactly once.
+    pub fn text(&self) -> Option<&'static Source> {
+        *self.made.get_or_init(|| {
+            let right = source(self.source)?;
+            if right.text.matches(self.from).count() != 1 {
+                return None;
+            }
+            // A source lives as long as the program, as the embedded ones do.
+            let text = Box::leak(right.text.replacen(self.from, self.to, 1).into_boxed_str());
+            Some(Box::leak(Box::new(Source { name: right.name, text })))
+        })
+    }
+}
+
+/// Every mutant, in the order of the sources.
+pub static MUTANTS: [Mutant; 16] = [
+    Mutant::new(
+        "positions of a word not interleaved",
+        "awq_marlin_repack",
+        "c % 2 * (PACK / 2) + c / 2",
+        "c",
+    ),
+    Mutant::new(
+        "the tile's two blocks of columns exchanged",
+        "gptq_marlin_repack",
+        "block * 8 + lane / 4",
+        "(1 - block) * 8 + lane / 4",
+    ),
+    Mutant::new(
+        "act-order: the neighbouring row",
+        "gptq_marlin_repack",
+        "k = rows[k];",
+        "k = rows[k ^ 1u];",
+    ),
+    Mutant::new(
+        "a column's scale is its neighbour's",
+        "marlin_gemm",
+        "group.scale[2 * j + 1] = twice<1>(words[j]);",
+        "group.scale[2 * j + 1] = twice<0>(words[j]);",
+    ),
+    Mutant::new(
+        "chunks added from the last to the second",
+        "marlin_gemm",
+        "partial(base, c, at)",
+        "partial(base, chunks - c, at)",
+    ),
+    Mutant::new(
+        "bias of the next column",
+        "marlin_gemm",
+        "total.x = __fadd_rn(total.x, widen(of[0]));",
+        "total.x = __fadd_rn(total.x, widen(of[1]));",
+    ),
+    Mutant::new(
+        "router weight of the first row for all",
+        "marlin_gemm",
+        "total.y = __fmul_rn(total.y, topk_weights[e]);",
+        "total.y = __fmul_rn(total.y, topk_weights[0]);",
+    ),
+    Mutant::new(
+        "a code that equals its zero point",
+        "marlin_int4_fp8_preprocess",
+        "v >= z ?",
+        "v > z ?",
+    ),
+    Mutant::new(
+        "two columns of a run exchanged",
+        "marlin_permute_scales",
+        "p % 8 * 8 + p / 8",
+        "p % 8 * 8 + (p / 8 ^ 1u)",
+    ),
+    Mutant::new(
+        "a limit that swallows a NaN",
+        "moe_activation",
+        "return x > limit ? limit : x;",
+        "return fminf(x, limit);",
+    ),
+    Mutant::new(
+        "padding that names a token",
+        "moe_align_block_size",
+        "sorted_token_ids[i] = static_cast<int>(numel);",
+        "sorted_token_ids[i] = 0;",
+    ),
+    Mutant::new(
+        "slots added from the last",
+        "moe_sum",
+        "down[(first + j) * size_n",
+        "down[(first + top_k - 1 - j) * size_n",
+    ),
+    Mutant::new("saturation to NaN", "per_token_quant_fp8", ", 0x7eu);", ", 0x7fu);"),
+    Mutant::new(
+        "a scale by division",
+        "per_token_quant_int8",
+        "__fmul_rn(max, 1.0f / 127.0f)",
+        "__fdiv_rn(max, 127.0f)",
+    ),
+    Mutant::new(
+        "columns in reverse",
+        "permute_cols",
+        "at - k + perm[k]",
+        "at - k + perm[size_k - 1 - k]",
+    ),
+    Mutant::new("of equal experts the higher id", "topk_router", "other_id < id", "other_id > id"),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use marlinspike_kernels::SOURCES;
+
+    use super::*;
+
+    #[test]
+    fn every_mutant_differs_from_its_source() {
+        for mutant in &MUTANTS {
+            let made = mutant.text().unwrap_or_else(|| {
+                panic!("{}: {:?} does not stand in it once", mutant.source, mutant.from)
+            });
+            let right = source(mutant.source).unwrap();
+            assert_eq!(made.name, right.name);
+            assert_ne!(made.text, right.text, "{}", mutant.name);
+        }
+    }
+
+    #[test]
+    fn every_source_has_a_mutant() {
+        let mutated: BTreeSet<_> = MUTANTS.iter().map(|mutant| mutant.source).collect();
+        assert_eq!(mutated, SOURCES.iter().map(|source| source.name).collect());
+    }
+}

@@ -1,0 +1,124 @@
+//! From arguments to figures.
+
+use anyhow::{Context as _, Result};
+use marlinspike::dims::Shape;
+use marlinspike_accel::limits::{self, Limits};
+use marlinspike_accel::timing::Times;
+use marlinspike_accel::workload::{Dense, ExpertLayer, Sizes};
+use marlinspike_accel::{AccelError, Device};
+use marlinspike_bench::Workload;
+
+use super::Args;
+use super::peers::Peer;
+use super::report::{Case, Machine, Report, Row};
+use crate::error::of_gpu;
+
+const fn dense(size_k: usize, size_n: usize) -> Workload {
+    Workload::Dense { size_k, size_n }
+}
+
+const fn moe(
+    num_experts: usize,
+    top_k: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+) -> Workload {
+    Workload::Moe { num_experts, top_k, hidden_size, intermediate_size }
+}
+
+/// Products of Llama's kind; layers of Mixtral-8x7B, Qwen3-30B-A3B, and of one of eight
+/// tensor-parallel ranks of DeepSeek-V3.
+const SHAPES: [Workload; 7] = [
+    dense(4096, 4096),
+    dense(4096, 28672),
+    dense(14336, 4096),
+    dense(8192, 57344),
+    moe(8, 2, 4096, 14336),
+    moe(128, 8, 2048, 768),
+    moe(256, 8, 7168, 256),
+];
+const TOKENS: [u32; 6] = [1, 16, 64, 256, 1024, 4096];
+
+/// One workload on the device.
+enum Ready {
+    Dense(Dense),
+    Layer(Box<ExpertLayer>),
+}
+
+impl Ready {
+    fn new(device: &Device, args: &Args, workload: Workload) -> Result<Self, AccelError> {
+        match workload {
+            Workload::Dense { size_k, size_n } => {
+                Dense::new(device, args.ty, Shape::new(size_k, size_n)).map(Self::Dense)
+            }
+            Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
+                let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
+                ExpertLayer::new(device, args.ty, sizes).map(|layer| Self::Layer(Box::new(layer)))
+            }
+        }
+    }
+
+    /// Times of a call, the bytes that it must move at least, and the experts that it hits.
+    fn time(
+        &self,
+        device: &Device,
+        workload: Workload,
+        tokens: usize,
+        replays: usize,
+    ) -> Result<(Times, f64, Option<f64>), AccelError> {
+        let [a, b] = workload.sizes();
+        match self {
+            Self::Dense(dense) => {
+                let times = dense.time(device, tokens, None, replays)?;
+                // x and y, of two bytes each.
+                let moved = dense.bytes() + 2 * tokens * (a + b);
+                Ok((times, moved as f64, None))
+            }
+            Self::Layer(layer) => {
+                let (times, hit) = layer.time(device, tokens, replays)?;
+                // What lies between x and y might stay on the chip.
+                let moved = hit * layer.bytes_of_expert() as f64 + (2 * 2 * tokens * a) as f64;
+                Ok((times, moved, Some(hit)))
+            }
+        }
+    }
+}
+
+/// Limits, cases, limits again: the better of both.
+pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
+    let device = Device::open().map_err(of_gpu)?;
+    let before = limits::measure(&device).map_err(of_gpu)?;
+    let shapes = if args.shapes.is_empty() { &SHAPES[..] } else { &args.shapes };
+    let tokens = if args.tokens.is_empty() { &TOKENS[..] } else { &args.tokens };
+    let mut cases = Vec::new();
+    for &workload in shapes {
+        let ready = Ready::new(&device, args, workload)
+            .map_err(of_gpu)
+            .with_context(|| format!("{workload} of {}", args.ty.name))?;
+        for &tokens in tokens {
+            let tokens = tokens as usize;
+            let (times, bytes, experts_hit) = ready
+                .time(&device, workload, tokens, args.replays as usize)
+                .map_err(of_gpu)
+                .with_context(|| format!("{workload}, {tokens} tokens"))?;
+            cases.push(Case { workload, tokens, times, bytes, experts_hit });
+        }
+    }
+    let after = limits::measure(&device).map_err(of_gpu)?;
+    let limits = Limits {
+        read: before.read.max(after.read),
+        matrix: before.matrix.max(after.matrix),
+        ..before
+    };
+    let (major, minor) = device.compute_capability();
+    let machine = Machine {
+        device: device.name().to_owned(),
+        compute_capability: format!("{major}.{minor}"),
+        multiprocessors: device.multiprocessors(),
+        read_tb_s: limits.read / 1e12,
+        matrix_tflop_s: limits.matrix / 1e12,
+        matrix_instruction: limits.instruction,
+    };
+    let rows = cases.into_iter().map(|case| Row::new(case, &limits, peers)).collect();
+    Ok(Report { machine, weights: args.ty.name, replays: args.replays, results: rows })
+}

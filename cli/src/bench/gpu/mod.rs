@@ -1,0 +1,103 @@
+//! `marlinspike bench gpu`: products and expert layers on a GPU, beside its limits and other kernels.
+
+mod measure;
+mod peers;
+mod plot;
+mod report;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use marlinspike_accel::workload::{WEIGHT_TYPES, WeightType};
+use marlinspike_bench::Workload;
+
+use crate::error::Explained;
+use crate::style::ColorChoice;
+use crate::{Outcome, output};
+
+pub(super) const ABOUT: &str = "\
+Times products and Mixture-of-Experts layers with quantized weights on this machine's GPU.
+
+First what the device can do at most: bytes read from memory per second, and operations per second of \
+its matrix unit with bf16 operands (wgmma on Hopper, else mma.sync; no library). Then dense products and \
+whole layers (alignment, gate_up, SiLU, down, sum), bf16 in and out, as replays of a recorded graph \
+that goes through so many weights, or routings, that none is in a cache. `of limit` is the time in \
+which weights and activations could be read and written once, or the operations done, whichever is \
+longer, over the median replay.
+
+Other kernels' figures of the same machine come from a file: scripts/gpu_peers times PyTorch's products \
+and, given its libraries, vLLM's operators, and writes one. The ratio is their time over ours.";
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  marlinspike bench gpu                              every named shape
+  marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type mxfp4
+  marlinspike bench gpu --shape 128x8x2048x768 --plot roofline.svg
+      a layer of 128 experts, 8 per token, H 2048, I 768
+  scripts/gpu_peers --out peers.json && marlinspike bench gpu --peers peers.json --json ours.json
+      both sides on one machine, one after the other";
+
+/// Arguments of `bench gpu`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// What to compute: KxN, or experts x experts per token x H x I, or a name of `bench cpu`; may be
+    /// repeated [default: four products, three layers]
+    #[arg(long = "shape", value_name = "SHAPE", value_delimiter = ',')]
+    pub(super) shapes: Vec<Workload>,
+
+    /// Tokens per call [default: 1,16,64,256,1024,4096]
+    #[arg(long, value_name = "M", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub(super) tokens: Vec<u32>,
+
+    /// Type of the weights: uint4b8 and uint8b128 have a bf16 scale for 128 k, uint4b8-g32 for 32, fp8
+    /// for a column; mxfp8, mxfp4 and nvfp4 as their formats say
+    #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
+    pub(super) ty: WeightType,
+
+    /// Replays of each recording, of which the median and the quickest are told
+    #[arg(long, value_name = "COUNT", default_value_t = marlinspike_accel::timing::REPLAYS as u32, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) replays: u32,
+
+    /// Other kernels' figures of this machine, as scripts/gpu_peers writes them
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) peers: Option<PathBuf>,
+
+    /// Also write everything as JSON
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) json: Option<PathBuf>,
+
+    /// Also draw the roofline: operations per second against operations per byte
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) plot: Option<PathBuf>,
+}
+
+fn weight_type(name: &str) -> Result<WeightType, String> {
+    let names = || WEIGHT_TYPES.map(|ty| ty.name).join(", ");
+    WeightType::named(name).ok_or_else(|| format!("expected one of {}", names()))
+}
+
+/// Measures, prints a table, and writes the files that are asked for.
+///
+/// # Errors
+/// Without a GPU, for peers that cannot be read, and for shapes that the kernels do not take.
+pub(super) fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
+    let peers = match &args.peers {
+        Some(path) => peers::read(path)?,
+        None => Vec::new(),
+    };
+    let report = measure::measure(args, &peers)?;
+    output::print(&report.text(color.for_stdout()))?;
+    let mut files: Vec<(&PathBuf, String)> = Vec::new();
+    if let Some(path) = &args.json {
+        files.push((path, format!("{}\n", serde_json::to_string_pretty(&report)?)));
+    }
+    if let Some(path) = &args.plot {
+        files.push((path, plot::roofline(&report)));
+    }
+    for (path, text) in files {
+        output::write_whole(path, text.as_bytes()).map_err(|e| {
+            Explained::new(e, "name a file in a folder that exists and can be written to")
+        })?;
+    }
+    Ok(Outcome::Pass)
+}

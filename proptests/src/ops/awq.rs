@@ -1,0 +1,79 @@
+//! Weights packed along N, as AWQ stores them.
+
+use marlinspike::Result;
+use marlinspike::checkpoint::awq;
+use marlinspike::dims::Shape;
+use marlinspike::layout::Layout;
+use marlinspike::layout::marlin::{Activations, WeightLayout};
+use marlinspike::weight::Codes;
+use proptest::prelude::*;
+
+use super::{fill, one_of};
+use crate::Operation;
+
+/// `awq_marlin_repack`.
+#[derive(Debug)]
+pub struct AwqRepack;
+
+/// Arguments of [`AwqRepack`].
+#[derive(Debug, Clone)]
+pub struct AwqInput {
+    /// `[size_k, size_n / pack]`, AWQ's order inside a word.
+    pub qweight: Vec<u32>,
+    /// Rows.
+    pub size_k: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// 4 or 8.
+    pub num_bits: u32,
+    /// Whether activations have 8 bits.
+    pub is_a_8bit: bool,
+}
+
+impl AwqInput {
+    fn layout(&self) -> Result<WeightLayout> {
+        let act = if self.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
+        WeightLayout::new(Shape::new(self.size_k, self.size_n), self.num_bits, act)
+    }
+}
+
+impl Operation for AwqRepack {
+    const NAME: &'static str = "awq_marlin_repack";
+    type Input = AwqInput;
+    type Element = u32;
+
+    fn inputs() -> BoxedStrategy<AwqInput> {
+        let sizes = (one_of(&[32usize, 64, 128, 256]), one_of(&[64usize, 128, 192, 320]));
+        (sizes, one_of(&[4u32, 8]), any::<bool>(), fill())
+            .prop_map(|((size_k, size_n), num_bits, is_a_8bit, fill)| {
+                let qweight = fill.words(size_k * size_n * num_bits as usize / 32);
+                AwqInput { qweight, size_k, size_n, num_bits, is_a_8bit }
+            })
+            .boxed()
+    }
+
+    fn expected(i: &AwqInput) -> Result<Vec<u32>> {
+        let (bits, order) = (i.num_bits, awq::column_order(i.num_bits));
+        let pack = order.len();
+        let layout = i.layout()?;
+        let codes = Codes::from_fn(bits, layout.shape(), |k, n| {
+            let word = i.qweight[k * (i.size_n / pack) + n / pack];
+            let field = order.iter().position(|&column| column == n % pack).unwrap_or(0) as u32;
+            (word >> (field * bits) & (u32::MAX >> (32 - bits))) as u8
+        })?;
+        layout.pack(&codes, None)
+    }
+
+    fn width(i: &AwqInput) -> u32 {
+        i.num_bits
+    }
+
+    fn place(i: &AwqInput, element: usize, bit: u32) -> String {
+        i.layout().map_or_else(|e| e.to_string(), |l| l.locate(element, bit).to_string())
+    }
+
+    fn describe(i: &AwqInput) -> String {
+        let AwqInput { size_k, size_n, num_bits, is_a_8bit, .. } = i;
+        format!("size_k {size_k} size_n {size_n} num_bits {num_bits} is_a_8bit {is_a_8bit}")
+    }
+}

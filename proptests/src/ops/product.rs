@@ -1,0 +1,380 @@
+//! Products with quantized matrices by the canonical schedule: every bit is determined, whatever M
+//! is and however the work is dealt out.
+
+use std::fmt;
+
+use marlinspike::Result;
+use marlinspike::act_order;
+use marlinspike::case::{CheckpointFormat, QuantConfig};
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
+use marlinspike::scalar::ScalarType;
+use marlinspike::vectors::{self, Rng};
+use marlinspike::weight::{Groups, Weight};
+use proptest::prelude::*;
+
+use super::layer::{activations, stable};
+use super::{Distribution, Fill, dtype, finite_halves, one_of};
+use crate::laws::{call, compare};
+use crate::{Failure, Law, Operation, Subject};
+
+/// What the matrices of a product are drawn from.
+#[derive(Debug, Clone)]
+pub struct ProductWeight {
+    /// Format, types, groups, act-order, bias.
+    pub quant: QuantConfig,
+    /// K and N.
+    pub shape: Shape,
+}
+
+/// Formats with a weight type of each.
+const FORMS: &[(CheckpointFormat, ScalarType)] = &[
+    (CheckpointFormat::Gptq, ScalarType::UINT4B8),
+    (CheckpointFormat::Awq, ScalarType::UINT4),
+    (CheckpointFormat::Gptq, ScalarType::UINT8B128),
+    (CheckpointFormat::Awq, ScalarType::UINT8),
+    (CheckpointFormat::Fp8, ScalarType::FLOAT8_E4M3FN),
+    (CheckpointFormat::Mxfp8, ScalarType::FLOAT8_E4M3FN),
+    (CheckpointFormat::Nvfp4, ScalarType::FLOAT4_E2M1F),
+    (CheckpointFormat::Mxfp4, ScalarType::FLOAT4_E2M1F),
+];
+
+/// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
+/// none of 128 among them.
+const SIZES_K: &[usize] = &[64, 128, 192, 256, 320, 512, 576, 1152];
+
+impl ProductWeight {
+    fn any() -> impl Strategy<Value = Self> {
+        let groups = &[
+            GroupSize::Channel,
+            GroupSize::Of(16),
+            GroupSize::Of(32),
+            GroupSize::Of(64),
+            GroupSize::Of(128),
+        ];
+        let kinds = (one_of(FORMS), dtype(), one_of(groups), any::<bool>(), any::<bool>());
+        let sizes = (one_of(SIZES_K), one_of(&[64usize, 128, 192, 320]));
+        (kinds, sizes).prop_map(|(kinds, (size_k, size_n))| {
+            let ((checkpoint_format, weight_type), dtype, group_size, desc_act, has_bias) = kinds;
+            let shape = Shape::new(size_k, size_n);
+            let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
+            let quant = QuantConfig {
+                checkpoint_format,
+                weight_type,
+                dtype,
+                input_dtype: None,
+                group_size,
+                desc_act: desc_act && checkpoint_format == CheckpointFormat::Gptq,
+                is_k_full: true,
+                has_bias,
+                tensor_parallel: None,
+            };
+            Self { quant, shape }
+        })
+    }
+
+    /// `count` matrices of it, where the reference has a canonical product with them.
+    fn draw(&self, rng: &mut Rng, count: usize) -> Option<Vec<Weight<'static>>> {
+        let Self { quant, shape } = self;
+        let weights: Option<Vec<_>> = (0..count)
+            .map(|e| vectors::weight(rng, &format!("w[{e}]"), quant, *shape, shape.size_k).ok())
+            .collect();
+        let first = weights.as_ref()?.first()?;
+        Schedule::canonical(first, quant.dtype, quant.dtype).ok()?;
+        weights
+    }
+
+    fn rows(&self, rng: &mut Rng, size_m: usize) -> Vec<u16> {
+        let (size_k, dtype) = (self.shape.size_k, self.quant.dtype);
+        match rng.below(6) {
+            // Sums that overflow, cancel and become subnormal.
+            0 => finite_halves(Fill::Noise(rng.next_u64()), size_m * size_k, dtype),
+            _ => activations(rng, dtype, size_m, size_k),
+        }
+    }
+}
+
+impl fmt::Display for ProductWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { quant: q, shape } = self;
+        write!(
+            f,
+            "{} {} {} {shape} group_size {} desc_act {} bias {}",
+            q.checkpoint_format,
+            q.weight_type,
+            q.dtype,
+            q.group_size,
+            q.has_act_order(),
+            q.has_bias
+        )
+    }
+}
+
+/// Rows: one tile of eight, around tiles, around a block of 64, now and then more.
+fn size_m() -> impl Strategy<Value = usize> {
+    prop_oneof![6 => 1usize..18, 2 => 31usize..34, 2 => 63usize..67, 1 => 127usize..131]
+}
+
+/// `marlin_gemm`: y = x · W, plus bias.
+#[derive(Debug)]
+pub struct DenseProduct;
+
+/// Arguments of [`DenseProduct`].
+#[derive(Clone)]
+pub struct DenseInput {
+    /// What the weight is.
+    pub form: ProductWeight,
+    /// `[K, N]`.
+    pub weight: Weight<'static>,
+    /// `[M, K]`, bits of the form's `dtype`, columns in the model's order.
+    pub x: Vec<u16>,
+    /// A number from which a subject may choose how it divides the work.
+    pub choice: u64,
+}
+
+impl DenseInput {
+    /// Rows of x.
+    pub fn size_m(&self) -> usize {
+        self.x.len() / self.form.shape.size_k
+    }
+
+    /// These rows of x, in this order.
+    pub fn with_rows(&self, rows: &[usize]) -> Self {
+        let size_k = self.form.shape.size_k;
+        let x = rows.iter().flat_map(|&m| self.x[m * size_k..][..size_k].iter().copied()).collect();
+        Self { x, ..self.clone() }
+    }
+
+    /// A permutation that sorts the weight's `g_idx`, under act-order.
+    pub fn order(&self) -> Option<Vec<u32>> {
+        match &self.weight.groups {
+            Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
+            Groups::Uniform(_) => None,
+        }
+    }
+
+    /// Rows `rows` of an output.
+    fn rows_of(&self, y: &[u16], rows: impl IntoIterator<Item = usize>) -> Vec<u16> {
+        let n = self.form.shape.size_n;
+        rows.into_iter().flat_map(|m| y[m * n..][..n].iter().copied()).collect()
+    }
+}
+
+/// The data is made again from the seed; printing it would help nobody.
+impl fmt::Debug for DenseInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&DenseProduct::describe(self))
+    }
+}
+
+impl Operation for DenseProduct {
+    const NAME: &'static str = "marlin_gemm";
+    type Input = DenseInput;
+    type Element = u16;
+
+    fn inputs() -> BoxedStrategy<DenseInput> {
+        (ProductWeight::any(), size_m(), any::<u64>(), any::<u64>())
+            .prop_filter_map("a canonical product", |(form, size_m, seed, choice)| {
+                let mut rng = Rng::new(seed);
+                let weight = form.draw(&mut rng, 1)?.pop()?;
+                let x = form.rows(&mut rng, size_m);
+                Some(DenseInput { form, weight, x, choice })
+            })
+            .boxed()
+    }
+
+    fn expected(i: &DenseInput) -> Result<Vec<u16>> {
+        let dtype = i.form.quant.dtype;
+        let x: Vec<u32> = i.x.iter().map(|&bits| bits.into()).collect();
+        let order = i.order();
+        let extras = Extras { order: order.as_deref(), ..Extras::default() };
+        let y = Schedule::canonical(&i.weight, dtype, dtype)?.execute(&x, &i.weight, extras)?;
+        Ok(y.into_iter().map(|bits| bits as u16).collect())
+    }
+
+    fn len(i: &DenseInput) -> Result<usize> {
+        Ok(i.size_m() * i.form.shape.size_n)
+    }
+
+    fn place(i: &DenseInput, element: usize, _bit: u32) -> String {
+        let n = i.form.shape.size_n;
+        format!("row {} column {}", element / n, element % n)
+    }
+
+    fn describe(i: &DenseInput) -> String {
+        format!("M {} {} choice {:#x}", i.size_m(), i.form, i.choice)
+    }
+
+    fn own_laws() -> Vec<Law<Self>> {
+        vec![
+            Law { name: "a row alone has the bits that it has among others", check: row_alone },
+            Law { name: "rows in another order, the same rows", check: rows_reversed },
+            Law { name: "another division of the work, the same bits", check: divided },
+        ]
+    }
+}
+
+fn row_alone(s: &dyn Subject<DenseProduct>, i: &DenseInput) -> Result<(), Failure> {
+    let m = i.choice as usize % i.size_m();
+    let alone = i.with_rows(&[m]);
+    let expected = i.rows_of(&call(s, i, 0)?, [m]);
+    compare::<DenseProduct>(&alone, &expected, &call(s, &alone, 0xff)?, "a row alone")
+}
+
+fn rows_reversed(s: &dyn Subject<DenseProduct>, i: &DenseInput) -> Result<(), Failure> {
+    let order: Vec<usize> = (0..i.size_m()).rev().collect();
+    let reversed = i.with_rows(&order);
+    let expected = i.rows_of(&call(s, i, 0)?, order);
+    compare::<DenseProduct>(&reversed, &expected, &call(s, &reversed, 0xff)?, "reversed rows")
+}
+
+fn divided(s: &dyn Subject<DenseProduct>, i: &DenseInput) -> Result<(), Failure> {
+    let expected = call(s, i, 0)?;
+    (1..4).try_for_each(|turn| {
+        let other = DenseInput { choice: i.choice.rotate_left(16 * turn), ..i.clone() };
+        let found = call(s, &other, 0xff)?;
+        compare::<DenseProduct>(&other, &expected, &found, "another division of the work")
+    })
+}
+
+/// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is x's row `token` times the matrix of
+/// the expert that the slot names, plus bias, times the router weight; zeros where it names none.
+#[derive(Debug)]
+pub struct ExpertProduct;
+
+/// Arguments of [`ExpertProduct`].
+#[derive(Clone)]
+pub struct ExpertInput {
+    /// What each expert's weight is.
+    pub form: ProductWeight,
+    /// `[K, N]` of each expert.
+    pub weights: Vec<Weight<'static>>,
+    /// `[M, K]`.
+    pub x: Vec<u16>,
+    /// Slots of a token.
+    pub top_k: usize,
+    /// `[M, top_k]`, −1 for none.
+    pub topk_ids: Vec<i32>,
+    /// `[M, top_k]`, where rows are weighted.
+    pub topk_weights: Option<Vec<f32>>,
+    /// How `topk_ids` were drawn.
+    pub distribution: Distribution,
+    /// A number from which a subject may choose how it divides the work.
+    pub choice: u64,
+}
+
+impl ExpertInput {
+    /// Tokens.
+    pub fn size_m(&self) -> usize {
+        self.x.len() / self.form.shape.size_k
+    }
+
+    /// The token of number `m` alone.
+    fn token(&self, m: usize) -> Self {
+        let (size_k, top_k) = (self.form.shape.size_k, self.top_k);
+        let slots = m * top_k..(m + 1) * top_k;
+        Self {
+            x: self.x[m * size_k..][..size_k].to_vec(),
+            topk_ids: self.topk_ids[slots.clone()].to_vec(),
+            topk_weights: self.topk_weights.as_ref().map(|w| w[slots].to_vec()),
+            ..self.clone()
+        }
+    }
+}
+
+impl fmt::Debug for ExpertInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; topk_ids {:?}", ExpertProduct::describe(self), self.topk_ids)
+    }
+}
+
+impl Operation for ExpertProduct {
+    const NAME: &'static str = "moe_wna16_marlin_gemm";
+    type Input = ExpertInput;
+    type Element = u16;
+
+    fn inputs() -> BoxedStrategy<ExpertInput> {
+        let sizes = (1usize..7, 1usize..5, prop_oneof![3 => 1usize..10, 1 => 16usize..40]);
+        (
+            ProductWeight::any(),
+            sizes,
+            Distribution::any(),
+            any::<bool>(),
+            any::<u64>(),
+            any::<u64>(),
+        )
+            .prop_filter_map(
+                "a canonical product",
+                |(form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {
+                    let (mut rng, top_k) = (Rng::new(seed), top_k.min(experts));
+                    let weights = form.draw(&mut rng, experts)?;
+                    let x = form.rows(&mut rng, tokens);
+                    let topk_ids = distribution.topk_ids(&mut rng, tokens, top_k, experts);
+                    let weight = |_: &i32| rng.between(1, 1 << 20) as f32 / (1 << 20) as f32;
+                    let topk_weights = weighted.then(|| topk_ids.iter().map(weight).collect());
+                    Some(ExpertInput {
+                        form,
+                        weights,
+                        x,
+                        top_k,
+                        topk_ids,
+                        topk_weights,
+                        distribution,
+                        choice,
+                    })
+                },
+            )
+            .boxed()
+    }
+
+    fn expected(i: &ExpertInput) -> Result<Vec<u16>> {
+        let (dtype, size_k) = (i.form.quant.dtype, i.form.shape.size_k);
+        let rows = i.x.chunks_exact(size_k).flat_map(|row| std::iter::repeat_n(row, i.top_k));
+        let x: Vec<u32> = rows.flatten().map(|&bits| bits.into()).collect();
+        let expert_of: Vec<_> = i.topk_ids.iter().map(|&id| usize::try_from(id).ok()).collect();
+        let orders = stable(&i.weights);
+        let (weights, orders) = (&i.weights[..], orders.as_deref());
+        let stack = Stack { weights, expert_of: &expert_of, orders, places: None };
+        let router_weights = i.topk_weights.as_deref();
+        let extras = Extras { router_weights, ..Extras::default() };
+        let schedule = Schedule::canonical(&i.weights[0], dtype, dtype)?;
+        let y = schedule.execute_stack(&x, stack, extras)?;
+        Ok(y.into_iter().map(|bits| bits as u16).collect())
+    }
+
+    fn len(i: &ExpertInput) -> Result<usize> {
+        Ok(i.topk_ids.len() * i.form.shape.size_n)
+    }
+
+    fn place(i: &ExpertInput, element: usize, _bit: u32) -> String {
+        let (row, n) = (element / i.form.shape.size_n, element % i.form.shape.size_n);
+        let expert = i.topk_ids.get(row).copied().unwrap_or(-1);
+        format!("token {} slot {} (expert {expert}) column {n}", row / i.top_k, row % i.top_k)
+    }
+
+    fn describe(i: &ExpertInput) -> String {
+        format!(
+            "M {} top_k {} of {} experts, {:?}, router weights {}, {} choice {:#x}",
+            i.size_m(),
+            i.top_k,
+            i.weights.len(),
+            i.distribution,
+            i.topk_weights.is_some(),
+            i.form,
+            i.choice
+        )
+    }
+
+    fn own_laws() -> Vec<Law<Self>> {
+        let name = "a token alone has the bits that it has among others";
+        vec![Law { name, check: token_alone }]
+    }
+}
+
+fn token_alone(s: &dyn Subject<ExpertProduct>, i: &ExpertInput) -> Result<(), Failure> {
+    let m = i.choice as usize % i.size_m();
+    let alone = i.token(m);
+    let width = i.top_k * i.form.shape.size_n;
+    let expected = call(s, i, 0)?[m * width..][..width].to_vec();
+    compare::<ExpertProduct>(&alone, &expected, &call(s, &alone, 0xff)?, "a token alone")
+}
