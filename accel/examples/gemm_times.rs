@@ -1,56 +1,30 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep] [K N [M ...]]
+//! gemm_times [--sweep] [--type TYPE] [K N [M ...]]
 //! ```
 //!
-//! int4 codes in groups of 128, bf16; by default the shapes of `docs/cuda.md`. Each figure is the
+//! bf16; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the shapes of `docs/cuda.md`. Each figure is the
 //! median of 7 replays of a graph that goes through enough copies of the weight that none is in
 //! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries every
 //! tiling.
 
 use std::process::ExitCode;
 
-use marlinspike::dims::{GroupSize, Shape};
+mod common;
+
+use common::{AnyError, activations, types, weight};
+use marlinspike::dims::Shape;
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
     Device,
     ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
 };
 
-type AnyError = Box<dyn std::error::Error>;
-
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
 const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
 /// Bytes that all copies of a weight take together: four times an H200's L2 cache.
 const BYTES: usize = 240 << 20;
-
-/// xorshift64*.
-fn next(state: &mut u64) -> u32 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
-}
-
-fn weight(state: &mut u64, shape: Shape) -> Result<Weight<'static>, AnyError> {
-    let dtype = ScalarType::BFLOAT16;
-    let words: Vec<u32> = (0..shape.len() / 8).map(|_| next(state)).collect();
-    let groups = shape.size_k / 128;
-    // From 2^-7 to 2^-6.
-    let scales = (0..groups * shape.size_n).map(|_| 0x3c00 | (next(state) % 128) as u16).collect();
-    Ok(Weight {
-        name: "weight".into(),
-        ty: ScalarType::UINT4B8,
-        codes: Codes::from_words(4, shape, words)?,
-        scales: Table::new(dtype, groups, shape.size_n, TableData::B16(scales))?,
-        zeros: None,
-        groups: Groups::Uniform(GroupSize::Of(128)),
-        global_scale: None,
-        bias: None,
-    })
-}
 
 /// Microseconds of one product: the median of 7 replays.
 fn time(
@@ -60,14 +34,7 @@ fn time(
     tiling: Option<Tiling>,
 ) -> Result<f32, AnyError> {
     let Shape { size_k, size_n } = weights[0].shape();
-    let mut state = 7;
-    // Normal bf16 numbers of magnitude 1/4 to 4, both signs.
-    let bits = |state: &mut u64| {
-        let r = next(state);
-        ((0x3e80 + r % 0x200) | (r >> 16 & 0x8000)) as u16
-    };
-    let x: Vec<u16> = (0..size_m * size_k).map(|_| bits(&mut state)).collect();
-    let x = device.upload(&x)?;
+    let x = device.upload(&activations(&mut 7, size_m * size_k))?;
     let mut y = device.zeroed(size_m * size_n)?;
     let mut product = |weight: &MarlinWeight| match tiling {
         None => marlin_gemm(device, &x, weight, &mut y),
@@ -110,10 +77,13 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
 
 fn main() -> Result<ExitCode, AnyError> {
     let mut sweep = false;
+    let mut ty = String::from("uint4b8");
     let mut numbers = Vec::new();
-    for argument in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => sweep = true,
+            "--type" => ty = arguments.next().unwrap_or_default(),
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
@@ -121,7 +91,10 @@ fn main() -> Result<ExitCode, AnyError> {
         [] => SHAPES.to_vec(),
         [k, n, ..] => vec![(k, n)],
         _ => {
-            eprintln!("usage: gemm_times [--sweep] [K N [M ...]]");
+            eprintln!(
+                "usage: gemm_times [--sweep] [--type TYPE] [K N [M ...]]; types: {}",
+                types()
+            );
             return Ok(ExitCode::from(2));
         }
     };
@@ -131,7 +104,7 @@ fn main() -> Result<ExitCode, AnyError> {
     for (size_k, size_n) in shapes {
         let shape = Shape::new(size_k, size_n);
         let mut state = 1;
-        let one = weight(&mut state, shape)?;
+        let one = weight(&mut state, &ty, shape)?;
         let first = MarlinWeight::new(&device, std::slice::from_ref(&one), ScalarType::BFLOAT16)?;
         let limit = first.bytes() as f64 / 4.49e6;
         let copies = BYTES.div_ceil(first.bytes()).max(2);
@@ -141,7 +114,7 @@ fn main() -> Result<ExitCode, AnyError> {
         }
         for &size_m in rows {
             let usual = time(&device, &weights, size_m, None)?;
-            println!("{size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
+            println!("{ty}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if sweep {
                 let mut all: Vec<(f32, Tiling)> = tilings(size_m)
                     .into_iter()

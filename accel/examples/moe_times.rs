@@ -1,56 +1,30 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [E TOP_K H I [M ...]]
+//! moe_times [--type TYPE] [E TOP_K H I [M ...]]
 //! ```
 //!
-//! int4 codes in groups of 128, bf16, SiLU; by default the layers of `docs/cuda.md`. A figure is the
+//! bf16, SiLU; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the layers of `docs/cuda.md`. A figure is the
 //! median of 7 replays of a graph of 16 layers, each with a routing of its own, so that few tokens
 //! do not find their experts in the L2 cache. `limit` is the time to read the experts that a
 //! routing hits, once each, at 4.49 TB/s.
 
+mod common;
+
 use std::collections::BTreeSet;
 
+use common::{AnyError, activations, next, types, weight};
 use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::dims::Shape;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{Buffer, Device, ops::MarlinLayer};
-
-type AnyError = Box<dyn std::error::Error>;
 
 /// Experts, experts per token, hidden size, intermediate size.
 const LAYERS: [[usize; 4]; 3] = [[8, 2, 4096, 14336], [128, 8, 2048, 768], [256, 8, 7168, 256]];
 const TOKENS: [usize; 5] = [1, 4, 16, 64, 256];
 const ROUTINGS: usize = 16;
-
-/// xorshift64*.
-fn next(state: &mut u64) -> u32 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
-}
-
-fn weight(state: &mut u64, shape: Shape) -> Result<Weight<'static>, AnyError> {
-    let dtype = ScalarType::BFLOAT16;
-    let words: Vec<u32> = (0..shape.len() / 8).map(|_| next(state)).collect();
-    let groups = shape.size_k / 128;
-    // From 2^-7 to 2^-6.
-    let scales = (0..groups * shape.size_n).map(|_| 0x3c00 | (next(state) % 128) as u16).collect();
-    Ok(Weight {
-        name: "weight".into(),
-        ty: ScalarType::UINT4B8,
-        codes: Codes::from_words(4, shape, words)?,
-        scales: Table::new(dtype, groups, shape.size_n, TableData::B16(scales))?,
-        zeros: None,
-        groups: Groups::Uniform(GroupSize::Of(128)),
-        global_scale: None,
-        bias: None,
-    })
-}
 
 /// `top_k` experts for each token, without repetition.
 fn routing(state: &mut u64, tokens: usize, top_k: usize, experts: usize) -> Vec<i32> {
@@ -66,13 +40,22 @@ fn routing(state: &mut u64, tokens: usize, top_k: usize, experts: usize) -> Vec<
 }
 
 fn main() -> Result<(), AnyError> {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut ty = String::from("uint4b8");
+    if arguments.first().is_some_and(|first| first == "--type") && arguments.len() > 1 {
+        ty = arguments.remove(1);
+        arguments.remove(0);
+    }
     let numbers: Vec<usize> =
-        std::env::args().skip(1).map(|argument| argument.parse()).collect::<Result<_, _>>()?;
+        arguments.iter().map(|argument| argument.parse()).collect::<Result<_, _>>()?;
     let (layers, tokens) = match numbers[..] {
         [] => (LAYERS.to_vec(), TOKENS.to_vec()),
         [experts, top_k, h, i] => (vec![[experts, top_k, h, i]], TOKENS.to_vec()),
         [experts, top_k, h, i, ..] => (vec![[experts, top_k, h, i]], numbers[4..].to_vec()),
-        _ => return Err("usage: moe_times [E TOP_K H I [M ...]]".into()),
+        _ => {
+            let usage = "usage: moe_times [--type TYPE] [E TOP_K H I [M ...]]; types:";
+            return Err(format!("{usage} {}", types()).into());
+        }
     };
     let device = Device::open()?;
     println!("{}, {} multiprocessors", device.name(), device.multiprocessors());
@@ -80,8 +63,8 @@ fn main() -> Result<(), AnyError> {
         let mut state = 1;
         // The experts' codes are the same; their memory is not.
         let (w13, w2) = (
-            weight(&mut state, Shape::new(h, 2 * size_i))?,
-            weight(&mut state, Shape::new(size_i, h))?,
+            weight(&mut state, &ty, Shape::new(h, 2 * size_i))?,
+            weight(&mut state, &ty, Shape::new(size_i, h))?,
         );
         let (w13, w2) = (vec![w13; experts], vec![w2; experts]);
         let layer = MarlinLayer::new(
@@ -99,13 +82,7 @@ fn main() -> Result<(), AnyError> {
             },
         )?;
         for &size_m in &tokens {
-            let x: Vec<u16> = (0..size_m * h)
-                .map(|_| {
-                    let r = next(&mut state);
-                    ((0x3e80 + r % 0x200) | (r >> 16 & 0x8000)) as u16
-                })
-                .collect();
-            let x = device.upload(&x)?;
+            let x = device.upload(&activations(&mut state, size_m * h))?;
             let weights = device.upload(&vec![1.0 / top_k as f32; size_m * top_k])?;
             let mut hit = 0;
             let ids = (0..ROUTINGS)
@@ -134,7 +111,7 @@ fn main() -> Result<(), AnyError> {
             let hit = hit as f64 / ROUTINGS as f64;
             let limit = hit * layer.bytes_of_expert() as f64 / 4.49e6;
             println!(
-                "{experts} experts, top {top_k}, H {h}, I {size_i}, M {size_m}: {:.1} us, {hit:.1} \
+                "{ty}, {experts} experts, top {top_k}, H {h}, I {size_i}, M {size_m}: {:.1} us, {hit:.1} \
                  experts hit, limit {limit:.1}",
                 times[times.len() / 2]
             );

@@ -1,18 +1,22 @@
 // y[M, N] = x[M, K] * W[K, N] with quantized weights in Marlin's layout, by the canonical schedule:
 //
-//   1. A weight is (q - z) exactly, times its scale, rounded once to the 16-bit type.
+//   1. A weight is its code's number, q - z or a float, exactly, times its scale, rounded once to the
+//      16-bit type.
 //   2. k is cut into at most 8 chunks of chunk_k. A chunk is one chain of m16n8k16 products in f32, k
 //      ascending, from zero.
-//   3. The chunks' sums are added in ascending order in f32; then the bias; then (experts) times the
-//      router weight; then one rounding.
+//   3. The chunks' sums are added in ascending order in f32; then times the global scale; then the
+//      bias; then (experts) times the router weight; then one rounding.
 //
 // So an output depends on its row, its column and K alone: neither on M nor on the macros below that
 // only say how work is dealt out. Upstream operators: `marlin_gemm`, `moe_wna16_marlin_gemm`.
 //
 //   qweight  uint32 [E, K/16, N*16/PACK]   Marlin's weight layout for 16-bit activations
-//   scales   16-bit [E, G, N]              Marlin's order: grouped, or single where G = 1
+//   scales   [E, G, N]                     Marlin's order: grouped, or single where G = 1; 16-bit, those
+//                                          of e4m3 codes times 2^8 (f16) or 2^120 (bf16); or 8-bit as
+//                                          in the checkpoint, of each four columns 0, 2, 1, 3
 //   zeros    uint32 [E, G, N/8]            Marlin's order (HAS_ZERO only)
 //   bias     16-bit [E, N]                 Marlin's order: single; null: none
+//   global_scale  f32 [E]                  null: none
 //   x        16-bit [rows, K]
 //   y        16-bit [rows, N]
 // With IS_MOE, of `moe_align_block_size` with blocks of M_TILES * 8:
@@ -26,7 +30,11 @@
 //   IS_BF16   0: f16, 1: bf16
 //   BITS      4: uint4b8, or uint4 with HAS_ZERO; 8: uint8b128
 //   HAS_ZERO  0 or 1
-//   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32
+//   IS_FLOAT  1: codes are e2m1 (BITS 4) or finite e4m3 (BITS 8)
+//   SCALE_TYPE  0: 16-bit; of floats also 2: positive e4m3; with bf16 1: e8m0 up to 2 (BITS 4) or 2^7,
+//             3: e8m0 up to 2^126
+//   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32, 4
+//             groups of 16
 //   IS_MOE    0 or 1
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
 //   N_TILE    64 or 128: columns that a thread block computes; N is a multiple of it
@@ -43,7 +51,7 @@
 // Launch: grid (RANKS, N / N_TILE, blocks of rows), TEAMS * N_TILE / COLUMNS * 32 threads, dynamic
 // shared memory as at the end of this file. K is a multiple of 64, chunk_k too, K <= TEAMS * RANKS * chunk_k.
 
-#if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
+#if !defined(GROUPS) || !defined(IS_MOE) || \
     !defined(M_TILES) || !defined(N_TILE) || !defined(COLUMNS) || !defined(TEAMS) || \
     !defined(RANKS) || !defined(STAGES)
 #error "a parameter is missing"
@@ -60,7 +68,7 @@
 
 // A team's stage in shared memory.
 #define WEIGHT_BYTES (4 * ROW_PIECES * 16)
-#define SCALE_BYTES (GROUPS * N_TILE * 2)
+#define SCALE_BYTES (GROUPS * N_TILE * SCALE_SIZE)
 #define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
 #define X_BYTES (ROWS * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
@@ -107,9 +115,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __cluster_dims__(RANKS, 1, 1)
 #endif
         marlin_gemm(const uint4 *__restrict__ qweight,
-                    const unsigned short *__restrict__ scales,
+                    const unsigned char *__restrict__ scales,
                     const unsigned *__restrict__ zeros,
                     const unsigned short *__restrict__ bias,
+                    const float *__restrict__ global_scale,
                     const unsigned short *__restrict__ x,
                     unsigned short *__restrict__ y,
                     unsigned size_m,
@@ -144,11 +153,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned groups = GROUPS == 0 ? 1 : size_k / group_size;
     sorted_token_ids += static_cast<size_t>(blockIdx.z) * ROWS;
     qweight += static_cast<size_t>(expert) * (size_k / 16) * (size_n / 64) * TILE_PIECES;
-    scales += static_cast<size_t>(expert) * groups * size_n;
+    scales += static_cast<size_t>(expert) * groups * size_n * SCALE_SIZE;
 #if HAS_ZERO
     zeros += static_cast<size_t>(expert) * groups * (size_n / 8);
 #endif
     bias = bias ? bias + static_cast<size_t>(expert) * size_n : bias;
+    global_scale = global_scale ? global_scale + expert : global_scale;
     const auto entry = [&](unsigned row) { return static_cast<unsigned>(sorted_token_ids[row]); };
     const auto x_row = [&](unsigned entry) { return entry / top_k; };
 #else
@@ -167,11 +177,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const uint4 *weight_from = qweight + (begin / 16 + member / ROW_PIECES) * weight_step +
                                blockIdx.y * ROW_PIECES + member % ROW_PIECES;
 #if GROUPS > 0
-    constexpr unsigned SCALE_PIECES = N_TILE / 8;
+    constexpr unsigned SCALE_PIECES = N_TILE * SCALE_SIZE / 16;
     unsigned group_left = (group_size - begin % group_size) / STAGE_K;  // stages, with this one
-    const unsigned short *scale_from =
-        scales + static_cast<size_t>(begin / group_size + member / SCALE_PIECES) * size_n + n0 +
-        member % SCALE_PIECES * 8;
+    const unsigned char *scale_from =
+        scales +
+        (static_cast<size_t>(begin / group_size + member / SCALE_PIECES) * size_n + n0) * SCALE_SIZE +
+        member % SCALE_PIECES * 16;
 #if HAS_ZERO
     constexpr unsigned ZERO_PIECES = N_TILE / 32;
     const unsigned *zero_from =
@@ -210,8 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 copy_async(to + SCALE_BYTES + member * 16, zero_from);
             }
 #endif
-            if (GROUPS == 2 || --group_left == 0) {
-                scale_from += GROUPS * size_n;
+            if (GROUPS > 1 || --group_left == 0) {
+                scale_from += static_cast<size_t>(GROUPS * SCALE_SIZE) * size_n;
 #if HAS_ZERO
                 zero_from += GROUPS * (size_n / 8);
 #endif
@@ -235,7 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < 2 * FRAGMENTS; ++i) {
         const unsigned n = warp_n + i * 8 + lane / 4;
-        group.scale[i] = scales[n0 + n / 64 * 64 + single_position(n % 64)] * 0x10001u;
+        const unsigned at = n0 + n / 64 * 64 + single_position(n % 64);
+        group.scale[i] = reinterpret_cast<const unsigned short *>(scales)[at] * 0x10001u;
     }
 #if HAS_ZERO
     spread_zeros(group, zeros[n0 / 8 + warp_n / 64 * 8 + lane / 4], part * 4);
@@ -270,19 +282,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const unsigned char *about = memory + offset + WEIGHT_BYTES;
         const unsigned x_at = ring + stage % STAGES * STAGE_BYTES + WEIGHT_BYTES + SCALE_BYTES +
                               ZERO_BYTES + lane % 8 * 128;
+        // The stage's group of that number, for the lane's columns: their scales stand side by side.
+        const auto take_group = [&](int row) {
+            spread(group, about + row * N_TILE * SCALE_SIZE +
+                              (warp_n / 64 * 64 + lane / 4 * 8 + part * 4) * SCALE_SIZE);
+#if HAS_ZERO
+            const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
+            spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4],
+                         part * 4);
+#endif
+        };
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (GROUPS == 2 || (GROUPS == 1 && half == 0)) {
-                const int row = GROUPS == 2 ? half : 0;
-                // In 64 columns the lane's eight scales stand side by side.
-                const unsigned char *of =
-                    about + row * N_TILE * 2 + warp_n / 64 * 128 + lane / 4 * 16 + part * 8;
-                spread(group, reinterpret_cast<const unsigned *>(of));
-#if HAS_ZERO
-                const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
-                spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4],
-                             part * 4);
-#endif
+                take_group(half);
             }
             unsigned b[M_TILES][4];
 #pragma unroll
@@ -292,6 +305,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
+                if (GROUPS == 4) {
+                    take_group(half * 2 + step);
+                }
                 // BITS / 4 words for each fragment.
                 constexpr int WORDS = FRAGMENTS * BITS / 4;
                 unsigned words[WORDS];
@@ -359,6 +375,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float2 more = partial(base, c, at);
             total.x = __fadd_rn(total.x, more.x);
             total.y = __fadd_rn(total.y, more.y);
+        }
+        if (global_scale) {
+            total.x = __fmul_rn(total.x, *global_scale);
+            total.y = __fmul_rn(total.y, *global_scale);
         }
         if (bias) {
             const unsigned short *of = bias + n0 + n / 64 * 64 + single_position(n % 64);

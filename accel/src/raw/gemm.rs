@@ -38,6 +38,7 @@ pub(crate) fn launch(
     builder.arg(weight.qweight.slice()).arg(weight.scales.slice());
     optional(&mut builder, weight.zeros.as_ref());
     optional(&mut builder, weight.bias.as_ref());
+    optional(&mut builder, weight.global_scale.as_ref());
     builder
         .arg(gemm.x.slice())
         .arg(gemm.y.slice_mut())

@@ -2,12 +2,14 @@
 //! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
 //! work is dealt out.
 
+mod kind;
 mod tiling;
 mod weight;
 
 use marlinspike::gemm::schedule::Schedule;
 use marlinspike::scalar::ScalarType;
 
+use kind::Kind;
 pub use tiling::Tiling;
 pub use weight::MarlinWeight;
 
@@ -18,7 +20,7 @@ use crate::{
     nvrtc::{Arch, Define},
     ops::align::DeviceBlocks,
     raw,
-    registry::{Law, Needs, Row, lattice},
+    registry::{Law, Needs, Row},
 };
 
 /// Upstream: `marlin_gemm`.
@@ -39,17 +41,10 @@ pub(crate) static MOE: Row = Row {
     variants: |arch| variants(arch, 1),
 };
 
-/// Bits, zero points and groups in 64 k of every weight.
-fn forms() -> Vec<Vec<Define>> {
-    let mut forms = lattice(&[("BITS", &[4]), ("HAS_ZERO", &[0, 1]), ("GROUPS", &[0, 1, 2])]);
-    forms.extend(lattice(&[("BITS", &[8]), ("HAS_ZERO", &[0]), ("GROUPS", &[0, 1, 2])]));
-    forms
-}
-
 fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
     let mut all = Vec::new();
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
-        for form in forms() {
+        for form in Kind::forms(ty) {
             for size_m in [8, 16, 32, 64, 128] {
                 for chunks in 1..=Schedule::CANONICAL_CHUNKS as u32 {
                     for wide in [false, true] {

@@ -143,7 +143,8 @@ impl Tiling {
         let weights = 64 * n * value(form, "BITS") / 8;
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let x = self.m_tiles * 8 * 128;
-        self.teams * self.stages * (weights + groups * n * 2 + zeros + x)
+        let scale = if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 };
+        self.teams * self.stages * (weights + groups * n * scale + zeros + x)
     }
 
     /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
@@ -155,13 +156,16 @@ impl Tiling {
 
 #[cfg(test)]
 mod tests {
+    use marlinspike::scalar::ScalarType;
+
+    use super::super::kind::Kind;
     use super::*;
 
     #[test]
     fn every_architecture_gets_a_tiling_that_fits_its_shared_memory() {
         for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             let arch = Arch::of_device(capability);
-            for form in super::super::forms() {
+            for form in Kind::forms(ScalarType::BFLOAT16) {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
                     for (chunks, wide) in [(1, false), (3, false), (8, false), (8, true)] {
                         let tiling = Tiling::choose(arch, size_m, chunks, wide, &form);
