@@ -206,8 +206,8 @@ fn moved_bits_times_a_scale_are_the_number_rounded_once() {
         }
         // The multiplied code of a bf16 fragment is the placed one.
         let placed = place(BF16, 4, code);
-        assert_eq!((code * 0x1040 & 0x81c0) as u16, placed);
-        assert_eq!(((code << 4) * 0x0104 & 0x81c0) as u16, placed);
+        assert_eq!(((code * 0x1040) & 0x81c0) as u16, placed);
+        assert_eq!((((code << 4) * 0x0104) & 0x81c0) as u16, placed);
     }
     assert!(compared > 1_500_000, "{compared}");
 }

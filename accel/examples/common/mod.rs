@@ -49,7 +49,7 @@ pub(crate) fn weight(
     let bits = if ty.size_bits() == 8 { 8 } else { 4 };
     // No e4m3 code is a NaN where bit 0 is never set.
     let kept = if ty == ScalarType::FLOAT8_E4M3FN { 0xfefe_fefe } else { u32::MAX };
-    let words = (0..shape.len() * bits / 32).map(|_| next(state) & kept).collect();
+    let words: Vec<u32> = (0..shape.len() * bits / 32).map(|_| next(state) & kept).collect();
     let group_size = if group_k == 0 { GroupSize::Channel } else { GroupSize::Of(group_k) };
     let groups = group_size.groups(shape.k())?;
     let len = groups * shape.size_n;
