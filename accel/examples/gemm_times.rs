@@ -1,10 +1,10 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep] [--type TYPE] [K N [M ...]]
+//! gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
-//! bf16; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the shapes of `docs/cuda.md`. Each figure is the
+//! bf16, or 8-bit activations; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the shapes of `docs/cuda.md`. Each figure is the
 //! median of 7 replays of a graph that goes through enough copies of the weight that none is in
 //! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries every
 //! tiling.
@@ -16,9 +16,11 @@ mod common;
 use common::{AnyError, activations, types, weight};
 use marlinspike::dims::Shape;
 use marlinspike::scalar::ScalarType;
+use marlinspike::weight::Weight;
 use marlinspike_accel::{
-    Device,
+    AccelError, Buffer, Device,
     ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
+    ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
 };
 
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
@@ -26,19 +28,77 @@ const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
 /// Bytes that all copies of a weight take together: four times an H200's L2 cache.
 const BYTES: usize = 240 << 20;
 
+/// A weight for activations of either width.
+enum Packed {
+    A16(MarlinWeight),
+    A8(MarlinWeightA8),
+}
+
+impl Packed {
+    fn new(
+        device: &Device,
+        weight: &Weight<'_>,
+        input: Option<ScalarType>,
+    ) -> Result<Self, AccelError> {
+        let (weights, dtype) = (std::slice::from_ref(weight), ScalarType::BFLOAT16);
+        match input {
+            None => MarlinWeight::new(device, weights, dtype).map(Self::A16),
+            Some(input) => MarlinWeightA8::new(device, weights, dtype, input).map(Self::A8),
+        }
+    }
+
+    fn copy(&self, device: &Device) -> Result<Self, AccelError> {
+        match self {
+            Self::A16(weight) => weight.copy(device).map(Self::A16),
+            Self::A8(weight) => weight.copy(device).map(Self::A8),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::A16(weight) => weight.bytes(),
+            Self::A8(weight) => weight.bytes(),
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::A16(weight) => weight.shape(),
+            Self::A8(weight) => weight.shape(),
+        }
+    }
+}
+
+/// Rows of x in both widths.
+struct Activations {
+    halves: Buffer<u16>,
+    codes: Buffer<u8>,
+    scales: Buffer<f32>,
+}
+
 /// Microseconds of one product: the median of 7 replays.
 fn time(
     device: &Device,
-    weights: &[MarlinWeight],
+    weights: &[Packed],
     size_m: usize,
     tiling: Option<Tiling>,
 ) -> Result<f32, AnyError> {
     let Shape { size_k, size_n } = weights[0].shape();
-    let x = device.upload(&activations(&mut 7, size_m * size_k))?;
+    let halves = activations(&mut 7, size_m * size_k);
+    // Small numbers in int8 and in e4m3.
+    let codes: Vec<u8> = halves.iter().map(|bits| (bits % 64) as u8).collect();
+    let x = Activations {
+        halves: device.upload(&halves)?,
+        codes: device.upload(&codes)?,
+        scales: device.upload(&vec![1.0; size_m])?,
+    };
     let mut y = device.zeroed(size_m * size_n)?;
-    let mut product = |weight: &MarlinWeight| match tiling {
-        None => marlin_gemm(device, &x, weight, &mut y),
-        Some(tiling) => marlin_gemm_tiled(device, &x, weight, &mut y, tiling),
+    let mut product = |weight: &Packed| match (weight, tiling) {
+        (Packed::A16(weight), None) => marlin_gemm(device, &x.halves, weight, &mut y),
+        (Packed::A16(weight), Some(t)) => marlin_gemm_tiled(device, &x.halves, weight, &mut y, t),
+        (Packed::A8(weight), _) => {
+            marlin_gemm_a8(device, RowsA8 { codes: &x.codes, scales: &x.scales }, weight, &mut y)
+        }
     };
     // Modules are loaded before anything is recorded.
     product(&weights[0])?;
@@ -78,12 +138,20 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
 fn main() -> Result<ExitCode, AnyError> {
     let mut sweep = false;
     let mut ty = String::from("uint4b8");
+    let mut input = None;
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => sweep = true,
             "--type" => ty = arguments.next().unwrap_or_default(),
+            "--input" => {
+                input = match arguments.next().as_deref() {
+                    Some("int8") => Some(ScalarType::INT8),
+                    Some("fp8") => Some(ScalarType::FLOAT8_E4M3FN),
+                    other => return Err(format!("--input {other:?}: int8 or fp8").into()),
+                }
+            }
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
@@ -92,7 +160,7 @@ fn main() -> Result<ExitCode, AnyError> {
         [k, n, ..] => vec![(k, n)],
         _ => {
             eprintln!(
-                "usage: gemm_times [--sweep] [--type TYPE] [K N [M ...]]; types: {}",
+                "usage: gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {}",
                 types()
             );
             return Ok(ExitCode::from(2));
@@ -105,7 +173,7 @@ fn main() -> Result<ExitCode, AnyError> {
         let shape = Shape::new(size_k, size_n);
         let mut state = 1;
         let one = weight(&mut state, &ty, shape)?;
-        let first = MarlinWeight::new(&device, std::slice::from_ref(&one), ScalarType::BFLOAT16)?;
+        let first = Packed::new(&device, &one, input)?;
         let limit = first.bytes() as f64 / 4.49e6;
         let copies = BYTES.div_ceil(first.bytes()).max(2);
         let mut weights = vec![first];
@@ -114,8 +182,9 @@ fn main() -> Result<ExitCode, AnyError> {
         }
         for &size_m in rows {
             let usual = time(&device, &weights, size_m, None)?;
-            println!("{ty}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
-            if sweep {
+            let of = input.map_or(ty.clone(), |input| format!("{ty}, {input} activations"));
+            println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
+            if sweep && input.is_none() {
                 let mut all: Vec<(f32, Tiling)> = tilings(size_m)
                     .into_iter()
                     .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))

@@ -30,18 +30,17 @@
 //   GROUPS    scale groups in 128 k: 0 one group for all k, 1, 2 or 4
 //   IS_MOE    0 or 1
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
-//   TEAMS     1, 2, 4, 8: chunks that a thread block can compute
 //   STAGES    stages of 128 k that are kept in flight, with the one that is worked on
 //
-// A warp computes a chunk of 32 columns: it streams its own weights, scales and rows of x through its
+// A warp computes a chunk for 32 columns: it streams its own weights, scales and rows of x through its
 // own ring of stages. The weights are the m16 side of the instruction, the rows of x its n8 side. In
 // Marlin's layout a lane's 16 bytes are just its fragments of 32 columns x 32 k.
 //
-// Launch: grid (N / 32, blocks of rows), TEAMS * 32 threads, dynamic shared memory as at the end of
-// this file. K is a multiple of 128, chunk_k too, K <= TEAMS * chunk_k, K < 2^20.
+// Launch: grid (N / 32, blocks of rows), a warp for each chunk, dynamic shared memory as at the end of
+// this file. K is a multiple of 128, chunk_k too, K < 2^19.
 
 #if !defined(IS_FP8) || !defined(IS_FLOAT) || !defined(HAS_ZERO) || !defined(GROUPS) || \
-    !defined(IS_MOE) || !defined(M_TILES) || !defined(TEAMS) || !defined(STAGES)
+    !defined(IS_MOE) || !defined(M_TILES) || !defined(STAGES)
 #error "a parameter is missing"
 #endif
 #if IS_FLOAT && (!IS_FP8 || HAS_ZERO || GROUPS != 4)
@@ -123,7 +122,7 @@ __device__ __forceinline__ unsigned dequantize(unsigned word, unsigned zeros) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(TEAMS * 32)
+extern "C" __global__ void __launch_bounds__(256)
     marlin_gemm_a8(const uint4 *__restrict__ qweight,
                    const unsigned char *__restrict__ scales,
                    const unsigned *__restrict__ zeros,
@@ -146,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
 #endif
     ) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const unsigned team = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned n0 = blockIdx.x * COLUMNS;
 #if IS_MOE
     if (blockIdx.y * ROWS >= static_cast<unsigned>(*num_tokens_post_padded)) {
@@ -171,13 +170,13 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
     const auto x_row = [&](unsigned entry) { return entry; };
 #endif
 
-    // This warp's chunk of k: empty where K has fewer chunks.
-    const unsigned begin = min(team * chunk_k, size_k);
+    // This warp's chunk of k.
+    const unsigned begin = warp * chunk_k;
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
 
     // What a lane copies of each stage. Rows of x: 8 pieces of 16 bytes, piece p stored at
     // p ^ (row % 8), so that fragments are read without bank conflicts.
-    const unsigned ring = shared_address(memory) + team * RING_BYTES;
+    const unsigned ring = shared_address(memory) + warp * RING_BYTES;
     const uint4 *weight_from = qweight + static_cast<size_t>(begin / 32) * size_n + n0 + lane;
 #if GROUPS > 0
     const size_t group = begin / STAGE_K * GROUPS;
@@ -316,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
         __syncwarp();
         issue(stage + STAGES - 1);
 
-        const unsigned offset = team * RING_BYTES + stage % STAGES * STAGE_BYTES;
+        const unsigned offset = warp * RING_BYTES + stage % STAGES * STAGE_BYTES;
         const uint4 *weights = reinterpret_cast<const uint4 *>(memory + offset) + lane;
         const unsigned char *about = memory + offset + WEIGHT_BYTES;
         const unsigned x_at = ring + stage % STAGES * STAGE_BYTES + WEIGHT_BYTES + SCALE_BYTES +
@@ -363,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
     // Every ring is read: the sums take their place.
     copy_wait<0>();
     __syncthreads();
-    float *sums = reinterpret_cast<float *>(memory) + team * (SUM_BYTES / 4);
+    float *sums = reinterpret_cast<float *>(memory) + warp * (SUM_BYTES / 4);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -382,9 +381,8 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
     }
     __syncthreads();
 
-    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
     const float *of_chunks = reinterpret_cast<const float *>(memory);
-    for (unsigned pair = threadIdx.x; pair < ROWS * COLUMNS / 2; pair += TEAMS * 32) {
+    for (unsigned pair = threadIdx.x; pair < ROWS * COLUMNS / 2; pair += blockDim.x) {
         const unsigned row = pair / (COLUMNS / 2), n = pair % (COLUMNS / 2) * 2, e = entry(row);
         if (e >= size_m) {
             continue;
@@ -394,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             total[i] = of_chunks[row * PITCH + n + i];
-            for (unsigned c = 1; c < chunks; ++c) {
+            for (unsigned c = 1; c < blockDim.x / 32; ++c) {
                 const float more = of_chunks[c * (SUM_BYTES / 4) + row * PITCH + n + i];
                 total[i] = __fadd_rn(total[i], more);
             }
@@ -419,5 +417,5 @@ extern "C" __global__ void __launch_bounds__(TEAMS * 32)
     }
 }
 
-// Dynamic shared memory: the rings, or the sums that take their place:
-// TEAMS * max(RING_BYTES, SUM_BYTES).
+// Dynamic shared memory: the rings, or the sums that take their place: for each warp
+// max(RING_BYTES, SUM_BYTES).

@@ -32,6 +32,7 @@ pub static SOURCES: &[Source] = &[
     source!("awq_marlin_repack", "marlin_tile"),
     source!("gptq_marlin_repack", "marlin_tile"),
     source!("marlin_gemm", "half", "mma", "dequantize"),
+    source!("marlin_gemm_a8", "half", "mma"),
     source!("marlin_int4_fp8_preprocess"),
     source!("marlin_permute_scales"),
     source!("moe_activation", "half", "math"),

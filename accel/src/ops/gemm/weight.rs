@@ -3,13 +3,13 @@
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::marlin::{Options, prepare};
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Table, TableData, Weight};
+use marlinspike::weight::{Table, Weight};
 
 use super::{ROW, Tiling, kind::Kind};
 use crate::{
     device::Device,
     error::AccelError,
-    memory::Buffer,
+    memory::{Buffer, bytes, halves},
     nvrtc::{Arch, Define},
 };
 
@@ -107,10 +107,6 @@ impl MarlinWeight {
             // All have one, or `prepare` would have failed.
             _ => Some(device.upload(&of_experts)?),
         };
-        let halves = |data: &TableData| match data {
-            TableData::B16(bits) => device.upload(bits),
-            _ => Err(AccelError::argument(&ROW, "bias", "not 16 bits wide", dtype)),
-        };
         Ok(Self {
             shape,
             experts,
@@ -125,7 +121,7 @@ impl MarlinWeight {
                 None => None,
             },
             bias: match &prepared.bias {
-                Some(bias) => Some(halves(bias.data())?),
+                Some(bias) => Some(device.upload(halves(bias))?),
                 None => None,
             },
             global_scale,
@@ -209,14 +205,5 @@ impl MarlinWeight {
 
     pub(super) fn is_on(&self, device: &Device) -> bool {
         self.qweight.is_on(device)
-    }
-}
-
-/// A table's elements, little-endian, one after the other.
-fn bytes(table: &Table) -> Vec<u8> {
-    match table.data() {
-        TableData::B8(data) => data.clone(),
-        TableData::B16(data) => data.iter().flat_map(|bits| bits.to_le_bytes()).collect(),
-        TableData::B32(data) => data.iter().flat_map(|bits| bits.to_le_bytes()).collect(),
     }
 }
