@@ -6,12 +6,14 @@
 //!
 //! int4 codes in groups of 128, bf16; by default the shapes of `docs/cuda.md`. Each figure is the
 //! median of 7 replays of a graph that goes through enough copies of the weight that none is in
-//! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries every
-//! tiling.
+//! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries many
+//! tilings; `--part I COUNT` with it only compiles every COUNT-th of them, from the I-th on, for other
+//! processes to find in the cache of modules.
 
 use std::process::ExitCode;
 
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::Schedule;
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
@@ -87,19 +89,19 @@ fn time(
     Ok(times[times.len() / 2] / weights.len() as f32)
 }
 
-fn tilings(size_m: usize) -> Vec<Tiling> {
-    let least = match size_m {
-        0..=8 => 1,
-        9..=16 => 2,
-        17..=32 => 4,
-        _ => 8,
+fn tilings(size_m: usize, chunks: u32) -> Vec<Tiling> {
+    let m_tiles = match size_m {
+        0..=8 => vec![1],
+        9..=16 => vec![2, 1],
+        17..=32 => vec![4, 2],
+        _ => vec![8, 4],
     };
     let mut all = Vec::new();
-    for m_tiles in if least == 8 { vec![8, 4] } else { vec![least] } {
-        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
-            for teams in [4, 8] {
-                for stages in [2, 3, 4, 6] {
-                    let ranks = 8 / teams;
+    for m_tiles in m_tiles {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)] {
+            for teams in [1, 2, 4, 8] {
+                let ranks = chunks.div_ceil(teams).next_power_of_two();
+                for stages in [2, 3, 4, 6, 8] {
                     all.push(Tiling { m_tiles, n_tile, columns, teams, ranks, stages });
                 }
             }
@@ -110,10 +112,16 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
 
 fn main() -> Result<ExitCode, AnyError> {
     let mut sweep = false;
+    let mut part = None;
     let mut numbers = Vec::new();
-    for argument in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => sweep = true,
+            "--part" => {
+                let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
+                part = Some((number()?, number()?));
+            }
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
@@ -134,25 +142,33 @@ fn main() -> Result<ExitCode, AnyError> {
         let one = weight(&mut state, shape)?;
         let first = MarlinWeight::new(&device, std::slice::from_ref(&one), ScalarType::BFLOAT16)?;
         let limit = first.bytes() as f64 / 4.49e6;
-        let copies = BYTES.div_ceil(first.bytes()).max(2);
+        let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+        let copies = if part.is_some() { 1 } else { BYTES.div_ceil(first.bytes()).max(2) };
         let mut weights = vec![first];
         while weights.len() < copies {
             weights.push(weights[0].copy(&device)?);
         }
         for &size_m in rows {
+            if let Some((first, count)) = part {
+                for tiling in tilings(size_m, chunks).into_iter().skip(first).step_by(count) {
+                    // What the device does not take is left out of the sweep, too.
+                    let _ = time(&device, &weights, size_m, Some(tiling));
+                }
+                continue;
+            }
             let usual = time(&device, &weights, size_m, None)?;
             println!("{size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if sweep {
-                let mut all: Vec<(f32, Tiling)> = tilings(size_m)
+                let mut all: Vec<(f32, Tiling)> = tilings(size_m, chunks)
                     .into_iter()
                     .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (time, t) in all.iter().take(8) {
-                    let Tiling { m_tiles, n_tile, columns, teams, stages, .. } = t;
+                    let Tiling { m_tiles, n_tile, columns, teams, ranks, stages } = t;
                     println!(
                         "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, \
-                         {teams} teams, {stages} stages"
+                         {teams} teams in {ranks}, {stages} stages"
                     );
                 }
             }

@@ -13,6 +13,7 @@ use crate::{
 
 pub(crate) mod driver;
 pub(crate) mod gemm;
+pub(crate) mod launch;
 pub(crate) mod layout;
 pub(crate) mod moe;
 pub(crate) mod nvrtc;
