@@ -285,23 +285,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
     };
 
-    // One stage of what `begin_tile` and `copy_stage` say, and a group of copies in any case.
-    const auto copy = [&](auto begin_tile, auto copy_stage) {
+    // One stage of weights, of x, or of both, and a group of copies in any case.
+    const auto copy = [&](unsigned slot, bool of_weights, bool of_x) {
         if (left == 0 && tile_after < tiles) {
-            begin_tile(tile_after);
+            if (of_weights) {
+                begin_weights(tile_after);
+            }
+            if (of_x) {
+                begin_x(tile_after);
+            }
             left = stages;
             tile_after += step;
         }
         if (left > 0) {
             --left;
-            copy_stage();
+            if (of_weights) {
+                copy_weights(slot);
+            }
+            if (of_x) {
+                copy_x(slot);
+            }
         }
         copy_commit();
     };
     // Weights are no kernel's output, but x may be the last one's.
 #pragma unroll 1
-    for (unsigned slot = 0; slot < (STAGES - 1) * STAGE_BYTES; slot += STAGE_BYTES) {
-        copy(begin_weights, [&] { copy_weights(slot); });
+    for (unsigned to = 0; to < (STAGES - 1) * STAGE_BYTES; to += STAGE_BYTES) {
+        copy(to, true, false);
     }
     wait_for_last_kernel();
     let_next_kernel_start();
@@ -309,13 +319,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     tile_after = stages > 0 ? first : tiles;
     find_x(tile_after);
 #pragma unroll 1
-    for (unsigned slot = 0; slot < (STAGES - 1) * STAGE_BYTES; slot += STAGE_BYTES) {
-        copy(begin_x, [&] { copy_x(slot); });
+    for (unsigned to = 0; to < (STAGES - 1) * STAGE_BYTES; to += STAGE_BYTES) {
+        copy(to, false, true);
     }
-    const auto begin_tile = [&](unsigned tile) {
-        begin_weights(tile);
-        begin_x(tile);
-    };
 #if RANKS > 1 && LOOPS
     cluster_arrive();
 #endif
@@ -365,10 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             copy_wait<STAGES - 2>();
             // All copies of the team have landed, and all its threads are done with the stage refilled next.
             team_sync(team);
-            copy(begin_tile, [&] {
-                copy_weights(free_slot);
-                copy_x(free_slot);
-            });
+            copy(free_slot, true, true);
 
             const unsigned char *here = memory + team * RING_BYTES + slot;
             const unsigned *weights = reinterpret_cast<const unsigned *>(here) +
