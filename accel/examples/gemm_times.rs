@@ -4,10 +4,11 @@
 //! gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
-//! bf16, or 8-bit activations; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the shapes of `docs/cuda.md`. Each figure is the
-//! median of 7 replays of a graph that goes through enough copies of the weight that none is in
-//! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries every
-//! tiling.
+//! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
+//! default the shapes of `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes
+//! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries many
+//! tilings; `--part I COUNT` with it only compiles every COUNT-th of them, from the I-th on, for other
+//! processes to find in the cache of modules.
 
 use std::process::ExitCode;
 
@@ -15,6 +16,7 @@ mod common;
 
 use common::{AnyError, activations, types, weight};
 use marlinspike::dims::Shape;
+use marlinspike::gemm::schedule::Schedule;
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Weight;
 use marlinspike_accel::{
@@ -114,19 +116,19 @@ fn time(
     Ok(times[times.len() / 2] / weights.len() as f32)
 }
 
-fn tilings(size_m: usize) -> Vec<Tiling> {
-    let least = match size_m {
-        0..=8 => 1,
-        9..=16 => 2,
-        17..=32 => 4,
-        _ => 8,
+fn tilings(size_m: usize, chunks: u32) -> Vec<Tiling> {
+    let m_tiles = match size_m {
+        0..=8 => vec![1],
+        9..=16 => vec![2, 1],
+        17..=32 => vec![4, 2],
+        _ => vec![8, 4],
     };
     let mut all = Vec::new();
-    for m_tiles in if least == 8 { vec![8, 4] } else { vec![least] } {
-        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
-            for teams in [4, 8] {
-                for stages in [2, 3, 4, 6] {
-                    let ranks = 8 / teams;
+    for m_tiles in m_tiles {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)] {
+            for teams in [1, 2, 4, 8] {
+                let ranks = chunks.div_ceil(teams).next_power_of_two();
+                for stages in [2, 3, 4, 6, 8] {
                     all.push(Tiling { m_tiles, n_tile, columns, teams, ranks, stages });
                 }
             }
@@ -139,6 +141,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let mut sweep = false;
     let mut ty = String::from("uint4b8");
     let mut input = None;
+    let mut part = None;
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -151,6 +154,10 @@ fn main() -> Result<ExitCode, AnyError> {
                     Some("fp8") => Some(ScalarType::FLOAT8_E4M3FN),
                     other => return Err(format!("--input {other:?}: int8 or fp8").into()),
                 }
+            }
+            "--part" => {
+                let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
+                part = Some((number()?, number()?));
             }
             _ => numbers.push(argument.parse::<usize>()?),
         }
@@ -175,26 +182,34 @@ fn main() -> Result<ExitCode, AnyError> {
         let one = weight(&mut state, &ty, shape)?;
         let first = Packed::new(&device, &one, input)?;
         let limit = first.bytes() as f64 / 4.49e6;
-        let copies = BYTES.div_ceil(first.bytes()).max(2);
+        let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+        let copies = if part.is_some() { 1 } else { BYTES.div_ceil(first.bytes()).max(2) };
         let mut weights = vec![first];
         while weights.len() < copies {
             weights.push(weights[0].copy(&device)?);
         }
         for &size_m in rows {
+            if let Some((first, count)) = part {
+                for tiling in tilings(size_m, chunks).into_iter().skip(first).step_by(count) {
+                    // What the device does not take is left out of the sweep, too.
+                    let _ = time(&device, &weights, size_m, Some(tiling));
+                }
+                continue;
+            }
             let usual = time(&device, &weights, size_m, None)?;
             let of = input.map_or(ty.clone(), |input| format!("{ty}, {input} activations"));
             println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if sweep && input.is_none() {
-                let mut all: Vec<(f32, Tiling)> = tilings(size_m)
+                let mut all: Vec<(f32, Tiling)> = tilings(size_m, chunks)
                     .into_iter()
                     .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (time, t) in all.iter().take(8) {
-                    let Tiling { m_tiles, n_tile, columns, teams, stages, .. } = t;
+                    let Tiling { m_tiles, n_tile, columns, teams, ranks, stages } = t;
                     println!(
                         "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, \
-                         {teams} teams, {stages} stages"
+                         {teams} teams in {ranks}, {stages} stages"
                     );
                 }
             }

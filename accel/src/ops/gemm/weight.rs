@@ -182,15 +182,22 @@ impl MarlinWeight {
 
     /// The tiling that is taken for a product of `size_m` rows.
     pub fn tiling(&self, device: &Device, size_m: usize) -> Tiling {
-        self.tiling_of_experts(device, size_m, 1)
+        self.tiling_of_experts(device, size_m, 1, false)
     }
 
-    /// The tiling that is taken for products of `size_m` rows with each of so many experts at once.
-    pub fn tiling_of_experts(&self, device: &Device, size_m: usize, experts: usize) -> Tiling {
+    /// The tiling that is taken for products of `size_m` rows with each of so many experts at once;
+    /// `paired`: a thread block computes 64 columns of each half of N.
+    pub fn tiling_of_experts(
+        &self,
+        device: &Device,
+        size_m: usize,
+        experts: usize,
+        paired: bool,
+    ) -> Tiling {
         let arch = Arch::of_device(device.compute_capability());
         let wide = Tiling::is_wide(self.shape.size_n, experts, device.multiprocessors());
         let chunks = Tiling::chunks(self.shape.size_k);
-        Tiling::choose(arch, size_m, chunks, wide, &self.form())
+        Tiling::choose(arch, size_m, chunks, wide, paired, &self.form())
     }
 
     /// k of a group, as the kernel takes it.
