@@ -209,6 +209,42 @@ fn products_with_experts() {
     law.held();
 }
 
+/// The kernel's steps for four codes at once, in the low halves of a word's bytes, against the number
+/// that each code stands for.
+#[test]
+fn codes_become_numbers_four_at_a_time() {
+    let every = |zero: u32| (0..16u32).map(move |q| (q, f64::from(q) - f64::from(zero)));
+    // Neighbours differ, so that what one byte leaves in the next is seen.
+    let word = |c: u32| c | (15 - c) << 8 | c << 16 | (c ^ 5) << 24;
+    let byte = |w: u32, i: usize| w.to_le_bytes()[i];
+    for zero in 0..16 {
+        let zeros = zero * 0x0101_0101;
+        let stored = |q: u32| if q >= zero { q - zero } else { 15 - q };
+        for (q, value) in every(zero) {
+            let c = word(q);
+            let int8 = (c | 0x8080_8080).wrapping_sub(zeros) ^ 0x8080_8080;
+            assert_eq!(f64::from(byte(int8, 0).cast_signed()), value);
+            assert_eq!(byte(int8, 2), byte(int8, 0));
+            let c = word(stored(q));
+            let negative = (c + zeros) >> 4 & 0x0101_0101;
+            let fp8 = c.wrapping_add(negative.wrapping_mul(0x71 + zero));
+            assert_eq!(FP8.to_f64(byte(fp8, 0).into()) * 512.0, value, "{q} - {zero}");
+            assert_eq!(byte(fp8, 2), byte(fp8, 0));
+        }
+    }
+    for (q, value) in every(8) {
+        let sixteens = (word(q) << 4 & 0xf0f0_f0f0) ^ 0x8080_8080;
+        assert_eq!(f64::from(byte(sixteens, 0).cast_signed()), 16.0 * value);
+        let e2m1 = (word(q) << 4 & 0x8080_8080) | (word(q) << 2 & 0x1c1c_1c1c);
+        let value = ScalarType::FLOAT4_E2M1F.to_f64(q);
+        assert_eq!(FP8.to_f64(byte(e2m1, 0).into()) * 64.0, value);
+        assert_eq!(
+            FP8.to_f64(byte(e2m1, 1).into()) * 64.0,
+            ScalarType::FLOAT4_E2M1F.to_f64(15 - q)
+        );
+    }
+}
+
 #[test]
 fn arguments_that_do_not_fit_are_refused() {
     let Some(device) = common::device_or_skip("arguments_that_do_not_fit_are_refused") else {
