@@ -282,7 +282,7 @@ pub(super) mod tests {
         // 962 GFLOP at 800 TFLOP/s take longer than 329 MB.
         let row = &report.results[2];
         assert_eq!(row.bound, Bound::Matrix);
-        assert!((row.us_limit - 1202.590_842_88).abs() < 1e-6, "{}", row.us_limit);
+        assert!((row.us_limit - 1_202.590_842_88).abs() < 1e-6, "{}", row.us_limit);
         // Three matrices for each of eight experts.
         assert_eq!(report.results[3].flops, 2.0 * 8.0 * 3.0 * 2048.0 * 768.0);
         assert_eq!(report.peers(), ["cublas-bf16", "vllm-marlin", "vllm-marlin-moe"]);
@@ -299,6 +299,6 @@ pub(super) mod tests {
         let first = line("4096x28672").unwrap();
         assert!(first.contains("58.0 (2.90)") && first.contains("28.0 (1.40)"), "{first}");
         assert!(line("qwen3-30b-a3b").unwrap().contains(" 8.0 "), "{text}");
-        assert_eq!([time(3.14159), time(31.4159), time(3141.59)], ["3.14", "31.4", "3142"]);
+        assert_eq!([time(2.34567), time(23.4567), time(2345.67)], ["2.35", "23.5", "2346"]);
     }
 }
