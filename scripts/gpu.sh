@@ -21,8 +21,8 @@ build() {
   cd "$root"
   # Cargo says as JSON where each program went.
   {
-    cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json
-    cargo build --release --locked -p marlinspike-cli --bins --message-format=json
+    cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json-render-diagnostics
+    cargo build --release --locked -p marlinspike-cli --bins --message-format=json-render-diagnostics
   } |
     sed -n 's/.*"kind":\["\(test\|example\|bin\)"\].*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
     while read -r kind name program; do

@@ -137,5 +137,11 @@ pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
         matrix_instruction: limits.instruction,
     };
     let rows = cases.into_iter().map(|case| Row::new(case, &limits, peers)).collect();
-    Ok(Report { machine, weights: args.ty.name, replays: args.replays, results: rows })
+    Ok(Report {
+        machine,
+        weights: args.ty.name,
+        activations: args.input.map_or("bf16", Input::name),
+        replays: args.replays,
+        results: rows,
+    })
 }
