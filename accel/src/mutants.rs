@@ -114,10 +114,10 @@ pub static MUTANTS: [Mutant; 19] = [
         "p % 8 * 8 + (p / 8 ^ 1u)",
     ),
     Mutant::new(
-        "the hardware's exponential",
+        "a limit that swallows a NaN",
         "moe_activation",
-        "exp_f32(-__fmul_rn(alpha, g))",
-        "__expf(-__fmul_rn(alpha, g))",
+        "return x > limit ? limit : x;",
+        "return fminf(x, limit);",
     ),
     Mutant::new(
         "padding that names a token",
