@@ -11,7 +11,10 @@ use marlinspike::moe::router::{Router, Routing};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
-use super::operations::{Experts, Operations, Packed, Reference};
+use super::{
+    operations::{Experts, Operations, Packed},
+    reference::Reference,
+};
 use crate::{error::AccelError, ops::align::Blocks};
 
 /// What an operation was held to.

@@ -14,6 +14,7 @@ mod compared;
 mod layer;
 mod layouts;
 mod operations;
+mod reference;
 
 use marlinspike::case::{Case, CaseConfig, LinearConfig, ScheduleChoice};
 use marlinspike::check::{
@@ -27,7 +28,8 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::{DType, Element, Tensor};
 
 pub use compared::{Count, Counts};
-pub use operations::{Experts, Operations, Packed, Reference};
+pub use operations::{Experts, Operations, Packed};
+pub use reference::Reference;
 
 use crate::error::AccelError;
 use compared::Compared;

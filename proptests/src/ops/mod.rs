@@ -2,6 +2,7 @@
 
 mod align;
 mod awq;
+mod distribution;
 mod dyn_quant;
 mod elementwise;
 pub(crate) mod layer;
@@ -15,14 +16,13 @@ mod zeros;
 
 pub use align::{AlignBlocks, AlignInput};
 pub use awq::{AwqInput, AwqRepack};
+pub use distribution::Distribution;
 pub use dyn_quant::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };
 pub use elementwise::{Activate, ActivateInput, SumInput, SumSlots};
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
-pub use product::{
-    DenseInput, DenseProduct, Distribution, ExpertInput, ExpertProduct, ProductWeight,
-};
+pub use product::{DenseInput, DenseProduct, ExpertInput, ExpertProduct, ProductWeight};
 pub use quantize::{PerTokenFp8, PerTokenInput, PerTokenInt8, QuantizeRule};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};
 pub use router::{RouterInput, TopkRouter};

@@ -1,0 +1,178 @@
+//! The reference behind the operations: what every bit must be.
+
+use marlinspike::case::QuantConfig;
+use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
+use marlinspike::layout::marlin::{
+    Activations, ScalePermutation, WeightLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
+};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::align::Align;
+use marlinspike::moe::router::{Router, Routing};
+use marlinspike::moe::{Chain, sum};
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::{Codes, Weight};
+
+use super::operations::{Experts, Operations, Packed, sixteen_bits};
+use crate::{error::AccelError, ops::align::Blocks};
+
+/// The reference behind the same operations: what every bit must be.
+#[derive(Debug, Clone, Copy)]
+pub struct Reference;
+
+/// The reference's error as this crate's.
+fn refused(operation: &'static str) -> impl FnOnce(marlinspike::Error) -> AccelError {
+    move |error| AccelError::Argument {
+        operation,
+        what: "reference",
+        found: error.to_string(),
+        expected: "arguments that the reference takes".into(),
+    }
+}
+
+/// 16-bit values, zero-extended.
+fn codes(x: &[u16]) -> Vec<u32> {
+    x.iter().map(|&bits| bits.into()).collect()
+}
+
+/// The low halves of 32-bit values.
+fn halves(y: Vec<u32>) -> Vec<u16> {
+    y.into_iter().map(|bits| bits as u16).collect()
+}
+
+impl Packed<'_> {
+    fn layout(&self) -> marlinspike::Result<WeightLayout> {
+        let act = if self.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
+        WeightLayout::new(self.shape, self.bits, act)
+    }
+}
+
+impl Operations for Reference {
+    fn gptq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
+        let packed = || -> marlinspike::Result<Vec<u32>> {
+            let (layout, words) = (p.layout()?, p.qweight.len() / p.experts);
+            let mut out = Vec::new();
+            for (e, words) in p.qweight.chunks_exact(words).enumerate() {
+                let perm = p.perm.map(|perm| &perm[e * p.shape.size_k..][..p.shape.size_k]);
+                out.extend(layout.pack(&Codes::from_words(p.bits, p.shape, words)?, perm)?);
+            }
+            Ok(out)
+        };
+        packed().map_err(refused("gptq_marlin_repack"))
+    }
+
+    fn awq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
+        let order = marlinspike::checkpoint::awq::column_order(p.bits);
+        let (pack, mask) = (order.len(), u32::MAX >> (32 - p.bits));
+        let packed = || -> marlinspike::Result<Vec<u32>> {
+            let codes = Codes::from_fn(p.bits, p.shape, |k, n| {
+                let word = p.qweight[k * (p.shape.size_n / pack) + n / pack];
+                let field = order.iter().position(|&column| column == n % pack).unwrap_or(0);
+                (word >> (field as u32 * p.bits) & mask) as u8
+            })?;
+            p.layout()?.pack(&codes, None)
+        };
+        packed().map_err(refused("awq_marlin_repack"))
+    }
+
+    fn int4_fp8(
+        &self,
+        qweight: &[u32],
+        qzeros: Option<&[u32]>,
+        words: usize,
+    ) -> Result<Vec<u32>, AccelError> {
+        match qzeros {
+            None => Ok(int4_to_fp8_symmetric(qweight)),
+            Some(zeros) => int4_to_fp8_asymmetric(qweight, zeros, words)
+                .map_err(refused("marlin_int4_fp8_preprocess")),
+        }
+    }
+
+    fn permute_scales(
+        &self,
+        scales: &[u16],
+        _size_n: usize,
+        order: ScalePermutation,
+    ) -> Result<Vec<u16>, AccelError> {
+        let columns = order.columns();
+        let run = columns.len();
+        Ok((0..scales.len()).map(|i| scales[i / run * run + columns[i % run]]).collect())
+    }
+
+    fn route(
+        &self,
+        router: &Router<'_>,
+        logits: &[f32],
+        experts: usize,
+    ) -> Result<Routing, AccelError> {
+        router.route(logits, experts).map_err(refused("topk_router"))
+    }
+
+    fn align(&self, align: &Align<'_>, topk_ids: &[i32]) -> Result<Blocks, AccelError> {
+        let aligned = align.run(topk_ids).map_err(refused("moe_align_block_size"))?;
+        Ok(Blocks {
+            sorted_token_ids: aligned.sorted_token_ids,
+            expert_ids: aligned.expert_ids,
+            num_tokens_post_padded: aligned.num_tokens_post_padded,
+        })
+    }
+
+    fn product(
+        &self,
+        weight: &Weight<'_>,
+        quant: &QuantConfig,
+        x: &[u16],
+    ) -> Result<Vec<u16>, AccelError> {
+        sixteen_bits("marlin_gemm", quant)?;
+        let schedule = Schedule::canonical(weight, quant.dtype, quant.dtype);
+        let y = schedule.and_then(|s| s.execute(&codes(x), weight, Extras::default()));
+        y.map(halves).map_err(refused("marlin_gemm"))
+    }
+
+    fn expert_product(&self, e: Experts<'_>, x: &[u16]) -> Result<Vec<u16>, AccelError> {
+        sixteen_bits("moe_wna16_marlin_gemm", e.quant)?;
+        let product = || -> marlinspike::Result<Vec<u32>> {
+            let expert_of = |&id: &i32| -> Option<usize> {
+                let global = usize::try_from(id).ok().filter(|&id| id < e.num_experts)?;
+                match e.expert_map {
+                    Some(map) => usize::try_from(map[global]).ok(),
+                    None => Some(global),
+                }
+            };
+            let expert_of: Vec<_> = e.topk_ids.iter().map(expert_of).collect();
+            let first = e.weights.first().ok_or_else(|| {
+                let (tensor, needed_by) = ("weights".into(), "experts".into());
+                marlinspike::Error::Missing { tensor, needed_by }
+            })?;
+            let rows = x.chunks_exact(first.shape().size_k);
+            let x: Vec<u16> =
+                rows.flat_map(|row| std::iter::repeat_n(row, e.top_k)).flatten().copied().collect();
+            let (weights, expert_of) = (e.weights, &expert_of[..]);
+            let stack = Stack { weights, expert_of, orders: None, places: None };
+            let extras = Extras { router_weights: e.topk_weights, ..Extras::default() };
+            let schedule = Schedule::canonical(first, e.quant.dtype, e.quant.dtype)?;
+            schedule.execute_stack(&codes(&x), stack, extras)
+        };
+        product().map(halves).map_err(refused("moe_wna16_marlin_gemm"))
+    }
+
+    fn activate(
+        &self,
+        definition: &Definition,
+        gate_up: &[u16],
+        dtype: ScalarType,
+        size_i: usize,
+    ) -> Result<Vec<u16>, AccelError> {
+        let applied = definition.apply(gate_up, dtype, size_i, Chain::Canonical);
+        applied.map_err(refused("moe_activation"))
+    }
+
+    fn sum(
+        &self,
+        down: &[u16],
+        dtype: ScalarType,
+        top_k: usize,
+        size_n: usize,
+    ) -> Result<Vec<u16>, AccelError> {
+        sum::sum(down, dtype, top_k, size_n, Chain::Canonical).map_err(refused("moe_sum"))
+    }
+}
