@@ -1,23 +1,26 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep] [--type TYPE] [K N [M ...]]
+//! gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
-//! bf16; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the shapes of
-//! `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes through enough copies
-//! of the weight that none is in the L2 cache; `limit` is the time to read the weight's bytes at the
-//! bandwidth measured first. `--sweep` tries every tiling. `marlinspike bench gpu` gives more, without
-//! the tilings.
+//! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
+//! default the shapes of `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes
+//! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the
+//! weight's bytes at the bandwidth measured first. `--sweep` tries many tilings; `--part I COUNT` with it
+//! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
+//! modules. `marlinspike bench gpu` gives more, without the tilings.
 
 use std::process::ExitCode;
 
 use marlinspike::dims::Shape;
+use marlinspike::gemm::schedule::Schedule;
+use marlinspike::scalar::ScalarType;
 use marlinspike_accel::{
     Device, limits,
     ops::gemm::Tiling,
     timing::REPLAYS,
-    workload::{Dense, WEIGHT_TYPES, WeightType},
+    workload::{COLD_BYTES, Dense, WEIGHT_TYPES, WeightType},
 };
 
 type AnyError = Box<dyn std::error::Error>;
@@ -25,19 +28,20 @@ type AnyError = Box<dyn std::error::Error>;
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
 const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
 
-fn tilings(size_m: usize) -> Vec<Tiling> {
-    let least = match size_m {
-        0..=8 => 1,
-        9..=16 => 2,
-        17..=32 => 4,
-        _ => 8,
+fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
+    let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+    let m_tiles = match size_m {
+        0..=8 => vec![1],
+        9..=16 => vec![2, 1],
+        17..=32 => vec![4, 2],
+        _ => vec![8, 4],
     };
     let mut all = Vec::new();
-    for m_tiles in if least == 8 { vec![8, 4] } else { vec![least] } {
-        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
-            for teams in [4, 8] {
-                for stages in [2, 3, 4, 6] {
-                    let ranks = 8 / teams;
+    for m_tiles in m_tiles {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)] {
+            for teams in [1, 2, 4, 8] {
+                let ranks = chunks.div_ceil(teams).next_power_of_two();
+                for stages in [2, 3, 4, 6, 8] {
                     all.push(Tiling { m_tiles, n_tile, columns, teams, ranks, stages });
                 }
             }
@@ -46,14 +50,42 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
     all
 }
 
+/// The quickest tilings, those that the device does not take left out.
+fn sweep(device: &Device, dense: &Dense, size_m: usize, size_k: usize) {
+    let time = |tiling| dense.time(device, size_m, Some(tiling), REPLAYS);
+    let mut all: Vec<(f32, Tiling)> = tilings(size_m, size_k)
+        .into_iter()
+        .filter_map(|tiling| Some((time(tiling).ok()?.median, tiling)))
+        .collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (time, t) in all.iter().take(8) {
+        let Tiling { m_tiles, n_tile, columns, teams, ranks, stages } = t;
+        println!(
+            "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, {teams} teams in \
+             {ranks}, {stages} stages"
+        );
+    }
+}
+
 fn main() -> Result<ExitCode, AnyError> {
-    let (mut sweep, mut ty) = (false, Some(WEIGHT_TYPES[0]));
+    let (mut is_sweep, mut ty, mut input, mut part) = (false, Some(WEIGHT_TYPES[0]), None, None);
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--sweep" => sweep = true,
+            "--sweep" => is_sweep = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
+            "--input" => {
+                input = match arguments.next().as_deref() {
+                    Some("int8") => Some(ScalarType::INT8),
+                    Some("fp8") => Some(ScalarType::FLOAT8_E4M3FN),
+                    other => return Err(format!("--input {other:?}: int8 or fp8").into()),
+                }
+            }
+            "--part" => {
+                let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
+                part = Some((number()?, number()?));
+            }
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
@@ -64,35 +96,37 @@ fn main() -> Result<ExitCode, AnyError> {
     };
     let (Some(ty), Some(shapes)) = (ty, shapes) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
-        eprintln!("usage: gemm_times [--sweep] [--type TYPE] [K N [M ...]]; types: {types}");
+        eprintln!(
+            "usage: gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
+        );
         return Ok(ExitCode::from(2));
     };
     let rows = if numbers.len() > 2 { &numbers[2..] } else { &ROWS };
     let device = Device::open()?;
+    if let Some((first, count)) = part {
+        for (size_k, size_n) in shapes {
+            let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, 0)?;
+            for &size_m in rows {
+                for tiling in tilings(size_m, size_k).into_iter().skip(first).step_by(count) {
+                    // What the device does not take is left out of the sweep, too.
+                    let _ = dense.time(&device, size_m, Some(tiling), 1);
+                }
+            }
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let read = limits::measure(&device)?.read;
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
+    let of = input.map_or(ty.name.to_owned(), |input| format!("{}, {input} activations", ty.name));
     for (size_k, size_n) in shapes {
-        let dense = Dense::new(&device, ty, Shape::new(size_k, size_n))?;
+        let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, COLD_BYTES)?;
         let limit = dense.bytes() as f64 / read * 1e6;
         for &size_m in rows {
             let usual = dense.time(&device, size_m, None, REPLAYS)?.median;
-            let ty = ty.name;
-            println!("{ty}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
-            if sweep {
-                let time = |tiling| dense.time(&device, size_m, Some(tiling), REPLAYS);
-                let mut all: Vec<(f32, Tiling)> = tilings(size_m)
-                    .into_iter()
-                    .filter_map(|tiling| Some((time(tiling).ok()?.median, tiling)))
-                    .collect();
-                all.sort_by(|a, b| a.0.total_cmp(&b.0));
-                for (time, t) in all.iter().take(8) {
-                    let Tiling { m_tiles, n_tile, columns, teams, stages, .. } = t;
-                    println!(
-                        "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, \
-                         {teams} teams, {stages} stages"
-                    );
-                }
+            println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
+            if is_sweep && input.is_none() {
+                sweep(&device, &dense, size_m, size_k);
             }
         }
     }

@@ -1,19 +1,23 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [--type TYPE] [E TOP_K H I [M ...]]
+//! moe_times [--sweep] [--type TYPE] [E TOP_K H I [M ...]]
 //! ```
 //!
-//! bf16, SiLU; int4 codes in groups of 128 (`uint4b8`) or weights of another type; by default the layers
+//! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, SiLU; by default the layers
 //! of `docs/cuda.md`. A figure is the median of 7 replays of a graph of 16 layers, each with a routing of
 //! its own, so that few tokens do not find their experts in the L2 cache. `limit` is the time to read
-//! the experts that a routing hits, once each, at the bandwidth measured first. `marlinspike bench gpu`
-//! gives more.
+//! the experts that a routing hits, once each, at the bandwidth measured first. `--sweep` tries many
+//! tilings, of the first product, then of the second; `--part I COUNT` with it only compiles every
+//! COUNT-th of them, from the I-th on, for other processes to find in the cache of modules.
+//! `marlinspike bench gpu` gives more, without the tilings.
 
 use std::process::ExitCode;
 
+use marlinspike::gemm::schedule::Schedule;
 use marlinspike_accel::{
-    Device, limits,
+    AccelError, Device, limits,
+    ops::gemm::Tiling,
     timing::REPLAYS,
     workload::{ExpertLayer, Sizes, WEIGHT_TYPES, WeightType},
 };
@@ -24,12 +28,77 @@ type AnyError = Box<dyn std::error::Error>;
 const LAYERS: [[usize; 4]; 3] = [[8, 2, 4096, 14336], [128, 8, 2048, 768], [256, 8, 7168, 256]];
 const TOKENS: [usize; 5] = [1, 4, 16, 64, 256];
 
+/// Tilings of eights of rows for K of so many k; `paired`: of gate and up halves.
+fn tilings(m_tiles: u32, size_k: usize, paired: bool) -> Vec<Tiling> {
+    let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+    let mut all = Vec::new();
+    let shapes = [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)];
+    for (n_tile, columns) in shapes.into_iter().filter(|&(n, _)| !paired || n == 128) {
+        for teams in [1, 2, 3, 4, 8].into_iter().filter(|&t| t <= chunks) {
+            let ranks = chunks.div_ceil(teams).next_power_of_two();
+            for stages in [2, 3, 4, 5, 6, 8] {
+                all.push(Tiling { m_tiles, n_tile, columns, teams, ranks, stages });
+            }
+        }
+    }
+    all
+}
+
+/// Tilings to try of both products of a layer.
+fn of_layer(sizes: Sizes, size_m: usize) -> [Vec<Tiling>; 2] {
+    let entries = size_m * sizes.top_k;
+    let m_tiles = match entries.div_ceil(sizes.num_experts.min(entries)) {
+        0..=8 => 1,
+        9..=16 => 2,
+        _ => 4,
+    };
+    [tilings(m_tiles, sizes.hidden_size, true), tilings(m_tiles, sizes.intermediate_size, false)]
+}
+
+/// The fastest tilings first; those that the device or the layer does not take are left out.
+fn sorted(
+    all: Vec<[Tiling; 2]>,
+    time: impl Fn([Tiling; 2]) -> Result<f32, AccelError>,
+) -> Vec<(f32, [Tiling; 2])> {
+    let mut all: Vec<_> =
+        all.into_iter().filter_map(|tilings| Some((time(tilings).ok()?, tilings))).collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all
+}
+
+/// The quickest tilings of the first product, then of the second beside the best of the first.
+fn sweep(
+    [firsts, seconds]: &[Vec<Tiling>; 2],
+    time: impl Fn([Tiling; 2]) -> Result<f32, AccelError>,
+) -> Result<(), AnyError> {
+    let some = seconds[0];
+    let by_first = sorted(firsts.iter().map(|&t| [t, some]).collect(), &time);
+    let best = by_first.first().ok_or("no tiling")?.1[0];
+    let by_second = sorted(seconds.iter().map(|&t| [best, t]).collect(), &time);
+    for (which, all) in [by_first, by_second].iter().enumerate() {
+        for (time, tilings) in all.iter().take(6) {
+            let Tiling { n_tile, columns, teams, ranks, stages, .. } = tilings[which];
+            println!(
+                "    {time:.1} us: product {which}, {n_tile} columns by {columns}, {teams} teams in \
+                 {ranks}, {stages} stages"
+            );
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<ExitCode, AnyError> {
-    let (mut ty, mut numbers) = (Some(WEIGHT_TYPES[0]), Vec::new());
+    let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
+    let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
+            "--sweep" => is_sweep = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
+            "--part" => {
+                let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
+                part = Some((number()?, number()?));
+            }
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
@@ -40,19 +109,37 @@ fn main() -> Result<ExitCode, AnyError> {
     };
     let (Some(ty), Some(layers)) = (ty, layers) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
-        eprintln!("usage: moe_times [--type TYPE] [E TOP_K H I [M ...]]; types: {types}");
+        eprintln!("usage: moe_times [--sweep] [--type TYPE] [E TOP_K H I [M ...]]; types: {types}");
         return Ok(ExitCode::from(2));
     };
     let tokens = if numbers.len() > 4 { &numbers[4..] } else { &TOKENS };
     let device = Device::open()?;
-    let read = limits::measure(&device)?.read;
+    let read = if part.is_some() { 1.0 } else { limits::measure(&device)?.read };
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     for [num_experts, top_k, hidden_size, intermediate_size] in layers {
         let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
         let layer = ExpertLayer::new(&device, ty, sizes)?;
         for &size_m in tokens {
-            let (times, hit) = layer.time(&device, size_m, REPLAYS)?;
+            let time = |tilings: [Tiling; 2]| {
+                Ok(layer.time(&device, size_m, Some(tilings), REPLAYS)?.0.median)
+            };
+            let both = of_layer(sizes, size_m);
+            if let Some((first, count)) = part {
+                let [firsts, seconds] = &both;
+                let firsts_alone = firsts.iter().map(|&t| [t, seconds[0]]);
+                let all: Vec<_> =
+                    firsts_alone.chain(seconds.iter().map(|&t| [firsts[0], t])).collect();
+                for &tilings in all.iter().skip(first).step_by(count) {
+                    // What the device or the layer does not take is left out of the sweep, too.
+                    let _: Result<f32, AccelError> = time(tilings);
+                }
+                continue;
+            }
+            if is_sweep {
+                sweep(&both, time)?;
+            }
+            let (times, hit) = layer.time(&device, size_m, None, REPLAYS)?;
             let limit = hit * layer.bytes_of_expert() as f64 / read * 1e6;
             println!(
                 "{}, {num_experts} experts, top {top_k}, H {hidden_size}, I {intermediate_size}, M \

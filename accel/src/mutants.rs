@@ -46,7 +46,7 @@ impl Mutant {
 }
 
 /// Every mutant, in the order of the sources.
-pub static MUTANTS: [Mutant; 16] = [
+pub static MUTANTS: [Mutant; 19] = [
     Mutant::new(
         "positions of a word not interleaved",
         "awq_marlin_repack",
@@ -74,20 +74,32 @@ pub static MUTANTS: [Mutant; 16] = [
     Mutant::new(
         "chunks added from the last to the second",
         "marlin_gemm",
-        "partial(base, c, at)",
-        "partial(base, chunks - c, at)",
+        "from + c * (ROWS * PITCH)",
+        "from + (chunks - c) * (ROWS * PITCH)",
     ),
     Mutant::new(
         "bias of the next column",
         "marlin_gemm",
-        "total.x = __fadd_rn(total.x, widen(of[0]));",
-        "total.x = __fadd_rn(total.x, widen(of[1]));",
+        "sum.x = __fadd_rn(sum.x, widen(of[0]));",
+        "sum.x = __fadd_rn(sum.x, widen(of[1]));",
     ),
     Mutant::new(
         "router weight of the first row for all",
         "marlin_gemm",
-        "total.y = __fmul_rn(total.y, topk_weights[e]);",
-        "total.y = __fmul_rn(total.y, topk_weights[0]);",
+        "const float weight = topk_weights[e];",
+        "const float weight = topk_weights[0];",
+    ),
+    Mutant::new(
+        "the scale of the first row for all",
+        "marlin_gemm_a8",
+        "__fmul_rn(x_scales[x_row(e)], x_factor)",
+        "__fmul_rn(x_scales[0], x_factor)",
+    ),
+    Mutant::new(
+        "a column's scale is its neighbour's, 8-bit activations",
+        "marlin_gemm_a8",
+        "scale[2 * j + i / 2], sum[j][m][i]",
+        "scale[2 * j], sum[j][m][i]",
     ),
     Mutant::new(
         "a code that equals its zero point",
@@ -112,6 +124,12 @@ pub static MUTANTS: [Mutant; 16] = [
         "moe_align_block_size",
         "sorted_token_ids[i] = static_cast<int>(numel);",
         "sorted_token_ids[i] = 0;",
+    ),
+    Mutant::new(
+        "neighbouring columns exchanged",
+        "moe_permute_cols",
+        "<< 16 | row[from.x]",
+        "<< 16 | row[from.y]",
     ),
     Mutant::new(
         "slots added from the last",

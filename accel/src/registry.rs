@@ -59,6 +59,7 @@ static ROWS: &[&Row] = &[
     &ops::scales::PERMUTE,
     &ops::scales::INT4_FP8,
     &ops::permute::ROW,
+    &ops::permute::EXPERTS,
     &ops::quantize::INT8,
     &ops::quantize::FP8,
     &ops::router::ROW,
@@ -67,6 +68,8 @@ static ROWS: &[&Row] = &[
     &ops::sum::ROW,
     &ops::gemm::ROW,
     &ops::gemm::MOE,
+    &ops::gemm_a8::INT8,
+    &ops::gemm_a8::FP8,
 ];
 
 /// Every operation that can be launched.

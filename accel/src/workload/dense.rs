@@ -4,35 +4,71 @@ use marlinspike::dims::Shape;
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 
-use super::{COLD_BYTES, WeightType, activations};
+use super::{WeightType, activations};
 use crate::{
     device::Device,
     error::AccelError,
     ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
+    ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
     timing::Times,
 };
+
+/// A matrix for activations of either width.
+#[derive(Debug)]
+enum Packed {
+    A16(Box<MarlinWeight>),
+    A8(Box<MarlinWeightA8>),
+}
+
+impl Packed {
+    fn copy(&self, device: &Device) -> Result<Self, AccelError> {
+        match self {
+            Self::A16(weight) => weight.copy(device).map(|weight| Self::A16(weight.into())),
+            Self::A8(weight) => weight.copy(device).map(|weight| Self::A8(weight.into())),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::A16(weight) => weight.bytes(),
+            Self::A8(weight) => weight.bytes(),
+        }
+    }
+}
 
 /// One matrix in so many places that calls in turn find none of them in the caches.
 #[derive(Debug)]
 pub struct Dense {
-    copies: Vec<MarlinWeight>,
+    copies: Vec<Packed>,
+    shape: Shape,
 }
 
 impl Dense {
-    /// A random matrix for bf16 activations, and its copies.
+    /// A random matrix for bf16 activations, or for int8 or e4m3 ones (`input`), and so many copies
+    /// that they take `cold_bytes` together, two at least.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for a shape that the type or the kernel does not take;
+    /// [`AccelError::Argument`] for a shape or type that the kernel does not take;
     /// [`AccelError::Driver`] where the device has not so much memory.
-    pub fn new(device: &Device, ty: WeightType, shape: Shape) -> Result<Self, AccelError> {
-        let weight = ty.weight(&mut Rng::new(1), shape)?;
-        let first = MarlinWeight::new(device, std::slice::from_ref(&weight), ScalarType::BFLOAT16)?;
-        let count = COLD_BYTES.div_ceil(first.bytes()).max(2);
+    pub fn new(
+        device: &Device,
+        ty: WeightType,
+        shape: Shape,
+        input: Option<ScalarType>,
+        cold_bytes: usize,
+    ) -> Result<Self, AccelError> {
+        let (weight, dtype) = (ty.weight(&mut Rng::new(1), shape)?, ScalarType::BFLOAT16);
+        let weights = std::slice::from_ref(&weight);
+        let first = match input {
+            None => Packed::A16(MarlinWeight::new(device, weights, dtype)?.into()),
+            Some(input) => Packed::A8(MarlinWeightA8::new(device, weights, dtype, input)?.into()),
+        };
+        let count = cold_bytes.div_ceil(first.bytes()).max(2);
         let mut copies = vec![first];
         while copies.len() < count {
             copies.push(copies[0].copy(device)?);
         }
-        Ok(Self { copies })
+        Ok(Self { copies, shape })
     }
 
     /// Bytes of codes, scales and zero points: what a product must read at least, beside x.
@@ -40,7 +76,8 @@ impl Dense {
         self.copies[0].bytes()
     }
 
-    /// Time of one product of `size_m` rows, by the tiling that the crate takes or another.
+    /// Time of one product of `size_m` rows, by the tiling that the crate takes or, with 16-bit
+    /// activations, another.
     ///
     /// # Errors
     /// Those of the product; [`AccelError::Driver`].
@@ -51,12 +88,20 @@ impl Dense {
         tiling: Option<Tiling>,
         replays: usize,
     ) -> Result<Times, AccelError> {
-        let Shape { size_k, size_n } = self.copies[0].shape();
-        let x = device.upload(&activations(&mut Rng::new(7), size_m * size_k))?;
+        let Shape { size_k, size_n } = self.shape;
+        let halves = activations(&mut Rng::new(7), size_m * size_k);
+        // Small numbers in int8 and in e4m3.
+        let codes: Vec<u8> = halves.iter().map(|bits| (bits % 64) as u8).collect();
+        let (x, codes) = (device.upload(&halves)?, device.upload(&codes)?);
+        let scales = device.upload(&vec![1.0; size_m])?;
         let mut y = device.zeroed(size_m * size_n)?;
-        let mut product = |weight: &MarlinWeight| match tiling {
-            None => marlin_gemm(device, &x, weight, &mut y),
-            Some(tiling) => marlin_gemm_tiled(device, &x, weight, &mut y, tiling),
+        let mut product = |weight: &Packed| match (weight, tiling) {
+            (Packed::A16(weight), None) => marlin_gemm(device, &x, weight, &mut y),
+            (Packed::A16(weight), Some(t)) => marlin_gemm_tiled(device, &x, weight, &mut y, t),
+            (Packed::A8(weight), _) => {
+                let rows = RowsA8 { codes: &codes, scales: &scales };
+                marlin_gemm_a8(device, rows, weight, &mut y)
+            }
         };
         // Modules are loaded before anything is recorded.
         product(&self.copies[0])?;

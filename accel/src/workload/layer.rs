@@ -9,8 +9,14 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 
-use super::{COLD_BYTES, WeightType, activations};
-use crate::{device::Device, error::AccelError, memory::Buffer, ops::MarlinLayer, timing::Times};
+use super::{WeightType, activations};
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    ops::{MarlinLayer, gemm::Tiling},
+    timing::Times,
+};
 
 /// Sizes of an expert layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,13 +79,9 @@ impl ExpertLayer {
         self.layer.bytes_of_expert()
     }
 
-    /// Whether all experts together leave the caches between two layers.
-    pub fn is_cold(&self) -> bool {
-        self.sizes.num_experts * self.bytes_of_expert() >= COLD_BYTES
-    }
-
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
-    /// experts its routing hits: means over the routings of a recording.
+    /// experts its routing hits: means over the routings of a recording. By the tilings of both
+    /// products that the crate takes, or others.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].
@@ -87,6 +89,7 @@ impl ExpertLayer {
         &self,
         device: &Device,
         size_m: usize,
+        tilings: Option<[Tiling; 2]>,
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
@@ -101,7 +104,10 @@ impl ExpertLayer {
                 device.upload(&ids)
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
-        let mut work = layer.workspace(device, size_m, top_k)?;
+        let mut work = match tilings {
+            None => layer.workspace(device, size_m, top_k)?,
+            Some(tilings) => layer.workspace_tiled(device, size_m, top_k, tilings)?,
+        };
         let mut y = device.zeroed(size_m * h)?;
         // Modules are loaded before anything is recorded.
         layer.forward(device, &x, &ids[0], &weights, &mut work, &mut y)?;

@@ -6,9 +6,10 @@
 use std::io::Write;
 
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
-use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc};
+use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc, ops::MarlinLayer};
 
 /// Set to 1 on a machine with a GPU: a skip is then a failure.
 const REQUIRE_GPU: &str = "MARLINSPIKE_REQUIRE_GPU";
@@ -184,4 +185,122 @@ pub(crate) fn weight(
         global_scale: None,
         bias,
     }
+}
+
+/// A weight of floats: types of codes and scales, k per group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Float {
+    /// e4m3, 16-bit scales, of groups or of columns.
+    Fp8(GroupSize),
+    /// e4m3, e8m0 scales: all up to this code.
+    Mxfp8(u32),
+    /// e2m1, e8m0 scales: all up to this code.
+    Mxfp4(u32),
+    /// e2m1, e4m3 scales and a global one.
+    Nvfp4,
+}
+
+impl Float {
+    /// Whether upstream has products of this weight with activations of that type.
+    pub(crate) fn takes(self, dtype: ScalarType) -> bool {
+        dtype == ScalarType::BFLOAT16 || !matches!(self, Self::Mxfp8(_) | Self::Mxfp4(_))
+    }
+
+    pub(crate) fn group_size(self) -> GroupSize {
+        match self {
+            Self::Fp8(group_size) => group_size,
+            Self::Mxfp8(_) | Self::Mxfp4(_) => GroupSize::Of(32),
+            Self::Nvfp4 => GroupSize::Of(16),
+        }
+    }
+}
+
+/// A weight of any finite floats. 16-bit scales are as [`weight`]'s; of e8m0 every sixteenth is any
+/// that there may be, the others lie between 2^-12 and 2^-1; e4m3 ones are any that are not negative.
+pub(crate) fn float_weight(
+    random: &mut Random,
+    float: Float,
+    dtype: ScalarType,
+    shape: Shape,
+    bias: bool,
+) -> Weight<'static> {
+    let (ty, bits) = match float {
+        Float::Fp8(_) | Float::Mxfp8(_) => (ScalarType::FLOAT8_E4M3FN, 8),
+        Float::Mxfp4(_) | Float::Nvfp4 => (ScalarType::FLOAT4_E2M1F, 4),
+    };
+    let group_size = float.group_size();
+    let mut weight = weight(random, ScalarType::UINT4B8, dtype, shape, group_size, bias);
+    let mut words = random.words(shape.len() * bits as usize / 32);
+    if bits == 8 {
+        for word in &mut words {
+            let byte = |b: u8| if b & 0x7f == 0x7f { b ^ 1 } else { b };
+            *word = u32::from_le_bytes(word.to_le_bytes().map(byte));
+        }
+    }
+    let scales = weight.scales.rows() * shape.size_n;
+    let table =
+        |ty, codes| Table::new(ty, scales / shape.size_n, shape.size_n, TableData::B8(codes));
+    let mut code = |most: u32| match (random.next() >> 8) % 16 {
+        0 => (random.next() % (most + 1)) as u8,
+        _ => (115 + random.next() % 12) as u8,
+    };
+    match float {
+        Float::Fp8(_) => {}
+        Float::Mxfp8(most) | Float::Mxfp4(most) => {
+            let codes = (0..scales).map(|_| code(most)).collect();
+            weight.scales = table(ScalarType::FLOAT8_E8M0FNU, codes).unwrap();
+        }
+        Float::Nvfp4 => {
+            let codes = (0..scales).map(|_| (random.next() % 0x7f) as u8).collect();
+            weight.scales = table(ScalarType::FLOAT8_E4M3FN, codes).unwrap();
+            weight.global_scale = Some((random.normal() * 0.01) as f32);
+        }
+    }
+    Weight { ty, codes: Codes::from_words(bits, shape, words).unwrap(), ..weight }
+}
+
+/// y of a layer with `top_k` experts per token, in a workspace of its own that other tokens went through.
+pub(crate) fn forward(
+    device: &Device,
+    layer: &MarlinLayer,
+    x: &[u16],
+    top_k: usize,
+    ids: &[i32],
+    weights: &[f32],
+) -> Vec<u16> {
+    let tokens = ids.len() / top_k;
+    let mut work = layer.workspace(device, tokens, top_k).unwrap();
+    let x_there = device.upload(x).unwrap();
+    let mut y = device.upload(&vec![0xabcd; x.len()]).unwrap();
+    // Other tokens first: what they leave in the workspace must not matter.
+    let others: Vec<i32> = ids.iter().rev().copied().collect();
+    for ids in [&others[..], ids] {
+        let (ids, weights) = (device.upload(ids).unwrap(), device.upload(weights).unwrap());
+        layer.forward(device, &x_there, &ids, &weights, &mut work, &mut y).unwrap();
+    }
+    device.download(&y).unwrap()
+}
+
+/// The same random rows through a layer here and there: `tokens` tokens that go to `top_k` experts each,
+/// some to none.
+pub(crate) fn compare_layers(
+    law: &mut Law,
+    context: &str,
+    random: &mut Random,
+    device: &Device,
+    layer: &Layer<'_>,
+    (tokens, top_k): (usize, usize),
+) {
+    let on_device = MarlinLayer::new(device, layer).unwrap();
+    let x = random.halves(layer.dtype, tokens * layer.hidden_size(), 1.0);
+    let ids: Vec<i32> = (0..tokens)
+        .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
+        .enumerate()
+        .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id as i32 })
+        .collect();
+    let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
+    let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
+    let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
+    let found = forward(device, &on_device, &x, top_k, &ids, &weights);
+    law.equal(&format!("{context}, {tokens} tokens"), &found, &wanted);
 }

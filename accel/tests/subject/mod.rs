@@ -11,6 +11,7 @@ use marlinspike_accel::{
         self, MarlinLayer, MarlinWeight, RepackArgs,
         align::{Runs, align_on_device},
         gemm::{Routed, Tiling, marlin_gemm, marlin_gemm_tiled, moe_marlin_gemm},
+        gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
     },
 };
 use marlinspike_proptests::{Operation, Subject, SubjectError, ops as laws};
@@ -176,7 +177,14 @@ fn tiling(choice: u64, size_k: usize) -> Option<Tiling> {
     let [m_tiles, n_tile, columns, teams, stages] = *TILINGS.get(choice as usize % 5)?;
     let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
     let teams = teams.min(chunks.next_power_of_two());
-    Some(Tiling { m_tiles, n_tile, columns, teams, ranks: chunks.div_ceil(teams), stages })
+    Some(Tiling {
+        m_tiles,
+        n_tile,
+        columns,
+        teams,
+        ranks: chunks.div_ceil(teams).next_power_of_two(),
+        stages,
+    })
 }
 
 /// Whether the error says that there is no kernel for such an argument, as opposed to a failure.
@@ -186,8 +194,7 @@ fn not_taken<T>(made: &Result<T, AccelError>) -> bool {
 
 impl Subject<laws::DenseProduct> for Cuda {
     fn takes(&self, i: &laws::DenseInput) -> bool {
-        let weight = std::slice::from_ref(&i.weight);
-        !not_taken(&MarlinWeight::new(&self.0, weight, i.form.quant.dtype))
+        !not_taken(&self.dense(i))
     }
 
     fn call(&self, i: &laws::DenseInput, out: &mut [u16]) -> Result<(), SubjectError> {
@@ -200,16 +207,20 @@ impl Subject<laws::DenseProduct> for Cuda {
 }
 
 /// A product with everything but its result on the device.
-pub(crate) struct Dense {
-    weight: MarlinWeight,
-    x: Buffer<u16>,
-    tiling: Option<Tiling>,
+pub(crate) enum Dense {
+    A16 { weight: Box<MarlinWeight>, x: Buffer<u16>, tiling: Option<Tiling> },
+    A8 { weight: Box<MarlinWeightA8>, codes: Buffer<u8>, scales: Buffer<f32> },
 }
 
 impl Dense {
     pub(crate) fn run(&self, device: &Device, y: &mut Buffer<u16>) -> Result<(), AccelError> {
-        let Self { weight, x, tiling } = self;
-        let tiled = match *tiling {
+        let (weight, x, tiling) = match self {
+            Self::A16 { weight, x, tiling } => (weight, x, *tiling),
+            Self::A8 { weight, codes, scales } => {
+                return marlin_gemm_a8(device, RowsA8 { codes, scales }, weight, y);
+            }
+        };
+        let tiled = match tiling {
             Some(tiling) => marlin_gemm_tiled(device, x, weight, y, tiling),
             None => marlin_gemm(device, x, weight, y),
         };
@@ -223,13 +234,20 @@ impl Dense {
 
 impl Cuda {
     pub(crate) fn dense(&self, i: &laws::DenseInput) -> Result<Dense, AccelError> {
-        let (device, weight) = (&self.0, std::slice::from_ref(&i.weight));
-        let weight = MarlinWeight::new(device, weight, i.form.quant.dtype)?;
+        let (device, quant) = (&self.0, &i.form.quant);
+        let weights = std::slice::from_ref(&i.weight);
+        if let (Some(input), Some(scales)) = (quant.input_dtype, &i.x_scales) {
+            let weight = MarlinWeightA8::new(device, weights, quant.dtype, input)?.into();
+            let codes: Vec<u8> = i.x.iter().map(|&code| code as u8).collect();
+            let (codes, scales) = (device.upload(&codes)?, device.upload(scales)?);
+            return Ok(Dense::A8 { weight, codes, scales });
+        }
+        let weight = MarlinWeight::new(device, weights, quant.dtype)?;
         let gathered =
             weight.perm(0).map(|perm| ops::permute_cols(device, &i.x, perm)).transpose()?;
         let x = device.upload(gathered.as_deref().unwrap_or(&i.x))?;
         let tiling = tiling(i.choice, weight.shape().size_k);
-        Ok(Dense { weight, x, tiling })
+        Ok(Dense::A16 { weight: weight.into(), x, tiling })
     }
 }
 
@@ -246,7 +264,7 @@ impl Subject<laws::ExpertProduct> for Cuda {
         let device = &self.0;
         let weight = MarlinWeight::new(device, &i.weights, i.form.quant.dtype).map_err(failed)?;
         let shape = weight.shape();
-        let usual = weight.tiling_of_experts(device, i.topk_ids.len(), i.weights.len());
+        let usual = weight.tiling_of_experts(device, i.topk_ids.len(), i.weights.len(), false);
         let tiling = tiling(i.choice, shape.size_k)
             .filter(|tiling| shape.size_n.is_multiple_of(tiling.n_tile as usize))
             .unwrap_or(usual);

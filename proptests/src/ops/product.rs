@@ -8,6 +8,7 @@ use marlinspike::act_order;
 use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
+use marlinspike::moe::layer::input_global_scale;
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::{Groups, Weight};
@@ -52,19 +53,25 @@ impl ProductWeight {
             GroupSize::Of(64),
             GroupSize::Of(128),
         ];
-        let kinds = (one_of(FORMS), dtype(), one_of(groups), any::<bool>(), any::<bool>());
+        let inputs = &[None, None, None, Some(ScalarType::INT8), Some(ScalarType::FLOAT8_E4M3FN)];
+        let flags = (any::<bool>(), any::<bool>(), one_of(inputs));
+        let kinds = (one_of(FORMS), dtype(), one_of(groups), flags);
         let sizes = (one_of(SIZES_K), one_of(&[64usize, 128, 192, 320]));
         (kinds, sizes).prop_map(|(kinds, (size_k, size_n))| {
-            let ((checkpoint_format, weight_type), dtype, group_size, desc_act, has_bias) = kinds;
+            let ((checkpoint_format, weight_type), dtype, group_size, flags) = kinds;
+            let (desc_act, has_bias, input_dtype) = flags;
             let shape = Shape::new(size_k, size_n);
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
             let quant = QuantConfig {
                 checkpoint_format,
                 weight_type,
                 dtype,
-                input_dtype: None,
+                input_dtype,
                 group_size,
-                desc_act: desc_act && checkpoint_format == CheckpointFormat::Gptq,
+                // Groups of 8-bit products are sums of their own, which sorted rows would cut.
+                desc_act: desc_act
+                    && input_dtype.is_none()
+                    && checkpoint_format == CheckpointFormat::Gptq,
                 is_k_full: true,
                 has_bias,
                 tensor_parallel: None,
@@ -80,12 +87,28 @@ impl ProductWeight {
             .map(|e| vectors::weight(rng, &format!("w[{e}]"), quant, *shape, shape.size_k).ok())
             .collect();
         let first = weights.as_ref()?.first()?;
-        Schedule::canonical(first, quant.dtype, quant.dtype).ok()?;
+        Schedule::canonical(first, quant.dtype, self.input()).ok()?;
         weights
+    }
+
+    /// The type that enters the unit.
+    fn input(&self) -> ScalarType {
+        self.quant.input_dtype.unwrap_or(self.quant.dtype)
     }
 
     fn rows(&self, rng: &mut Rng, size_m: usize) -> Vec<u16> {
         let (size_k, dtype) = (self.shape.size_k, self.quant.dtype);
+        match self.quant.input_dtype {
+            Some(ScalarType::INT8) => {
+                return (0..size_m * size_k).map(|_| rng.between(0, 255) as u16).collect();
+            }
+            Some(_) => {
+                // No NaN: magnitudes up to 448.
+                let code = |rng: &mut Rng| rng.between(0, 1) << 7 | rng.between(0, 0x7e);
+                return (0..size_m * size_k).map(|_| code(rng) as u16).collect();
+            }
+            None => {}
+        }
         match rng.below(6) {
             // Sums that overflow, cancel and become subnormal.
             0 => finite_halves(Fill::Noise(rng.next_u64()), size_m * size_k, dtype),
@@ -99,10 +122,11 @@ impl fmt::Display for ProductWeight {
         let Self { quant: q, shape } = self;
         write!(
             f,
-            "{} {} {} {shape} group_size {} desc_act {} bias {}",
+            "{} {} {} input {} {shape} group_size {} desc_act {} bias {}",
             q.checkpoint_format,
             q.weight_type,
             q.dtype,
+            self.input(),
             q.group_size,
             q.has_act_order(),
             q.has_bias
@@ -115,7 +139,7 @@ fn size_m() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..18, 2 => 31usize..34, 2 => 63usize..67, 1 => 127usize..131]
 }
 
-/// `marlin_gemm`: y = x · W, plus bias.
+/// `marlin_gemm`, for 8-bit activations too: y = x · W, plus bias.
 #[derive(Debug)]
 pub struct DenseProduct;
 
@@ -126,8 +150,11 @@ pub struct DenseInput {
     pub form: ProductWeight,
     /// `[K, N]`.
     pub weight: Weight<'static>,
-    /// `[M, K]`, bits of the form's `dtype`, columns in the model's order.
+    /// `[M, K]`, bits of the form's `dtype`, columns in the model's order; of 8-bit activations codes,
+    /// zero-extended.
     pub x: Vec<u16>,
+    /// `[M]`: what a code of each row stands for, of 8-bit activations.
+    pub x_scales: Option<Vec<f32>>,
     /// A number from which a subject may choose how it divides the work.
     pub choice: u64,
 }
@@ -142,7 +169,8 @@ impl DenseInput {
     pub fn with_rows(&self, rows: &[usize]) -> Self {
         let size_k = self.form.shape.size_k;
         let x = rows.iter().flat_map(|&m| self.x[m * size_k..][..size_k].iter().copied()).collect();
-        Self { x, ..self.clone() }
+        let pick = |scales: &Vec<f32>| rows.iter().map(|&m| scales[m]).collect();
+        Self { x, x_scales: self.x_scales.as_ref().map(pick), ..self.clone() }
     }
 
     /// A permutation that sorts the weight's `g_idx`, under act-order.
@@ -178,17 +206,31 @@ impl Operation for DenseProduct {
                 let mut rng = Rng::new(seed);
                 let weight = form.draw(&mut rng, 1)?.pop()?;
                 let x = form.rows(&mut rng, size_m);
-                Some(DenseInput { form, weight, x, choice })
+                let x_scales = form.quant.input_dtype.map(|_| {
+                    (0..size_m).map(|_| rng.between(1, 1 << 20) as f32 / (1 << 27) as f32).collect()
+                });
+                Some(DenseInput { form, weight, x, x_scales, choice })
             })
             .boxed()
     }
 
     fn expected(i: &DenseInput) -> Result<Vec<u16>> {
-        let dtype = i.form.quant.dtype;
+        let (dtype, input) = (i.form.quant.dtype, i.form.input());
         let x: Vec<u32> = i.x.iter().map(|&bits| bits.into()).collect();
         let order = i.order();
-        let extras = Extras { order: order.as_deref(), ..Extras::default() };
-        let y = Schedule::canonical(&i.weight, dtype, dtype)?.execute(&x, &i.weight, extras)?;
+        // int8 activations take integers for the scales of groups, and their unit into their own.
+        let factor = match input {
+            ScalarType::INT8 => input_global_scale(std::slice::from_ref(&i.weight)),
+            _ => 1.0,
+        };
+        let scales: Option<Vec<f32>> =
+            i.x_scales.as_ref().map(|scales| scales.iter().map(|s| s * factor).collect());
+        let extras = Extras {
+            order: order.as_deref(),
+            activation_scales: scales.as_deref(),
+            ..Extras::default()
+        };
+        let y = Schedule::canonical(&i.weight, dtype, input)?.execute(&x, &i.weight, extras)?;
         Ok(y.into_iter().map(|bits| bits as u16).collect())
     }
 
@@ -305,7 +347,8 @@ impl Operation for ExpertProduct {
         )
             .prop_filter_map(
                 "a canonical product",
-                |(form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {
+                |(mut form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {
+                    form.quant.input_dtype = None;
                     let (mut rng, top_k) = (Rng::new(seed), top_k.min(experts));
                     let weights = form.draw(&mut rng, experts)?;
                     let x = form.rows(&mut rng, tokens);

@@ -4,13 +4,13 @@ use anyhow::{Context as _, Result};
 use marlinspike::dims::Shape;
 use marlinspike_accel::limits::{self, Limits};
 use marlinspike_accel::timing::Times;
-use marlinspike_accel::workload::{Dense, ExpertLayer, Sizes};
+use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Sizes};
 use marlinspike_accel::{AccelError, Device};
 use marlinspike_bench::Workload;
 
-use super::Args;
 use super::peers::Peer;
 use super::report::{Case, Machine, Report, Row};
+use super::{Args, Input};
 use crate::error::of_gpu;
 
 const fn dense(size_k: usize, size_n: usize) -> Workload {
@@ -48,9 +48,20 @@ enum Ready {
 impl Ready {
     fn new(device: &Device, args: &Args, workload: Workload) -> Result<Self, AccelError> {
         match workload {
-            Workload::Dense { size_k, size_n } => {
-                Dense::new(device, args.ty, Shape::new(size_k, size_n)).map(Self::Dense)
-            }
+            Workload::Dense { size_k, size_n } => Dense::new(
+                device,
+                args.ty,
+                Shape::new(size_k, size_n),
+                args.input.map(Input::ty),
+                COLD_BYTES,
+            )
+            .map(Self::Dense),
+            Workload::Moe { .. } if args.input.is_some() => Err(AccelError::Argument {
+                operation: "workload",
+                what: "input",
+                found: "8-bit activations".into(),
+                expected: "a product, KxN".into(),
+            }),
             Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
                 let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
                 ExpertLayer::new(device, args.ty, sizes).map(|layer| Self::Layer(Box::new(layer)))
@@ -64,18 +75,19 @@ impl Ready {
         device: &Device,
         workload: Workload,
         tokens: usize,
-        replays: usize,
+        args: &Args,
     ) -> Result<(Times, f64, Option<f64>), AccelError> {
+        let replays = args.replays as usize;
+        let bytes_of_input = if args.input.is_some() { 1 } else { 2 };
         let [a, b] = workload.sizes();
         match self {
             Self::Dense(dense) => {
                 let times = dense.time(device, tokens, None, replays)?;
-                // x and y, of two bytes each.
-                let moved = dense.bytes() + 2 * tokens * (a + b);
+                let moved = dense.bytes() + tokens * (bytes_of_input * a + 2 * b);
                 Ok((times, moved as f64, None))
             }
             Self::Layer(layer) => {
-                let (times, hit) = layer.time(device, tokens, replays)?;
+                let (times, hit) = layer.time(device, tokens, None, replays)?;
                 // What lies between x and y might stay on the chip.
                 let moved = hit * layer.bytes_of_expert() as f64 + (2 * 2 * tokens * a) as f64;
                 Ok((times, moved, Some(hit)))
@@ -88,7 +100,12 @@ impl Ready {
 pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
     let device = Device::open().map_err(of_gpu)?;
     let before = limits::measure(&device).map_err(of_gpu)?;
-    let shapes = if args.shapes.is_empty() { &SHAPES[..] } else { &args.shapes };
+    let products = &SHAPES[..4];
+    let shapes = match (args.shapes.is_empty(), args.input) {
+        (true, None) => &SHAPES[..],
+        (true, Some(_)) => products,
+        (false, _) => &args.shapes,
+    };
     let tokens = if args.tokens.is_empty() { &TOKENS[..] } else { &args.tokens };
     let mut cases = Vec::new();
     for &workload in shapes {
@@ -98,7 +115,7 @@ pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
         for &tokens in tokens {
             let tokens = tokens as usize;
             let (times, bytes, experts_hit) = ready
-                .time(&device, workload, tokens, args.replays as usize)
+                .time(&device, workload, tokens, args)
                 .map_err(of_gpu)
                 .with_context(|| format!("{workload}, {tokens} tokens"))?;
             cases.push(Case { workload, tokens, times, bytes, experts_hit });
@@ -120,5 +137,11 @@ pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
         matrix_instruction: limits.instruction,
     };
     let rows = cases.into_iter().map(|case| Row::new(case, &limits, peers)).collect();
-    Ok(Report { machine, weights: args.ty.name, replays: args.replays, results: rows })
+    Ok(Report {
+        machine,
+        weights: args.ty.name,
+        activations: args.input.map_or("bf16", Input::name),
+        replays: args.replays,
+        results: rows,
+    })
 }

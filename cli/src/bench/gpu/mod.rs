@@ -8,6 +8,7 @@ mod report;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use marlinspike::scalar::ScalarType;
 use marlinspike_accel::workload::{WEIGHT_TYPES, WeightType};
 use marlinspike_bench::Workload;
 
@@ -54,6 +55,10 @@ pub(super) struct Args {
     #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
     pub(super) ty: WeightType,
 
+    /// 8-bit activations, for products alone [default: bf16]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(super) input: Option<Input>,
+
     /// Replays of each recording, of which the median and the quickest are told
     #[arg(long, value_name = "COUNT", default_value_t = marlinspike_accel::timing::REPLAYS as u32, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) replays: u32,
@@ -69,6 +74,31 @@ pub(super) struct Args {
     /// Also draw the roofline: operations per second against operations per byte
     #[arg(long, value_name = "FILE.svg")]
     pub(super) plot: Option<PathBuf>,
+}
+
+/// Types of 8-bit activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Input {
+    /// int8.
+    Int8,
+    /// e4m3fn.
+    Fp8,
+}
+
+impl Input {
+    fn ty(self) -> ScalarType {
+        match self {
+            Self::Int8 => ScalarType::INT8,
+            Self::Fp8 => ScalarType::FLOAT8_E4M3FN,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Fp8 => "e4m3fn",
+        }
+    }
 }
 
 fn weight_type(name: &str) -> Result<WeightType, String> {

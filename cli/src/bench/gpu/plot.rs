@@ -109,11 +109,12 @@ pub(super) fn roofline(report: &Report) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"roofline\" \
          width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"><style>{STYLE}</style>\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\
-         <text class=\"title\" x=\"{LEFT}\" y=\"28\">{}: {} weights, bf16 activations</text>\
+         <text class=\"title\" x=\"{LEFT}\" y=\"28\">{}: {} weights, {} activations</text>\
          <text class=\"soft\" x=\"{LEFT}\" y=\"47\">limits of the same run: reads {:.2} TB/s, {} {:.0} \
          TFLOP/s; others at the intensity of our weights, so that height is speed</text>",
         escaped(&m.device),
         escaped(report.weights),
+        report.activations,
         m.read_tb_s,
         m.matrix_instruction,
         m.matrix_tflop_s,

@@ -18,6 +18,8 @@ pub(super) struct Report {
     pub(super) machine: Machine,
     /// Type of the weights.
     pub(super) weights: &'static str,
+    /// Type of x.
+    pub(super) activations: &'static str,
     /// Replays of each recording.
     pub(super) replays: u32,
     pub(super) results: Vec<Row>,
@@ -147,9 +149,9 @@ impl Report {
         );
         let _ = writeln!(
             text,
-            "{} weights, bf16 activations; median and quickest of {} replays; others: median, and \
+            "{} weights, {} activations; median and quickest of {} replays; others: median, and \
              how many times ours\n",
-            self.weights, self.replays
+            self.weights, self.activations, self.replays
         );
         let _ = writeln!(text, "{}", self.table());
         text
@@ -263,7 +265,7 @@ pub(super) mod tests {
             matrix_tflop_s: 800.0,
             matrix_instruction: limits.instruction,
         };
-        Report { machine, weights: "uint4b8", replays: 7, results }
+        Report { machine, weights: "uint4b8", activations: "bf16", replays: 7, results }
     }
 
     #[test]
