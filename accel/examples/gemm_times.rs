@@ -1,77 +1,106 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep] [K N [M ...]]
+//! gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
-//! int4 codes in groups of 128, bf16; by default the shapes of `docs/cuda.md`. Each figure is the
-//! median of 7 replays of a graph that goes through enough copies of the weight that none is in
-//! the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries every
-//! tiling.
+//! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
+//! default the shapes of `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes
+//! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the weight's bytes at 4.49 TB/s. `--sweep` tries many
+//! tilings; `--part I COUNT` with it only compiles every COUNT-th of them, from the I-th on, for other
+//! processes to find in the cache of modules.
 
 use std::process::ExitCode;
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
-use marlinspike_accel::{
-    Device,
-    ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
-};
+mod common;
 
-type AnyError = Box<dyn std::error::Error>;
+use common::{AnyError, activations, types, weight};
+use marlinspike::dims::Shape;
+use marlinspike::gemm::schedule::Schedule;
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::Weight;
+use marlinspike_accel::{
+    AccelError, Buffer, Device,
+    ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
+    ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
+};
 
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
 const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
 /// Bytes that all copies of a weight take together: four times an H200's L2 cache.
 const BYTES: usize = 240 << 20;
 
-/// xorshift64*.
-fn next(state: &mut u64) -> u32 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
+/// A weight for activations of either width.
+enum Packed {
+    A16(MarlinWeight),
+    A8(MarlinWeightA8),
 }
 
-fn weight(state: &mut u64, shape: Shape) -> Result<Weight<'static>, AnyError> {
-    let dtype = ScalarType::BFLOAT16;
-    let words: Vec<u32> = (0..shape.len() / 8).map(|_| next(state)).collect();
-    let groups = shape.size_k / 128;
-    // From 2^-7 to 2^-6.
-    let scales = (0..groups * shape.size_n).map(|_| 0x3c00 | (next(state) % 128) as u16).collect();
-    Ok(Weight {
-        name: "weight".into(),
-        ty: ScalarType::UINT4B8,
-        codes: Codes::from_words(4, shape, words)?,
-        scales: Table::new(dtype, groups, shape.size_n, TableData::B16(scales))?,
-        zeros: None,
-        groups: Groups::Uniform(GroupSize::Of(128)),
-        global_scale: None,
-        bias: None,
-    })
+impl Packed {
+    fn new(
+        device: &Device,
+        weight: &Weight<'_>,
+        input: Option<ScalarType>,
+    ) -> Result<Self, AccelError> {
+        let (weights, dtype) = (std::slice::from_ref(weight), ScalarType::BFLOAT16);
+        match input {
+            None => MarlinWeight::new(device, weights, dtype).map(Self::A16),
+            Some(input) => MarlinWeightA8::new(device, weights, dtype, input).map(Self::A8),
+        }
+    }
+
+    fn copy(&self, device: &Device) -> Result<Self, AccelError> {
+        match self {
+            Self::A16(weight) => weight.copy(device).map(Self::A16),
+            Self::A8(weight) => weight.copy(device).map(Self::A8),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::A16(weight) => weight.bytes(),
+            Self::A8(weight) => weight.bytes(),
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        match self {
+            Self::A16(weight) => weight.shape(),
+            Self::A8(weight) => weight.shape(),
+        }
+    }
+}
+
+/// Rows of x in both widths.
+struct Activations {
+    halves: Buffer<u16>,
+    codes: Buffer<u8>,
+    scales: Buffer<f32>,
 }
 
 /// Microseconds of one product: the median of 7 replays.
 fn time(
     device: &Device,
-    weights: &[MarlinWeight],
+    weights: &[Packed],
     size_m: usize,
     tiling: Option<Tiling>,
 ) -> Result<f32, AnyError> {
     let Shape { size_k, size_n } = weights[0].shape();
-    let mut state = 7;
-    // Normal bf16 numbers of magnitude 1/4 to 4, both signs.
-    let bits = |state: &mut u64| {
-        let r = next(state);
-        ((0x3e80 + r % 0x200) | (r >> 16 & 0x8000)) as u16
+    let halves = activations(&mut 7, size_m * size_k);
+    // Small numbers in int8 and in e4m3.
+    let codes: Vec<u8> = halves.iter().map(|bits| (bits % 64) as u8).collect();
+    let x = Activations {
+        halves: device.upload(&halves)?,
+        codes: device.upload(&codes)?,
+        scales: device.upload(&vec![1.0; size_m])?,
     };
-    let x: Vec<u16> = (0..size_m * size_k).map(|_| bits(&mut state)).collect();
-    let x = device.upload(&x)?;
     let mut y = device.zeroed(size_m * size_n)?;
-    let mut product = |weight: &MarlinWeight| match tiling {
-        None => marlin_gemm(device, &x, weight, &mut y),
-        Some(tiling) => marlin_gemm_tiled(device, &x, weight, &mut y, tiling),
+    let mut product = |weight: &Packed| match (weight, tiling) {
+        (Packed::A16(weight), None) => marlin_gemm(device, &x.halves, weight, &mut y),
+        (Packed::A16(weight), Some(t)) => marlin_gemm_tiled(device, &x.halves, weight, &mut y, t),
+        (Packed::A8(weight), _) => {
+            marlin_gemm_a8(device, RowsA8 { codes: &x.codes, scales: &x.scales }, weight, &mut y)
+        }
     };
     // Modules are loaded before anything is recorded.
     product(&weights[0])?;
@@ -87,19 +116,19 @@ fn time(
     Ok(times[times.len() / 2] / weights.len() as f32)
 }
 
-fn tilings(size_m: usize) -> Vec<Tiling> {
-    let least = match size_m {
-        0..=8 => 1,
-        9..=16 => 2,
-        17..=32 => 4,
-        _ => 8,
+fn tilings(size_m: usize, chunks: u32) -> Vec<Tiling> {
+    let m_tiles = match size_m {
+        0..=8 => vec![1],
+        9..=16 => vec![2, 1],
+        17..=32 => vec![4, 2],
+        _ => vec![8, 4],
     };
     let mut all = Vec::new();
-    for m_tiles in if least == 8 { vec![8, 4] } else { vec![least] } {
-        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
-            for teams in [4, 8] {
-                for stages in [2, 3, 4, 6] {
-                    let ranks = 8 / teams;
+    for m_tiles in m_tiles {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)] {
+            for teams in [1, 2, 4, 8] {
+                let ranks = chunks.div_ceil(teams).next_power_of_two();
+                for stages in [2, 3, 4, 6, 8] {
                     all.push(Tiling { m_tiles, n_tile, columns, teams, ranks, stages });
                 }
             }
@@ -110,10 +139,26 @@ fn tilings(size_m: usize) -> Vec<Tiling> {
 
 fn main() -> Result<ExitCode, AnyError> {
     let mut sweep = false;
+    let mut ty = String::from("uint4b8");
+    let mut input = None;
+    let mut part = None;
     let mut numbers = Vec::new();
-    for argument in std::env::args().skip(1) {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => sweep = true,
+            "--type" => ty = arguments.next().unwrap_or_default(),
+            "--input" => {
+                input = match arguments.next().as_deref() {
+                    Some("int8") => Some(ScalarType::INT8),
+                    Some("fp8") => Some(ScalarType::FLOAT8_E4M3FN),
+                    other => return Err(format!("--input {other:?}: int8 or fp8").into()),
+                }
+            }
+            "--part" => {
+                let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
+                part = Some((number()?, number()?));
+            }
             _ => numbers.push(argument.parse::<usize>()?),
         }
     }
@@ -121,7 +166,10 @@ fn main() -> Result<ExitCode, AnyError> {
         [] => SHAPES.to_vec(),
         [k, n, ..] => vec![(k, n)],
         _ => {
-            eprintln!("usage: gemm_times [--sweep] [K N [M ...]]");
+            eprintln!(
+                "usage: gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {}",
+                types()
+            );
             return Ok(ExitCode::from(2));
         }
     };
@@ -131,28 +179,37 @@ fn main() -> Result<ExitCode, AnyError> {
     for (size_k, size_n) in shapes {
         let shape = Shape::new(size_k, size_n);
         let mut state = 1;
-        let one = weight(&mut state, shape)?;
-        let first = MarlinWeight::new(&device, std::slice::from_ref(&one), ScalarType::BFLOAT16)?;
+        let one = weight(&mut state, &ty, shape)?;
+        let first = Packed::new(&device, &one, input)?;
         let limit = first.bytes() as f64 / 4.49e6;
-        let copies = BYTES.div_ceil(first.bytes()).max(2);
+        let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
+        let copies = if part.is_some() { 1 } else { BYTES.div_ceil(first.bytes()).max(2) };
         let mut weights = vec![first];
         while weights.len() < copies {
             weights.push(weights[0].copy(&device)?);
         }
         for &size_m in rows {
+            if let Some((first, count)) = part {
+                for tiling in tilings(size_m, chunks).into_iter().skip(first).step_by(count) {
+                    // What the device does not take is left out of the sweep, too.
+                    let _ = time(&device, &weights, size_m, Some(tiling));
+                }
+                continue;
+            }
             let usual = time(&device, &weights, size_m, None)?;
-            println!("{size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
-            if sweep {
-                let mut all: Vec<(f32, Tiling)> = tilings(size_m)
+            let of = input.map_or(ty.clone(), |input| format!("{ty}, {input} activations"));
+            println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
+            if sweep && input.is_none() {
+                let mut all: Vec<(f32, Tiling)> = tilings(size_m, chunks)
                     .into_iter()
                     .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (time, t) in all.iter().take(8) {
-                    let Tiling { m_tiles, n_tile, columns, teams, stages, .. } = t;
+                    let Tiling { m_tiles, n_tile, columns, teams, ranks, stages } = t;
                     println!(
                         "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, \
-                         {teams} teams, {stages} stages"
+                         {teams} teams in {ranks}, {stages} stages"
                     );
                 }
             }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
 
+use marlinspike::weight::{Table, TableData};
+
 use crate::{
     device::{Device, failed},
     error::AccelError,
@@ -103,5 +105,22 @@ impl Device {
         let mut host = copied.map_err(failed("cuMemcpyDtoHAsync"))?;
         host.truncate(buffer.len);
         Ok(host)
+    }
+}
+
+/// A table's elements, little-endian, one after the other: as the device takes scales of any width.
+pub(crate) fn bytes(table: &Table) -> Vec<u8> {
+    match table.data() {
+        TableData::B8(data) => data.clone(),
+        TableData::B16(data) => data.iter().flat_map(|bits| bits.to_le_bytes()).collect(),
+        TableData::B32(data) => data.iter().flat_map(|bits| bits.to_le_bytes()).collect(),
+    }
+}
+
+/// A table's 16-bit elements; none of another width.
+pub(crate) fn halves(table: &Table) -> &[u16] {
+    match table.data() {
+        TableData::B16(data) => data,
+        TableData::B8(_) | TableData::B32(_) => &[],
     }
 }

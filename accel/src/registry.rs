@@ -67,6 +67,8 @@ static ROWS: &[&Row] = &[
     &ops::sum::ROW,
     &ops::gemm::ROW,
     &ops::gemm::MOE,
+    &ops::gemm_a8::INT8,
+    &ops::gemm_a8::FP8,
 ];
 
 /// Every operation that can be launched.

@@ -23,6 +23,8 @@ extern "C" __global__ void __launch_bounds__(1024)
                          unsigned num_experts,
                          unsigned num_runs,
                          unsigned block_size) {
+    wait_for_last_kernel();
+    let_next_kernel_start();
     extern __shared__ unsigned counts[];
     __shared__ unsigned of_warp[32], before_run;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, run = blockIdx.x;

@@ -27,6 +27,8 @@ extern "C" __global__ void moe_sum(const unsigned short *__restrict__ down,
                                    unsigned num_experts
 #endif
 ) {
+    wait_for_last_kernel();
+    let_next_kernel_start();
     const unsigned long long at =
         static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= elements) {

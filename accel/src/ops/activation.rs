@@ -8,8 +8,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    nvrtc::Define,
-    raw,
+    raw::{self, launch::Activation},
     registry::{Law, Needs, Row, lattice},
 };
 
@@ -20,14 +19,7 @@ pub(crate) static ROW: Row = Row {
     source: "moe_activation",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| {
-        lattice(&[
-            ("IS_BF16", &[0, 1]),
-            ("FUNCTION", &[0, 1, 2, 3]),
-            ("COLUMNS", &[0, 1, 2]),
-            ("EXCHANGED", &[0, 1]),
-        ])
-    },
+    variants: |_| lattice(&[("IS_BF16", &[0, 1])]),
 };
 
 /// Numbers of a launch, checked against the lengths of its buffers.
@@ -36,11 +28,32 @@ pub(crate) struct Args {
     /// Of `activated`.
     pub(crate) elements: u64,
     pub(crate) size_i: u32,
-    pub(crate) alpha: f32,
-    pub(crate) gate_limit: f32,
-    pub(crate) value_limit: f32,
-    pub(crate) up_limit: f32,
-    pub(crate) up_shift: f32,
+    pub(crate) activation: Activation,
+}
+
+impl From<&Definition> for Activation {
+    fn from(definition: &Definition) -> Self {
+        let limit = |limit: Option<f32>| limit.unwrap_or(f32::INFINITY);
+        Self {
+            function: match definition.function {
+                Function::Silu => 0,
+                Function::Gelu => 1,
+                Function::GeluTanh => 2,
+                Function::Relu2 => 3,
+            },
+            columns: match definition.columns {
+                Columns::Halves => 0,
+                Columns::Interleaved => 1,
+                Columns::Gate => 2,
+            },
+            exchanged: definition.exchanged.into(),
+            alpha: definition.alpha,
+            gate_limit: limit(definition.gate_limit),
+            value_limit: limit(definition.value_limit),
+            up_limit: limit(definition.up_limit),
+            up_shift: definition.up_shift,
+        }
+    }
 }
 
 /// `activated` `[rows, size_i]` of `gate_up`, bits of `dtype`: the bits of [`Definition::apply`] by
@@ -88,30 +101,11 @@ pub fn activate_on_device(
         let found = format!("{} elements", activated.len());
         return Err(AccelError::argument(&ROW, "activated", found, format!("[{rows}, {size_i}]")));
     }
-    let limit = |limit: Option<f32>| limit.unwrap_or(f32::INFINITY);
     let args = Args {
         elements: check::threads(&ROW, "activated", elements)?,
         size_i: columns,
-        alpha: definition.alpha,
-        gate_limit: limit(definition.gate_limit),
-        value_limit: limit(definition.value_limit),
-        up_limit: limit(definition.up_limit),
-        up_shift: definition.up_shift,
+        activation: definition.into(),
     };
-    let function = match definition.function {
-        Function::Silu => 0,
-        Function::Gelu => 1,
-        Function::GeluTanh => 2,
-        Function::Relu2 => 3,
-    };
-    let columns = match definition.columns {
-        Columns::Halves => 0,
-        Columns::Interleaved => 1,
-        Columns::Gate => 2,
-    };
-    let exchanged = u32::from(definition.exchanged);
-    let defines: [Define; 4] =
-        [is_bf16, ("FUNCTION", function), ("COLUMNS", columns), ("EXCHANGED", exchanged)];
-    let function = device.function(&ROW, &defines)?;
+    let function = device.function(&ROW, &[is_bf16])?;
     raw::moe::activate(device, &function, &args, gate_up, activated)
 }

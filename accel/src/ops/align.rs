@@ -38,6 +38,8 @@ pub struct Runs {
     pub(crate) run_of: Buffer<i32>,
     /// For each run what its blocks are marked with.
     pub(crate) label_of: Buffer<i32>,
+    /// For each expert of all ranks what its blocks are marked with, or −1.
+    pub(crate) expert_of: Buffer<i32>,
     /// One more than the largest label: experts of this rank.
     experts: usize,
 }
@@ -80,12 +82,28 @@ impl Runs {
         }
         let order = order(align);
         let mut run_of = vec![-1; align.num_experts];
-        for (run, &(expert, _)) in order.iter().enumerate() {
+        let mut expert_of = run_of.clone();
+        for (run, &(expert, label)) in order.iter().enumerate() {
             run_of[expert] = run as i32;
+            expert_of[expert] = label;
         }
         let label_of: Vec<i32> = order.iter().map(|&(_, label)| label).collect();
         let experts = label_of.iter().map(|&label| (label + 1) as usize).max().unwrap_or(0);
-        Ok(Self { run_of: device.upload(&run_of)?, label_of: device.upload(&label_of)?, experts })
+        Ok(Self {
+            run_of: device.upload(&run_of)?,
+            label_of: device.upload(&label_of)?,
+            expert_of: device.upload(&expert_of)?,
+            experts,
+        })
+    }
+
+    /// One more than the largest expert that an entry can go to.
+    pub(crate) fn experts(&self) -> usize {
+        self.experts
+    }
+
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        self.run_of.is_on(device)
     }
 
     /// Room for `entries` tokens times experts in blocks of `block_size`: no block yet.

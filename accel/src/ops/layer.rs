@@ -1,8 +1,8 @@
-//! A whole expert layer in the device's memory: alignment, `gate_up`, activation, `down` with router
-//! weights, the sum. The bits of the reference's [`Layer::forward`] by its canonical arithmetic,
+//! A whole expert layer in the device's memory: alignment, `gate_up` with the activation, `down` with
+//! router weights, the sum. The bits of the reference's [`Layer::forward`] by its canonical arithmetic,
 //! whatever else is in the batch.
 
-use marlinspike::moe::activation::Definition;
+use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
@@ -11,7 +11,7 @@ use super::{
     activation::activate_on_device,
     align::{DeviceBlocks, Runs, align_on_device},
     check,
-    gemm::{MOE as ROW, MarlinWeight, Routed, Tiling, moe_marlin_gemm},
+    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, launch},
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
@@ -31,10 +31,12 @@ pub struct MarlinLayer {
 #[derive(Debug)]
 pub struct Workspace {
     top_k: usize,
-    blocks: DeviceBlocks,
+    /// Absent where the products cut so few tokens into blocks themselves.
+    blocks: Option<DeviceBlocks>,
     w13: Tiling,
     w2: Tiling,
-    gate_up: Buffer<u16>,
+    /// Absent where the activation is part of the first product.
+    gate_up: Option<Buffer<u16>>,
     activated: Buffer<u16>,
     down: Buffer<u16>,
 }
@@ -92,20 +94,57 @@ impl MarlinLayer {
         // As if tokens were spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
-        let [mut w13, mut w2] =
-            [&self.w13, &self.w2].map(|w| w.tiling_of_experts(device, rows, experts));
+        let paired = self.is_paired() && self.is_fused();
+        let mut w13 = self.w13.tiling_of_experts(device, rows, experts, paired);
+        let mut w2 = self.w2.tiling_of_experts(device, rows, experts, false);
         w13.m_tiles = w13.m_tiles.min(w2.m_tiles);
         w2.m_tiles = w13.m_tiles;
+        self.workspace_tiled(device, tokens, top_k, [w13, w2])
+    }
+
+    /// [`workspace`](Self::workspace) with the division of work of both products: the same bits, at
+    /// another speed.
+    ///
+    /// # Errors
+    /// As [`workspace`](Self::workspace); [`AccelError::Argument`] for tilings of different rows.
+    /// Others that the device or the layer does not take are refused by [`forward`](Self::forward).
+    pub fn workspace_tiled(
+        &self,
+        device: &Device,
+        tokens: usize,
+        top_k: usize,
+        [w13, w2]: [Tiling; 2],
+    ) -> Result<Workspace, AccelError> {
+        let entries = tokens.saturating_mul(top_k);
+        check::positive(&ROW, "tokens times top_k", entries)?;
+        if w13.m_tiles != w2.m_tiles {
+            let found = format!("{} and {}", w13.rows(), w2.rows());
+            return Err(AccelError::argument(&ROW, "tiling", found, "blocks of as many rows"));
+        }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
+        let room = || self.runs.room(device, entries, w13.rows());
+        let blocks = (!w13.is_direct(entries)).then(room).transpose()?;
+        let gate_up = || device.zeroed(entries * shape13.size_n);
         Ok(Workspace {
             top_k,
-            blocks: self.runs.room(device, entries, w13.rows())?,
+            blocks,
             w13,
             w2,
-            gate_up: device.zeroed(entries * shape13.size_n)?,
+            gate_up: (!self.is_fused()).then(gate_up).transpose()?,
             activated: device.zeroed(entries * shape2.size_k)?,
             down: device.zeroed(entries * shape2.size_n)?,
         })
+    }
+
+    /// Whether gate and up are halves of the first product's columns.
+    fn is_paired(&self) -> bool {
+        self.activation.columns == Columns::Halves
+    }
+
+    /// Whether the activation is part of the first product: a thread block has both columns that an
+    /// element is made of, which in halves takes whole tiles of 64.
+    fn is_fused(&self) -> bool {
+        !self.is_paired() || self.w2.shape().size_k.is_multiple_of(64)
     }
 
     /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this
@@ -124,16 +163,42 @@ impl MarlinLayer {
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         let Workspace { top_k, blocks, w13, w2, gate_up, activated, down } = work;
-        let (top_k, hidden) = (*top_k, self.w2.shape().size_n);
-        align_on_device(device, &self.runs, topk_ids, blocks)?;
+        let (top_k, hidden, size_i) = (*top_k, self.w2.shape().size_n, self.w2.shape().size_k);
+        let entries = match blocks {
+            Some(blocks) => {
+                align_on_device(device, &self.runs, topk_ids, blocks)?;
+                Entries::Blocks(blocks)
+            }
+            None => Entries::Direct { topk_ids, runs: &self.runs },
+        };
         let on_input = self.router_weight_on_input;
-        let routed = Routed { blocks, top_k, topk_weights: on_input.then_some(topk_weights) };
-        moe_marlin_gemm(device, x, &self.w13, gate_up, *w13, routed)?;
-        let size_i = self.w2.shape().size_k;
-        activate_on_device(device, &self.activation, gate_up, self.dtype, size_i, activated)?;
-        let topk_weights = (!on_input).then_some(topk_weights);
-        let routed = Routed { blocks, top_k: 1, topk_weights };
-        moe_marlin_gemm(device, activated, &self.w2, down, *w2, routed)?;
+        let first = Experts {
+            entries,
+            top_k,
+            topk_weights: on_input.then_some(topk_weights),
+            activation: None,
+            // Alignment, or the caller's router, comes just before.
+            is_early: false,
+        };
+        match gate_up {
+            None => {
+                let first = Experts { activation: Some(&self.activation), ..first };
+                launch(device, x, &self.w13, activated, *w13, Some(first))?;
+            }
+            Some(gate_up) => {
+                launch(device, x, &self.w13, gate_up, *w13, Some(first))?;
+                let definition = &self.activation;
+                activate_on_device(device, definition, gate_up, self.dtype, size_i, activated)?;
+            }
+        }
+        let second = Experts {
+            entries,
+            top_k: 1,
+            topk_weights: (!on_input).then_some(topk_weights),
+            activation: None,
+            is_early: true,
+        };
+        launch(device, activated, &self.w2, down, *w2, Some(second))?;
         let slots = Slots { topk_ids, runs: &self.runs };
         sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
     }

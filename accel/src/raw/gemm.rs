@@ -1,24 +1,52 @@
 //! Launch of `marlin_gemm`.
 
-use std::sync::Arc;
-
 use cudarc::driver::{
-    CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg,
-    sys::CUfunction_attribute_enum as Attribute,
+    CudaFunction, DriverError, LaunchConfig, sys::CUfunction_attribute_enum as Attribute,
 };
 
-use super::optional;
-use crate::ops::gemm::Gemm;
+use super::launch::{Argument, Routing, address, launch as launch_early};
+use crate::{
+    device::Device,
+    ops::gemm::{Entries, Experts, Gemm},
+};
+
+impl From<&Experts<'_>> for Routing {
+    fn from(experts: &Experts<'_>) -> Self {
+        let nowhere = Self {
+            sorted_token_ids: 0,
+            expert_ids: 0,
+            num_tokens_post_padded: 0,
+            topk_ids: 0,
+            expert_of: 0,
+            num_experts: 0,
+            is_early: experts.is_early.into(),
+        };
+        match experts.entries {
+            Entries::Blocks(blocks) => Self {
+                sorted_token_ids: address(&blocks.sorted_token_ids),
+                expert_ids: address(&blocks.expert_ids),
+                num_tokens_post_padded: address(&blocks.num_tokens_post_padded),
+                ..nowhere
+            },
+            Entries::Direct { topk_ids, runs } => Self {
+                topk_ids: address(topk_ids),
+                expert_of: address(&runs.expert_of),
+                // At most 8192.
+                num_experts: runs.expert_of.len() as u32,
+                ..nowhere
+            },
+        }
+    }
+}
 
 /// Launches a product.
 ///
 /// `function` must be the entry point of `marlin_gemm.cu`, compiled with the macros of the weight's
-/// form and of the tiling, with IS_MOE where `gemm` is routed; `blocks` the blocks of rows.
-/// [`crate::ops::gemm`] alone calls this, with exactly that.
+/// form, of the tiling and of what `gemm` has of experts. [`crate::ops::gemm`] alone calls this, with
+/// exactly that.
 pub(crate) fn launch(
-    stream: &Arc<CudaStream>,
+    device: &Device,
     function: &CudaFunction,
-    blocks: u32,
     gemm: Gemm<'_>,
 ) -> Result<(), DriverError> {
     function.set_attribute(
@@ -26,42 +54,46 @@ pub(crate) fn launch(
         gemm.shared_bytes.cast_signed(),
     )?;
     let config = LaunchConfig {
-        grid_dim: (gemm.tiling.ranks, gemm.size_n / gemm.tiling.n_tile, blocks),
+        grid_dim: (gemm.grid, 1, 1),
         block_dim: (gemm.tiling.threads(), 1, 1),
         shared_mem_bytes: gemm.shared_bytes,
     };
     let weight = gemm.weight;
-    let group_k = weight.group_k();
-    // Below 2^31, as the rows of y are.
-    let top_k = gemm.routed.map_or(1, |routed| routed.top_k as u32);
-    let mut builder = stream.launch_builder(function);
-    builder.arg(weight.qweight.slice()).arg(weight.scales.slice());
-    optional(&mut builder, weight.zeros.as_ref());
-    optional(&mut builder, weight.bias.as_ref());
-    builder
-        .arg(gemm.x.slice())
-        .arg(gemm.y.slice_mut())
-        .arg(&gemm.size_m)
-        .arg(&gemm.size_n)
-        .arg(&gemm.size_k)
-        .arg(&gemm.chunk_k)
-        .arg(&group_k);
-    if let Some(routed) = &gemm.routed {
-        builder
-            .arg(routed.blocks.sorted_token_ids.slice())
-            .arg(routed.blocks.expert_ids.slice())
-            .arg(routed.blocks.num_tokens_post_padded.slice());
-        optional(&mut builder, routed.topk_weights);
-        builder.arg(&top_k);
+    let mut arguments = vec![
+        (&weight.qweight).into(),
+        (&weight.scales).into(),
+        weight.zeros.as_ref().into(),
+        weight.bias.as_ref().into(),
+        weight.global_scale.as_ref().into(),
+        gemm.x.into(),
+        (&*gemm.y).into(),
+        gemm.size_m.into(),
+        gemm.size_n.into(),
+        gemm.size_k.into(),
+        gemm.chunk_k.into(),
+        weight.group_k().into(),
+    ];
+    if let Some(experts) = &gemm.experts {
+        arguments.push(Argument::Routing(experts.into()));
+        arguments.push(experts.topk_weights.into());
+        // Below 2^31, as the rows of y are.
+        arguments.push((experts.top_k as u32).into());
+        if let Some(activation) = experts.activation {
+            arguments.push(Argument::Activation(activation.into()));
+        }
     }
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
-    // device. `Gemm` holds only checked values: x has size_m rows of size_k, y as many of size_n; the
-    // weight's buffers are what the reference packs for that shape, N is a multiple of the tile's columns, K
-    // of 64 and of the group; at most 8 chunks of chunk_k make K. Zeros are read only where HAS_ZERO, which the weight's
-    // form says. Rows of x beyond size_m are not read, those of y not written; every element of y is
-    // written by one thread. Shared memory is as large as the source demands.
-    // Routed: `DeviceBlocks` are room for this M and block size, zero until the alignment kernel writes
-    // it, so that entries are below size_m or padding, experts below the weight's; there are as many
-    // router weights as rows.
-    unsafe { builder.launch(config) }.map(drop)
+    // device. `Gemm` holds only checked values: x has size_m / top_k rows of size_k, y has size_m rows
+    // of size_n, or of what the activation makes of that; the weight's buffers are what the reference
+    // packs for that shape, N is a multiple of the tile's columns (both halves of N of 64, where it takes
+    // of both), K of 64 and of the group; at most 8 chunks of chunk_k make K. Zeros are read only where
+    // HAS_ZERO, which the weight's form says. Rows of x beyond size_m are not read, those of y not
+    // written; every element of y is written by one thread. Shared memory is as large as the source
+    // demands.
+    // With experts: `DeviceBlocks` are room for this M and block size, zero until the alignment kernel
+    // writes it, so that entries are below size_m or padding, experts below the weight's; or there is an
+    // id for each row, of which those beyond `expert_of` are not looked up; there are as many router
+    // weights as rows. The kernel waits before it reads x or writes y; a routing that it reads before
+    // is older than the last kernel (`is_early`), and weights are written by no kernel.
+    unsafe { launch_early(device, function, config, arguments) }
 }

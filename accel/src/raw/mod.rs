@@ -13,6 +13,8 @@ use crate::{
 
 pub(crate) mod driver;
 pub(crate) mod gemm;
+pub(crate) mod gemm_a8;
+pub(crate) mod launch;
 pub(crate) mod layout;
 pub(crate) mod moe;
 pub(crate) mod nvrtc;

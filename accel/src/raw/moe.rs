@@ -2,7 +2,11 @@
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
-use super::{ended, one_thread_each, optional};
+use super::{
+    ended,
+    launch::{Argument, launch},
+    one_thread_each, optional,
+};
 use crate::{
     device::Device,
     error::AccelError,
@@ -67,27 +71,27 @@ pub(crate) fn align(
         block_dim: (numel.max(num_runs).next_multiple_of(32).min(1024), 1, 1),
         shared_mem_bytes: num_runs * 4,
     };
-    let mut builder = device.stream().launch_builder(function);
-    builder
-        .arg(topk_ids.slice())
-        .arg(runs.run_of.slice())
-        .arg(runs.label_of.slice())
-        .arg(blocks.sorted_token_ids.slice_mut())
-        .arg(blocks.expert_ids.slice_mut())
-        .arg(blocks.num_tokens_post_padded.slice_mut())
-        .arg(&numel)
-        .arg(&num_experts)
-        .arg(&num_runs)
-        .arg(&block_size);
+    let arguments = vec![
+        topk_ids.into(),
+        (&runs.run_of).into(),
+        (&runs.label_of).into(),
+        (&blocks.sorted_token_ids).into(),
+        (&blocks.expert_ids).into(),
+        (&blocks.num_tokens_post_padded).into(),
+        numel.into(),
+        num_experts.into(),
+        num_runs.into(),
+        block_size.into(),
+    ];
     // SAFETY: the arguments are the entry point's, in its order and of its types. run_of has an entry below
     // num_runs for each expert, or -1, and ids beyond the experts are not looked up; `blocks` was made
     // as room for so many entries, whatever their ids (checked). Every run has a block of its own,
-    // which writes its part alone.
-    ended(align::ROW.name, unsafe { builder.launch(config) })
+    // which writes its part alone, after it has waited.
+    ended(align::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
-/// Launches an activation: `function` is the entry point of `moe_activation.cu`, compiled for `args`;
-/// `gate_up` has as many rows, of the width that COLUMNS says, as `out` has of size_i.
+/// Launches an activation: `function` is the entry point of `moe_activation.cu`;
+/// `gate_up` has as many rows, of the width that its columns say, as `out` has of size_i.
 pub(crate) fn activate(
     device: &Device,
     function: &CudaFunction,
@@ -95,20 +99,18 @@ pub(crate) fn activate(
     gate_up: &Buffer<u16>,
     out: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let mut builder = device.stream().launch_builder(function);
-    builder
-        .arg(gate_up.slice())
-        .arg(out.slice_mut())
-        .arg(&args.elements)
-        .arg(&args.size_i)
-        .arg(&args.alpha)
-        .arg(&args.gate_limit)
-        .arg(&args.value_limit)
-        .arg(&args.up_limit)
-        .arg(&args.up_shift);
+    let arguments = vec![
+        gate_up.into(),
+        (&*out).into(),
+        args.elements.into(),
+        args.size_i.into(),
+        Argument::Activation(args.activation),
+    ];
+    let config = one_thread_each(args.elements);
     // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the number of
-    // elements of `out` and the width of gate_up, which its maker checked; each element has one thread.
-    ended(activation::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })
+    // elements of `out` and the width of gate_up, which its maker checked; each element has one thread,
+    // which waits first.
+    ended(activation::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
 /// Launches a sum: `function` is the entry point of `moe_sum.cu`, with HAS_IDS where there are `slots`;
@@ -123,18 +125,22 @@ pub(crate) fn sum(
 ) -> Result<(), AccelError> {
     // At most 8192.
     let num_experts = slots.map_or(0, |slots| slots.runs.run_of.len() as u32);
-    let mut builder = device.stream().launch_builder(function);
-    builder
-        .arg(down.slice())
-        .arg(y.slice_mut())
-        .arg(&args.elements)
-        .arg(&args.top_k)
-        .arg(&args.size_n);
+    let mut arguments = vec![
+        down.into(),
+        (&*y).into(),
+        args.elements.into(),
+        args.top_k.into(),
+        args.size_n.into(),
+    ];
     if let Some(slots) = slots {
-        builder.arg(slots.topk_ids.slice()).arg(slots.runs.run_of.slice()).arg(&num_experts);
+        let of_slots: [Argument; 3] =
+            [slots.topk_ids.into(), (&slots.runs.run_of).into(), num_experts.into()];
+        arguments.extend(of_slots);
     }
+    let config = one_thread_each(args.elements);
     // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the number of
     // elements of y; down has top_k times as many, and there are top_k ids for each row of y (its maker
-    // checked). Ids beyond run_of are not looked up. Each element has one thread.
-    ended(sum::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })
+    // checked). Ids beyond run_of are not looked up. Each element has one thread, which waits
+    // first.
+    ended(sum::ROW.name, unsafe { launch(device, function, config, arguments) })
 }

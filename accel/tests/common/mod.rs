@@ -185,3 +185,75 @@ pub(crate) fn weight(
         bias,
     }
 }
+
+/// A weight of floats: types of codes and scales, k per group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Float {
+    /// e4m3, 16-bit scales, of groups or of columns.
+    Fp8(GroupSize),
+    /// e4m3, e8m0 scales: all up to this code.
+    Mxfp8(u32),
+    /// e2m1, e8m0 scales: all up to this code.
+    Mxfp4(u32),
+    /// e2m1, e4m3 scales and a global one.
+    Nvfp4,
+}
+
+impl Float {
+    /// Whether upstream has products of this weight with activations of that type.
+    pub(crate) fn takes(self, dtype: ScalarType) -> bool {
+        dtype == ScalarType::BFLOAT16 || !matches!(self, Self::Mxfp8(_) | Self::Mxfp4(_))
+    }
+
+    pub(crate) fn group_size(self) -> GroupSize {
+        match self {
+            Self::Fp8(group_size) => group_size,
+            Self::Mxfp8(_) | Self::Mxfp4(_) => GroupSize::Of(32),
+            Self::Nvfp4 => GroupSize::Of(16),
+        }
+    }
+}
+
+/// A weight of any finite floats. 16-bit scales are as [`weight`]'s; of e8m0 every sixteenth is any
+/// that there may be, the others lie between 2^-12 and 2^-1; e4m3 ones are any that are not negative.
+pub(crate) fn float_weight(
+    random: &mut Random,
+    float: Float,
+    dtype: ScalarType,
+    shape: Shape,
+    bias: bool,
+) -> Weight<'static> {
+    let (ty, bits) = match float {
+        Float::Fp8(_) | Float::Mxfp8(_) => (ScalarType::FLOAT8_E4M3FN, 8),
+        Float::Mxfp4(_) | Float::Nvfp4 => (ScalarType::FLOAT4_E2M1F, 4),
+    };
+    let group_size = float.group_size();
+    let mut weight = weight(random, ScalarType::UINT4B8, dtype, shape, group_size, bias);
+    let mut words = random.words(shape.len() * bits as usize / 32);
+    if bits == 8 {
+        for word in &mut words {
+            let byte = |b: u8| if b & 0x7f == 0x7f { b ^ 1 } else { b };
+            *word = u32::from_le_bytes(word.to_le_bytes().map(byte));
+        }
+    }
+    let scales = weight.scales.rows() * shape.size_n;
+    let table =
+        |ty, codes| Table::new(ty, scales / shape.size_n, shape.size_n, TableData::B8(codes));
+    let mut code = |most: u32| match (random.next() >> 8) % 16 {
+        0 => (random.next() % (most + 1)) as u8,
+        _ => (115 + random.next() % 12) as u8,
+    };
+    match float {
+        Float::Fp8(_) => {}
+        Float::Mxfp8(most) | Float::Mxfp4(most) => {
+            let codes = (0..scales).map(|_| code(most)).collect();
+            weight.scales = table(ScalarType::FLOAT8_E8M0FNU, codes).unwrap();
+        }
+        Float::Nvfp4 => {
+            let codes = (0..scales).map(|_| (random.next() % 0x7f) as u8).collect();
+            weight.scales = table(ScalarType::FLOAT8_E4M3FN, codes).unwrap();
+            weight.global_scale = Some((random.normal() * 0.01) as f32);
+        }
+    }
+    Weight { ty, codes: Codes::from_words(bits, shape, words).unwrap(), ..weight }
+}

@@ -1,14 +1,19 @@
-// Codes of Marlin's weight layout to fragments of the matrix unit: q - z exactly, times the scale, one
-// rounding. For the instructions of mma.cuh.
+// Codes of Marlin's weight layout to fragments of the matrix unit: the code's number exactly, times the
+// scale, one rounding. For the instructions of mma.cuh.
 //
-//   IS_BF16, BITS, HAS_ZERO  as in marlin_gemm.cu
-//   COLUMNS                  32 or 64: columns that a warp computes, sixteen to a fragment
+//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE  as in marlin_gemm.cu
+//   COLUMNS  32 or 64: columns that a warp computes, sixteen to a fragment
 
-#if !defined(IS_BF16) || !defined(BITS) || !defined(HAS_ZERO) || !defined(COLUMNS)
+#if !defined(IS_BF16) || !defined(BITS) || !defined(HAS_ZERO) || !defined(IS_FLOAT) || \
+    !defined(SCALE_TYPE) || !defined(COLUMNS)
 #error "a parameter is missing"
+#endif
+#if SCALE_TYPE % 2 == 1 && !IS_BF16
+#error "f16 lacks most of e8m0's powers of two"
 #endif
 
 #define FRAGMENTS (COLUMNS / 16)
+#define SCALE_SIZE (SCALE_TYPE == 0 ? 2 : 1)  // bytes
 
 // Where column n of 64 stands in Marlin's single order: of each 32 columns, position 8i + t takes
 // column 2i + {0, 1, 8, 9, 16, 17, 24, 25}[t].
@@ -26,18 +31,41 @@ struct Group {
 };
 
 // `scales` are the lane's 2 * FRAGMENTS scales, side by side.
-__device__ __forceinline__ void spread(Group &group, const unsigned *scales) {
-    unsigned words[FRAGMENTS];
-    if (FRAGMENTS == 4) {
+__device__ __forceinline__ void spread(Group &group, const unsigned char *scales) {
+    constexpr int WORDS = FRAGMENTS * SCALE_SIZE / 2;
+    unsigned words[WORDS];
+    if (WORDS == 4) {
         *reinterpret_cast<uint4 *>(words) = *reinterpret_cast<const uint4 *>(scales);
-    } else {
+    } else if (WORDS == 2) {
         *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(scales);
+    } else {
+        words[0] = *reinterpret_cast<const unsigned *>(scales);
     }
+#if SCALE_TYPE == 0
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
         group.scale[2 * j] = twice<0>(words[j]);
         group.scale[2 * j + 1] = twice<1>(words[j]);
     }
+#else
+#pragma unroll
+    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+        // Of four columns the bytes are 0, 2, 1, 3.
+        const unsigned byte = i % 2 * 2 + i / 2 % 2;
+        const unsigned pair = __byte_perm(words[i / 4], 0, 0x4040u | byte * 0x101u);
+#if SCALE_TYPE == 1
+        // 2^(b - 127) with what `place` leaves out: b + 120 or b + 126 as the exponent's bits.
+        group.scale[i] = pair * 0x80u + (BITS == 8 ? 0x3C003C00u : 0x3F003F00u);
+#elif SCALE_TYPE == 3
+        // Twice 2^(b - 127), so that b = 0 is a normal number.
+        group.scale[i] = pair * 0x80u + 0x00800080u;
+#elif IS_BF16
+        group.scale[i] = mul2(pair << 4, 0x7B807B80u);  // s * 2^-120 as bits, times 2^120
+#else
+        group.scale[i] = mul2(pair << 7, 0x5C005C00u);  // s * 2^-8 as bits, times 2^8
+#endif
+    }
+#endif
 }
 
 #if HAS_ZERO
@@ -56,8 +84,70 @@ __device__ __forceinline__ void spread_zeros(Group &group, unsigned zeros, unsig
 }
 #endif
 
-// The A fragment (16 columns x 16 k) of one (lane, j): exact q - z, times the scale.
-#if BITS == 4
+#if IS_FLOAT && (BITS == 8 || !IS_BF16)
+// An 8-bit or 4-bit float in the upper bits of each half of q, as the 16-bit float with the same
+// exponent and fraction bits: times the power of two that stands there, subnormal numbers included.
+__device__ __forceinline__ unsigned place(unsigned q) {
+#if BITS == 8 && IS_BF16
+    return (q & 0x80008000u) | (q >> 4 & 0x07F007F0u);  // 2^-120
+#elif BITS == 8
+    return (q & 0x80008000u) | (q >> 1 & 0x3F803F80u);  // 2^-8
+#else
+    return (q & 0x80008000u) | (q >> 3 & 0x0E000E00u);  // 2^-14
+#endif
+}
+#endif
+
+#if IS_FLOAT
+// Two placed floats times their column's scale. What `place` leaves out is in the scale, but where no
+// 16-bit float holds both: then it is made up for before, exactly; by half of it with SCALE_TYPE 3, whose
+// scale is twice what it stands for.
+__device__ __forceinline__ unsigned scaled(unsigned v, unsigned scale) {
+#if SCALE_TYPE == 3
+    v = mul2(v, BITS == 8 ? 0x7B007B00u : 0x7E007E00u);  // 2^119, 2^125
+#elif SCALE_TYPE == 2
+    v = mul2(v, IS_BF16 ? 0x7E807E80u : 0x74007400u);  // 2^126, 2^14
+#endif
+    return mul2(v, scale);
+}
+#endif
+
+// The A fragment (16 columns x 16 k) of one (lane, j): exact numbers, times the scale.
+#if BITS == 4 && IS_FLOAT
+__device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const Group &group,
+                                           int j) {
+    // Pairs as below.
+    unsigned v[4];
+#if IS_BF16
+    // As `place` does it, times 2^-126. A code at bits 3..0 (7..4), multiplied: its sign at bit 15 and,
+    // from the copy six bits lower, its magnitude at bits 8..6. One instruction for both shifts, and
+    // not on the pipe of the masks.
+    const unsigned r = q >> 8;
+    v[0] = (q & 0x000F000Fu) * 0x1040u & 0x81C081C0u;
+    v[1] = (q & 0x00F000F0u) * 0x0104u & 0x81C081C0u;
+    v[2] = (r & 0x000F000Fu) * 0x1040u & 0x81C081C0u;
+    v[3] = (r & 0x00F000F0u) * 0x0104u & 0x81C081C0u;
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        v[i] = place(q << (12 - 4 * i));
+    }
+#endif
+    a[0] = scaled(v[0], group.scale[2 * j]);
+    a[2] = scaled(v[1], group.scale[2 * j]);
+    a[1] = scaled(v[2], group.scale[2 * j + 1]);
+    a[3] = scaled(v[3], group.scale[2 * j + 1]);
+}
+#elif IS_FLOAT
+// One word for each column block; its bytes hold k + 0, 8, 1, 9.
+__device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q0, unsigned q1,
+                                           const Group &group, int j) {
+    a[0] = scaled(place(q0 << 8), group.scale[2 * j]);
+    a[2] = scaled(place(q0), group.scale[2 * j]);
+    a[1] = scaled(place(q1 << 8), group.scale[2 * j + 1]);
+    a[3] = scaled(place(q1), group.scale[2 * j + 1]);
+}
+#elif BITS == 4
 __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const Group &group,
                                            int j) {
     // Pairs (nibble i, nibble i + 4): fragments k, k + 8 of column block 0, then of block 1.

@@ -2,12 +2,15 @@
 //! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
 //! work is dealt out.
 
+mod kind;
 mod tiling;
 mod weight;
 
 use marlinspike::gemm::schedule::Schedule;
+use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::scalar::ScalarType;
 
+use kind::Kind;
 pub use tiling::Tiling;
 pub use weight::MarlinWeight;
 
@@ -16,9 +19,9 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     nvrtc::{Arch, Define},
-    ops::align::DeviceBlocks,
+    ops::align::{DeviceBlocks, Runs},
     raw,
-    registry::{Law, Needs, Row, lattice},
+    registry::{Law, Needs, Row},
 };
 
 /// Upstream: `marlin_gemm`.
@@ -27,7 +30,7 @@ pub(crate) static ROW: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, 0),
+    variants: |arch| variants(arch, &[0]),
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`.
@@ -36,27 +39,24 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, 1),
+    variants: |arch| variants(arch, &[1, 2]),
 };
 
-/// Bits, zero points and groups in 64 k of every weight.
-fn forms() -> Vec<Vec<Define>> {
-    let mut forms = lattice(&[("BITS", &[4]), ("HAS_ZERO", &[0, 1]), ("GROUPS", &[0, 1, 2])]);
-    forms.extend(lattice(&[("BITS", &[8]), ("HAS_ZERO", &[0]), ("GROUPS", &[0, 1, 2])]));
-    forms
-}
-
-fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
+/// `kinds` are values of IS_MOE.
+fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
     let mut all = Vec::new();
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
-        for form in forms() {
+        for form in Kind::forms(ty) {
             for size_m in [8, 16, 32, 64, 128] {
                 for chunks in 1..=Schedule::CANONICAL_CHUNKS as u32 {
                     for wide in [false, true] {
-                        let tiling = Tiling::choose(arch, size_m, chunks, wide, &form);
-                        let defines = defines(ty, &form, is_moe, tiling);
-                        if !all.contains(&defines) {
-                            all.push(defines);
+                        for &kind in kinds {
+                            let paired = kind == 2;
+                            let tiling = Tiling::choose(arch, size_m, chunks, wide, paired, &form);
+                            let defines = defines(arch, ty, &form, kind, tiling);
+                            if !all.contains(&defines) {
+                                all.push(defines);
+                            }
                         }
                     }
                 }
@@ -66,11 +66,17 @@ fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
     all
 }
 
-fn defines(ty: ScalarType, form: &[Define], is_moe: u32, tiling: Tiling) -> Vec<Define> {
+fn defines(
+    arch: Arch,
+    ty: ScalarType,
+    form: &[Define],
+    is_moe: u32,
+    tiling: Tiling,
+) -> Vec<Define> {
     let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     defines.extend_from_slice(form);
     defines.push(("IS_MOE", is_moe));
-    defines.extend(tiling.defines());
+    defines.extend(tiling.defines(arch, form));
     defines
 }
 
@@ -89,8 +95,43 @@ pub(crate) struct Gemm<'a> {
     pub(crate) tiling: Tiling,
     /// Dynamic shared memory of a thread block.
     pub(crate) shared_bytes: u32,
+    /// Thread blocks.
+    pub(crate) grid: u32,
     /// Of a product with experts.
-    pub(crate) routed: Option<Routed<'a>>,
+    pub(crate) experts: Option<Experts<'a>>,
+}
+
+/// What a product with experts takes beside the others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Experts<'a> {
+    pub(crate) entries: Entries<'a>,
+    /// Row t of y is made of row t / `top_k` of x.
+    pub(crate) top_k: usize,
+    /// Multiplies row t of the product before it is rounded.
+    pub(crate) topk_weights: Option<&'a Buffer<f32>>,
+    /// What y is made of instead of the product.
+    pub(crate) activation: Option<&'a Definition>,
+    /// Whether the kernel that is launched just before does not write the routing.
+    pub(crate) is_early: bool,
+}
+
+/// Which rows go to which expert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Entries<'a> {
+    /// Cut into blocks before, of [`Tiling::rows`] of the product's tiling.
+    Blocks(&'a DeviceBlocks),
+    /// Cut into blocks by the product itself: [`Tiling::is_direct`].
+    Direct { topk_ids: &'a Buffer<i32>, runs: &'a Runs },
+}
+
+impl Experts<'_> {
+    fn is_on(&self, device: &Device) -> bool {
+        let entries = match self.entries {
+            Entries::Blocks(blocks) => blocks.is_on(device),
+            Entries::Direct { topk_ids, runs } => topk_ids.is_on(device) && runs.is_on(device),
+        };
+        entries && self.topk_weights.is_none_or(|weights| weights.is_on(device))
+    }
 }
 
 /// Which rows go to which expert.
@@ -151,31 +192,36 @@ pub fn moe_marlin_gemm(
     tiling: Tiling,
     routed: Routed<'_>,
 ) -> Result<(), AccelError> {
-    launch(device, x, weight, y, tiling, Some(routed))
+    let Routed { blocks, top_k, topk_weights } = routed;
+    let entries = Entries::Blocks(blocks);
+    let experts = Experts { entries, top_k, topk_weights, activation: None, is_early: false };
+    launch(device, x, weight, y, tiling, Some(experts))
+}
+
+/// Whether a thread block takes 64 columns from each half of N: those of gate and those of up.
+fn is_paired(activation: Option<&Definition>) -> bool {
+    activation.is_some_and(|activation| activation.columns == Columns::Halves)
 }
 
 /// Checks a product, then launches it.
-fn launch(
+pub(crate) fn launch(
     device: &Device,
     x: &Buffer<u16>,
     weight: &MarlinWeight,
     y: &mut Buffer<u16>,
     tiling: Tiling,
-    routed: Option<Routed<'_>>,
+    experts: Option<Experts<'_>>,
 ) -> Result<(), AccelError> {
-    let row = if routed.is_some() { &MOE } else { &ROW };
+    let row = if experts.is_some() { &MOE } else { &ROW };
     let refuse = |what, found: String, expected: String| {
         Err(AccelError::argument(row, what, found, expected))
     };
     let shape = weight.shape();
-    let routed_here = |r: Routed<'_>| {
-        r.blocks.is_on(device) && r.topk_weights.is_none_or(|weights| weights.is_on(device))
-    };
     for (what, ours) in [
         ("x", x.is_on(device)),
         ("weight", weight.is_on(device)),
         ("y", y.is_on(device)),
-        ("routing", routed.is_none_or(routed_here)),
+        ("routing", experts.is_none_or(|experts| experts.is_on(device))),
     ] {
         if !ours {
             return refuse(what, "memory of another device".into(), format!("{device:?}"));
@@ -184,38 +230,56 @@ fn launch(
     if !x.len().is_multiple_of(shape.size_k) {
         return refuse("x", format!("{} elements", x.len()), format!("rows of {}", shape.size_k));
     }
-    let top_k = routed.map_or(1, |r| r.top_k);
+    let top_k = experts.map_or(1, |experts| experts.top_k);
     let rows_of_x = x.len() / shape.size_k;
     let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
     let Some(size_m) = size_m.filter(|_| top_k > 0) else {
         return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
     };
-    if y.len() / shape.size_n != size_m || !y.len().is_multiple_of(shape.size_n) {
-        let expected = format!("[{size_m}, {}]", shape.size_n);
+    let activation = experts.and_then(|experts| experts.activation);
+    let width = match activation {
+        Some(activation) => shape.size_n / activation.width_in(1),
+        None => shape.size_n,
+    };
+    if y.len() / width != size_m || !y.len().is_multiple_of(width) {
+        let expected = format!("[{size_m}, {width}]");
         return refuse("y", format!("{} elements", y.len()), expected);
     }
     if size_m == 0 {
         return Ok(());
     }
     tiling.validate(device, shape)?;
+    if is_paired(activation) && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
+        let expected = "128 columns, 64 of each half of N";
+        return refuse("tiling", format!("{tiling:?} for {shape}"), expected.into());
+    }
     let mut blocks = size_m.div_ceil(tiling.rows());
-    if let Some(Routed { blocks: of, topk_weights, .. }) = routed {
-        let fits = (of.block_size(), of.entries()) == (tiling.rows(), size_m)
-            && of.experts() <= weight.experts();
-        if !fits {
-            let experts = weight.experts();
-            let expected =
-                format!("{size_m} entries in blocks of {} for {experts} experts", tiling.rows());
-            return refuse("blocks", format!("{of:?}"), expected);
+    if let Some(Experts { entries, topk_weights, .. }) = experts {
+        let here = match entries {
+            Entries::Blocks(of) => {
+                let fits = (of.block_size(), of.entries()) == (tiling.rows(), size_m);
+                if !fits {
+                    let expected = format!("{size_m} entries in blocks of {}", tiling.rows());
+                    return refuse("blocks", format!("{of:?}"), expected);
+                }
+                blocks = of.most_blocks();
+                of.experts()
+            }
+            Entries::Direct { topk_ids, runs } => {
+                if topk_ids.len() != size_m || !tiling.is_direct(size_m) {
+                    let found = format!("{} for {tiling:?}", topk_ids.len());
+                    return refuse("topk_ids", found, format!("{size_m}, not many"));
+                }
+                blocks = size_m;
+                runs.experts()
+            }
+        };
+        if here > weight.experts() {
+            return refuse("experts", here.to_string(), format!("at most {}", weight.experts()));
         }
         if let Some(weights) = topk_weights.filter(|weights| weights.len() != size_m) {
             return refuse("topk_weights", weights.len().to_string(), size_m.to_string());
         }
-        blocks = of.most_blocks();
-    }
-    // The third dimension of a grid.
-    if blocks > 65535 {
-        return refuse("rows", format!("{blocks} blocks of them"), "at most 65535".into());
     }
     let form = weight.form();
     let shared_bytes = tiling.shared_bytes(&form);
@@ -223,8 +287,19 @@ fn launch(
         let expected = format!("at most {} bytes of shared memory", device.shared_memory());
         return refuse("tiling", format!("{tiling:?}, {shared_bytes} bytes"), expected);
     }
-    let is_moe = u32::from(routed.is_some());
-    let function = device.function(row, &defines(weight.dtype(), &form, is_moe, tiling))?;
+    let arch = Arch::of_device(device.compute_capability());
+    // Both halves of N in one tile are as many tiles.
+    let tiles = blocks.saturating_mul(shape.size_n / tiling.n_tile as usize);
+    let grid = tiling.grid(arch, &form, tiles, device.multiprocessors());
+    let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
+        return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
+    };
+    let kind = match experts {
+        None => 0,
+        Some(Experts { activation: None, .. }) => 1,
+        Some(Experts { activation: Some(_), .. }) => 2,
+    };
+    let function = device.function(row, &defines(arch, weight.dtype(), &form, kind, tiling))?;
     let gemm = Gemm {
         x,
         weight,
@@ -236,8 +311,9 @@ fn launch(
         chunk_k: Schedule::canonical_chunk(shape.size_k) as u32,
         tiling,
         shared_bytes,
-        routed,
+        grid,
+        experts,
     };
-    raw::gemm::launch(device.stream(), &function, blocks as u32, gemm)
+    raw::gemm::launch(device, &function, gemm)
         .map_err(|error| AccelError::Driver { call: row.name, reason: error.to_string() })
 }

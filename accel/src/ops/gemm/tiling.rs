@@ -15,17 +15,22 @@ use crate::{
 pub struct Tiling {
     /// Eights of rows that a thread block computes: 1, 2, 4 or 8.
     pub m_tiles: u32,
-    /// Columns that a thread block computes: 64, or 128 where that divides N.
+    /// Columns that a thread block computes at once: 64, or 128 or 256 where that divides N.
     pub n_tile: u32,
     /// Columns that a warp computes: 32 or 64.
     pub columns: u32,
-    /// Chunks of k that a thread block computes: 1, 2, 4 or 8.
+    /// Chunks of k that a thread block computes: 1 to 8.
     pub teams: u32,
-    /// Thread blocks that share the chunks of k; more than one form a cluster: at most 8.
+    /// Thread blocks that share the chunks of k: 1, 2, 4 or 8; more than one form a cluster.
     pub ranks: u32,
     /// Stages of 64 k that each team keeps in flight, with the one it works on: 2 to 16.
     pub stages: u32,
 }
+
+/// Entries that a product with experts cuts into blocks itself: `DIRECT_ENTRIES` of `routing.cuh`.
+const DIRECT_ENTRIES: usize = 128;
+/// Shared memory that this takes: `DirectBlocks`.
+const DIRECT_BYTES: u32 = 2704;
 
 /// Value of a macro.
 fn value(form: &[Define], name: &str) -> u32 {
@@ -35,7 +40,8 @@ fn value(form: &[Define], name: &str) -> u32 {
 impl Tiling {
     /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows, a K of so many chunks and a
     /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are
-    /// many for the device: [`Tiling::is_wide`].
+    /// many for the device: [`Tiling::is_wide`]; `paired`, that a thread block takes 64 of gate and
+    /// 64 of up.
     ///
     /// From 9.0 on, these were the fastest or close to it of 24 each, on an H200, over K x N of
     /// 4096 x 4096, 14336 x 4096 (not wide) and 4096 x 28672 (wide). Narrow products lack warps, so
@@ -45,11 +51,14 @@ impl Tiling {
         size_m: usize,
         chunks: u32,
         wide: bool,
+        paired: bool,
         form: &[Define],
     ) -> Self {
         let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
             let teams = teams.min(chunks.next_power_of_two());
-            Self { m_tiles, n_tile, columns, teams, ranks: chunks.div_ceil(teams), stages }
+            let ranks = chunks.div_ceil(teams).next_power_of_two();
+            let n_tile = if paired { 128 } else { n_tile };
+            Self { m_tiles, n_tile, columns, teams, ranks, stages }
         };
         // Clusters came with 9.0.
         let clusters = arch.compute_capability >= (9, 0);
@@ -73,7 +82,7 @@ impl Tiling {
                 Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
                 Self { teams: 2.., .. } if clusters => {
                     tiling.teams /= 2;
-                    tiling.ranks = chunks.div_ceil(tiling.teams);
+                    tiling.ranks = chunks.div_ceil(tiling.teams).next_power_of_two();
                 }
                 _ => break,
             }
@@ -103,8 +112,42 @@ impl Tiling {
         self.teams * (self.n_tile / self.columns) * 32
     }
 
+    /// Whether a thread block computes one tile after the other, which goes on streaming weights from
+    /// tile to tile. More rows than these would leave no room for their sums beside the stages.
+    fn loops(self) -> bool {
+        self.m_tiles <= 2
+    }
+
+    /// Thread blocks that a multiprocessor has room for.
+    fn resident(self, arch: Arch, form: &[Define]) -> u32 {
+        // Of 65536 registers each thread takes about so many, besides its sums.
+        let registers = 96 + self.m_tiles * self.columns / 4;
+        let by_registers = 65536 / (self.threads() * registers);
+        // The driver keeps 1 KiB of each block's.
+        let by_memory = (arch.shared_memory() + 1024) / (self.shared_bytes(form) + 1024);
+        by_registers.min(by_memory).max(1)
+    }
+
+    /// Thread blocks of a launch that computes `tiles` tiles on so many multiprocessors.
+    pub(super) fn grid(
+        self,
+        arch: Arch,
+        form: &[Define],
+        tiles: usize,
+        multiprocessors: u32,
+    ) -> usize {
+        let at_once = (self.resident(arch, form) * multiprocessors / self.ranks).max(1);
+        let blocks = if self.loops() { tiles.min(at_once as usize) } else { tiles };
+        blocks * self.ranks as usize
+    }
+
+    /// Whether products with experts in this tiling cut so many entries into blocks themselves.
+    pub(crate) fn is_direct(self, entries: usize) -> bool {
+        self.m_tiles == 1 && entries <= DIRECT_ENTRIES
+    }
+
     /// The macros.
-    pub(super) fn defines(self) -> [Define; 6] {
+    pub(super) fn defines(self, arch: Arch, form: &[Define]) -> [Define; 8] {
         [
             ("M_TILES", self.m_tiles),
             ("N_TILE", self.n_tile),
@@ -112,6 +155,8 @@ impl Tiling {
             ("TEAMS", self.teams),
             ("RANKS", self.ranks),
             ("STAGES", self.stages),
+            ("LOOPS", self.loops().into()),
+            ("RESIDENT", self.resident(arch, form)),
         ]
     }
 
@@ -119,9 +164,10 @@ impl Tiling {
     /// thread blocks make up N, and teams take all chunks of K.
     pub(super) fn validate(self, device: &Device, shape: Shape) -> Result<(), AccelError> {
         let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)
-            && matches!((self.n_tile, self.columns), (64, 32 | 64) | (128, 64))
-            && matches!(self.teams, 1 | 2 | 4 | 8)
-            && (1..=8).contains(&self.ranks)
+            && matches!((self.n_tile, self.columns), (64 | 128, 32 | 64) | (256, 64))
+            && (1..=8).contains(&self.teams)
+            && matches!(self.ranks, 1 | 2 | 4 | 8)
+            && self.teams * self.ranks <= 8
             && (2..=16).contains(&self.stages);
         let clusters = self.ranks == 1 || device.compute_capability() >= (9, 0);
         let chunks = Self::chunks(shape.size_k);
@@ -130,8 +176,9 @@ impl Tiling {
             return Ok(());
         }
         let expected = format!(
-            "1, 2, 4 or 8 eights of rows; 64 columns by 32 or 64, or 128 by 64, dividing {}; 1, 2, 4 or \
-             8 teams and, from capability 9.0 on, ranks, for {chunks} chunks; 2 to 16 stages",
+            "1, 2, 4 or 8 eights of rows; 64 or 128 columns by 32 or 64, or 256 by 64, dividing {}; 1 to \
+             8 teams and, from capability 9.0 on, 1, 2, 4 or 8 ranks, for {chunks} chunks and at most 8; \
+             2 to 16 stages",
             shape.size_n
         );
         Err(AccelError::argument(&ROW, "tiling", format!("{self:?}"), expected))
@@ -143,28 +190,36 @@ impl Tiling {
         let weights = 64 * n * value(form, "BITS") / 8;
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let x = self.m_tiles * 8 * 128;
-        self.teams * self.stages * (weights + groups * n * 2 + zeros + x)
+        let scale = if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 };
+        self.teams * self.stages * (weights + groups * n * scale + zeros + x)
     }
 
-    /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
+    /// Dynamic shared memory of a thread block: the stages; beside them, or in their place, the
+    /// partial sums; and the blocks that a product with experts makes itself.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
-        self.ring_bytes(form).max(sums)
+        let chunks = self.teams * self.ranks;
+        let sums = chunks * self.m_tiles * 8 * (self.n_tile / self.ranks + 4) * 4;
+        let ring = self.ring_bytes(form);
+        let used = if self.loops() { ring + sums } else { ring.max(sums) };
+        used + if self.m_tiles == 1 { DIRECT_BYTES } else { 0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use marlinspike::scalar::ScalarType;
+
+    use super::super::kind::Kind;
     use super::*;
 
     #[test]
     fn every_architecture_gets_a_tiling_that_fits_its_shared_memory() {
         for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             let arch = Arch::of_device(capability);
-            for form in super::super::forms() {
+            for form in Kind::forms(ScalarType::BFLOAT16) {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
                     for (chunks, wide) in [(1, false), (3, false), (8, false), (8, true)] {
-                        let tiling = Tiling::choose(arch, size_m, chunks, wide, &form);
+                        let tiling = Tiling::choose(arch, size_m, chunks, wide, false, &form);
                         let context = format!("{arch} {form:?} {size_m} {chunks}: {tiling:?}");
                         assert!(tiling.shared_bytes(&form) <= arch.shared_memory(), "{context}");
                         assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
@@ -180,8 +235,8 @@ mod tests {
     fn few_rows_get_small_tiles() {
         let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
-        let tiles =
-            [1, 8, 9, 17, 64, 128].map(|m| Tiling::choose(hopper, m, 8, false, &form).m_tiles);
+        let tiles = [1, 8, 9, 17, 64, 128]
+            .map(|m| Tiling::choose(hopper, m, 8, false, false, &form).m_tiles);
         assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
         let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 1, 132));
         assert_eq!(wide, [false, true, true, false]);

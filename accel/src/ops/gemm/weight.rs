@@ -3,13 +3,13 @@
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::marlin::{Options, prepare};
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::{TableData, Weight};
+use marlinspike::weight::{Table, Weight};
 
-use super::{ROW, Tiling};
+use super::{ROW, Tiling, kind::Kind};
 use crate::{
     device::Device,
     error::AccelError,
-    memory::Buffer,
+    memory::{Buffer, bytes, halves},
     nvrtc::{Arch, Define},
 };
 
@@ -19,25 +19,34 @@ pub struct MarlinWeight {
     shape: Shape,
     experts: usize,
     dtype: ScalarType,
-    bits: u32,
+    kind: Kind,
     /// k of a scale group; all of k where there is one.
     group_size: usize,
     groups: usize,
     /// `[experts, K / 16, N · 16 / pack]`.
     pub(crate) qweight: Buffer<u32>,
-    /// `[experts, groups, N]`.
-    pub(crate) scales: Buffer<u16>,
+    /// `[experts, groups, N]`: of one byte, or two where they are 16-bit.
+    pub(crate) scales: Buffer<u8>,
     /// `[experts, groups, N / 8]`.
     pub(crate) zeros: Option<Buffer<u32>>,
     /// `[experts, N]`.
     pub(crate) bias: Option<Buffer<u16>>,
+    /// `[experts]`.
+    pub(crate) global_scale: Option<Buffer<f32>>,
     perms: Option<Vec<Vec<u32>>>,
 }
 
 impl MarlinWeight {
     /// Packs `weights` for activations of `dtype` (float16 or bfloat16) and copies them to the
-    /// device. Takes `uint4b8`, `uint4` with zero points and `uint8b128`; scales per channel or in
-    /// groups of 32 or multiples of 64 k; K a multiple of 64; act-order with whole groups.
+    /// device. K is a multiple of 64; act-order has whole groups. Scales of 16 bits are
+    /// converted to `dtype` first, as Marlin's preparation does.
+    ///
+    /// | codes | scales | groups of k |
+    /// | --- | --- | --- |
+    /// | `uint4b8`, `uint4` with zero points, `uint8b128` | 16-bit | 32, multiples of 64, one |
+    /// | `float8_e4m3fn`, no NaN | 16-bit, below 256 | multiples of 64, one |
+    /// | `float8_e4m3fn`, no NaN; `float4_e2m1f` | e8m0 up to 2^126; `dtype` bfloat16 | 32 |
+    /// | `float4_e2m1f` | e4m3, not negative; with or without a global scale | 16 |
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a weight that the kernel or the layout refuses;
@@ -56,11 +65,6 @@ impl MarlinWeight {
         };
         let (first, experts) = (&weights[0], prepared.experts);
         let shape = first.shape();
-        let known = [ScalarType::UINT4B8, ScalarType::UINT4, ScalarType::UINT8B128];
-        if !known.contains(&first.ty) || (first.ty == ScalarType::UINT4) != first.zeros.is_some() {
-            let found = format!("{} of {}", first.name, first.ty);
-            return refuse("weight", found, "uint4b8, uint4 with zero points, or uint8b128");
-        }
         if !shape.size_k.is_multiple_of(64) {
             return refuse("size_k", shape.size_k.to_string(), "a multiple of 64");
         }
@@ -69,10 +73,20 @@ impl MarlinWeight {
         }
         let groups = prepared.groups();
         let group_size = shape.size_k / groups;
-        if groups > 1 && group_size != 32 && !group_size.is_multiple_of(64) {
-            let found = group_size.to_string();
-            return refuse("group_size", found, "32, a multiple of 64, or all of k");
-        }
+        let kind = Kind::of(weights, dtype)?;
+        let scales = match kind.scale_bits() {
+            // The checkpoint's own bytes: Marlin's preparation flushes small scales of NVFP4.
+            8 => {
+                let layout = prepared.scale_layout.with_quads();
+                let packed: Result<Vec<Table>, _> =
+                    weights.iter().map(|weight| layout.pack(&weight.scales)).collect();
+                match packed {
+                    Ok(packed) => packed.iter().flat_map(bytes).collect(),
+                    Err(error) => return refuse("scales", error.to_string(), "[groups, N]"),
+                }
+            }
+            _ => bytes(&prepared.scales),
+        };
         let perms = match &prepared.sorted {
             None => None,
             Some(sorted) => {
@@ -86,27 +100,31 @@ impl MarlinWeight {
                 Some(sorted.iter().map(|s| s.perm.clone()).collect())
             }
         };
-        let halves = |data: &TableData| match data {
-            TableData::B16(bits) => device.upload(bits),
-            _ => Err(AccelError::argument(&ROW, "scales", "not 16 bits wide", dtype)),
+        let of_experts: Vec<f32> =
+            weights.iter().filter_map(|weight| weight.global_scale).collect();
+        let global_scale = match of_experts.len() {
+            0 => None,
+            // All have one, or `prepare` would have failed.
+            _ => Some(device.upload(&of_experts)?),
         };
         Ok(Self {
             shape,
             experts,
             dtype,
-            bits: first.codes.bits(),
+            kind,
             group_size,
             groups,
             qweight: device.upload(&prepared.qweight)?,
-            scales: halves(prepared.scales.data())?,
+            scales: device.upload(&scales)?,
             zeros: match &prepared.zeros {
                 Some((_, words)) => Some(device.upload(words)?),
                 None => None,
             },
             bias: match &prepared.bias {
-                Some(bias) => Some(halves(bias.data())?),
+                Some(bias) => Some(device.upload(halves(bias))?),
                 None => None,
             },
+            global_scale,
             perms,
         })
     }
@@ -118,11 +136,13 @@ impl MarlinWeight {
     pub fn copy(&self, device: &Device) -> Result<Self, AccelError> {
         let zeros = self.zeros.as_ref().map(|zeros| device.copy(zeros));
         let bias = self.bias.as_ref().map(|bias| device.copy(bias));
+        let global_scale = self.global_scale.as_ref().map(|scale| device.copy(scale));
         Ok(Self {
             qweight: device.copy(&self.qweight)?,
             scales: device.copy(&self.scales)?,
             zeros: zeros.transpose()?,
             bias: bias.transpose()?,
+            global_scale: global_scale.transpose()?,
             perms: self.perms.clone(),
             ..*self
         })
@@ -157,20 +177,27 @@ impl MarlinWeight {
     /// Bytes of codes, scales and zero points of one matrix: what a product must read at least.
     pub fn bytes(&self) -> usize {
         let zeros = self.zeros.as_ref().map_or(0, |zeros| zeros.len() * 4);
-        (self.qweight.len() * 4 + self.scales.len() * 2 + zeros) / self.experts
+        (self.qweight.len() * 4 + self.scales.len() + zeros) / self.experts
     }
 
     /// The tiling that is taken for a product of `size_m` rows.
     pub fn tiling(&self, device: &Device, size_m: usize) -> Tiling {
-        self.tiling_of_experts(device, size_m, 1)
+        self.tiling_of_experts(device, size_m, 1, false)
     }
 
-    /// The tiling that is taken for products of `size_m` rows with each of so many experts at once.
-    pub fn tiling_of_experts(&self, device: &Device, size_m: usize, experts: usize) -> Tiling {
+    /// The tiling that is taken for products of `size_m` rows with each of so many experts at once;
+    /// `paired`: a thread block computes 64 columns of each half of N.
+    pub fn tiling_of_experts(
+        &self,
+        device: &Device,
+        size_m: usize,
+        experts: usize,
+        paired: bool,
+    ) -> Tiling {
         let arch = Arch::of_device(device.compute_capability());
         let wide = Tiling::is_wide(self.shape.size_n, experts, device.multiprocessors());
         let chunks = Tiling::chunks(self.shape.size_k);
-        Tiling::choose(arch, size_m, chunks, wide, &self.form())
+        Tiling::choose(arch, size_m, chunks, wide, paired, &self.form())
     }
 
     /// k of a group, as the kernel takes it.
@@ -180,13 +207,7 @@ impl MarlinWeight {
 
     /// The macros that follow from the weight.
     pub(super) fn form(&self) -> Vec<Define> {
-        let groups = match (self.groups, self.group_size) {
-            (1, _) => 0,
-            (_, 32) => 2,
-            _ => 1,
-        };
-        let zero = u32::from(self.zeros.is_some());
-        vec![("BITS", self.bits), ("HAS_ZERO", zero), ("GROUPS", groups)]
+        self.kind.form(self.groups, self.group_size)
     }
 
     pub(super) fn is_on(&self, device: &Device) -> bool {

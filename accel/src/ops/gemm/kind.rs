@@ -1,0 +1,222 @@
+//! The kinds of weights that products take: types of codes and scales, and what each demands.
+
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::Weight;
+
+use super::ROW;
+use crate::{error::AccelError, nvrtc::Define};
+
+/// Codes and scales of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `uint4b8`, scales of 16 bits.
+    Uint4b8,
+    /// `uint4` with zero points, scales of 16 bits.
+    Uint4,
+    /// `uint8b128`, scales of 16 bits.
+    Uint8b128,
+    /// e4m3, scales of 16 bits.
+    Fp8,
+    /// e4m3, scales of e8m0; `wide`: some of them above 2^7.
+    Mxfp8 { wide: bool },
+    /// e2m1, scales of e8m0; `wide`: some of them above 2.
+    Mxfp4 { wide: bool },
+    /// e2m1, scales of e4m3.
+    Nvfp4,
+}
+
+/// Largest code of an e8m0 scale that the kernel takes: it holds twice the scale as a bf16.
+const MOST_E8M0: u32 = 253;
+
+/// Largest code of a scale that is not wide: the kernel holds 2^120 (e4m3) or 2^126 (e2m1) times the
+/// scale as a bf16, and saves a multiplication.
+const fn most_narrow(bits: u32) -> u32 {
+    if bits == 8 { 254 - 120 } else { 254 - 126 }
+}
+
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Uint4b8,
+        Self::Uint4,
+        Self::Uint8b128,
+        Self::Fp8,
+        Self::Mxfp8 { wide: false },
+        Self::Mxfp8 { wide: true },
+        Self::Mxfp4 { wide: false },
+        Self::Mxfp4 { wide: true },
+        Self::Nvfp4,
+    ];
+
+    /// The kind of a stack of weights of one type, shape and group size, under activations of
+    /// `dtype`.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for other types, for groups that the kind has not, and for a code or
+    /// a scale that bits moved from one float to another do not stand for.
+    pub(super) fn of(weights: &[Weight<'_>], dtype: ScalarType) -> Result<Self, AccelError> {
+        let weight = &weights[0];
+        let wide_scale = |bits| bits > most_narrow(weight.codes.bits());
+        let any_wide = || weights.iter().any(|w| w.scales.iter_bits().any(wide_scale));
+        let scales = weight.scales.ty();
+        let wide = scales.size_bits() > 8;
+        let kind = match (weight.ty, scales) {
+            (ScalarType::UINT4B8, _) if wide && weight.zeros.is_none() => Self::Uint4b8,
+            (ScalarType::UINT4, _) if wide && weight.zeros.is_some() => Self::Uint4,
+            (ScalarType::UINT8B128, _) if wide && weight.zeros.is_none() => Self::Uint8b128,
+            (ScalarType::FLOAT8_E4M3FN, _) if wide => Self::Fp8,
+            (ScalarType::FLOAT8_E4M3FN, ScalarType::FLOAT8_E8M0FNU) => {
+                Self::Mxfp8 { wide: any_wide() }
+            }
+            (ScalarType::FLOAT4_E2M1F, ScalarType::FLOAT8_E8M0FNU) => {
+                Self::Mxfp4 { wide: any_wide() }
+            }
+            (ScalarType::FLOAT4_E2M1F, ScalarType::FLOAT8_E4M3FN) => Self::Nvfp4,
+            _ => {
+                let zeros = if weight.zeros.is_some() { "with" } else { "without" };
+                let found = format!(
+                    "{} of {}, scales of {scales}, {zeros} zero points",
+                    weight.name, weight.ty
+                );
+                let expected = "uint4b8, uint4 with zero points, uint8b128 or float8_e4m3fn with 16-bit \
+                                scales; float8_e4m3fn or float4_e2m1f with e8m0 scales; float4_e2m1f \
+                                with e4m3 scales";
+                return Err(AccelError::argument(&ROW, "weight", found, expected));
+            }
+        };
+        if !kind.takes(dtype) {
+            let found = format!("{} under {dtype}", weight.name);
+            let expected = "bfloat16: float16 lacks most of e8m0's scales";
+            return Err(AccelError::argument(&ROW, "dtype", found, expected));
+        }
+        let groups = weight.scales.rows();
+        let group_size = weight.shape().size_k / groups.max(1);
+        let (fits, expected) = match kind {
+            Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => (
+                groups == 1 || group_size == 32 || group_size.is_multiple_of(64),
+                "32, a multiple of 64, or all of k",
+            ),
+            Self::Fp8 => {
+                (groups == 1 || group_size.is_multiple_of(64), "a multiple of 64, or all of k")
+            }
+            Self::Mxfp8 { .. } | Self::Mxfp4 { .. } => (group_size == 32, "32"),
+            Self::Nvfp4 => (group_size == 16, "16"),
+        };
+        if !fits {
+            let found = format!("{}: {group_size}", weight.name);
+            return Err(AccelError::argument(&ROW, "group_size", found, expected));
+        }
+        for other in weights {
+            // Of 16 bits there are several types, all converted to `dtype`.
+            if !wide && other.scales.ty() != scales {
+                let found = format!("{}: {}", other.name, other.scales.ty());
+                let expected = format!("{scales} as {}", weight.name);
+                return Err(AccelError::argument(&ROW, "scales", found, expected));
+            }
+            kind.check(other, dtype)?;
+        }
+        Ok(kind)
+    }
+
+    /// Whether the kernel takes it with activations of `dtype`.
+    pub(super) fn takes(self, dtype: ScalarType) -> bool {
+        dtype == ScalarType::BFLOAT16 || !matches!(self, Self::Mxfp8 { .. } | Self::Mxfp4 { .. })
+    }
+
+    /// Width of a scale in the device's memory.
+    pub(super) fn scale_bits(self) -> u32 {
+        if matches!(self, Self::Mxfp8 { .. } | Self::Mxfp4 { .. } | Self::Nvfp4) { 8 } else { 16 }
+    }
+
+    /// Fails at a code or a scale that bits moved from one float to another do not stand for.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`], naming the element.
+    fn check(self, weight: &Weight<'_>, dtype: ScalarType) -> Result<(), AccelError> {
+        let refuse = |what, at: [usize; 2], found: String, expected: &str| {
+            let found = format!("{}: {found} at {at:?}", weight.name);
+            Err(AccelError::argument(&ROW, what, found, expected))
+        };
+        if matches!(self, Self::Fp8 | Self::Mxfp8 { .. }) {
+            // A byte of magnitude 0x7F carries into its sign.
+            let nan = |word: u32| ((word & 0x7f7f_7f7f) + 0x0101_0101) & 0x8080_8080;
+            if let Some(i) = weight.codes.words().iter().position(|&word| nan(word) != 0) {
+                let byte = nan(weight.codes.words()[i]).trailing_zeros() as usize / 8;
+                let size_n = weight.shape().size_n;
+                let at = [i / size_n * 4 + byte, i % size_n];
+                return refuse("codes", at, "NaN".into(), "finite numbers");
+            }
+        }
+        let scales = &weight.scales;
+        // What an element must satisfy, and in words.
+        let (fits, expected): (&dyn Fn(u32) -> bool, _) = match self {
+            Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => return Ok(()),
+            Self::Mxfp8 { .. } | Self::Mxfp4 { .. } => (&|bits| bits <= MOST_E8M0, "at most 2^126"),
+            Self::Nvfp4 => (&|bits| bits < 0x7f, "a positive number or zero"),
+            Self::Fp8 => {
+                let bias = if dtype == ScalarType::FLOAT16 { 8 } else { 120 };
+                let ty = scales.ty();
+                let folded = move |bits| {
+                    let value = ty.to_f64(bits);
+                    let folded = dtype.to_f64(dtype.encode_rne(value * 2f64.powi(bias)));
+                    folded.is_finite() || !value.is_finite()
+                };
+                (&{ folded }, "below 256, or not finite")
+            }
+        };
+        let found = scales.iter_bits().position(|bits| !fits(bits));
+        found.map_or(Ok(()), |i| {
+            let at = [i / scales.cols(), i % scales.cols()];
+            refuse("scales", at, scales.value(at[0], at[1]).to_string(), expected)
+        })
+    }
+
+    /// The macros of a weight of this kind with so many groups of `group_size` k.
+    pub(super) fn form(self, groups: usize, group_size: usize) -> Vec<Define> {
+        let in_stage = match (groups, group_size) {
+            (1, _) => 0,
+            (_, 16) => 4,
+            (_, 32) => 2,
+            _ => 1,
+        };
+        self.defines(in_stage)
+    }
+
+    fn defines(self, groups: u32) -> Vec<Define> {
+        let bits = match self {
+            Self::Uint4b8 | Self::Uint4 | Self::Mxfp4 { .. } | Self::Nvfp4 => 4,
+            Self::Uint8b128 | Self::Fp8 | Self::Mxfp8 { .. } => 8,
+        };
+        let scale_type = match self {
+            Self::Mxfp8 { wide: false } | Self::Mxfp4 { wide: false } => 1,
+            Self::Mxfp8 { wide: true } | Self::Mxfp4 { wide: true } => 3,
+            Self::Nvfp4 => 2,
+            _ => 0,
+        };
+        let is_float = !matches!(self, Self::Uint4b8 | Self::Uint4 | Self::Uint8b128);
+        vec![
+            ("BITS", bits),
+            ("HAS_ZERO", u32::from(self == Self::Uint4)),
+            ("IS_FLOAT", u32::from(is_float)),
+            ("SCALE_TYPE", scale_type),
+            ("GROUPS", groups),
+        ]
+    }
+
+    /// The macros of every weight that a product with activations of `dtype` may have.
+    pub(super) fn forms(dtype: ScalarType) -> Vec<Vec<Define>> {
+        let taken = Self::ALL.into_iter().filter(|kind| kind.takes(dtype));
+        taken
+            .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.defines(groups)))
+            .collect()
+    }
+
+    /// Values of the macro GROUPS.
+    fn groups(self) -> &'static [u32] {
+        match self {
+            Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => &[0, 1, 2],
+            Self::Fp8 => &[0, 1],
+            Self::Mxfp8 { .. } | Self::Mxfp4 { .. } => &[2],
+            Self::Nvfp4 => &[4],
+        }
+    }
+}

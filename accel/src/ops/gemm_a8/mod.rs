@@ -1,0 +1,287 @@
+//! Products with 8-bit activations and 4-bit weights in Marlin's layout for them, by the reference's
+//! canonical schedule: the same bits as [`Schedule::execute`], whatever M is.
+
+mod weight;
+
+use marlinspike::gemm::schedule::Schedule;
+use marlinspike::scalar::ScalarType;
+
+pub use weight::MarlinWeightA8;
+
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    nvrtc::{Arch, Define},
+    ops::gemm::Routed,
+    raw,
+    registry::{Law, Needs, Row},
+};
+use weight::Form;
+
+/// Upstream: `marlin_gemm`, `moe_wna16_marlin_gemm` with int8 activations.
+pub(crate) static INT8: Row = Row {
+    name: "marlin_gemm, int8 activations",
+    source: "marlin_gemm_a8",
+    needs: Needs { compute_capability: (8, 0) },
+    law: Law::EqualBits,
+    variants: |arch| variants(arch, ScalarType::INT8),
+};
+
+/// Upstream: `marlin_gemm`, `moe_wna16_marlin_gemm` with e4m3 activations.
+pub(crate) static FP8: Row = Row {
+    name: "marlin_gemm, float8_e4m3fn activations",
+    source: "marlin_gemm_a8",
+    needs: Needs { compute_capability: (8, 9) },
+    law: Law::EqualBits,
+    variants: |arch| variants(arch, ScalarType::FLOAT8_E4M3FN),
+};
+
+fn row_of(input: ScalarType) -> &'static Row {
+    if input == ScalarType::INT8 { &INT8 } else { &FP8 }
+}
+
+fn variants(arch: Arch, input: ScalarType) -> Vec<Vec<Define>> {
+    let mut all = Vec::new();
+    for is_bf16 in [0, 1] {
+        for form in Form::all(input).into_iter().filter(|form| is_bf16 == 1 || !form.is_float) {
+            for is_moe in [0, 1] {
+                for size_m in [8, 16, 32, 64] {
+                    let defines = defines(is_bf16, form, is_moe, Rows::choose(arch, size_m, form));
+                    if !all.contains(&defines) {
+                        all.push(defines);
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+fn defines(is_bf16: u32, form: Form, is_moe: u32, rows: Rows) -> Vec<Define> {
+    let mut defines = vec![("IS_BF16", is_bf16)];
+    defines.extend(form.defines());
+    defines.extend([("IS_MOE", is_moe), ("M_TILES", rows.m_tiles), ("STAGES", rows.stages)]);
+    defines
+}
+
+/// How a product is dealt out. No bit of a result depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rows {
+    /// Eights of rows that a thread block computes.
+    m_tiles: u32,
+    /// Stages of 128 k that a warp keeps in flight, with the one it works on.
+    stages: u32,
+}
+
+impl Rows {
+    fn choose(arch: Arch, size_m: usize, form: Form) -> Self {
+        // Fragments of e4m3 take registers for their two halves: 64 rows do not fit.
+        let most = if form.is_fp8 { 4 } else { 8 };
+        let m_tiles = (size_m.clamp(1, 64).div_ceil(8).next_power_of_two() as u32).min(most);
+        Self::of(arch, m_tiles, form)
+    }
+
+    /// For so many eights of rows, or fewer where they do not fit the device's shared memory.
+    fn of(arch: Arch, m_tiles: u32, form: Form) -> Self {
+        let mut rows = Self { m_tiles, stages: if m_tiles <= 2 { 4 } else { 3 } };
+        while rows.shared_bytes(form, Schedule::CANONICAL_CHUNKS as u32) > arch.shared_memory() {
+            match rows {
+                Self { stages: 3.., .. } => rows.stages -= 1,
+                Self { m_tiles: 2.., .. } => rows.m_tiles /= 2,
+                _ => break,
+            }
+        }
+        rows
+    }
+
+    /// Dynamic shared memory of a thread block: the stages of all warps, or the partial sums in
+    /// their place.
+    fn shared_bytes(self, form: Form, chunks: u32) -> u32 {
+        let rows = self.m_tiles * 8;
+        let stage =
+            128 * 32 / 2 + form.groups * (form.scale_bytes() + form.zero_bytes()) + rows * 128;
+        let sums = rows * (32 + 4) * 4;
+        chunks * (self.stages * stage).max(sums)
+    }
+}
+
+/// Quantized rows in a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsA8<'a> {
+    /// `[rows, K]`: int8 or e4m3fn bits, as the weight was packed for.
+    pub codes: &'a Buffer<u8>,
+    /// `[rows]`: what a code of each row is multiplied with.
+    pub scales: &'a Buffer<f32>,
+}
+
+/// A product that was checked: holding one proves that a launch with it stays inside its buffers.
+#[derive(Debug)]
+pub(crate) struct Gemm<'a> {
+    pub(crate) x: RowsA8<'a>,
+    pub(crate) weight: &'a MarlinWeightA8,
+    pub(crate) y: &'a mut Buffer<u16>,
+    /// Rows of y.
+    pub(crate) size_m: u32,
+    pub(crate) size_n: u32,
+    pub(crate) size_k: u32,
+    /// k of a chunk of the canonical schedule, and how many there are.
+    pub(crate) chunk_k: u32,
+    pub(crate) chunks: u32,
+    /// Blocks of rows.
+    pub(crate) blocks: u32,
+    /// Dynamic shared memory of a thread block.
+    pub(crate) shared_bytes: u32,
+    /// Of a product with experts.
+    pub(crate) routed: Option<Routed<'a>>,
+}
+
+/// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, plus the weight's bias.
+///
+/// # Errors
+/// [`AccelError::Argument`] where x is not whole rows of K with a scale each, y not as many rows of N,
+/// or a buffer of another device; [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and
+/// [`AccelError::Compile`] from preparing the kernel; [`AccelError::Driver`] from launching it.
+pub fn marlin_gemm_a8(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeightA8,
+    y: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    launch(device, x, weight, y, None)
+}
+
+/// Row t of y `[M · top_k, N]` = row t / top_k of x `[M, K]` · W of the expert that t is routed to,
+/// plus bias, times router weight. Rows without an expert of this rank stay as they are.
+///
+/// # Errors
+/// As [`marlin_gemm_a8`]; [`AccelError::Argument`] also for blocks of other sizes than
+/// [`MarlinWeightA8::block_size`] gives for some M, and where router weights are not one for each row
+/// of y.
+pub fn moe_marlin_gemm_a8(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeightA8,
+    y: &mut Buffer<u16>,
+    routed: Routed<'_>,
+) -> Result<(), AccelError> {
+    launch(device, x, weight, y, Some(routed))
+}
+
+/// Checks a product, then launches it.
+fn launch(
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeightA8,
+    y: &mut Buffer<u16>,
+    routed: Option<Routed<'_>>,
+) -> Result<(), AccelError> {
+    let row = row_of(weight.input_dtype());
+    let refuse = |what, found: String, expected: String| {
+        Err(AccelError::argument(row, what, found, expected))
+    };
+    let shape = weight.shape();
+    let routed_here = |r: Routed<'_>| {
+        r.blocks.is_on(device) && r.topk_weights.is_none_or(|weights| weights.is_on(device))
+    };
+    for (what, ours) in [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", routed.is_none_or(routed_here)),
+    ] {
+        if !ours {
+            return refuse(what, "memory of another device".into(), format!("{device:?}"));
+        }
+    }
+    let rows_of_x = x.scales.len();
+    if Some(x.codes.len()) != rows_of_x.checked_mul(shape.size_k) {
+        let expected = format!("[{rows_of_x}, {}], a row for each scale", shape.size_k);
+        return refuse("x", format!("{} codes", x.codes.len()), expected);
+    }
+    let top_k = routed.map_or(1, |r| r.top_k);
+    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
+    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
+        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
+    };
+    if Some(y.len()) != size_m.checked_mul(shape.size_n) {
+        let expected = format!("[{size_m}, {}]", shape.size_n);
+        return refuse("y", format!("{} elements", y.len()), expected);
+    }
+    if size_m == 0 {
+        return Ok(());
+    }
+    let arch = Arch::of_device(device.compute_capability());
+    let form = weight.form();
+    let mut rows = Rows::choose(arch, size_m, form);
+    let mut blocks = size_m.div_ceil(rows.m_tiles as usize * 8);
+    if let Some(Routed { blocks: of, topk_weights, .. }) = routed {
+        let m_tiles = of.block_size() / 8;
+        let known = [8, 16, 32, 64].contains(&of.block_size());
+        rows = Rows::of(arch, m_tiles as u32, form);
+        let fits = known
+            && rows.m_tiles as usize == m_tiles
+            && of.entries() == size_m
+            && of.experts() <= weight.experts();
+        if !fits {
+            let experts = weight.experts();
+            let expected = format!(
+                "{size_m} entries in blocks of `block_size` of some M for {experts} experts"
+            );
+            return refuse("blocks", format!("{of:?}"), expected);
+        }
+        if let Some(weights) = topk_weights.filter(|weights| weights.len() != size_m) {
+            return refuse("topk_weights", weights.len().to_string(), size_m.to_string());
+        }
+        blocks = of.most_blocks();
+    }
+    // The second dimension of a grid.
+    if blocks > 65535 {
+        return refuse("rows", format!("{blocks} blocks of them"), "at most 65535".into());
+    }
+    let chunk_k = Schedule::canonical_chunk(shape.size_k);
+    // At most 8.
+    let chunks = shape.size_k.div_ceil(chunk_k) as u32;
+    let is_bf16 = u32::from(weight.dtype() == ScalarType::BFLOAT16);
+    let is_moe = u32::from(routed.is_some());
+    let function = device.function(row, &defines(is_bf16, form, is_moe, rows))?;
+    let gemm = Gemm {
+        x,
+        weight,
+        y,
+        // `MarlinWeightA8` holds both sizes below 2^31, and M was checked above.
+        size_m: size_m as u32,
+        size_n: shape.size_n as u32,
+        size_k: shape.size_k as u32,
+        chunk_k: chunk_k as u32,
+        chunks,
+        blocks: blocks as u32,
+        shared_bytes: rows.shared_bytes(form, chunks),
+        routed,
+    };
+    raw::gemm_a8::launch(device, row.name, &function, gemm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_architecture_has_room_for_every_product() {
+        for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
+            let arch = Arch::of_device(capability);
+            for input in [ScalarType::INT8, ScalarType::FLOAT8_E4M3FN] {
+                for form in Form::all(input) {
+                    for size_m in [1, 8, 9, 17, 33, 64, 4096] {
+                        let rows = Rows::choose(arch, size_m, form);
+                        let context = format!("{arch} {form:?} {size_m}: {rows:?}");
+                        assert!(rows.shared_bytes(form, 8) <= arch.shared_memory(), "{context}");
+                        assert!(rows.stages >= 2 && rows.m_tiles.is_power_of_two(), "{context}");
+                        // Blocks that alignment made for it are taken.
+                        assert_eq!(Rows::of(arch, rows.m_tiles, form), rows, "{context}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Products with 8-bit activations on a GPU against the reference's execution of the canonical
+//! schedule.
+
+mod common;
+
+use common::{Float, HALVES, Law, Random, float_weight, weight};
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
+use marlinspike::moe::align::{Absent, Align};
+use marlinspike::moe::layer::input_global_scale;
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::{Groups, Weight};
+use marlinspike_accel::{
+    AccelError, Device,
+    ops::align::{Runs, align_on_device},
+    ops::gemm::Routed,
+    ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8},
+};
+
+const INT8: ScalarType = ScalarType::INT8;
+const FP8: ScalarType = ScalarType::FLOAT8_E4M3FN;
+const NOT_WRITTEN: u16 = 0xabcd;
+
+/// A weight of one of the forms that `input` takes, by number.
+fn any_weight(
+    random: &mut Random,
+    input: ScalarType,
+    form: usize,
+    dtype: ScalarType,
+    shape: Shape,
+) -> Weight<'static> {
+    let bias = random.below(2) == 0;
+    if form == 8 {
+        assert_eq!(input, FP8);
+        return float_weight(random, Float::Mxfp4(128), dtype, shape, bias);
+    }
+    let ty = [ScalarType::UINT4B8, ScalarType::UINT4][form / 4];
+    let groups = [-1, 32, 64, 128][form % 4];
+    weight(random, ty, dtype, shape, GroupSize::from_config(groups).unwrap(), bias)
+}
+
+/// Forms of weights under `input`.
+fn forms(input: ScalarType) -> usize {
+    if input == FP8 { 9 } else { 8 }
+}
+
+/// Any codes in some rows, tame ones (of e4m3: up to 2) in most; and a scale for each row, some of
+/// them NaN.
+fn rows(
+    random: &mut Random,
+    input: ScalarType,
+    size_m: usize,
+    size_k: usize,
+) -> (Vec<u8>, Vec<f32>) {
+    let mut codes: Vec<u8> = (0..size_m * size_k).map(|_| random.next() as u8).collect();
+    if input == FP8 {
+        for row in codes.chunks_exact_mut(size_k) {
+            match random.below(12) {
+                // A NaN among them, most likely.
+                3 => {}
+                4 => row.iter_mut().for_each(|c| *c = if *c & 0x7f == 0x7f { 0x7e } else { *c }),
+                _ => row.iter_mut().for_each(|c| *c &= 0xbf),
+            }
+        }
+    }
+    let scale = |_| match random.below(40) {
+        7 => f32::NAN,
+        _ => (random.normal() * 0.02) as f32,
+    };
+    let scales = (0..size_m).map(scale).collect();
+    (codes, scales)
+}
+
+/// What the products of these rows with a stack's weights are by the canonical schedule.
+fn times(scales: &[f32], weights: &[Weight<'_>], input: ScalarType) -> Vec<f32> {
+    let factor = if input == INT8 { input_global_scale(weights) } else { 1.0 };
+    scales.iter().map(|scale| scale * factor).collect()
+}
+
+fn compare(
+    law: &mut Law,
+    device: &Device,
+    random: &mut Random,
+    w: &Weight<'_>,
+    (dtype, input): (ScalarType, ScalarType),
+    size_m: usize,
+) {
+    let Shape { size_k, size_n } = w.shape();
+    let (codes, scales) = rows(random, input, size_m, size_k);
+    let schedule = Schedule::canonical(w, dtype, input).unwrap();
+    let x: Vec<u32> = codes.iter().map(|&code| code.into()).collect();
+    let of_rows = times(&scales, std::slice::from_ref(w), input);
+    let extras = Extras { activation_scales: Some(&of_rows), ..Extras::default() };
+    let wanted = schedule.execute(&x, w, extras).unwrap();
+    let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
+    let packed = MarlinWeightA8::new(device, std::slice::from_ref(w), dtype, input).unwrap();
+    let (codes, scales) = (device.upload(&codes).unwrap(), device.upload(&scales).unwrap());
+    let mut y = device.upload(&vec![NOT_WRITTEN; size_m * size_n]).unwrap();
+    let x = RowsA8 { codes: &codes, scales: &scales };
+    marlin_gemm_a8(device, x, &packed, &mut y).unwrap();
+    let groups = w.groups.group_size();
+    let context = format!("{dtype}, {}, {}, groups of {groups}, M {size_m}", w.ty, w.shape());
+    law.equal(&context, &device.download(&y).unwrap(), &wanted);
+}
+
+fn law(name: &'static str, seed: u64, input: ScalarType) {
+    let Some(device) = common::device_or_skip(name) else { return };
+    let (mut law, mut random) = (Law::new(name), Random(seed));
+    for dtype in HALVES {
+        for form in (0..forms(input)).filter(|&form| form < 8 || dtype == ScalarType::BFLOAT16) {
+            // Several chunks, the last one shorter; blocks of 64 rows and a part of one.
+            for (size_k, size_n, size_m) in [(1408, 128, 70), (2048, 320, 33), (4352, 64, 13)] {
+                let w = any_weight(&mut random, input, form, dtype, Shape::new(size_k, size_n));
+                compare(&mut law, &device, &mut random, &w, (dtype, input), size_m);
+            }
+            for _ in 0..60 {
+                let size_k = 128 * (1 + random.below(8));
+                let shape = Shape::new(size_k, 64 * (1 + random.below(3)));
+                let w = any_weight(&mut random, input, form, dtype, shape);
+                let size_m = 1 + random.below(20);
+                compare(&mut law, &device, &mut random, &w, (dtype, input), size_m);
+            }
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn int8_products() {
+    law("marlin_gemm, int8 activations", 0x5EED_1001_1234_5678, INT8);
+}
+
+#[test]
+fn fp8_products() {
+    law("marlin_gemm, float8_e4m3fn activations", 0x5EED_1002_1234_5678, FP8);
+}
+
+#[test]
+fn products_with_experts() {
+    let name = "moe_wna16_marlin_gemm, 8-bit activations";
+    let Some(device) = common::device_or_skip(name) else { return };
+    let (mut law, mut random) = (Law::new(name), Random(0x5EED_1003_1234_5678));
+    let (experts, top_k, shape) = (5, 2, Shape::new(384, 128));
+    for (dtype, input) in HALVES.map(|d| (d, INT8)).into_iter().chain(HALVES.map(|d| (d, FP8))) {
+        for form in 0..8 {
+            let mut stack = || any_weight(&mut random, input, form, dtype, shape);
+            let mut weights: Vec<Weight<'static>> = (0..experts).map(|_| stack()).collect();
+            // All have a bias or none.
+            let bias = weights[0].bias.clone();
+            weights.iter_mut().for_each(|w| w.bias.clone_from(&bias));
+            let packed = MarlinWeightA8::new(&device, &weights, dtype, input).unwrap();
+            let align = Align {
+                block_size: 1,
+                num_experts: experts,
+                expert_map: None,
+                absent: Absent::Ignore,
+            };
+            let runs = Runs::new(&device, &align).unwrap();
+            for tokens in [1, 6, 50] {
+                let entries = tokens * top_k;
+                let (codes, scales) = rows(&mut random, input, tokens, shape.size_k);
+                let ids: Vec<i32> =
+                    (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
+                let router: Vec<f32> = ids.iter().map(|_| random.normal() as f32).collect();
+                let block_size = packed.block_size(&device, entries.div_ceil(experts));
+                let mut blocks = runs.room(&device, entries, block_size).unwrap();
+                align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks)
+                    .unwrap();
+                let (c, s) = (device.upload(&codes).unwrap(), device.upload(&scales).unwrap());
+                let weights_there = device.upload(&router).unwrap();
+                let mut y = device.upload(&vec![NOT_WRITTEN; entries * shape.size_n]).unwrap();
+                let routed = Routed { blocks: &blocks, top_k, topk_weights: Some(&weights_there) };
+                let x = RowsA8 { codes: &c, scales: &s };
+                moe_marlin_gemm_a8(&device, x, &packed, &mut y, routed).unwrap();
+
+                let repeated: Vec<u32> = codes
+                    .chunks_exact(shape.size_k)
+                    .flat_map(|row| std::iter::repeat_n(row, top_k).flatten())
+                    .map(|&code| code.into())
+                    .collect();
+                let of_rows: Vec<f32> = times(&scales, &weights, input)
+                    .into_iter()
+                    .flat_map(|scale| std::iter::repeat_n(scale, top_k))
+                    .collect();
+                let expert_of: Vec<Option<usize>> =
+                    ids.iter().map(|&id| usize::try_from(id).ok()).collect();
+                let stack =
+                    Stack { weights: &weights, expert_of: &expert_of, orders: None, places: None };
+                let extras = Extras {
+                    activation_scales: Some(&of_rows),
+                    router_weights: Some(&router),
+                    order: None,
+                };
+                let schedule = Schedule::canonical(&weights[0], dtype, input).unwrap();
+                let wanted = schedule.execute_stack(&repeated, stack, extras).unwrap();
+                let wanted: Vec<u16> = wanted
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, bits)| match expert_of[i / shape.size_n] {
+                        Some(_) => bits as u16,
+                        None => NOT_WRITTEN,
+                    })
+                    .collect();
+                let context = format!("{dtype}, {input}, form {form}, {tokens} tokens");
+                law.equal(&context, &device.download(&y).unwrap(), &wanted);
+            }
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    let Some(device) = common::device_or_skip("arguments_that_do_not_fit_are_refused") else {
+        return;
+    };
+    let mut random = Random(5);
+    let (shape, dtype) = (Shape::new(256, 64), ScalarType::BFLOAT16);
+    let w = any_weight(&mut random, INT8, 1, dtype, shape);
+    let refused = |w: &Weight<'_>, input| match MarlinWeightA8::new(
+        &device,
+        std::slice::from_ref(w),
+        dtype,
+        input,
+    ) {
+        Err(AccelError::Argument { what, .. }) => Some(what),
+        Ok(_) => None,
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(refused(&w, INT8), None);
+    assert_eq!(refused(&w, FP8), None);
+    assert_eq!(refused(&w, dtype), Some("input"));
+    assert_eq!(
+        refused(&any_weight(&mut random, INT8, 0, dtype, Shape::new(192, 64)), INT8),
+        Some("size_k")
+    );
+    let mxfp4 = any_weight(&mut random, FP8, 8, dtype, shape);
+    assert_eq!((refused(&mxfp4, FP8), refused(&mxfp4, INT8)), (None, Some("weight")));
+    let half = MarlinWeightA8::new(&device, &[mxfp4], ScalarType::FLOAT16, FP8).unwrap_err();
+    assert!(matches!(half, AccelError::Argument { what: "dtype", .. }), "{half:?}");
+    let g_idx = (0..256).map(|k| k / 32).collect();
+    let ordered =
+        Weight { groups: Groups::Indexed { g_idx, group_size: GroupSize::Of(32) }, ..w.clone() };
+    assert_eq!(refused(&ordered, INT8), Some("g_idx"));
+    let mut large = any_weight(&mut random, FP8, 0, ScalarType::FLOAT16, shape);
+    // 128 times 512 is not in the range of float16.
+    large.scales = large.scales.map(ScalarType::FLOAT16, |_| 0x5800);
+    let error = MarlinWeightA8::new(&device, &[large], ScalarType::FLOAT16, FP8).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { what: "scales", .. }), "{error:?}");
+
+    let packed = MarlinWeightA8::new(&device, std::slice::from_ref(&w), dtype, INT8).unwrap();
+    let complaint = |codes: usize, scales: usize, y: usize| {
+        let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
+        let x = RowsA8 { codes: &codes, scales: &scales };
+        match marlin_gemm_a8(&device, x, &packed, &mut device.zeroed(y).unwrap()) {
+            Err(AccelError::Argument { what, .. }) => Some(what),
+            Ok(()) => None,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(complaint(512, 2, 128), None);
+    assert_eq!(complaint(0, 0, 0), None);
+    assert_eq!(complaint(512, 3, 192), Some("x"));
+    assert_eq!(complaint(511, 2, 128), Some("x"));
+    assert_eq!(complaint(512, 2, 127), Some("y"));
+}

@@ -1,0 +1,46 @@
+// The activation between an expert's two products, canonically: everything in f32, one rounding. For
+// the functions of math.cuh.
+
+// value = F(min(gate, gate_limit)), at most value_limit; with up: times (up within +-up_limit, plus
+// up_shift). A limit that there is not is infinity. Limits let a NaN pass.
+struct Activation {
+    unsigned function;   // 0 g / (1 + e^-(alpha g)), 1 GELU by erf, 2 GELU by tanh, 3 max(g, 0)^2
+    unsigned columns;    // 0 gate, then up; 1 gate in even columns, up in odd ones; 2 gate alone
+    unsigned exchanged;  // 1: gate and up stand in each other's place
+    float alpha, gate_limit, value_limit, up_limit, up_shift;
+};
+
+__device__ __forceinline__ float gate_function(unsigned function, float g, float alpha) {
+    if (function == 0) {
+        return __fdiv_rn(g, __fadd_rn(1.0f, exp_f32(-__fmul_rn(alpha, g))));
+    }
+    if (function == 1) {
+        const float root_half = __uint_as_float(0x3f3504f3u);
+        return __fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, erf_f32(__fmul_rn(g, root_half))));
+    }
+    if (function == 2) {
+        const float beta = 0.7978846f, kappa = 0.044715f;
+        const float cube = __fmul_rn(__fmul_rn(g, g), g);
+        const float inner = __fmul_rn(beta, __fmaf_rn(kappa, cube, g));
+        return __fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, tanh_f32(inner)));
+    }
+    const float m = g > 0.0f || g != g ? g : 0.0f;
+    return __fmul_rn(m, m);
+}
+
+__device__ __forceinline__ float at_most(float x, float limit) {
+    return x > limit ? limit : x;
+}
+
+// Of a gate alone.
+__device__ __forceinline__ float activate(const Activation &a, float gate) {
+    return at_most(gate_function(a.function, at_most(gate, a.gate_limit), a.alpha), a.value_limit);
+}
+
+// Of the columns that stand as gate and as up.
+__device__ __forceinline__ float activate(const Activation &a, float first, float second) {
+    float up = a.exchanged ? first : second;
+    up = up < -a.up_limit ? -a.up_limit : at_most(up, a.up_limit);
+    up = a.up_shift == 0.0f ? up : __fadd_rn(up, a.up_shift);
+    return __fmul_rn(activate(a, a.exchanged ? second : first), up);
+}
