@@ -1,226 +1,40 @@
 // y[M, N] = x[M, K] * W[K, N] with quantized weights in Marlin's layout, for many rows: the operands
 // and the bits of marlin_gemm.cu, computed by Hopper's warpgroup instructions. For sm_90a alone.
 //
-// A thread block computes tiles of N_TILE columns x ROWS rows, whole in k, one after another. A
-// warpgroup of producers keeps a ring of stages of 64 k filled. Of the warpgroups of consumers each
-// takes its own columns: weights are dequantized to registers, the 64-row side of wgmma, while earlier
-// products run; rows of x are its other side, read from shared memory. A chunk of k is one chain of
-// instructions from zero; its sums join the totals in ascending order.
+// A thread block computes tiles of 8 * COLUMNS columns x ROWS rows, whole in k, one after another. A
+// warpgroup of producers keeps a ring of stages of 64 k filled. Two warpgroups of consumers take half the
+// columns each: weights are dequantized to registers, the 64-row side of wgmma, while earlier products
+// run; rows of x are its other side, read from shared memory. A chunk of k is one chain of instructions
+// from zero; its sums join the totals in ascending order.
 //
-// Operands as in marlin_gemm.cu; with IS_MOE, blocks of block_rows entries.
-//   block_rows  rows of a tile, at most ROWS
-//   raster      blocks of rows whose tiles are computed side by side, so that what they read of W
-//               and x stays in the L2 cache
+// Operands as in marlin_gemm.cu, except
+//   x_map       x as the copy engine takes it: boxes of 64 k x ROWS rows, 128-byte swizzle. With IS_MOE
+//               its rows are those of the blocks, gathered (moe_gather.cu); what stands in padding is not
+//               used
+//   block_rows  rows of a tile, at most ROWS; with IS_MOE those of the blocks of entries
+//   raster      blocks of rows whose tiles are computed side by side, so that what they read of W and x
+//               stays in the L2 cache
 //
 // Compile-time parameters, all required:
-//   IS_BF16, BITS, HAS_ZERO, GROUPS, IS_MOE  as in marlin_gemm.cu
+//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, GROUPS  as in marlin_gemm.cu; SCALE_TYPE and HAS_G_IDX 0
+//   IS_MOE   0 or 1: experts
 //   COLUMNS  16 or 32: columns that a warp computes
-//   ROWS     rows that a thread block computes at once, a width of wgmma (parts/wgmma.cuh)
+//   ROWS     a multiple of 16 from 48 to 192, with COLUMNS 32 at most 96
+//   STAGES   stages of the ring
 //
-// Launch: any number of thread blocks of THREADS threads, dynamic shared memory as at the end of this
-// file. K is a multiple of 64, chunk_k of 128, N of 64, M * K below 2^35.
+// Launch: any number of thread blocks of 384 threads, dynamic shared memory as at the end of this file.
+// K is a multiple of 64, chunk_k of 128, N of 64, M * K below 2^35.
 
-#if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
-    !defined(COLUMNS) || !defined(ROWS)
-#error "a parameter is missing"
+#if SCALE_TYPE != 0 || HAS_G_IDX || GROUPS > 2
+#error "scales of 16 bits, in order, for 32 k or more"
 #endif
 
-#define PRODUCERS 128
-#ifndef GROUPS_OF_WARPS
-#define GROUPS_OF_WARPS 2
-#endif
-#define WARPS (GROUPS_OF_WARPS * 4)  // of consumers
-#define THREADS (PRODUCERS + WARPS * 32)
-#define N_TILE (WARPS * COLUMNS)
-#define STAGE_K 64
 // Products that a warpgroup issues at once; while they run the next ones' weights are dequantized.
-#ifndef BATCH
 #define BATCH 2
-#endif
 #define BATCHES (4 * FRAGMENTS / BATCH)  // of a stage
-#ifndef STAGES
-#define STAGES 6
-#endif
-// Stages whose copies a producer lets fly before it waits for the first of them.
-#ifndef FLIGHT
-#define FLIGHT 3
-#endif
-#ifndef CREGS
-#if GROUPS_OF_WARPS == 2
-#define CREGS 232
-#define PREGS 40
-#else
-#define CREGS 160
-#define PREGS 32
-#endif
-#endif
-
-// 16-byte pieces of 16 k of one column tile, and of all of them: neighbours in memory.
-#define TILE_PIECES (32 * (BITS / 4))
-#define ROW_PIECES (N_TILE / 64 * TILE_PIECES)
-
-// Shared memory: rings of x, weights, scales and zeros; what consumers turn round; barriers.
-#define X_BYTES (ROWS * 128)
-#define WEIGHT_BYTES (4 * ROW_PIECES * 16)
-#define SCALE_BYTES (GROUPS * N_TILE * 2)
-#define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
-#define WEIGHTS_AT (STAGES * X_BYTES)
-#define SCALES_AT (WEIGHTS_AT + STAGES * WEIGHT_BYTES)
-#define ZEROS_AT (SCALES_AT + STAGES * SCALE_BYTES)
-#define TURN_AT (ZEROS_AT + STAGES * ZERO_BYTES)
-#define TURN_BYTES (16 * COLUMNS * 2)  // of a warp: 16 rows
-#define FULL_AT (TURN_AT + WARPS * TURN_BYTES)
-#define EMPTY_AT (FULL_AT + STAGES * 8)
-
-// What of a product a tile is: `rows` rows from `row` on, columns from n0 on, of a matrix of weights.
-struct Tile {
-    unsigned row, rows, n0, expert;
-};
-
-// The operands, as the kernel takes them.
-struct Product {
-    const uint4 *qweight;
-    const unsigned short *scales;
-    const unsigned *zeros;
-    const unsigned short *bias;
-    unsigned short *y;
-    unsigned size_m, size_n, size_k, chunk_k, group_size;
-#if IS_MOE
-    const int *sorted_token_ids;
-    const int *expert_ids;
-    const int *num_tokens_post_padded;
-    const float *topk_weights;
-    unsigned top_k;
-#endif
-    unsigned block_rows, raster;
-
-    __device__ unsigned groups() const { return GROUPS == 0 ? 1 : size_k / group_size; }
-
-    __device__ unsigned blocks() const {
-#if IS_MOE
-        return static_cast<unsigned>(*num_tokens_post_padded) / block_rows;
-#else
-        return (size_m + block_rows - 1) / block_rows;
-#endif
-    }
-
-    // The row of y that a row of tiles is; size_m or above: none.
-    __device__ unsigned entry(unsigned row) const {
-#if IS_MOE
-        return static_cast<unsigned>(sorted_token_ids[row]);
-#else
-        return row;
-#endif
-    }
-
-    __device__ unsigned x_row(unsigned entry) const {
-#if IS_MOE
-        return entry / top_k;
-#else
-        return entry;
-#endif
-    }
-
-    __device__ unsigned tiles(unsigned blocks) const {
-        return blocks * ((size_n + N_TILE - 1) / N_TILE);
-    }
-
-    // Tile `index` of all; false where there is nothing to compute. `raster` blocks of rows, all
-    // their columns, then the next ones.
-    __device__ bool tile(unsigned index, unsigned blocks, Tile &tile) const {
-        const unsigned columns = (size_n + N_TILE - 1) / N_TILE;
-        const unsigned first = index / (raster * columns) * raster;
-        const unsigned side = min(raster, blocks - first), in = index % (raster * columns);
-        const unsigned block = first + in % side;
-        tile.n0 = in / side * N_TILE;
-        tile.row = block * block_rows;
-        tile.rows = block_rows;
-#if IS_MOE
-        const int expert = expert_ids[block];
-        if (expert < 0) {
-            return false;
-        }
-        tile.expert = static_cast<unsigned>(expert);
-#else
-        tile.expert = 0;
-#endif
-        return true;
-    }
-};
-
-// A place in the ring, and how often the ring was gone round, mod 2.
-struct Place {
-    unsigned slot = 0, phase = 0;
-    __device__ __forceinline__ void next() {
-        if (++slot == STAGES) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
-};
-
-// Fills the ring with the stages of all tiles of this thread block. One lane of each of four warps:
-// what a stage needs is several copies, and starting one takes as long as a few products.
-__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
-                                        unsigned part) {
-    const unsigned blocks = p.blocks(), tiles = p.tiles(blocks);
-    const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;
-    Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        Tile tile;
-        if (!p.tile(index, blocks, tile)) {
-            continue;
-        }
-        const unsigned columns = min(p.size_n - tile.n0, N_TILE);
-        const uint4 *weight_from = p.qweight + (tile.expert * (p.size_k / 16) + part) * weight_step +
-                                   tile.n0 / 64 * TILE_PIECES;
-#if GROUPS > 0
-        unsigned group_left = p.group_size / STAGE_K;  // stages, with this one
-        const size_t first_group = static_cast<size_t>(tile.expert) * p.groups();
-        const unsigned short *scale_from =
-            p.scales + (first_group + (part == 2)) * p.size_n + tile.n0;
-#if HAS_ZERO
-        const unsigned *zero_from = p.zeros + (first_group * p.size_n + tile.n0) / 8;
-#endif
-#endif
-        const unsigned bytes =
-            X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * 2) + HAS_ZERO * GROUPS * columns / 2;
-        for (unsigned stage = 0; stage < p.size_k / STAGE_K; ++stage) {
-            const unsigned full = memory + FULL_AT + place.slot * 8;
-            barrier_wait(memory + EMPTY_AT + place.slot * 8, place.phase ^ 1);
-            if (part == 0) {
-                barrier_expect(full, bytes);
-                copy_box(memory + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
-            }
-            copy_bulk(memory + WEIGHTS_AT + place.slot * WEIGHT_BYTES + part * (ROW_PIECES * 16),
-                      weight_from, columns * (BITS * 2), full);
-            weight_from += 4 * weight_step;
-#if GROUPS > 0
-            if (part == 1 || part == GROUPS) {
-                copy_bulk(memory + SCALES_AT + place.slot * SCALE_BYTES + (part - 1) * (N_TILE * 2),
-                          scale_from, columns * 2, full);
-            }
-#if HAS_ZERO
-            if (part == 3) {
-#pragma unroll
-                for (int row = 0; row < GROUPS; ++row) {
-                    copy_bulk(memory + ZEROS_AT + place.slot * ZERO_BYTES + row * (N_TILE / 2),
-                              zero_from + row * (p.size_n / 8), columns / 2, full);
-                }
-            }
-#endif
-            if (GROUPS == 2 || --group_left == 0) {
-                scale_from += GROUPS * p.size_n;
-#if HAS_ZERO
-                zero_from += GROUPS * (p.size_n / 8);
-#endif
-                group_left = p.group_size / STAGE_K;
-            }
-#endif
-            place.next();
-        }
-    }
-}
+// Registers of a thread; what producers leave, consumers take.
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
 
 // Where a consumer's warp stands: columns from warp_n on, `part` of their 64.
 struct Seat {
@@ -258,28 +72,11 @@ __device__ __forceinline__ void load_group(Group &group, const Seat &seat,
     const unsigned char *of = pointer + SCALES_AT + slot * SCALE_BYTES + row * N_TILE * 2 +
                               seat.warp_n / 64 * 128 + seat.lane / 4 * 16 +
                               seat.part * (COLUMNS / 4);
-    spread(group, reinterpret_cast<const unsigned *>(of));
+    spread(group, of);
 #if HAS_ZERO
     of = pointer + ZEROS_AT + slot * ZERO_BYTES + row * (N_TILE / 2) + seat.warp_n / 64 * 32 +
          seat.lane / 4 * 4;
     spread_zeros(group, *reinterpret_cast<const unsigned *>(of), seat.part * (2 * FRAGMENTS));
-#endif
-}
-
-// A stage's codes and the scales of its first group, once they have landed.
-__device__ __forceinline__ void load_stage(Words (&words)[4], Group &group, const Seat &seat,
-                                           unsigned memory, const unsigned char *pointer,
-                                           const Place &place) {
-    barrier_wait(memory + FULL_AT + place.slot * 8, place.phase);
-    const unsigned char *from = pointer + WEIGHTS_AT + place.slot * WEIGHT_BYTES +
-                                seat.warp_n / 64 * (TILE_PIECES * 16) + seat.lane * (BITS * 4) +
-                                seat.part * (BITS * COLUMNS / 16);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-        words[step] = load_words(from + step * (ROW_PIECES * 16));
-    }
-#if GROUPS > 0
-    load_group(group, seat, pointer, place.slot, 0);
 #endif
 }
 
@@ -289,7 +86,6 @@ __device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, uns
                                          float (&total)[FRAGMENTS][ROWS / 2]) {
     float sum[FRAGMENTS][ROWS / 2];
     unsigned fragments[2][BATCH][4];
-    Words words[4];
     // -0 + s is s, also where s is -0.
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
@@ -298,21 +94,28 @@ __device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, uns
             total[j][i] = -0.0f;
         }
     }
-    load_stage(words, group, seat, memory, pointer, place);
+    const unsigned weights_at = WEIGHTS_AT + seat.warp_n / 64 * (TILE_PIECES * 16) +
+                                seat.lane * (BITS * 4) + seat.part * (BITS * COLUMNS / 16);
     for (unsigned begin = 0; begin < p.size_k; begin += p.chunk_k) {
-        const unsigned end = min(begin + p.chunk_k, p.size_k);
-        for (unsigned k = begin; k < end; k += STAGE_K) {
+        const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
+        for (unsigned stage = 0; stage < stages; ++stage) {
             const unsigned slot = place.slot;
+            barrier_wait(memory + FULL_AT + slot * 8, place.phase);
+            const unsigned char *weights = pointer + weights_at + slot * WEIGHT_BYTES;
             const unsigned long long x = matrix_descriptor(memory + slot * X_BYTES);
-            place.next();
+            Words words[4];
+#pragma unroll
+            for (int step = 0; step < 4; ++step) {
+                words[step] = load_words(weights + step * (ROW_PIECES * 16));
+            }
 #pragma unroll
             for (int batch = 0; batch < BATCHES; ++batch) {
                 unsigned(&a)[BATCH][4] = fragments[batch % 2];
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int step = (batch * BATCH + i) / FRAGMENTS, j = i % FRAGMENTS;
-                    if (GROUPS == 2 && step == 2 && j == 0) {
-                        load_group(group, seat, pointer, slot, 1);
+                    if (j == 0 && (GROUPS == 2 ? step % 2 == 0 : GROUPS == 1 && step == 0)) {
+                        load_group(group, seat, pointer, slot, step / 2);
                     }
 #if BITS == 4
                     dequantize(a[i], words[step].of[j], group, j);
@@ -324,18 +127,16 @@ __device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, uns
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int step = (batch * BATCH + i) / FRAGMENTS, j = i % FRAGMENTS;
-                    wgmma<ROWS>(sum[j], a[i], x + 2 * step, k - begin + step);
+                    wgmma<ROWS>(sum[j], a[i], x + 2 * step, stage + step);
                 }
                 wgmma_commit();
-                if (batch == BATCHES - 1 && k + STAGE_K < p.size_k) {
-                    load_stage(words, group, seat, memory, pointer, place);
-                }
                 // The batch before is done, and its fragments are free.
                 wgmma_wait<1>();
-                if (batch == 0 && k > begin) {
+                if (batch == 0 && stage > 0) {
                     release(memory, (slot == 0 ? STAGES : slot) - 1, seat.lane);
                 }
             }
+            place.next();
         }
         wgmma_wait<0>();
         release(memory, (place.slot == 0 ? STAGES : place.slot) - 1, seat.lane);
@@ -376,7 +177,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
         const unsigned own = first + lane % 16;
         const unsigned e = own < tile.rows ? p.entry(tile.row + own) : p.size_m;
 #if IS_MOE
-        const float weight = p.topk_weights && e < p.size_m ? p.topk_weights[e] : 1.0f;
+        const float weight = p.topk_weights && e < p.size_m ? __ldcg(p.topk_weights + e) : 1.0f;
 #endif
         __syncwarp();
         unsigned packed[2 * EIGHTHS];
@@ -456,29 +257,28 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     marlin_gemm_wgmma(const __grid_constant__ TensorMap x_map,
-                      const uint4 *__restrict__ qweight,
-                      const unsigned short *__restrict__ scales,
-                      const unsigned *__restrict__ zeros,
-                      const unsigned short *__restrict__ bias,
-                      unsigned short *__restrict__ y,
-                      unsigned size_m,
-                      unsigned size_n,
-                      unsigned size_k,
-                      unsigned chunk_k,
-                      unsigned group_size,
+        const uint4 *__restrict__ qweight,
+        const unsigned short *__restrict__ scales,
+        const unsigned *__restrict__ zeros,
+        const unsigned short *__restrict__ bias,
+        unsigned short *__restrict__ y,
+        unsigned size_m,
+        unsigned size_n,
+        unsigned size_k,
+        unsigned chunk_k,
+        unsigned group_size,
 #if IS_MOE
-                      const int *__restrict__ sorted_token_ids,
-                      const int *__restrict__ expert_ids,
-                      const int *__restrict__ num_tokens_post_padded,
-                      const float *__restrict__ topk_weights,
-                      unsigned top_k,
+        const int *__restrict__ sorted_token_ids,
+        const int *__restrict__ expert_ids,
+        const int *__restrict__ num_tokens_post_padded,
+        const float *__restrict__ topk_weights,
 #endif
-                      unsigned block_rows,
-                      unsigned raster) {
+        unsigned block_rows,
+        unsigned raster) {
     const Product p = {
         qweight, scales, zeros, bias, y, size_m, size_n, size_k, chunk_k, group_size,
 #if IS_MOE
-        sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights, top_k,
+        sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights,
 #endif
         block_rows, raster};
     extern __shared__ __align__(1024) unsigned char pointer[];
@@ -491,13 +291,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fence_barrier_init();
     }
     __syncthreads();
+    wait_for_last_kernel();
     if (threadIdx.x < PRODUCERS) {
-        keep_registers<PREGS>();
+        keep_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
             produce(p, x_map, memory, threadIdx.x / 32);
         }
     } else {
-        take_registers<CREGS>();
+        take_registers<CONSUMER_REGISTERS>();
         consume(p, memory, pointer);
     }
 }
