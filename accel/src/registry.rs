@@ -59,6 +59,7 @@ static ROWS: &[&Row] = &[
     &ops::scales::PERMUTE,
     &ops::scales::INT4_FP8,
     &ops::permute::ROW,
+    &ops::permute::EXPERTS,
     &ops::quantize::INT8,
     &ops::quantize::FP8,
     &ops::router::ROW,

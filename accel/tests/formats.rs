@@ -3,9 +3,12 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, float_weight};
+use common::{Float, HALVES, Law, Random, compare_layers, float_weight};
+use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike_accel::{
@@ -119,6 +122,48 @@ fn rows_that_fill_a_gpu() {
             let size_n = if size_m > 100 { 256 } else { 20480 };
             let w = float_weight(&mut random, float, BF16, Shape::new(256, size_n), true);
             compare(&mut law, &device, &mut random, &w, BF16, size_m);
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn layers() {
+    let name = "expert layer, weights of floats";
+    let Some(device) = common::device_or_skip(name) else { return };
+    let (mut law, mut random) = (Law::new(name), Random(0x5EED_0006_1234_5678));
+    let floats = [
+        (Float::Fp8(GroupSize::Of(128)), Activation::Silu),
+        (Float::Fp8(GroupSize::Channel), Activation::Gelu),
+        (Float::Mxfp8(134), Activation::Silu),
+        (Float::Mxfp4(128), Activation::SwigluOai),
+        (Float::Mxfp4(253), Activation::Silu),
+        (Float::Nvfp4, Activation::SiluNoMul),
+    ];
+    let (experts, h, size_i) = (6, 512, 384);
+    for dtype in HALVES {
+        for (float, kind) in floats.into_iter().filter(|(float, _)| float.takes(dtype)) {
+            let activation = Definition::new(kind);
+            let mut stack = |shape| -> Vec<Weight<'static>> {
+                (0..experts).map(|_| float_weight(&mut random, float, dtype, shape, true)).collect()
+            };
+            let w13 = stack(Shape::new(h, activation.width_in(size_i)));
+            let w2 = stack(Shape::new(size_i, h));
+            let layer = Layer {
+                w13: &w13,
+                w2: &w2,
+                orders: [None, None],
+                num_experts: experts,
+                expert_map: None,
+                activation,
+                dtype,
+                input_dtype: None,
+                router_weight_on_input: false,
+            };
+            for tokens in [1, 20, 150] {
+                let context = format!("{dtype}, {float:?}, {kind:?}");
+                compare_layers(&mut law, &context, &mut random, &device, &layer, (tokens, 3));
+            }
         }
     }
     law.held();

@@ -2,37 +2,17 @@
 
 mod common;
 
-use common::{HALVES, Law, Random, weight};
+use common::{HALVES, Law, Random, forward, weight};
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Weight;
-use marlinspike_accel::{Device, ops::MarlinLayer};
+use marlinspike_accel::ops::MarlinLayer;
 
 /// Experts per token.
 const TOP_K: usize = 3;
-
-fn forward(
-    device: &Device,
-    layer: &MarlinLayer,
-    x: &[u16],
-    ids: &[i32],
-    weights: &[f32],
-) -> Vec<u16> {
-    let tokens = ids.len() / TOP_K;
-    let mut work = layer.workspace(device, tokens, TOP_K).unwrap();
-    let x_there = device.upload(x).unwrap();
-    let mut y = device.upload(&vec![0xabcd; x.len()]).unwrap();
-    // Other tokens first: what they leave in the workspace must not matter.
-    let others: Vec<i32> = ids.iter().rev().copied().collect();
-    for ids in [&others[..], ids] {
-        let (ids, weights) = (device.upload(ids).unwrap(), device.upload(weights).unwrap());
-        layer.forward(device, &x_there, &ids, &weights, &mut work, &mut y).unwrap();
-    }
-    device.download(&y).unwrap()
-}
 
 #[test]
 fn layers_equal_the_canonical_arithmetic() {
@@ -90,7 +70,7 @@ fn layers_equal_the_canonical_arithmetic() {
                     let routed = Routed { top_k: TOP_K, topk_ids: &ids, topk_weights: &weights };
                     let how = layer.canonical().unwrap();
                     let wanted = layer.forward(&x, routed, &how).unwrap().y;
-                    let found = forward(&device, &on_device, &x, &ids, &weights);
+                    let found = forward(&device, &on_device, &x, TOP_K, &ids, &weights);
                     let context = format!(
                         "{dtype}, {ty}, H {h}, I {size_i}, {kind:?}, {tokens} tokens, map {}",
                         expert_map.is_some()
@@ -103,6 +83,7 @@ fn layers_equal_the_canonical_arithmetic() {
                         &device,
                         &on_device,
                         &x[of.clone()],
+                        TOP_K,
                         &ids[slots.clone()],
                         &weights[slots],
                     );

@@ -15,6 +15,7 @@
 //                                          of e4m3 codes times 2^8 (f16) or 2^120 (bf16); or 8-bit as
 //                                          in the checkpoint, of each four columns 0, 2, 1, 3
 //   zeros    uint32 [E, G, N/8]            Marlin's order (HAS_ZERO only)
+//   g_idx    uint32 [E, K]                 group of each k, as the weight's rows stand (HAS_G_IDX only)
 //   bias     16-bit [E, N]                 Marlin's order: single; null: none
 //   global_scale  f32 [E]                  null: none
 //   x        16-bit [rows, K]
@@ -32,6 +33,8 @@
 //             3: e8m0 up to 2^126
 //   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32, 4
 //             groups of 16
+//   HAS_G_IDX 1: groups of any k, of integers without zero points; GROUPS is 0 then, and group_size
+//             the number of groups
 //   IS_MOE    0; 1: experts; 2: experts, with the activation
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes at once
 //   N_TILE    64, 128 or 256: columns that a thread block computes at once; N is a multiple of it
@@ -106,6 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         marlin_gemm(const uint4 *__restrict__ qweight,
                     const unsigned char *__restrict__ scales,
                     const unsigned *__restrict__ zeros,
+                    const unsigned *__restrict__ g_idx,
                     const unsigned short *__restrict__ bias,
                     const float *__restrict__ global_scale,
                     const unsigned short *__restrict__ x,
@@ -194,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned begin = min((rank * TEAMS + team) * chunk_k, size_k);
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + team * RING_BYTES;
-    const unsigned groups = GROUPS == 0 ? 1 : size_k / group_size;
+    const unsigned groups = HAS_G_IDX ? group_size : GROUPS == 0 ? 1 : size_k / group_size;
 
     // What is copied next: stages that are left of a tile, and the tile after it.
     unsigned left = 0, tile_after = stages > 0 ? first : tiles;
@@ -355,8 +359,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
 
         Group group;
-#if GROUPS == 0
-        const unsigned warp_n0 = n0 + warp_n / 64 * next_64;
+        [[maybe_unused]] const unsigned warp_n0 = n0 + warp_n / 64 * next_64;
+#if HAS_G_IDX
+        // The lane's columns, and its k of 16: 2 (lane % 4) + {0, 1, 8, 9}.
+        const unsigned char *row_scales =
+            scales + (expert * groups * size_n + warp_n0 + lane / 4 * 8 + part * 4) * SCALE_SIZE;
+        const unsigned *row_groups = g_idx + expert * size_k + begin + lane % 4 * 2;
+#elif GROUPS == 0
 #pragma unroll
         for (int i = 0; i < 2 * FRAGMENTS; ++i) {
             const unsigned n = warp_n % 64 + i * 8 + lane / 4;
@@ -420,6 +429,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                     if (GROUPS == 4) {
                         take_group(half * 2 + step);
                     }
+#if HAS_G_IDX
+                    const uint2 low = __ldg(reinterpret_cast<const uint2 *>(row_groups));
+                    const uint2 high = __ldg(reinterpret_cast<const uint2 *>(row_groups + 8));
+                    spread_rows(group, row_scales, static_cast<size_t>(size_n) * SCALE_SIZE,
+                                make_uint4(low.x, low.y, high.x, high.y));
+                    row_groups += 16;
+#endif
                     // BITS / 4 words for each fragment.
                     constexpr int WORDS = FRAGMENTS * BITS / 4;
                     unsigned words[WORDS];

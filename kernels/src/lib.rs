@@ -47,6 +47,7 @@ pub static SOURCES: &[Source] = &[
     source!("marlin_permute_scales"),
     source!("moe_activation", "half", "math", "depend", "activation"),
     source!("moe_align_block_size", "depend"),
+    source!("moe_permute_cols"),
     source!("moe_sum", "half", "depend"),
     source!("per_token_quant_fp8", "half", "block_max"),
     source!("per_token_quant_int8", "half", "block_max"),

@@ -12,6 +12,7 @@ use super::{
     align::{DeviceBlocks, Runs, align_on_device},
     check,
     gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, launch},
+    permute::permute_on_device,
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
@@ -39,14 +40,16 @@ pub struct Workspace {
     gate_up: Option<Buffer<u16>>,
     activated: Buffer<u16>,
     down: Buffer<u16>,
+    /// x and `activated` with their columns in the order of each expert's weight, with act-order.
+    in_order: [Option<Buffer<u16>>; 2],
 }
 
 impl MarlinLayer {
     /// Packs a layer's weights and copies them to the device.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 8-bit activations, act-order,
-    /// and weights that [`MarlinWeight::new`] refuses; [`AccelError::Driver`].
+    /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 8-bit activations, and
+    /// weights that [`MarlinWeight::new`] refuses; [`AccelError::Driver`].
     pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
         let refuse = |what, found: String, expected: &str| {
             Err(AccelError::argument(&ROW, what, found, expected))
@@ -57,11 +60,8 @@ impl MarlinLayer {
         if let Some(input) = layer.input_dtype {
             return refuse("input_dtype", input.to_string(), "16-bit activations");
         }
-        let w13 = MarlinWeight::new(device, layer.w13, layer.dtype)?;
-        let w2 = MarlinWeight::new(device, layer.w2, layer.dtype)?;
-        if w13.perm(0).is_some() || w2.perm(0).is_some() {
-            return refuse("g_idx", "act-order".into(), "experts without act-order");
-        }
+        let w13 = MarlinWeight::sorted(device, layer.w13, layer.dtype, layer.orders[0])?;
+        let w2 = MarlinWeight::sorted(device, layer.w2, layer.dtype, layer.orders[1])?;
         let align = Align {
             block_size: 1,
             num_experts: layer.num_experts,
@@ -125,6 +125,10 @@ impl MarlinLayer {
         let room = || self.runs.room(device, entries, w13.rows());
         let blocks = (!w13.is_direct(entries)).then(room).transpose()?;
         let gate_up = || device.zeroed(entries * shape13.size_n);
+        let in_order = |weight: &MarlinWeight| {
+            let room = |_| device.zeroed(entries * weight.shape().size_k);
+            weight.perm_there.as_ref().map(room).transpose()
+        };
         Ok(Workspace {
             top_k,
             blocks,
@@ -133,6 +137,7 @@ impl MarlinLayer {
             gate_up: (!self.is_fused()).then(gate_up).transpose()?,
             activated: device.zeroed(entries * shape2.size_k)?,
             down: device.zeroed(entries * shape2.size_n)?,
+            in_order: [in_order(&self.w13)?, in_order(&self.w2)?],
         })
     }
 
@@ -162,7 +167,7 @@ impl MarlinLayer {
         work: &mut Workspace,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Workspace { top_k, blocks, w13, w2, gate_up, activated, down } = work;
+        let Workspace { top_k, blocks, w13, w2, gate_up, activated, down, in_order } = work;
         let (top_k, hidden, size_i) = (*top_k, self.w2.shape().size_n, self.w2.shape().size_k);
         let entries = match blocks {
             Some(blocks) => {
@@ -172,9 +177,19 @@ impl MarlinLayer {
             None => Entries::Direct { topk_ids, runs: &self.runs },
         };
         let on_input = self.router_weight_on_input;
+        let routing = (topk_ids, &self.runs);
+        let [in_order13, in_order2] = in_order;
+        // With act-order x has a row for each entry.
+        let (x, of_x) = match (&self.w13.perm_there, in_order13) {
+            (Some(perm), Some(ordered)) => {
+                permute_on_device(device, x, perm, routing, top_k, ordered)?;
+                (&*ordered, 1)
+            }
+            _ => (x, top_k),
+        };
         let first = Experts {
             entries,
-            top_k,
+            top_k: of_x,
             topk_weights: on_input.then_some(topk_weights),
             activation: None,
             // Alignment, or the caller's router, comes just before.
@@ -197,6 +212,13 @@ impl MarlinLayer {
             topk_weights: (!on_input).then_some(topk_weights),
             activation: None,
             is_early: true,
+        };
+        let activated = match (&self.w2.perm_there, in_order2) {
+            (Some(perm), Some(ordered)) => {
+                permute_on_device(device, activated, perm, routing, 1, ordered)?;
+                &*ordered
+            }
+            _ => &*activated,
         };
         launch(device, activated, &self.w2, down, *w2, Some(second))?;
         let slots = Slots { topk_ids, runs: &self.runs };

@@ -1,9 +1,10 @@
 //! Activations in the order of an act-order weight.
 
-use super::check;
+use super::{align::Runs, check};
 use crate::{
     device::Device,
     error::AccelError,
+    memory::Buffer,
     raw,
     registry::{Law, Needs, Row},
 };
@@ -17,6 +18,15 @@ pub(crate) static ROW: Row = Row {
     variants: |_| vec![Vec::new()],
 };
 
+/// Upstream: a part of `moe_wna16_marlin_gemm`.
+pub(crate) static EXPERTS: Row = Row {
+    name: "moe_permute_cols",
+    source: "moe_permute_cols",
+    needs: Needs { compute_capability: (7, 5) },
+    law: Law::EqualBits,
+    variants: |_| vec![Vec::new()],
+};
+
 /// Arguments that were checked: a launch with them stays inside its buffers.
 #[derive(Debug)]
 pub(crate) struct Args<'a> {
@@ -24,6 +34,67 @@ pub(crate) struct Args<'a> {
     pub(crate) perm: &'a [u32],
     pub(crate) elements: u64,
     pub(crate) size_k: u32,
+}
+
+/// Rows of several experts that were checked, likewise.
+#[derive(Debug)]
+pub(crate) struct ExpertArgs<'a> {
+    pub(crate) x: &'a Buffer<u16>,
+    pub(crate) perm: &'a Buffer<u32>,
+    pub(crate) topk_ids: &'a Buffer<i32>,
+    pub(crate) runs: &'a Runs,
+    pub(crate) out: &'a mut Buffer<u16>,
+    pub(crate) pairs: u64,
+    pub(crate) num_experts: u32,
+    pub(crate) size_k: u32,
+    pub(crate) top_k: u32,
+}
+
+/// Row t of `out` `[entries, size_k]` is row t / `top_k` of `x` with its columns in the order
+/// `perm[expert]` of the expert of entry t; of `perm` `[experts, size_k]`, all entries are below
+/// `size_k`. Rows without an expert stay as they are.
+///
+/// # Errors
+/// [`AccelError::Argument`] for buffers that do not fit each other or of another device; those of
+/// preparing and launching a kernel.
+pub(crate) fn permute_on_device(
+    device: &Device,
+    x: &Buffer<u16>,
+    perm: &Buffer<u32>,
+    (topk_ids, runs): (&Buffer<i32>, &Runs),
+    top_k: usize,
+    out: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let here = x.is_on(device) && perm.is_on(device) && topk_ids.is_on(device);
+    check::on(&EXPERTS, device, here && runs.is_on(device) && out.is_on(device))?;
+    let entries = topk_ids.len();
+    let columns = out.len() / entries.max(1);
+    let size_k = check::positive(&EXPERTS, "size_k", columns)?;
+    let fits = columns.is_multiple_of(2)
+        && out.len() == entries * columns
+        && x.len().checked_mul(top_k) == Some(out.len())
+        && perm.len() >= runs.experts() * columns;
+    if !fits {
+        let found = format!("{} of x, {} of perm, {} of out", x.len(), perm.len(), out.len());
+        let expected = format!(
+            "[{entries} / {top_k}, {columns}], [{}, {columns}], [{entries}, {columns}]",
+            runs.experts()
+        );
+        return Err(AccelError::argument(&EXPERTS, "x", found, expected));
+    }
+    let function = device.function(&EXPERTS, &[])?;
+    let args = ExpertArgs {
+        x,
+        perm,
+        topk_ids,
+        runs,
+        pairs: check::threads(&EXPERTS, "x", out.len() / 2)?,
+        num_experts: check::positive(&EXPERTS, "num_experts", runs.expert_of.len())?,
+        size_k,
+        top_k: check::positive(&EXPERTS, "top_k", top_k)?,
+        out,
+    };
+    raw::layout::permute_experts(device, &function, args)
 }
 
 /// Column k of the result is column `perm[k]` of `x` `[rows, size_k]`, 16-bit elements.

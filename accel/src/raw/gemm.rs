@@ -63,6 +63,7 @@ pub(crate) fn launch(
         (&weight.qweight).into(),
         (&weight.scales).into(),
         weight.zeros.as_ref().into(),
+        weight.g_idx.as_ref().into(),
         weight.bias.as_ref().into(),
         weight.global_scale.as_ref().into(),
         gemm.x.into(),

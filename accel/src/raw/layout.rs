@@ -105,3 +105,27 @@ pub(crate) fn permute_cols(
     ended(permute::ROW.name, unsafe { builder.launch(one_thread_each(args.elements)) })?;
     device.download(&out)
 }
+
+/// `function` is the entry point of `moe_permute_cols.cu`.
+pub(crate) fn permute_experts(
+    device: &Device,
+    function: &CudaFunction,
+    args: permute::ExpertArgs<'_>,
+) -> Result<(), AccelError> {
+    let mut builder = device.stream().launch_builder(function);
+    builder
+        .arg(args.x.slice())
+        .arg(args.perm.slice())
+        .arg(args.topk_ids.slice())
+        .arg(args.runs.expert_of.slice())
+        .arg(args.out.slice_mut())
+        .arg(&args.pairs)
+        .arg(&args.num_experts)
+        .arg(&args.size_k)
+        .arg(&args.top_k);
+    // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this device.
+    // `ExpertArgs` holds only checked values: `out` is pairs of a row of size_k (even) for each of the
+    // topk_ids, x a row for each top_k of them, perm a row of entries below size_k (`MarlinWeight`) for
+    // each expert that `expert_of` names. Every element of `out` is written by one thread.
+    ended(permute::EXPERTS.name, unsafe { builder.launch(one_thread_each(args.pairs)) })
+}

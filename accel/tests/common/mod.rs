@@ -6,9 +6,10 @@
 use std::io::Write;
 
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
-use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc};
+use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc, ops::MarlinLayer};
 
 /// Set to 1 on a machine with a GPU: a skip is then a failure.
 const REQUIRE_GPU: &str = "MARLINSPIKE_REQUIRE_GPU";
@@ -256,4 +257,50 @@ pub(crate) fn float_weight(
         }
     }
     Weight { ty, codes: Codes::from_words(bits, shape, words).unwrap(), ..weight }
+}
+
+/// y of a layer with `top_k` experts per token, in a workspace of its own that other tokens went through.
+pub(crate) fn forward(
+    device: &Device,
+    layer: &MarlinLayer,
+    x: &[u16],
+    top_k: usize,
+    ids: &[i32],
+    weights: &[f32],
+) -> Vec<u16> {
+    let tokens = ids.len() / top_k;
+    let mut work = layer.workspace(device, tokens, top_k).unwrap();
+    let x_there = device.upload(x).unwrap();
+    let mut y = device.upload(&vec![0xabcd; x.len()]).unwrap();
+    // Other tokens first: what they leave in the workspace must not matter.
+    let others: Vec<i32> = ids.iter().rev().copied().collect();
+    for ids in [&others[..], ids] {
+        let (ids, weights) = (device.upload(ids).unwrap(), device.upload(weights).unwrap());
+        layer.forward(device, &x_there, &ids, &weights, &mut work, &mut y).unwrap();
+    }
+    device.download(&y).unwrap()
+}
+
+/// The same random rows through a layer here and there: `tokens` tokens that go to `top_k` experts each,
+/// some to none.
+pub(crate) fn compare_layers(
+    law: &mut Law,
+    context: &str,
+    random: &mut Random,
+    device: &Device,
+    layer: &Layer<'_>,
+    (tokens, top_k): (usize, usize),
+) {
+    let on_device = MarlinLayer::new(device, layer).unwrap();
+    let x = random.halves(layer.dtype, tokens * layer.hidden_size(), 1.0);
+    let ids: Vec<i32> = (0..tokens)
+        .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
+        .enumerate()
+        .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id as i32 })
+        .collect();
+    let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
+    let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
+    let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
+    let found = forward(device, &on_device, &x, top_k, &ids, &weights);
+    law.equal(&format!("{context}, {tokens} tokens"), &found, &wanted);
 }

@@ -1,11 +1,11 @@
 // Codes of Marlin's weight layout to fragments of the matrix unit: the code's number exactly, times the
 // scale, one rounding. For the instructions of mma.cuh.
 //
-//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE  as in marlin_gemm.cu
+//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, HAS_G_IDX  as in marlin_gemm.cu
 //   COLUMNS  32 or 64: columns that a warp computes, sixteen to a fragment
 
 #if !defined(IS_BF16) || !defined(BITS) || !defined(HAS_ZERO) || !defined(IS_FLOAT) || \
-    !defined(SCALE_TYPE) || !defined(COLUMNS)
+    !defined(SCALE_TYPE) || !defined(HAS_G_IDX) || !defined(COLUMNS)
 #error "a parameter is missing"
 #endif
 #if SCALE_TYPE % 2 == 1 && !IS_BF16
@@ -22,9 +22,13 @@ __device__ __forceinline__ unsigned single_position(unsigned n) {
 }
 
 // What a warp needs of one group of k: the scales of its lane's columns 8c + lane / 4, each twice in a
-// word; and what takes the zero point off, likewise.
+// word; and what takes the zero point off, likewise. With HAS_G_IDX a word's halves are the scales of a
+// pair of k, and those of the pair eight k further stand apart.
 struct Group {
     unsigned scale[2 * FRAGMENTS];
+#if HAS_G_IDX
+    unsigned scale_8[2 * FRAGMENTS];
+#endif
 #if HAS_ZERO
     unsigned minus[2 * FRAGMENTS];
 #endif
@@ -68,6 +72,31 @@ __device__ __forceinline__ void spread(Group &group, const unsigned char *scales
 #endif
 }
 
+#if HAS_G_IDX
+// Scales of four k, each of its own group: `scales` are the lane's of group 0, side by side, `step` bytes
+// before those of the next.
+__device__ __forceinline__ void spread_rows(Group &group, const unsigned char *scales, size_t step,
+                                            const uint4 &groups) {
+    const unsigned group_of[4] = {groups.x, groups.y, groups.z, groups.w};
+    unsigned words[4][FRAGMENTS];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned char *of = scales + group_of[i] * step;
+        if (FRAGMENTS == 4) {
+            *reinterpret_cast<uint4 *>(words[i]) = __ldg(reinterpret_cast<const uint4 *>(of));
+        } else {
+            *reinterpret_cast<uint2 *>(words[i]) = __ldg(reinterpret_cast<const uint2 *>(of));
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < 2 * FRAGMENTS; ++c) {
+        const unsigned halves = c % 2 ? 0x7632 : 0x5410;
+        group.scale[c] = __byte_perm(words[0][c / 2], words[1][c / 2], halves);
+        group.scale_8[c] = __byte_perm(words[2][c / 2], words[3][c / 2], halves);
+    }
+}
+#endif
+
 #if HAS_ZERO
 // -(base + z), where base is what stands over the code in a word: 1024 (f16), 128 (bf16). `zeros` are
 // those of eight columns, `first` the warp's first of them.
@@ -98,10 +127,9 @@ __device__ __forceinline__ unsigned place(unsigned q) {
 }
 #endif
 
-#if IS_FLOAT
-// Two placed floats times their column's scale. What `place` leaves out is in the scale, but where no
-// 16-bit float holds both: then it is made up for before, exactly; by half of it with SCALE_TYPE 3, whose
-// scale is twice what it stands for.
+// A pair of numbers times their scales. Scales of floats hold the power of two that `place` leaves
+// out, but where no 16-bit float holds both: then it is made up for before, exactly; by half of it
+// with SCALE_TYPE 3, whose scale is twice what it stands for.
 __device__ __forceinline__ unsigned scaled(unsigned v, unsigned scale) {
 #if SCALE_TYPE == 3
     v = mul2(v, BITS == 8 ? 0x7B007B00u : 0x7E007E00u);  // 2^119, 2^125
@@ -110,7 +138,20 @@ __device__ __forceinline__ unsigned scaled(unsigned v, unsigned scale) {
 #endif
     return mul2(v, scale);
 }
+
+// `v` are the pairs of k and k + 8 of column block 0, then of block 1.
+__device__ __forceinline__ void scale_fragment(unsigned (&a)[4], const unsigned (&v)[4],
+                                               const Group &group, int j) {
+#if HAS_G_IDX
+    const unsigned(&scale_8)[2 * FRAGMENTS] = group.scale_8;
+#else
+    const unsigned(&scale_8)[2 * FRAGMENTS] = group.scale;
 #endif
+    a[0] = scaled(v[0], group.scale[2 * j]);
+    a[2] = scaled(v[1], scale_8[2 * j]);
+    a[1] = scaled(v[2], group.scale[2 * j + 1]);
+    a[3] = scaled(v[3], scale_8[2 * j + 1]);
+}
 
 // The A fragment (16 columns x 16 k) of one (lane, j): exact numbers, times the scale.
 #if BITS == 4 && IS_FLOAT
@@ -133,19 +174,14 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const G
         v[i] = place(q << (12 - 4 * i));
     }
 #endif
-    a[0] = scaled(v[0], group.scale[2 * j]);
-    a[2] = scaled(v[1], group.scale[2 * j]);
-    a[1] = scaled(v[2], group.scale[2 * j + 1]);
-    a[3] = scaled(v[3], group.scale[2 * j + 1]);
+    scale_fragment(a, v, group, j);
 }
 #elif IS_FLOAT
 // One word for each column block; its bytes hold k + 0, 8, 1, 9.
 __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q0, unsigned q1,
                                            const Group &group, int j) {
-    a[0] = scaled(place(q0 << 8), group.scale[2 * j]);
-    a[2] = scaled(place(q0), group.scale[2 * j]);
-    a[1] = scaled(place(q1 << 8), group.scale[2 * j + 1]);
-    a[3] = scaled(place(q1), group.scale[2 * j + 1]);
+    const unsigned v[4] = {place(q0 << 8), place(q0), place(q1 << 8), place(q1)};
+    scale_fragment(a, v, group, j);
 }
 #elif BITS == 4
 __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const Group &group,
@@ -179,10 +215,7 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const G
     v[2] = fma2(mask_or<0x000F000Fu, 0x64006400u>(r), ONE, 0xE408E408u);
     v[3] = fma2(mask_or<0x00F000F0u, 0x64006400u>(r), SIXTEENTH, 0xD480D480u);
 #endif
-    a[0] = mul2(v[0], group.scale[2 * j]);
-    a[2] = mul2(v[1], group.scale[2 * j]);
-    a[1] = mul2(v[2], group.scale[2 * j + 1]);
-    a[3] = mul2(v[3], group.scale[2 * j + 1]);
+    scale_fragment(a, v, group, j);
 }
 #else
 // Bytes `low` and `high` of q, less 128, as a pair.
@@ -203,9 +236,8 @@ __device__ __forceinline__ unsigned bytes_to_pair(unsigned q) {
 // One word for each column block; its bytes hold k + 0, 8, 1, 9.
 __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q0, unsigned q1,
                                            const Group &group, int j) {
-    a[0] = mul2(bytes_to_pair<0, 2>(q0), group.scale[2 * j]);
-    a[2] = mul2(bytes_to_pair<1, 3>(q0), group.scale[2 * j]);
-    a[1] = mul2(bytes_to_pair<0, 2>(q1), group.scale[2 * j + 1]);
-    a[3] = mul2(bytes_to_pair<1, 3>(q1), group.scale[2 * j + 1]);
+    const unsigned v[4] = {bytes_to_pair<0, 2>(q0), bytes_to_pair<1, 3>(q0),
+                           bytes_to_pair<0, 2>(q1), bytes_to_pair<1, 3>(q1)};
+    scale_fragment(a, v, group, j);
 }
 #endif

@@ -48,12 +48,16 @@ impl Kind {
     ];
 
     /// The kind of a stack of weights of one type, shape and group size, under activations of
-    /// `dtype`.
+    /// `dtype`. `uneven`: groups are of several sizes, for act-order and a slice of k.
     ///
     /// # Errors
     /// [`AccelError::Argument`] for other types, for groups that the kind has not, and for a code or
     /// a scale that bits moved from one float to another do not stand for.
-    pub(super) fn of(weights: &[Weight<'_>], dtype: ScalarType) -> Result<Self, AccelError> {
+    pub(super) fn of(
+        weights: &[Weight<'_>],
+        dtype: ScalarType,
+        uneven: bool,
+    ) -> Result<Self, AccelError> {
         let weight = &weights[0];
         let wide_scale = |bits| bits > most_narrow(weight.codes.bits());
         let any_wide = || weights.iter().any(|w| w.scales.iter_bits().any(wide_scale));
@@ -91,6 +95,10 @@ impl Kind {
         let groups = weight.scales.rows();
         let group_size = weight.shape().size_k / groups.max(1);
         let (fits, expected) = match kind {
+            Self::Uint4b8 | Self::Uint8b128 if uneven => (true, ""),
+            _ if uneven => {
+                (false, "groups of one size; of several for uint4b8 and uint8b128 alone")
+            }
             Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => (
                 groups == 1 || group_size == 32 || group_size.is_multiple_of(64),
                 "32, a multiple of 64, or all of k",
@@ -171,17 +179,18 @@ impl Kind {
     }
 
     /// The macros of a weight of this kind with so many groups of `group_size` k.
-    pub(super) fn form(self, groups: usize, group_size: usize) -> Vec<Define> {
+    pub(super) fn form(self, groups: usize, group_size: usize, uneven: bool) -> Vec<Define> {
         let in_stage = match (groups, group_size) {
+            _ if uneven => 0,
             (1, _) => 0,
             (_, 16) => 4,
             (_, 32) => 2,
             _ => 1,
         };
-        self.defines(in_stage)
+        self.defines(in_stage, uneven)
     }
 
-    fn defines(self, groups: u32) -> Vec<Define> {
+    fn defines(self, groups: u32, uneven: bool) -> Vec<Define> {
         let bits = match self {
             Self::Uint4b8 | Self::Uint4 | Self::Mxfp4 { .. } | Self::Nvfp4 => 4,
             Self::Uint8b128 | Self::Fp8 | Self::Mxfp8 { .. } => 8,
@@ -199,15 +208,18 @@ impl Kind {
             ("IS_FLOAT", u32::from(is_float)),
             ("SCALE_TYPE", scale_type),
             ("GROUPS", groups),
+            ("HAS_G_IDX", u32::from(uneven)),
         ]
     }
 
     /// The macros of every weight that a product with activations of `dtype` may have.
     pub(super) fn forms(dtype: ScalarType) -> Vec<Vec<Define>> {
         let taken = Self::ALL.into_iter().filter(|kind| kind.takes(dtype));
-        taken
-            .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.defines(groups)))
-            .collect()
+        let mut forms: Vec<_> = taken
+            .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.defines(groups, false)))
+            .collect();
+        forms.extend([Self::Uint4b8, Self::Uint8b128].map(|kind| kind.defines(0, true)));
+        forms
     }
 
     /// Values of the macro GROUPS.

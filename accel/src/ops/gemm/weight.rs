@@ -1,7 +1,8 @@
 //! A weight in Marlin's layout in a device's memory.
 
+use marlinspike::act_order::Sorted;
 use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::marlin::{Options, prepare};
+use marlinspike::layout::marlin::{Options, ScalePermutation, prepare};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, Weight};
 
@@ -33,13 +34,18 @@ pub struct MarlinWeight {
     pub(crate) bias: Option<Buffer<u16>>,
     /// `[experts]`.
     pub(crate) global_scale: Option<Buffer<f32>>,
-    perms: Option<Vec<Vec<u32>>>,
+    /// `[experts, K]`, of groups of several sizes.
+    pub(crate) g_idx: Option<Buffer<u32>>,
+    /// `[experts, K]`, of act-order: here and in the device's memory.
+    perm: Vec<u32>,
+    pub(crate) perm_there: Option<Buffer<u32>>,
 }
 
 impl MarlinWeight {
     /// Packs `weights` for activations of `dtype` (float16 or bfloat16) and copies them to the
-    /// device. K is a multiple of 64; act-order has whole groups. Scales of 16 bits are
-    /// converted to `dtype` first, as Marlin's preparation does.
+    /// device. K is a multiple of 64. Scales of 16 bits are converted to `dtype` first, as Marlin's
+    /// preparation does. A slice of k with act-order, whose groups are of several sizes, is taken of
+    /// `uint4b8` and `uint8b128`.
     ///
     /// | codes | scales | groups of k |
     /// | --- | --- | --- |
@@ -56,10 +62,27 @@ impl MarlinWeight {
         weights: &[Weight<'_>],
         dtype: ScalarType,
     ) -> Result<Self, AccelError> {
+        Self::sorted(device, weights, dtype, None)
+    }
+
+    /// [`MarlinWeight::new`] with the permutation that sorts each matrix's `g_idx`; stable ones where
+    /// absent.
+    pub(crate) fn sorted(
+        device: &Device,
+        weights: &[Weight<'_>],
+        dtype: ScalarType,
+        perms: Option<&[Vec<u32>]>,
+    ) -> Result<Self, AccelError> {
         let refuse = |what, found: String, expected: &str| {
             Err(AccelError::argument(&ROW, what, found, expected))
         };
-        let prepared = match prepare(weights, Options::new(dtype)) {
+        // As the kernel reads them, whatever group size a slice's configuration says.
+        let scale_permutation = weights.first().map(|weight| match weight.scales.rows() {
+            1 => ScalePermutation::Single,
+            _ => ScalePermutation::Grouped,
+        });
+        let options = Options { perms, scale_permutation, ..Options::new(dtype) };
+        let prepared = match prepare(weights, options) {
             Ok(prepared) => prepared,
             Err(error) => return refuse("weight", error.to_string(), "a weight that Marlin takes"),
         };
@@ -73,7 +96,14 @@ impl MarlinWeight {
         }
         let groups = prepared.groups();
         let group_size = shape.size_k / groups;
-        let kind = Kind::of(weights, dtype)?;
+        let sorted = prepared.sorted.as_deref().unwrap_or_default();
+        let whole = |g_idx: &[u32]| {
+            g_idx.iter().enumerate().all(|(k, &g)| g as usize == k / group_size.max(1))
+        };
+        let uneven = !sorted.iter().all(|sorted| whole(&sorted.g_idx));
+        let kind = Kind::of(weights, dtype, uneven)?;
+        let all = |of: fn(&Sorted) -> &[u32]| sorted.iter().flat_map(of).copied().collect();
+        let (perm, g_idx): (Vec<u32>, Vec<u32>) = (all(|s| &s.perm), all(|s| &s.g_idx));
         let scales = match kind.scale_bits() {
             // The checkpoint's own bytes: Marlin's preparation flushes small scales of NVFP4.
             8 => {
@@ -86,19 +116,6 @@ impl MarlinWeight {
                 }
             }
             _ => bytes(&prepared.scales),
-        };
-        let perms = match &prepared.sorted {
-            None => None,
-            Some(sorted) => {
-                let whole = |g_idx: &[u32]| {
-                    g_idx.iter().enumerate().all(|(k, &g)| g as usize == k / group_size)
-                };
-                if !sorted.iter().all(|s| whole(&s.g_idx)) {
-                    let expected = "groups of equal size: a whole K";
-                    return refuse("g_idx", "groups of several sizes".into(), expected);
-                }
-                Some(sorted.iter().map(|s| s.perm.clone()).collect())
-            }
         };
         let of_experts: Vec<f32> =
             weights.iter().filter_map(|weight| weight.global_scale).collect();
@@ -125,7 +142,9 @@ impl MarlinWeight {
                 None => None,
             },
             global_scale,
-            perms,
+            g_idx: if uneven { Some(device.upload(&g_idx)?) } else { None },
+            perm_there: if perm.is_empty() { None } else { Some(device.upload(&perm)?) },
+            perm,
         })
     }
 
@@ -137,13 +156,17 @@ impl MarlinWeight {
         let zeros = self.zeros.as_ref().map(|zeros| device.copy(zeros));
         let bias = self.bias.as_ref().map(|bias| device.copy(bias));
         let global_scale = self.global_scale.as_ref().map(|scale| device.copy(scale));
+        let g_idx = self.g_idx.as_ref().map(|g_idx| device.copy(g_idx));
+        let perm_there = self.perm_there.as_ref().map(|perm| device.copy(perm));
         Ok(Self {
             qweight: device.copy(&self.qweight)?,
             scales: device.copy(&self.scales)?,
             zeros: zeros.transpose()?,
             bias: bias.transpose()?,
             global_scale: global_scale.transpose()?,
-            perms: self.perms.clone(),
+            g_idx: g_idx.transpose()?,
+            perm: self.perm.clone(),
+            perm_there: perm_there.transpose()?,
             ..*self
         })
     }
@@ -163,7 +186,7 @@ impl MarlinWeight {
         self.dtype
     }
 
-    /// How many k share a scale.
+    /// How many k share a scale; in a slice of k with act-order, on average.
     pub fn group_size(&self) -> GroupSize {
         if self.groups == 1 { GroupSize::Channel } else { GroupSize::Of(self.group_size) }
     }
@@ -171,7 +194,7 @@ impl MarlinWeight {
     /// With act-order: column k of the x that a product with this matrix takes is column
     /// `perm[k]` of the model's.
     pub fn perm(&self, expert: usize) -> Option<&[u32]> {
-        self.perms.as_ref().and_then(|perms| perms.get(expert)).map(Vec::as_slice)
+        self.perm.chunks_exact(self.shape.size_k).nth(expert)
     }
 
     /// Bytes of codes, scales and zero points of one matrix: what a product must read at least.
@@ -200,14 +223,14 @@ impl MarlinWeight {
         Tiling::choose(arch, size_m, chunks, wide, paired, &self.form())
     }
 
-    /// k of a group, as the kernel takes it.
+    /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.
     pub(crate) fn group_k(&self) -> u32 {
-        self.group_size as u32
+        if self.g_idx.is_some() { self.groups as u32 } else { self.group_size as u32 }
     }
 
     /// The macros that follow from the weight.
     pub(super) fn form(&self) -> Vec<Define> {
-        self.kind.form(self.groups, self.group_size)
+        self.kind.form(self.groups, self.group_size, self.g_idx.is_some())
     }
 
     pub(super) fn is_on(&self, device: &Device) -> bool {
