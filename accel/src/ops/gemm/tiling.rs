@@ -33,7 +33,7 @@ const DIRECT_ENTRIES: usize = 128;
 const DIRECT_BYTES: u32 = 2704;
 
 /// Value of a macro.
-fn value(form: &[Define], name: &str) -> u32 {
+pub(super) fn value(form: &[Define], name: &str) -> u32 {
     form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
 }
 
