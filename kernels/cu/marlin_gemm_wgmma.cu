@@ -150,9 +150,35 @@ __device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, uns
     }
 }
 
+// Where a tile's rows go, and what multiplies them: row 32 i + lane. All are asked for at once, since
+// each is long in coming.
+struct Rows {
+    unsigned entries[(ROWS + 31) / 32];
+#if IS_MOE
+    float weights[(ROWS + 31) / 32];
+#endif
+};
+
+__device__ __forceinline__ void load_rows(Rows &rows, const Product &p, const Tile &tile,
+                                          unsigned lane) {
+#pragma unroll
+    for (int i = 0; i < (ROWS + 31) / 32; ++i) {
+        const unsigned row = i * 32 + lane;
+        rows.entries[i] = row < min(tile.rows, ROWS) ? p.entry(tile.row + row) : p.size_m;
+    }
+#if IS_MOE
+#pragma unroll
+    for (int i = 0; i < (ROWS + 31) / 32; ++i) {
+        const bool weighs = p.topk_weights && rows.entries[i] < p.size_m;
+        rows.weights[i] = weighs ? __ldcg(p.topk_weights + rows.entries[i]) : 1.0f;
+    }
+#endif
+}
+
 // Finishes a tile's totals and writes them to y.
 __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, const Tile &tile,
-                                           unsigned memory, unsigned char *pointer,
+                                           const Rows &rows, unsigned memory,
+                                           unsigned char *pointer,
                                            const float (&total)[FRAGMENTS][ROWS / 2]) {
     constexpr unsigned EIGHTHS = 2 * FRAGMENTS;  // eights of columns: 16 bytes of a row each
     const bool exists = tile.n0 + seat.warp_n < p.size_n;
@@ -166,24 +192,6 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
             bias[i] = widen(of[single_position(n0 % 64 + i * 8 + lane / 4)]);
         }
     }
-    // All at once, since each is long in coming: row 32 i + lane.
-    constexpr int LOADS = (ROWS + 31) / 32;
-    unsigned entries[LOADS];
-#if IS_MOE
-    float weights[LOADS];
-#endif
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-        const unsigned row = i * 32 + lane;
-        entries[i] = row < min(tile.rows, ROWS) ? p.entry(tile.row + row) : p.size_m;
-    }
-#if IS_MOE
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-        const bool weighs = p.topk_weights && entries[i] < p.size_m;
-        weights[i] = weighs ? __ldcg(p.topk_weights + entries[i]) : 1.0f;
-    }
-#endif
     // 16 rows at a time are turned round in the warp's own memory, piece i of a row stored where no
     // banks collide.
     const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
@@ -207,7 +215,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
 #if IS_MOE
                 if (p.topk_weights) {
                     const unsigned of = first % 32 + eight * 8 + lane % 4 * 2 + r;
-                    value[r] = __fmul_rn(value[r], __shfl_sync(~0u, weights[first / 32], of));
+                    value[r] = __fmul_rn(value[r], __shfl_sync(~0u, rows.weights[first / 32], of));
                 }
 #endif
             }
@@ -224,7 +232,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
 #pragma unroll
         for (int i = 0; i < 16; i += 32 / EIGHTHS) {
             const unsigned row = i + lane / EIGHTHS, piece = lane % EIGHTHS;
-            const unsigned of = __shfl_sync(~0u, entries[first / 32], first % 32 + row);
+            const unsigned of = __shfl_sync(~0u, rows.entries[first / 32], first % 32 + row);
             const uint4 value = *reinterpret_cast<const uint4 *>(pointer + place(row, piece));
             if (exists && of < p.size_m) {
                 *reinterpret_cast<uint4 *>(p.y + static_cast<size_t>(of) * p.size_n + n0 +
@@ -263,8 +271,17 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
 #endif
 #endif
         float total[FRAGMENTS][ROWS / 2];
+        Rows rows;
+        // While the sums are made there are registers for them, or not.
+        constexpr bool EARLY = IS_MOE && ROWS * FRAGMENTS <= 160;
+        if (EARLY) {
+            load_rows(rows, p, tile, seat.lane);
+        }
         sum_tile(p, seat, memory, pointer, group, place, total);
-        write_tile(p, seat, tile, memory, pointer, total);
+        if (!EARLY) {
+            load_rows(rows, p, tile, seat.lane);
+        }
+        write_tile(p, seat, tile, rows, memory, pointer, total);
     }
 }
 

@@ -7,7 +7,8 @@
 //   sorted_token_ids, num_tokens_post_padded  of `moe_align_block_size`; size_m and above: padding
 //
 // Compile-time parameters: IS_BF16 (half.cuh), and ACTIVATES: 0 or 1.
-// Launch: a block for each row that there is room for, of any number of threads. size_k is a multiple of 8.
+// Launch: threads (x, y) of a block work on y rows; rows for all that there is room for. size_k is a multiple
+// of 8.
 
 #if !defined(ACTIVATES)
 #error "ACTIVATES must be 0 or 1"
@@ -32,7 +33,7 @@ extern "C" __global__ void moe_gather(const uint4 *__restrict__ from,
 #endif
 ) {
     wait_for_last_kernel();
-    const unsigned row = blockIdx.x;
+    const unsigned row = blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= static_cast<unsigned>(__ldcg(num_tokens_post_padded))) {
         return;
     }

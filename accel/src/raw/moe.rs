@@ -112,14 +112,17 @@ pub(crate) fn gather(
             gather::Made::Activated(activation) => Argument::Activation(activation),
         },
     ];
+    // Several short rows to a block.
+    let of_row = (args.size_k / 8).next_power_of_two().clamp(32, 256);
+    let rows = 256 / of_row;
     let config = LaunchConfig {
-        grid_dim: (args.places, 1, 1),
-        block_dim: ((args.size_k / 8).next_multiple_of(32).min(256), 1, 1),
+        grid_dim: (args.places.div_ceil(rows), 1, 1),
+        block_dim: (of_row, rows, 1),
         shared_mem_bytes: 0,
     };
     // SAFETY: the arguments are the entry point's, in its order and of its types. Entries of the blocks
     // are below size_m or padding, `from` has size_m / top_k rows of size_k, or size_m rows of the
-    // activation's width, and `gathered` one for each place of all blocks (checked). A row has one block of
+    // activation's width, and `gathered` one for each place of all blocks (checked). A row has its own
     // threads, which wait first.
     ended(gather::ROW.name, unsafe { launch(device, function, config, arguments) })
 }

@@ -142,7 +142,7 @@ impl ManyRows {
     /// Estimated microseconds of `blocks` blocks of rows of one product.
     fn us(self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
         // A tile's first stage and its writing take as long as so many stages.
-        let stages = size_k as f64 / 64.0 + 6.0;
+        let stages = size_k as f64 / 64.0 + 5.0;
         let tiles = blocks * size_n.div_ceil(self.n_tile() as usize) as f64;
         (tiles / f64::from(multiprocessors)).ceil() * stages * self.stage_us()
     }
@@ -183,7 +183,7 @@ impl ManyRows {
         multiprocessors: u32,
     ) -> Option<[Self; 2]> {
         let takes = products.iter().all(|(_, form)| Self::takes(form));
-        if rows <= 32.0 || !Self::has(arch) || !takes {
+        if rows < 24.0 || !Self::has(arch) || !takes {
             return None;
         }
         let us = |plans: &[Self; 2]| {
@@ -198,8 +198,8 @@ impl ManyRows {
         let pairs = Self::ALL.into_iter().flat_map(|a| Self::ALL.map(|b| [a, b]));
         let best =
             pairs.filter(|[a, b]| a.rows == b.rows).min_by(|a, b| us(a).total_cmp(&us(b)))?;
-        // Half a block of 32 is padding.
-        let all = (rows + 16.0) * experts as f64;
+        // Half a block of 32 is padding, and blocks of different experts share no weights.
+        let all = 1.5 * (rows + 16.0) * experts as f64;
         let otherwise: f64 = products
             .iter()
             .map(|(shape, _)| Self::us_otherwise(all, *shape, multiprocessors))
