@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, compare_layers, float_weight};
+use common::{Float, HALVES, Law, Random, compare_layers, float_weight, forward};
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule};
@@ -13,6 +13,7 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,
+    ops::MarlinLayer,
     ops::gemm::{MarlinWeight, marlin_gemm},
 };
 
@@ -160,9 +161,13 @@ fn layers() {
                 input_dtype: None,
                 router_weight_on_input: false,
             };
+            let on_device = MarlinLayer::new(&device, &layer).unwrap();
             for tokens in [1, 20, 150] {
                 let context = format!("{dtype}, {float:?}, {kind:?}");
-                compare_layers(&mut law, &context, &mut random, &device, &layer, (tokens, 3));
+                let run = |x: &[u16], ids: &[i32], weights: &[f32]| {
+                    forward(&device, &on_device, x, 3, ids, weights)
+                };
+                compare_layers(&mut law, &context, &mut random, &layer, (tokens, 3), run);
             }
         }
     }
