@@ -395,6 +395,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                  part * 4);
 #endif
                 }
+                // All that is read of the half comes first: BITS / 4 words for each fragment and 16 k.
+                constexpr int WORDS = FRAGMENTS * BITS / 4;
+                unsigned words[2][WORDS];
+#pragma unroll
+                for (int step = 0; step < 2; ++step) {
+                    const unsigned *of = weights + (half * 2 + step) * (ROW_PIECES * 4);
+                    if (WORDS == 2) {
+                        *reinterpret_cast<uint2 *>(words[step]) =
+                            *reinterpret_cast<const uint2 *>(of);
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < WORDS; i += 4) {
+                            *reinterpret_cast<uint4 *>(words[step] + i) =
+                                *reinterpret_cast<const uint4 *>(of + i);
+                        }
+                    }
+                }
                 unsigned b[M_TILES][4];
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
@@ -403,26 +420,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 }
 #pragma unroll
                 for (int step = 0; step < 2; ++step) {
-                    // BITS / 4 words for each fragment.
-                    constexpr int WORDS = FRAGMENTS * BITS / 4;
-                    unsigned words[WORDS];
-                    const unsigned *of = weights + (half * 2 + step) * (ROW_PIECES * 4);
-                    if (WORDS == 2) {
-                        *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(of);
-                    } else {
-#pragma unroll
-                        for (int i = 0; i < WORDS; i += 4) {
-                            *reinterpret_cast<uint4 *>(words + i) =
-                                *reinterpret_cast<const uint4 *>(of + i);
-                        }
-                    }
 #pragma unroll
                     for (int j = 0; j < FRAGMENTS; ++j) {
                         unsigned a[4];
 #if BITS == 4
-                        dequantize(a, words[j], group, j);
+                        dequantize(a, words[step][j], group, j);
 #else
-                        dequantize(a, words[2 * j], words[2 * j + 1], group, j);
+                        dequantize(a, words[step][2 * j], words[step][2 * j + 1], group, j);
 #endif
 #pragma unroll
                         for (int m = 0; m < M_TILES; ++m) {
@@ -462,25 +466,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
         const unsigned sums = shared_address(memory) + SUMS_AT;
         const unsigned chunk = (rank * TEAMS + team) * (ROWS * PITCH);
+        // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
 #pragma unroll
-        for (int j = 0; j < 2 * FRAGMENTS; ++j) {
-            // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
-            const unsigned n = part * 32 + j * 8, to_n = n % PART + lane / 4;
-            const unsigned to =
-                sums + (chunk + lane % 4 * 2 * PITCH + warp_n / 64 * PART + to_n) * 4;
+        for (int i = 0; i < 2 * M_TILES; ++i) {
+            const unsigned row = i / 2 * 8 + lane % 4 * 2 + i % 2;
+            if (row < rows) {
 #pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    if (m * 8 + lane % 4 * 2 + i < rows) {
-                        const float value = sum[j / 2][m][j % 2 * 2 + i];
-                        const unsigned at = to + (m * 8 + i) * PITCH * 4;
+                for (int j = 0; j < 2 * FRAGMENTS; ++j) {
+                    const unsigned n = part * 32 + j * 8;
+                    const unsigned at = warp_n / 64 * PART + n % PART + lane / 4;
+                    const unsigned to = sums + (chunk + row * PITCH + at) * 4;
+                    const float value = sum[j / 2][i / 2][j % 2 * 2 + i % 2];
 #if RANKS > 1
-                        store_to_rank(of_rank(at, n / PART), value);
+                    store_to_rank(of_rank(to, n / PART), value);
 #else
-                        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+                    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 #endif
-                    }
                 }
             }
         }

@@ -7,7 +7,7 @@
 
 // Blocks are made here of eight rows each, of as many entries at most.
 #define DIRECT_ENTRIES 128
-#define IS_DIRECT (M_TILES == 1)
+#define IS_DIRECT (IS_MOE && M_TILES == 1)
 
 struct Routing {
     // Of `moe_align_block_size`, or null:
