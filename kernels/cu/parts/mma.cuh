@@ -5,10 +5,9 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes to shared memory; zeros instead where `bytes` is 0 (then the source is not read).
-__device__ __forceinline__ void copy_async(unsigned to, const void *from, unsigned bytes = 16) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
+// 16 bytes to shared memory.
+__device__ __forceinline__ void copy_async(unsigned to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void copy_commit() {

@@ -58,7 +58,7 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
                         for &kind in kinds {
                             let paired = kind == 2;
                             let tiling = Tiling::choose(arch, size_m, chunks, wide, paired, &form);
-                            let defines = defines(arch, ty, &form, kind, tiling);
+                            let defines = defines(ty, &form, kind, tiling);
                             if !all.contains(&defines) {
                                 all.push(defines);
                             }
@@ -71,17 +71,11 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
     all
 }
 
-fn defines(
-    arch: Arch,
-    ty: ScalarType,
-    form: &[Define],
-    is_moe: u32,
-    tiling: Tiling,
-) -> Vec<Define> {
+fn defines(ty: ScalarType, form: &[Define], is_moe: u32, tiling: Tiling) -> Vec<Define> {
     let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     defines.extend_from_slice(form);
     defines.push(("IS_MOE", is_moe));
-    defines.extend(tiling.defines(arch, form));
+    defines.extend(tiling.defines());
     defines
 }
 
@@ -125,7 +119,7 @@ pub(crate) struct Experts<'a> {
 pub(crate) enum Entries<'a> {
     /// Cut into blocks before, of [`Tiling::rows`] of the product's tiling.
     Blocks(&'a DeviceBlocks),
-    /// Cut into blocks by the product itself: [`Tiling::is_direct`].
+    /// Found by the product itself: [`Tiling::is_direct`].
     Direct { topk_ids: &'a Buffer<i32>, runs: &'a Runs },
 }
 
@@ -292,10 +286,9 @@ pub(crate) fn launch(
         let expected = format!("at most {} bytes of shared memory", device.shared_memory());
         return refuse("tiling", format!("{tiling:?}, {shared_bytes} bytes"), expected);
     }
-    let arch = Arch::of_device(device.compute_capability());
-    // Both halves of N in one tile are as many tiles.
-    let tiles = blocks.saturating_mul(shape.size_n / tiling.n_tile as usize);
-    let grid = tiling.grid(arch, &form, tiles, device.multiprocessors());
+    let grid = (shape.size_n / tiling.n_tile as usize)
+        .saturating_mul(blocks)
+        .saturating_mul(tiling.ranks as usize);
     let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
         return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
     };
@@ -304,7 +297,7 @@ pub(crate) fn launch(
         Some(Experts { activation: None, .. }) => 1,
         Some(Experts { activation: Some(_), .. }) => 2,
     };
-    let function = device.function(row, &defines(arch, weight.dtype(), &form, kind, tiling))?;
+    let function = device.function(row, &defines(weight.dtype(), &form, kind, tiling))?;
     let gemm = Gemm {
         x,
         weight,
