@@ -4,7 +4,7 @@
 //   2. k is cut into at most 8 chunks of chunk_k. A chunk is one chain of m16n8k16 products in f32, k
 //      ascending, from zero.
 //   3. The chunks' sums are added in ascending order in f32; then the bias; then (experts) times the
-//      router weight; then one rounding; then (IS_MOE 2) the activation.
+//      router weight; then one rounding; then (IS_MOE 2, 3) the activation.
 //
 // So an output depends on its row, its column and K alone: neither on M nor on the macros below that
 // only say how work is dealt out. Upstream operators: `marlin_gemm`, `moe_wna16_marlin_gemm`.
@@ -24,7 +24,8 @@
 //   BITS      4: uint4b8, or uint4 with HAS_ZERO; 8: uint8b128
 //   HAS_ZERO  0 or 1
 //   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32
-//   IS_MOE    0; 1: experts; 2: experts, with the activation
+//   IS_MOE    0; 1: experts; 2: experts, and the activation of gate and up halves; 3: of gate in even
+//             columns and up in odd ones. Function 0 alone: others would make it long to load.
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
 //   N_TILE    64, 128 or 256: columns that a thread block computes; N is a multiple of it
 //   COLUMNS   32 or 64: columns that a warp computes
@@ -38,8 +39,8 @@
 // the instruction, the rows of x its n8 side, so that one row costs as little as eight. In Marlin's
 // layout a lane's 16 bytes (BITS 4) are just its fragments of 64 columns x 16 k.
 //
-// With the activation of gate and up halves (columns 0), a tile is 64 columns of gate and the same 64
-// of up: N_TILE is 128, and N / 2 a multiple of 64.
+// With halves a thread block computes 64 columns of gate and the same 64 of up: N_TILE is 128, and N / 2
+// a multiple of 64.
 //
 // Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
 // be; TEAMS * N_TILE / COLUMNS * 32 threads, dynamic shared memory as at the end of this file. K is a
@@ -107,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                     const float *__restrict__ topk_weights,
                     unsigned top_k
 #endif
-#if IS_MOE == 2
+#if IS_MOE > 1
                     ,
                     const Activation activation
 #endif
@@ -123,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     // Which columns: from n0 on, every 64 `next_64` after those before. Which rows: thread blocks that share
     // weights are neighbours; those of experts, of which few do, follow the weights in memory.
 #if IS_MOE == 2
-    const bool is_paired = activation.columns == 0;
-    const unsigned next_64 = is_paired ? size_n / 2 : 64, tile_step = is_paired ? 64 : N_TILE;
+    constexpr unsigned tile_step = 64;
+    const unsigned next_64 = size_n / 2;
 #else
-    constexpr unsigned next_64 = 64, tile_step = N_TILE;
+    constexpr unsigned tile_step = N_TILE, next_64 = 64;
 #endif
 #if IS_MOE
     const unsigned n0 = tile % (size_n / N_TILE) * tile_step, block = tile / (size_n / N_TILE);
@@ -228,9 +229,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
     };
 
-    // Weights are no kernel's output, but x may be the last one's.
-#pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
+    // Weights are no kernel's output, but x may be the last one's. Not unrolled: a kernel's first run
+    // through its code waits for that code, too.
+#pragma unroll 1
+    for (unsigned stage = 0; stage < STAGES - 1; ++stage) {
         if (stage < stages) {
             copy_weights(stage * STAGE_BYTES);
         }
@@ -262,8 +264,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             x_from[i] += STAGE_K;
         }
     };
-#pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
+#pragma unroll 1
+    for (unsigned stage = 0; stage < STAGES - 1; ++stage) {
         if (stage < stages) {
             copy_x(stage * STAGE_BYTES);
         }
@@ -417,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     // Two neighbouring columns at a time, of this rank's part of each 64.
     const float *const of_chunks = reinterpret_cast<const float *>(memory);
     const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
-    const auto total = [&](unsigned row, unsigned e, unsigned at, unsigned n) {
+    const auto total = [&](unsigned row, unsigned e, unsigned at) {
         const float *from = of_chunks + row * PITCH + at;
         float2 sum = *reinterpret_cast<const float2 *>(from);
 #pragma unroll
@@ -429,8 +431,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             }
         }
         if (bias) {
-            const unsigned short *of =
-                bias + expert * size_n + n / 64 * 64 + single_position(n % 64);
+            const unsigned short *of = bias + expert * size_n + n0 + at / PART * next_64 +
+                                       single_position(rank * PART + at % PART);
             sum.x = __fadd_rn(sum.x, widen(of[0]));
             sum.y = __fadd_rn(sum.y, widen(of[1]));
         }
@@ -443,43 +445,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
         return sum;
     };
-    const auto pack = [](float low, float high) {
-        return static_cast<unsigned>(narrow(high)) << 16 | narrow(low);
-    };
-#if IS_MOE == 2
-    const unsigned pairs = is_paired ? SLICE / 4 : SLICE / 2;
-#else
-    constexpr unsigned pairs = SLICE / 2;
-#endif
+    // With halves only those of gate: up's stand behind them.
+    constexpr unsigned PAIRS = IS_MOE == 2 ? PART / 2 : SLICE / 2;
     // Warps stay together, so that lanes can ask each other for entries.
-    for (unsigned before = threadIdx.x - lane; before < rows * pairs; before += THREADS) {
-        const unsigned pair = before + lane, row = pair / pairs, at = pair % pairs * 2;
-        const unsigned e = entry(min(row, rows - 1));
+#pragma unroll 1
+    for (unsigned before = threadIdx.x - lane; before < rows * PAIRS; before += THREADS) {
+        const unsigned row = (before + lane) / PAIRS, at = (before + lane) % PAIRS * 2;
+        const size_t e = entry(min(row, rows - 1));
         const unsigned n = n0 + at / PART * 64 + rank * PART + at % PART;
         if (row >= rows) {
             continue;
         }
-        const float2 sum = total(row, e, at, n);
+        const float2 sum = total(row, e, at);
 #if IS_MOE == 2
-        const auto rounded = [](float value) { return widen(narrow(value)); };
-        const float2 one = {rounded(sum.x), rounded(sum.y)};
-        if (activation.columns == 1) {
-            y[static_cast<size_t>(e) * (size_n / 2) + n / 2] =
-                narrow(activate(activation, one.x, one.y));
-            continue;
+        const float2 up = total(row, e, at + PART);
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const float gate_i = i == 0 ? sum.x : sum.y, up_i = i == 0 ? up.x : up.y;
+            y[e * (size_n / 2) + n + i] = narrow(
+                activate(activation, 0, widen(narrow(gate_i)), widen(narrow(up_i))));
         }
-        float2 made;
-        if (is_paired) {
-            const float2 other = total(row, e, at + PART, n + next_64);
-            made.x = activate(activation, one.x, rounded(other.x));
-            made.y = activate(activation, one.y, rounded(other.y));
-        } else {
-            made = {activate(activation, one.x), activate(activation, one.y)};
-        }
-        const size_t width = is_paired ? size_n / 2 : size_n;
-        *reinterpret_cast<unsigned *>(y + e * width + n) = pack(made.x, made.y);
+#elif IS_MOE == 3
+        y[e * (size_n / 2) + n / 2] =
+            narrow(activate(activation, 0, widen(narrow(sum.x)), widen(narrow(sum.y))));
 #else
-        *reinterpret_cast<unsigned *>(y + static_cast<size_t>(e) * size_n + n) = pack(sum.x, sum.y);
+        *reinterpret_cast<unsigned *>(y + e * size_n + n) =
+            static_cast<unsigned>(narrow(sum.y)) << 16 | narrow(sum.x);
 #endif
     }
 }

@@ -3,8 +3,8 @@
 // of its row. What kernels before wrote is read past the L1 cache, which nobody clears for a kernel that
 // starts early (depend.cuh).
 
-// Blocks are found here of eight rows each, of as many entries at most.
-#define DIRECT_ENTRIES 128
+// Blocks are found here of eight rows each, of as many entries at most: one for each lane.
+#define DIRECT_ENTRIES 32
 
 struct Routing {
     // Of `moe_align_block_size`, or null:
@@ -13,7 +13,7 @@ struct Routing {
     const int *num_tokens_post_padded;  // [1]
     // What blocks are found in, where those are null:
     const int *topk_ids;   // [size_m]
-    const int *expert_of;  // [num_experts]; -1: not here
+    const int *expert_of;  // [num_experts]; -1: not here; null: all are here
     unsigned num_experts;
     // 1: the kernel before this one on the stream did not write any of these.
     unsigned is_early;
@@ -24,43 +24,20 @@ struct Routing {
 // For whole warps.
 __device__ __forceinline__ int find_block(const Routing &routing, unsigned size_m, unsigned first,
                                           unsigned &row_of_lane) {
-    constexpr int WORDS = DIRECT_ENTRIES / 32;
     const unsigned lane = threadIdx.x % 32;
-    const int mine = __ldcg(routing.topk_ids + first);
-    int ids[WORDS];
-#pragma unroll
-    for (int w = 0; w < WORDS; ++w) {
-        const unsigned i = w * 32 + lane;
-        ids[w] = i < size_m ? __ldcg(routing.topk_ids + i) : -1;
-    }
-    // The expert's entries as bits: those before, and from this one on.
-    unsigned before = 0, bits[WORDS];
-#pragma unroll
-    for (int w = 0; w < WORDS; ++w) {
-        const unsigned i = w * 32;
-        const unsigned all = __ballot_sync(0xffffffffu, ids[w] == mine && i + lane < size_m);
-        const unsigned below = first <= i ? 0 : first >= i + 32 ? ~0u : (1u << (first - i)) - 1;
-        before += __popc(all & below);
-        bits[w] = all & ~below;
-    }
-    if (static_cast<unsigned>(mine) >= routing.num_experts || before % 8 != 0) {
+    const int id = __ldcg(routing.topk_ids + min(lane, size_m - 1));
+    const int mine = __shfl_sync(0xffffffffu, id, first);
+    // The expert's entries as bits.
+    const unsigned all = __ballot_sync(0xffffffffu, id == mine && lane < size_m);
+    unsigned left = all >> first << first;
+    if (static_cast<unsigned>(mine) >= routing.num_experts || __popc(all ^ left) % 8 != 0) {
         return -1;
     }
     row_of_lane = size_m;
-#pragma unroll
-    for (unsigned row = 0; row < 8; ++row) {
-        unsigned entry = size_m;
-#pragma unroll
-        for (int w = WORDS - 1; w >= 0; --w) {
-            entry = bits[w] ? w * 32 + __ffs(bits[w]) - 1 : entry;
-        }
-        row_of_lane = lane == row ? entry : row_of_lane;
-        bool taken = false;
-#pragma unroll
-        for (int w = 0; w < WORDS; ++w) {
-            bits[w] = taken ? bits[w] : bits[w] & (bits[w] - 1);
-            taken = taken || entry / 32 == w;
-        }
+#pragma unroll 1
+    for (unsigned row = 0; row < 8 && left != 0; ++row) {
+        row_of_lane = lane == row ? __ffs(left) - 1 : row_of_lane;
+        left &= left - 1;
     }
-    return routing.expert_of[mine];
+    return routing.expert_of ? routing.expert_of[mine] : mine;
 }

@@ -6,7 +6,7 @@ mod tiling;
 mod weight;
 
 use marlinspike::gemm::schedule::Schedule;
-use marlinspike::moe::activation::{Columns, Definition};
+use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
 
 pub use tiling::Tiling;
@@ -37,7 +37,7 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, &[1, 2]),
+    variants: |arch| variants(arch, &[1, 2, 3]),
 };
 
 /// Bits, zero points and groups in 64 k of every weight.
@@ -197,6 +197,12 @@ pub fn moe_marlin_gemm(
     launch(device, x, weight, y, tiling, Some(experts))
 }
 
+/// Whether the first product's kernel has the activation: the gates of most models, x times its
+/// sigmoid, with an up. Others would make every layer's kernel long to load.
+pub(crate) fn is_fusible(activation: &Definition) -> bool {
+    activation.function == Function::Silu && activation.columns != Columns::Gate
+}
+
 /// Whether a thread block takes 64 columns from each half of N: those of gate and those of up.
 fn is_paired(activation: Option<&Definition>) -> bool {
     activation.is_some_and(|activation| activation.columns == Columns::Halves)
@@ -248,6 +254,10 @@ pub(crate) fn launch(
         return Ok(());
     }
     tiling.validate(device, shape)?;
+    if !activation.is_none_or(is_fusible) {
+        let found = format!("{activation:?}");
+        return refuse("activation", found, "SiLU of gate and up".into());
+    }
     if is_paired(activation) && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
         let expected = "128 columns, 64 of each half of N";
         return refuse("tiling", format!("{tiling:?} for {shape}"), expected.into());
@@ -292,10 +302,11 @@ pub(crate) fn launch(
     let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
         return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
     };
-    let kind = match experts {
-        None => 0,
-        Some(Experts { activation: None, .. }) => 1,
-        Some(Experts { activation: Some(_), .. }) => 2,
+    let kind = match (experts, activation.map(|activation| activation.columns)) {
+        (None, _) => 0,
+        (_, None) => 1,
+        (_, Some(Columns::Halves)) => 2,
+        (_, Some(_)) => 3,
     };
     let function = device.function(row, &defines(weight.dtype(), &form, kind, tiling))?;
     let gemm = Gemm {

@@ -29,7 +29,7 @@ pub struct Tiling {
 
 /// Entries among which a product with experts finds its blocks itself: `DIRECT_ENTRIES` of
 /// `routing.cuh`.
-const DIRECT_ENTRIES: usize = 128;
+const DIRECT_ENTRIES: usize = 32;
 
 /// Value of a macro.
 fn value(form: &[Define], name: &str) -> u32 {
