@@ -21,12 +21,14 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Weight;
 use marlinspike_accel::{
     AccelError, Buffer, Device,
-    ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
+    ops::gemm::{
+        ManyRows, MarlinWeight, Tiling, marlin_gemm, marlin_gemm_many_rows, marlin_gemm_tiled,
+    },
     ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
 };
 
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
-const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
+const ROWS: [usize; 9] = [1, 8, 16, 32, 64, 128, 256, 1024, 4096];
 /// Bytes that all copies of a weight take together: four times an H200's L2 cache.
 const BYTES: usize = 240 << 20;
 
@@ -81,12 +83,19 @@ struct Activations {
     scales: Buffer<f32>,
 }
 
+/// How a product is dealt out.
+#[derive(Clone, Copy)]
+enum Plan {
+    Tiled(Tiling),
+    Many(ManyRows),
+}
+
 /// Microseconds of one product: the median of 7 replays.
 fn time(
     device: &Device,
     weights: &[Packed],
     size_m: usize,
-    tiling: Option<Tiling>,
+    plan: Option<Plan>,
 ) -> Result<f32, AnyError> {
     let Shape { size_k, size_n } = weights[0].shape();
     let halves = activations(&mut 7, size_m * size_k);
@@ -98,9 +107,14 @@ fn time(
         scales: device.upload(&vec![1.0; size_m])?,
     };
     let mut y = device.zeroed(size_m * size_n)?;
-    let mut product = |weight: &Packed| match (weight, tiling) {
+    let mut product = |weight: &Packed| match (weight, plan) {
         (Packed::A16(weight), None) => marlin_gemm(device, &x.halves, weight, &mut y),
-        (Packed::A16(weight), Some(t)) => marlin_gemm_tiled(device, &x.halves, weight, &mut y, t),
+        (Packed::A16(weight), Some(Plan::Tiled(tiling))) => {
+            marlin_gemm_tiled(device, &x.halves, weight, &mut y, tiling)
+        }
+        (Packed::A16(weight), Some(Plan::Many(plan))) => {
+            marlin_gemm_many_rows(device, &x.halves, weight, &mut y, plan)
+        }
         (Packed::A8(weight), _) => {
             marlin_gemm_a8(device, RowsA8 { codes: &x.codes, scales: &x.scales }, weight, &mut y)
         }
@@ -195,17 +209,32 @@ fn main() -> Result<ExitCode, AnyError> {
             if let Some((first, count)) = part {
                 for tiling in tilings(size_m, chunks).into_iter().skip(first).step_by(count) {
                     // What the device does not take is left out of the sweep, too.
-                    let _ = time(&device, &weights, size_m, Some(tiling));
+                    let _ = time(&device, &weights, size_m, Some(Plan::Tiled(tiling)));
                 }
                 continue;
             }
             let usual = time(&device, &weights, size_m, None)?;
             let of = input.map_or(ty.clone(), |input| format!("{ty}, {input} activations"));
             println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
-            if sweep && input.is_none() {
+            if sweep && input.is_none() && size_m > 32 {
+                let narrow = (48..=192).step_by(16).map(|rows| ManyRows { columns: 16, rows });
+                let wide = [64, 80, 96].map(|rows| ManyRows { columns: 32, rows });
+                for plan in narrow.chain(wide) {
+                    // What the device does not take is left out.
+                    if let Ok(us) = time(&device, &weights, size_m, Some(Plan::Many(plan))) {
+                        let ManyRows { columns, rows } = plan;
+                        println!(
+                            "    {us:.2} us: many rows, {rows} by {columns} columns of a warp"
+                        );
+                    }
+                }
+            }
+            if sweep && input.is_none() && size_m <= 256 {
                 let mut all: Vec<(f32, Tiling)> = tilings(size_m, chunks)
                     .into_iter()
-                    .filter_map(|t| Some((time(&device, &weights, size_m, Some(t)).ok()?, t)))
+                    .filter_map(|t| {
+                        Some((time(&device, &weights, size_m, Some(Plan::Tiled(t))).ok()?, t))
+                    })
                     .collect();
                 all.sort_by(|a, b| a.0.total_cmp(&b.0));
                 for (time, t) in all.iter().take(8) {

@@ -24,12 +24,15 @@ use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 use marlinspike_accel::{
     AccelError, Buffer, Device,
-    ops::{MarlinLayer, Workspace, gemm::Tiling},
+    ops::{
+        MarlinLayer, Workspace,
+        gemm::{ManyRows, Tiling},
+    },
 };
 
 /// Experts, experts per token, hidden size, intermediate size.
 const LAYERS: [[usize; 4]; 3] = [[8, 2, 4096, 14336], [128, 8, 2048, 768], [256, 8, 7168, 256]];
-const TOKENS: [usize; 5] = [1, 4, 16, 64, 256];
+const TOKENS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 const ROUTINGS: usize = 16;
 
 /// `top_k` experts for each token, without repetition.
@@ -189,7 +192,18 @@ fn main() -> Result<(), AnyError> {
                 }
                 continue;
             }
-            if is_sweep {
+            if is_sweep && entries / experts > 32 {
+                for rows in (48..=192).step_by(16) {
+                    for columns in [16, 32] {
+                        let plan = ManyRows { columns, rows };
+                        // What the device does not take is left out.
+                        let work = layer.workspace_many_rows(&device, size_m, top_k, [plan; 2])?;
+                        if let Ok(us) = batch.time(&device, &layer, work) {
+                            println!("    {us:.1} us: {rows} rows by {columns} columns of a warp");
+                        }
+                    }
+                }
+            } else if is_sweep {
                 // A first product that leaves the rest to the other one.
                 let some = seconds[0];
                 let by_first = sweep(firsts.iter().map(|&t| [t, some]).collect(), &mut tiled);

@@ -2,6 +2,8 @@
 //! router weights, the sum. The bits of the reference's [`Layer::forward`] by its canonical arithmetic,
 //! whatever else is in the batch.
 
+mod many;
+
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
@@ -16,6 +18,7 @@ use super::{
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
+use many::Many;
 
 /// One rank's layer in Marlin's layout in a device's memory.
 #[derive(Debug)]
@@ -30,7 +33,17 @@ pub struct MarlinLayer {
 
 /// What a layer writes between its stages, for a fixed number of tokens.
 #[derive(Debug)]
-pub struct Workspace {
+pub struct Workspace(Stages);
+
+#[derive(Debug)]
+enum Stages {
+    Tiled(Tiled),
+    ManyRows(Many),
+}
+
+/// With products dealt out by tilings.
+#[derive(Debug)]
+struct Tiled {
     top_k: usize,
     /// Absent where the products cut so few tokens into blocks themselves.
     blocks: Option<DeviceBlocks>,
@@ -94,6 +107,9 @@ impl MarlinLayer {
         // As if tokens were spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
+        if let Some(plans) = self.many_rows(device, entries, experts) {
+            return self.workspace_many_rows(device, tokens, top_k, plans);
+        }
         let paired = self.is_paired() && self.is_fused();
         let mut w13 = self.w13.tiling_of_experts(device, rows, experts, paired);
         let mut w2 = self.w2.tiling_of_experts(device, rows, experts, false);
@@ -129,7 +145,7 @@ impl MarlinLayer {
             let room = |_| device.zeroed(entries * weight.shape().size_k);
             weight.perm_there.as_ref().map(room).transpose()
         };
-        Ok(Workspace {
+        Ok(Workspace(Stages::Tiled(Tiled {
             top_k,
             blocks,
             w13,
@@ -138,7 +154,7 @@ impl MarlinLayer {
             activated: device.zeroed(entries * shape2.size_k)?,
             down: device.zeroed(entries * shape2.size_n)?,
             in_order: [in_order(&self.w13)?, in_order(&self.w2)?],
-        })
+        })))
     }
 
     /// Whether gate and up are halves of the first product's columns.
@@ -168,7 +184,24 @@ impl MarlinLayer {
         work: &mut Workspace,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Workspace { top_k, blocks, w13, w2, gate_up, activated, down, in_order } = work;
+        match &mut work.0 {
+            Stages::Tiled(work) => self.forward_tiled(device, x, topk_ids, topk_weights, work, y),
+            Stages::ManyRows(work) => {
+                self.forward_many_rows(device, x, topk_ids, topk_weights, work, y)
+            }
+        }
+    }
+
+    fn forward_tiled(
+        &self,
+        device: &Device,
+        x: &Buffer<u16>,
+        topk_ids: &Buffer<i32>,
+        topk_weights: &Buffer<f32>,
+        work: &mut Tiled,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let Tiled { top_k, blocks, w13, w2, gate_up, activated, down, in_order } = work;
         let (top_k, hidden, size_i) = (*top_k, self.w2.shape().size_n, self.w2.shape().size_k);
         let entries = match blocks {
             Some(blocks) => {

@@ -6,7 +6,7 @@ use cudarc::driver::{
     CudaFunction, DevicePtr, DriverError, LaunchConfig,
     sys::{
         self, CUlaunchAttribute, CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue,
-        CUlaunchConfig,
+        CUlaunchConfig, CUtensorMap,
     },
 };
 
@@ -24,6 +24,8 @@ pub(crate) enum Argument {
     U64(u64),
     Routing(Routing),
     Activation(Activation),
+    /// A matrix as the copy engine takes it.
+    TensorMap(CUtensorMap),
 }
 
 /// `Routing` of `routing.cuh`.
@@ -104,6 +106,7 @@ pub(super) unsafe fn launch(
             Argument::U32(value) => ptr::from_mut(value).cast(),
             Argument::Routing(value) => ptr::from_mut(value).cast(),
             Argument::Activation(value) => ptr::from_mut(value).cast(),
+            Argument::TensorMap(value) => ptr::from_mut(value).cast(),
         })
         .collect();
     let mut early = CUlaunchAttribute {

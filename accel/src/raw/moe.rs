@@ -14,7 +14,7 @@ use crate::{
     ops::{
         activation,
         align::{self, DeviceBlocks, Runs},
-        router, sum,
+        gather, router, sum,
     },
 };
 
@@ -88,6 +88,31 @@ pub(crate) fn align(
     // as room for so many entries, whatever their ids (checked). Every run has a block of its own,
     // which writes its part alone, after it has waited.
     ended(align::ROW.name, unsafe { launch(device, function, config, arguments) })
+}
+
+/// `function` is the entry point of `moe_gather.cu`; `x`, `blocks` and `gathered` fit each other.
+pub(crate) fn gather(
+    device: &Device,
+    function: &CudaFunction,
+    args: &gather::Args,
+    x: &Buffer<u16>,
+    blocks: &DeviceBlocks,
+    gathered: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let arguments = vec![
+        x.into(),
+        (&*gathered).into(),
+        (&blocks.sorted_token_ids).into(),
+        (&blocks.num_tokens_post_padded).into(),
+        args.size_m.into(),
+        args.size_k.into(),
+        args.top_k.into(),
+    ];
+    let config = one_thread_each(args.pieces);
+    // SAFETY: the arguments are the entry point's, in its order and of its types. Entries of the blocks
+    // are below size_m or padding, x has size_m / top_k rows of size_k and `gathered` one for each place
+    // of all blocks (checked), which each thread writes its own pieces of, after it has waited.
+    ended(gather::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
 /// Launches an activation: `function` is the entry point of `moe_activation.cu`;

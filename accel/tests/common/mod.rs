@@ -22,7 +22,7 @@ fn say(line: &str) {
 }
 
 /// Reports `test` as skipped.
-fn skip(reason: &str, test: &str) {
+pub(crate) fn skip(reason: &str, test: &str) {
     let required = std::env::var(REQUIRE_GPU).is_ok_and(|value| value == "1");
     assert!(!required, "{test} skipped ({reason}) although {REQUIRE_GPU}=1");
     say(&format!("SKIPPED ({reason}): {test}"));

@@ -3,6 +3,7 @@
 //! work is dealt out.
 
 mod kind;
+pub(crate) mod many;
 mod tiling;
 mod weight;
 
@@ -11,6 +12,7 @@ use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
 
 use kind::Kind;
+pub use many::{ManyRows, marlin_gemm_many_rows};
 pub use tiling::Tiling;
 pub use weight::MarlinWeight;
 
@@ -154,7 +156,11 @@ pub fn marlin_gemm(
     weight: &MarlinWeight,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let tiling = weight.tiling(device, x.len() / weight.shape().size_k);
+    let size_m = x.len() / weight.shape().size_k;
+    if let Some(plan) = weight.many_rows(device, size_m) {
+        return marlin_gemm_many_rows(device, x, weight, y, plan);
+    }
+    let tiling = weight.tiling(device, size_m);
     marlin_gemm_tiled(device, x, weight, y, tiling)
 }
 
@@ -203,6 +209,46 @@ fn is_paired(activation: Option<&Definition>) -> bool {
     activation.is_some_and(|activation| activation.columns == Columns::Halves)
 }
 
+/// Rows of y, whose rows of `width` elements are made of `top_k` of each row of x.
+///
+/// # Errors
+/// [`AccelError::Argument`] where x is not whole rows of K, y not as many rows as it must be, or one of
+/// them memory of another device.
+fn rows_of_product(
+    row: &Row,
+    device: &Device,
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    y: &Buffer<u16>,
+    top_k: usize,
+    width: usize,
+) -> Result<usize, AccelError> {
+    let refuse = |what, found: String, expected: String| {
+        Err(AccelError::argument(row, what, found, expected))
+    };
+    for (what, ours) in
+        [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))]
+    {
+        if !ours {
+            return refuse(what, "memory of another device".into(), format!("{device:?}"));
+        }
+    }
+    let size_k = weight.shape().size_k;
+    if !x.len().is_multiple_of(size_k) {
+        return refuse("x", format!("{} elements", x.len()), format!("rows of {size_k}"));
+    }
+    let rows_of_x = x.len() / size_k;
+    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
+    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
+        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
+    };
+    if y.len() / width != size_m || !y.len().is_multiple_of(width) {
+        let expected = format!("[{size_m}, {width}]");
+        return refuse("y", format!("{} elements", y.len()), expected);
+    }
+    Ok(size_m)
+}
+
 /// Checks a product, then launches it.
 pub(crate) fn launch(
     device: &Device,
@@ -217,34 +263,16 @@ pub(crate) fn launch(
         Err(AccelError::argument(row, what, found, expected))
     };
     let shape = weight.shape();
-    for (what, ours) in [
-        ("x", x.is_on(device)),
-        ("weight", weight.is_on(device)),
-        ("y", y.is_on(device)),
-        ("routing", experts.is_none_or(|experts| experts.is_on(device))),
-    ] {
-        if !ours {
-            return refuse(what, "memory of another device".into(), format!("{device:?}"));
-        }
-    }
-    if !x.len().is_multiple_of(shape.size_k) {
-        return refuse("x", format!("{} elements", x.len()), format!("rows of {}", shape.size_k));
+    if experts.is_some_and(|experts| !experts.is_on(device)) {
+        return refuse("routing", "memory of another device".into(), format!("{device:?}"));
     }
     let top_k = experts.map_or(1, |experts| experts.top_k);
-    let rows_of_x = x.len() / shape.size_k;
-    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
-    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
-        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
-    };
     let activation = experts.and_then(|experts| experts.activation);
     let width = match activation {
         Some(activation) => shape.size_n / activation.width_in(1),
         None => shape.size_n,
     };
-    if y.len() / width != size_m || !y.len().is_multiple_of(width) {
-        let expected = format!("[{size_m}, {width}]");
-        return refuse("y", format!("{} elements", y.len()), expected);
-    }
+    let size_m = rows_of_product(row, device, x, weight, y, top_k, width)?;
     if size_m == 0 {
         return Ok(());
     }

@@ -32,7 +32,7 @@ pub struct Tiling {
 const DIRECT_ENTRIES: usize = 32;
 
 /// Value of a macro.
-fn value(form: &[Define], name: &str) -> u32 {
+pub(super) fn value(form: &[Define], name: &str) -> u32 {
     form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
 }
 
