@@ -337,8 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         slot = slot == (STAGES - 1) * STAGE_BYTES ? 0 : slot + STAGE_BYTES;
         // The stage's group of that number: in 64 columns the lane's eight scales stand side by side.
         [[maybe_unused]] const auto take_group = [&](int row) {
-            spread(group,
-                   about + (row * N_TILE + warp_n / 64 * 64 + lane / 4 * 8 + part * 4) * SCALE_SIZE);
+            spread(group, about + (row * N_TILE + warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE, part);
 #if HAS_ZERO
             const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
             spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4], part * 4);

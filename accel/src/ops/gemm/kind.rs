@@ -114,6 +114,11 @@ impl Kind {
             return Err(AccelError::argument(&ROW, "group_size", found, expected));
         }
         for other in weights {
+            if let Some(global) = other.global_scale.filter(|_| kind != Self::Nvfp4) {
+                let found = format!("{}: {global}", other.name);
+                let expected = "none but with e4m3 scales";
+                return Err(AccelError::argument(&ROW, "global_scale", found, expected));
+            }
             // Of 16 bits there are several types, all converted to `dtype`.
             if !wide && other.scales.ty() != scales {
                 let found = format!("{}: {}", other.name, other.scales.ty());

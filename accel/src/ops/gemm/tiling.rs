@@ -36,6 +36,11 @@ pub(super) fn value(form: &[Define], name: &str) -> u32 {
     form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
 }
 
+/// Bytes of a scale.
+pub(super) fn scale_bytes(form: &[Define]) -> u32 {
+    if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 }
+}
+
 impl Tiling {
     /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows, a K of so many chunks and a
     /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are
@@ -158,8 +163,8 @@ impl Tiling {
         let weights = 64 * n * value(form, "BITS") / 8;
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let x = self.m_tiles * 8 * 128;
-        let scale = if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 };
-        self.teams * self.stages * (weights + groups * n * scale + zeros + x)
+        let scales = groups * n * scale_bytes(form);
+        self.teams * self.stages * (weights + scales + zeros + x)
     }
 
     /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
