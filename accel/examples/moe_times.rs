@@ -192,7 +192,7 @@ fn main() -> Result<(), AnyError> {
                 }
                 continue;
             }
-            if is_sweep && entries / experts > 32 {
+            if is_sweep && entries / experts >= 16 {
                 for rows in (48..=192).step_by(16) {
                     for columns in [16, 32] {
                         let plan = ManyRows { columns, rows };

@@ -168,6 +168,24 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
         }
     }
     const float global = p.global_scale ? p.global_scale[tile.expert] : 1.0f;
+    // All at once, since each is long in coming: row 32 i + lane.
+    constexpr int LOADS = (ROWS + 31) / 32;
+    unsigned entries[LOADS];
+#if IS_MOE
+    float weights[LOADS];
+#endif
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+        const unsigned row = i * 32 + lane;
+        entries[i] = row < min(tile.rows, ROWS) ? p.entry(tile.row + row) : p.size_m;
+    }
+#if IS_MOE
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+        const bool weighs = p.topk_weights && entries[i] < p.size_m;
+        weights[i] = weighs ? __ldcg(p.topk_weights + entries[i]) : 1.0f;
+    }
+#endif
     // 16 rows at a time are turned round in the warp's own memory, piece i of a row stored where no
     // banks collide.
     const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
@@ -176,11 +194,6 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
     };
 #pragma unroll
     for (int first = 0; first < ROWS; first += 16) {
-        const unsigned own = first + lane % 16;
-        const unsigned e = own < tile.rows ? p.entry(tile.row + own) : p.size_m;
-#if IS_MOE
-        const float weight = p.topk_weights && e < p.size_m ? __ldcg(p.topk_weights + e) : 1.0f;
-#endif
         __syncwarp();
         unsigned packed[2 * EIGHTHS];
 #pragma unroll
@@ -198,8 +211,8 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
                 }
 #if IS_MOE
                 if (p.topk_weights) {
-                    const unsigned of = eight * 8 + lane % 4 * 2 + r;
-                    value[r] = __fmul_rn(value[r], __shfl_sync(~0u, weight, of));
+                    const unsigned of = first % 32 + eight * 8 + lane % 4 * 2 + r;
+                    value[r] = __fmul_rn(value[r], __shfl_sync(~0u, weights[first / 32], of));
                 }
 #endif
             }
@@ -216,7 +229,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
 #pragma unroll
         for (int i = 0; i < 16; i += 32 / EIGHTHS) {
             const unsigned row = i + lane / EIGHTHS, piece = lane % EIGHTHS;
-            const unsigned of = __shfl_sync(~0u, e, row);
+            const unsigned of = __shfl_sync(~0u, entries[first / 32], first % 32 + row);
             const uint4 value = *reinterpret_cast<const uint4 *>(pointer + place(row, piece));
             if (exists && of < p.size_m) {
                 *reinterpret_cast<uint4 *>(p.y + static_cast<size_t>(of) * p.size_n + n0 +

@@ -48,7 +48,7 @@ pub static SOURCES: &[Source] = &[
     source!("marlin_permute_scales"),
     source!("moe_activation", "half", "math", "depend", "activation"),
     source!("moe_align_block_size", "depend"),
-    source!("moe_gather", "depend"),
+    source!("moe_gather", "half", "math", "depend", "activation"),
     source!("moe_permute_cols"),
     source!("moe_sum", "half", "depend"),
     source!("per_token_quant_fp8", "half", "block_max"),

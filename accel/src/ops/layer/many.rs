@@ -1,5 +1,5 @@
 //! A layer whose experts have many rows each: tokens gathered in the order of their blocks, both products
-//! by [`ManyRows`], the activation between them.
+//! by [`ManyRows`], between them the activation into that order.
 
 use super::{MarlinLayer, ROW, Stages, Workspace};
 use crate::{
@@ -7,10 +7,9 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     ops::{
-        activation::activate_on_device,
         align::{DeviceBlocks, align_on_device},
         check,
-        gather::gather_on_device,
+        gather::{From, gather_on_device},
         gemm::{
             ManyRows, MarlinWeight,
             many::{Gathered, moe_many_rows},
@@ -25,10 +24,9 @@ pub(super) struct Many {
     top_k: usize,
     blocks: DeviceBlocks,
     plans: [ManyRows; 2],
-    /// x, then `activated`, in the order of the blocks.
+    /// x, then what the activation makes of `gate_up`, in the order of the blocks.
     gathered: Buffer<u16>,
     gate_up: Buffer<u16>,
-    activated: Buffer<u16>,
     down: Buffer<u16>,
 }
 
@@ -86,7 +84,6 @@ impl MarlinLayer {
             plans,
             gathered: device.zeroed(places * shape13.size_k.max(shape2.size_k))?,
             gate_up: device.zeroed(entries * shape13.size_n)?,
-            activated: device.zeroed(entries * shape2.size_k)?,
             down: device.zeroed(entries * shape2.size_n)?,
         })))
     }
@@ -100,16 +97,18 @@ impl MarlinLayer {
         work: &mut Many,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Many { top_k, blocks, plans, gathered, gate_up, activated, down } = work;
+        let Many { top_k, blocks, plans, gathered, gate_up, down } = work;
         let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
         let on_input = self.router_weight_on_input;
         align_on_device(device, &self.runs, topk_ids, blocks)?;
-        gather_on_device(device, x, blocks, *top_k, self.w13.shape().size_k, gathered)?;
+        let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
+        let tokens = From::X { x, top_k: *top_k };
+        gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
         let weights = on_input.then_some(topk_weights);
         let rows = Gathered { x: gathered, blocks, topk_weights: weights };
         moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
-        activate_on_device(device, &self.activation, gate_up, self.dtype, size_i, activated)?;
-        gather_on_device(device, activated, blocks, 1, size_i, gathered)?;
+        let activated = From::GateUp { gate_up, activation: &self.activation };
+        gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
         let weights = (!on_input).then_some(topk_weights);
         let rows = Gathered { x: gathered, blocks, topk_weights: weights };
         moe_many_rows(device, rows, &self.w2, down, plans[1])?;
