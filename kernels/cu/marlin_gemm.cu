@@ -64,6 +64,7 @@
 
 #define LANES (N_TILE / COLUMNS * 32)  // of a team
 #define THREADS (TEAMS * LANES)
+#define CHUNKS (TEAMS * RANKS)
 #define ROWS (M_TILES * 8)
 // With few rows, warps enough to wait for memory are worth more than registers for each.
 #define RESIDENT (M_TILES == 1 ? 1024 / THREADS : M_TILES == 2 ? 768 / THREADS : 1)
@@ -80,12 +81,11 @@
 #define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
 #define RING_BYTES (STAGES * STAGE_BYTES)
 
-// Of each 64 columns every rank adds up its part. A row of a chunk's partial sums in shared memory is 4
-// longer than these parts, which spreads a fragment over all banks.
+// A row of partial sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
+#define PITCH (N_TILE + 4)
+#define SUM_BYTES (ROWS * PITCH * 4)
+// Of each 64 columns every rank adds up its part.
 #define PART (64 / RANKS)
-#define SLICE (N_TILE / RANKS)
-#define PITCH (SLICE + 4)
-#define CHUNKS (TEAMS * RANKS)
 
 // A barrier of one team's warps.
 __device__ __forceinline__ void team_sync(unsigned team) {
@@ -244,10 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
     };
 
-    // Weights are no kernel's output, but x may be the last one's. Not unrolled: a kernel's first run
-    // through its code waits for that code, too.
-#pragma unroll 1
-    for (unsigned stage = 0; stage < STAGES - 1; ++stage) {
+    // Weights are no kernel's output, but x may be the last one's.
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
         if (stage < stages) {
             copy_weights(stage * STAGE_BYTES);
         }
@@ -279,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             x_from[i] += STAGE_K;
         }
     };
-#pragma unroll 1
-    for (unsigned stage = 0; stage < STAGES - 1; ++stage) {
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
         if (stage < stages) {
             copy_x(stage * STAGE_BYTES);
         }
@@ -407,34 +406,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
 #endif
 
-    // Every ring is read, in all thread blocks: the sums take their place. Each rank gets the sums of its
-    // part of the columns.
+    // Every ring is read: the sums take their place.
     copy_wait<0>();
-#if RANKS > 1
-    cluster_arrive();
-    cluster_wait();
-#else
     __syncthreads();
-#endif
-    const unsigned sums = shared_address(memory);
-    const unsigned chunk = (rank * TEAMS + team) * (ROWS * PITCH);
-    // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
+    float *sums = reinterpret_cast<float *>(memory) + team * (SUM_BYTES / 4) + warp_n;
 #pragma unroll
-    for (int i = 0; i < 2 * M_TILES; ++i) {
-        const unsigned row = i / 2 * 8 + lane % 4 * 2 + i % 2;
-        if (row < rows) {
+    for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
-            for (int j = 0; j < 2 * FRAGMENTS; ++j) {
-                const unsigned n = part * 32 + j * 8;
-                const unsigned at = warp_n / 64 * PART + n % PART + lane / 4;
-                const unsigned to = sums + (chunk + row * PITCH + at) * 4;
-                const float value = sum[j / 2][i / 2][j % 2 * 2 + i % 2];
-#if RANKS > 1
-                store_to_rank(of_rank(to, n / PART), value);
-#else
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-#endif
-            }
+        for (int m = 0; m < M_TILES; ++m) {
+            // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
+            float *to = sums + (m * 8 + lane % 4 * 2) * PITCH + j * 16 + lane / 4;
+            to[0] = sum[j][m][0];
+            to[PITCH] = sum[j][m][1];
+            to[8] = sum[j][m][2];
+            to[PITCH + 8] = sum[j][m][3];
         }
     }
 #if RANKS > 1
@@ -444,19 +429,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     __syncthreads();
 #endif
 
-    // Two neighbouring columns at a time, of this rank's part of each 64.
-    const float *const of_chunks = reinterpret_cast<const float *>(memory);
-    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
-    const auto total = [&](unsigned row, unsigned e, unsigned at) {
-        const float *from = of_chunks + row * PITCH + at;
-        float2 sum = *reinterpret_cast<const float2 *>(from);
+    // Two neighbouring columns at a time, of this rank's part of each 64: `n` counts in the tile.
+    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k, base = shared_address(memory);
+    const auto total = [&](unsigned row, unsigned e, unsigned n) {
+        float2 of_chunk[CHUNKS];
+#pragma unroll
+        for (unsigned c = 0; c < CHUNKS; ++c) {
+            // Behind the last chunk stand sums of no k.
+            const unsigned from = base + c % TEAMS * SUM_BYTES + (row * PITCH + n) * 4;
+#if RANKS > 1
+            of_chunk[c] = load_from_rank(of_rank(from, c / TEAMS));
+#else
+            of_chunk[c] = load_shared(from);
+#endif
+        }
+        float2 sum = of_chunk[0];
 #pragma unroll
         for (unsigned c = 1; c < CHUNKS; ++c) {
-            if (c < chunks) {
-                const float2 more = *reinterpret_cast<const float2 *>(from + c * (ROWS * PITCH));
-                sum.x = __fadd_rn(sum.x, more.x);
-                sum.y = __fadd_rn(sum.y, more.y);
-            }
+            sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
+            sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
         }
         if (global_scale) {
             const float scale = global_scale[expert];
@@ -464,8 +455,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             sum.y = __fmul_rn(sum.y, scale);
         }
         if (bias) {
-            const unsigned short *of = bias + expert * size_n + n0 + at / PART * next_64 +
-                                       single_position(rank * PART + at % PART);
+            const unsigned short *of =
+                bias + expert * size_n + n0 + n / 64 * next_64 + single_position(n % 64);
             sum.x = __fadd_rn(sum.x, widen(of[0]));
             sum.y = __fadd_rn(sum.y, widen(of[1]));
         }
@@ -479,34 +470,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         return sum;
     };
     // With halves only those of gate: up's stand behind them.
-    constexpr unsigned PAIRS = IS_MOE == 2 ? PART / 2 : SLICE / 2;
+    constexpr unsigned PAIRS = N_TILE / RANKS / (IS_MOE == 2 ? 4 : 2);
     // Warps stay together, so that lanes can ask each other for entries.
 #pragma unroll 1
     for (unsigned before = threadIdx.x - lane; before < rows * PAIRS; before += THREADS) {
         const unsigned row = (before + lane) / PAIRS, at = (before + lane) % PAIRS * 2;
+        const unsigned n = at / PART * 64 + rank * PART + at % PART;
         const size_t e = entry(min(row, rows - 1));
-        const unsigned n = n0 + at / PART * 64 + rank * PART + at % PART;
         if (row >= rows) {
             continue;
         }
-        const float2 sum = total(row, e, at);
+        const float2 sum = total(row, e, n);
 #if IS_MOE == 2
-        const float2 up = total(row, e, at + PART);
+        const float2 up = total(row, e, n + 64);
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
             const float gate_i = i == 0 ? sum.x : sum.y, up_i = i == 0 ? up.x : up.y;
-            y[e * (size_n / 2) + n + i] = narrow(
-                activate(activation, 0, widen(narrow(gate_i)), widen(narrow(up_i))));
+            y[e * (size_n / 2) + n0 + n + i] =
+                narrow(activate(activation, 0, widen(narrow(gate_i)), widen(narrow(up_i))));
         }
 #elif IS_MOE == 3
-        y[e * (size_n / 2) + n / 2] =
+        y[e * (size_n / 2) + (n0 + n) / 2] =
             narrow(activate(activation, 0, widen(narrow(sum.x)), widen(narrow(sum.y))));
 #else
-        *reinterpret_cast<unsigned *>(y + e * size_n + n) =
+        *reinterpret_cast<unsigned *>(y + e * size_n + n0 + n) =
             static_cast<unsigned>(narrow(sum.y)) << 16 | narrow(sum.x);
 #endif
     }
+#if RANKS > 1
+    // Nobody leaves while its sums are being read.
+    cluster_arrive();
+    cluster_wait();
+#endif
 }
 
-// Dynamic shared memory: the rings of all teams, or the sums of all chunks that take their place:
-// max(TEAMS * RING_BYTES, CHUNKS * ROWS * PITCH * 4).
+// Dynamic shared memory: the rings, or the sums that take their place:
+// TEAMS * max(RING_BYTES, SUM_BYTES).

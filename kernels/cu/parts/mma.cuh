@@ -19,6 +19,13 @@ __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+__device__ __forceinline__ float2 load_shared(unsigned address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
+}
+
 // Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

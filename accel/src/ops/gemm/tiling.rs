@@ -169,8 +169,7 @@ impl Tiling {
 
     /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let chunks = self.teams * self.ranks;
-        let sums = chunks * self.m_tiles * 8 * (self.n_tile / self.ranks + 4) * 4;
+        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
         self.ring_bytes(form).max(sums)
     }
 }
