@@ -301,6 +301,11 @@ fn weights_that_have_no_bits_are_refused_by_name() {
         let (what, found) = complaint(&Weight { scales, ..mxfp4.clone() }, BF16).unwrap();
         assert!(what == "scales" && found.ends_with("at [1, 1]"), "{what}: {found}");
     }
+    // An expert with scales of another type.
+    let grouped = float_weight(&mut random, Float::Fp8(GroupSize::Of(32)), BF16, shape, false);
+    let mxfp8 = float_weight(&mut random, Float::Mxfp8(134), BF16, shape, false);
+    let error = MarlinWeight::new(&device, &[mxfp8, grouped], BF16).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { what: "scales", .. }), "{error:?}");
     let nvfp4 = float_weight(&mut random, Float::Nvfp4, BF16, shape, false);
     assert_eq!(complaint(&nvfp4, BF16), None);
     for bad in [0x7f, 0x80, 0xb8] {

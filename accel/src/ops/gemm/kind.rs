@@ -119,8 +119,9 @@ impl Kind {
                 let expected = "none but with e4m3 scales";
                 return Err(AccelError::argument(&ROW, "global_scale", found, expected));
             }
-            // Of 16 bits there are several types, all converted to `dtype`.
-            if !wide && other.scales.ty() != scales {
+            // Of 16 bits and more there are several types, all converted to `dtype`.
+            let as_first = other.scales.ty() == scales;
+            if !as_first && !(wide && other.scales.ty().size_bits() > 8) {
                 let found = format!("{}: {}", other.name, other.scales.ty());
                 let expected = format!("{scales} as {}", weight.name);
                 return Err(AccelError::argument(&ROW, "scales", found, expected));
