@@ -34,8 +34,8 @@ const BYTES: usize = 240 << 20;
 
 /// A weight for activations of either width.
 enum Packed {
-    A16(MarlinWeight),
-    A8(MarlinWeightA8),
+    A16(Box<MarlinWeight>),
+    A8(Box<MarlinWeightA8>),
 }
 
 impl Packed {
@@ -46,15 +46,18 @@ impl Packed {
     ) -> Result<Self, AccelError> {
         let (weights, dtype) = (std::slice::from_ref(weight), ScalarType::BFLOAT16);
         match input {
-            None => MarlinWeight::new(device, weights, dtype).map(Self::A16),
-            Some(input) => MarlinWeightA8::new(device, weights, dtype, input).map(Self::A8),
+            None => {
+                MarlinWeight::new(device, weights, dtype).map(|weight| Self::A16(weight.into()))
+            }
+            Some(input) => MarlinWeightA8::new(device, weights, dtype, input)
+                .map(|weight| Self::A8(weight.into())),
         }
     }
 
     fn copy(&self, device: &Device) -> Result<Self, AccelError> {
         match self {
-            Self::A16(weight) => weight.copy(device).map(Self::A16),
-            Self::A8(weight) => weight.copy(device).map(Self::A8),
+            Self::A16(weight) => weight.copy(device).map(|weight| Self::A16(weight.into())),
+            Self::A8(weight) => weight.copy(device).map(|weight| Self::A8(weight.into())),
         }
     }
 

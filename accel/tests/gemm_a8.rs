@@ -3,15 +3,18 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, float_weight, weight};
+use common::{Float, HALVES, Law, Random, compare_layers, float_weight, weight};
+use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
+use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
-use marlinspike::moe::layer::input_global_scale;
+use marlinspike::moe::layer::{Layer, input_global_scale};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
+    ops::MarlinLayerA8,
     ops::align::{Runs, align_on_device},
     ops::gemm::Routed,
     ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8},
@@ -207,6 +210,97 @@ fn products_with_experts() {
         }
     }
     law.held();
+}
+
+#[test]
+fn layers() {
+    let name = "expert layer, 8-bit activations";
+    let Some(device) = common::device_or_skip(name) else { return };
+    let (mut law, mut random) = (Law::new(name), Random(0x5EED_1004_1234_5678));
+    let (experts, h, size_i, top_k) = (6, 512, 384, 3);
+    for (input, dtype, form, kind) in [
+        (INT8, HALVES[0], 1, Activation::Silu),
+        (INT8, HALVES[1], 3, Activation::SwigluOai),
+        (INT8, HALVES[1], 4, Activation::SiluNoMul),
+        (INT8, HALVES[0], 6, Activation::Gelu),
+        (FP8, HALVES[0], 3, Activation::Silu),
+        (FP8, HALVES[1], 5, Activation::Silu),
+        (FP8, HALVES[1], 8, Activation::SwigluOai),
+    ] {
+        let activation = Definition::new(kind);
+        let mut stack = |shape| -> Vec<Weight<'static>> {
+            let one = |_| any_weight(&mut random, input, form, dtype, shape);
+            let mut all: Vec<_> = (0..experts).map(one).collect();
+            let bias = all[0].bias.clone();
+            all.iter_mut().for_each(|w| w.bias.clone_from(&bias));
+            all
+        };
+        let w13 = stack(Shape::new(h, activation.width_in(size_i)));
+        let w2 = stack(Shape::new(size_i, h));
+        for router_weight_on_input in [false, true] {
+            let layer = Layer {
+                w13: &w13,
+                w2: &w2,
+                orders: [None, None],
+                num_experts: experts,
+                expert_map: None,
+                activation,
+                dtype,
+                input_dtype: Some(input),
+                router_weight_on_input,
+            };
+            let on_device = MarlinLayerA8::new(&device, &layer).unwrap();
+            for tokens in [1, 20, 150] {
+                let run = |x: &[u16], ids: &[i32], weights: &[f32]| {
+                    let mut work = on_device.workspace(&device, tokens, top_k).unwrap();
+                    let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
+                    let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
+                    let weights = device.upload(weights).unwrap();
+                    on_device.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+                    device.download(&y).unwrap()
+                };
+                let context = format!("{dtype}, {input}, form {form}, {kind:?}");
+                compare_layers(&mut law, &context, &mut random, &layer, (tokens, top_k), run);
+            }
+        }
+    }
+    law.held();
+}
+
+/// The kernel's steps for four codes at once, in the low halves of a word's bytes, against the number
+/// that each code stands for.
+#[test]
+fn codes_become_numbers_four_at_a_time() {
+    let every = |zero: u32| (0..16u32).map(move |q| (q, f64::from(q) - f64::from(zero)));
+    // Neighbours differ, so that what one byte leaves in the next is seen.
+    let word = |c: u32| c | (15 - c) << 8 | c << 16 | (c ^ 5) << 24;
+    let byte = |w: u32, i: usize| w.to_le_bytes()[i];
+    for zero in 0..16 {
+        let zeros = zero * 0x0101_0101;
+        let stored = |q: u32| if q >= zero { q - zero } else { 15 - q };
+        for (q, value) in every(zero) {
+            let c = word(q);
+            let int8 = (c | 0x8080_8080).wrapping_sub(zeros) ^ 0x8080_8080;
+            assert_eq!(f64::from(byte(int8, 0).cast_signed()), value);
+            assert_eq!(byte(int8, 2), byte(int8, 0));
+            let c = word(stored(q));
+            let negative = (c + zeros) >> 4 & 0x0101_0101;
+            let fp8 = c.wrapping_add(negative.wrapping_mul(0x71 + zero));
+            assert_eq!(FP8.to_f64(byte(fp8, 0).into()) * 512.0, value, "{q} - {zero}");
+            assert_eq!(byte(fp8, 2), byte(fp8, 0));
+        }
+    }
+    for (q, value) in every(8) {
+        let sixteens = (word(q) << 4 & 0xf0f0_f0f0) ^ 0x8080_8080;
+        assert_eq!(f64::from(byte(sixteens, 0).cast_signed()), 16.0 * value);
+        let e2m1 = (word(q) << 4 & 0x8080_8080) | (word(q) << 2 & 0x1c1c_1c1c);
+        let value = ScalarType::FLOAT4_E2M1F.to_f64(q);
+        assert_eq!(FP8.to_f64(byte(e2m1, 0).into()) * 64.0, value);
+        assert_eq!(
+            FP8.to_f64(byte(e2m1, 1).into()) * 64.0,
+            ScalarType::FLOAT4_E2M1F.to_f64(15 - q)
+        );
+    }
 }
 
 #[test]

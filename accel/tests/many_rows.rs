@@ -12,7 +12,7 @@ use marlinspike::gemm::schedule::{Extras, Schedule};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::Weight;
+use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
     ops::MarlinLayer,
@@ -54,6 +54,11 @@ fn weights(random: &mut Random, dtype: ScalarType, shape: Shape) -> Vec<Weight<'
     }
     for group_size in [GroupSize::Channel, GroupSize::Of(64)] {
         all.push(float_weight(random, Float::Fp8(group_size), dtype, shape, true));
+    }
+    let scales_of_bytes =
+        [134, 253].map(Float::Mxfp8).into_iter().chain([128, 253].map(Float::Mxfp4));
+    for float in scales_of_bytes.chain([Float::Nvfp4]).filter(|float| float.takes(dtype)) {
+        all.push(float_weight(random, float, dtype, shape, true));
     }
     all
 }
@@ -195,6 +200,7 @@ fn what_the_kernel_has_not_is_refused() {
         let plan = ManyRows { columns: bad.0, rows: bad.1 };
         assert_eq!(complaint(&int4, plan, 2), Some("tiling"), "{plan:?}");
     }
-    let mxfp4 = float_weight(&mut random, Float::Mxfp4(200), dtype, shape, false);
-    assert_eq!(complaint(&mxfp4, good, 2), Some("tiling"));
+    let g_idx = (0..128).map(|k| u32::from(k % 3 == 0)).collect();
+    let groups = Groups::Indexed { g_idx, group_size: GroupSize::Of(64) };
+    assert_eq!(complaint(&Weight { groups, ..int4 }, good, 2), Some("tiling"));
 }

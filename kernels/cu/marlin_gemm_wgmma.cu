@@ -16,7 +16,7 @@
 //               stays in the L2 cache
 //
 // Compile-time parameters, all required:
-//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, GROUPS  as in marlin_gemm.cu; SCALE_TYPE and HAS_G_IDX 0
+//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, GROUPS  as in marlin_gemm.cu; HAS_G_IDX 0
 //   IS_MOE   0 or 1: experts
 //   COLUMNS  16 or 32: columns that a warp computes
 //   ROWS     a multiple of 16 from 48 to 192, with COLUMNS 32 at most 96
@@ -25,8 +25,8 @@
 // Launch: any number of thread blocks of 384 threads, dynamic shared memory as at the end of this file.
 // K is a multiple of 64, chunk_k of 128, N of 64, M * K below 2^35.
 
-#if SCALE_TYPE != 0 || HAS_G_IDX || GROUPS > 2
-#error "scales of 16 bits, in order, for 32 k or more"
+#if HAS_G_IDX
+#error "groups are in order"
 #endif
 
 // Products that a warpgroup issues at once; while they run the next ones' weights are dequantized.
@@ -69,10 +69,10 @@ __device__ __forceinline__ void release(unsigned memory, unsigned slot, unsigned
 // The scales of group `row` of the stage in that slot.
 __device__ __forceinline__ void load_group(Group &group, const Seat &seat,
                                            const unsigned char *pointer, unsigned slot, int row) {
-    const unsigned char *of = pointer + SCALES_AT + slot * SCALE_BYTES + row * N_TILE * 2 +
-                              seat.warp_n / 64 * 128 + seat.lane / 4 * 16 +
-                              seat.part * (COLUMNS / 4);
-    spread(group, of);
+    const unsigned char *of =
+        pointer + SCALES_AT + slot * SCALE_BYTES +
+        (row * N_TILE + seat.warp_n / 64 * 64 + seat.lane / 4 * 8) * SCALE_SIZE;
+    spread(group, of, seat.part);
 #if HAS_ZERO
     of = pointer + ZEROS_AT + slot * ZERO_BYTES + row * (N_TILE / 2) + seat.warp_n / 64 * 32 +
          seat.lane / 4 * 4;
@@ -114,8 +114,9 @@ __device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, uns
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int step = (batch * BATCH + i) / FRAGMENTS, j = i % FRAGMENTS;
-                    if (j == 0 && (GROUPS == 2 ? step % 2 == 0 : GROUPS == 1 && step == 0)) {
-                        load_group(group, seat, pointer, slot, step / 2);
+                    constexpr int OF_GROUP = GROUPS > 0 ? 4 / GROUPS : 5;
+                    if (GROUPS > 0 && j == 0 && step % OF_GROUP == 0) {
+                        load_group(group, seat, pointer, slot, step / OF_GROUP);
                     }
 #if BITS == 4
                     dequantize(a[i], words[step].of[j], group, j);
@@ -192,6 +193,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
             bias[i] = widen(of[single_position(n0 % 64 + i * 8 + lane / 4)]);
         }
     }
+    const float global = p.global_scale ? p.global_scale[tile.expert] : 1.0f;
     // 16 rows at a time are turned round in the warp's own memory, piece i of a row stored where no
     // banks collide.
     const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
@@ -209,6 +211,9 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
+                if (p.global_scale) {
+                    value[r] = __fmul_rn(value[r], global);
+                }
                 if (p.bias) {
                     value[r] = __fadd_rn(value[r], bias[c]);
                 }
@@ -262,7 +267,7 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
             const unsigned n = n0 + i * 8 + seat.lane / 4;
             const size_t at = static_cast<size_t>(tile.expert) * p.size_n + n / 64 * 64 +
                               single_position(n % 64);
-            group.scale[i] = p.scales[at] * 0x10001u;
+            group.scale[i] = reinterpret_cast<const unsigned short *>(p.scales)[at] * 0x10001u;
         }
 #if HAS_ZERO
         const size_t at =
@@ -288,9 +293,10 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     marlin_gemm_wgmma(const __grid_constant__ TensorMap x_map,
         const uint4 *__restrict__ qweight,
-        const unsigned short *__restrict__ scales,
+        const unsigned char *__restrict__ scales,
         const unsigned *__restrict__ zeros,
         const unsigned short *__restrict__ bias,
+        const float *__restrict__ global_scale,
         unsigned short *__restrict__ y,
         unsigned size_m,
         unsigned size_n,
@@ -306,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         unsigned block_rows,
         unsigned raster) {
     const Product p = {
-        qweight, scales, zeros, bias, y, size_m, size_n, size_k, chunk_k, group_size,
+        qweight, scales, zeros, bias, global_scale, y, size_m, size_n, size_k, chunk_k, group_size,
 #if IS_MOE
         sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights,
 #endif

@@ -13,7 +13,7 @@ use super::{
     activation::activate_on_device,
     align::{DeviceBlocks, Runs, align_on_device},
     check,
-    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, launch},
+    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, is_fusible, launch},
     permute::permute_on_device,
     sum::{Slots, sum_on_device},
 };
@@ -165,7 +165,8 @@ impl MarlinLayer {
     /// Whether the activation is part of the first product: a thread block has both columns that an
     /// element is made of, which in halves takes whole tiles of 64.
     fn is_fused(&self) -> bool {
-        !self.is_paired() || self.w2.shape().size_k.is_multiple_of(64)
+        let has_both = !self.is_paired() || self.w2.shape().size_k.is_multiple_of(64);
+        is_fusible(&self.activation) && has_both
     }
 
     /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this

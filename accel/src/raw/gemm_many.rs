@@ -74,6 +74,7 @@ pub(crate) fn launch(
         (&weight.scales).into(),
         weight.zeros.as_ref().into(),
         weight.bias.as_ref().into(),
+        weight.global_scale.as_ref().into(),
         (&*gemm.y).into(),
         gemm.size_m.into(),
         gemm.size_n.into(),

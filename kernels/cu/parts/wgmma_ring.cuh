@@ -19,7 +19,7 @@
 // Shared memory: rings of x, weights, scales and zeros; what consumers turn round; barriers.
 #define X_BYTES (ROWS * 128)
 #define WEIGHT_BYTES (4 * ROW_PIECES * 16)
-#define SCALE_BYTES (GROUPS * N_TILE * 2)
+#define SCALE_BYTES (GROUPS * N_TILE * SCALE_SIZE)
 #define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
 #define WEIGHTS_AT (STAGES * X_BYTES)
 #define SCALES_AT (WEIGHTS_AT + STAGES * WEIGHT_BYTES)
@@ -37,9 +37,10 @@ struct Tile {
 // The operands, as the kernel takes them.
 struct Product {
     const uint4 *qweight;
-    const unsigned short *scales;
+    const unsigned char *scales;
     const unsigned *zeros;
     const unsigned short *bias;
+    const float *global_scale;
     unsigned short *y;
     unsigned size_m, size_n, size_k, chunk_k, group_size;
 #if IS_MOE
@@ -127,14 +128,15 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
 #if GROUPS > 0
         unsigned group_left = p.group_size / STAGE_K;  // stages, with this one
         const size_t first_group = static_cast<size_t>(tile.expert) * (p.size_k / p.group_size);
-        // Part 1 has the scales of a stage's first group, part 2 those of the second.
-        const unsigned short *scale_from =
-            p.scales + (first_group + (part == 2)) * p.size_n + tile.n0;
+        // Of a stage's groups each part has the scales of one; where there are fewer, from part 1 on.
+        const unsigned row = GROUPS == 4 ? part : part - 1;
+        const unsigned char *scale_from =
+            p.scales + ((first_group + row % GROUPS) * p.size_n + tile.n0) * SCALE_SIZE;
 #if HAS_ZERO
         const unsigned *zero_from = p.zeros + (first_group * p.size_n + tile.n0) / 8;
 #endif
 #endif
-        const unsigned bytes = X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * 2) +
+        const unsigned bytes = X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * SCALE_SIZE) +
                                HAS_ZERO * GROUPS * columns / 2;
         for (unsigned stage = 0; stage < p.size_k / STAGE_K; ++stage) {
             const unsigned full = memory + FULL_AT + place.slot * 8;
@@ -147,9 +149,9 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
                       weight_from, columns * (BITS * 2), full);
             weight_from += 4 * weight_step;
 #if GROUPS > 0
-            if (part == 1 || part == GROUPS) {
-                copy_bulk(memory + SCALES_AT + place.slot * SCALE_BYTES + (part - 1) * (N_TILE * 2),
-                          scale_from, columns * 2, full);
+            if (row < GROUPS) {
+                copy_bulk(memory + SCALES_AT + place.slot * SCALE_BYTES + row * (N_TILE * SCALE_SIZE),
+                          scale_from, columns * SCALE_SIZE, full);
             }
 #if HAS_ZERO
             if (part == 3) {
@@ -160,8 +162,8 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
                 }
             }
 #endif
-            if (GROUPS == 2 || --group_left == 0) {
-                scale_from += GROUPS * p.size_n;
+            if (GROUPS > 1 || --group_left == 0) {
+                scale_from += static_cast<size_t>(GROUPS * SCALE_SIZE) * p.size_n;
 #if HAS_ZERO
                 zero_from += GROUPS * (p.size_n / 8);
 #endif

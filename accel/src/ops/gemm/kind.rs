@@ -114,8 +114,14 @@ impl Kind {
             return Err(AccelError::argument(&ROW, "group_size", found, expected));
         }
         for other in weights {
-            // Of 16 bits there are several types, all converted to `dtype`.
-            if !wide && other.scales.ty() != scales {
+            if let Some(global) = other.global_scale.filter(|_| kind != Self::Nvfp4) {
+                let found = format!("{}: {global}", other.name);
+                let expected = "none but with e4m3 scales";
+                return Err(AccelError::argument(&ROW, "global_scale", found, expected));
+            }
+            // Of 16 bits and more there are several types, all converted to `dtype`.
+            let as_first = other.scales.ty() == scales;
+            if !as_first && !(wide && other.scales.ty().size_bits() > 8) {
                 let found = format!("{}: {}", other.name, other.scales.ty());
                 let expected = format!("{scales} as {}", weight.name);
                 return Err(AccelError::argument(&ROW, "scales", found, expected));

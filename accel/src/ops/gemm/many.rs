@@ -4,7 +4,12 @@
 use marlinspike::gemm::schedule::Schedule;
 use marlinspike::scalar::ScalarType;
 
-use super::{MarlinWeight, kind::Kind, rows_of_product, tiling::value};
+use super::{
+    MarlinWeight,
+    kind::Kind,
+    rows_of_product,
+    tiling::{scale_bytes, value},
+};
 use crate::{
     device::Device,
     error::AccelError,
@@ -72,9 +77,7 @@ impl ManyRows {
 
     /// Whether the kernel takes a weight of that form.
     fn takes(form: &[Define]) -> bool {
-        value(form, "SCALE_TYPE") == 0
-            && value(form, "HAS_G_IDX") == 0
-            && value(form, "GROUPS") <= 2
+        value(form, "HAS_G_IDX") == 0
     }
 
     /// Columns that a thread block computes.
@@ -91,7 +94,8 @@ impl ManyRows {
     fn bytes(self, form: &[Define]) -> (u32, u32) {
         let (groups, n) = (value(form, "GROUPS"), self.n_tile());
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
-        let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + groups * n * 2 + zeros;
+        let scales = groups * n * scale_bytes(form);
+        let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
         let barriers = 16;
         (stage + barriers, WARPS * 16 * self.columns * 2)
     }
@@ -127,8 +131,8 @@ impl ManyRows {
             return Ok(());
         }
         let found = format!("{self:?} for {:?} on {arch}", weight.form());
-        let expected = "16 columns by 48 to 192 rows in steps of 16, or 32 by 64, 80 or 96; scales of 16 \
-                        bits in order, for 32 k or more; sm_90a";
+        let expected = "16 columns by 48 to 192 rows in steps of 16, or 32 by 64, 80 or 96; groups in \
+                        order; sm_90a";
         Err(AccelError::argument(row, "tiling", found, expected))
     }
 
@@ -262,8 +266,7 @@ pub(crate) struct ManyGemm<'a> {
 ///
 /// # Errors
 /// As [`marlin_gemm`](super::marlin_gemm); [`AccelError::Argument`] for a plan that the kernel has not, a
-/// device that is not of capability 9.0, and a weight with scales of 8 bits, in groups of 16 or of
-/// several sizes.
+/// device that is not of capability 9.0, and a weight with groups of several sizes.
 pub fn marlin_gemm_many_rows(
     device: &Device,
     x: &Buffer<u16>,
@@ -403,8 +406,8 @@ mod tests {
         }
         // Few columns for so few rows leave most multiprocessors without work.
         assert_eq!(ManyRows::choose(HOPPER, 64, [4096, 4096], &INT4, 132), None);
-        let scales_of_bytes = [("BITS", 4), ("SCALE_TYPE", 2), ("GROUPS", 4)];
-        let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], &scales_of_bytes, 132);
+        let uneven = [("BITS", 4), ("HAS_G_IDX", 1)];
+        let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], &uneven, 132);
         assert_eq!(choice, None);
     }
 

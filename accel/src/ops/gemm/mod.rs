@@ -8,7 +8,7 @@ mod tiling;
 mod weight;
 
 use marlinspike::gemm::schedule::Schedule;
-use marlinspike::moe::activation::{Columns, Definition};
+use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
 
 use kind::Kind;
@@ -41,7 +41,7 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, &[1, 2]),
+    variants: |arch| variants(arch, &[1, 2, 3]),
 };
 
 /// `kinds` are values of IS_MOE.
@@ -55,7 +55,7 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
                         for &kind in kinds {
                             let paired = kind == 2;
                             let tiling = Tiling::choose(arch, size_m, chunks, wide, paired, &form);
-                            let defines = defines(arch, ty, &form, kind, tiling);
+                            let defines = defines(ty, &form, kind, tiling);
                             if !all.contains(&defines) {
                                 all.push(defines);
                             }
@@ -68,17 +68,11 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
     all
 }
 
-fn defines(
-    arch: Arch,
-    ty: ScalarType,
-    form: &[Define],
-    is_moe: u32,
-    tiling: Tiling,
-) -> Vec<Define> {
+fn defines(ty: ScalarType, form: &[Define], is_moe: u32, tiling: Tiling) -> Vec<Define> {
     let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     defines.extend_from_slice(form);
     defines.push(("IS_MOE", is_moe));
-    defines.extend(tiling.defines(arch, form));
+    defines.extend(tiling.defines());
     defines
 }
 
@@ -122,7 +116,7 @@ pub(crate) struct Experts<'a> {
 pub(crate) enum Entries<'a> {
     /// Cut into blocks before, of [`Tiling::rows`] of the product's tiling.
     Blocks(&'a DeviceBlocks),
-    /// Cut into blocks by the product itself: [`Tiling::is_direct`].
+    /// Found by the product itself: [`Tiling::is_direct`].
     Direct { topk_ids: &'a Buffer<i32>, runs: &'a Runs },
 }
 
@@ -204,6 +198,12 @@ pub fn moe_marlin_gemm(
     launch(device, x, weight, y, tiling, Some(experts))
 }
 
+/// Whether the first product's kernel has the activation: the gates of most models, x times its
+/// sigmoid, with an up. Others would make every layer's kernel long to load.
+pub(crate) fn is_fusible(activation: &Definition) -> bool {
+    activation.function == Function::Silu && activation.columns != Columns::Gate
+}
+
 /// Whether a thread block takes 64 columns from each half of N: those of gate and those of up.
 fn is_paired(activation: Option<&Definition>) -> bool {
     activation.is_some_and(|activation| activation.columns == Columns::Halves)
@@ -277,6 +277,10 @@ pub(crate) fn launch(
         return Ok(());
     }
     tiling.validate(device, shape)?;
+    if !activation.is_none_or(is_fusible) {
+        let found = format!("{activation:?}");
+        return refuse("activation", found, "SiLU of gate and up".into());
+    }
     if is_paired(activation) && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
         let expected = "128 columns, 64 of each half of N";
         return refuse("tiling", format!("{tiling:?} for {shape}"), expected.into());
@@ -315,19 +319,19 @@ pub(crate) fn launch(
         let expected = format!("at most {} bytes of shared memory", device.shared_memory());
         return refuse("tiling", format!("{tiling:?}, {shared_bytes} bytes"), expected);
     }
-    let arch = Arch::of_device(device.compute_capability());
-    // Both halves of N in one tile are as many tiles.
-    let tiles = blocks.saturating_mul(shape.size_n / tiling.n_tile as usize);
-    let grid = tiling.grid(arch, &form, tiles, device.multiprocessors());
+    let grid = (shape.size_n / tiling.n_tile as usize)
+        .saturating_mul(blocks)
+        .saturating_mul(tiling.ranks as usize);
     let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
         return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
     };
-    let kind = match experts {
-        None => 0,
-        Some(Experts { activation: None, .. }) => 1,
-        Some(Experts { activation: Some(_), .. }) => 2,
+    let kind = match (experts, activation.map(|activation| activation.columns)) {
+        (None, _) => 0,
+        (_, None) => 1,
+        (_, Some(Columns::Halves)) => 2,
+        (_, Some(_)) => 3,
     };
-    let function = device.function(row, &defines(arch, weight.dtype(), &form, kind, tiling))?;
+    let function = device.function(row, &defines(weight.dtype(), &form, kind, tiling))?;
     let gemm = Gemm {
         x,
         weight,

@@ -27,14 +27,18 @@ pub struct Tiling {
     pub stages: u32,
 }
 
-/// Entries that a product with experts cuts into blocks itself: `DIRECT_ENTRIES` of `routing.cuh`.
-const DIRECT_ENTRIES: usize = 128;
-/// Shared memory that this takes: `DirectBlocks`.
-const DIRECT_BYTES: u32 = 2704;
+/// Entries among which a product with experts finds its blocks itself: `DIRECT_ENTRIES` of
+/// `routing.cuh`.
+const DIRECT_ENTRIES: usize = 32;
 
 /// Value of a macro.
 pub(super) fn value(form: &[Define], name: &str) -> u32 {
     form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
+}
+
+/// Bytes of a scale.
+pub(super) fn scale_bytes(form: &[Define]) -> u32 {
+    if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 }
 }
 
 impl Tiling {
@@ -112,42 +116,13 @@ impl Tiling {
         self.teams * (self.n_tile / self.columns) * 32
     }
 
-    /// Whether a thread block computes one tile after the other, which goes on streaming weights from
-    /// tile to tile. More rows than these would leave no room for their sums beside the stages.
-    fn loops(self) -> bool {
-        self.m_tiles <= 2
-    }
-
-    /// Thread blocks that a multiprocessor has room for.
-    fn resident(self, arch: Arch, form: &[Define]) -> u32 {
-        // Of 65536 registers each thread takes about so many, besides its sums.
-        let registers = 96 + self.m_tiles * self.columns / 4;
-        let by_registers = 65536 / (self.threads() * registers);
-        // The driver keeps 1 KiB of each block's.
-        let by_memory = (arch.shared_memory() + 1024) / (self.shared_bytes(form) + 1024);
-        by_registers.min(by_memory).max(1)
-    }
-
-    /// Thread blocks of a launch that computes `tiles` tiles on so many multiprocessors.
-    pub(super) fn grid(
-        self,
-        arch: Arch,
-        form: &[Define],
-        tiles: usize,
-        multiprocessors: u32,
-    ) -> usize {
-        let at_once = (self.resident(arch, form) * multiprocessors / self.ranks).max(1);
-        let blocks = if self.loops() { tiles.min(at_once as usize) } else { tiles };
-        blocks * self.ranks as usize
-    }
-
-    /// Whether products with experts in this tiling cut so many entries into blocks themselves.
+    /// Whether products with experts in this tiling find the blocks of so many entries themselves.
     pub(crate) fn is_direct(self, entries: usize) -> bool {
         self.m_tiles == 1 && entries <= DIRECT_ENTRIES
     }
 
     /// The macros.
-    pub(super) fn defines(self, arch: Arch, form: &[Define]) -> [Define; 8] {
+    pub(super) fn defines(self) -> [Define; 6] {
         [
             ("M_TILES", self.m_tiles),
             ("N_TILE", self.n_tile),
@@ -155,8 +130,6 @@ impl Tiling {
             ("TEAMS", self.teams),
             ("RANKS", self.ranks),
             ("STAGES", self.stages),
-            ("LOOPS", self.loops().into()),
-            ("RESIDENT", self.resident(arch, form)),
         ]
     }
 
@@ -190,18 +163,14 @@ impl Tiling {
         let weights = 64 * n * value(form, "BITS") / 8;
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let x = self.m_tiles * 8 * 128;
-        let scale = if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 };
-        self.teams * self.stages * (weights + groups * n * scale + zeros + x)
+        let scales = groups * n * scale_bytes(form);
+        self.teams * self.stages * (weights + scales + zeros + x)
     }
 
-    /// Dynamic shared memory of a thread block: the stages; beside them, or in their place, the
-    /// partial sums; and the blocks that a product with experts makes itself.
+    /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let chunks = self.teams * self.ranks;
-        let sums = chunks * self.m_tiles * 8 * (self.n_tile / self.ranks + 4) * 4;
-        let ring = self.ring_bytes(form);
-        let used = if self.loops() { ring + sums } else { ring.max(sums) };
-        used + if self.m_tiles == 1 { DIRECT_BYTES } else { 0 }
+        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
+        self.ring_bytes(form).max(sums)
     }
 }
 
