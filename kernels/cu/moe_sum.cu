@@ -6,7 +6,7 @@
 //
 // With HAS_IDS slots without an expert of this rank do not count, so that nobody need clear them:
 //   topk_ids  int32 [rows, top_k]
-//   run_of    int32 [num_experts]: -1 where an expert is not here
+//   expert_of int32 [num_experts]: -1 where an expert is not here; null: all are
 //
 // Compile-time parameters: IS_BF16 (half.cuh), and HAS_IDS: 0 or 1.
 // One thread writes one element. Launch with a 1-D grid of as many threads.
@@ -23,7 +23,7 @@ extern "C" __global__ void moe_sum(const unsigned short *__restrict__ down,
 #if HAS_IDS
                                    ,
                                    const int *__restrict__ topk_ids,
-                                   const int *__restrict__ run_of,
+                                   const int *__restrict__ expert_of,
                                    unsigned num_experts
 #endif
 ) {
@@ -43,7 +43,7 @@ extern "C" __global__ void moe_sum(const unsigned short *__restrict__ down,
         float value = widen(down[(first + j) * size_n + at % size_n]);
 #if HAS_IDS
         const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
-        const bool is_here = id < num_experts && run_of[id < num_experts ? id : 0] >= 0;
+        const bool is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
         value = is_here ? value : 0.0f;
 #endif
         sum = __fadd_rn(sum, value);

@@ -5,7 +5,7 @@ use marlinspike::layout::marlin::{Options, prepare};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{TableData, Weight};
 
-use super::{ROW, Tiling};
+use super::{ROW, Tiling, tiling::Width};
 use crate::{
     device::Device,
     error::AccelError,
@@ -175,9 +175,9 @@ impl MarlinWeight {
         paired: bool,
     ) -> Tiling {
         let arch = Arch::of_device(device.compute_capability());
-        let wide = Tiling::is_wide(self.shape.size_n, experts, device.multiprocessors());
+        let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
         let chunks = Tiling::chunks(self.shape.size_k);
-        Tiling::choose(arch, size_m, chunks, wide, paired, &self.form())
+        Tiling::choose(arch, size_m, chunks, width, paired, &self.form())
     }
 
     /// k of a group, as the kernel takes it.
