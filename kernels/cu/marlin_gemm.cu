@@ -133,16 +133,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned warp_n = member / 32 * COLUMNS, part = COLUMNS == 64 ? 0 : member / 32 % 2;
     const unsigned rank = blockIdx.x % RANKS, tile = blockIdx.x / RANKS;
 
-    // Which columns: from n0 on, every 64 `next_64` after those before. Which rows: thread blocks that share
-    // weights are neighbours; those of experts, of which few do, follow the weights in memory.
+    // Which columns: from n0 on, every 64 `next_64` after those before. Neighbours read on in a weight.
 #if IS_MOE == 2
     constexpr unsigned tile_step = 64;
     const unsigned next_64 = size_n / 2;
 #else
     constexpr unsigned tile_step = N_TILE, next_64 = 64;
 #endif
-#if IS_MOE
     const unsigned n0 = tile % (size_n / N_TILE) * tile_step, block = tile / (size_n / N_TILE);
+#if IS_MOE
     if (!routing.is_early) {
         wait_for_last_kernel();
         let_next_kernel_start();
@@ -177,8 +176,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     };
     const auto x_row = [&](unsigned entry) { return entry / top_k; };
 #else
-    const unsigned blocks = (size_m + ROWS - 1) / ROWS;
-    const unsigned n0 = tile / blocks * tile_step, block = tile % blocks;
     constexpr size_t expert = 0;
     const auto entry = [&](unsigned row) { return block * ROWS + row; };
     const auto x_row = [&](unsigned entry) { return entry; };

@@ -58,12 +58,13 @@ extern "C" __global__ void moe_gather(const uint4 *__restrict__ from,
         for (int j = 0; j < 8; ++j) {
             float value;
             if (gate_alone) {
-                value = activate(activation, widen(first.of[j]));
+                value = activate(activation, activation.function, widen(first.of[j]));
             } else if (halves) {
-                value = activate(activation, widen(first.of[j]), widen(second.of[j]));
+                value = activate(activation, activation.function, widen(first.of[j]),
+                                 widen(second.of[j]));
             } else {
                 const unsigned short *pair = j < 4 ? first.of + 2 * j : second.of + 2 * (j - 4);
-                value = activate(activation, widen(pair[0]), widen(pair[1]));
+                value = activate(activation, activation.function, widen(pair[0]), widen(pair[1]));
             }
             out.of[j] = narrow(value);
         }

@@ -6,7 +6,7 @@
 //
 // With HAS_IDS slots without an expert of this rank do not count, so that nobody need clear them:
 //   topk_ids  int32 [rows, top_k]
-//   run_of    int32 [num_experts]: -1 where an expert is not here
+//   expert_of int32 [num_experts]: -1 where an expert is not here; null: all are
 //
 // Compile-time parameters: IS_BF16 (half.cuh); HAS_IDS: 0 or 1; WIDTH: 1, or 8 where that divides size_n.
 // One thread writes WIDTH elements. Launch with a grid (rows, blocks for size_n / WIDTH threads).
@@ -34,7 +34,7 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
 #if HAS_IDS
                                    ,
                                    const int *__restrict__ topk_ids,
-                                   const int *__restrict__ run_of,
+                                   const int *__restrict__ expert_of,
                                    unsigned num_experts
 #endif
 ) {
@@ -55,7 +55,7 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
         slot.all = down[(first + j) * pieces + piece];
 #if HAS_IDS
         const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
-        const bool is_here = id < num_experts && run_of[id < num_experts ? id : 0] >= 0;
+        const bool is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
 #else
         const bool is_here = true;
 #endif

@@ -165,7 +165,7 @@ pub(crate) fn sum(
     let mut arguments = vec![down.into(), (&*y).into(), args.top_k.into(), args.size_n.into()];
     if let Some(slots) = slots {
         let of_slots: [Argument; 3] =
-            [slots.topk_ids.into(), (&slots.runs.run_of).into(), num_experts.into()];
+            [slots.topk_ids.into(), slots.runs.expert_of.as_ref().into(), num_experts.into()];
         arguments.extend(of_slots);
     }
     let config = LaunchConfig {

@@ -120,9 +120,10 @@ impl Kind {
                 return Err(AccelError::argument(&ROW, "global_scale", found, expected));
             }
             // Of 16 bits and more there are several types, all converted to `dtype`.
-            let as_first = other.scales.ty() == scales;
-            if !as_first && !(wide && other.scales.ty().size_bits() > 8) {
-                let found = format!("{}: {}", other.name, other.scales.ty());
+            let ty = other.scales.ty();
+            let as_first = if wide { ty.size_bits() > 8 } else { ty == scales };
+            if !as_first {
+                let found = format!("{}: {ty}", other.name);
                 let expected = format!("{scales} as {}", weight.name);
                 return Err(AccelError::argument(&ROW, "scales", found, expected));
             }

@@ -14,6 +14,7 @@ use marlinspike::scalar::ScalarType;
 use kind::Kind;
 pub use many::{ManyRows, marlin_gemm_many_rows};
 pub use tiling::Tiling;
+use tiling::Width;
 pub use weight::MarlinWeight;
 
 use crate::{
@@ -41,7 +42,7 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, &[1, 2, 3]),
+    variants: |arch| variants(arch, if arch.has_clusters() { &[1, 2, 3] } else { &[1] }),
 };
 
 /// `kinds` are values of IS_MOE.
@@ -51,10 +52,10 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
         for form in Kind::forms(ty) {
             for size_m in [8, 16, 32, 64, 128] {
                 for chunks in 1..=Schedule::CANONICAL_CHUNKS as u32 {
-                    for wide in [false, true] {
+                    for width in Width::ALL {
                         for &kind in kinds {
                             let paired = kind == 2;
-                            let tiling = Tiling::choose(arch, size_m, chunks, wide, paired, &form);
+                            let tiling = Tiling::choose(arch, size_m, chunks, width, paired, &form);
                             let defines = defines(ty, &form, kind, tiling);
                             if !all.contains(&defines) {
                                 all.push(defines);
@@ -198,10 +199,12 @@ pub fn moe_marlin_gemm(
     launch(device, x, weight, y, tiling, Some(experts))
 }
 
-/// Whether the first product's kernel has the activation: the gates of most models, x times its
-/// sigmoid, with an up. Others would make every layer's kernel long to load.
-pub(crate) fn is_fusible(activation: &Definition) -> bool {
-    activation.function == Function::Silu && activation.columns != Columns::Gate
+/// Whether a product's kernel has the activation: that of most models, a gate times its sigmoid, and
+/// an up. Others would make every layer's kernel long to load. Before 9.0 a thread block has no room
+/// for all chunks of gate and up.
+pub(crate) fn is_fusible(arch: Arch, activation: &Definition) -> bool {
+    let known = activation.function == Function::Silu && activation.columns != Columns::Gate;
+    known && arch.has_clusters()
 }
 
 /// Whether a thread block takes 64 columns from each half of N: those of gate and those of up.
@@ -277,9 +280,10 @@ pub(crate) fn launch(
         return Ok(());
     }
     tiling.validate(device, shape)?;
-    if !activation.is_none_or(is_fusible) {
+    let arch = Arch::of_device(device.compute_capability());
+    if !activation.is_none_or(|activation| is_fusible(arch, activation)) {
         let found = format!("{activation:?}");
-        return refuse("activation", found, "SiLU of gate and up".into());
+        return refuse("activation", found, "SiLU of gate and up, from capability 9.0 on".into());
     }
     if is_paired(activation) && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
         let expected = "128 columns, 64 of each half of N";

@@ -6,7 +6,7 @@ use marlinspike::layout::marlin::{Options, ScalePermutation, prepare};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, Weight};
 
-use super::{ManyRows, ROW, Tiling, kind::Kind};
+use super::{ManyRows, ROW, Tiling, kind::Kind, tiling::Width};
 use crate::{
     device::Device,
     error::AccelError,
@@ -241,9 +241,9 @@ impl MarlinWeight {
         paired: bool,
     ) -> Tiling {
         let arch = Arch::of_device(device.compute_capability());
-        let wide = Tiling::is_wide(self.shape.size_n, experts, device.multiprocessors());
+        let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
         let chunks = Tiling::chunks(self.shape.size_k);
-        Tiling::choose(arch, size_m, chunks, wide, paired, &self.form())
+        Tiling::choose(arch, size_m, chunks, width, paired, &self.form())
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.
