@@ -197,6 +197,22 @@ impl Manifest {
             .collect()
     }
 
+    /// Files of all cases, and after them those in the folder that `MARLINSPIKE_EXTRA_CASES` names,
+    /// if it is set: more cases for the same tests.
+    ///
+    /// # Errors
+    /// [`GoldenError::Io`] when that folder cannot be read.
+    pub fn all_case_paths(&self) -> Result<Vec<PathBuf>> {
+        let mut paths: Vec<_> = self.cases.iter().map(|case| self.path(&case.path)).collect();
+        if let Some(folder) = std::env::var_os("MARLINSPIKE_EXTRA_CASES").map(PathBuf::from) {
+            let io_error = |source| GoldenError::Io { path: folder.clone(), source };
+            for entry in fs::read_dir(&folder).map_err(io_error)? {
+                paths.push(entry.map_err(io_error)?.path());
+            }
+        }
+        Ok(paths)
+    }
+
     /// All tables.
     pub fn tables(&self) -> &[TableEntry] {
         &self.tables

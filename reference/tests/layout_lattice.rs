@@ -1,6 +1,9 @@
 //! Every layout over the whole lattice: each element has one place, each bit one element, and
 //! packing is undone by unpacking.
 
+mod bijection;
+
+use bijection::is_a_bijection;
 use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, LinearConfig, Op};
 use marlinspike::dims::{GroupSize, LogicalK, Shape};
@@ -15,26 +18,6 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 const SIZES_N: [usize; 5] = [64, 128, 192, 320, 448];
 const ACTIVATIONS: [Activations; 2] = [Activations::Bits16, Activations::Bits8];
-
-/// Every element has a slot that leads back to it, and the slots together are all bits, each once.
-fn is_a_bijection(layout: &impl Layout, rows: usize, cols: usize, storage_bits: u32, what: &str) {
-    let mut taken = vec![0u64; layout.packed_len()];
-    for row in 0..rows {
-        for col in 0..cols {
-            let slot = layout.offset(row, col);
-            let mask = ((1u64 << slot.width) - 1) << slot.bit;
-            assert_eq!(taken[slot.element] & mask, 0, "{what}: ({row}, {col}) shares {slot:?}");
-            taken[slot.element] |= mask;
-            for bit in [slot.bit, slot.bit + slot.width - 1] {
-                let place = layout.locate(slot.element, bit);
-                assert_eq!((place.row, place.col), (row, col), "{what}: {slot:?}");
-            }
-        }
-    }
-    let all = (1u64 << storage_bits) - 1;
-    let free = taken.iter().position(|&t| t != all);
-    assert_eq!(free, None, "{what}: an element with bits of no value");
-}
 
 fn random_codes(rng: &mut Rng, bits: u32, shape: Shape) -> Codes<'static> {
     let words: Vec<u32> = (0..shape.len() * bits as usize / 32).map(|_| rng.next_u32()).collect();

@@ -1,9 +1,11 @@
 //! Orders of rows and packed rows of FlashInfer's kernels against FlashInfer 0.6.8.post1 and vLLM
 //! 0.21.0 (`tables/flashinfer_layouts`), and their laws around every edge.
 
+mod bijection;
 mod blackwell;
 
-use blackwell::{Golden, is_a_bijection};
+use bijection::is_a_bijection;
+use blackwell::Golden;
 use marlinspike::Error;
 use marlinspike::dims::Shape;
 use marlinspike::layout::flashinfer::{BLOCK_K_BYTES, PackedRows, RowOrder, RowStep};

@@ -10,18 +10,8 @@ use marlinspike::moe::sum::sum;
 use marlinspike::scalar::{self, ScalarType};
 use marlinspike_golden::Manifest;
 
-fn files() -> Vec<std::path::PathBuf> {
-    let golden = Manifest::load().expect("the golden manifest");
-    let mut files: Vec<_> = golden.cases().iter().map(|c| golden.path(&c.path)).collect();
-    if let Some(folder) = std::env::var_os("MARLINSPIKE_EXTRA_CASES") {
-        let entries = std::fs::read_dir(folder).expect("the folder of extra cases");
-        files.extend(entries.map(|e| e.expect("an entry").path()));
-    }
-    files
-}
-
 fn layers(mut visit: impl FnMut(&str, &MoeConfig, &Case<'_>)) {
-    for path in files() {
+    for path in Manifest::load().and_then(|m| m.all_case_paths()).expect("the golden cases") {
         let bytes = std::fs::read(&path).expect("a golden file");
         let case = Case::parse(&bytes).expect("a case");
         if let CaseConfig::Moe(c) = &case.config {

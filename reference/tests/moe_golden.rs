@@ -13,21 +13,10 @@ const ROUTING: [&str; 6] = [
     "num_tokens_post_padded",
 ];
 
-/// Case files: the golden ones, and those of `MARLINSPIKE_EXTRA_CASES`, a folder.
-fn files() -> Vec<std::path::PathBuf> {
-    let golden = Manifest::load().expect("the golden manifest");
-    let mut files: Vec<_> = golden.cases().iter().map(|c| golden.path(&c.path)).collect();
-    if let Some(folder) = std::env::var_os("MARLINSPIKE_EXTRA_CASES") {
-        let entries = std::fs::read_dir(folder).expect("the folder of extra cases");
-        files.extend(entries.map(|e| e.expect("an entry").path()));
-    }
-    files
-}
-
 #[test]
 fn routing_of_every_golden_case_passes() {
     let (mut passed, mut max_ratio) = (0, 0f64);
-    for path in files() {
+    for path in Manifest::load().and_then(|m| m.all_case_paths()).expect("the golden cases") {
         let bytes = std::fs::read(&path).expect("a golden file");
         let case = Case::parse(&bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let report = check_case(&case).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

@@ -7,15 +7,13 @@ answered here.
 """
 
 import importlib
-import importlib.abc
-import importlib.util
-import sys
-import types
 import zipfile
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import torch
+
+import stand_ins
 
 QUANT = "vllm.model_executor.layers.quantization.utils"
 REAL = {
@@ -38,40 +36,6 @@ REAL = {
 VERSIONS = {"vllm": "0.21.0", "flashinfer": "0.6.8.post1"}
 
 
-class Stub(types.ModuleType):
-    __path__: list = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=f"{self.__name__}.{name}")
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Takes `vllm`, `flashinfer` and what they import besides torch."""
-
-    def __init__(self, wheels):
-        self.wheels = {name: zipfile.ZipFile(path) for name, path in wheels.items()}
-        self.stubs = {"einops", "ninja", "cutlass", "cuda", "pynvml", "triton"}
-
-    def find_spec(self, name, path, target=None):
-        root = name.split(".")[0]
-        if root in self.wheels or root in self.stubs:
-            return importlib.util.spec_from_loader(name, self)
-        return None
-
-    def create_module(self, spec):
-        return None if spec.name in REAL else Stub(spec.name)
-
-    def exec_module(self, module):
-        name = module.__name__
-        if name in REAL:
-            path = name.replace(".", "/") + ".py"
-            source = self.wheels[name.split(".")[0]].read(path)
-            module.__package__ = name.rpartition(".")[0]
-            exec(compile(source, path, "exec"), module.__dict__)
-
-
 class OnGpu(torch.Tensor):
     """A CPU tensor that says it is on a GPU, for a function that checks and then only computes."""
 
@@ -86,7 +50,10 @@ def load(vllm_wheel, flashinfer_wheel, fp4op):
     import tvm_ffi
 
     operator = tvm_ffi.load_module(str(fp4op))
-    sys.meta_path.insert(0, Finder({"vllm": vllm_wheel, "flashinfer": flashinfer_wheel}))
+    wheels = {"vllm": vllm_wheel, "flashinfer": flashinfer_wheel}
+    # What they import besides torch.
+    others = {"einops", "ninja", "cutlass", "cuda", "pynvml", "triton"}
+    stand_ins.install(others.union(wheels), REAL, stand_ins.from_wheels(wheels))
     logging = importlib.import_module("flashinfer.api_logging")
     logging.flashinfer_api = lambda function: function
     platform = importlib.import_module("vllm.platforms")

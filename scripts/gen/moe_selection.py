@@ -17,8 +17,6 @@ letter for each class of the method, in order: the first thing it refuses, `.` f
 """
 
 import importlib
-import importlib.abc
-import importlib.util
 import itertools
 import json
 import os
@@ -29,6 +27,8 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
+
+import stand_ins
 
 if len(sys.argv) != 2 or "VLLM_DIR" not in os.environ:
     sys.exit(__doc__)
@@ -49,35 +49,12 @@ REAL = {
 }
 
 
-class Stub(types.ModuleType):
-    __path__: list = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=f"{self.__name__}.{name}")
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ("vllm", "flashinfer", "vllm_xpu_kernels"):
-            return importlib.util.spec_from_loader(name, self)
-        return None
-
-    def create_module(self, spec):
-        return None if spec.name in REAL else Stub(spec.name)
-
-    def exec_module(self, module):
-        if module.__name__ in REAL:
-            path = VLLM.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")
-            exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
-
-
 for key in list(os.environ):
     if key.startswith("VLLM_") and key != "VLLM_DIR":
         del os.environ[key]
-sys.meta_path.insert(0, Finder())
-platforms = Stub("vllm.platforms")
+stand_ins.install({"vllm", "flashinfer", "vllm_xpu_kernels"}, REAL,
+                  lambda path: VLLM.joinpath(*path.split("/")[1:]).read_text())
+platforms = stand_ins.Stub("vllm.platforms")
 platforms.current_platform = MagicMock()
 platforms.current_platform.fp8_dtype = lambda: torch.float8_e4m3fn
 platforms.current_platform.is_cuda = lambda: False

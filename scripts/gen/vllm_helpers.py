@@ -8,19 +8,15 @@ with outputs of the real operators before any golden file is written.
 """
 
 import importlib
-import importlib.abc
-import importlib.util
 import json
 import struct
-import sys
-import types
-import zipfile
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
 import torch
 
+import stand_ins
 from common import GOLDEN
 
 UTILS = "vllm.model_executor.layers.quantization.utils"
@@ -34,39 +30,12 @@ REAL = {
 }
 
 
-class Stub(types.ModuleType):
-    __path__: list = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=f"{self.__name__}.{name}")
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, wheel):
-        self.wheel = zipfile.ZipFile(wheel)
-
-    def find_spec(self, name, path, target=None):
-        if name == "vllm" or name.startswith("vllm."):
-            return importlib.util.spec_from_loader(name, self)
-        return None
-
-    def create_module(self, spec):
-        return None if spec.name in REAL else Stub(spec.name)
-
-    def exec_module(self, module):
-        if module.__name__ in REAL:
-            path = module.__name__.replace(".", "/") + ".py"
-            exec(compile(self.wheel.read(path), path, "exec"), module.__dict__)
-
-
 def load(wheel):
     """The helpers' modules: `quant`, `marlin`, `fp8`, `fp4`, `test`, `types`."""
     if "vllm-0.21.0-" not in str(wheel):
         raise SystemExit(f"{wheel}: expected the wheel of vllm 0.21.0")
-    sys.meta_path.insert(0, Finder(wheel))
-    platform = sys.modules.setdefault("vllm.platforms", Stub("vllm.platforms"))
+    stand_ins.install({"vllm"}, REAL, stand_ins.from_wheels({"vllm": wheel}))
+    platform = importlib.import_module("vllm.platforms")
     platform.current_platform = MagicMock()
     platform.current_platform.fp8_dtype = lambda: torch.float8_e4m3fn
     platform.current_platform.is_fp8_fnuz = lambda: False

@@ -4,9 +4,9 @@
 //!
 //! Only numbers, fixed words and the library's own names of rows get into it.
 
-use std::fmt::Write as _;
-
 use marlinspike::check::{Cause, ErrorMap};
+
+use super::draw::Svg;
 
 /// The colour scale: error over bound, each level up to and with the number below the next.
 pub(super) const LEVELS: [&str; 7] =
@@ -16,9 +16,6 @@ pub(super) const LEVELS: [&str; 7] =
 const LEFT: usize = 40;
 /// Pixels per character of a name, rather more than less.
 const CHARACTER: usize = 6;
-const RIGHT: usize = 18;
-const TOP: usize = 10;
-const BOTTOM: usize = 40;
 const MAX_WIDTH: f64 = 512.0;
 const MAX_HEIGHT: f64 = 384.0;
 const MAX_CELL: f64 = 24.0;
@@ -45,107 +42,53 @@ pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
     let py = (MAX_HEIGHT / rows as f64).min(MAX_CELL);
     let (w, h) = ((px * cols as f64).round(), (py * rows as f64).round());
     let longest = map.names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let mut out = open(
-        LEFT + CHARACTER * longest,
-        w,
-        h.max(40.0),
-        "error over bound of each element of the product",
-    );
-    let mut paths: [String; LEVELS.len()] = Default::default();
-    for (r, row) in map.largest.chunks(cols).enumerate() {
-        let mut start = 0;
-        while start < row.len() {
-            let here = level(row[start]);
-            let run = row[start..].iter().take_while(|&&x| level(x) == here).count();
-            push(&mut paths[here], format_args!("M{start} {r}h{run}v1h-{run}z"));
-            start += run;
-        }
-    }
-    push(
-        &mut out,
-        format_args!("<g transform=\"scale({px} {py})\" shape-rendering=\"crispEdges\">"),
-    );
-    for (level, path) in paths.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-        push(&mut out, format_args!("<path class=\"e{level}\" d=\"{path}\"/>"));
-    }
-    push(&mut out, format_args!("</g><rect class=\"frame\" width=\"{w}\" height=\"{h}\"/>"));
+    let label = "error over bound of each element of the product";
+    let mut out = Svg::new(LEFT + CHARACTER * longest, w, h.max(40.0), label);
+    let levels = map.largest.chunks(cols).map(|row| row.iter().map(|&x| Some(level(x))).collect());
+    out.cells("e", [px, py], levels);
+    out.rect("frame", w, h);
     let every = (MIN_NAMES / py).ceil().max(1.0) as usize;
     for (cell, name) in map.names.iter().enumerate().step_by(every) {
-        let y = (cell as f64 + 0.5) * py;
-        push(&mut out, format_args!("<path class=\"tick\" d=\"M-4 {y:.1}h4\"/>"));
-        push(
-            &mut out,
-            format_args!("<text x=\"-7\" y=\"{:.1}\" class=\"y\">{name}</text>", y + 3.5),
-        );
+        out.tick_y((cell as f64 + 0.5) * py, name);
     }
     axis(&mut out, map.cols, w, h, "n");
     if let Some((row, n)) = mark.filter(|&(r, n)| r < map.rows && n < map.cols) {
         let x = ((n * cols / map.cols) as f64 + 0.5) * px;
         let y = ((row * rows / map.rows) as f64 + 0.5) * py;
-        let radius = (px.hypot(py) / 2.0 + 3.0).max(6.0);
-        for class in ["halo", "mark"] {
-            push(
-                &mut out,
-                format_args!(
-                    "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\"/>"
-                ),
-            );
-        }
+        out.ring([x, y], [px, py]);
     }
-    out.push_str("</g></svg>");
-    out
+    out.finish()
 }
 
 /// The strip of k, with the ranges that explain the errors filled.
 pub(super) fn strip(cause: &Cause) -> String {
     let (w, h) = (MAX_WIDTH, 22.0);
-    let mut out = open(LEFT, w, h, "the part of k that explains the errors");
-    push(&mut out, format_args!("<rect class=\"plot\" width=\"{w}\" height=\"{h}\"/>"));
+    let mut out = Svg::new(LEFT, w, h, "the part of k that explains the errors");
+    out.rect("plot", w, h);
     let at = |k: usize| k as f64 * w / cause.size_k.max(1) as f64;
     for range in &cause.ranges {
         // One k of many is still seen.
         let width = (at(range.end) - at(range.start)).max(2.0);
         let x = at(range.start);
-        push(
-            &mut out,
-            format_args!("<rect class=\"e5\" x=\"{x:.1}\" width=\"{width:.1}\" height=\"{h}\"/>"),
-        );
+        out.push(format_args!(
+            "<rect class=\"e5\" x=\"{x:.1}\" width=\"{width:.1}\" height=\"{h}\"/>"
+        ));
     }
     let group = cause.group_size.max(1);
     let step = group * ((MIN_NAMES / at(group).max(1e-9)).ceil().max(1.0) as usize);
     for k in (step..cause.size_k).step_by(step) {
-        push(&mut out, format_args!("<path class=\"lines\" d=\"M{:.1} 0v{h}\"/>", at(k)));
+        out.push(format_args!("<path class=\"lines\" d=\"M{:.1} 0v{h}\"/>", at(k)));
     }
-    push(&mut out, format_args!("<rect class=\"frame\" width=\"{w}\" height=\"{h}\"/>"));
+    out.rect("frame", w, h);
     axis(&mut out, cause.size_k, w, h, "k");
-    out.push_str("</g></svg>");
-    out
+    out.finish()
 }
 
-fn open(left: usize, w: f64, h: f64, label: &str) -> String {
-    let (full_w, full_h) = (left + w as usize + RIGHT, TOP + h as usize + BOTTOM);
-    format!(
-        "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
-         viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({left} {TOP})\">"
-    )
-}
-
-fn axis(out: &mut String, len: usize, w: f64, h: f64, name: &str) {
+fn axis(out: &mut Svg, len: usize, w: f64, h: f64, name: &str) {
     for i in ticks(len) {
-        let x = i as f64 * w / len.max(1) as f64;
-        push(out, format_args!("<path class=\"tick\" d=\"M{x:.1} {h}v4\"/>"));
-        push(out, format_args!("<text x=\"{x:.1}\" y=\"{}\" class=\"x\">{i}</text>", h + 16.0));
+        out.tick_x(i as f64 * w / len.max(1) as f64, h, i);
     }
-    let middle = w / 2.0;
-    push(
-        out,
-        format_args!("<text x=\"{middle}\" y=\"{}\" class=\"x axis\">{name}</text>", h + 33.0),
-    );
-}
-
-fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
-    // Writing to a string cannot fail.
-    let _ = out.write_fmt(text);
+    out.name_x(w, h, name);
 }
 
 #[cfg(test)]

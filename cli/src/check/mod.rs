@@ -1,6 +1,7 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
 mod declared;
+mod draw;
 mod errors;
 mod html;
 mod input;

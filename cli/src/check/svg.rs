@@ -5,14 +5,13 @@ use std::fmt::Write as _;
 
 use marlinspike::check::Grid;
 
+use super::draw::Svg;
+
 /// The colour scale: shares of a cell's values, each level up to below the next bound.
 pub(super) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "over 50 %", "all"];
 
 /// Room for axis labels, in pixels.
 const LEFT: usize = 62;
-const TOP: usize = 10;
-const RIGHT: usize = 18;
-const BOTTOM: usize = 40;
 /// Largest plot, and largest cell.
 const MAX_WIDTH: f64 = 448.0;
 const MAX_HEIGHT: f64 = 320.0;
@@ -107,90 +106,47 @@ impl Drawing<'_> {
 
     /// The `<svg>` element.
     pub(super) fn render(&self) -> String {
-        let mut out = String::new();
-        // Writing to a string cannot fail.
-        let _ = self.write(&mut out);
-        out
-    }
-
-    fn write(&self, out: &mut String) -> std::fmt::Result {
         let [y, x] = &self.axes();
-        let (w, h) = (x.pixels(), y.pixels());
-        let (full_w, full_h) = (LEFT + w.max(64) + RIGHT, TOP + h.max(40) + BOTTOM);
-        let label = &self.label;
-        write!(
-            out,
-            "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
-             viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({LEFT} {TOP})\">\
-             <rect class=\"plot\" width=\"{w}\" height=\"{h}\"/>"
-        )?;
-        // Paths count in cells.
-        write!(out, "<g transform=\"scale({} {})\" shape-rendering=\"crispEdges\">", x.px, y.px)?;
-        for (level, path) in self.paths(y, x).iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-            write!(out, "<path class=\"l{level}\" d=\"{path}\"/>")?;
-        }
-        out.push_str("</g>");
+        let (w, h) = (x.pixels() as f64, y.pixels() as f64);
+        let mut out = Svg::new(LEFT, w.max(64.0), h.max(40.0), &self.label);
+        out.rect("plot", w, h);
+        let cells = self.grid.counts.chunks(self.grid.cell_cols.max(1));
+        let levels = cells.enumerate().map(|(r, row)| {
+            let values = |c| (y.covered(r) * x.covered(c)) as f64 * self.density;
+            row.iter().enumerate().map(|(c, &count)| level(count, values(c))).collect()
+        });
+        out.cells("l", [x.px, y.px], levels);
         let steps = self.line_steps();
         let mut lines = String::new();
+        // Writing to a string cannot fail.
         for p in steps[0].iter().flat_map(|&s| (s..y.len).step_by(s)) {
-            write!(lines, "M0 {:.1}h{w}", y.at(p as f64))?;
+            let _ = write!(lines, "M0 {:.1}h{w}", y.at(p as f64));
         }
         for p in steps[1].iter().flat_map(|&s| (s..x.len).step_by(s)) {
-            write!(lines, "M{:.1} 0v{h}", x.at(p as f64))?;
+            let _ = write!(lines, "M{:.1} 0v{h}", x.at(p as f64));
         }
         if !lines.is_empty() {
-            write!(out, "<path class=\"lines\" d=\"{lines}\"/>")?;
+            out.push(format_args!("<path class=\"lines\" d=\"{lines}\"/>"));
         }
-        write!(out, "<rect class=\"frame\" width=\"{w}\" height=\"{h}\"/>")?;
+        out.rect("frame", w, h);
         for (at, name) in x.ticks() {
-            write!(out, "<path class=\"tick\" d=\"M{at:.1} {h}v4\"/>")?;
-            write!(out, "<text x=\"{at:.1}\" y=\"{}\" class=\"x\">{name}</text>", h + 16)?;
+            out.tick_x(at, h, name);
         }
         for (at, name) in y.ticks() {
-            write!(out, "<path class=\"tick\" d=\"M-4 {at:.1}h4\"/>")?;
-            write!(out, "<text x=\"-7\" y=\"{:.1}\" class=\"y\">{name}</text>", at + 3.5)?;
+            out.tick_y(at, name);
         }
-        let (mid_x, mid_y) = (w / 2, h / 2);
-        write!(out, "<text x=\"{mid_x}\" y=\"{}\" class=\"x axis\">{}</text>", h + 33, self.cols)?;
-        write!(
-            out,
-            "<text transform=\"translate(-48 {mid_y}) rotate(-90)\" class=\"x axis\">{}</text>",
+        out.name_x(w, h, self.cols);
+        out.push(format_args!(
+            "<text transform=\"translate(-48 {}) rotate(-90)\" class=\"x axis\">{}</text>",
+            (h / 2.0).floor(),
             self.rows
-        )?;
+        ));
         if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
             // The centre of the cell that it is counted in, so that the ring surrounds it.
             let centre = |a: &Axis, p: usize| ((p * a.cells / a.len) as f64 + 0.5) * a.px;
-            let (cx, cy) = (centre(x, col), centre(y, row));
-            let r = (x.px.hypot(y.px) / 2.0 + 3.0).max(6.0);
-            for class in ["halo", "mark"] {
-                write!(out, "<circle class=\"{class}\" cx=\"{cx}\" cy=\"{cy}\" r=\"{r:.1}\"/>")?;
-            }
+            out.ring([centre(x, col), centre(y, row)], [x.px, y.px]);
         }
-        out.push_str("</g></svg>");
-        Ok(())
-    }
-
-    /// For each level, the runs of cells that have it.
-    fn paths(&self, y: &Axis, x: &Axis) -> [String; LEVELS.len()] {
-        let mut paths: [String; LEVELS.len()] = Default::default();
-        let width = self.grid.cell_cols.max(1);
-        for (r, row) in self.grid.counts.chunks(width).enumerate() {
-            let level = |c: usize| {
-                let values = (y.covered(r) * x.covered(c)) as f64 * self.density;
-                level(row[c], values)
-            };
-            let mut start = 0;
-            while start < row.len() {
-                let here = level(start);
-                let run = (start..row.len()).take_while(|&c| level(c) == here).count();
-                if let Some(l) = here {
-                    // Writing to a string cannot fail.
-                    let _ = write!(paths[l], "M{start} {r}h{run}v1h-{run}z");
-                }
-                start += run;
-            }
-        }
-        paths
+        out.finish()
     }
 }
 
@@ -250,7 +206,7 @@ mod tests {
         // One run of three cells, in row 1 from column 1 on; every value wrong.
         assert!(svg.contains("<g transform=\"scale(24 24)\""));
         assert!(svg.contains("<path class=\"l4\" d=\"M1 1h3v1h-3z\"/>"));
-        assert!(svg.contains("class=\"mark\" cx=\"36\" cy=\"36\""));
+        assert!(svg.contains("class=\"mark\" cx=\"36.0\" cy=\"36.0\""));
         assert_eq!(drawing.line_steps(), [Some(1), Some(2)]);
     }
 }

@@ -305,11 +305,7 @@ impl Layer<'_> {
             Self::Moe(moe) => moe,
         };
         let config = moe.config();
-        let each = |stack: &PackedStack<'_>| -> Vec<PackedRhs<'static>> {
-            let own = |i| PackedRhs::new(stack.layout(), stack.matrix(i).to_vec());
-            (0..stack.count()).filter_map(|i| own(i).ok()).collect()
-        };
-        let (w13, w2) = (each(moe.w13()), each(moe.w2()));
+        let (w13, w2): (Vec<_>, Vec<_>) = (moe.w13().iter().collect(), moe.w2().iter().collect());
         let definition = moe::Layer {
             w13: &w13,
             w2: &w2,

@@ -8,6 +8,7 @@ mod compare;
 mod dyn_quant;
 mod layer;
 mod marlin;
+mod pattern;
 mod picture;
 mod product;
 mod routing;
@@ -141,7 +142,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
     let mut outputs = match &case.config {
         CaseConfig::Linear(c) => {
             let mut reports = marlin::linear(case, c)?;
-            let scheduled = scheduled::linear(case, c)?;
+            let scheduled = scheduled::linear(case, c, declared)?;
             // Every bit says more than a bound.
             reports.extend(match scheduled {
                 Some(report) => Some(report),

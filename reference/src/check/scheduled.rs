@@ -1,8 +1,9 @@
 //! Products whose case declares a schedule: every bit.
 
 use super::compare::{Mismatch, elements};
+use super::pattern::{self, Values};
 use super::weights::Source;
-use super::{Diagnosis, OutputReport, Verdict};
+use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::Result;
 use crate::case::{Case, LinearConfig, ScheduleChoice};
 use crate::dims::Shape;
@@ -94,7 +95,8 @@ impl Product<'_> {
 }
 
 /// Judges `found` `[M, N]` for equality with the declared schedule's bits; an output that differs
-/// is compared with those of related schedules.
+/// is compared with those of related schedules, and where none explains it, `bounded` is asked for
+/// the verdict on the same output by its bounds.
 ///
 /// # Errors
 /// Where the schedule does not fit the product, as [`Schedule::execute_stack`] says.
@@ -103,6 +105,7 @@ pub(super) fn judge(
     found: &Tensor<'_>,
     product: Product<'_>,
     choice: &ScheduleChoice,
+    bounded: impl FnOnce() -> Result<Option<OutputReport>>,
 ) -> Result<OutputReport> {
     let schedule = choice.resolve(product.weights, product.dtype, product.input)?;
     if schedule.output_type() != product.dtype {
@@ -125,7 +128,7 @@ pub(super) fn judge(
     if bits == expected {
         return Ok(report);
     }
-    let ulps = |i: usize| ulp_distance(product.dtype, bits[i], expected[i]);
+    let ulps = |i: usize| product.dtype.steps(bits[i], expected[i]);
     let differing: Vec<usize> = (0..bits.len()).filter(|&i| bits[i] != expected[i]).collect();
     let first = differing[0];
     let (m, n) = (first / size_n, first % size_n);
@@ -138,22 +141,12 @@ pub(super) fn judge(
     report.first_mismatch =
         Some(Mismatch::element(vec![m, n], width, expert, Some(n), expected[first], bits[first]));
     report.diagnosis = diagnose(&product, &schedule, &bits, &differing, size_n);
-    Ok(report)
-}
-
-/// Distance in units in the last place, by the order of the bit patterns; infinite where exactly
-/// one of the two is NaN.
-fn ulp_distance(ty: ScalarType, x: u32, y: u32) -> f64 {
-    let ordinal = |bits: u32| {
-        let sign = 1u32 << (ty.size_bits() - 1);
-        let magnitude = i64::from(bits & (sign - 1));
-        if bits & sign != 0 { -magnitude } else { magnitude }
-    };
-    match (ty.to_f64(x).is_nan(), ty.to_f64(y).is_nan()) {
-        (true, true) => 0.0,
-        (false, false) => (ordinal(x) - ordinal(y)).abs() as f64,
-        _ => f64::INFINITY,
+    if report.diagnosis.is_none() {
+        let (ty, cols) = (product.dtype, size_n);
+        let values = Values { ty, cols, found: &bits, expected: &expected, wrong: &differing };
+        pattern::explain(&mut report, &values, bounded()?);
     }
+    Ok(report)
 }
 
 /// Rows that differ, and runs of columns in them, that are recomputed with every related schedule.
@@ -224,7 +217,11 @@ fn diagnose(
 }
 
 /// The report on `y` of a `linear` case that declares a schedule.
-pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Option<OutputReport>> {
+pub(super) fn linear(
+    case: &Case<'_>,
+    c: &LinearConfig,
+    declared: &Declared,
+) -> Result<Option<OutputReport>> {
     let (Some(choice), Some(found)) = (&c.schedule, case.output("y")) else { return Ok(None) };
     let source = Source::new(case, &c.quant, "", Shape::new(c.size_k, c.size_n));
     let weights = source.weights()?;
@@ -247,5 +244,6 @@ pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Option<OutputR
         activation_scales,
         router_weights: None,
     };
-    judge("y", found, product, choice).map(Some)
+    let bounded = || super::product::linear(case, c, declared);
+    judge("y", found, product, choice, bounded).map(Some)
 }

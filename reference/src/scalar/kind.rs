@@ -170,6 +170,21 @@ impl fmt::Debug for ScalarType {
 }
 
 impl ScalarType {
+    /// Steps between two values of a signed type, in the order of its bit patterns; both zeros are
+    /// one. A number and NaN are infinitely far from each other, two NaN not at all.
+    pub fn steps(self, a: u32, b: u32) -> f64 {
+        let ordinal = |bits: u32| {
+            let sign = 1u32 << (self.size_bits() - 1);
+            let magnitude = i64::from(bits & (sign - 1));
+            if bits & sign != 0 { -magnitude } else { magnitude }
+        };
+        match (self.to_f64(a).is_nan(), self.to_f64(b).is_nan()) {
+            (true, true) => 0.0,
+            (false, false) => (ordinal(a) - ordinal(b)).abs() as f64,
+            _ => f64::INFINITY,
+        }
+    }
+
     /// The exact value of `bits` (the low [`Self::size_bits`] bits); NaN and infinities as f64's.
     pub fn to_f64(self, bits: u32) -> f64 {
         let size = self.size_bits();

@@ -45,25 +45,27 @@ impl Rows<'_> {
 }
 
 impl RowsMut<'_> {
+    /// What they hold now.
+    pub fn rows(&self) -> Rows<'_> {
+        match self {
+            Self::F32(v) => Rows::F32(v),
+            Self::Bf16(v) => Rows::Bf16(v),
+        }
+    }
+
     /// Number of values.
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(v) => v.len(),
-            Self::Bf16(v) => v.len(),
-        }
+        self.rows().len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.rows().is_empty()
     }
 
     /// FLOAT32 or BFLOAT16.
     pub fn ty(&self) -> ScalarType {
-        match self {
-            Self::F32(_) => ScalarType::FLOAT32,
-            Self::Bf16(_) => ScalarType::BFLOAT16,
-        }
+        self.rows().ty()
     }
 }
 

@@ -42,23 +42,17 @@ impl Values {
 
     /// FLOAT32 or BFLOAT16.
     pub fn ty(&self) -> ScalarType {
-        match self {
-            Self::F32(_) => ScalarType::FLOAT32,
-            Self::Bf16(_) => ScalarType::BFLOAT16,
-        }
+        self.rows().ty()
     }
 
     /// Number of values.
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(v) => v.len(),
-            Self::Bf16(v) => v.len(),
-        }
+        self.rows().len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.rows().is_empty()
     }
 
     /// The values as f32, exactly.

@@ -1,10 +1,9 @@
-//! What the tests of Blackwell's layouts share: golden tensors, their inputs, the law of a bijection.
+//! What the tests of Blackwell's layouts share: golden tensors and their inputs.
 
 // Each test file uses its own part.
 #![allow(dead_code)]
 
 use marlinspike::container::Container;
-use marlinspike::layout::Layout;
 use marlinspike::tensor::Tensor;
 use marlinspike_golden::Manifest;
 use serde_json::Value;
@@ -67,30 +66,4 @@ impl Stream {
     pub(crate) fn e4m3(&self, index: usize) -> u8 {
         ((self.bits(index) >> 57) % 127) as u8
     }
-}
-
-/// Every element has a slot that leads back to it, no two share a bit, and no bit is left over.
-pub(crate) fn is_a_bijection(
-    layout: &impl Layout,
-    rows: usize,
-    cols: usize,
-    width: u32,
-    what: &str,
-) {
-    let mut taken = vec![0u64; layout.packed_len()];
-    for row in 0..rows {
-        for col in 0..cols {
-            let slot = layout.offset(row, col);
-            let mask = ((1u64 << slot.width) - 1) << slot.bit;
-            assert_eq!(taken[slot.element] & mask, 0, "{what}: ({row}, {col}) shares {slot:?}");
-            taken[slot.element] |= mask;
-            for bit in [slot.bit, slot.bit + slot.width - 1] {
-                let place = layout.locate(slot.element, bit);
-                assert_eq!((place.row, place.col), (row, col), "{what}: {slot:?}");
-            }
-        }
-    }
-    let all = (1u64 << width) - 1;
-    let free = taken.iter().position(|&t| t != all);
-    assert_eq!(free, None, "{what}: an element with bits of no value");
 }

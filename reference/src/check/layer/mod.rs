@@ -7,6 +7,7 @@ mod summed;
 mod walk;
 
 use super::compare::Mismatch;
+use super::pattern::Values;
 use super::picture::Picture;
 use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::Result;
@@ -60,24 +61,14 @@ fn equal(a: &[u16], b: &[u16]) -> usize {
     a.iter().zip(b).filter(|(a, b)| a == b).count()
 }
 
-/// Position of a 16-bit float in the total order of all of them.
-fn order(bits: u16) -> i32 {
-    let magnitude = i32::from(bits & 0x7fff);
-    if bits & 0x8000 == 0 { magnitude } else { -1 - magnitude }
-}
-
 impl Stage<'_> {
     fn value(&self, bits: u16) -> f32 {
         widen(self.ty, bits)
     }
 
-    /// Steps between two values of the type; NaN is infinitely far from a number.
+    /// Steps between two values of the type.
     fn steps(&self, a: u16, b: u16) -> f64 {
-        match (self.value(a).is_nan(), self.value(b).is_nan()) {
-            (true, true) => 0.0,
-            (false, false) => f64::from((order(a) - order(b)).abs()),
-            _ => f64::INFINITY,
-        }
+        self.ty.steps(a.into(), b.into())
     }
 
     /// The report, and the values outside their bound.
@@ -118,26 +109,32 @@ impl Stage<'_> {
         Mismatch::element(index, 16, expert, Some(i % cols), expected, found)
     }
 
-    /// Where no variant explains: how many, where they begin, and in which row or column they all
-    /// are.
+    /// Where no variant explains: the pattern that the wrong values follow, or how many they are
+    /// and where.
     fn outside(&self, wrong: &[usize], place: String) -> Diagnosis {
-        let (first, cols) = (wrong[0], self.shape[1]);
-        let same = |of: &dyn Fn(usize) -> usize| wrong.iter().all(|&i| of(i) == of(first));
-        let confined = match wrong.len() {
-            1 => "",
-            _ if same(&|i| i / cols) => ", all in this row",
-            _ if same(&|i| i % cols) => ", all in this column",
-            _ => "",
-        };
-        let text = format!(
-            "{} of {} values; first {place}, column {}: {} where {} belongs{confined}",
-            wrong.len(),
-            self.found.len(),
-            first % cols,
-            self.value(self.found[first]),
-            self.value(self.expected[first]),
-        );
-        Diagnosis { id: "outside-bound".to_owned(), text, unexplained: 0 }
+        self.look(wrong, |values| {
+            values.explain().unwrap_or_else(|| {
+                let first = wrong[0];
+                let [found, expected] = [values.found[first], values.expected[first]];
+                let text = format!(
+                    "{} of {} values; first {place}, column {}: {} where {} belongs; {}",
+                    wrong.len(),
+                    values.found.len(),
+                    first % values.cols,
+                    self.ty.to_f64(found),
+                    self.ty.to_f64(expected),
+                    values.extent(),
+                );
+                Diagnosis { id: "outside-bound".to_owned(), text, unexplained: wrong.len() }
+            })
+        })
+    }
+
+    /// `of` all values and those that are wrong.
+    fn look<T>(&self, wrong: &[usize], of: impl FnOnce(Values<'_>) -> T) -> T {
+        let bits = |v: &[u16]| -> Vec<u32> { v.iter().map(|&b| b.into()).collect() };
+        let (found, expected) = (bits(self.found), bits(&self.expected));
+        of(Values { ty: self.ty, cols: self.shape[1], found: &found, expected: &expected, wrong })
     }
 }
 

@@ -11,7 +11,7 @@ use super::{Stage, activated, expert, halves, summed, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
 use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, OutputReport, Verdict};
+use crate::check::{Declared, OutputReport, Verdict, pattern, product};
 use crate::interval::Bound;
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
@@ -183,7 +183,11 @@ impl<'c> Walk<'c> {
         source: &Source<'_>,
     ) -> Result<OutputReport> {
         if let Some(choice) = self.schedule(stage) {
-            return self.scheduled(stage, choice, before, source);
+            let mut report = self.scheduled(stage, choice, before, source)?;
+            if let Some(place) = &mut report.first_mismatch {
+                place.expert = expert(self.case, place.index[0]);
+            }
+            return Ok(report);
         }
         let expected = self.recompute(stage, before, source)?;
         let shape = self.shape(stage);
@@ -199,6 +203,16 @@ impl<'c> Walk<'c> {
         report.mismatches = wrong.len();
         report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
         self.place(&mut report, &stage_of, stage, &wrong);
+        // Only the bounds know what is commonly done wrong.
+        if !wrong.is_empty() {
+            let bounded = match stage {
+                1 => activated::judge(self.case, self.config, before, found)?,
+                _ => summed::judge(self.case, self.config, before, found)?,
+            };
+            let place = report.diagnosis.take();
+            stage_of.look(&wrong, |values| pattern::explain(&mut report, &values, Some(bounded)));
+            report.diagnosis = report.diagnosis.or(place);
+        }
         Ok(report)
     }
 
@@ -234,7 +248,9 @@ impl<'c> Walk<'c> {
         let Some(found) = self.case.output(NAMES[stage]) else {
             return Err(crate::Error::missing(NAMES[stage], "a stage to judge"));
         };
-        scheduled::judge(NAMES[stage], found, product, choice)
+        let bounded =
+            || product::expert_product(self.case, self.config, self.declared, NAMES[stage]);
+        scheduled::judge(NAMES[stage], found, product, choice, bounded)
     }
 
     /// Judges a stage by bounds that earlier, recomputed stages were carried into.

@@ -10,7 +10,7 @@ use crate::case::{Case, MoeConfig};
 use crate::check::weights::Source;
 use crate::check::{OutputReport, routing};
 use crate::dims::Shape;
-use crate::gemm::{Extras, Rows};
+use crate::gemm::Extras;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -71,58 +71,64 @@ impl Assignment {
     }
 }
 
-/// `gate_up` and `down` of a layer.
+/// `gate_up` and `down` of a layer, where no schedule is declared for them.
 pub(in crate::check) fn moe(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,
 ) -> Result<Vec<OutputReport>> {
     let mut reports = Vec::new();
-    if case.output("gate_up").is_none() && case.output("down").is_none() {
-        return Ok(reports);
-    }
-    if c.quant.input_dtype.is_some() {
-        return Ok(reports);
-    }
-    let assignment = Assignment::new(case, c)?;
-    let (h, i) = (c.hidden_size, c.intermediate_size);
-    let on_input = c.apply_router_weight_on_input;
-    let routers = Extras { activation_scales: None, router_weights: Some(&assignment.weights) };
-    let stage = |name: &'static str,
-                 prefix: &'static str,
-                 shape: Shape,
-                 rows: Rows,
-                 weighted: bool|
-     -> Result<Option<OutputReport>> {
-        let Some(found) = case.output(name) else { return Ok(None) };
-        let source = Source::new(case, &c.quant, prefix, shape);
-        let weights = source.weights()?;
-        let parts = assignment.parts(&weights);
-        let orders = source.orders(&weights)?;
-        let stage = Stage {
-            name,
-            found,
-            rows,
-            radius: None,
-            parts: &parts,
-            orders: orders.as_deref(),
-            extras: if weighted { routers } else { Extras::default() },
-            dtype: c.quant.dtype,
-            input_dtype: None,
-            declared,
-            producer: &case.provenance,
-            top_k: Some(c.top_k),
-        };
-        stage.judge().map(Some)
-    };
-    if case.output("gate_up").is_some() && c.schedule_w13.is_none() {
-        let x = decoded(case.input("x")?)?;
-        let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
-        let rows = x.select(&tokens).ok_or_else(|| Error::size("rows of x", x.rows(), c.size_m))?;
-        reports.extend(stage("gate_up", "w13_", Shape::new(h, c.w13_size_n()), rows, on_input)?);
-    }
-    if let Some(activated) = case.output("activated").filter(|_| c.schedule_w2.is_none()) {
-        reports.extend(stage("down", "w2_", Shape::new(i, h), decoded(activated)?, !on_input)?);
+    for (name, schedule) in [("gate_up", &c.schedule_w13), ("down", &c.schedule_w2)] {
+        if schedule.is_none() {
+            reports.extend(expert_product(case, c, declared, name)?);
+        }
     }
     Ok(reports)
+}
+
+/// `gate_up` or `down` by its bound, from the case's own stage before it; nothing where the case
+/// lacks either, or activations are 8-bit.
+pub(in crate::check) fn expert_product(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    declared: &Declared,
+    name: &'static str,
+) -> Result<Option<OutputReport>> {
+    let first = name == "gate_up";
+    let before = if first { Some(case.input("x")?) } else { case.output("activated") };
+    let (Some(found), Some(before), None) = (case.output(name), before, c.quant.input_dtype) else {
+        return Ok(None);
+    };
+    let mut rows = decoded(before)?;
+    if first {
+        let tokens: Vec<usize> = (0..c.size_m * c.top_k).map(|row| row / c.top_k).collect();
+        let missing = || Error::size("rows of x", rows.rows(), c.size_m);
+        rows = rows.select(&tokens).ok_or_else(missing)?;
+    }
+    let (h, i) = (c.hidden_size, c.intermediate_size);
+    let (prefix, shape) = match first {
+        true => ("w13_", Shape::new(h, c.w13_size_n())),
+        false => ("w2_", Shape::new(i, h)),
+    };
+    let source = Source::new(case, &c.quant, prefix, shape);
+    let weights = source.weights()?;
+    let assignment = Assignment::new(case, c)?;
+    let parts = assignment.parts(&weights);
+    let orders = source.orders(&weights)?;
+    let routers = (c.apply_router_weight_on_input == first).then_some(&assignment.weights[..]);
+    let stage = Stage {
+        name,
+        found,
+        rows,
+        radius: None,
+        parts: &parts,
+        orders: orders.as_deref(),
+        extras: Extras { activation_scales: None, router_weights: routers },
+        dtype: c.quant.dtype,
+        input_dtype: None,
+        declared,
+        producer: &case.provenance,
+        top_k: Some(c.top_k),
+    };
+    stage.judge().map(Some)
 }

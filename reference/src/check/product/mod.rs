@@ -15,7 +15,7 @@ use crate::moe::layer::bounds::{any_order_of_fp8, with_integer_scales};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
-pub(super) use layer::moe;
+pub(super) use layer::{expert_product, moe};
 use stage::{Part, Stage};
 
 /// How the products of a case are declared to be computed.

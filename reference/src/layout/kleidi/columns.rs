@@ -1,9 +1,10 @@
 //! What a packed weight holds, before it is interleaved.
 
 use super::CHUNK;
+use super::weight::{Parts, Scales};
 use crate::dims::{GroupSize, LogicalK, Shape};
-use crate::scalar::{ScalarType, bf16_to_f32};
-use crate::weight::{Table, TableData, Weight};
+use crate::scalar::bf16_to_f32;
+use crate::weight::{Table, Weight};
 use crate::{Error, Result};
 
 /// The scales and sums of a weight's columns.
@@ -100,49 +101,21 @@ impl Columns {
     /// [`Error::Unsupported`] for another type of codes or scales, act-order, zero points and a
     /// global scale, none of which the operator has; else as the other constructors.
     pub fn from_weight(weight: &Weight<'_>) -> Result<Self> {
-        weight.validate()?;
-        let refuse = |what: String, reason: &str| Err(Error::unsupported(what, reason));
-        let name = &weight.name;
-        if weight.ty != ScalarType::UINT4B8 {
-            return refuse(format!("{name}: codes of type {}", weight.ty), "4 bits only (uint4b8)");
-        }
-        if weight.zeros.is_some() || weight.global_scale.is_some() {
-            let what = format!("{name}: zero points or a global scale");
-            return refuse(what, "the operator has neither");
-        }
-        let crate::weight::Groups::Uniform(group) = weight.groups else {
-            return refuse(format!("{name}: g_idx"), "the operator's groups are uniform");
-        };
+        let Parts { group_size, scales, bias } = Parts::of(weight)?;
         let shape = weight.shape();
         let mut codes = Vec::with_capacity(shape.len());
         for n in 0..shape.size_n {
             codes.extend((0..shape.size_k).map(|k| weight.codes.get(k, n) as i8 - 8));
         }
-        let bias = weight
-            .bias
-            .as_ref()
-            .map(|b| b.iter_bits().map(|bits| b.ty().to_f64(bits) as f32).collect::<Vec<_>>());
-        let bias = bias.as_deref();
-        let scales = &weight.scales;
-        let wants = |ty| {
-            let what = format!("{name}: {} scales with group_size {group}", scales.ty());
-            Error::unsupported(what, format!("the operator takes {ty} there"))
-        };
-        match group {
-            GroupSize::Of(g) if g != shape.size_k => match (scales.ty(), scales.data()) {
-                (ScalarType::BFLOAT16, TableData::B16(bits)) => {
-                    let bits = transposed(scales, bits);
-                    Self::group_wise(shape, g, codes, bits, bias)
-                }
-                _ => Err(wants(ScalarType::BFLOAT16)),
-            },
-            _ => match (scales.ty(), scales.data()) {
-                (ScalarType::FLOAT32, TableData::B32(bits)) => {
-                    let scales: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
-                    Self::channel_wise(shape, codes, &scales, bias)
-                }
-                _ => Err(wants(ScalarType::FLOAT32)),
-            },
+        match scales {
+            Scales::Group(bits) => {
+                let bits = transposed(&weight.scales, bits);
+                Self::group_wise(shape, group_size, codes, bits, Some(&bias))
+            }
+            Scales::Channel(bits) => {
+                let scales: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
+                Self::channel_wise(shape, codes, &scales, Some(&bias))
+            }
         }
     }
 

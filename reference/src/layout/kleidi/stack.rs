@@ -51,4 +51,9 @@ impl<'a> PackedStack<'a> {
     pub fn get(&self, i: usize) -> PackedRhs<'_> {
         PackedRhs::of(self.layout, self.matrix(i))
     }
+
+    /// Every matrix, borrowed.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = PackedRhs<'_>> {
+        (0..self.count()).map(|i| self.get(i))
+    }
 }

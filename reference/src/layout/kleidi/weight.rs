@@ -72,67 +72,33 @@ impl RhsLayout {
     /// global scale; [`Error::Shape`] and [`Error::Size`] when the weight has another shape or
     /// group size than the layout; what [`Weight::validate`] refuses.
     pub fn pack_weight(&self, weight: &Weight<'_>) -> Result<PackedRhs<'static>> {
-        let factors = self.factors(weight)?;
+        let parts = Parts::of(weight)?;
+        let shape = weight.shape();
+        if shape != self.shape() {
+            let found = [shape.size_k, shape.size_n];
+            return Err(Error::shape(&weight.name, &found, self.shape()));
+        }
+        let rows = shape.size_k / self.groups();
+        if parts.group_size != rows {
+            let what = format!("{}: group_size", weight.name);
+            return Err(Error::size(what, parts.group_size, rows));
+        }
         let mut bytes = vec![0u8; self.packed_len()];
         for (b, block) in bytes.chunks_exact_mut(self.block_bytes()).enumerate() {
             if self.nr() == NR[0] {
-                self.fill::<{ NR[0] }>(weight, &factors, b, block);
+                self.fill::<{ NR[0] }>(weight, &parts, b, block);
             } else {
-                self.fill::<{ NR[1] }>(weight, &factors, b, block);
+                self.fill::<{ NR[1] }>(weight, &parts, b, block);
             }
         }
         PackedRhs::new(*self, bytes)
-    }
-
-    /// Scales and bias, after every check.
-    fn factors<'w>(&self, weight: &'w Weight<'_>) -> Result<Factors<'w>> {
-        weight.validate()?;
-        let name = &weight.name;
-        if weight.ty != ScalarType::UINT4B8 {
-            let what = format!("{name}: codes of type {}", weight.ty);
-            return Err(Error::unsupported(what, "4 bits only (uint4b8)"));
-        }
-        if weight.zeros.is_some() || weight.global_scale.is_some() {
-            let what = format!("{name}: zero points or a global scale");
-            return Err(Error::unsupported(what, "the operator has neither"));
-        }
-        let Groups::Uniform(group) = weight.groups else {
-            let what = format!("{name}: g_idx");
-            return Err(Error::unsupported(what, "the operator's groups are uniform"));
-        };
-        let shape = weight.shape();
-        if shape != self.shape() {
-            return Err(Error::shape(name, &[shape.size_k, shape.size_n], self.shape()));
-        }
-        let rows = shape.size_k / self.groups();
-        if group.rows(shape.k()) != rows {
-            return Err(Error::size(format!("{name}: group_size"), group, rows));
-        }
-        let scales = match (self.is_channel_wise(), weight.scales.data()) {
-            (true, TableData::B32(bits)) if weight.scales.ty() == ScalarType::FLOAT32 => {
-                Scales::Channel(bits)
-            }
-            (false, TableData::B16(bits)) if weight.scales.ty() == ScalarType::BFLOAT16 => {
-                Scales::Group(bits)
-            }
-            (channel, _) => {
-                let wanted = if channel { "float32" } else { "bfloat16" };
-                let what = format!("{name}: {} scales with group_size {group}", weight.scales.ty());
-                return Err(Error::unsupported(what, format!("the operator takes {wanted} there")));
-            }
-        };
-        let bias = match &weight.bias {
-            None => vec![0.0; shape.size_n],
-            Some(b) => b.iter_bits().map(|bits| b.ty().to_f64(bits) as f32).collect(),
-        };
-        Ok(Factors { scales, bias })
     }
 
     /// Writes block `b`, of `N` columns.
     fn fill<const N: usize>(
         &self,
         weight: &Weight<'_>,
-        factors: &Factors<'_>,
+        parts: &Parts<'_>,
         b: usize,
         block: &mut [u8],
     ) {
@@ -158,7 +124,7 @@ impl RhsLayout {
         let (blocks, tail) = block.split_at_mut(self.groups() * self.group_bytes());
         for (g, group) in blocks.chunks_exact_mut(self.group_bytes()).enumerate() {
             let (codes, scale_bytes) = group.split_at_mut(segments * N * PIECE);
-            let scales: [u16; N] = match factors.scales {
+            let scales: [u16; N] = match parts.scales {
                 Scales::Group(bits) => columns.map(|n| bits[g * size_n + n]),
                 Scales::Channel(_) => [0; N],
             };
@@ -175,8 +141,8 @@ impl RhsLayout {
                 out.copy_from_slice(&scale.to_le_bytes());
             }
         }
-        let bias = columns.map(|n| factors.bias[n].to_bits());
-        let words: &[[u32; N]] = match factors.scales {
+        let bias = columns.map(|n| parts.bias[n].to_bits());
+        let words: &[[u32; N]] = match parts.scales {
             Scales::Channel(bits) => &[
                 integer_sums.map(|s| s as u32),
                 columns.map(|n| (f32::from_bits(bits[n]) * 0.0625).to_bits()),
@@ -190,18 +156,62 @@ impl RhsLayout {
     }
 }
 
-/// What is not codes.
-struct Factors<'w> {
-    scales: Scales<'w>,
-    bias: Vec<f32>,
+/// What of a weight is not codes, as the operator takes it.
+pub(super) struct Parts<'w> {
+    /// Rows of a group; all of K where scales are a column's.
+    pub(super) group_size: usize,
+    pub(super) scales: Scales<'w>,
+    /// `[N]`; zeros where there is none.
+    pub(super) bias: Vec<f32>,
 }
 
 /// Bits of the scales.
-enum Scales<'w> {
+pub(super) enum Scales<'w> {
     /// f32 `[N]`.
     Channel(&'w [u32]),
     /// bf16 `[groups, N]`.
     Group(&'w [u16]),
+}
+
+impl<'w> Parts<'w> {
+    /// Scales and bias of a weight that the operator takes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other codes than `uint4b8`, zero points, a global scale, act-order,
+    /// and other types of scales than f32 for columns and bf16 for groups; what
+    /// [`Weight::validate`] refuses.
+    pub(super) fn of(weight: &'w Weight<'_>) -> Result<Self> {
+        weight.validate()?;
+        let name = &weight.name;
+        let refuse = |what: String, reason: &str| Err(Error::unsupported(what, reason));
+        if weight.ty != ScalarType::UINT4B8 {
+            return refuse(format!("{name}: codes of type {}", weight.ty), "4 bits only (uint4b8)");
+        }
+        if weight.zeros.is_some() || weight.global_scale.is_some() {
+            let what = format!("{name}: zero points or a global scale");
+            return refuse(what, "the operator has neither");
+        }
+        let Groups::Uniform(group) = weight.groups else {
+            return refuse(format!("{name}: g_idx"), "the operator's groups are uniform");
+        };
+        let shape = weight.shape();
+        let group_size = group.rows(shape.k());
+        let ty = weight.scales.ty();
+        let scales = match (group_size == shape.size_k, weight.scales.data()) {
+            (true, TableData::B32(bits)) if ty == ScalarType::FLOAT32 => Scales::Channel(bits),
+            (false, TableData::B16(bits)) if ty == ScalarType::BFLOAT16 => Scales::Group(bits),
+            (is_channel_wise, _) => {
+                let wanted = if is_channel_wise { "float32" } else { "bfloat16" };
+                let what = format!("{name}: {ty} scales with group_size {group}");
+                return refuse(what, &format!("the operator takes {wanted} there"));
+            }
+        };
+        let bias = match &weight.bias {
+            None => vec![0.0; shape.size_n],
+            Some(b) => b.iter_bits().map(|bits| b.ty().to_f64(bits) as f32).collect(),
+        };
+        Ok(Self { group_size, scales, bias })
+    }
 }
 
 /// One segment of a block: k 0 to 7 of each column in `low`, the k sixteen further in `high`.

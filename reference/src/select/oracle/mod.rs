@@ -108,10 +108,11 @@ pub enum OracleError {
 struct Ask<'a> {
     method: MoeMethod,
     table: &'static Table,
-    weights: WeightKey,
-    activations: ActivationKey,
+    keys: (WeightKey, ActivationKey),
     deployment: &'a MoeDeployment,
     device: &'a Capability,
+    /// What each class that will not do objects to.
+    refusals: &'a [MoeRefusal],
 }
 
 /// A chosen class, or why there is none.
@@ -134,9 +135,9 @@ pub fn select_moe_backend(
         let chosen = Err(OracleError::Platform { platform: device.platform });
         return MoeSelection { chosen, refusals: Vec::new() };
     }
-    let ask = Ask { method, table: method.table(), weights, activations, deployment, device };
+    let table = method.table();
     let mut refusals = Vec::new();
-    for row in ask.table.rows {
+    for row in table.rows {
         for experts in row.experts {
             let reasons = experts.objections(weights, activations, deployment, device);
             if !reasons.is_empty() {
@@ -145,7 +146,9 @@ pub fn select_moe_backend(
             }
         }
     }
-    MoeSelection { chosen: ask.choose(), refusals }
+    let keys = (weights, activations);
+    let chosen = Ask { method, table, keys, deployment, device, refusals: &refusals }.choose();
+    MoeSelection { chosen, refusals }
 }
 
 impl Ask<'_> {
@@ -183,11 +186,10 @@ impl Ask<'_> {
     fn class_of(&self, backend: MoeBackend) -> Result<MoeChoice, Option<Reason>> {
         let mut last = None;
         for experts in self.table.experts(backend) {
-            let reasons =
-                experts.objections(self.weights, self.activations, self.deployment, self.device);
-            match reasons.into_iter().next() {
-                None => return Ok(MoeChoice { backend, experts: experts.name }),
-                reason => last = reason,
+            let class = MoeChoice { backend, experts: experts.name };
+            match self.refusals.iter().find(|refusal| refusal.class == class) {
+                None => return Ok(class),
+                Some(refusal) => last = refusal.reasons.first().cloned(),
             }
         }
         Err(last)
@@ -235,8 +237,7 @@ impl Ask<'_> {
         if self.method != MoeMethod::Fp8 {
             return backends;
         }
-        let block = (self.weights, self.activations)
-            == (WeightKey::Fp8Block128, ActivationKey::Fp8Dynamic128);
+        let block = self.keys == (WeightKey::Fp8Block128, ActivationKey::Fp8Dynamic128);
         let hopper = *self.device == Capability::cuda(9, 0);
         let front = match self.device.platform {
             Platform::Cuda if hopper && block && self.deployment.ep_size > 1 => {

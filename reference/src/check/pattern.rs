@@ -1,0 +1,267 @@
+//! What a look at wrong values alone says, whatever computed them: values in another's place, not
+//! written, multiplied by a number.
+
+use std::collections::HashMap;
+
+use super::{Diagnosis, OutputReport, Verdict};
+use crate::moe::narrow;
+use crate::scalar::ScalarType;
+
+/// A matrix of 16-bit floats with its wrong values.
+pub(super) struct Values<'v> {
+    pub(super) ty: ScalarType,
+    pub(super) cols: usize,
+    /// Bits, zero-extended.
+    pub(super) found: &'v [u32],
+    pub(super) expected: &'v [u32],
+    /// Indices of those that are wrong, ascending.
+    pub(super) wrong: &'v [usize],
+}
+
+impl Values<'_> {
+    /// The pattern that all wrong values follow.
+    pub(super) fn explain(&self) -> Option<Diagnosis> {
+        let (id, text) = self
+            .not_numbers()
+            .or_else(|| self.unwritten())
+            .or_else(|| self.halves())
+            .or_else(|| self.moved(true))
+            .or_else(|| self.moved(false))
+            .or_else(|| self.multiplied())?;
+        Some(Diagnosis { id: id.to_owned(), text, unexplained: 0 })
+    }
+
+    /// The rows and columns that all wrong values lie in, from first to last.
+    pub(super) fn extent(&self) -> String {
+        let span = |of: &dyn Fn(usize) -> usize, one: &str| {
+            let (mut lo, mut hi) = (usize::MAX, 0);
+            for &i in self.wrong {
+                (lo, hi) = (lo.min(of(i)), hi.max(of(i)));
+            }
+            if lo >= hi { format!("{one} {hi}") } else { format!("{one}s {lo} to {hi}") }
+        };
+        let (rows, cols) = (span(&|i| i / self.cols, "row"), span(&|i| i % self.cols, "column"));
+        format!("all in {rows}, {cols}")
+    }
+
+    fn all(&self, holds: impl Fn(u32, u32) -> bool) -> bool {
+        self.wrong.iter().all(|&i| holds(self.found[i], self.expected[i]))
+    }
+
+    fn not_numbers(&self) -> Option<(&'static str, String)> {
+        let is_nan = |bits| self.ty.to_f64(bits).is_nan();
+        let &first = self.wrong.first()?;
+        self.all(|found, expected| is_nan(found) && is_nan(expected)).then(|| {
+            let (found, expected) = (self.found[first], self.expected[first]);
+            let text = format!(
+                "NaN as it should be, but of other bits: {found:#06x} where {expected:#06x} is"
+            );
+            ("nan-bits", text)
+        })
+    }
+
+    fn unwritten(&self) -> Option<(&'static str, String)> {
+        let is_zero = self.wrong.len() > 1 && self.all(|found, _| found == 0);
+        is_zero.then(|| {
+            let text = format!("all of them are 0, as if never written: {}", self.extent());
+            ("zeros", text)
+        })
+    }
+
+    /// Left and right half of each row, as gate and up are, each in the other's place.
+    fn halves(&self) -> Option<(&'static str, String)> {
+        let half = self.cols / 2;
+        let partner = |i: usize| i / self.cols * self.cols + (i % self.cols + half) % self.cols;
+        let fits = self.cols.is_multiple_of(2)
+            && self.wrong.len() > 2
+            && self.wrong.iter().all(|&i| self.found[i] == self.expected[partner(i)]);
+        fits.then(|| ("halves-exchanged", "the halves of each row are exchanged".to_owned()))
+    }
+
+    /// Whole columns, or rows, that hold exactly what belongs into another wrong one.
+    fn moved(&self, columns: bool) -> Option<(&'static str, String)> {
+        let rows = self.found.len() / self.cols.max(1);
+        let line = |of: &[u32], at: usize| -> Vec<u32> {
+            match columns {
+                true => (0..rows).map(|row| of[row * self.cols + at]).collect(),
+                false => of[at * self.cols..][..self.cols].to_vec(),
+            }
+        };
+        let mut lines: Vec<usize> = self
+            .wrong
+            .iter()
+            .map(|i| if columns { i % self.cols } else { i / self.cols })
+            .collect();
+        lines.sort_unstable();
+        lines.dedup();
+        if lines.len() < 2 {
+            return None;
+        }
+        let mut owners: HashMap<Vec<u32>, usize> =
+            lines.iter().map(|&at| (line(self.expected, at), at)).collect();
+        // Each place's content belongs to one other place, and no two hold the same one's.
+        let moved: Vec<(usize, usize)> = lines
+            .iter()
+            .map(|&at| owners.remove(&line(self.found, at)).map(|from| (at, from)))
+            .collect::<Option<_>>()?;
+        let (id, what) = if columns { ("columns-moved", "column") } else { ("rows-moved", "row") };
+        let text = match moved[..] {
+            [(a, _), (b, _)] => format!("{what}s {a} and {b} are swapped"),
+            _ => {
+                let shown: Vec<_> =
+                    moved.iter().take(4).map(|(at, from)| format!("{at} holds {from}")).collect();
+                let dots = if moved.len() > 4 { ", ..." } else { "" };
+                let shown = shown.join(", ");
+                format!("{} {what}s are in another order: {shown}{dots}", moved.len())
+            }
+        };
+        Some((id, text))
+    }
+
+    /// A factor that all share up to the roundings of both.
+    fn multiplied(&self) -> Option<(&'static str, String)> {
+        let ratio = |i: usize| self.ty.to_f64(self.found[i]) / self.ty.to_f64(self.expected[i]);
+        // Of the largest value, whose rounding errors are least.
+        let size = |i: usize| self.ty.to_f64(self.expected[i]).abs();
+        let numbers =
+            self.wrong.iter().copied().filter(|&i| ratio(i).is_finite() && ratio(i) != 0.0);
+        let factor = ratio(numbers.max_by(|&a, &b| size(a).total_cmp(&size(b)))?);
+        if self.wrong.len() < 4 {
+            return None;
+        }
+        let fits = |i: usize| {
+            let wanted = self.ty.to_f64(self.expected[i]) * factor;
+            self.ty.steps(self.found[i], narrow(self.ty, wanted as f32).into()) <= 2.0
+        };
+        self.wrong
+            .iter()
+            .all(|&i| fits(i))
+            .then(|| ("multiplied", format!("each is {factor:.4} times what belongs there")))
+    }
+}
+
+/// Explains a report on bits that differ, for no reason found yet: by what the bounds of the same
+/// output say, by a pattern of the values, or at least by where they are. Takes over how far off
+/// the bounds find them.
+pub(super) fn explain(
+    report: &mut OutputReport,
+    values: &Values<'_>,
+    bounded: Option<OutputReport>,
+) {
+    let mut place = None;
+    // Right values outside the bounds: those are of another way to compute than the declared one.
+    if let Some(bounded) = bounded.filter(|b| b.mismatches <= report.mismatches) {
+        report.max_error_over_bound = bounded.max_error_over_bound;
+        report.picture = report.picture.take().or(bounded.picture);
+        let inside = report.mismatches - bounded.mismatches;
+        match (bounded.verdict, bounded.diagnosis) {
+            (Verdict::Pass, None) => {
+                let text = format!(
+                    "every value is within its bound ({:.3} of it at most): right numbers, added \
+                     or rounded in another order than declared",
+                    bounded.max_error_over_bound.unwrap_or(0.0)
+                );
+                place = Some(Diagnosis { id: "within-bound".to_owned(), text, unexplained: 0 });
+            }
+            (Verdict::Pass, Some(known)) => report.diagnosis = Some(known),
+            (_, Some(known)) if known.unexplained < bounded.mismatches => {
+                let unexplained = known.unexplained + inside;
+                report.diagnosis = Some(Diagnosis { unexplained, ..known });
+            }
+            (_, known) => {
+                place = known.map(|d| Diagnosis { unexplained: report.mismatches, ..d });
+            }
+        }
+    }
+    if report.diagnosis.as_ref().is_none_or(|known| known.unexplained > 0) {
+        let known = report.diagnosis.take();
+        report.diagnosis = values.explain().or(known).or(place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: usize = 3;
+    const COLS: usize = 8;
+
+    /// bf16: all different, 1 and more.
+    fn expected() -> Vec<u32> {
+        (0..ROWS * COLS).map(|i| 0x3f80 + i as u32).collect()
+    }
+
+    /// The pattern's name and text, of `make` of the right values.
+    fn explained(make: impl FnOnce(&mut [u32])) -> Option<(String, String)> {
+        let (expected, mut found) = (expected(), expected());
+        make(&mut found);
+        let wrong: Vec<usize> = (0..found.len()).filter(|&i| found[i] != expected[i]).collect();
+        let ty = ScalarType::BFLOAT16;
+        let values = Values { ty, cols: COLS, found: &found, expected: &expected, wrong: &wrong };
+        values.explain().map(|d| {
+            assert_eq!(d.unexplained, 0);
+            (d.id, d.text)
+        })
+    }
+
+    fn id(make: impl FnOnce(&mut [u32])) -> Option<String> {
+        explained(make).map(|(id, _)| id)
+    }
+
+    #[test]
+    fn places_that_changed() {
+        let swap_columns =
+            |v: &mut [u32]| (0..ROWS).for_each(|r| v.swap(r * COLS + 2, r * COLS + 5));
+        let (id_of, text) = explained(swap_columns).expect("a pattern");
+        assert_eq!((&*id_of, &*text), ("columns-moved", "columns 2 and 5 are swapped"));
+        let rotate =
+            |v: &mut [u32]| v.chunks_exact_mut(COLS).for_each(|row| row[1..4].rotate_left(1));
+        let (id_of, text) = explained(rotate).expect("a pattern");
+        let wanted = "3 columns are in another order: 1 holds 2, 2 holds 3, 3 holds 1";
+        assert_eq!((&*id_of, &*text), ("columns-moved", wanted));
+        let halves = |v: &mut [u32]| v.chunks_exact_mut(COLS).for_each(|row| row.rotate_left(4));
+        assert_eq!(id(halves).as_deref(), Some("halves-exchanged"));
+        // Also of one row alone, and beside equal values.
+        assert_eq!(id(|v| v[COLS..2 * COLS].rotate_left(4)).as_deref(), Some("halves-exchanged"));
+        let (id_of, text) = explained(|v| v.rotate_left(COLS)).expect("a pattern");
+        let wanted = "3 rows are in another order: 0 holds 1, 1 holds 2, 2 holds 0";
+        assert_eq!((&*id_of, &*text), ("rows-moved", wanted));
+    }
+
+    #[test]
+    fn values_that_changed() {
+        let (id_of, text) = explained(|v| v[10..13].fill(0)).expect("a pattern");
+        let wanted = "all of them are 0, as if never written: all in row 1, columns 2 to 4";
+        assert_eq!((&*id_of, &*text), ("zeros", wanted));
+        // A power of two, exactly; and 1.5 times, rounded.
+        let twice = |v: &mut [u32]| v[..6].iter_mut().for_each(|b| *b += 0x80);
+        assert_eq!(
+            explained(twice).expect("a pattern").1,
+            "each is 2.0000 times what belongs there"
+        );
+        let half_more = |v: &mut [u32]| {
+            for b in v {
+                let x = f32::from_bits(*b << 16) * 1.5;
+                *b = (x.to_bits() + 0x7fff + (x.to_bits() >> 16 & 1)) >> 16;
+            }
+        };
+        assert_eq!(id(half_more).as_deref(), Some("multiplied"));
+    }
+
+    #[test]
+    fn no_pattern() {
+        // One value alone, unrelated values, a column that holds another's without an exchange.
+        assert_eq!(id(|v| v[3] = 0x4000), None);
+        assert_eq!(id(|v| v.iter_mut().enumerate().for_each(|(i, b)| *b ^= (i * i) as u32)), None);
+        assert_eq!(id(|v| (0..ROWS).for_each(|r| v[r * COLS] = v[r * COLS + 7])), None);
+    }
+
+    #[test]
+    fn other_nan() {
+        let (found, expected) = ([0xffff, 0x3f80], [0x7fff, 0x3f80]);
+        let ty = ScalarType::BFLOAT16;
+        let values = Values { ty, cols: 2, found: &found, expected: &expected, wrong: &[0] };
+        let text = values.explain().expect("a pattern").text;
+        assert_eq!(text, "NaN as it should be, but of other bits: 0xffff where 0x7fff is");
+    }
+}
