@@ -67,7 +67,7 @@
 #define CHUNKS (TEAMS * RANKS)
 #define ROWS (M_TILES * 8)
 // With few rows, warps enough to wait for memory are worth more than registers for each.
-#define RESIDENT (M_TILES == 1 ? 1024 / THREADS : M_TILES == 2 ? 768 / THREADS : 1)
+#define RESIDENT ((M_TILES == 1 ? 1024 : M_TILES == 2 ? 768 : 512) / THREADS)
 #define STAGE_K 64
 // 16-byte pieces of 16 k of one column tile of 64, and of all that a thread block computes.
 #define TILE_PIECES (32 * (BITS / 4))
@@ -155,15 +155,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     } else
 #endif
     {
-        found = block * ROWS < static_cast<unsigned>(__ldcg(routing.num_tokens_post_padded))
-                    ? __ldcg(routing.expert_ids + block)
-                    : -1;
+        // All at once: each is long in coming. There is room for every block that there may be.
+        const int padded = __ldcg(routing.num_tokens_post_padded);
+        found = __ldcg(routing.expert_ids + block);
 #pragma unroll
         for (int i = 0; i < ROWS; i += 32) {
-            entries[i / 32] = found >= 0 && i + lane < ROWS
+            entries[i / 32] = i + lane < ROWS
                                   ? __ldcg(routing.sorted_token_ids + block * ROWS + i + lane)
                                   : size_m;
         }
+        found = block * ROWS < static_cast<unsigned>(padded) ? found : -1;
     }
     if (found < 0) {
         // Whoever comes next must not start before this kernel has waited.

@@ -34,9 +34,9 @@ const DIRECT_ENTRIES: usize = 32;
 /// How many blocks of 64 columns there are for a device, of all experts together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
-    /// Fewer than one for each multiprocessor, or 128 does not divide N.
+    /// Fewer than three for four multiprocessors, or 128 does not divide N.
     Narrow,
-    /// Fewer than two.
+    /// Fewer than two for each multiprocessor.
     Middle,
     Wide,
 }
@@ -47,10 +47,10 @@ impl Width {
     /// Of `experts` products of `size_n` columns each.
     pub(super) fn new(size_n: usize, experts: usize, multiprocessors: u32) -> Self {
         let blocks = size_n / 64 * experts;
-        match blocks / multiprocessors as usize {
+        match 4 * blocks / multiprocessors as usize {
             _ if !size_n.is_multiple_of(128) => Self::Narrow,
-            0 => Self::Narrow,
-            1 => Self::Middle,
+            0..=2 => Self::Narrow,
+            3..=7 => Self::Middle,
             _ => Self::Wide,
         }
     }
@@ -98,8 +98,9 @@ impl Tiling {
             (true, Wide, 9..=16) => [2, 128, 64, 8, 2],
             (true, Wide, 17..=32) => [4, 128, 64, 8, 2],
             (true, Wide, _) => [4, 128, 64, 4, 2],
-            (true, Narrow | Middle, 0..=8) if paired => [1, 128, 64, 4, 3],
+            (true, Middle, 0..=8) if paired => [1, 128, 64, 8, 2],
             (true, Middle, 0..=8) => [1, 128, 32, 4, 4],
+            (true, Narrow, 0..=8) if paired => [1, 128, 64, 4, 3],
             (true, Narrow, 0..=8) => [1, 64, 32, 4, 6],
             (true, _, 9..=16) => [2, 64, 32, 4, 4],
             (true, _, 17..=32) => [4, 64, 32, 4, 4],
@@ -238,7 +239,7 @@ mod tests {
         let tiles = [1, 8, 9, 17, 64, 128]
             .map(|size_m| Tiling::choose(hopper, size_m, 8, Width::Narrow, false, &form).m_tiles);
         assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
-        let widths = [4096, 8448, 16768, 16896, 28736].map(|n| Width::new(n, 1, 132));
+        let widths = [6272, 6400, 16768, 16896, 28736].map(|n| Width::new(n, 1, 132));
         use Width::{Middle, Narrow, Wide};
         assert_eq!(widths, [Narrow, Middle, Middle, Wide, Narrow]);
         assert_eq!(Width::new(4096, 5, 132), Wide);
