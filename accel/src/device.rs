@@ -23,6 +23,9 @@ use crate::{
     registry::Row,
 };
 
+/// The driver interface from which on programmatic dependent launches can be recorded: 12.3.
+const RECORDS_EARLY_LAUNCHES: i32 = 12_030;
+
 type ModuleKey = (&'static str, Vec<Define>);
 
 /// An opened CUDA device, with the modules compiled for it so far.
@@ -33,6 +36,7 @@ pub struct Device {
     compute_capability: (u32, u32),
     multiprocessors: u32,
     shared_memory: u32,
+    launches_early: bool,
     cache: ModuleCache,
     mutant: Option<&'static Mutant>,
     nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
@@ -63,7 +67,7 @@ impl Device {
     /// [`AccelError::NoDriver`] or [`AccelError::NoDevice`] on a machine without a GPU,
     /// [`AccelError::Ordinal`], [`AccelError::DriverTooOld`], or [`AccelError::Driver`].
     pub fn open_ordinal(ordinal: usize) -> Result<Self, AccelError> {
-        raw::driver::probe()?;
+        let version = raw::driver::probe()?;
         cudarc::driver::result::init().map_err(init_error)?;
         let count = CudaContext::device_count().map_err(failed("cuDeviceGetCount"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -89,6 +93,7 @@ impl Device {
             shared_memory: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
+            launches_early: (major, minor) >= (9, 0) && version >= RECORDS_EARLY_LAUNCHES,
             context,
             cache: ModuleCache::from_environment(),
             mutant: None,
@@ -128,6 +133,11 @@ impl Device {
     /// Bytes of shared memory that one thread block may take.
     pub fn shared_memory(&self) -> u32 {
         self.shared_memory
+    }
+
+    /// Whether kernels may be launched so as to start before the one before them has ended.
+    pub(crate) fn launches_early(&self) -> bool {
+        self.launches_early
     }
 
     /// Waits until everything launched so far is done.

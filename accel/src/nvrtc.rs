@@ -36,6 +36,11 @@ impl Arch {
         Self { compute_capability, specific: compute_capability >= (9, 0) }
     }
 
+    /// Whether thread blocks can form clusters and read each other's shared memory.
+    pub(crate) fn has_clusters(self) -> bool {
+        self.compute_capability >= (9, 0)
+    }
+
     /// Bytes of shared memory that a thread block may take at most (CUDA C++ Programming Guide,
     /// technical specifications per compute capability); for a capability that is not listed, the
     /// least of them.

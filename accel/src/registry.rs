@@ -68,6 +68,9 @@ static ROWS: &[&Row] = &[
     &ops::sum::ROW,
     &ops::gemm::ROW,
     &ops::gemm::MOE,
+    &ops::gemm::many::ROW,
+    &ops::gemm::many::MOE,
+    &ops::gather::ROW,
     &ops::gemm_a8::INT8,
     &ops::gemm_a8::FP8,
 ];

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{HALVES, Law, Random, compare_layers, weight};
+use common::{HALVES, Law, Random, compare_layers, forward, weight};
 use marlinspike::act_order;
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
@@ -13,6 +13,7 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError,
+    ops::MarlinLayer,
     ops::gemm::{MarlinWeight, marlin_gemm},
     ops::permute_cols,
 };
@@ -114,19 +115,16 @@ fn experts() {
                         input_dtype: None,
                         router_weight_on_input: false,
                     };
+                    let on_device = MarlinLayer::new(&device, &layer).unwrap();
                     for tokens in [1, 9, 140] {
                         let context = format!(
                             "{dtype}, {ty}, groups of {group_size}, {kind:?}, orders {}",
                             orders[0].is_some()
                         );
-                        compare_layers(
-                            &mut law,
-                            &context,
-                            &mut random,
-                            &device,
-                            &layer,
-                            (tokens, 2),
-                        );
+                        let run = |x: &[u16], ids: &[i32], weights: &[f32]| {
+                            forward(&device, &on_device, x, 2, ids, weights)
+                        };
+                        compare_layers(&mut law, &context, &mut random, &layer, (tokens, 2), run);
                     }
                 }
             }

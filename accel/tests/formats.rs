@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, compare_layers, float_weight};
+use common::{Float, HALVES, Law, Random, compare_layers, float_weight, forward};
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule};
@@ -13,6 +13,7 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,
+    ops::MarlinLayer,
     ops::gemm::{MarlinWeight, marlin_gemm},
 };
 
@@ -160,9 +161,13 @@ fn layers() {
                 input_dtype: None,
                 router_weight_on_input: false,
             };
+            let on_device = MarlinLayer::new(&device, &layer).unwrap();
             for tokens in [1, 20, 150] {
                 let context = format!("{dtype}, {float:?}, {kind:?}");
-                compare_layers(&mut law, &context, &mut random, &device, &layer, (tokens, 3));
+                let run = |x: &[u16], ids: &[i32], weights: &[f32]| {
+                    forward(&device, &on_device, x, 3, ids, weights)
+                };
+                compare_layers(&mut law, &context, &mut random, &layer, (tokens, 3), run);
             }
         }
     }
@@ -296,6 +301,11 @@ fn weights_that_have_no_bits_are_refused_by_name() {
         let (what, found) = complaint(&Weight { scales, ..mxfp4.clone() }, BF16).unwrap();
         assert!(what == "scales" && found.ends_with("at [1, 1]"), "{what}: {found}");
     }
+    // An expert with scales of another type.
+    let grouped = float_weight(&mut random, Float::Fp8(GroupSize::Of(32)), BF16, shape, false);
+    let mxfp8 = float_weight(&mut random, Float::Mxfp8(134), BF16, shape, false);
+    let error = MarlinWeight::new(&device, &[mxfp8, grouped], BF16).unwrap_err();
+    assert!(matches!(error, AccelError::Argument { what: "scales", .. }), "{error:?}");
     let nvfp4 = float_weight(&mut random, Float::Nvfp4, BF16, shape, false);
     assert_eq!(complaint(&nvfp4, BF16), None);
     for bad in [0x7f, 0x80, 0xb8] {

@@ -97,7 +97,7 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_under_any_tiling() {
     let Some(device) = common::device_or_skip(test) else { return };
     let mut law = Law::new("marlin_gemm, batch invariance");
     let mut random = Random(0xFEDC_BA98_7654_3210);
-    let (shape, dtype, most) = (Shape::new(4096, 128), ScalarType::BFLOAT16, 200);
+    let (shape, dtype, most) = (Shape::new(4096, 256), ScalarType::BFLOAT16, 200);
     let w = weight(&mut random, TYPES[0], dtype, shape, GroupSize::Of(128), true);
     let on_device = MarlinWeight::new(&device, std::slice::from_ref(&w), dtype).unwrap();
     let x = activations(&mut random, dtype, most, shape.size_k);
@@ -110,8 +110,9 @@ fn a_row_has_the_same_bits_alone_in_any_batch_and_under_any_tiling() {
         law.equal(&format!("rows {first}..{}", first + size_m), &found, of);
     }
     for m_tiles in [1, 2, 4, 8] {
-        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64)] {
-            for (teams, stages) in [(2, 2), (2, 8), (4, 2), (4, 3), (4, 5), (8, 2), (8, 4)] {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)] {
+            for (teams, stages) in [(1, 3), (2, 2), (2, 8), (4, 2), (4, 3), (4, 5), (8, 2), (8, 4)]
+            {
                 let tiling = Tiling { m_tiles, n_tile, columns, teams, ranks: 8 / teams, stages };
                 let from = device.upload(&x).unwrap();
                 let mut y = device.zeroed(wanted.len()).unwrap();

@@ -3,15 +3,18 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, float_weight, weight};
+use common::{Float, HALVES, Law, Random, compare_layers, float_weight, weight};
+use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
+use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
-use marlinspike::moe::layer::input_global_scale;
+use marlinspike::moe::layer::{Layer, input_global_scale};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
+    ops::MarlinLayerA8,
     ops::align::{Runs, align_on_device},
     ops::gemm::Routed,
     ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8},
@@ -203,6 +206,61 @@ fn products_with_experts() {
                     .collect();
                 let context = format!("{dtype}, {input}, form {form}, {tokens} tokens");
                 law.equal(&context, &device.download(&y).unwrap(), &wanted);
+            }
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn layers() {
+    let name = "expert layer, 8-bit activations";
+    let Some(device) = common::device_or_skip(name) else { return };
+    let (mut law, mut random) = (Law::new(name), Random(0x5EED_1004_1234_5678));
+    let (experts, h, size_i, top_k) = (6, 512, 384, 3);
+    for (input, dtype, form, kind) in [
+        (INT8, HALVES[0], 1, Activation::Silu),
+        (INT8, HALVES[1], 3, Activation::SwigluOai),
+        (INT8, HALVES[1], 4, Activation::SiluNoMul),
+        (INT8, HALVES[0], 6, Activation::Gelu),
+        (FP8, HALVES[0], 3, Activation::Silu),
+        (FP8, HALVES[1], 5, Activation::Silu),
+        (FP8, HALVES[1], 8, Activation::SwigluOai),
+    ] {
+        let activation = Definition::new(kind);
+        let mut stack = |shape| -> Vec<Weight<'static>> {
+            let one = |_| any_weight(&mut random, input, form, dtype, shape);
+            let mut all: Vec<_> = (0..experts).map(one).collect();
+            let bias = all[0].bias.clone();
+            all.iter_mut().for_each(|w| w.bias.clone_from(&bias));
+            all
+        };
+        let w13 = stack(Shape::new(h, activation.width_in(size_i)));
+        let w2 = stack(Shape::new(size_i, h));
+        for router_weight_on_input in [false, true] {
+            let layer = Layer {
+                w13: &w13,
+                w2: &w2,
+                orders: [None, None],
+                num_experts: experts,
+                expert_map: None,
+                activation,
+                dtype,
+                input_dtype: Some(input),
+                router_weight_on_input,
+            };
+            let on_device = MarlinLayerA8::new(&device, &layer).unwrap();
+            for tokens in [1, 20, 150] {
+                let run = |x: &[u16], ids: &[i32], weights: &[f32]| {
+                    let mut work = on_device.workspace(&device, tokens, top_k).unwrap();
+                    let mut y = device.upload(&vec![NOT_WRITTEN; x.len()]).unwrap();
+                    let (x, ids) = (device.upload(x).unwrap(), device.upload(ids).unwrap());
+                    let weights = device.upload(weights).unwrap();
+                    on_device.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+                    device.download(&y).unwrap()
+                };
+                let context = format!("{dtype}, {input}, form {form}, {kind:?}");
+                compare_layers(&mut law, &context, &mut random, &layer, (tokens, top_k), run);
             }
         }
     }

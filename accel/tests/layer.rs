@@ -22,16 +22,22 @@ fn layers_equal_the_canonical_arithmetic() {
     let mut law = Law::new("expert layer");
     let mut random = Random(0x1A7E_0001_2345_6789);
     // H, I, local experts, k per group, kind.
+    use Activation as A;
+    let silu = Definition::new(A::Silu);
     let layers = [
-        (512, 384, 6, 32, ScalarType::UINT4B8, Activation::Silu),
-        (2048, 128, 4, 128, ScalarType::UINT4B8, Activation::SwigluOai),
-        (256, 1024, 5, 64, ScalarType::UINT4, Activation::Gelu),
-        (384, 256, 4, 128, ScalarType::UINT8B128, Activation::SiluNoMul),
+        (512, 384, 6, 32, ScalarType::UINT4B8, silu),
+        (2048, 128, 4, 128, ScalarType::UINT4B8, Definition::new(A::SwigluOai)),
+        (256, 1024, 5, 64, ScalarType::UINT4, Definition::new(A::Gelu)),
+        (384, 256, 4, 128, ScalarType::UINT8B128, Definition::new(A::SiluNoMul)),
+        (256, 192, 3, 64, ScalarType::UINT8B128, Definition::new(A::SwigluStep)),
+        (256, 64, 40, 64, ScalarType::UINT4, silu.with_limit(0.7)),
+        (256, 128, 3, 32, ScalarType::UINT4B8, Definition { exchanged: true, ..silu }),
+        (256, 128, 70, 128, ScalarType::UINT4B8, Definition::new(A::Relu2)),
+        (128, 64, 3, 64, ScalarType::UINT4B8, Definition::new(A::GeluTanhNoMul)),
     ];
-    for (i, (h, size_i, experts, group, ty, kind)) in layers.into_iter().enumerate() {
+    for (i, (h, size_i, experts, group, ty, activation)) in layers.into_iter().enumerate() {
         for dtype in HALVES {
             let group = GroupSize::Of(group);
-            let activation = Definition::new(kind);
             let mut stack = |shape, bias| -> Vec<Weight<'static>> {
                 (0..experts).map(|_| weight(&mut random, ty, dtype, shape, group, bias)).collect()
             };
@@ -57,13 +63,19 @@ fn layers_equal_the_canonical_arithmetic() {
                     router_weight_on_input,
                 };
                 let on_device = MarlinLayer::new(&device, &layer).unwrap();
-                for tokens in [1, 7, 40, 130] {
+                for tokens in [1, 7, 10, 40, 130] {
                     let x = random.halves(dtype, tokens * h, 1.0);
                     let ids: Vec<i32> = (0..tokens)
                         .flat_map(|_| random.permutation(num_experts)[..TOP_K].to_vec())
                         .map(|id| id as i32)
                         .enumerate()
-                        .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id })
+                        .map(|(entry, id)| match (tokens, entry % TOP_K, id) {
+                            // Ten rows of one expert: more than a block of eight.
+                            (10, 0, _) => 0,
+                            (10, _, 0) => -1,
+                            _ if entry % 17 == 4 => -1,
+                            _ => id,
+                        })
                         .collect();
                     let weights: Vec<f32> =
                         ids.iter().map(|_| random.normal().abs() as f32).collect();
@@ -72,7 +84,7 @@ fn layers_equal_the_canonical_arithmetic() {
                     let wanted = layer.forward(&x, routed, &how).unwrap().y;
                     let found = forward(&device, &on_device, &x, TOP_K, &ids, &weights);
                     let context = format!(
-                        "{dtype}, {ty}, H {h}, I {size_i}, {kind:?}, {tokens} tokens, map {}",
+                        "{dtype}, {ty}, H {h}, I {size_i}, {activation:?}, {tokens} tokens, map {}",
                         expert_map.is_some()
                     );
                     law.equal(&context, &found, &wanted);

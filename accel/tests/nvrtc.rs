@@ -71,7 +71,12 @@ fn every_source_compiles_for_every_architecture() {
                 .filter(|job| job.row.source == source.name)
                 .map(|job| job.defines)
                 .collect();
-            assert!(!variants.is_empty(), "{} for {arch}", source.name);
+            // Instructions of a single architecture.
+            let only = source.name == "marlin_gemm_wgmma" && arch.compute_capability != (9, 0);
+            assert_eq!(variants.is_empty(), only, "{} for {arch}", source.name);
+            if variants.is_empty() {
+                continue;
+            }
             let chosen = covering(&variants, pairs).into_iter().cloned();
             modules.extend(chosen.map(|defines| (arch, source, defines)));
         }

@@ -5,7 +5,7 @@
 //   2. k is cut into at most 8 chunks of chunk_k. A chunk is one chain of m16n8k16 products in f32, k
 //      ascending, from zero.
 //   3. The chunks' sums are added in ascending order in f32; then times the global scale; then the
-//      bias; then (experts) times the router weight; then one rounding; then (IS_MOE 2) the activation.
+//      bias; then (experts) times the router weight; then one rounding; then (IS_MOE 2, 3) the activation.
 //
 // So an output depends on its row, its column and K alone: neither on M nor on the macros below that
 // only say how work is dealt out. Upstream operators: `marlin_gemm`, `moe_wna16_marlin_gemm`.
@@ -35,38 +35,39 @@
 //             groups of 16
 //   HAS_G_IDX 1: groups of any k, of integers without zero points; GROUPS is 0 then, and group_size
 //             the number of groups
-//   IS_MOE    0; 1: experts; 2: experts, with the activation
-//   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes at once
-//   N_TILE    64, 128 or 256: columns that a thread block computes at once; N is a multiple of it
+//   IS_MOE    0; 1: experts; 2: experts, and the activation of gate and up halves; 3: of gate in even
+//             columns and up in odd ones. Function 0 alone: others would make it long to load.
+//   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
+//   N_TILE    64, 128 or 256: columns that a thread block computes; N is a multiple of it
 //   COLUMNS   32 or 64: columns that a warp computes
 //   TEAMS     1 to 8: chunks that a thread block computes
 //   RANKS     1, 2, 4 or 8: thread blocks that share the chunks; more than one form a cluster (from
 //             sm_90 on)
 //   STAGES    stages of 64 k that are kept in flight, with the one that is worked on
-//   LOOPS     1: a thread block computes one tile after the other; 0: one, which takes less memory
-//   RESIDENT  thread blocks that a multiprocessor has registers for
 //
-// A chunk belongs to a team of N_TILE / COLUMNS warps. Teams share nothing until a tile's end: each
-// streams its own weights, scales and rows of x through its own ring of stages, and goes on with the
-// next tile's while sums are added. The weights are the m16 side of the instruction, the rows of x its
-// n8 side, so that one row costs as little as eight. In Marlin's layout a lane's 16 bytes (BITS 4) are
-// just its fragments of 64 columns x 16 k.
+// A chunk belongs to a team of N_TILE / COLUMNS warps. Teams share nothing until the end: each streams
+// its own weights, scales and rows of x through its own ring of stages. The weights are the m16 side of
+// the instruction, the rows of x its n8 side, so that one row costs as little as eight. In Marlin's
+// layout a lane's 16 bytes (BITS 4) are just its fragments of 64 columns x 16 k.
 //
-// With the activation of gate and up halves (columns 0), a tile is 64 columns of gate and the same 64
-// of up: N_TILE is 128, and N / 2 a multiple of 64.
+// With halves a thread block computes 64 columns of gate and the same 64 of up: N_TILE is 128, and N / 2
+// a multiple of 64.
 //
-// Launch: a 1-D grid of RANKS thread blocks for each tile, with LOOPS for as many tiles as one likes;
-// TEAMS * N_TILE / COLUMNS * 32 threads, dynamic shared memory as at the end of this file. K is a
+// Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
+// be; TEAMS * N_TILE / COLUMNS * 32 threads, dynamic shared memory as at the end of this file. K is a
 // multiple of 64, chunk_k too, K <= TEAMS * RANKS * chunk_k.
 
 #if !defined(GROUPS) || !defined(IS_MOE) || !defined(M_TILES) || !defined(N_TILE) || \
-    !defined(TEAMS) || !defined(RANKS) || !defined(STAGES) || !defined(LOOPS) || !defined(RESIDENT)
+    !defined(TEAMS) || !defined(RANKS) || !defined(STAGES)
 #error "a parameter is missing"
 #endif
 
 #define LANES (N_TILE / COLUMNS * 32)  // of a team
 #define THREADS (TEAMS * LANES)
+#define CHUNKS (TEAMS * RANKS)
 #define ROWS (M_TILES * 8)
+// With few rows, warps enough to wait for memory are worth more than registers for each.
+#define RESIDENT ((M_TILES == 1 ? 1024 : M_TILES == 2 ? 768 : 512) / THREADS)
 #define STAGE_K 64
 // 16-byte pieces of 16 k of one column tile of 64, and of all that a thread block computes.
 #define TILE_PIECES (32 * (BITS / 4))
@@ -80,17 +81,11 @@
 #define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
 #define RING_BYTES (STAGES * STAGE_BYTES)
 
-// Of each 64 columns every rank adds up its part. A row of a chunk's partial sums in shared memory is 4
-// longer than these parts, which spreads a fragment over all banks.
+// A row of partial sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
+#define PITCH (N_TILE + 4)
+#define SUM_BYTES (ROWS * PITCH * 4)
+// Of each 64 columns every rank adds up its part.
 #define PART (64 / RANKS)
-#define SLICE (N_TILE / RANKS)
-#define PITCH (SLICE + 4)
-#define CHUNKS (TEAMS * RANKS)
-#define SUMS_BYTES (CHUNKS * ROWS * PITCH * 4)
-#define RINGS_BYTES (TEAMS * RING_BYTES)
-#define SUMS_AT (LOOPS ? RINGS_BYTES : 0)
-#define DIRECT_AT \
-    (LOOPS || SUMS_BYTES > RINGS_BYTES ? SUMS_AT + SUMS_BYTES : RINGS_BYTES)
 
 // A barrier of one team's warps.
 __device__ __forceinline__ void team_sync(unsigned team) {
@@ -125,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                     const float *__restrict__ topk_weights,
                     unsigned top_k
 #endif
-#if IS_MOE == 2
+#if IS_MOE > 1
                     ,
                     const Activation activation
 #endif
@@ -134,126 +129,107 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     // A thread is one of LANES of its team, and one of 32 of its warp.
     const unsigned team = threadIdx.x / LANES, member = threadIdx.x % LANES;
     const unsigned lane = threadIdx.x % 32;
-    const unsigned rank = blockIdx.x % RANKS, first = blockIdx.x / RANKS;
     // The warp's columns: `warp_n` in the tile, `part` of 64 when it has 32.
     const unsigned warp_n = member / 32 * COLUMNS, part = COLUMNS == 64 ? 0 : member / 32 % 2;
+    const unsigned rank = blockIdx.x % RANKS, tile = blockIdx.x / RANKS;
 
-    // Tiles: `across` of N_TILE columns, for each block of rows. Tiles that share weights follow each
-    // other, but those of experts, of which few do, follow the weights in memory.
+    // Which columns: from n0 on, every 64 `next_64` after those before. Neighbours read on in a weight.
 #if IS_MOE == 2
-    const bool is_paired = activation.columns == 0;
-    const unsigned next_64 = is_paired ? size_n / 2 : 64, across = size_n / N_TILE;
-    const unsigned tile_step = is_paired ? 64 : N_TILE;
+    constexpr unsigned tile_step = 64;
+    const unsigned next_64 = size_n / 2;
 #else
-    constexpr unsigned next_64 = 64, tile_step = N_TILE;
-    const unsigned across = size_n / N_TILE;
+    constexpr unsigned tile_step = N_TILE, next_64 = 64;
 #endif
+    const unsigned n0 = tile % (size_n / N_TILE) * tile_step, block = tile / (size_n / N_TILE);
 #if IS_MOE
     if (!routing.is_early) {
         wait_for_last_kernel();
         let_next_kernel_start();
     }
-#if IS_DIRECT
-    DirectBlocks &direct = *reinterpret_cast<DirectBlocks *>(memory + DIRECT_AT);
-    const bool is_direct = routing.sorted_token_ids == nullptr;
-    if (is_direct) {
-        make_blocks(direct, routing, size_m);
+    // The entry of row i * 32 + lane; size_m and above: no row.
+    unsigned entries[(ROWS + 31) / 32];
+    int found;
+#if M_TILES == 1
+    if (!routing.sorted_token_ids) {
+        found = find_block(routing, size_m, block, entries[0]);
+    } else
+#endif
+    {
+        // All at once: each is long in coming. There is room for every block that there may be.
+        const int padded = __ldcg(routing.num_tokens_post_padded);
+        found = __ldcg(routing.expert_ids + block);
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 32) {
+            entries[i / 32] = i + lane < ROWS
+                                  ? __ldcg(routing.sorted_token_ids + block * ROWS + i + lane)
+                                  : size_m;
+        }
+        found = block * ROWS < static_cast<unsigned>(padded) ? found : -1;
     }
-    const unsigned blocks =
-        is_direct ? direct.count : __ldcg(routing.num_tokens_post_padded) / ROWS;
-#else
-    const unsigned blocks = __ldcg(routing.num_tokens_post_padded) / ROWS;
-#endif
-    const auto n_of = [&](unsigned tile) { return tile % across * tile_step; };
-    const auto block_of = [&](unsigned tile) { return tile / across; };
-    const auto expert_of = [&](unsigned tile) -> int {
-#if IS_DIRECT
-        if (is_direct) {
-            return direct.expert[block_of(tile)];
-        }
-#endif
-        return __ldcg(routing.expert_ids + block_of(tile));
-    };
-    const auto entry = [&](unsigned block, unsigned row) -> unsigned {
-#if IS_DIRECT
-        if (is_direct) {
-            return direct.entries[block][row];
-        }
-#endif
-        return __ldcg(routing.sorted_token_ids + block * ROWS + row);
+    if (found < 0) {
+        // Whoever comes next must not start before this kernel has waited.
+        wait_for_last_kernel();
+        return;
+    }
+    const size_t expert = found;
+    const auto entry = [&](unsigned row) {
+        return __shfl_sync(0xffffffffu, entries[row / 32], row % 32);
     };
     const auto x_row = [&](unsigned entry) { return entry / top_k; };
 #else
-    const unsigned blocks = (size_m + ROWS - 1) / ROWS;
-    const auto n_of = [&](unsigned tile) { return tile / blocks * tile_step; };
-    const auto block_of = [&](unsigned tile) { return tile % blocks; };
-    const auto expert_of = [](unsigned) { return 0; };
-    const auto entry = [&](unsigned block, unsigned row) { return block * ROWS + row; };
+    constexpr size_t expert = 0;
+    const auto entry = [&](unsigned row) { return block * ROWS + row; };
     const auto x_row = [&](unsigned entry) { return entry; };
 #endif
-    const unsigned tiles = across * blocks;
-    const unsigned step = LOOPS ? gridDim.x / RANKS : tiles;
+    const unsigned groups = HAS_G_IDX ? group_size : GROUPS == 0 ? 1 : size_k / group_size;
+    qweight += expert * (size_k / 16) * (size_n / 64) * TILE_PIECES;
+    scales += expert * groups * size_n * SCALE_SIZE;
+#if HAS_ZERO
+    zeros += expert * groups * (size_n / 8);
+#endif
 
     // This team's chunk of k: empty where K has fewer chunks.
     const unsigned begin = min((rank * TEAMS + team) * chunk_k, size_k);
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + team * RING_BYTES;
-    const unsigned groups = HAS_G_IDX ? group_size : GROUPS == 0 ? 1 : size_k / group_size;
 
-    // What is copied next: stages that are left of a tile, and the tile after it.
-    unsigned left = 0, tile_after = stages > 0 ? first : tiles;
-
-    // What this thread copies of weights, scales and zero points, beside the expert of the tile after,
-    // which is long in coming. Offsets count pieces of 16 bytes from an expert's first.
-    const unsigned weight_step = size_n / 64 * TILE_PIECES;
-    const unsigned weight_64 = next_64 / 64 * TILE_PIECES;
-    // In 64 columns there are so many pieces of scales.
-    [[maybe_unused]] constexpr unsigned SCALES_64 = 4 * SCALE_SIZE,
-                                        SCALE_PIECES = N_TILE / 64 * SCALES_64,
-                                        ZERO_PIECES = N_TILE / 32;
-    const uint4 *weights_of = qweight;
-    unsigned weight_at = 0, group_left = 0;
-    const unsigned char *scale_from = scales;
-    [[maybe_unused]] const unsigned *zero_from = zeros;
-    int expert_after = tile_after < tiles ? expert_of(tile_after) : 0;
-    const auto begin_weights = [&](unsigned tile) {
-        // Blocks without an expert have no rows that there are, and may take any weights.
-        const size_t expert = max(expert_after, 0);
-        const unsigned n0 = n_of(tile);
-        weights_of = qweight + expert * (size_k / 16) * weight_step;
-        weight_at = n0 / 64 * TILE_PIECES + (begin / 16 + member / ROW_PIECES) * weight_step +
-                    member % ROW_PIECES / TILE_PIECES * weight_64 + member % TILE_PIECES;
+    // What this thread copies of a stage's weights, scales and zero points.
+    const unsigned weight_step = size_n / 64 * TILE_PIECES, weight_64 = next_64 / 64 * TILE_PIECES;
+    unsigned weight_at = n0 / 64 * TILE_PIECES + (begin / 16 + member / ROW_PIECES) * weight_step +
+                         member % ROW_PIECES / TILE_PIECES * weight_64 + member % TILE_PIECES;
 #if GROUPS > 0
-        const size_t group = expert * groups + begin / group_size;
-        const size_t scale = (group + member / SCALE_PIECES) * size_n + n0 +
-                             member % SCALE_PIECES / SCALES_64 * next_64;
-        scale_from = scales + scale * SCALE_SIZE + member % SCALES_64 * 16;
+    // In 64 columns there are so many pieces of scales.
+    constexpr unsigned SCALES_64 = 4 * SCALE_SIZE, SCALE_PIECES = N_TILE / 64 * SCALES_64;
+    unsigned group_left = (group_size - begin % group_size) / STAGE_K;  // stages, with this one
+    const size_t first_scale =
+        static_cast<size_t>(begin / group_size + member / SCALE_PIECES) * size_n + n0 +
+        member % SCALE_PIECES / SCALES_64 * next_64;
+    const unsigned char *scale_from =
+        scales + first_scale * SCALE_SIZE + member % SCALES_64 * 16;
 #if HAS_ZERO
-        zero_from = zeros + (group + member / ZERO_PIECES) * (size_n / 8) + n0 / 8 +
-                    member % ZERO_PIECES / 2 * (next_64 / 8) + member % 2 * 4;
+    constexpr unsigned ZERO_PIECES = N_TILE / 32;
+    const unsigned *zero_from =
+        zeros + static_cast<size_t>(begin / group_size + member / ZERO_PIECES) * (size_n / 8) +
+        n0 / 8 + member % ZERO_PIECES / 2 * (next_64 / 8) + member % 2 * 4;
 #endif
-        group_left = (group_size - begin % group_size) / STAGE_K;
 #endif
-        expert_after = tile + step < tiles ? expert_of(tile + step) : 0;
-    };
     const auto copy_weights = [&](unsigned slot) {
-        unsigned to = ring + slot;
+        const unsigned to = ring + slot + member * 16;
 #pragma unroll
         for (int i = 0; i < 4 * ROW_PIECES / LANES; ++i) {
             const int in_row = i * LANES % ROW_PIECES;
-            copy_async(to + (i * LANES + member) * 16,
-                       weights_of + (weight_at + i * LANES / ROW_PIECES * weight_step +
-                                     in_row / TILE_PIECES * weight_64 + in_row % TILE_PIECES));
+            copy_async(to + i * LANES * 16,
+                       qweight + (weight_at + i * LANES / ROW_PIECES * weight_step +
+                                  in_row / TILE_PIECES * weight_64 + in_row % TILE_PIECES));
         }
         weight_at += 4 * weight_step;
-        to += WEIGHT_BYTES;
 #if GROUPS > 0
         if (member < GROUPS * SCALE_PIECES) {
-            copy_async(to + member * 16, scale_from);
+            copy_async(to + WEIGHT_BYTES, scale_from);
         }
 #if HAS_ZERO
         if (member < GROUPS * ZERO_PIECES) {
-            copy_async(to + SCALE_BYTES + member * 16, zero_from);
+            copy_async(to + WEIGHT_BYTES + SCALE_BYTES, zero_from);
         }
 #endif
         if (GROUPS > 1 || --group_left == 0) {
@@ -266,29 +242,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
     };
 
-    // Of x, likewise, with the entries of the tile after. Rows are 8 pieces of 16 bytes, piece p stored
-    // at p ^ (row % 8), so that fragments are read without bank conflicts. Rows that there are not hold
-    // anything: they only reach sums that nobody reads.
+    // Weights are no kernel's output, but x may be the last one's.
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        if (stage < stages) {
+            copy_weights(stage * STAGE_BYTES);
+        }
+        copy_commit();
+    }
+    wait_for_last_kernel();
+    let_next_kernel_start();
+
+    // Of x, likewise: rows are 8 pieces of 16 bytes, piece p stored at p ^ (row % 8), so that fragments are
+    // read without bank conflicts. Rows that there are not hold anything: they only reach sums that nobody
+    // reads.
     constexpr int X_COPIES = ROWS * 8 > LANES ? ROWS * 8 / LANES : 1;
-    unsigned entry_after[X_COPIES];  // size_m and above: no row
-    bool x_exists[X_COPIES];
     const unsigned short *x_from[X_COPIES];
-    const auto find_x = [&](unsigned tile) {
+    bool x_exists[X_COPIES];
 #pragma unroll
-        for (int i = 0; i < X_COPIES; ++i) {
-            const unsigned row = i * (LANES / 8) + member / 8;
-            entry_after[i] = row < ROWS && tile < tiles ? entry(block_of(tile), row) : size_m;
-        }
-    };
-    const auto begin_x = [&](unsigned tile) {
-#pragma unroll
-        for (int i = 0; i < X_COPIES; ++i) {
-            x_exists[i] = entry_after[i] < size_m;
-            x_from[i] = x + static_cast<size_t>(x_exists[i] ? x_row(entry_after[i]) : 0) * size_k +
-                        begin + member % 8 * 8;
-        }
-        find_x(tile + step);
-    };
+    for (int i = 0; i < X_COPIES; ++i) {
+        const unsigned row = i * (LANES / 8) + member / 8, e = entry(row % ROWS);
+        x_exists[i] = row < ROWS && e < size_m;
+        x_from[i] = x + static_cast<size_t>(x_exists[i] ? x_row(e) : 0) * size_k + begin + member % 8 * 8;
+    }
     const auto copy_x = [&](unsigned slot) {
         const unsigned to = ring + slot + WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES;
 #pragma unroll
@@ -300,301 +276,231 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             x_from[i] += STAGE_K;
         }
     };
-
-    // One stage of weights, of x, or of both, and a group of copies in any case.
-    const auto copy = [&](unsigned slot, bool of_weights, bool of_x) {
-        if (left == 0 && tile_after < tiles) {
-            if (of_weights) {
-                begin_weights(tile_after);
-            }
-            if (of_x) {
-                begin_x(tile_after);
-            }
-            left = stages;
-            tile_after += step;
-        }
-        if (left > 0) {
-            --left;
-            if (of_weights) {
-                copy_weights(slot);
-            }
-            if (of_x) {
-                copy_x(slot);
-            }
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        if (stage < stages) {
+            copy_x(stage * STAGE_BYTES);
         }
         copy_commit();
-    };
-    // Weights are no kernel's output, but x may be the last one's.
-#pragma unroll 1
-    for (unsigned to = 0; to < (STAGES - 1) * STAGE_BYTES; to += STAGE_BYTES) {
-        copy(to, true, false);
     }
-    wait_for_last_kernel();
-    let_next_kernel_start();
-    left = 0;
-    tile_after = stages > 0 ? first : tiles;
-    find_x(tile_after);
-#pragma unroll 1
-    for (unsigned to = 0; to < (STAGES - 1) * STAGE_BYTES; to += STAGE_BYTES) {
-        copy(to, false, true);
-    }
-#if RANKS > 1 && LOOPS
-    cluster_arrive();
-#endif
 
-    unsigned slot = 0, free_slot = (STAGES - 1) * STAGE_BYTES;
-    for (unsigned tile = first; tile < tiles; tile += step) {
-        const unsigned n0 = n_of(tile), block = block_of(tile);
-        const int expert_here = expert_of(tile);
-        const size_t expert = max(expert_here, 0);
-        // How many of the block's rows there are: they come first.
-#if IS_MOE
-        unsigned of_lane[(ROWS + 31) / 32];
-#pragma unroll
-        for (int i = 0; i < ROWS; i += 32) {
-            of_lane[i / 32] = i + lane < ROWS ? entry(block, i + lane) : size_m;
-        }
-#else
-        const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
-#endif
-
-        Group group;
-        [[maybe_unused]] const unsigned warp_n0 = n0 + warp_n / 64 * next_64;
+    Group group;
+    [[maybe_unused]] const unsigned warp_n0 = n0 + warp_n / 64 * next_64;
 #if HAS_G_IDX
-        // The lane's columns, and its k of 16: 2 (lane % 4) + {0, 1, 8, 9}.
-        const unsigned char *row_scales =
-            scales + (expert * groups * size_n + warp_n0 + lane / 4 * 8 + part * 4) * SCALE_SIZE;
-        const unsigned *row_groups = g_idx + expert * size_k + begin + lane % 4 * 2;
+    // The lane's columns, and its k of 16: 2 (lane % 4) + {0, 1, 8, 9}.
+    const unsigned char *row_scales = scales + (warp_n0 + lane / 4 * 8 + part * 4) * SCALE_SIZE;
+    const unsigned *row_groups = g_idx + expert * size_k + begin + lane % 4 * 2;
 #elif GROUPS == 0
 #pragma unroll
-        for (int i = 0; i < 2 * FRAGMENTS; ++i) {
-            const unsigned n = warp_n % 64 + i * 8 + lane / 4;
-            const size_t at = expert * size_n + warp_n0 + single_position(n);
-            group.scale[i] = reinterpret_cast<const unsigned short *>(scales)[at] * 0x10001u;
-        }
+    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+        const unsigned at = warp_n0 + single_position(warp_n % 64 + i * 8 + lane / 4);
+        group.scale[i] = reinterpret_cast<const unsigned short *>(scales)[at] * 0x10001u;
+    }
 #if HAS_ZERO
-        spread_zeros(group, zeros[(expert * size_n + warp_n0) / 8 + lane / 4], part * 4);
+    spread_zeros(group, zeros[warp_n0 / 8 + lane / 4], part * 4);
 #endif
 #endif
 
-        float sum[FRAGMENTS][M_TILES][4];
+    float sum[FRAGMENTS][M_TILES][4];
 #pragma unroll
-        for (int j = 0; j < FRAGMENTS; ++j) {
+    for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
+        for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    sum[j][m][i] = 0.0f;
-                }
+            for (int i = 0; i < 4; ++i) {
+                sum[j][m][i] = 0.0f;
             }
         }
+    }
 
-        for (unsigned stage = 0; stage < stages; ++stage) {
-            copy_wait<STAGES - 2>();
-            // All copies of the team have landed, and all its threads are done with the stage refilled next.
-            team_sync(team);
-            copy(free_slot, true, true);
+    unsigned slot = 0, free_slot = (STAGES - 1) * STAGE_BYTES;
+    for (unsigned stage = 0; stage < stages; ++stage) {
+        copy_wait<STAGES - 2>();
+        // All copies of the team have landed, and all its threads are done with the stage refilled next.
+        team_sync(team);
+        if (stage + STAGES - 1 < stages) {
+            copy_weights(free_slot);
+            copy_x(free_slot);
+        }
+        copy_commit();
 
-            const unsigned char *here = memory + team * RING_BYTES + slot;
-            const unsigned *weights = reinterpret_cast<const unsigned *>(here) +
-                                      warp_n / 64 * (TILE_PIECES * 4) + lane * BITS + part * (BITS / 2);
-            const unsigned char *about = here + WEIGHT_BYTES;
-            const unsigned x_at =
-                ring + slot + WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + lane % 8 * 128;
-            free_slot = slot;
-            slot = slot == (STAGES - 1) * STAGE_BYTES ? 0 : slot + STAGE_BYTES;
-            // The stage's group of that number: in 64 columns the lane's eight scales stand side by side.
-            [[maybe_unused]] const auto take_group = [&](int row) {
-                spread(group, about + (row * N_TILE + warp_n / 64 * 64 + lane / 4 * 8 + part * 4) *
-                                          SCALE_SIZE);
+        const unsigned char *here = memory + team * RING_BYTES + slot;
+        const unsigned *weights = reinterpret_cast<const unsigned *>(here) +
+                                  warp_n / 64 * (TILE_PIECES * 4) + lane * BITS + part * (BITS / 2);
+        const unsigned char *about = here + WEIGHT_BYTES;
+        const unsigned x_at =
+            ring + slot + WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + lane % 8 * 128;
+        free_slot = slot;
+        slot = slot == (STAGES - 1) * STAGE_BYTES ? 0 : slot + STAGE_BYTES;
+        // The stage's group of that number: in 64 columns the lane's eight scales stand side by side.
+        [[maybe_unused]] const auto take_group = [&](int row) {
+            spread(group, about + (row * N_TILE + warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE, part);
 #if HAS_ZERO
-                const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
-                spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4],
-                             part * 4);
+            const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
+            spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4], part * 4);
 #endif
-            };
+        };
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (GROUPS == 2 || (GROUPS == 1 && half == 0)) {
-                    take_group(half);
+        for (int half = 0; half < 2; ++half) {
+            if (GROUPS == 2 || (GROUPS == 1 && half == 0)) {
+                take_group(half);
+            }
+            unsigned b[M_TILES][4];
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                const unsigned piece = half * 4 + lane / 8;
+                load_matrices(b[m], x_at + m * 1024 + (piece ^ lane % 8) * 16);
+            }
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+                if (GROUPS == 4) {
+                    take_group(half * 2 + step);
                 }
-                unsigned b[M_TILES][4];
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    const unsigned piece = half * 4 + lane / 8;
-                    load_matrices(b[m], x_at + m * 1024 + (piece ^ lane % 8) * 16);
-                }
-#pragma unroll
-                for (int step = 0; step < 2; ++step) {
-                    if (GROUPS == 4) {
-                        take_group(half * 2 + step);
-                    }
 #if HAS_G_IDX
-                    const uint2 low = __ldg(reinterpret_cast<const uint2 *>(row_groups));
-                    const uint2 high = __ldg(reinterpret_cast<const uint2 *>(row_groups + 8));
-                    spread_rows(group, row_scales, static_cast<size_t>(size_n) * SCALE_SIZE,
-                                make_uint4(low.x, low.y, high.x, high.y));
-                    row_groups += 16;
+                const uint2 low = __ldg(reinterpret_cast<const uint2 *>(row_groups));
+                const uint2 high = __ldg(reinterpret_cast<const uint2 *>(row_groups + 8));
+                spread_rows(group, row_scales, static_cast<size_t>(size_n) * SCALE_SIZE,
+                            make_uint4(low.x, low.y, high.x, high.y));
+                row_groups += 16;
 #endif
-                    // BITS / 4 words for each fragment.
-                    constexpr int WORDS = FRAGMENTS * BITS / 4;
-                    unsigned words[WORDS];
-                    const unsigned *of = weights + (half * 2 + step) * (ROW_PIECES * 4);
-                    if (WORDS == 2) {
-                        *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(of);
-                    } else {
+                // BITS / 4 words for each fragment.
+                constexpr int WORDS = FRAGMENTS * BITS / 4;
+                unsigned words[WORDS];
+                const unsigned *of = weights + (half * 2 + step) * (ROW_PIECES * 4);
+                if (WORDS == 2) {
+                    *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(of);
+                } else {
 #pragma unroll
-                        for (int i = 0; i < WORDS; i += 4) {
-                            *reinterpret_cast<uint4 *>(words + i) =
-                                *reinterpret_cast<const uint4 *>(of + i);
-                        }
+                    for (int i = 0; i < WORDS; i += 4) {
+                        *reinterpret_cast<uint4 *>(words + i) =
+                            *reinterpret_cast<const uint4 *>(of + i);
                     }
+                }
 #pragma unroll
-                    for (int j = 0; j < FRAGMENTS; ++j) {
-                        unsigned a[4];
+                for (int j = 0; j < FRAGMENTS; ++j) {
+                    unsigned a[4];
 #if BITS == 4
-                        dequantize(a, words[j], group, j);
+                    dequantize(a, words[j], group, j);
 #else
-                        dequantize(a, words[2 * j], words[2 * j + 1], group, j);
+                    dequantize(a, words[2 * j], words[2 * j + 1], group, j);
 #endif
 #pragma unroll
-                        for (int m = 0; m < M_TILES; ++m) {
-                            multiply_add(sum[j][m], a, b[m][2 * step], b[m][2 * step + 1]);
-                        }
+                    for (int m = 0; m < M_TILES; ++m) {
+                        multiply_add(sum[j][m], a, b[m][2 * step], b[m][2 * step + 1]);
                     }
                 }
             }
         }
-#if IS_MOE
-        unsigned rows = 0;
-#pragma unroll
-        for (int i = 0; i < ROWS; i += 32) {
-            const bool exists = expert_here >= 0 && of_lane[i / 32] < size_m;
-            rows += __popc(__ballot_sync(0xffffffffu, exists));
-        }
-#endif
-#if IS_MOE == 2
-        const unsigned pairs = is_paired ? SLICE / 4 : SLICE / 2;
-#else
-        constexpr unsigned pairs = SLICE / 2;
-#endif
-        // The entry of the first pair that this thread adds up, which is long in coming too.
-        unsigned e = threadIdx.x < ROWS * pairs ? entry(block, threadIdx.x / pairs) : 0;
+    }
 
-        // Wait until the last tile's sums are read; without LOOPS the rings, whose place the sums take.
-#if !LOOPS
-        copy_wait<0>();
-#if RANKS > 1
-        cluster_arrive();
-#endif
-#endif
-#if RANKS > 1
-        cluster_wait();
-#else
-        __syncthreads();
-#endif
-        const unsigned sums = shared_address(memory) + SUMS_AT;
-        const unsigned chunk = (rank * TEAMS + team) * (ROWS * PITCH);
+    // How many rows there are: they come first.
+#if IS_MOE
+    unsigned rows = 0;
 #pragma unroll
-        for (int j = 0; j < 2 * FRAGMENTS; ++j) {
+    for (int i = 0; i < ROWS; i += 32) {
+        rows += __popc(__ballot_sync(0xffffffffu, i + lane < ROWS && entries[i / 32] < size_m));
+    }
+#else
+    const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
+#endif
+
+    // Every ring is read: the sums take their place.
+    copy_wait<0>();
+    __syncthreads();
+    float *sums = reinterpret_cast<float *>(memory) + team * (SUM_BYTES / 4) + warp_n;
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
             // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
-            const unsigned n = part * 32 + j * 8, to_n = n % PART + lane / 4;
-            const unsigned to =
-                sums + (chunk + lane % 4 * 2 * PITCH + warp_n / 64 * PART + to_n) * 4;
-#pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    if (m * 8 + lane % 4 * 2 + i < rows) {
-                        const float value = sum[j / 2][m][j % 2 * 2 + i];
-                        const unsigned at = to + (m * 8 + i) * PITCH * 4;
-#if RANKS > 1
-                        store_to_rank(of_rank(at, n / PART), value);
-#else
-                        asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
-#endif
-                    }
-                }
-            }
+            float *to = sums + (m * 8 + lane % 4 * 2) * PITCH + j * 16 + lane / 4;
+            to[0] = sum[j][m][0];
+            to[PITCH] = sum[j][m][1];
+            to[8] = sum[j][m][2];
+            to[PITCH + 8] = sum[j][m][3];
         }
+    }
 #if RANKS > 1
-        cluster_arrive();
-        cluster_wait();
+    cluster_arrive();
+    cluster_wait();
 #else
-        __syncthreads();
+    __syncthreads();
 #endif
 
-        // Two neighbouring columns at a time, of this rank's part of each 64.
-        const float *const of_chunks = reinterpret_cast<const float *>(memory + SUMS_AT);
-        const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
-        const auto total = [&](unsigned row, unsigned e, unsigned at, unsigned n) {
-            const float *from = of_chunks + row * PITCH + at;
-            float2 sum = *reinterpret_cast<const float2 *>(from);
+    // Two neighbouring columns at a time, of this rank's part of each 64: `n` counts in the tile.
+    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k, base = shared_address(memory);
+    const auto total = [&](unsigned row, unsigned e, unsigned n) {
+        float2 of_chunk[CHUNKS];
 #pragma unroll
-            for (unsigned c = 1; c < CHUNKS; ++c) {
-                if (c < chunks) {
-                    const float2 more =
-                        *reinterpret_cast<const float2 *>(from + c * (ROWS * PITCH));
-                    sum.x = __fadd_rn(sum.x, more.x);
-                    sum.y = __fadd_rn(sum.y, more.y);
-                }
-            }
-            if (global_scale) {
-                const float scale = global_scale[expert];
-                sum.x = __fmul_rn(sum.x, scale);
-                sum.y = __fmul_rn(sum.y, scale);
-            }
-            if (bias) {
-                const unsigned short *of = bias + expert * size_n + n / 64 * 64 + single_position(n % 64);
-                sum.x = __fadd_rn(sum.x, widen(of[0]));
-                sum.y = __fadd_rn(sum.y, widen(of[1]));
-            }
-#if IS_MOE
-            if (topk_weights) {
-                const float weight = topk_weights[e];
-                sum.x = __fmul_rn(sum.x, weight);
-                sum.y = __fmul_rn(sum.y, weight);
-            }
-#endif
-            return sum;
-        };
-        const auto pack = [](float low, float high) {
-            return static_cast<unsigned>(narrow(high)) << 16 | narrow(low);
-        };
-        for (unsigned pair = threadIdx.x; pair < rows * pairs; pair += THREADS) {
-            const unsigned row = pair / pairs, at = pair % pairs * 2;
-            e = pair < THREADS ? e : entry(block, row);
-            const unsigned n = n0 + at / PART * 64 + rank * PART + at % PART;
-            const float2 sum = total(row, e, at, n);
-#if IS_MOE == 2
-            const auto rounded = [](float value) { return widen(narrow(value)); };
-            const float2 one = {rounded(sum.x), rounded(sum.y)};
-            if (activation.columns == 1) {
-                y[static_cast<size_t>(e) * (size_n / 2) + n / 2] =
-                    narrow(activate(activation, one.x, one.y));
-                continue;
-            }
-            float2 made;
-            if (is_paired) {
-                const float2 other = total(row, e, at + PART, n + next_64);
-                made.x = activate(activation, one.x, rounded(other.x));
-                made.y = activate(activation, one.y, rounded(other.y));
-            } else {
-                made = {activate(activation, one.x), activate(activation, one.y)};
-            }
-            const size_t width = is_paired ? size_n / 2 : size_n;
-            *reinterpret_cast<unsigned *>(y + e * width + n) = pack(made.x, made.y);
-#else
-            *reinterpret_cast<unsigned *>(y + static_cast<size_t>(e) * size_n + n) = pack(sum.x, sum.y);
-#endif
-        }
+        for (unsigned c = 0; c < CHUNKS; ++c) {
+            // Behind the last chunk stand sums of no k.
+            const unsigned from = base + c % TEAMS * SUM_BYTES + (row * PITCH + n) * 4;
 #if RANKS > 1
-        if (tile + step < tiles) {
-            cluster_arrive();
+            of_chunk[c] = load_from_rank(of_rank(from, c / TEAMS));
+#else
+            of_chunk[c] = load_shared(from);
+#endif
         }
+        float2 sum = of_chunk[0];
+#pragma unroll
+        for (unsigned c = 1; c < CHUNKS; ++c) {
+            sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
+            sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
+        }
+        if (global_scale) {
+            const float scale = global_scale[expert];
+            sum.x = __fmul_rn(sum.x, scale);
+            sum.y = __fmul_rn(sum.y, scale);
+        }
+        if (bias) {
+            const unsigned short *of =
+                bias + expert * size_n + n0 + n / 64 * next_64 + single_position(n % 64);
+            sum.x = __fadd_rn(sum.x, widen(of[0]));
+            sum.y = __fadd_rn(sum.y, widen(of[1]));
+        }
+#if IS_MOE
+        if (topk_weights) {
+            const float weight = topk_weights[e];
+            sum.x = __fmul_rn(sum.x, weight);
+            sum.y = __fmul_rn(sum.y, weight);
+        }
+#endif
+        return sum;
+    };
+    // With halves only those of gate: up's stand behind them.
+    constexpr unsigned PAIRS = N_TILE / RANKS / (IS_MOE == 2 ? 4 : 2);
+    // Warps stay together, so that lanes can ask each other for entries.
+#pragma unroll 1
+    for (unsigned before = threadIdx.x - lane; before < rows * PAIRS; before += THREADS) {
+        const unsigned row = (before + lane) / PAIRS, at = (before + lane) % PAIRS * 2;
+        const unsigned n = at / PART * 64 + rank * PART + at % PART;
+        const size_t e = entry(min(row, rows - 1));
+        if (row >= rows) {
+            continue;
+        }
+        const float2 sum = total(row, e, n);
+#if IS_MOE == 2
+        const float2 up = total(row, e, n + 64);
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const float gate_i = i == 0 ? sum.x : sum.y, up_i = i == 0 ? up.x : up.y;
+            y[e * (size_n / 2) + n0 + n + i] =
+                narrow(activate(activation, 0, widen(narrow(gate_i)), widen(narrow(up_i))));
+        }
+#elif IS_MOE == 3
+        y[e * (size_n / 2) + (n0 + n) / 2] =
+            narrow(activate(activation, 0, widen(narrow(sum.x)), widen(narrow(sum.y))));
+#else
+        *reinterpret_cast<unsigned *>(y + e * size_n + n0 + n) =
+            static_cast<unsigned>(narrow(sum.y)) << 16 | narrow(sum.x);
 #endif
     }
+#if RANKS > 1
+    // Nobody leaves while its sums are being read.
+    cluster_arrive();
+    cluster_wait();
+#endif
 }
 
-// Dynamic shared memory: the rings of all teams, and the sums, with LOOPS 0 in the rings' place; then
-// what routing.cuh takes.
+// Dynamic shared memory: the rings, or the sums that take their place:
+// TEAMS * max(RING_BYTES, SUM_BYTES).

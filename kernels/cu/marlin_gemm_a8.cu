@@ -175,7 +175,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
 
     // What a lane copies of each stage. Rows of x: 8 pieces of 16 bytes, piece p stored at
-    // p ^ (row % 8), so that fragments are read without bank conflicts.
+    // p ^ (row % 8), so that fragments are read without bank conflicts. Rows that there are not hold
+    // anything: they only reach sums that nobody reads.
     const unsigned ring = shared_address(memory) + warp * RING_BYTES;
     const uint4 *weight_from = qweight + static_cast<size_t>(begin / 32) * size_n + n0 + lane;
 #if GROUPS > 0
@@ -225,8 +226,9 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < X_COPIES; ++i) {
                 const unsigned row = i * 4 + lane / 8;
-                copy_async(to + row * 128 + (lane % 8 ^ row % 8) * 16, x_from[i],
-                           (x_exists >> i & 1u) * 16);
+                if (x_exists >> i & 1u) {
+                    copy_async(to + row * 128 + (lane % 8 ^ row % 8) * 16, x_from[i]);
+                }
                 x_from[i] += STAGE_K;
             }
         }

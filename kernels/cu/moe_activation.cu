@@ -21,12 +21,13 @@ extern "C" __global__ void moe_activation(const unsigned short *__restrict__ gat
     }
     float value;
     if (activation.columns == 2) {
-        value = activate(activation, widen(gate_up[at]));
+        value = activate(activation, activation.function, widen(gate_up[at]));
     } else {
         const bool halves = activation.columns == 0;
         const unsigned long long first = halves ? at / size_i * size_i + at : 2 * at;
         const unsigned long long second = first + (halves ? size_i : 1);
-        value = activate(activation, widen(gate_up[first]), widen(gate_up[second]));
+        value = activate(activation, activation.function, widen(gate_up[first]),
+                         widen(gate_up[second]));
     }
     activated[at] = narrow(value);
 }

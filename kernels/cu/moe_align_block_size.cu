@@ -12,6 +12,9 @@
 // begins, then gives its entries their places in order. Launch with num_runs blocks of at most 1024
 // threads and num_runs ints of dynamic shared memory.
 
+// Neighbouring entries that a thread looks at together.
+#define ITEMS 8
+
 extern "C" __global__ void __launch_bounds__(1024)
     moe_align_block_size(const int *__restrict__ topk_ids,
                          const int *__restrict__ run_of,
@@ -28,10 +31,19 @@ extern "C" __global__ void __launch_bounds__(1024)
     extern __shared__ unsigned counts[];
     __shared__ unsigned of_warp[32], before_run;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, run = blockIdx.x;
-    const auto run_at = [&](unsigned i) {
-        const unsigned id = static_cast<unsigned>(topk_ids[i]);
-        return id < num_experts ? run_of[id] : -1;
+    // Runs of the ITEMS entries from i on, all of them on their way at once; -1: none.
+    const auto runs_at = [&](unsigned i, int(&runs)[ITEMS]) {
+        unsigned ids[ITEMS];
+#pragma unroll
+        for (unsigned j = 0; j < ITEMS; ++j) {
+            ids[j] = i + j < numel ? static_cast<unsigned>(topk_ids[i + j]) : num_experts;
+        }
+#pragma unroll
+        for (unsigned j = 0; j < ITEMS; ++j) {
+            runs[j] = ids[j] < num_experts ? run_of[ids[j]] : -1;
+        }
     };
+    const unsigned step = blockDim.x * ITEMS;
 
     for (unsigned r = threadIdx.x; r < num_runs; r += blockDim.x) {
         counts[r] = 0;
@@ -40,10 +52,14 @@ extern "C" __global__ void __launch_bounds__(1024)
         before_run = 0;
     }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < numel; i += blockDim.x) {
-        const int r = run_at(i);
-        if (r >= 0) {
-            atomicAdd(&counts[r], 1u);
+    for (unsigned i = threadIdx.x * ITEMS; i < numel; i += step) {
+        int runs[ITEMS];
+        runs_at(i, runs);
+#pragma unroll
+        for (unsigned j = 0; j < ITEMS; ++j) {
+            if (runs[j] >= 0) {
+                atomicAdd(&counts[runs[j]], 1u);
+            }
         }
     }
     __syncthreads();
@@ -72,23 +88,37 @@ extern "C" __global__ void __launch_bounds__(1024)
         sorted_token_ids[i] = static_cast<int>(numel);
     }
 
-    // A place is how many of the run's entries come before: in earlier rounds, warps, lanes.
+    // A place is how many of the run's entries come before: in earlier rounds, warps, lanes, of this lane.
     unsigned before = start;
-    for (unsigned first = 0; first < numel; first += blockDim.x) {
-        const unsigned i = first + threadIdx.x;
-        const bool mine = i < numel && run_at(i) == static_cast<int>(run);
-        const unsigned mask = __ballot_sync(0xffffffffu, mine);
-        if (lane == 0) {
-            of_warp[warp] = __popc(mask);
+    for (unsigned first = 0; first < numel; first += step) {
+        const unsigned i = first + threadIdx.x * ITEMS;
+        int runs[ITEMS];
+        runs_at(i, runs);
+        unsigned mine = 0;
+#pragma unroll
+        for (unsigned j = 0; j < ITEMS; ++j) {
+            mine += runs[j] == static_cast<int>(run);
+        }
+        unsigned until = mine;  // of the lanes before and of this one
+#pragma unroll
+        for (unsigned of = 1; of < 32; of *= 2) {
+            const unsigned more = __shfl_up_sync(0xffffffffu, until, of);
+            until += lane >= of ? more : 0;
+        }
+        if (lane == 31) {
+            of_warp[warp] = until;
         }
         __syncthreads();
-        unsigned place = before, all = 0;
+        unsigned place = before + until - mine, all = 0;
         for (unsigned w = 0; w < blockDim.x / 32; ++w) {
             place += w < warp ? of_warp[w] : 0;
             all += of_warp[w];
         }
-        if (mine) {
-            sorted_token_ids[place + __popc(mask & ((1u << lane) - 1u))] = static_cast<int>(i);
+#pragma unroll
+        for (unsigned j = 0; j < ITEMS; ++j) {
+            if (runs[j] == static_cast<int>(run)) {
+                sorted_token_ids[place++] = static_cast<int>(i + j);
+            }
         }
         before += all;
         __syncthreads();

@@ -4,7 +4,7 @@
 //   x           16-bit [entries / top_k, size_k]
 //   perm        uint32 [experts, size_k]
 //   topk_ids    int32 [entries]
-//   expert_of   int32 [num_experts]: whose row of perm it is; -1: not here
+//   expert_of   int32 [num_experts]: whose row of perm it is; -1: not here; null: all are here
 //   out         16-bit [entries, size_k]: out[t, k] = x[t / top_k, perm[expert, k]] for the expert of entry t;
 //               rows without an expert stay as they are
 //
@@ -27,7 +27,7 @@ extern "C" __global__ void moe_permute_cols(const unsigned short *__restrict__ x
     const unsigned of_row = size_k / 2;
     const unsigned long long entry = at / of_row;
     const unsigned id = static_cast<unsigned>(topk_ids[entry]);
-    const int expert = id < num_experts ? expert_of[id] : -1;
+    const int expert = id >= num_experts ? -1 : expert_of ? expert_of[id] : static_cast<int>(id);
     if (expert < 0) {
         return;
     }

@@ -6,47 +6,68 @@
 //
 // With HAS_IDS slots without an expert of this rank do not count, so that nobody need clear them:
 //   topk_ids  int32 [rows, top_k]
-//   run_of    int32 [num_experts]: -1 where an expert is not here
+//   expert_of int32 [num_experts]: -1 where an expert is not here; null: all are
 //
-// Compile-time parameters: IS_BF16 (half.cuh), and HAS_IDS: 0 or 1.
-// One thread writes one element. Launch with a 1-D grid of as many threads.
+// Compile-time parameters: IS_BF16 (half.cuh); HAS_IDS: 0 or 1; WIDTH: 1, or 8 where that divides size_n.
+// One thread writes WIDTH elements. Launch with a grid (rows, blocks for size_n / WIDTH threads).
 
-#if !defined(HAS_IDS)
-#error "HAS_IDS must be 0 or 1"
+#if !defined(HAS_IDS) || !defined(WIDTH)
+#error "a parameter is missing"
 #endif
 
-extern "C" __global__ void moe_sum(const unsigned short *__restrict__ down,
-                                   unsigned short *__restrict__ y,
-                                   unsigned long long elements,
+#if WIDTH == 8
+typedef uint4 Piece;
+#else
+typedef unsigned short Piece;
+#endif
+
+// A piece and its elements.
+union Elements {
+    Piece all;
+    unsigned short of[WIDTH];
+};
+
+extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
+                                   Piece *__restrict__ y,
                                    unsigned top_k,
                                    unsigned size_n
 #if HAS_IDS
                                    ,
                                    const int *__restrict__ topk_ids,
-                                   const int *__restrict__ run_of,
+                                   const int *__restrict__ expert_of,
                                    unsigned num_experts
 #endif
 ) {
     wait_for_last_kernel();
     let_next_kernel_start();
-    const unsigned long long at =
-        static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (at >= elements) {
+    const unsigned row = blockIdx.x, pieces = size_n / WIDTH;
+    const unsigned piece = blockIdx.y * blockDim.x + threadIdx.x;
+    if (piece >= pieces) {
         return;
     }
-    const unsigned long long first = at / size_n * top_k;
-    float sum = 0.0f;
+    const size_t first = static_cast<size_t>(row) * top_k;
+    float sum[WIDTH] = {};
     // Absent slots add +0, which changes no sum that began with it; their values are read all the same,
     // so that no read waits for another.
 #pragma unroll 8
     for (unsigned j = 0; j < top_k; ++j) {
-        float value = widen(down[(first + j) * size_n + at % size_n]);
+        Elements slot;
+        slot.all = down[(first + j) * pieces + piece];
 #if HAS_IDS
         const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
-        const bool is_here = id < num_experts && run_of[id < num_experts ? id : 0] >= 0;
-        value = is_here ? value : 0.0f;
+        const bool is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
+#else
+        const bool is_here = true;
 #endif
-        sum = __fadd_rn(sum, value);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+            sum[i] = __fadd_rn(sum[i], is_here ? widen(slot.of[i]) : 0.0f);
+        }
     }
-    y[at] = narrow(sum);
+    Elements out;
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+        out.of[i] = narrow(sum[i]);
+    }
+    y[static_cast<size_t>(row) * pieces + piece] = out.all;
 }

@@ -1,9 +1,9 @@
 // Activations to e4m3fn with one scale per row. Upstream operator: vLLM
 // `dynamic_per_token_scaled_fp8_quant`.
 //
-//   x       16-bit [rows, size_k], finite
+//   x       16-bit [rows, size_k]
 //   q       e4m3fn [rows, size_k]
-//   scales  f32 [rows]
+//   scales  f32 [rows]; of a row that is not all finite: NaN, with any codes
 //   upper   bound of the largest magnitude that the scale counts; infinity: none
 //
 // scale = max(min(max, upper) / 448, 1 / (448 * 512)); q = x / scale, to nearest even, saturating.
@@ -34,14 +34,15 @@ extern "C" __global__ void per_token_quant_fp8(const unsigned short *__restrict_
     const unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * size_k;
     float max = 0.0f;
     for (unsigned k = threadIdx.x; k < size_k; k += blockDim.x) {
-        max = fmaxf(max, fabsf(widen(x[row + k])));
+        max = fmaxf(max, finite_or_infinite(widen(x[row + k])));
     }
-    max = fminf(block_max(max), upper);
+    const float largest = block_max(max);
+    max = fminf(largest, upper);
     const float scale = fmaxf(__fdiv_rn(max, 448.0f), 1.0f / (448.0f * 512.0f));
     for (unsigned k = threadIdx.x; k < size_k; k += blockDim.x) {
         q[row + k] = to_e4m3fn(__fdiv_rn(widen(x[row + k]), scale));
     }
     if (threadIdx.x == 0) {
-        scales[blockIdx.x] = scale;
+        scales[blockIdx.x] = or_nan(scale, largest);
     }
 }

@@ -1,8 +1,8 @@
 // Activations to int8 with one scale per row. Upstream function: vLLM `per_token_quant_int8`.
 //
-//   x       16-bit [rows, size_k], finite
+//   x       16-bit [rows, size_k]
 //   q       int8 [rows, size_k]
-//   scales  f32 [rows]
+//   scales  f32 [rows]; of a row that is not all finite: NaN, with any codes
 //
 // Compile-time parameters: IS_BF16 (half.cuh), and
 //   IS_PRODUCT  0: scale = max * fl(1/127), q = x / scale, halves to even
@@ -22,7 +22,7 @@ extern "C" __global__ void per_token_quant_int8(const unsigned short *__restrict
     const unsigned long long row = static_cast<unsigned long long>(blockIdx.x) * size_k;
     float max = 0.0f;
     for (unsigned k = threadIdx.x; k < size_k; k += blockDim.x) {
-        max = fmaxf(max, fabsf(widen(x[row + k])));
+        max = fmaxf(max, finite_or_infinite(widen(x[row + k])));
     }
     max = fmaxf(block_max(max), 1e-10f);
 #if IS_PRODUCT
@@ -40,6 +40,6 @@ extern "C" __global__ void per_token_quant_int8(const unsigned short *__restrict
         q[row + k] = static_cast<signed char>(fminf(fmaxf(rounded, -128.0f), 127.0f));
     }
     if (threadIdx.x == 0) {
-        scales[blockIdx.x] = scale;
+        scales[blockIdx.x] = or_nan(scale, max);
     }
 }

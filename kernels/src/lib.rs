@@ -46,10 +46,12 @@ pub static SOURCES: &[Source] = &[
         "routing"
     ),
     source!("marlin_gemm_a8", "half", "mma"),
+    source!("marlin_gemm_wgmma", "half", "mma", "dequantize", "depend", "wgmma", "wgmma_ring"),
     source!("marlin_int4_fp8_preprocess"),
     source!("marlin_permute_scales"),
     source!("moe_activation", "half", "math", "depend", "activation"),
     source!("moe_align_block_size", "depend"),
+    source!("moe_gather", "half", "math", "depend", "activation"),
     source!("moe_permute_cols"),
     source!("moe_sum", "half", "depend"),
     source!("per_token_quant_fp8", "half", "block_max"),

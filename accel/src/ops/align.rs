@@ -38,8 +38,9 @@ pub struct Runs {
     pub(crate) run_of: Buffer<i32>,
     /// For each run what its blocks are marked with.
     pub(crate) label_of: Buffer<i32>,
-    /// For each expert of all ranks what its blocks are marked with, or −1.
-    pub(crate) expert_of: Buffer<i32>,
+    /// For each expert of all ranks what its blocks are marked with, or −1; absent where that is
+    /// its own number for each.
+    pub(crate) expert_of: Option<Buffer<i32>>,
     /// One more than the largest label: experts of this rank.
     experts: usize,
 }
@@ -89,10 +90,12 @@ impl Runs {
         }
         let label_of: Vec<i32> = order.iter().map(|&(_, label)| label).collect();
         let experts = label_of.iter().map(|&label| (label + 1) as usize).max().unwrap_or(0);
+        let is_own = expert_of.iter().enumerate().all(|(id, &expert)| id as i32 == expert);
+        let expert_of = (!is_own).then(|| device.upload(&expert_of)).transpose()?;
         Ok(Self {
             run_of: device.upload(&run_of)?,
             label_of: device.upload(&label_of)?,
-            expert_of: device.upload(&expert_of)?,
+            expert_of,
             experts,
         })
     }

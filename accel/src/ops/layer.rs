@@ -2,6 +2,8 @@
 //! router weights, the sum. The bits of the reference's [`Layer::forward`] by its canonical arithmetic,
 //! whatever else is in the batch.
 
+mod many;
+
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
@@ -11,11 +13,12 @@ use super::{
     activation::activate_on_device,
     align::{DeviceBlocks, Runs, align_on_device},
     check,
-    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, launch},
+    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, is_fusible, launch},
     permute::permute_on_device,
     sum::{Slots, sum_on_device},
 };
-use crate::{device::Device, error::AccelError, memory::Buffer};
+use crate::{device::Device, error::AccelError, memory::Buffer, nvrtc::Arch};
+use many::Many;
 
 /// One rank's layer in Marlin's layout in a device's memory.
 #[derive(Debug)]
@@ -26,13 +29,25 @@ pub struct MarlinLayer {
     activation: Definition,
     dtype: ScalarType,
     router_weight_on_input: bool,
+    /// Whether the activation is part of the first product.
+    is_fused: bool,
 }
 
 /// What a layer writes between its stages, for a fixed number of tokens.
 #[derive(Debug)]
-pub struct Workspace {
+pub struct Workspace(Stages);
+
+#[derive(Debug)]
+enum Stages {
+    Tiled(Tiled),
+    ManyRows(Many),
+}
+
+/// With products dealt out by tilings.
+#[derive(Debug)]
+struct Tiled {
     top_k: usize,
-    /// Absent where the products cut so few tokens into blocks themselves.
+    /// Absent where the products find the blocks of so few tokens themselves.
     blocks: Option<DeviceBlocks>,
     w13: Tiling,
     w2: Tiling,
@@ -71,7 +86,9 @@ impl MarlinLayer {
         let (activation, dtype) = (layer.activation, layer.dtype);
         let router_weight_on_input = layer.router_weight_on_input;
         let runs = Runs::new(device, &align)?;
-        Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input })
+        let arch = Arch::of_device(device.compute_capability());
+        let is_fused = is_fusible(arch, &activation);
+        Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input, is_fused })
     }
 
     /// Bytes of the codes, scales and zero points of one expert.
@@ -94,7 +111,11 @@ impl MarlinLayer {
         // As if tokens were spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
-        let paired = self.is_paired() && self.is_fused();
+        if let Some(plans) = self.many_rows(device, entries, experts) {
+            return self.workspace_many_rows(device, tokens, top_k, plans);
+        }
+        // The second product's K is a multiple of 64, so that halves are whole tiles of columns.
+        let paired = self.is_fused && self.activation.columns == Columns::Halves;
         let mut w13 = self.w13.tiling_of_experts(device, rows, experts, paired);
         let mut w2 = self.w2.tiling_of_experts(device, rows, experts, false);
         w13.m_tiles = w13.m_tiles.min(w2.m_tiles);
@@ -123,33 +144,25 @@ impl MarlinLayer {
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let room = || self.runs.room(device, entries, w13.rows());
-        let blocks = (!w13.is_direct(entries)).then(room).transpose()?;
+        // Every entry has its thread blocks then, which are in vain where it begins no block: worth it
+        // as long as hardly two entries have one expert.
+        let is_direct = w13.is_direct(entries) && 2 * entries <= self.w13.experts();
+        let blocks = (!is_direct).then(room).transpose()?;
         let gate_up = || device.zeroed(entries * shape13.size_n);
         let in_order = |weight: &MarlinWeight| {
             let room = |_| device.zeroed(entries * weight.shape().size_k);
             weight.perm_there.as_ref().map(room).transpose()
         };
-        Ok(Workspace {
+        Ok(Workspace(Stages::Tiled(Tiled {
             top_k,
             blocks,
             w13,
             w2,
-            gate_up: (!self.is_fused()).then(gate_up).transpose()?,
+            gate_up: (!self.is_fused).then(gate_up).transpose()?,
             activated: device.zeroed(entries * shape2.size_k)?,
             down: device.zeroed(entries * shape2.size_n)?,
             in_order: [in_order(&self.w13)?, in_order(&self.w2)?],
-        })
-    }
-
-    /// Whether gate and up are halves of the first product's columns.
-    fn is_paired(&self) -> bool {
-        self.activation.columns == Columns::Halves
-    }
-
-    /// Whether the activation is part of the first product: a thread block has both columns that an
-    /// element is made of, which in halves takes whole tiles of 64.
-    fn is_fused(&self) -> bool {
-        !self.is_paired() || self.w2.shape().size_k.is_multiple_of(64)
+        })))
     }
 
     /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this
@@ -167,7 +180,24 @@ impl MarlinLayer {
         work: &mut Workspace,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Workspace { top_k, blocks, w13, w2, gate_up, activated, down, in_order } = work;
+        match &mut work.0 {
+            Stages::Tiled(work) => self.forward_tiled(device, x, topk_ids, topk_weights, work, y),
+            Stages::ManyRows(work) => {
+                self.forward_many_rows(device, x, topk_ids, topk_weights, work, y)
+            }
+        }
+    }
+
+    fn forward_tiled(
+        &self,
+        device: &Device,
+        x: &Buffer<u16>,
+        topk_ids: &Buffer<i32>,
+        topk_weights: &Buffer<f32>,
+        work: &mut Tiled,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let Tiled { top_k, blocks, w13, w2, gate_up, activated, down, in_order } = work;
         let (top_k, hidden, size_i) = (*top_k, self.w2.shape().size_n, self.w2.shape().size_k);
         let entries = match blocks {
             Some(blocks) => {

@@ -89,7 +89,7 @@ pub(crate) fn permute_on_device(
         topk_ids,
         runs,
         pairs: check::threads(&EXPERTS, "x", out.len() / 2)?,
-        num_experts: check::positive(&EXPERTS, "num_experts", runs.expert_of.len())?,
+        num_experts: check::positive(&EXPERTS, "num_experts", runs.run_of.len())?,
         size_k,
         top_k: check::positive(&EXPERTS, "top_k", top_k)?,
         out,

@@ -7,6 +7,7 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    memory::Buffer,
     raw,
     registry::{Law, Needs, Row, lattice},
 };
@@ -29,25 +30,84 @@ pub(crate) static FP8: Row = Row {
     variants: |_| lattice(&[("IS_BF16", &[0, 1])]),
 };
 
-/// Rows that were checked.
+/// Rows that were checked: a launch with them stays inside its buffers.
 #[derive(Debug)]
 pub(crate) struct Rows<'a> {
-    pub(crate) x: &'a [u16],
+    pub(crate) x: &'a Buffer<u16>,
+    pub(crate) codes: &'a mut Buffer<u8>,
+    pub(crate) scales: &'a mut Buffer<f32>,
     pub(crate) rows: u32,
     pub(crate) size_k: u32,
 }
 
 impl<'a> Rows<'a> {
-    fn new(row: &Row, x: &'a [u16], dtype: ScalarType, size_k: usize) -> Result<Self, AccelError> {
+    fn new(
+        row: &Row,
+        device: &Device,
+        x: &'a Buffer<u16>,
+        size_k: usize,
+        codes: &'a mut Buffer<u8>,
+        scales: &'a mut Buffer<f32>,
+    ) -> Result<Self, AccelError> {
+        check::on(row, device, x.is_on(device) && codes.is_on(device) && scales.is_on(device))?;
         let rows = check::rows(row, "x", x.len(), size_k)?;
-        let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
-        if let Some(i) = x.iter().position(|bits| bits & exponent == exponent) {
-            let (found, at) = (dtype.to_f64(x[i].into()), [i / size_k, i % size_k]);
-            let found = format!("{found} at {at:?}");
-            return Err(AccelError::argument(row, "x", found, "finite numbers"));
+        if (codes.len(), scales.len()) != (x.len(), rows as usize) {
+            let found = format!("{} codes, {} scales", codes.len(), scales.len());
+            let expected = format!("[{rows}, {size_k}] and [{rows}]");
+            return Err(AccelError::argument(row, "codes", found, expected));
         }
-        Ok(Self { x, rows, size_k: check::positive(row, "size_k", size_k)? })
+        Ok(Self { x, codes, scales, rows, size_k: check::positive(row, "size_k", size_k)? })
     }
+}
+
+/// Codes and scales of `x` `[rows, size_k]` in the device's memory, bits of `dtype`, quantized to `input`:
+/// int8 ([`Int8Rule::Quotient`]) or e4m3fn. A row with an infinity or a NaN has the scale NaN, and any
+/// codes.
+///
+/// # Errors
+/// [`AccelError::Argument`] for other types, and for buffers that do not fit each other or of another
+/// device; those of preparing and launching a kernel.
+pub(crate) fn quantize_on_device(
+    device: &Device,
+    x: &Buffer<u16>,
+    dtype: ScalarType,
+    input: ScalarType,
+    size_k: usize,
+    codes: &mut Buffer<u8>,
+    scales: &mut Buffer<f32>,
+) -> Result<(), AccelError> {
+    if input == ScalarType::INT8 {
+        return int8_on_device(device, x, dtype, size_k, Int8Rule::Quotient, codes, scales);
+    }
+    let is_bf16 = check::is_bf16(&FP8, "dtype", dtype)?;
+    let args = Rows::new(&FP8, device, x, size_k, codes, scales)?;
+    raw::quantize::fp8(device, &device.function(&FP8, &[is_bf16])?, args, f32::INFINITY)
+}
+
+fn int8_on_device(
+    device: &Device,
+    x: &Buffer<u16>,
+    dtype: ScalarType,
+    size_k: usize,
+    rule: Int8Rule,
+    codes: &mut Buffer<u8>,
+    scales: &mut Buffer<f32>,
+) -> Result<(), AccelError> {
+    let is_bf16 = check::is_bf16(&INT8, "dtype", dtype)?;
+    let args = Rows::new(&INT8, device, x, size_k, codes, scales)?;
+    let is_product = u32::from(rule == Int8Rule::Product);
+    let function = device.function(&INT8, &[is_bf16, ("IS_PRODUCT", is_product)])?;
+    raw::quantize::int8(device, &function, args)
+}
+
+/// Fails at a number that is not finite.
+fn finite(row: &Row, x: &[u16], dtype: ScalarType, size_k: usize) -> Result<(), AccelError> {
+    let exponent = if dtype == ScalarType::FLOAT16 { 0x7c00 } else { 0x7f80 };
+    let broken = x.iter().position(|bits| bits & exponent == exponent);
+    broken.map_or(Ok(()), |i| {
+        let (found, at) = (dtype.to_f64(x[i].into()), [i / size_k, i % size_k]);
+        Err(AccelError::argument(row, "x", format!("{found} at {at:?}"), "finite numbers"))
+    })
 }
 
 /// int8 codes and scales of `x` `[rows, size_k]`, bits of `dtype`: the bits of
@@ -63,12 +123,14 @@ pub fn per_token_quant_int8(
     size_k: usize,
     rule: Int8Rule,
 ) -> Result<Quantized<i8>, AccelError> {
-    let is_bf16 = check::is_bf16(&INT8, "dtype", dtype)?;
-    let args = Rows::new(&INT8, x, dtype, size_k)?;
-    let is_product = u32::from(rule == Int8Rule::Product);
-    let function = device.function(&INT8, &[is_bf16, ("IS_PRODUCT", is_product)])?;
-    let (codes, scales) = raw::quantize::int8(device, &function, &args)?;
-    Ok(Quantized { codes, scales })
+    check::is_bf16(&INT8, "dtype", dtype)?;
+    let rows = check::rows(&INT8, "x", x.len(), size_k)?;
+    finite(&INT8, x, dtype, size_k)?;
+    let (mut codes, mut scales) = (device.zeroed(x.len())?, device.zeroed(rows as usize)?);
+    let x = device.upload(x)?;
+    int8_on_device(device, &x, dtype, size_k, rule, &mut codes, &mut scales)?;
+    let codes = device.download(&codes)?.into_iter().map(u8::cast_signed).collect();
+    Ok(Quantized { codes, scales: device.download(&scales)? })
 }
 
 /// e4m3fn codes and scales of `x` `[rows, size_k]`, bits of `dtype`: the bits of
@@ -85,12 +147,15 @@ pub fn per_token_quant_fp8(
     upper: Option<f32>,
 ) -> Result<Quantized<u8>, AccelError> {
     let is_bf16 = check::is_bf16(&FP8, "dtype", dtype)?;
-    let args = Rows::new(&FP8, x, dtype, size_k)?;
+    let rows = check::rows(&FP8, "x", x.len(), size_k)?;
+    finite(&FP8, x, dtype, size_k)?;
     let upper = upper.unwrap_or(f32::INFINITY);
     if upper.is_nan() || upper <= 0.0 {
         return Err(AccelError::argument(&FP8, "upper", upper, "a positive number"));
     }
-    let function = device.function(&FP8, &[is_bf16])?;
-    let (codes, scales) = raw::quantize::fp8(device, &function, &args, upper)?;
-    Ok(Quantized { codes, scales })
+    let (mut codes, mut scales) = (device.zeroed(x.len())?, device.zeroed(rows as usize)?);
+    let x = device.upload(x)?;
+    let args = Rows::new(&FP8, device, &x, size_k, &mut codes, &mut scales)?;
+    raw::quantize::fp8(device, &device.function(&FP8, &[is_bf16])?, args, upper)?;
+    Ok(Quantized { codes: device.download(&codes)?, scales: device.download(&scales)? })
 }

@@ -17,16 +17,18 @@ pub(crate) static ROW: Row = Row {
     source: "moe_sum",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("HAS_IDS", &[0, 1])]),
+    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("HAS_IDS", &[0, 1]), ("WIDTH", &[1, 8])]),
 };
 
 /// Numbers of a launch, checked against the lengths of its buffers.
 #[derive(Debug)]
 pub(crate) struct Args {
     /// Of the result.
-    pub(crate) elements: u64,
+    pub(crate) rows: u32,
     pub(crate) top_k: u32,
     pub(crate) size_n: u32,
+    /// Columns that a thread adds: the macro WIDTH.
+    pub(crate) width: u32,
 }
 
 /// `y` `[rows, size_n]` of `down` `[rows, top_k, size_n]`, bits of `dtype`: the bits of
@@ -82,11 +84,17 @@ pub fn sum_on_device(
         let found = format!("{} elements", y.len());
         return Err(AccelError::argument(&ROW, "y", found, format!("[{rows}, {size_n}]")));
     }
-    let elements = check::threads(&ROW, "y", y.len())?;
+    let width = if size_n.is_multiple_of(8) { 8 } else { 1 };
+    // The second dimension of a grid, of blocks of 256 threads.
+    if size_n / width > 65535 * 256 {
+        return Err(AccelError::argument(&ROW, "size_n", size_n, "fewer columns"));
+    }
     if let Some(slots) = slots.filter(|slots| slots.topk_ids.len() != rows as usize * top_k) {
         let found = format!("{} entries", slots.topk_ids.len());
         return Err(AccelError::argument(&ROW, "topk_ids", found, format!("[{rows}, {top_k}]")));
     }
-    let function = device.function(&ROW, &[is_bf16, ("HAS_IDS", u32::from(slots.is_some()))])?;
-    raw::moe::sum(device, &function, &Args { elements, top_k: k, size_n: n }, down, slots, y)
+    let width = width as u32;
+    let has_ids = ("HAS_IDS", u32::from(slots.is_some()));
+    let function = device.function(&ROW, &[is_bf16, has_ids, ("WIDTH", width)])?;
+    raw::moe::sum(device, &function, &Args { rows, top_k: k, size_n: n, width }, down, slots, y)
 }

@@ -9,15 +9,16 @@ use crate::error::AccelError;
 /// The oldest driver interface that the calls used here exist in: 12.0.
 const LEAST_VERSION: i32 = 12_000;
 
-/// Succeeds when the driver library that cudarc will use loads and is new enough.
-pub(crate) fn probe() -> Result<(), AccelError> {
+/// The version of the driver library that cudarc will use (1000 · major + 10 · minor), when it loads
+/// and is new enough.
+pub(crate) fn probe() -> Result<i32, AccelError> {
     // The same names in the same order as cudarc, so that both find the same library.
     let names: Vec<String> =
         ["cuda", "nvcuda"].iter().flat_map(|name| cudarc::get_lib_name_candidates(name)).collect();
     probe_names(&names)
 }
 
-fn probe_names(names: &[String]) -> Result<(), AccelError> {
+fn probe_names(names: &[String]) -> Result<i32, AccelError> {
     let mut refusals = Vec::new();
     for name in names {
         // SAFETY: loading runs the library's initializers. The names are those of NVIDIA's driver
@@ -37,7 +38,7 @@ fn probe_names(names: &[String]) -> Result<(), AccelError> {
     Err(AccelError::NoDriver { library, reason })
 }
 
-fn check_version(library: &libloading::Library, name: &str) -> Result<(), AccelError> {
+fn check_version(library: &libloading::Library, name: &str) -> Result<i32, AccelError> {
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> u32;
     // SAFETY: `cuDriverGetVersion` has had this signature since the driver API's first version.
     let get_version = unsafe { library.get::<GetVersion>(b"cuDriverGetVersion\0") };
@@ -53,7 +54,7 @@ fn check_version(library: &libloading::Library, name: &str) -> Result<(), AccelE
     if found < LEAST_VERSION {
         return Err(AccelError::DriverTooOld { found, expected: LEAST_VERSION });
     }
-    Ok(())
+    Ok(found)
 }
 
 #[cfg(test)]

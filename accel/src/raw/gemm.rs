@@ -30,9 +30,9 @@ impl From<&Experts<'_>> for Routing {
             },
             Entries::Direct { topk_ids, runs } => Self {
                 topk_ids: address(topk_ids),
-                expert_of: address(&runs.expert_of),
+                expert_of: runs.expert_of.as_ref().map_or(0, address),
                 // At most 8192.
-                num_experts: runs.expert_of.len() as u32,
+                num_experts: runs.run_of.len() as u32,
                 ..nowhere
             },
         }
@@ -93,7 +93,7 @@ pub(crate) fn launch(
     // demands.
     // With experts: `DeviceBlocks` are room for this M and block size, zero until the alignment kernel
     // writes it, so that entries are below size_m or padding, experts below the weight's; or there is an
-    // id for each row, of which those beyond `expert_of` are not looked up; there are as many router
+    // id for each row, of which those beyond the experts are not looked up; there are as many router
     // weights as rows. The kernel waits before it reads x or writes y; a routing that it reads before
     // is older than the last kernel (`is_early`), and weights are written by no kernel.
     unsafe { launch_early(device, function, config, arguments) }

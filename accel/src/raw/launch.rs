@@ -6,7 +6,7 @@ use cudarc::driver::{
     CudaFunction, DevicePtr, DriverError, LaunchConfig,
     sys::{
         self, CUlaunchAttribute, CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue,
-        CUlaunchConfig,
+        CUlaunchConfig, CUtensorMap,
     },
 };
 
@@ -24,6 +24,8 @@ pub(crate) enum Argument {
     U64(u64),
     Routing(Routing),
     Activation(Activation),
+    /// A matrix as the copy engine takes it.
+    TensorMap(CUtensorMap),
 }
 
 /// `Routing` of `routing.cuh`.
@@ -85,7 +87,7 @@ pub(crate) fn address<T: Element>(buffer: &Buffer<T>) -> u64 {
 }
 
 /// Launches `function`, which may begin before the kernel before it on the stream has ended, where
-/// the device knows that (from 9.0 on).
+/// the device and its driver know that (from 9.0 and 12.3 on).
 ///
 /// # Safety
 /// `arguments` must be the entry point's, in its order and of its types, and keep every access inside
@@ -104,6 +106,7 @@ pub(super) unsafe fn launch(
             Argument::U32(value) => ptr::from_mut(value).cast(),
             Argument::Routing(value) => ptr::from_mut(value).cast(),
             Argument::Activation(value) => ptr::from_mut(value).cast(),
+            Argument::TensorMap(value) => ptr::from_mut(value).cast(),
         })
         .collect();
     let mut early = CUlaunchAttribute {
@@ -123,7 +126,7 @@ pub(super) unsafe fn launch(
         sharedMemBytes: config.shared_mem_bytes,
         hStream: stream.cu_stream(),
         attrs: &mut early,
-        numAttrs: u32::from(device.compute_capability() >= (9, 0)),
+        numAttrs: device.launches_early().into(),
     };
     // SAFETY: the configuration, its attribute and the values that `pointers` point to outlive the call,
     // which copies them; the caller answers for the arguments.

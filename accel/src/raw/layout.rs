@@ -113,11 +113,9 @@ pub(crate) fn permute_experts(
     args: permute::ExpertArgs<'_>,
 ) -> Result<(), AccelError> {
     let mut builder = device.stream().launch_builder(function);
+    builder.arg(args.x.slice()).arg(args.perm.slice()).arg(args.topk_ids.slice());
+    optional(&mut builder, args.runs.expert_of.as_ref());
     builder
-        .arg(args.x.slice())
-        .arg(args.perm.slice())
-        .arg(args.topk_ids.slice())
-        .arg(args.runs.expert_of.slice())
         .arg(args.out.slice_mut())
         .arg(&args.pairs)
         .arg(&args.num_experts)
@@ -126,6 +124,6 @@ pub(crate) fn permute_experts(
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this device.
     // `ExpertArgs` holds only checked values: `out` is pairs of a row of size_k (even) for each of the
     // topk_ids, x a row for each top_k of them, perm a row of entries below size_k (`MarlinWeight`) for
-    // each expert that `expert_of` names. Every element of `out` is written by one thread.
+    // each expert that `expert_of` names, or without it for each of num_experts. Every element of `out` is written by one thread.
     ended(permute::EXPERTS.name, unsafe { builder.launch(one_thread_each(args.pairs)) })
 }

@@ -14,6 +14,7 @@ use crate::{
 pub(crate) mod driver;
 pub(crate) mod gemm;
 pub(crate) mod gemm_a8;
+pub(crate) mod gemm_many;
 pub(crate) mod launch;
 pub(crate) mod layout;
 pub(crate) mod limits;

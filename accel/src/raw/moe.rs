@@ -14,7 +14,7 @@ use crate::{
     ops::{
         activation,
         align::{self, DeviceBlocks, Runs},
-        router, sum,
+        gather, router, sum,
     },
 };
 
@@ -90,6 +90,43 @@ pub(crate) fn align(
     ended(align::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
+/// `function` is the entry point of `moe_gather.cu`, with ACTIVATES where rows are activated; `from`,
+/// `blocks` and `gathered` fit each other.
+pub(crate) fn gather(
+    device: &Device,
+    function: &CudaFunction,
+    args: &gather::Args,
+    from: &Buffer<u16>,
+    blocks: &DeviceBlocks,
+    gathered: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let arguments = vec![
+        from.into(),
+        (&*gathered).into(),
+        (&blocks.sorted_token_ids).into(),
+        (&blocks.num_tokens_post_padded).into(),
+        args.size_m.into(),
+        args.size_k.into(),
+        match args.made {
+            gather::Made::Copied { top_k } => top_k.into(),
+            gather::Made::Activated(activation) => Argument::Activation(activation),
+        },
+    ];
+    // Several short rows to a block.
+    let of_row = (args.size_k / 8).next_power_of_two().clamp(32, 256);
+    let rows = 256 / of_row;
+    let config = LaunchConfig {
+        grid_dim: (args.places.div_ceil(rows), 1, 1),
+        block_dim: (of_row, rows, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the arguments are the entry point's, in its order and of its types. Entries of the blocks
+    // are below size_m or padding, `from` has size_m / top_k rows of size_k, or size_m rows of the
+    // activation's width, and `gathered` one for each place of all blocks (checked). A row has its own
+    // threads, which wait first.
+    ended(gather::ROW.name, unsafe { launch(device, function, config, arguments) })
+}
+
 /// Launches an activation: `function` is the entry point of `moe_activation.cu`;
 /// `gate_up` has as many rows, of the width that its columns say, as `out` has of size_i.
 pub(crate) fn activate(
@@ -125,21 +162,19 @@ pub(crate) fn sum(
 ) -> Result<(), AccelError> {
     // At most 8192.
     let num_experts = slots.map_or(0, |slots| slots.runs.run_of.len() as u32);
-    let mut arguments = vec![
-        down.into(),
-        (&*y).into(),
-        args.elements.into(),
-        args.top_k.into(),
-        args.size_n.into(),
-    ];
+    let mut arguments = vec![down.into(), (&*y).into(), args.top_k.into(), args.size_n.into()];
     if let Some(slots) = slots {
         let of_slots: [Argument; 3] =
-            [slots.topk_ids.into(), (&slots.runs.run_of).into(), num_experts.into()];
+            [slots.topk_ids.into(), slots.runs.expert_of.as_ref().into(), num_experts.into()];
         arguments.extend(of_slots);
     }
-    let config = one_thread_each(args.elements);
-    // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the number of
-    // elements of y; down has top_k times as many, and there are top_k ids for each row of y (its maker
+    let config = LaunchConfig {
+        grid_dim: (args.rows, (args.size_n / args.width).div_ceil(256), 1),
+        block_dim: (256, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the rows of
+    // y and their columns, of which WIDTH divides the number; down has top_k times as many, and there are top_k ids for each row of y (its maker
     // checked). Ids beyond run_of are not looked up. Each element has one thread, which waits
     // first.
     ended(sum::ROW.name, unsafe { launch(device, function, config, arguments) })

@@ -17,37 +17,36 @@ fn one_block_each(rows: &Rows<'_>) -> LaunchConfig {
 pub(crate) fn int8(
     device: &Device,
     function: &CudaFunction,
-    args: &Rows<'_>,
-) -> Result<(Vec<i8>, Vec<f32>), AccelError> {
-    let x = device.upload(args.x)?;
-    let mut codes = device.zeroed::<i8>(args.x.len())?;
-    let mut scales = device.zeroed::<f32>(args.rows as usize)?;
+    args: Rows<'_>,
+) -> Result<(), AccelError> {
+    let config = one_block_each(&args);
     let mut builder = device.stream().launch_builder(function);
-    builder.arg(x.slice()).arg(codes.slice_mut()).arg(scales.slice_mut()).arg(&args.size_k);
-    // SAFETY: the arguments are the entry point's, in its order and of its types. x and codes have rows *
-    // size_k elements, scales has rows (`Rows` is checked); a block of whole warps stays in its row.
-    ended(INT8.name, unsafe { builder.launch(one_block_each(args)) })?;
-    Ok((device.download(&codes)?, device.download(&scales)?))
+    builder
+        .arg(args.x.slice())
+        .arg(args.codes.slice_mut())
+        .arg(args.scales.slice_mut())
+        .arg(&args.size_k);
+    // SAFETY: the arguments are the entry point's, in its order and of its types, bytes for int8. x and
+    // codes have rows * size_k elements, scales has rows, all of this device (`Rows` is checked); a block
+    // of whole warps stays in its row.
+    ended(INT8.name, unsafe { builder.launch(config) })
 }
 
 /// `function` is the entry point of `per_token_quant_fp8.cu`.
 pub(crate) fn fp8(
     device: &Device,
     function: &CudaFunction,
-    args: &Rows<'_>,
+    args: Rows<'_>,
     upper: f32,
-) -> Result<(Vec<u8>, Vec<f32>), AccelError> {
-    let x = device.upload(args.x)?;
-    let mut codes = device.zeroed::<u8>(args.x.len())?;
-    let mut scales = device.zeroed::<f32>(args.rows as usize)?;
+) -> Result<(), AccelError> {
+    let config = one_block_each(&args);
     let mut builder = device.stream().launch_builder(function);
     builder
-        .arg(x.slice())
-        .arg(codes.slice_mut())
-        .arg(scales.slice_mut())
+        .arg(args.x.slice())
+        .arg(args.codes.slice_mut())
+        .arg(args.scales.slice_mut())
         .arg(&args.size_k)
         .arg(&upper);
     // SAFETY: as for int8, with a number more.
-    ended(FP8.name, unsafe { builder.launch(one_block_each(args)) })?;
-    Ok((device.download(&codes)?, device.download(&scales)?))
+    ended(FP8.name, unsafe { builder.launch(config) })
 }

@@ -22,7 +22,7 @@ pub(crate) fn say(line: &str) {
 }
 
 /// Reports `test` as skipped.
-fn skip(reason: &str, test: &str) {
+pub(crate) fn skip(reason: &str, test: &str) {
     let required = std::env::var(REQUIRE_GPU).is_ok_and(|value| value == "1");
     assert!(!required, "{test} skipped ({reason}) although {REQUIRE_GPU}=1");
     say(&format!("SKIPPED ({reason}): {test}"));
@@ -281,17 +281,16 @@ pub(crate) fn forward(
     device.download(&y).unwrap()
 }
 
-/// The same random rows through a layer here and there: `tokens` tokens that go to `top_k` experts each,
-/// some to none.
+/// The same random rows through a layer here and by `run`, from x, expert ids and router weights:
+/// `tokens` tokens that go to `top_k` experts each, some to none.
 pub(crate) fn compare_layers(
     law: &mut Law,
     context: &str,
     random: &mut Random,
-    device: &Device,
     layer: &Layer<'_>,
     (tokens, top_k): (usize, usize),
+    run: impl FnOnce(&[u16], &[i32], &[f32]) -> Vec<u16>,
 ) {
-    let on_device = MarlinLayer::new(device, layer).unwrap();
     let x = random.halves(layer.dtype, tokens * layer.hidden_size(), 1.0);
     let ids: Vec<i32> = (0..tokens)
         .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
@@ -301,6 +300,6 @@ pub(crate) fn compare_layers(
     let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
     let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
     let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
-    let found = forward(device, &on_device, &x, top_k, &ids, &weights);
+    let found = run(&x, &ids, &weights);
     law.equal(&format!("{context}, {tokens} tokens"), &found, &wanted);
 }

@@ -32,15 +32,16 @@ __device__ __forceinline__ float at_most(float x, float limit) {
     return x > limit ? limit : x;
 }
 
-// Of a gate alone.
-__device__ __forceinline__ float activate(const Activation &a, float gate) {
-    return at_most(gate_function(a.function, at_most(gate, a.gate_limit), a.alpha), a.value_limit);
+// Of a gate alone. `function` is a.function, or the only one that the caller takes.
+__device__ __forceinline__ float activate(const Activation &a, unsigned function, float gate) {
+    return at_most(gate_function(function, at_most(gate, a.gate_limit), a.alpha), a.value_limit);
 }
 
 // Of the columns that stand as gate and as up.
-__device__ __forceinline__ float activate(const Activation &a, float first, float second) {
+__device__ __forceinline__ float activate(const Activation &a, unsigned function, float first,
+                                          float second) {
     float up = a.exchanged ? first : second;
     up = up < -a.up_limit ? -a.up_limit : at_most(up, a.up_limit);
     up = a.up_shift == 0.0f ? up : __fadd_rn(up, a.up_shift);
-    return __fmul_rn(activate(a, a.exchanged ? second : first), up);
+    return __fmul_rn(activate(a, function, a.exchanged ? second : first), up);
 }

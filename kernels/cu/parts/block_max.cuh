@@ -16,3 +16,14 @@ __device__ __forceinline__ float block_max(float value) {
     __syncthreads();
     return value;
 }
+
+// A magnitude for `fmaxf`, which would leave a NaN out.
+__device__ __forceinline__ float finite_or_infinite(float value) {
+    const float infinity = __uint_as_float(0x7F800000u);
+    return fabsf(value) < infinity ? fabsf(value) : infinity;
+}
+
+// `value`, or NaN where the largest magnitude is infinite.
+__device__ __forceinline__ float or_nan(float value, float largest) {
+    return largest < __uint_as_float(0x7F800000u) ? value : __uint_as_float(0x7FFFFFFFu);
+}

@@ -16,6 +16,9 @@ __device__ __forceinline__ unsigned of_rank(unsigned address, unsigned rank) {
     return mapped;
 }
 
-__device__ __forceinline__ void store_to_rank(unsigned mapped, float value) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapped), "f"(value) : "memory");
+__device__ __forceinline__ float2 load_from_rank(unsigned mapped) {
+    float2 value;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y) : "r"(mapped) : "memory");
+    return value;
 }

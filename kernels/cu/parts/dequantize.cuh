@@ -2,7 +2,7 @@
 // scale, one rounding. For the instructions of mma.cuh.
 //
 //   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, HAS_G_IDX  as in marlin_gemm.cu
-//   COLUMNS  32 or 64: columns that a warp computes, sixteen to a fragment
+//   COLUMNS  16, 32 or 64: columns that a warp computes, sixteen to a fragment
 
 #if !defined(IS_BF16) || !defined(BITS) || !defined(HAS_ZERO) || !defined(IS_FLOAT) || \
     !defined(SCALE_TYPE) || !defined(HAS_G_IDX) || !defined(COLUMNS)
@@ -34,16 +34,20 @@ struct Group {
 #endif
 };
 
-// `scales` are the lane's 2 * FRAGMENTS scales, side by side.
-__device__ __forceinline__ void spread(Group &group, const unsigned char *scales) {
-    constexpr int WORDS = FRAGMENTS * SCALE_SIZE / 2;
+// `scales` are those of the lane's eight columns of 64, side by side; the warp's are part `part` of them.
+__device__ __forceinline__ void spread(Group &group, const unsigned char *scales, unsigned part) {
+    constexpr int WORDS = FRAGMENTS * SCALE_SIZE > 2 ? FRAGMENTS * SCALE_SIZE / 2 : 1;
     unsigned words[WORDS];
+    scales += FRAGMENTS * SCALE_SIZE == 1 ? part / 2 * 4 : part * (WORDS * 4);
     if (WORDS == 4) {
         *reinterpret_cast<uint4 *>(words) = *reinterpret_cast<const uint4 *>(scales);
     } else if (WORDS == 2) {
         *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(scales);
     } else {
         words[0] = *reinterpret_cast<const unsigned *>(scales);
+    }
+    if (FRAGMENTS * SCALE_SIZE == 1) {
+        words[0] >>= part % 2 * 8;
     }
 #if SCALE_TYPE == 0
 #pragma unroll

@@ -5,10 +5,9 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes to shared memory; zeros instead where `bytes` is 0 (then the source is not read).
-__device__ __forceinline__ void copy_async(unsigned to, const void *from, unsigned bytes = 16) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
+// 16 bytes to shared memory.
+__device__ __forceinline__ void copy_async(unsigned to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void copy_commit() {
@@ -18,6 +17,13 @@ __device__ __forceinline__ void copy_commit() {
 template <int PENDING>
 __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ float2 load_shared(unsigned address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
 }
 
 // Four 8 x 8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
@@ -32,9 +38,9 @@ __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned address
 __device__ __forceinline__ void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0,
                                              unsigned b1) {
 #if IS_BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #endif
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

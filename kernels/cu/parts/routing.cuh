@@ -1,83 +1,43 @@
-// The blocks of rows of a product with experts: of `moe_align_block_size`, or for few entries made here
-// by each thread block for itself, which saves that kernel. Which block an entry stands in changes no
-// bit of its row. What the kernels before wrote is read past the L1 cache, which nobody clears for a
-// kernel that starts early (depend.cuh).
-//
-//   M_TILES   eights of rows in a block
+// The blocks of rows of a product with experts: of `moe_align_block_size`, or for few entries found by
+// each thread block for itself, which saves that kernel. Which block an entry stands in changes no bit
+// of its row. What kernels before wrote is read past the L1 cache, which nobody clears for a kernel that
+// starts early (depend.cuh).
 
-// Blocks are made here of eight rows each, of as many entries at most.
-#define DIRECT_ENTRIES 128
-#define IS_DIRECT (M_TILES == 1)
+// Blocks are found here of eight rows each, of as many entries at most: one for each lane.
+#define DIRECT_ENTRIES 32
 
 struct Routing {
     // Of `moe_align_block_size`, or null:
-    const int *sorted_token_ids;        // [blocks * M_TILES * 8]; size_m and above: padding
+    const int *sorted_token_ids;        // [blocks * rows]; size_m and above: padding
     const int *expert_ids;              // [blocks]; negative: no product
     const int *num_tokens_post_padded;  // [1]
-    // What else blocks are made of, where those are null:
-    const int *topk_ids;    // [size_m]
-    const int *expert_of;   // [num_experts]; -1: not here
+    // What blocks are found in, where those are null:
+    const int *topk_ids;   // [size_m]
+    const int *expert_of;  // [num_experts]; -1: not here; null: all are here
     unsigned num_experts;
     // 1: the kernel before this one on the stream did not write any of these.
     unsigned is_early;
 };
 
-#if IS_DIRECT
-// Blocks in shared memory, in the order of their first entries.
-struct DirectBlocks {
-    unsigned short entries[DIRECT_ENTRIES][8];  // ascending, padded with 65535
-    short expert[DIRECT_ENTRIES];
-    short expert_of_entry[DIRECT_ENTRIES];
-    unsigned char is_first[DIRECT_ENTRIES];  // of a block
-    unsigned count, unused[3];
-};
-
-// By all threads of the block, of at most DIRECT_ENTRIES entries.
-__device__ __forceinline__ void make_blocks(DirectBlocks &blocks, const Routing &routing,
-                                            unsigned entries) {
-    for (unsigned i = threadIdx.x; i < entries; i += blockDim.x) {
-        const unsigned id = static_cast<unsigned>(__ldcg(routing.topk_ids + i));
-        blocks.expert_of_entry[i] =
-            static_cast<short>(id < routing.num_experts ? routing.expert_of[id] : -1);
+// The block that entry `first` begins: every eighth entry of an expert begins one. Returns its expert, -1
+// where there is none or the entry begins no block; lane r gets its row r, `size_m` where there is none.
+// For whole warps.
+__device__ __forceinline__ int find_block(const Routing &routing, unsigned size_m, unsigned first,
+                                          unsigned &row_of_lane) {
+    const unsigned lane = threadIdx.x % 32;
+    const int id = __ldcg(routing.topk_ids + min(lane, size_m - 1));
+    const int mine = __shfl_sync(0xffffffffu, id, first);
+    // The expert's entries as bits.
+    const unsigned all = __ballot_sync(0xffffffffu, id == mine && lane < size_m);
+    unsigned left = all >> first << first;
+    if (static_cast<unsigned>(mine) >= routing.num_experts || __popc(all ^ left) % 8 != 0) {
+        return -1;
     }
-    __syncthreads();
-    // Every eighth entry of an expert is the first of a block.
-    for (unsigned i = threadIdx.x; i < entries; i += blockDim.x) {
-        const short expert = blocks.expert_of_entry[i];
-        unsigned before = 0;
-#pragma unroll 8
-        for (unsigned j = 0; j < i; ++j) {
-            before += blocks.expert_of_entry[j] == expert;
-        }
-        blocks.is_first[i] = expert >= 0 && before % 8 == 0;
+    row_of_lane = size_m;
+#pragma unroll 1
+    for (unsigned row = 0; row < 8 && left != 0; ++row) {
+        row_of_lane = lane == row ? __ffs(left) - 1 : row_of_lane;
+        left &= left - 1;
     }
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < entries; i += blockDim.x) {
-        unsigned block = 0;
-#pragma unroll 8
-        for (unsigned j = 0; j < i; ++j) {
-            block += blocks.is_first[j];
-        }
-        if (blocks.is_first[i]) {
-            const short expert = blocks.expert_of_entry[i];
-            blocks.expert[block] = expert;
-            unsigned rows = 0;
-            for (unsigned j = i; j < entries && rows < 8; ++j) {
-                if (blocks.expert_of_entry[j] == expert) {
-                    blocks.entries[block][rows++] = static_cast<unsigned short>(j);
-                }
-            }
-            for (; rows < 8; ++rows) {
-                blocks.entries[block][rows] = 65535;
-            }
-        }
-        if (i == entries - 1) {
-            blocks.count = block + blocks.is_first[i];
-        }
-    }
-    __syncthreads();
+    return routing.expert_of ? routing.expert_of[mine] : mine;
 }
-#define DIRECT_BYTES sizeof(DirectBlocks)
-#else
-#define DIRECT_BYTES 0
-#endif

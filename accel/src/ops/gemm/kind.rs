@@ -114,9 +114,16 @@ impl Kind {
             return Err(AccelError::argument(&ROW, "group_size", found, expected));
         }
         for other in weights {
-            // Of 16 bits there are several types, all converted to `dtype`.
-            if !wide && other.scales.ty() != scales {
-                let found = format!("{}: {}", other.name, other.scales.ty());
+            if let Some(global) = other.global_scale.filter(|_| kind != Self::Nvfp4) {
+                let found = format!("{}: {global}", other.name);
+                let expected = "none but with e4m3 scales";
+                return Err(AccelError::argument(&ROW, "global_scale", found, expected));
+            }
+            // Of 16 bits and more there are several types, all converted to `dtype`.
+            let ty = other.scales.ty();
+            let as_first = if wide { ty.size_bits() > 8 } else { ty == scales };
+            if !as_first {
+                let found = format!("{}: {ty}", other.name);
                 let expected = format!("{scales} as {}", weight.name);
                 return Err(AccelError::argument(&ROW, "scales", found, expected));
             }

@@ -3,15 +3,18 @@
 //! work is dealt out.
 
 mod kind;
+pub(crate) mod many;
 mod tiling;
 mod weight;
 
 use marlinspike::gemm::schedule::Schedule;
-use marlinspike::moe::activation::{Columns, Definition};
+use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
 
 use kind::Kind;
+pub use many::{ManyRows, marlin_gemm_many_rows};
 pub use tiling::Tiling;
+use tiling::Width;
 pub use weight::MarlinWeight;
 
 use crate::{
@@ -39,7 +42,7 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, &[1, 2]),
+    variants: |arch| variants(arch, if arch.has_clusters() { &[1, 2, 3] } else { &[1] }),
 };
 
 /// `kinds` are values of IS_MOE.
@@ -49,11 +52,11 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
         for form in Kind::forms(ty) {
             for size_m in [8, 16, 32, 64, 128] {
                 for chunks in 1..=Schedule::CANONICAL_CHUNKS as u32 {
-                    for wide in [false, true] {
+                    for width in Width::ALL {
                         for &kind in kinds {
                             let paired = kind == 2;
-                            let tiling = Tiling::choose(arch, size_m, chunks, wide, paired, &form);
-                            let defines = defines(arch, ty, &form, kind, tiling);
+                            let tiling = Tiling::choose(arch, size_m, chunks, width, paired, &form);
+                            let defines = defines(ty, &form, kind, tiling);
                             if !all.contains(&defines) {
                                 all.push(defines);
                             }
@@ -66,17 +69,11 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
     all
 }
 
-fn defines(
-    arch: Arch,
-    ty: ScalarType,
-    form: &[Define],
-    is_moe: u32,
-    tiling: Tiling,
-) -> Vec<Define> {
+fn defines(ty: ScalarType, form: &[Define], is_moe: u32, tiling: Tiling) -> Vec<Define> {
     let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     defines.extend_from_slice(form);
     defines.push(("IS_MOE", is_moe));
-    defines.extend(tiling.defines(arch, form));
+    defines.extend(tiling.defines());
     defines
 }
 
@@ -120,7 +117,7 @@ pub(crate) struct Experts<'a> {
 pub(crate) enum Entries<'a> {
     /// Cut into blocks before, of [`Tiling::rows`] of the product's tiling.
     Blocks(&'a DeviceBlocks),
-    /// Cut into blocks by the product itself: [`Tiling::is_direct`].
+    /// Found by the product itself: [`Tiling::is_direct`].
     Direct { topk_ids: &'a Buffer<i32>, runs: &'a Runs },
 }
 
@@ -160,7 +157,11 @@ pub fn marlin_gemm(
     weight: &MarlinWeight,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let tiling = weight.tiling(device, x.len() / weight.shape().size_k);
+    let size_m = x.len() / weight.shape().size_k;
+    if let Some(plan) = weight.many_rows(device, size_m) {
+        return marlin_gemm_many_rows(device, x, weight, y, plan);
+    }
+    let tiling = weight.tiling(device, size_m);
     marlin_gemm_tiled(device, x, weight, y, tiling)
 }
 
@@ -198,9 +199,57 @@ pub fn moe_marlin_gemm(
     launch(device, x, weight, y, tiling, Some(experts))
 }
 
+/// Whether a product's kernel has the activation: that of most models, a gate times its sigmoid, and
+/// an up. Others would make every layer's kernel long to load. Before 9.0 a thread block has no room
+/// for all chunks of gate and up.
+pub(crate) fn is_fusible(arch: Arch, activation: &Definition) -> bool {
+    let known = activation.function == Function::Silu && activation.columns != Columns::Gate;
+    known && arch.has_clusters()
+}
+
 /// Whether a thread block takes 64 columns from each half of N: those of gate and those of up.
 fn is_paired(activation: Option<&Definition>) -> bool {
     activation.is_some_and(|activation| activation.columns == Columns::Halves)
+}
+
+/// Rows of y, whose rows of `width` elements are made of `top_k` of each row of x.
+///
+/// # Errors
+/// [`AccelError::Argument`] where x is not whole rows of K, y not as many rows as it must be, or one of
+/// them memory of another device.
+fn rows_of_product(
+    row: &Row,
+    device: &Device,
+    x: &Buffer<u16>,
+    weight: &MarlinWeight,
+    y: &Buffer<u16>,
+    top_k: usize,
+    width: usize,
+) -> Result<usize, AccelError> {
+    let refuse = |what, found: String, expected: String| {
+        Err(AccelError::argument(row, what, found, expected))
+    };
+    for (what, ours) in
+        [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))]
+    {
+        if !ours {
+            return refuse(what, "memory of another device".into(), format!("{device:?}"));
+        }
+    }
+    let size_k = weight.shape().size_k;
+    if !x.len().is_multiple_of(size_k) {
+        return refuse("x", format!("{} elements", x.len()), format!("rows of {size_k}"));
+    }
+    let rows_of_x = x.len() / size_k;
+    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
+    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
+        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
+    };
+    if y.len() / width != size_m || !y.len().is_multiple_of(width) {
+        let expected = format!("[{size_m}, {width}]");
+        return refuse("y", format!("{} elements", y.len()), expected);
+    }
+    Ok(size_m)
 }
 
 /// Checks a product, then launches it.
@@ -217,38 +266,25 @@ pub(crate) fn launch(
         Err(AccelError::argument(row, what, found, expected))
     };
     let shape = weight.shape();
-    for (what, ours) in [
-        ("x", x.is_on(device)),
-        ("weight", weight.is_on(device)),
-        ("y", y.is_on(device)),
-        ("routing", experts.is_none_or(|experts| experts.is_on(device))),
-    ] {
-        if !ours {
-            return refuse(what, "memory of another device".into(), format!("{device:?}"));
-        }
-    }
-    if !x.len().is_multiple_of(shape.size_k) {
-        return refuse("x", format!("{} elements", x.len()), format!("rows of {}", shape.size_k));
+    if experts.is_some_and(|experts| !experts.is_on(device)) {
+        return refuse("routing", "memory of another device".into(), format!("{device:?}"));
     }
     let top_k = experts.map_or(1, |experts| experts.top_k);
-    let rows_of_x = x.len() / shape.size_k;
-    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
-    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
-        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
-    };
     let activation = experts.and_then(|experts| experts.activation);
     let width = match activation {
         Some(activation) => shape.size_n / activation.width_in(1),
         None => shape.size_n,
     };
-    if y.len() / width != size_m || !y.len().is_multiple_of(width) {
-        let expected = format!("[{size_m}, {width}]");
-        return refuse("y", format!("{} elements", y.len()), expected);
-    }
+    let size_m = rows_of_product(row, device, x, weight, y, top_k, width)?;
     if size_m == 0 {
         return Ok(());
     }
     tiling.validate(device, shape)?;
+    let arch = Arch::of_device(device.compute_capability());
+    if !activation.is_none_or(|activation| is_fusible(arch, activation)) {
+        let found = format!("{activation:?}");
+        return refuse("activation", found, "SiLU of gate and up, from capability 9.0 on".into());
+    }
     if is_paired(activation) && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
         let expected = "128 columns, 64 of each half of N";
         return refuse("tiling", format!("{tiling:?} for {shape}"), expected.into());
@@ -287,19 +323,19 @@ pub(crate) fn launch(
         let expected = format!("at most {} bytes of shared memory", device.shared_memory());
         return refuse("tiling", format!("{tiling:?}, {shared_bytes} bytes"), expected);
     }
-    let arch = Arch::of_device(device.compute_capability());
-    // Both halves of N in one tile are as many tiles.
-    let tiles = blocks.saturating_mul(shape.size_n / tiling.n_tile as usize);
-    let grid = tiling.grid(arch, &form, tiles, device.multiprocessors());
+    let grid = (shape.size_n / tiling.n_tile as usize)
+        .saturating_mul(blocks)
+        .saturating_mul(tiling.ranks as usize);
     let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
         return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
     };
-    let kind = match experts {
-        None => 0,
-        Some(Experts { activation: None, .. }) => 1,
-        Some(Experts { activation: Some(_), .. }) => 2,
+    let kind = match (experts, activation.map(|activation| activation.columns)) {
+        (None, _) => 0,
+        (_, None) => 1,
+        (_, Some(Columns::Halves)) => 2,
+        (_, Some(_)) => 3,
     };
-    let function = device.function(row, &defines(arch, weight.dtype(), &form, kind, tiling))?;
+    let function = device.function(row, &defines(weight.dtype(), &form, kind, tiling))?;
     let gemm = Gemm {
         x,
         weight,

@@ -27,51 +27,84 @@ pub struct Tiling {
     pub stages: u32,
 }
 
-/// Entries that a product with experts cuts into blocks itself: `DIRECT_ENTRIES` of `routing.cuh`.
-const DIRECT_ENTRIES: usize = 128;
-/// Shared memory that this takes: `DirectBlocks`.
-const DIRECT_BYTES: u32 = 2704;
+/// Entries among which a product with experts finds its blocks itself: `DIRECT_ENTRIES` of
+/// `routing.cuh`.
+const DIRECT_ENTRIES: usize = 32;
+
+/// How many blocks of 64 columns there are for a device, of all experts together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Width {
+    /// Fewer than three for four multiprocessors, or 128 does not divide N.
+    Narrow,
+    /// Fewer than two for each multiprocessor.
+    Middle,
+    Wide,
+}
+
+impl Width {
+    pub(super) const ALL: [Self; 3] = [Self::Narrow, Self::Middle, Self::Wide];
+
+    /// Of `experts` products of `size_n` columns each.
+    pub(super) fn new(size_n: usize, experts: usize, multiprocessors: u32) -> Self {
+        let blocks = size_n / 64 * experts;
+        match 4 * blocks / multiprocessors as usize {
+            _ if !size_n.is_multiple_of(128) => Self::Narrow,
+            0..=2 => Self::Narrow,
+            3..=7 => Self::Middle,
+            _ => Self::Wide,
+        }
+    }
+}
 
 /// Value of a macro.
-fn value(form: &[Define], name: &str) -> u32 {
+pub(super) fn value(form: &[Define], name: &str) -> u32 {
     form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
+}
+
+/// Bytes of a scale.
+pub(super) fn scale_bytes(form: &[Define]) -> u32 {
+    if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 }
 }
 
 impl Tiling {
     /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows, a K of so many chunks and a
-    /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`). `wide` says that blocks of 64 columns are
-    /// many for the device: [`Tiling::is_wide`]; `paired`, that a thread block takes 64 of gate and
-    /// 64 of up.
+    /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`); `paired`: a thread block takes 64 columns
+    /// of gate and 64 of up.
     ///
-    /// From 9.0 on, these were the fastest or close to it of 24 each, on an H200, over K x N of
-    /// 4096 x 4096, 14336 x 4096 (not wide) and 4096 x 28672 (wide). Narrow products lack warps, so
-    /// that warps take half a tile of columns; wide ones rather lack room for thread blocks.
+    /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
+    /// 4096 x 4096, 14336 x 4096 (narrow), 4096 x 28672, 8192 x 57344 (wide), and over the three
+    /// expert layers of `docs/cuda.md`. Narrow products lack warps, so that a warp takes half of 64
+    /// columns; wide ones rather lack room for stages.
     pub(super) fn choose(
         arch: Arch,
         size_m: usize,
         chunks: u32,
-        wide: bool,
+        width: Width,
         paired: bool,
         form: &[Define],
     ) -> Self {
+        use Width::{Middle, Narrow, Wide};
         let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
-            let teams = teams.min(chunks.next_power_of_two());
+            let teams = teams.min(chunks);
             let ranks = chunks.div_ceil(teams).next_power_of_two();
-            let n_tile = if paired { 128 } else { n_tile };
+            let (n_tile, columns) = if paired { (128, 64) } else { (n_tile, columns) };
             Self { m_tiles, n_tile, columns, teams, ranks, stages }
         };
-        // Clusters came with 9.0.
-        let clusters = arch.compute_capability >= (9, 0);
-        let mut tiling = of(match (clusters, wide, size_m) {
+        let clusters = arch.has_clusters();
+        let mut tiling = of(match (clusters, width, size_m) {
             (true, _, 97..) => [8, 64, 32, 8, 2],
-            (true, true, 0..=8) => [1, 64, 64, 4, 2],
-            (true, true, 9..=16) => [2, 64, 64, 4, 2],
-            (true, true, 17..=32) => [4, 128, 64, 8, 2],
-            (true, true, _) => [4, 128, 64, 4, 2],
-            (true, false, 0..=8) => [1, 64, 32, 4, 6],
-            (true, false, 9..=16) => [2, 64, 32, 4, 4],
-            (true, false, 17..=32) => [4, 64, 32, 4, 4],
-            (true, false, _) => [4, 64, 32, 8, 4],
+            (true, Wide, 0..=8) if paired => [1, 128, 64, 4, 2],
+            (true, Wide, 0..=8) => [1, 64, 64, 8, 2],
+            (true, Wide, 9..=16) => [2, 128, 64, 8, 2],
+            (true, Wide, 17..=32) => [4, 128, 64, 8, 2],
+            (true, Wide, _) => [4, 128, 64, 4, 2],
+            (true, Middle, 0..=8) if paired => [1, 128, 64, 8, 2],
+            (true, Middle, 0..=8) => [1, 128, 32, 4, 4],
+            (true, Narrow, 0..=8) if paired => [1, 128, 64, 4, 3],
+            (true, Narrow, 0..=8) => [1, 64, 32, 4, 6],
+            (true, _, 9..=16) => [2, 64, 32, 4, 4],
+            (true, _, 17..=32) => [4, 64, 32, 4, 4],
+            (true, _, _) => [4, 64, 32, 8, 4],
             (false, _, 0..=8) => [1, 64, 64, 8, 4],
             (false, _, 9..=16) => [2, 64, 64, 8, 3],
             (false, _, _) => [4, 64, 32, 8, 3],
@@ -81,20 +114,13 @@ impl Tiling {
                 Self { stages: 3.., .. } => tiling.stages -= 1,
                 Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
                 Self { teams: 2.., .. } if clusters => {
-                    tiling.teams /= 2;
+                    tiling.teams = tiling.teams.next_power_of_two() / 2;
                     tiling.ranks = chunks.div_ceil(tiling.teams).next_power_of_two();
                 }
                 _ => break,
             }
         }
         tiling
-    }
-
-    /// Whether products with this many experts of this many columns fill the device with several
-    /// thread blocks of 64 columns on each multiprocessor, and 128 columns divide N.
-    pub(super) fn is_wide(size_n: usize, experts: usize, multiprocessors: u32) -> bool {
-        let blocks = size_n / 64 * experts;
-        size_n.is_multiple_of(128) && blocks >= 2 * multiprocessors as usize
     }
 
     /// Rows that a thread block computes.
@@ -112,42 +138,13 @@ impl Tiling {
         self.teams * (self.n_tile / self.columns) * 32
     }
 
-    /// Whether a thread block computes one tile after the other, which goes on streaming weights from
-    /// tile to tile. More rows than these would leave no room for their sums beside the stages.
-    fn loops(self) -> bool {
-        self.m_tiles <= 2
-    }
-
-    /// Thread blocks that a multiprocessor has room for.
-    fn resident(self, arch: Arch, form: &[Define]) -> u32 {
-        // Of 65536 registers each thread takes about so many, besides its sums.
-        let registers = 96 + self.m_tiles * self.columns / 4;
-        let by_registers = 65536 / (self.threads() * registers);
-        // The driver keeps 1 KiB of each block's.
-        let by_memory = (arch.shared_memory() + 1024) / (self.shared_bytes(form) + 1024);
-        by_registers.min(by_memory).max(1)
-    }
-
-    /// Thread blocks of a launch that computes `tiles` tiles on so many multiprocessors.
-    pub(super) fn grid(
-        self,
-        arch: Arch,
-        form: &[Define],
-        tiles: usize,
-        multiprocessors: u32,
-    ) -> usize {
-        let at_once = (self.resident(arch, form) * multiprocessors / self.ranks).max(1);
-        let blocks = if self.loops() { tiles.min(at_once as usize) } else { tiles };
-        blocks * self.ranks as usize
-    }
-
-    /// Whether products with experts in this tiling cut so many entries into blocks themselves.
+    /// Whether products with experts in this tiling find the blocks of so many entries themselves.
     pub(crate) fn is_direct(self, entries: usize) -> bool {
         self.m_tiles == 1 && entries <= DIRECT_ENTRIES
     }
 
     /// The macros.
-    pub(super) fn defines(self, arch: Arch, form: &[Define]) -> [Define; 8] {
+    pub(super) fn defines(self) -> [Define; 6] {
         [
             ("M_TILES", self.m_tiles),
             ("N_TILE", self.n_tile),
@@ -155,8 +152,6 @@ impl Tiling {
             ("TEAMS", self.teams),
             ("RANKS", self.ranks),
             ("STAGES", self.stages),
-            ("LOOPS", self.loops().into()),
-            ("RESIDENT", self.resident(arch, form)),
         ]
     }
 
@@ -190,18 +185,14 @@ impl Tiling {
         let weights = 64 * n * value(form, "BITS") / 8;
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let x = self.m_tiles * 8 * 128;
-        let scale = if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 };
-        self.teams * self.stages * (weights + groups * n * scale + zeros + x)
+        let scales = groups * n * scale_bytes(form);
+        self.teams * self.stages * (weights + scales + zeros + x)
     }
 
-    /// Dynamic shared memory of a thread block: the stages; beside them, or in their place, the
-    /// partial sums; and the blocks that a product with experts makes itself.
+    /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let chunks = self.teams * self.ranks;
-        let sums = chunks * self.m_tiles * 8 * (self.n_tile / self.ranks + 4) * 4;
-        let ring = self.ring_bytes(form);
-        let used = if self.loops() { ring + sums } else { ring.max(sums) };
-        used + if self.m_tiles == 1 { DIRECT_BYTES } else { 0 }
+        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
+        self.ring_bytes(form).max(sums)
     }
 }
 
@@ -218,13 +209,23 @@ mod tests {
             let arch = Arch::of_device(capability);
             for form in Kind::forms(ScalarType::BFLOAT16) {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
-                    for (chunks, wide) in [(1, false), (3, false), (8, false), (8, true)] {
-                        let tiling = Tiling::choose(arch, size_m, chunks, wide, false, &form);
-                        let context = format!("{arch} {form:?} {size_m} {chunks}: {tiling:?}");
-                        assert!(tiling.shared_bytes(&form) <= arch.shared_memory(), "{context}");
-                        assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
-                        assert!(tiling.ranks * tiling.teams >= chunks, "{context}");
-                        assert!(capability >= (9, 0) || tiling.ranks == 1, "{context}");
+                    for chunks in 1..=8 {
+                        let all = Width::ALL.into_iter().flat_map(|w| [(w, false), (w, true)]);
+                        // Without clusters products have no activation.
+                        let clusters = arch.has_clusters();
+                        for (width, paired) in all.filter(|&(_, paired)| clusters || !paired) {
+                            let tiling = Tiling::choose(arch, size_m, chunks, width, paired, &form);
+                            let context = format!("{arch} {form:?} {size_m} {chunks}: {tiling:?}");
+                            assert!(
+                                tiling.shared_bytes(&form) <= arch.shared_memory(),
+                                "{context}"
+                            );
+                            assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
+                            let all = tiling.ranks * tiling.teams;
+                            assert!((chunks..=8).contains(&all), "{context}");
+                            assert!(clusters || tiling.ranks == 1, "{context}");
+                            assert!(!paired || tiling.n_tile == 128, "{context}");
+                        }
                     }
                 }
             }
@@ -236,10 +237,11 @@ mod tests {
         let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
         let tiles = [1, 8, 9, 17, 64, 128]
-            .map(|m| Tiling::choose(hopper, m, 8, false, false, &form).m_tiles);
+            .map(|size_m| Tiling::choose(hopper, size_m, 8, Width::Narrow, false, &form).m_tiles);
         assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
-        let wide = [4096, 16896, 28672, 28736].map(|n| Tiling::is_wide(n, 1, 132));
-        assert_eq!(wide, [false, true, true, false]);
-        assert!(Tiling::is_wide(4096, 5, 132));
+        let widths = [6272, 6400, 16768, 16896, 28736].map(|n| Width::new(n, 1, 132));
+        use Width::{Middle, Narrow, Wide};
+        assert_eq!(widths, [Narrow, Middle, Middle, Wide, Narrow]);
+        assert_eq!(Width::new(4096, 5, 132), Wide);
     }
 }

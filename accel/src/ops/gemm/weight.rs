@@ -6,7 +6,7 @@ use marlinspike::layout::marlin::{Options, ScalePermutation, prepare};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, Weight};
 
-use super::{ROW, Tiling, kind::Kind};
+use super::{ManyRows, ROW, Tiling, kind::Kind, tiling::Width};
 use crate::{
     device::Device,
     error::AccelError,
@@ -208,6 +208,29 @@ impl MarlinWeight {
         self.tiling_of_experts(device, size_m, 1, false)
     }
 
+    /// How a product of `size_m` rows is dealt out where that many pay for it.
+    pub fn many_rows(&self, device: &Device, size_m: usize) -> Option<ManyRows> {
+        let arch = Arch::of_device(device.compute_capability());
+        let Shape { size_k, size_n } = self.shape;
+        let multiprocessors = device.multiprocessors();
+        ManyRows::choose(arch, size_m, [size_k, size_n], &self.form(), multiprocessors)
+    }
+
+    /// How products of both matrices of a layer are dealt out, with blocks of as many rows, where
+    /// `rows` of each of so many experts on average pay for it.
+    pub(crate) fn many_rows_of_experts(
+        [w13, w2]: [&Self; 2],
+        device: &Device,
+        rows: f64,
+        experts: usize,
+    ) -> Option<[ManyRows; 2]> {
+        let arch = Arch::of_device(device.compute_capability());
+        let forms = [w13.form(), w2.form()];
+        let sizes = |weight: &Self| [weight.shape.size_k, weight.shape.size_n];
+        let products = [(sizes(w13), &forms[0][..]), (sizes(w2), &forms[1][..])];
+        ManyRows::choose_experts(arch, rows, experts, products, device.multiprocessors())
+    }
+
     /// The tiling that is taken for products of `size_m` rows with each of so many experts at once;
     /// `paired`: a thread block computes 64 columns of each half of N.
     pub fn tiling_of_experts(
@@ -218,9 +241,9 @@ impl MarlinWeight {
         paired: bool,
     ) -> Tiling {
         let arch = Arch::of_device(device.compute_capability());
-        let wide = Tiling::is_wide(self.shape.size_n, experts, device.multiprocessors());
+        let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
         let chunks = Tiling::chunks(self.shape.size_k);
-        Tiling::choose(arch, size_m, chunks, wide, paired, &self.form())
+        Tiling::choose(arch, size_m, chunks, width, paired, &self.form())
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.

@@ -122,6 +122,11 @@ impl MarlinWeightA8 {
                 let found = format!("{}: act-order", weight.name);
                 return refuse("g_idx", found, "a weight without act-order");
             }
+            if Self::form_of(weight, dtype, input)? != form {
+                let found = format!("{}: {}, {}", weight.name, weight.ty, weight.scales.ty());
+                let expected = format!("{}, {} as {}", first.ty, first.scales.ty(), first.name);
+                return Err(AccelError::argument(row, "weight", found, expected));
+            }
             check_scales(weight, dtype, input)?;
         }
         let prepared = match prepare(weights, Options { input_dtype, ..Options::new(dtype) }) {

@@ -1,0 +1,105 @@
+//! Rows in the order of a product's blocks.
+
+use marlinspike::moe::activation::Definition;
+use marlinspike::scalar::ScalarType;
+
+use super::{align::DeviceBlocks, check};
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    raw::{self, launch::Activation},
+    registry::{Law, Needs, Row, lattice},
+};
+
+/// Part of upstream's `moe_wna16_marlin_gemm`, and of its activations.
+pub(crate) static ROW: Row = Row {
+    name: "moe_gather",
+    source: "moe_gather",
+    needs: Needs { compute_capability: (8, 0) },
+    law: Law::EqualBits,
+    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])]),
+};
+
+/// What a row is made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Made {
+    /// Row entry / `top_k` of x.
+    Copied { top_k: u32 },
+    /// Row entry of `gate_up`.
+    Activated(Activation),
+}
+
+/// Numbers of a launch, checked against the lengths of its buffers.
+#[derive(Debug)]
+pub(crate) struct Args {
+    /// Rows that `gathered` has room for in all blocks.
+    pub(crate) places: u32,
+    pub(crate) size_m: u32,
+    pub(crate) size_k: u32,
+    pub(crate) made: Made,
+}
+
+/// What rows are gathered from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum From<'a> {
+    /// x `[entries / top_k, size_k]`: a row for each `top_k` entries.
+    X { x: &'a Buffer<u16>, top_k: usize },
+    /// The activation of `gate_up`, whose rows are the entries'.
+    GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
+}
+
+/// Row i of `gathered`, `size_k` numbers of `dtype`, is made for entry `sorted_token_ids[i]` of the blocks:
+/// copied, or by the bits of [`Definition::apply`]. Rows of padding stay as they are.
+///
+/// # Errors
+/// [`AccelError::Argument`] where size_k is not a multiple of 8, there are other rows than the blocks'
+/// entries are made of, `gathered` is not room for all blocks, or a buffer is of another device; those of
+/// preparing and launching the kernel.
+pub(crate) fn gather_on_device(
+    device: &Device,
+    from: From<'_>,
+    dtype: ScalarType,
+    size_k: usize,
+    blocks: &DeviceBlocks,
+    gathered: &mut Buffer<u16>,
+) -> Result<(), AccelError> {
+    let (buffer, width, top_k, made) = match from {
+        From::X { x, top_k } => {
+            let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
+            (x, size_k, top_k, Made::Copied { top_k: top_k_32 })
+        }
+        From::GateUp { gate_up, activation } => {
+            (gate_up, activation.width_in(size_k), 1, Made::Activated(activation.into()))
+        }
+    };
+    let here = buffer.is_on(device) && blocks.is_on(device) && gathered.is_on(device);
+    check::on(&ROW, device, here)?;
+    let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
+    let size_k_32 = check::positive(&ROW, "size_k", size_k)?;
+    if !size_k.is_multiple_of(8) {
+        return Err(AccelError::argument(&ROW, "size_k", size_k, "a multiple of 8"));
+    }
+    let entries = blocks.entries();
+    if !buffer.len().is_multiple_of(width)
+        || (buffer.len() / width).checked_mul(top_k) != Some(entries)
+    {
+        let found = format!("{} elements", buffer.len());
+        let expected = format!("rows of {width}, {top_k} entries each, of {entries}");
+        return Err(AccelError::argument(&ROW, "rows", found, expected));
+    }
+    let places = blocks.most_blocks() * blocks.block_size();
+    if gathered.len() / size_k < places {
+        let found = format!("{} elements", gathered.len());
+        let expected = format!("at least {places} rows of {size_k}");
+        return Err(AccelError::argument(&ROW, "gathered", found, expected));
+    }
+    if places == 0 {
+        return Ok(());
+    }
+    // Room for entries, their padding included, is below 2^31.
+    let args = Args { places: places as u32, size_m: entries as u32, size_k: size_k_32, made };
+    let activates = ("ACTIVATES", u32::from(matches!(made, Made::Activated(_))));
+    let function = device.function(&ROW, &[is_bf16, activates])?;
+    raw::moe::gather(device, &function, &args, buffer, blocks, gathered)
+}

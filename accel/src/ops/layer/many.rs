@@ -1,0 +1,118 @@
+//! A layer whose experts have many rows each: tokens gathered in the order of their blocks, both products
+//! by [`ManyRows`], between them the activation into that order.
+
+use super::{MarlinLayer, ROW, Stages, Workspace};
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::Buffer,
+    ops::{
+        align::{DeviceBlocks, align_on_device},
+        check,
+        gather::{From, gather_on_device},
+        gemm::{
+            ManyRows, MarlinWeight,
+            many::{Gathered, moe_many_rows},
+        },
+        sum::{Slots, sum_on_device},
+    },
+};
+
+/// What such a layer writes between its stages, for a fixed number of tokens.
+#[derive(Debug)]
+pub(super) struct Many {
+    top_k: usize,
+    blocks: DeviceBlocks,
+    plans: [ManyRows; 2],
+    /// x, then what the activation makes of `gate_up`, in the order of the blocks.
+    gathered: Buffer<u16>,
+    gate_up: Buffer<u16>,
+    down: Buffer<u16>,
+}
+
+impl MarlinLayer {
+    /// How both products are dealt out where so many entries, spread evenly over so many experts, are
+    /// many rows for each.
+    pub(super) fn many_rows(
+        &self,
+        device: &Device,
+        entries: usize,
+        experts: usize,
+    ) -> Option<[ManyRows; 2]> {
+        if self.has_act_order() {
+            return None;
+        }
+        let rows = entries as f64 / experts as f64;
+        MarlinWeight::many_rows_of_experts([&self.w13, &self.w2], device, rows, experts)
+    }
+
+    fn has_act_order(&self) -> bool {
+        self.w13.perm_there.is_some() || self.w2.perm_there.is_some()
+    }
+
+    /// [`workspace`](Self::workspace) for products of many rows, dealt out as the caller says: the same
+    /// bits, at another speed.
+    ///
+    /// # Errors
+    /// As [`workspace`](Self::workspace); [`AccelError::Argument`] for plans of different rows and for
+    /// weights with act-order. Plans that the device or the weights do not take are refused by
+    /// [`forward`](Self::forward).
+    pub fn workspace_many_rows(
+        &self,
+        device: &Device,
+        tokens: usize,
+        top_k: usize,
+        plans: [ManyRows; 2],
+    ) -> Result<Workspace, AccelError> {
+        let entries = tokens.saturating_mul(top_k);
+        check::positive(&ROW, "tokens times top_k", entries)?;
+        let [rows, rows_of_w2] = plans.map(|plan| plan.rows as usize);
+        if rows != rows_of_w2 {
+            let found = format!("{rows} and {rows_of_w2}");
+            return Err(AccelError::argument(&ROW, "tiling", found, "blocks of as many rows"));
+        }
+        if self.has_act_order() {
+            let expected = "experts without act-order";
+            return Err(AccelError::argument(&ROW, "g_idx", "act-order", expected));
+        }
+        let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
+        let blocks = self.runs.room(device, entries, rows)?;
+        let places = blocks.most_blocks() * rows;
+        Ok(Workspace(Stages::ManyRows(Many {
+            top_k,
+            blocks,
+            plans,
+            gathered: device.zeroed(places * shape13.size_k.max(shape2.size_k))?,
+            gate_up: device.zeroed(entries * shape13.size_n)?,
+            down: device.zeroed(entries * shape2.size_n)?,
+        })))
+    }
+
+    pub(super) fn forward_many_rows(
+        &self,
+        device: &Device,
+        x: &Buffer<u16>,
+        topk_ids: &Buffer<i32>,
+        topk_weights: &Buffer<f32>,
+        work: &mut Many,
+        y: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        let Many { top_k, blocks, plans, gathered, gate_up, down } = work;
+        let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
+        let on_input = self.router_weight_on_input;
+        align_on_device(device, &self.runs, topk_ids, blocks)?;
+        let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
+        let tokens = From::X { x, top_k: *top_k };
+        gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
+        let weights = on_input.then_some(topk_weights);
+        let rows = Gathered { x: gathered, blocks, topk_weights: weights };
+        moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
+        let activated = From::GateUp { gate_up, activation: &self.activation };
+        gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
+        let weights = (!on_input).then_some(topk_weights);
+        let rows = Gathered { x: gathered, blocks, topk_weights: weights };
+        moe_many_rows(device, rows, &self.w2, down, plans[1])?;
+        let slots = Slots { topk_ids, runs: &self.runs };
+        sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
+    }
+}

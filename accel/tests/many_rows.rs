@@ -1,0 +1,206 @@
+//! Products of many rows on a GPU, under every plan, against the reference's execution of the canonical
+//! schedule. Only devices of capability 9.0 have the instructions.
+
+mod common;
+
+use std::sync::Mutex;
+
+use common::{Float, HALVES, Law, Random, float_weight, weight};
+use marlinspike::case::Activation;
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::{Extras, Schedule};
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::scalar::ScalarType;
+use marlinspike::weight::{Groups, Weight};
+use marlinspike_accel::{
+    AccelError, Device,
+    ops::MarlinLayer,
+    ops::gemm::{ManyRows, MarlinWeight, marlin_gemm_many_rows},
+};
+use rayon::prelude::*;
+
+/// Every plan that the kernel has.
+fn plans() -> Vec<ManyRows> {
+    let narrow = (48..=192).step_by(16).map(|rows| ManyRows { columns: 16, rows });
+    narrow.chain([64, 80, 96].map(|rows| ManyRows { columns: 32, rows })).collect()
+}
+
+/// The device where it has the kernel.
+fn hopper_or_skip(test: &str) -> Option<Device> {
+    let device = common::device_or_skip(test)?;
+    if device.compute_capability() == (9, 0) {
+        return Some(device);
+    }
+    common::skip("no device of capability 9.0", test);
+    None
+}
+
+fn expected(x: &[u16], weight: &Weight<'_>, dtype: ScalarType) -> Vec<u16> {
+    let schedule = Schedule::canonical(weight, dtype, dtype).unwrap();
+    let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
+    let y = schedule.execute(&codes, weight, Extras::default()).unwrap();
+    y.into_iter().map(|bits| bits as u16).collect()
+}
+
+/// Weights of every form that the kernel takes, with one bias in two.
+fn weights(random: &mut Random, dtype: ScalarType, shape: Shape) -> Vec<Weight<'static>> {
+    let mut all = Vec::new();
+    for ty in [ScalarType::UINT4B8, ScalarType::UINT4, ScalarType::UINT8B128] {
+        for group_size in [-1, 32, 64, 128] {
+            let group_size = GroupSize::from_config(group_size).unwrap();
+            all.push(weight(random, ty, dtype, shape, group_size, all.len() % 2 == 0));
+        }
+    }
+    for group_size in [GroupSize::Channel, GroupSize::Of(64)] {
+        all.push(float_weight(random, Float::Fp8(group_size), dtype, shape, true));
+    }
+    let scales_of_bytes =
+        [134, 253].map(Float::Mxfp8).into_iter().chain([128, 253].map(Float::Mxfp4));
+    for float in scales_of_bytes.chain([Float::Nvfp4]).filter(|float| float.takes(dtype)) {
+        all.push(float_weight(random, float, dtype, shape, true));
+    }
+    all
+}
+
+#[test]
+fn products_equal_the_canonical_schedule_under_every_plan() {
+    let test = "products_equal_the_canonical_schedule_under_every_plan";
+    if hopper_or_skip(test).is_none() {
+        return;
+    }
+    let law = Mutex::new(Law::new("marlin_gemm, many rows"));
+    let all = plans();
+    // One chunk; several, the last one shorter; eight. N of no whole tile. Rows of a part of a tile, of
+    // several, and more tiles than multiprocessors take at once.
+    let sizes = [(128, 64, 5), (384, 192, 97), (1408, 320, 193), (4352, 576, 70), (256, 8256, 130)];
+    let cases: Vec<_> = sizes.iter().flat_map(|&size| HALVES.map(|dtype| (size, dtype))).collect();
+    // A device each, so that modules are compiled side by side.
+    cases.par_iter().for_each(|&((size_k, size_n, size_m), dtype)| {
+        let device = Device::open().unwrap();
+        let mut random = Random(0x3A17_0001_89AB_CDEF + size_n as u64);
+        let shape = Shape::new(size_k, size_n);
+        let mut x = random.halves(dtype, size_m * size_k, 1.0);
+        for (m, row) in x.chunks_exact_mut(size_k).enumerate() {
+            match m % 19 {
+                1 => row.copy_from_slice(&random.any_finite(dtype, size_k)),
+                2 => row.fill(0),
+                3 => row[size_k / 3] = dtype.encode_rne(f64::INFINITY) as u16,
+                4 => row[size_k / 5] = 0x7fff,
+                _ => {}
+            }
+        }
+        let from = device.upload(&x).unwrap();
+        for (i, w) in weights(&mut random, dtype, shape).iter().enumerate() {
+            let there = MarlinWeight::new(&device, std::slice::from_ref(w), dtype).unwrap();
+            let wanted = expected(&x, w, dtype);
+            // Each weight under two plans; all of them over the shapes.
+            for plan in [0, 5].map(|j| all[(i + j + size_n / 64) % all.len()]) {
+                // Not zeros: an output that nobody writes is then noticed.
+                let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
+                marlin_gemm_many_rows(&device, &from, &there, &mut y, plan).unwrap();
+                let context = format!("{dtype}, {}, {shape}, M {size_m}, {plan:?}", w.ty);
+                let found = device.download(&y).unwrap();
+                law.lock().unwrap().equal(&context, &found, &wanted);
+            }
+        }
+    });
+    law.into_inner().unwrap().held();
+}
+
+#[test]
+fn layers_equal_the_canonical_arithmetic_under_every_plan() {
+    let test = "layers_equal_the_canonical_arithmetic_under_every_plan";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("expert layer, many rows");
+    let mut random = Random(0x3A17_0002_89AB_CDEF);
+    let (h, size_i, experts, top_k) = (512, 384, 5, 2);
+    let all = plans();
+    let types = [ScalarType::UINT4B8, ScalarType::UINT4, ScalarType::UINT8B128];
+    for (i, plan) in all.iter().enumerate() {
+        let (dtype, ty) = (HALVES[i % 2], types[i % 3]);
+        let activation = Definition::new([Activation::Silu, Activation::SwigluOai][i % 2]);
+        let group = GroupSize::Of([32, 64, 128][i / 2 % 3]);
+        let mut stack = |shape| -> Vec<Weight<'static>> {
+            (0..experts).map(|_| weight(&mut random, ty, dtype, shape, group, i % 4 < 2)).collect()
+        };
+        let w13 = stack(Shape::new(h, activation.width_in(size_i)));
+        let w2 = stack(Shape::new(size_i, h));
+        // Every other expert of twice as many is here, in reverse order.
+        let map: Vec<i32> = (0..2 * experts as i32)
+            .map(|e| if e % 2 == 0 { experts as i32 - 1 - e / 2 } else { -1 })
+            .collect();
+        let expert_map = (i % 3 == 1).then_some(map.as_slice());
+        let layer = Layer {
+            w13: &w13,
+            w2: &w2,
+            orders: [None, None],
+            num_experts: expert_map.map_or(experts, <[i32]>::len),
+            expert_map,
+            activation,
+            dtype,
+            input_dtype: None,
+            router_weight_on_input: i % 5 == 2,
+        };
+        let there = MarlinLayer::new(&device, &layer).unwrap();
+        // The other plan of as many rows, if there is one, for the second product.
+        let same_rows = |other: &&ManyRows| other.rows == plan.rows && *other != plan;
+        let second = all.iter().find(same_rows).unwrap_or(plan);
+        for tokens in [3, 300] {
+            let x = random.halves(dtype, tokens * h, 1.0);
+            let ids: Vec<i32> = (0..tokens)
+                .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
+                .enumerate()
+                .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id as i32 })
+                .collect();
+            let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
+            let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
+            let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
+            let x = device.upload(&x).unwrap();
+            let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
+            let mut work =
+                there.workspace_many_rows(&device, tokens, top_k, [*plan, *second]).unwrap();
+            // Other tokens first: what they leave in the workspace must not matter.
+            let others: Vec<i32> = ids.iter().rev().copied().collect();
+            let weights = device.upload(&weights).unwrap();
+            for ids in [&others, &ids] {
+                let ids = device.upload(ids).unwrap();
+                there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+            }
+            let context = format!("{dtype}, {ty}, {tokens} tokens, {plan:?} and {second:?}");
+            law.equal(&context, &device.download(&y).unwrap(), &wanted);
+        }
+    }
+    law.held();
+}
+
+#[test]
+fn what_the_kernel_has_not_is_refused() {
+    let Some(device) = common::device_or_skip("what_the_kernel_has_not_is_refused") else {
+        return;
+    };
+    let mut random = Random(1);
+    let (shape, dtype) = (Shape::new(128, 64), ScalarType::BFLOAT16);
+    let complaint = |weight: &Weight<'_>, plan: ManyRows, rows: usize| {
+        let there = MarlinWeight::new(&device, std::slice::from_ref(weight), dtype).unwrap();
+        let (x, mut y) = (device.zeroed(2 * 128).unwrap(), device.zeroed(rows * 64).unwrap());
+        match marlin_gemm_many_rows(&device, &x, &there, &mut y, plan) {
+            Err(AccelError::Argument { what, .. }) => Some(what),
+            Err(AccelError::Capability { .. }) => Some("tiling"),
+            Ok(()) => None,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let good = ManyRows { columns: 16, rows: 64 };
+    let int4 = weight(&mut random, ScalarType::UINT4B8, dtype, shape, GroupSize::Of(64), false);
+    let on_hopper = device.compute_capability() == (9, 0);
+    assert_eq!(complaint(&int4, good, 2), if on_hopper { None } else { Some("tiling") });
+    assert_eq!(complaint(&int4, good, 3), Some("y"));
+    for bad in [(16, 0), (16, 32), (16, 72), (16, 208), (32, 112), (64, 64)] {
+        let plan = ManyRows { columns: bad.0, rows: bad.1 };
+        assert_eq!(complaint(&int4, plan, 2), Some("tiling"), "{plan:?}");
+    }
+    let g_idx = (0..128).map(|k| u32::from(k % 3 == 0)).collect();
+    let groups = Groups::Indexed { g_idx, group_size: GroupSize::Of(64) };
+    assert_eq!(complaint(&Weight { groups, ..int4 }, good, 2), Some("tiling"));
+}

@@ -1,0 +1,342 @@
+// y[M, N] = x[M, K] * W[K, N] with quantized weights in Marlin's layout, for many rows: the operands
+// and the bits of marlin_gemm.cu, computed by Hopper's warpgroup instructions. For sm_90a alone.
+//
+// A thread block computes tiles of 8 * COLUMNS columns x ROWS rows, whole in k, one after another. A
+// warpgroup of producers keeps a ring of stages of 64 k filled. Two warpgroups of consumers take half the
+// columns each: weights are dequantized to registers, the 64-row side of wgmma, while earlier products
+// run; rows of x are its other side, read from shared memory. A chunk of k is one chain of instructions
+// from zero; its sums join the totals in ascending order.
+//
+// Operands as in marlin_gemm.cu, except
+//   x_map       x as the copy engine takes it: boxes of 64 k x ROWS rows, 128-byte swizzle. With IS_MOE
+//               its rows are those of the blocks, gathered (moe_gather.cu); what stands in padding is not
+//               used
+//   block_rows  rows of a tile, at most ROWS; with IS_MOE those of the blocks of entries
+//   raster      blocks of rows whose tiles are computed side by side, so that what they read of W and x
+//               stays in the L2 cache
+//
+// Compile-time parameters, all required:
+//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, GROUPS  as in marlin_gemm.cu; HAS_G_IDX 0
+//   IS_MOE   0 or 1: experts
+//   COLUMNS  16 or 32: columns that a warp computes
+//   ROWS     a multiple of 16 from 48 to 192, with COLUMNS 32 at most 96
+//   STAGES   stages of the ring
+//
+// Launch: any number of thread blocks of 384 threads, dynamic shared memory as at the end of this file.
+// K is a multiple of 64, chunk_k of 128, N of 64, M * K below 2^35.
+
+#if HAS_G_IDX
+#error "groups are in order"
+#endif
+
+// Products that a warpgroup issues at once; while they run the next ones' weights are dequantized.
+#define BATCH 2
+#define BATCHES (4 * FRAGMENTS / BATCH)  // of a stage
+// Registers of a thread; what producers leave, consumers take.
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+
+// Where a consumer's warp stands: columns from warp_n on, `part` of their 64.
+struct Seat {
+    unsigned lane, warp_n, part;
+};
+
+// A lane's codes of COLUMNS columns x 16 k.
+struct Words {
+    unsigned of[FRAGMENTS * BITS / 4];
+};
+
+__device__ __forceinline__ Words load_words(const unsigned char *from) {
+    Words words;
+    constexpr int COUNT = FRAGMENTS * BITS / 4;
+    if (COUNT == 1) {
+        words.of[0] = *reinterpret_cast<const unsigned *>(from);
+    } else if (COUNT == 2) {
+        *reinterpret_cast<uint2 *>(words.of) = *reinterpret_cast<const uint2 *>(from);
+    } else {
+        *reinterpret_cast<uint4 *>(words.of) = *reinterpret_cast<const uint4 *>(from);
+    }
+    return words;
+}
+
+// Gives a slot back to the producers.
+__device__ __forceinline__ void release(unsigned memory, unsigned slot, unsigned lane) {
+    if (lane == 0) {
+        barrier_arrive(memory + EMPTY_AT + slot * 8);
+    }
+}
+
+// The scales of group `row` of the stage in that slot.
+__device__ __forceinline__ void load_group(Group &group, const Seat &seat,
+                                           const unsigned char *pointer, unsigned slot, int row) {
+    const unsigned char *of =
+        pointer + SCALES_AT + slot * SCALE_BYTES +
+        (row * N_TILE + seat.warp_n / 64 * 64 + seat.lane / 4 * 8) * SCALE_SIZE;
+    spread(group, of, seat.part);
+#if HAS_ZERO
+    of = pointer + ZEROS_AT + slot * ZERO_BYTES + row * (N_TILE / 2) + seat.warp_n / 64 * 32 +
+         seat.lane / 4 * 4;
+    spread_zeros(group, *reinterpret_cast<const unsigned *>(of), seat.part * (2 * FRAGMENTS));
+#endif
+}
+
+// The sums of one tile.
+__device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, unsigned memory,
+                                         const unsigned char *pointer, Group &group, Place &place,
+                                         float (&total)[FRAGMENTS][ROWS / 2]) {
+    float sum[FRAGMENTS][ROWS / 2];
+    unsigned fragments[2][BATCH][4];
+    // -0 + s is s, also where s is -0.
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; ++i) {
+            total[j][i] = -0.0f;
+        }
+    }
+    const unsigned weights_at = WEIGHTS_AT + seat.warp_n / 64 * (TILE_PIECES * 16) +
+                                seat.lane * (BITS * 4) + seat.part * (BITS * COLUMNS / 16);
+    for (unsigned begin = 0; begin < p.size_k; begin += p.chunk_k) {
+        const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
+        for (unsigned stage = 0; stage < stages; ++stage) {
+            const unsigned slot = place.slot;
+            barrier_wait(memory + FULL_AT + slot * 8, place.phase);
+            const unsigned char *weights = pointer + weights_at + slot * WEIGHT_BYTES;
+            const unsigned long long x = matrix_descriptor(memory + slot * X_BYTES);
+            Words words[4];
+#pragma unroll
+            for (int step = 0; step < 4; ++step) {
+                words[step] = load_words(weights + step * (ROW_PIECES * 16));
+            }
+#pragma unroll
+            for (int batch = 0; batch < BATCHES; ++batch) {
+                unsigned(&a)[BATCH][4] = fragments[batch % 2];
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    const int step = (batch * BATCH + i) / FRAGMENTS, j = i % FRAGMENTS;
+                    constexpr int OF_GROUP = GROUPS > 0 ? 4 / GROUPS : 5;
+                    if (GROUPS > 0 && j == 0 && step % OF_GROUP == 0) {
+                        load_group(group, seat, pointer, slot, step / OF_GROUP);
+                    }
+#if BITS == 4
+                    dequantize(a[i], words[step].of[j], group, j);
+#else
+                    dequantize(a[i], words[step].of[2 * j], words[step].of[2 * j + 1], group, j);
+#endif
+                }
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    const int step = (batch * BATCH + i) / FRAGMENTS, j = i % FRAGMENTS;
+                    wgmma<ROWS>(sum[j], a[i], x + 2 * step, stage + step);
+                }
+                wgmma_commit();
+                // The batch before is done, and its fragments are free.
+                wgmma_wait<1>();
+                if (batch == 0 && stage > 0) {
+                    release(memory, (slot == 0 ? STAGES : slot) - 1, seat.lane);
+                }
+            }
+            place.next();
+        }
+        wgmma_wait<0>();
+        release(memory, (place.slot == 0 ? STAGES : place.slot) - 1, seat.lane);
+#pragma unroll
+        for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; ++i) {
+                total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+            }
+        }
+    }
+}
+
+// Where a tile's rows go, and what multiplies them: row 32 i + lane. All are asked for at once, since
+// each is long in coming.
+struct Rows {
+    unsigned entries[(ROWS + 31) / 32];
+#if IS_MOE
+    float weights[(ROWS + 31) / 32];
+#endif
+};
+
+__device__ __forceinline__ void load_rows(Rows &rows, const Product &p, const Tile &tile,
+                                          unsigned lane) {
+#pragma unroll
+    for (int i = 0; i < (ROWS + 31) / 32; ++i) {
+        const unsigned row = i * 32 + lane;
+        rows.entries[i] = row < min(tile.rows, ROWS) ? p.entry(tile.row + row) : p.size_m;
+    }
+#if IS_MOE
+#pragma unroll
+    for (int i = 0; i < (ROWS + 31) / 32; ++i) {
+        const bool weighs = p.topk_weights && rows.entries[i] < p.size_m;
+        rows.weights[i] = weighs ? __ldcg(p.topk_weights + rows.entries[i]) : 1.0f;
+    }
+#endif
+}
+
+// Finishes a tile's totals and writes them to y.
+__device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, const Tile &tile,
+                                           const Rows &rows, unsigned memory,
+                                           unsigned char *pointer,
+                                           const float (&total)[FRAGMENTS][ROWS / 2]) {
+    constexpr unsigned EIGHTHS = 2 * FRAGMENTS;  // eights of columns: 16 bytes of a row each
+    const bool exists = tile.n0 + seat.warp_n < p.size_n;
+    const unsigned n0 = exists ? tile.n0 + seat.warp_n : 0, lane = seat.lane;
+    float bias[EIGHTHS];
+    if (p.bias) {
+        const unsigned short *of =
+            p.bias + static_cast<size_t>(tile.expert) * p.size_n + n0 / 64 * 64;
+#pragma unroll
+        for (unsigned i = 0; i < EIGHTHS; ++i) {
+            bias[i] = widen(of[single_position(n0 % 64 + i * 8 + lane / 4)]);
+        }
+    }
+    const float global = p.global_scale ? p.global_scale[tile.expert] : 1.0f;
+    // 16 rows at a time are turned round in the warp's own memory, piece i of a row stored where no
+    // banks collide.
+    const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
+    const auto place = [&](unsigned row, unsigned piece) {
+        return turn + (row * EIGHTHS + (piece ^ row / (8 / EIGHTHS) % EIGHTHS)) * 16;
+    };
+#pragma unroll
+    for (int first = 0; first < ROWS; first += 16) {
+        __syncwarp();
+        unsigned packed[2 * EIGHTHS];
+#pragma unroll
+        for (int i = 0; i < 2 * EIGHTHS; ++i) {
+            const int eight = i / EIGHTHS, c = i % EIGHTHS;
+            float value[2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
+                if (p.global_scale) {
+                    value[r] = __fmul_rn(value[r], global);
+                }
+                if (p.bias) {
+                    value[r] = __fadd_rn(value[r], bias[c]);
+                }
+#if IS_MOE
+                if (p.topk_weights) {
+                    const unsigned of = first % 32 + eight * 8 + lane % 4 * 2 + r;
+                    value[r] = __fmul_rn(value[r], __shfl_sync(~0u, rows.weights[first / 32], of));
+                }
+#endif
+            }
+            packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * EIGHTHS; i += 4) {
+            const unsigned matrix = i + lane / 8;
+            const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
+            store_matrices_transposed(
+                memory + place(matrix / EIGHTHS * 8 + lane % 8, matrix % EIGHTHS), four);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16; i += 32 / EIGHTHS) {
+            const unsigned row = i + lane / EIGHTHS, piece = lane % EIGHTHS;
+            const unsigned of = __shfl_sync(~0u, rows.entries[first / 32], first % 32 + row);
+            const uint4 value = *reinterpret_cast<const uint4 *>(pointer + place(row, piece));
+            if (exists && of < p.size_m) {
+                *reinterpret_cast<uint4 *>(p.y + static_cast<size_t>(of) * p.size_n + n0 +
+                                           piece * 8) = value;
+            }
+        }
+    }
+}
+
+// Computes the tiles of this thread block from what the ring holds, and writes them.
+__device__ __forceinline__ void consume(const Product &p, unsigned memory,
+                                        unsigned char *pointer) {
+    const unsigned warp_n = (threadIdx.x - PRODUCERS) / 32 * COLUMNS;
+    const Seat seat = {threadIdx.x % 32, warp_n, warp_n % 64 / COLUMNS};
+    const unsigned blocks = p.blocks(), tiles = p.tiles(blocks);
+    Place place;
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+        Tile tile;
+        if (!p.tile(index, blocks, tile)) {
+            continue;
+        }
+        Group group;
+#if GROUPS == 0
+        const unsigned n0 = tile.n0 + seat.warp_n < p.size_n ? tile.n0 + seat.warp_n : 0;
+#pragma unroll
+        for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+            const unsigned n = n0 + i * 8 + seat.lane / 4;
+            const size_t at = static_cast<size_t>(tile.expert) * p.size_n + n / 64 * 64 +
+                              single_position(n % 64);
+            group.scale[i] = reinterpret_cast<const unsigned short *>(p.scales)[at] * 0x10001u;
+        }
+#if HAS_ZERO
+        const size_t at =
+            static_cast<size_t>(tile.expert) * (p.size_n / 8) + n0 / 64 * 8 + seat.lane / 4;
+        spread_zeros(group, p.zeros[at], seat.part * (2 * FRAGMENTS));
+#endif
+#endif
+        float total[FRAGMENTS][ROWS / 2];
+        Rows rows;
+        // While the sums are made there are registers for them, or not.
+        constexpr bool EARLY = IS_MOE && ROWS * FRAGMENTS <= 160;
+        if (EARLY) {
+            load_rows(rows, p, tile, seat.lane);
+        }
+        sum_tile(p, seat, memory, pointer, group, place, total);
+        if (!EARLY) {
+            load_rows(rows, p, tile, seat.lane);
+        }
+        write_tile(p, seat, tile, rows, memory, pointer, total);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    marlin_gemm_wgmma(const __grid_constant__ TensorMap x_map,
+        const uint4 *__restrict__ qweight,
+        const unsigned char *__restrict__ scales,
+        const unsigned *__restrict__ zeros,
+        const unsigned short *__restrict__ bias,
+        const float *__restrict__ global_scale,
+        unsigned short *__restrict__ y,
+        unsigned size_m,
+        unsigned size_n,
+        unsigned size_k,
+        unsigned chunk_k,
+        unsigned group_size,
+#if IS_MOE
+        const int *__restrict__ sorted_token_ids,
+        const int *__restrict__ expert_ids,
+        const int *__restrict__ num_tokens_post_padded,
+        const float *__restrict__ topk_weights,
+#endif
+        unsigned block_rows,
+        unsigned raster) {
+    const Product p = {
+        qweight, scales, zeros, bias, global_scale, y, size_m, size_n, size_k, chunk_k, group_size,
+#if IS_MOE
+        sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights,
+#endif
+        block_rows, raster};
+    extern __shared__ __align__(1024) unsigned char pointer[];
+    const unsigned memory = shared_address(pointer);
+    if (threadIdx.x == 0) {
+        for (unsigned slot = 0; slot < STAGES; ++slot) {
+            barrier_init(memory + FULL_AT + slot * 8, 1);
+            barrier_init(memory + EMPTY_AT + slot * 8, WARPS);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+    wait_for_last_kernel();
+    if (threadIdx.x < PRODUCERS) {
+        keep_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x % 32 == 0) {
+            produce(p, x_map, memory, threadIdx.x / 32);
+        }
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        consume(p, memory, pointer);
+    }
+}
+
+// Dynamic shared memory: EMPTY_AT + STAGES * 8.

@@ -1,0 +1,191 @@
+// Hopper's warpgroup products and what feeds them: barriers in shared memory, registers handed from
+// one warpgroup to another. For sm_90a alone. IS_BF16 as in half.cuh.
+
+// A barrier in shared memory that opens when `arrivals` threads have arrived; it then counts anew, and
+// its phase changes between 0 and 1.
+__device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Barriers are ready for the copy engine and for the cluster.
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits until the phase of that parity is over.
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra again;\n"
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// Arrives, and has the phase last until `bytes` more were copied.
+__device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+// Arrives at the same barrier of thread block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// Copies `bytes`, a multiple of 16, of contiguous memory; the barrier counts them.
+__device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes,
+                                          unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+// A matrix in global memory as the copy engine knows it, made by the driver.
+struct alignas(64) TensorMap {
+    unsigned long long of[16];
+};
+
+// Copies the map's box whose first element is in that column and row; zeros where the matrix ends.
+__device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, unsigned column,
+                                         unsigned row, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// The same to that place of every thread block of the cluster that `mask` names, each of whose
+// barriers counts it.
+__device__ __forceinline__ void copy_box_to_all(unsigned to, const TensorMap &map, unsigned column,
+                                                unsigned row, unsigned barrier,
+                                                unsigned short mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask)
+        : "memory");
+}
+
+// What this thread wrote to shared memory before is seen by matrix instructions that read it later.
+__device__ __forceinline__ void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Registers of each thread of this warpgroup from here on: fewer, or more once others have fewer.
+template <int COUNT>
+__device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Registers written before are seen by the products issued next.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits until all but the last PENDING groups of products are done.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Rows of 64 values of 16 bits, 128 bytes each, piece p of 16 bytes stored at p ^ (row % 8); the first
+// row at a multiple of 1024 bytes. 16 values further: add 2.
+__device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address) {
+    constexpr unsigned long long SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 / 16;
+    return SWIZZLE_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3FFFFu) / 16;
+}
+
+#if IS_BF16
+#define WGMMA_TYPES ".f32.bf16.bf16"
+#else
+#define WGMMA_TYPES ".f32.f16.f16"
+#endif
+#define WGMMA_D8(i)                                                                           \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_1 WGMMA_0 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_2 WGMMA_1 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_3 WGMMA_2 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_4 WGMMA_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_5 WGMMA_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_6 WGMMA_5 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_7 WGMMA_6 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_8 WGMMA_7 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define WGMMA_9 WGMMA_8 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_10 WGMMA_9 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WGMMA_11 WGMMA_10 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA(N, D, A, B, ADD, ...)                                                          \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                        \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES " {" D "}, {" A "}, " \
+                 B ", add, 1, 1, 0;\n}"                                                      \
+                 : __VA_ARGS__                                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
+// d[64 x N] (+)= a[64 x 16] * b[16 x N], f32 sums: one fused sum for each element, without d where
+// `add` is 0. Warp w of the group has rows 16 w of a and d: a lane's fragment of a is that of
+// m16n8k16, and so is its d for each eight columns. Asynchronous: neither a nor d may be touched
+// until wgmma_wait.
+template <int N>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const unsigned (&a)[4],
+                                      unsigned long long b, unsigned add) {
+    if constexpr (N == 48) {
+        WGMMA(48, WGMMA_2, "%24, %25, %26, %27", "%28", "%29", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16));
+    } else if constexpr (N == 64) {
+        WGMMA(64, WGMMA_3, "%32, %33, %34, %35", "%36", "%37", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24));
+    } else if constexpr (N == 80) {
+        WGMMA(80, WGMMA_4, "%40, %41, %42, %43", "%44", "%45", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32));
+    } else if constexpr (N == 96) {
+        WGMMA(96, WGMMA_5, "%48, %49, %50, %51", "%52", "%53", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40));
+    } else if constexpr (N == 112) {
+        WGMMA(112, WGMMA_6, "%56, %57, %58, %59", "%60", "%61", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48));
+    } else if constexpr (N == 128) {
+        WGMMA(128, WGMMA_7, "%64, %65, %66, %67", "%68", "%69", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56));
+    } else if constexpr (N == 144) {
+        WGMMA(144, WGMMA_8, "%72, %73, %74, %75", "%76", "%77", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64));
+    } else if constexpr (N == 160) {
+        WGMMA(160, WGMMA_9, "%80, %81, %82, %83", "%84", "%85", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72));
+    } else if constexpr (N == 176) {
+        WGMMA(176, WGMMA_10, "%88, %89, %90, %91", "%92", "%93", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72), WGMMA_D8(80));
+    } else {
+        static_assert(N == 192);
+        WGMMA(192, WGMMA_11, "%96, %97, %98, %99", "%100", "%101", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72), WGMMA_D8(80), WGMMA_D8(88));
+    }
+}
+
+// Four 8 x 8 matrices of 16-bit values, each stored transposed; lane i gives the address of row i % 8
+// of matrix i / 8.
+__device__ __forceinline__ void store_matrices_transposed(unsigned address,
+                                                          const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}

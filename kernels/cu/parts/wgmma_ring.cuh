@@ -1,0 +1,176 @@
+// What the warpgroups of marlin_gemm_wgmma.cu share: the tiles of a product, the ring of stages in shared
+// memory, and its producers. The macros are those of that file.
+
+#if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
+    !defined(COLUMNS) || !defined(ROWS) || !defined(STAGES)
+#error "a parameter is missing"
+#endif
+
+#define PRODUCERS 128
+#define WARPS 8  // of consumers, in two groups
+#define THREADS (PRODUCERS + WARPS * 32)
+#define N_TILE (WARPS * COLUMNS)
+#define STAGE_K 64
+
+// 16-byte pieces of 16 k of one column tile, and of all of them: neighbours in memory.
+#define TILE_PIECES (32 * (BITS / 4))
+#define ROW_PIECES (N_TILE / 64 * TILE_PIECES)
+
+// Shared memory: rings of x, weights, scales and zeros; what consumers turn round; barriers.
+#define X_BYTES (ROWS * 128)
+#define WEIGHT_BYTES (4 * ROW_PIECES * 16)
+#define SCALE_BYTES (GROUPS * N_TILE * SCALE_SIZE)
+#define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
+#define WEIGHTS_AT (STAGES * X_BYTES)
+#define SCALES_AT (WEIGHTS_AT + STAGES * WEIGHT_BYTES)
+#define ZEROS_AT (SCALES_AT + STAGES * SCALE_BYTES)
+#define TURN_AT (ZEROS_AT + STAGES * ZERO_BYTES)
+#define TURN_BYTES (16 * COLUMNS * 2)  // of a warp: 16 rows
+#define FULL_AT (TURN_AT + WARPS * TURN_BYTES)
+#define EMPTY_AT (FULL_AT + STAGES * 8)
+
+// What of a product a tile is: `rows` rows from `row` on, columns from n0 on, of a matrix of weights.
+struct Tile {
+    unsigned row, rows, n0, expert;
+};
+
+// The operands, as the kernel takes them.
+struct Product {
+    const uint4 *qweight;
+    const unsigned char *scales;
+    const unsigned *zeros;
+    const unsigned short *bias;
+    const float *global_scale;
+    unsigned short *y;
+    unsigned size_m, size_n, size_k, chunk_k, group_size;
+#if IS_MOE
+    const int *sorted_token_ids;
+    const int *expert_ids;
+    const int *num_tokens_post_padded;
+    const float *topk_weights;
+#endif
+    unsigned block_rows, raster;
+
+    __device__ unsigned groups() const { return GROUPS == 0 ? 1 : size_k / group_size; }
+
+    __device__ unsigned blocks() const {
+#if IS_MOE
+        return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / block_rows;
+#else
+        return (size_m + block_rows - 1) / block_rows;
+#endif
+    }
+
+    // The row of y that a row of tiles is; size_m or above: none.
+    __device__ unsigned entry(unsigned row) const {
+#if IS_MOE
+        return static_cast<unsigned>(__ldcg(sorted_token_ids + row));
+#else
+        return row;
+#endif
+    }
+
+    __device__ unsigned tiles(unsigned blocks) const {
+        return blocks * ((size_n + N_TILE - 1) / N_TILE);
+    }
+
+    // Tile `index` of all; false where there is nothing to compute. `raster` blocks of rows, all
+    // their columns, then the next ones.
+    __device__ bool tile(unsigned index, unsigned blocks, Tile &tile) const {
+        const unsigned columns = (size_n + N_TILE - 1) / N_TILE;
+        const unsigned first = index / (raster * columns) * raster;
+        const unsigned side = min(raster, blocks - first), in = index % (raster * columns);
+        const unsigned block = first + in % side;
+        tile.n0 = in / side * N_TILE;
+        tile.row = block * block_rows;
+        tile.rows = block_rows;
+#if IS_MOE
+        const int expert = __ldcg(expert_ids + block);
+        if (expert < 0) {
+            return false;
+        }
+        tile.expert = static_cast<unsigned>(expert);
+#else
+        tile.expert = 0;
+#endif
+        return true;
+    }
+};
+
+// A place in the ring, and how often the ring was gone round, mod 2.
+struct Place {
+    unsigned slot = 0, phase = 0;
+    __device__ __forceinline__ void next() {
+        if (++slot == STAGES) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Fills the ring with the stages of all tiles of this thread block, by four lanes of different warps:
+// asking the copy engine for all parts of a stage would take one longer than the stage's products take.
+__device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
+                                        unsigned part) {
+    const unsigned blocks = p.blocks(), tiles = p.tiles(blocks);
+    const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;
+    Place place;
+    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+        Tile tile;
+        if (!p.tile(index, blocks, tile)) {
+            continue;
+        }
+        const unsigned columns = min(p.size_n - tile.n0, N_TILE);
+        // Each part has one of the four rows of 16 k.
+        const uint4 *weight_from = p.qweight +
+                                   (tile.expert * (p.size_k / 16) + part) * weight_step +
+                                   tile.n0 / 64 * TILE_PIECES;
+#if GROUPS > 0
+        unsigned group_left = p.group_size / STAGE_K;  // stages, with this one
+        const size_t first_group = static_cast<size_t>(tile.expert) * (p.size_k / p.group_size);
+        // Of a stage's groups each part has the scales of one; where there are fewer, from part 1 on.
+        const unsigned row = GROUPS == 4 ? part : part - 1;
+        const unsigned char *scale_from =
+            p.scales + ((first_group + row % GROUPS) * p.size_n + tile.n0) * SCALE_SIZE;
+#if HAS_ZERO
+        const unsigned *zero_from = p.zeros + (first_group * p.size_n + tile.n0) / 8;
+#endif
+#endif
+        const unsigned bytes = X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * SCALE_SIZE) +
+                               HAS_ZERO * GROUPS * columns / 2;
+        for (unsigned stage = 0; stage < p.size_k / STAGE_K; ++stage) {
+            const unsigned full = memory + FULL_AT + place.slot * 8;
+            barrier_wait(memory + EMPTY_AT + place.slot * 8, place.phase ^ 1);
+            if (part == 0) {
+                barrier_expect(full, bytes);
+                copy_box(memory + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
+            }
+            copy_bulk(memory + WEIGHTS_AT + place.slot * WEIGHT_BYTES + part * (ROW_PIECES * 16),
+                      weight_from, columns * (BITS * 2), full);
+            weight_from += 4 * weight_step;
+#if GROUPS > 0
+            if (row < GROUPS) {
+                copy_bulk(memory + SCALES_AT + place.slot * SCALE_BYTES + row * (N_TILE * SCALE_SIZE),
+                          scale_from, columns * SCALE_SIZE, full);
+            }
+#if HAS_ZERO
+            if (part == 3) {
+#pragma unroll
+                for (int row = 0; row < GROUPS; ++row) {
+                    copy_bulk(memory + ZEROS_AT + place.slot * ZERO_BYTES + row * (N_TILE / 2),
+                              zero_from + row * (p.size_n / 8), columns / 2, full);
+                }
+            }
+#endif
+            if (GROUPS > 1 || --group_left == 0) {
+                scale_from += static_cast<size_t>(GROUPS * SCALE_SIZE) * p.size_n;
+#if HAS_ZERO
+                zero_from += GROUPS * (p.size_n / 8);
+#endif
+                group_left = p.group_size / STAGE_K;
+            }
+#endif
+            place.next();
+        }
+    }
+}
