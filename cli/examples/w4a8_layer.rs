@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     let loaded = opened.load(Options { layer: name.as_deref(), rounding, kernel, pool: &pool })?;
     println!("{}: loaded in {:.2?}", loaded.module, begun.elapsed());
 
-    let inputs = Inputs::seeded(1, tokens, DtypeArg::Float32, &loaded.layer)?;
+    let inputs = Inputs::seeded(1, tokens, DtypeArg::Float32, loaded.layer.sizes())?;
     let mut y = loaded.layer.output(&inputs)?;
     let begun = Instant::now();
     pool.install(|| loaded.layer.runner(&inputs)(&mut y))?;

@@ -102,7 +102,14 @@ pub fn run(cli: &Cli) -> ExitCode {
 pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
     let paint = color.for_stderr();
     // Messages may quote file contents: no control character reaches the terminal.
-    let text = style::printable(&format!("{error:#}")).into_owned();
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        // Most messages hold their cause's already.
+        if !text.contains(&cause) {
+            text.push_str(&format!(": {cause}"));
+        }
+    }
+    let text = style::printable(&text).into_owned();
     eprintln!("{} {text}", paint.bad("error:"));
     let help = error.chain().find_map(|e| e.downcast_ref::<Explained>()).map(Explained::help);
     let help = help.unwrap_or("`marlinspike help` lists the commands and their options");

@@ -28,7 +28,10 @@ fn samples_equal_what_vllm_makes() {
     let mut compared = 0;
     for file in files(&golden("expected")) {
         let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
-        if name == "ct-int-w4a8-moe" {
+        // No recorded tensor is a module's own: `methods.rs` has theirs, of whole stacks.
+        if ["ct-int-w4a8-moe", "ct-fp8-moe", "ct-nvfp4-moe", "fp8-block-moe"]
+            .contains(&name.as_str())
+        {
             continue;
         }
         // The recorded tensors of this sample are of float16, its config says bfloat16.

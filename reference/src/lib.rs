@@ -20,6 +20,7 @@
 //! | [`gemm`] | matrix units emulated bit for bit |
 //! | [`interval`] | what an implementation may produce, followed through its operations |
 //! | [`moe`] | routing, activations, the sum over top-k; bounds on others' results |
+//! | [`method`] | layers as a checkpoint's method runs them: activations quantized, products exact or scheduled |
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
@@ -40,6 +41,7 @@ pub mod gemm;
 pub mod interval;
 pub mod layers;
 pub mod layout;
+pub mod method;
 pub mod moe;
 pub mod prepare;
 pub mod quantize;

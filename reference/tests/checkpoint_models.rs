@@ -143,6 +143,19 @@ fn fp8_models() {
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale_inv"), bias: None }
             .unpack("fp8", &scheme)
     });
+    // Experts.
+    let w2 = "model.layers.0.block_sparse_moe.experts.1.w2";
+    compare("ct-fp8-moe", w2, &format!("{w2}.weight"), |t| {
+        let widths = vec![128];
+        Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale"), bias: None }
+            .unpack("fp8", &fp8::Scheme::Tensor { widths })
+    });
+    let down = "model.layers.0.mlp.experts.1.down_proj";
+    compare("fp8-block-moe", down, &format!("{down}.weight"), |t| {
+        let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+        Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale_inv"), bias: None }
+            .unpack("fp8", &scheme)
+    });
 }
 
 #[test]
@@ -155,15 +168,18 @@ fn microscaled_models() {
         Mxfp4Tensors { weight: t("weight_packed"), weight_scale: t("weight_scale"), bias: None }
             .unpack("mxfp4")
     });
-    compare("ct-nvfp4", K_PROJ, &needle("weight_packed"), |t| {
-        Nvfp4Tensors {
-            weight: t("weight_packed"),
-            weight_scale: t("weight_scale"),
-            weight_global_scale: t("weight_global_scale"),
-            bias: None,
-        }
-        .unpack("nvfp4", nvfp4::Scheme { global: GlobalScale::Divisor, shards: Shards::Equal })
-    });
+    let w2 = "model.layers.0.block_sparse_moe.experts.1.w2";
+    for (model, module) in [("ct-nvfp4", K_PROJ), ("ct-nvfp4-moe", w2)] {
+        compare(model, module, &format!("{module}.weight_packed"), |t| {
+            Nvfp4Tensors {
+                weight: t("weight_packed"),
+                weight_scale: t("weight_scale"),
+                weight_global_scale: t("weight_global_scale"),
+                bias: None,
+            }
+            .unpack("nvfp4", nvfp4::Scheme { global: GlobalScale::Divisor, shards: Shards::Equal })
+        });
+    }
 }
 
 /// gpt-oss stacks its experts; the expected file has the first.

@@ -114,6 +114,65 @@ fn panels(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
     all
 }
 
+/// y's bits by every kernel and block size, through pairs of panels.
+fn pairs(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
+    let (size_n, size_m) = (given.shape.size_n, rows.size_m);
+    let mut all = Vec::new();
+    for nr in NR {
+        let layout = RhsLayout::new(given.shape, given.group, nr).unwrap();
+        let rhs = layout.pack(&given.columns).unwrap();
+        let run = Run { layout, bytes: rhs.bytes(), columns: size_n };
+        for kernel in kernels() {
+            // What stands between the rows must stay.
+            let stride = size_n + 3;
+            let mut y = vec![f32::NAN; size_m * stride];
+            for first in (0..size_m).step_by(2 * MAX_ROWS) {
+                let count = (size_m - first).min(2 * MAX_ROWS);
+                let half = MAX_ROWS.min(count - 1);
+                let panel = |first, count| PanelRows::from_rows(rows, first, count, layout);
+                let (a, b) = (panel(first, half), panel(first + half, count - half));
+                let y = &mut y[first * stride..];
+                kernel.run_pair([a.panel(), b.panel()], run, y, stride);
+            }
+            assert!(y.chunks(stride).all(|row| row[size_n..].iter().all(|x| x.is_nan())));
+            let bits = y.chunks(stride).flat_map(|row| &row[..size_n]).map(|y| y.to_bits());
+            all.push((format!("pairs nr {nr} {}", kernel.name()), bits.collect()));
+        }
+    }
+    all
+}
+
+/// Pairs of panels, whole ones and others, with K beyond what a kernel takes at a time.
+#[test]
+fn every_kernel_on_pairs_of_panels() {
+    let mut rng = Rng::new(3);
+    for (size_k, group) in [
+        (33, -1),
+        (2048, -1),
+        (4130, -1),
+        (64, 32),
+        (2112, 32),
+        (2240, 64),
+        (2880, 96),
+        (4608, 256),
+        (1152, 288),
+    ] {
+        for (size_m, size_n) in [(16, 9), (20, 12)] {
+            let group = GroupSize::from_config(group).unwrap();
+            let mut codes = Rng::new(rng.next_u64());
+            let shape = Shape::new(size_k, size_n);
+            let given = Given::new(shape, group, || codes.below(16) as i8 - 8, &mut rng);
+            let rows = rows(size_m, size_k, || codes.below(256) as u8 as i8, &mut rng);
+            let expected: Vec<u32> = (0..size_m * size_n)
+                .map(|i| given.y(&rows, i / size_n, i % size_n).to_bits())
+                .collect();
+            for (name, found) in pairs(&given, &rows) {
+                assert_eq!(found, expected, "M {size_m}, {shape}, group {group} {name}");
+            }
+        }
+    }
+}
+
 /// Every kernel, every block size, both types, against the formulas.
 fn expect_products(given: &Given, rows: &QuantizedRows, what: &str) {
     let (size_m, size_n) = (rows.size_m, given.shape.size_n);
@@ -125,6 +184,11 @@ fn expect_products(given: &Given, rows: &QuantizedRows, what: &str) {
     assert_eq!(unpacked.bits(), bits, "{what} unpacked");
     for (name, found) in panels(given, rows) {
         assert_eq!(found, bits, "{what} {name}");
+    }
+    if size_m > 1 {
+        for (name, found) in pairs(given, rows) {
+            assert_eq!(found, bits, "{what} {name}");
+        }
     }
     for mr in MR {
         let lhs = LhsLayout::new(size_m, rows.size_k, mr).unwrap().pack(rows).unwrap();
@@ -173,7 +237,7 @@ fn every_kernel_at_the_extremes() {
         for (size_k, group) in [(1024, -1), (1024, 512), (1024, 256), (1024, 32)] {
             let group = GroupSize::from_config(group).unwrap();
             let given = Given::new(Shape::new(size_k, 9), group, || w, &mut rng);
-            let rows = rows(5, size_k, || q, &mut rng);
+            let rows = rows(16, size_k, || q, &mut rng);
             expect_products(&given, &rows, &format!("q {q}, w {w}, K {size_k}, group {group}"));
         }
     }

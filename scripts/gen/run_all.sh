@@ -9,6 +9,7 @@ python="${PYTHON:-python3}"
 PYTHONPATH="$EXTRA_SITE" "$python" gptq.py --gptqmodel-source "$GPTQMODEL_SOURCE" --vllm-wheel "$VLLM_WHEEL"
 PYTHONPATH="$EXTRA_SITE" "$python" awq.py --autoawq-source "$AUTOAWQ_SOURCE" --vllm-wheel "$VLLM_WHEEL"
 "$python" ct.py --vllm-wheel "$VLLM_WHEEL"
+"$python" ct_methods.py --vllm-wheel "$VLLM_WHEEL"
 PYTHONPATH="$CT11_SITE:$EXTRA_SITE" "$python" ct_actorder.py --vllm-wheel "$VLLM_WHEEL"
 "$python" published.py --vllm-wheel "$VLLM_WHEEL"
 "$python" manifest.py

@@ -33,10 +33,19 @@ fn main() {
     };
     let kernel = kernels().into_iter().find(|k| k.name() == name).expect("a kernel of this CPU");
     let mut y = vec![0.0; size_m * size_n];
-    for first in (0..size_m).step_by(MAX_ROWS) {
-        let panel = PanelRows::from_rows(&rows, first, MAX_ROWS.min(size_m - first), layout);
-        let run = Run { layout, bytes: rhs.bytes(), columns: size_n };
-        kernel.run(panel.panel(), run, &mut y[first * size_n..], size_n);
+    let run = Run { layout, bytes: rhs.bytes(), columns: size_n };
+    for (i, y) in y.chunks_mut(2 * MAX_ROWS * size_n).enumerate() {
+        let count = y.len() / size_n;
+        let panel = |first: usize| {
+            let count = (count - first).min(MAX_ROWS);
+            PanelRows::from_rows(&rows, 2 * MAX_ROWS * i + first, count, layout)
+        };
+        if count <= MAX_ROWS {
+            kernel.run(panel(0).panel(), run, y, size_n);
+        } else {
+            let panels = [panel(0), panel(MAX_ROWS)];
+            kernel.run_pair([panels[0].panel(), panels[1].panel()], run, y, size_n);
+        }
     }
     assert!(y.iter().all(|&y| y == size_k as f32), "a wrong product");
 }

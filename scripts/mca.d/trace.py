@@ -11,6 +11,7 @@ with nothing chosen by hand. Its model has perfect caches and perfect branch pre
 Prints one line: instructions, MAC per instruction, and for each CPU MAC per cycle.
 """
 import argparse
+import concurrent.futures
 import re
 import subprocess
 import sys
@@ -68,8 +69,7 @@ def cycles(mca, cpu, instructions):
     """Cycles of the instructions, once, in order."""
     report = subprocess.run(
         [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+all", "-iterations=1", "-call-latency=1",
-         "-instruction-info=false",
-         "-resource-pressure=false", "-"],
+         "-instruction-info=false", "-resource-pressure=false", "-"],
         input="\n".join(instructions), capture_output=True, text=True)
     found = re.search(r"Total Cycles:\s+(\d+)", report.stdout)
     if not found:
@@ -94,7 +94,9 @@ def main():
     if given.dump:
         with open(given.dump, "w") as out:
             out.write("\n".join(stream) + "\n")
-    figures = [f"{given.macs / cycles(given.mca, cpu, stream):.1f}" for cpu in given.cpus.split(",")]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        counts = threads.map(lambda cpu: cycles(given.mca, cpu, stream), given.cpus.split(","))
+        figures = [f"{given.macs / count:.1f}" for count in counts]
     print(len(stream), f"{given.macs / len(stream):.1f}", *figures)
 
 

@@ -6,7 +6,7 @@
 //!
 //! | key | meaning |
 //! | --- | --- |
-//! | `layout` | `marlin` or `kleidiai` |
+//! | `layout` | `marlin`, `kleidiai` or `flashinfer` |
 //! | `version` | 1, the version of this section |
 //! | `producer` | program and version |
 //! | `identity` | hash of input and settings, which a rerun compares |
@@ -14,12 +14,13 @@
 //! | `tp_size`, `tp_rank`, `ep_size`, `ep_rank` | which rank this is |
 //! | `layers` | by module (`<...experts>.w13` and `.w2` of experts), see below |
 //! | `expert_maps` | by layer, when experts are spread: local index of each expert, or −1 |
+//! | `notes` | what preparation changed in the experts' numbers, where it did |
 //! | `unsupported` | modules that were copied unchanged, with the reasons |
 //!
 //! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
 //! channel), `act_order`, `is_k_full`, Marlin's `scale_permutation` (`grouped` or `single`) or the
-//! int4 path's `nr`, of NVFP4 the `scale_factor` that went from the global scale into the block
-//! scales, and `tensors`, the names of its tensors by role. A packed file of the int4 path also
+//! int4 path's `nr` or FlashInfer's `kernel_layout`, of NVFP4 the `scale_factor` that went from the global scale into the block
+//! scales, `padded_from` where gpt-oss's sizes were rounded up (the model's own sizes), and `tensors`, the names of its tensors by role. A packed file of the int4 path also
 //! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
 
 use std::fs;
@@ -62,6 +63,7 @@ fn role_name(kind: Kind) -> &'static str {
         Kind::Bias => "bias",
         Kind::GlobalScale => "global_scale",
         Kind::InputGlobalScale => "input_global_scale",
+        Kind::InputScale => "input_scale",
     }
 }
 
@@ -87,6 +89,13 @@ fn layer(plan: &StackPlan, constants: Constants) -> Value {
             });
         }
         Packing::Kleidi(layout) => value["nr"] = json!(layout.nr()),
+        Packing::Flashinfer(kind) => value["kernel_layout"] = json!(kind.name()),
+    }
+    if let Some(shard) = plan.padding {
+        value["padded_from"] = json!({
+            "hidden_size": shard.hidden_size,
+            "intermediate_size": shard.intermediate_size,
+        });
     }
     if let Some(factor) = constants.scale_factor {
         value["scale_factor"] = json!(factor);
@@ -141,6 +150,9 @@ pub fn config(
         "expert_maps": maps,
         "unsupported": unsupported,
     });
+    if !plan.notes.is_empty() {
+        section["notes"] = json!(plan.notes);
+    }
     if settings.format == Format::Marlin {
         section["dtype"] = json!(settings.dtype.name());
         section["input_dtype"] = json!(match settings.input {

@@ -114,7 +114,7 @@ impl ConvertError {
         |source| Self::Io { path: path.to_owned(), source }
     }
 
-    pub(super) fn weight(module: &str) -> impl FnOnce(marlinspike::Error) -> Self + '_ {
+    pub(crate) fn weight(module: &str) -> impl FnOnce(marlinspike::Error) -> Self + '_ {
         |source| Self::Weight { module: module.to_owned(), source: Box::new(source) }
     }
 }

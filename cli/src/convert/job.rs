@@ -2,9 +2,13 @@
 
 use std::ops::Range;
 
+use marlinspike::checkpoint::nvfp4;
+use marlinspike::config::Scheme;
 use marlinspike::dims::GroupSize;
 use marlinspike::layout::kleidi::{PackedRhs, RhsLayout, operator_scales};
 use marlinspike::layout::marlin::{InputDtype, Options, Prepared, nvfp4_scale_factor, prepare};
+use marlinspike::prepare::fp8::largest_scale;
+use marlinspike::prepare::gate_up::GateUp;
 use marlinspike::tensor::DType;
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike::{Error, Result};
@@ -12,7 +16,7 @@ use rayon::prelude::*;
 
 use super::load;
 use super::names::Kind;
-use super::plan::{Packing, Part, Settings, StackPlan};
+use super::plan::{FlashinferLayout, Packing, Part, Settings, StackPlan};
 use crate::model::layers::Role;
 use crate::model::{Model, bind};
 
@@ -47,6 +51,8 @@ pub struct Constants {
     pub scale_factor: Option<f32>,
     /// int8 activations: the largest scale in the model's type.
     pub int8_scale_max: Option<f32>,
+    /// FlashInfer: the multiplier of the quantized activations that all experts share.
+    pub input_scale: Option<f32>,
 }
 
 impl Constants {
@@ -56,6 +62,17 @@ impl Constants {
     /// [`Error::Dtype`] or [`Error::Shape`] naming the scale tensor.
     pub fn of(model: &Model<'_>, plan: &StackPlan, settings: &Settings) -> Result<Self> {
         let mut constants = Self::default();
+        if let Packing::Flashinfer(FlashinferLayout::Nvfp4(backend)) = plan.packing
+            && plan.output(Kind::InputScale).is_some()
+            && backend.shares_activation_scale()
+        {
+            let all = (0..plan.experts.len()).map(|e| input_multipliers(model, plan, e));
+            let all = all.collect::<Result<Vec<_>>>()?;
+            constants.input_scale = backend.activation_scales(&all)?.first().copied();
+        }
+        if matches!(plan.packing, Packing::Flashinfer(_)) {
+            return Ok(constants);
+        }
         let nvfp4 = plan.output(Kind::GlobalScale).is_some();
         let int8 = plan.output(Kind::InputGlobalScale).is_some();
         if !nvfp4 && !int8 {
@@ -182,10 +199,26 @@ pub fn run(
     expert: usize,
     part: &Part,
 ) -> Result<Vec<Piece>> {
-    let file_rows = plan.k.start + part.rows.start..plan.k.start + part.rows.end;
-    let weight = load::load(model, plan, &plan.experts[expert], &file_rows, &part.columns)?;
+    let (file_rows, columns) = match plan.padding {
+        Some(_) => (plan.k.clone(), 0..plan.n.iter().map(Range::len).sum()),
+        None => {
+            let rows = plan.k.start + part.rows.start..plan.k.start + part.rows.end;
+            (rows, part.columns.clone())
+        }
+    };
+    let reading = plan.reading(settings.preparation);
+    let weight = load::load(model, reading, &plan.experts[expert], &file_rows, &columns)?;
+    if let Packing::Flashinfer(kind) = plan.packing {
+        return flashinfer(model, plan, kind, constants, weight, expert);
+    }
+    let weight = match (&plan.padding, plan.role) {
+        (None, _) => weight,
+        (Some(shard), Role::W13) => shard.w13(&weight, GateUp::Interleaved)?,
+        (Some(shard), _) => shard.w2(&weight)?,
+    };
     let permutation = match plan.packing {
         Packing::Marlin { permutation } => permutation,
+        Packing::Flashinfer(_) => return Ok(Vec::new()),
         Packing::Kleidi(layout) => return Ok(vec![blocks(plan, layout, weight, expert, part)?]),
     };
     let options = Options {
@@ -198,6 +231,54 @@ pub fn run(
     };
     let prepared = prepare(&[weight], options)?;
     pieces(plan, prepared, expert, part)
+}
+
+/// The multipliers of the quantized activations of an expert's matrices.
+fn input_multipliers(model: &Model<'_>, plan: &StackPlan, expert: usize) -> Result<Vec<f32>> {
+    let matrices = &plan.experts[expert];
+    let part = bind::Part::InputScale;
+    let Some(tensor) = load::merged(model, matrices, part, &plan.k, &plan.n)? else {
+        let what = format!("{}: the scale of its activations", matrices[0].name);
+        return Err(Error::missing(what, plan.scheme.label()));
+    };
+    match &plan.scheme {
+        Scheme::Nvfp4 { container, .. } => {
+            nvfp4::multipliers(&tensor, load::global_scale(*container))
+        }
+        _ => load::floats(&tensor),
+    }
+}
+
+/// Everything of one expert in FlashInfer's layout.
+fn flashinfer(
+    model: &Model<'_>,
+    plan: &StackPlan,
+    kind: FlashinferLayout,
+    constants: Constants,
+    weight: Weight<'_>,
+    expert: usize,
+) -> Result<Vec<Piece>> {
+    let packed = kind.layout(plan.role, plan.shape)?.pack(std::slice::from_ref(&weight))?;
+    let e = expert as u64;
+    let whole = |kind, bytes: Bytes| {
+        let run = bytes.get().len() as u64;
+        Piece { kind, offset: e * run, run, stride: run, bytes }
+    };
+    let mut list = vec![
+        whole(Kind::Weight, Bytes::B8(packed.weights)),
+        whole(Kind::Scales, Bytes::of(&packed.scales)),
+    ];
+    if let Some(global) = weight.global_scale {
+        list.push(whole(Kind::GlobalScale, Bytes::F32(vec![global])));
+    }
+    if plan.output(Kind::InputScale).is_some() {
+        let scale = match constants.input_scale {
+            Some(shared) => shared,
+            None => largest_scale(&input_multipliers(model, plan, expert)?),
+        };
+        list.push(whole(Kind::InputScale, Bytes::F32(vec![scale])));
+    }
+    Ok(list)
 }
 
 /// The blocks of a part's columns, which lie one after the other in the output.

@@ -2,19 +2,38 @@
 
 use std::ops::Range;
 
-use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
+use marlinspike::checkpoint::{
+    awq, compressed_tensors, float_type, fp8, gptq, mxfp4, mxfp8, nvfp4,
+};
 use marlinspike::config::{
     CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
+use marlinspike::dims::GroupSize;
+use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
 use marlinspike::scalar::{ScalarType, e8m0_to_f32};
 use marlinspike::tensor::{DType, Tensor};
-use marlinspike::weight::{Groups, Weight};
+use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike::{Error, Result};
 
-use super::plan::StackPlan;
+use super::preparation::Preparation;
 use super::slice::{concat, slice};
 use crate::model::Model;
 use crate::model::bind::{Axis, Bound, Found, Part};
+
+/// How the matrices of a stack are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading<'r> {
+    /// How they are stored.
+    pub scheme: &'r Scheme,
+    /// Columns of each of an expert's matrices.
+    pub n: &'r [Range<usize>],
+    /// k per scale.
+    pub group_size: GroupSize,
+    /// Whether rows are ordered by their groups.
+    pub act_order: bool,
+    /// What changes on the way.
+    pub preparation: Preparation,
+}
 
 /// The tensor of `found`, of which only `k` and `n` are kept.
 fn read<'m>(
@@ -64,8 +83,9 @@ fn line(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
     Tensor::new(name, dtype, vec![1], tensor.into_bytes())
 }
 
-/// The columns of each of a stack's matrices that `columns` of the rank's matrix are.
-pub(super) fn columns_of_each(plan: &StackPlan, columns: &Range<usize>) -> Vec<Range<usize>> {
+/// The columns of each of a stack's matrices that `columns` of the rank's matrix are; the rank has
+/// the columns `n` of each.
+fn columns_of_each(n: &[Range<usize>], columns: &Range<usize>) -> Vec<Range<usize>> {
     let mut before = 0;
     let part = |n: &Range<usize>| {
         let inside = |column: usize| n.start + column.saturating_sub(before).min(n.len());
@@ -73,12 +93,12 @@ pub(super) fn columns_of_each(plan: &StackPlan, columns: &Range<usize>) -> Vec<R
         before += n.len();
         part
     };
-    plan.n.iter().map(part).collect()
+    n.iter().map(part).collect()
 }
 
 /// `part` of one expert, its matrices side by side: rows `k` of the file's matrices, and columns
 /// `n` of each.
-pub(super) fn merged<'m>(
+pub fn merged<'m>(
     model: &Model<'m>,
     matrices: &[Bound],
     part: Part,
@@ -120,14 +140,14 @@ fn need<'m>(tensor: Option<Tensor<'m>>, name: &str, what: &str) -> Result<Tensor
 ///
 /// # Errors
 /// What the format refuses, naming the tensor.
-pub(super) fn load<'m>(
+pub fn load<'m>(
     model: &Model<'m>,
-    plan: &StackPlan,
+    reading: Reading<'_>,
     matrices: &[Bound],
     k: &Range<usize>,
     columns: &Range<usize>,
 ) -> Result<Weight<'m>> {
-    let n = columns_of_each(plan, columns);
+    let n = columns_of_each(reading.n, columns);
     let name = &matrices[0].name;
     let part = |part| merged(model, matrices, part, k, &n);
     let weight = need(part(Part::Weight)?, name, "weight")?;
@@ -136,16 +156,22 @@ pub(super) fn load<'m>(
     for bound in matrices {
         check_declared_shape(model, bound)?;
     }
-    let mut weight = match &plan.scheme {
+    let mut weight = match reading.scheme {
         Scheme::Wna16(w) => {
             let (zeros, g_idx) = (part(Part::Zeros)?, part(Part::GIdx)?);
             wna16(name, w, weight, scale, zeros, g_idx, bias)?
         }
         Scheme::Fp8(f) => {
-            let scheme = match f.strategy {
-                ScaleStrategy::Tensor => {
-                    fp8::Scheme::Tensor { widths: n.iter().map(Range::len).collect() }
+            let widths: Vec<usize> = n.iter().map(Range::len).collect();
+            let (weight, scale, widths) = match (f.strategy, reading.preparation.requantize) {
+                (ScaleStrategy::Tensor, Some(rule)) if widths.len() > 1 => {
+                    let (weight, scale) = one_scale(weight, &scale, &widths, rule)?;
+                    (weight, scale, vec![widths.iter().sum()])
                 }
+                _ => (weight, scale, widths),
+            };
+            let scheme = match f.strategy {
+                ScaleStrategy::Tensor => fp8::Scheme::Tensor { widths },
                 ScaleStrategy::Channel => fp8::Scheme::Channel,
                 ScaleStrategy::Block { block_n, block_k } => {
                     fp8::Scheme::Block { block_n, block_k }
@@ -170,11 +196,12 @@ pub(super) fn load<'m>(
             mxfp4::Mxfp4Tensors { weight, weight_scale: scale, bias }.unpack(name)?
         }
         Scheme::Nvfp4 { container, .. } => {
-            let global = match container {
-                FloatContainer::ModelOpt => nvfp4::GlobalScale::Multiplier,
-                _ => nvfp4::GlobalScale::Divisor,
+            let global = global_scale(*container);
+            let shards = match reading.preparation.w13_scale {
+                nvfp4::W13Scale::First => nvfp4::Shards::First,
+                nvfp4::W13Scale::Own => nvfp4::Shards::Equal,
             };
-            let scheme = nvfp4::Scheme { global, shards: nvfp4::Shards::Equal };
+            let scheme = nvfp4::Scheme { global, shards };
             let weight_global_scale = need(part(Part::Global)?, name, "weight_global_scale")?;
             let tensors =
                 nvfp4::Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale, bias };
@@ -193,12 +220,101 @@ pub(super) fn load<'m>(
         }
         other => return Err(Error::unsupported(other.label(), "no kernel format takes it")),
     };
-    if plan.act_order && matches!(weight.groups, Groups::Uniform(_)) {
+    if reading.act_order && matches!(weight.groups, Groups::Uniform(_)) {
         // The config says act-order, so the kernel gets an order even where it changes nothing.
         let g_idx = (0..weight.shape().size_k).map(|i| weight.groups.group_of(i) as u32).collect();
-        weight.groups = Groups::Indexed { g_idx, group_size: plan.group_size };
+        weight.groups = Groups::Indexed { g_idx, group_size: reading.group_size };
     }
     Ok(weight)
+}
+
+/// What a container's global scales of NVFP4 do to a number.
+pub fn global_scale(container: FloatContainer) -> nvfp4::GlobalScale {
+    match container {
+        FloatContainer::ModelOpt => nvfp4::GlobalScale::Multiplier,
+        _ => nvfp4::GlobalScale::Divisor,
+    }
+}
+
+/// What is to be said where w1 and w3 of some experts were requantized; nothing where none were.
+pub fn requantized(
+    module: &str,
+    changed: usize,
+    experts: usize,
+    rule: Requantize,
+) -> Option<String> {
+    let name = match rule {
+        Requantize::Exact => "exact",
+        Requantize::UpstreamCuda => "upstream-cuda",
+        Requantize::UpstreamCpu => "upstream-cpu",
+    };
+    (changed > 0).then(|| {
+        format!(
+            "{module}: w1 and w3 of {changed} of {experts} experts requantized to the larger scale \
+             ({name})"
+        )
+    })
+}
+
+/// NVFP4's global scales of gate and up of every expert.
+///
+/// # Errors
+/// As [`nvfp4::w13_global_scales`].
+pub fn w13_scales(
+    model: &Model<'_>,
+    module: &str,
+    experts: &[Vec<Bound>],
+    container: FloatContainer,
+    policy: nvfp4::W13Scale,
+) -> Result<nvfp4::W13Scales> {
+    let mut values = Vec::with_capacity(2 * experts.len());
+    for matrices in experts {
+        for bound in matrices {
+            let tensor = merged(
+                model,
+                std::slice::from_ref(bound),
+                Part::Global,
+                &(0..bound.shape.size_k),
+                std::slice::from_ref(&(0..bound.shape.size_n)),
+            )?;
+            let tensor = tensor.ok_or_else(|| Error::missing(&bound.name, "a global scale"))?;
+            tensor.expect_dtype(&[DType::F32])?;
+            values.extend(floats(&tensor)?);
+        }
+    }
+    let name = format!("{module}.w13_weight_global_scale");
+    let tensor = Tensor::from_vec(name, DType::F32, vec![experts.len(), 2], values)?;
+    nvfp4::w13_global_scales(&tensor, global_scale(container), policy)
+}
+
+/// The real numbers of a tensor of any floating-point type, as f32.
+///
+/// # Errors
+/// [`Error::Dtype`] for another type.
+pub fn floats(tensor: &Tensor<'_>) -> Result<Vec<f32>> {
+    let Some(ty) = float_type(tensor.dtype()) else {
+        return Err(Error::dtype(tensor.name(), tensor.dtype(), "a floating-point type"));
+    };
+    Ok(Table::from_tensor(&line(tensor.clone())?, ty)?
+        .iter_bits()
+        .map(|b| ty.to_f64(b) as f32)
+        .collect())
+}
+
+/// Codes `[sum of widths, K]` requantized to the largest of the shards' scales, and that scale.
+fn one_scale<'m>(
+    weight: Tensor<'m>,
+    scale: &Tensor<'_>,
+    widths: &[usize],
+    rule: Requantize,
+) -> Result<(Tensor<'m>, Tensor<'m>)> {
+    let [_, size_k] = weight.expect_dtype(&[DType::F8E4M3])?.dims2()?;
+    let (name, shape) = (weight.name().to_owned(), weight.shape().to_vec());
+    let mut codes = weight.into_bytes().into_owned();
+    let rule = (rule, Fp8Type::E4m3fn);
+    let largest = merge_shards(scale.name(), &mut codes, size_k, widths, &floats(scale)?, rule)?;
+    let weight = Tensor::from_vec(name, DType::F8E4M3, shape, codes)?;
+    Ok((weight, Tensor::from_vec(scale.name(), DType::F32, vec![1], vec![largest])?))
 }
 
 fn wna16<'m>(

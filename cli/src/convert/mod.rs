@@ -10,10 +10,11 @@ pub mod config;
 pub mod error;
 pub mod execute;
 pub mod job;
-mod load;
+pub mod load;
 pub mod names;
 pub mod parallel;
 pub mod plan;
+pub mod preparation;
 pub mod progress;
 pub mod report;
 pub mod shard;
@@ -24,6 +25,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::layout::marlin::InputDtype;
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::Capability;
@@ -39,6 +41,7 @@ use error::ConvertError;
 use execute::Execution;
 use parallel::Ranks;
 use plan::{Format, Plan, Settings};
+use preparation::PreparationArgs;
 use progress::{Progress, State};
 use report::{Reporter, size};
 
@@ -51,6 +54,8 @@ Names of the converted tensors (E experts first, where there are experts):
   MXFP8, MXFP4         weight, weight_scale, bias
   NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
   int8 activations     also input_global_scale
+  --to flashinfer      experts' weight_packed or weight, weight_scale, of NVFP4 weight_scale_2 and
+                       input_scale
   --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
                        biases inside)
 A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
@@ -68,10 +73,18 @@ Examples:
   marlinspike convert model out --to marlin --tp-size 2 --tp-rank 1
   marlinspike convert model out --to marlin --input-dtype int8
   marlinspike convert model out --to kleidiai
+  marlinspike convert model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported
 
 --to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
 W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Its files describe their layers in
 their metadata, so that `marlinspike run` needs no more than the file.
+
+--to flashinfer takes experts in NVFP4, and compressed-tensors W4A16 in groups of 32 (mxint4); the rest
+of a model is copied with --skip-unsupported.
+
+Experts are prepared as upstream prepares them: FP8 with one scale for a tensor is requantized to the
+larger of w1's and w3's (--requantize), NVFP4 takes w1's global scale (--w13-scale), and gpt-oss's sizes
+are rounded up to multiples of 256 and 128 (--no-padding).
 
 An interrupted conversion is continued by the same command.
 
@@ -86,6 +99,8 @@ pub enum Target {
     Marlin,
     /// KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 as they come.
     Kleidiai,
+    /// FlashInfer's and CUTLASS's forms of 4-bit experts, for Blackwell: NVFP4, and int4 in groups of 32.
+    Flashinfer,
 }
 
 /// The model's 16-bit type.
@@ -129,6 +144,15 @@ pub struct Args {
     /// Marlin: type of the activations inside the product.
     #[arg(long, value_enum, default_value_t)]
     pub input_dtype: InputArg,
+    /// How experts' numbers go into the format.
+    #[command(flatten)]
+    pub preparation: PreparationArgs,
+    /// Marlin: keep the sizes of gpt-oss's experts, instead of rounding them up as upstream does.
+    #[arg(long)]
+    pub no_padding: bool,
+    /// flashinfer: the kernel that NVFP4 is for, by upstream's name.
+    #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = crate::run::method::backend, value_name = "NAME")]
+    pub nvfp4_backend: Nvfp4Backend,
     /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
     #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
     pub nr: Option<String>,
@@ -173,6 +197,8 @@ pub struct Summary {
     pub activations_quantized: usize,
     /// Modules copied because the format cannot take them.
     pub unsupported: Vec<plan::Refused>,
+    /// What preparation changed in the experts' numbers.
+    pub notes: Vec<String>,
     /// Output files.
     pub files: usize,
     /// Of these, the ones that an earlier run had finished.
@@ -207,6 +233,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             "activations_quantized": summary.activations_quantized,
             "copied_tensors": summary.copied,
             "unsupported": summary.unsupported.iter().map(unsupported).collect::<Vec<_>>(),
+            "notes": summary.notes,
             "files": summary.files,
             "kept_files": summary.kept,
             "bytes": summary.bytes,
@@ -237,6 +264,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
              quantized to int8 per token\n",
             summary.activations_quantized
         ));
+    }
+    for note in &summary.notes {
+        text.push_str(&printable(note));
+        text.push('\n');
     }
     for r in &summary.unsupported {
         let line = format!("copied unchanged: {}: {}", r.module, r.reasons.join("; "));
@@ -284,15 +315,16 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
     };
     let format = match args.to {
         Target::Marlin => Format::Marlin,
+        Target::Flashinfer => Format::Flashinfer { backend: args.nvfp4_backend },
         Target::Kleidiai => {
             Format::Kleidi { nr: if args.nr.as_deref() == Some("4") { 4 } else { 8 } }
         }
     };
-    if format == Format::Marlin && args.nr.is_some() {
+    if args.to != Target::Kleidiai && args.nr.is_some() {
         return Err(model::ModelError::module("--nr", "only --to kleidiai has blocks").into());
     }
     if format != Format::Marlin && input != InputDtype::Model {
-        let reason = "only --to marlin has a choice: kleidiai is int8, quantized per token";
+        let reason = "only --to marlin has a choice";
         return Err(model::ModelError::module("--input-dtype", reason).into());
     }
     let gb = if args.max_shard_size.is_finite() { args.max_shard_size.max(0.0) } else { 5.0 };
@@ -301,7 +333,7 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         dtype: match format {
             Format::Marlin => dtype(args.dtype, model)?,
             // Its scales and biases have types of their own.
-            Format::Kleidi { .. } => ScalarType::BFLOAT16,
+            Format::Kleidi { .. } | Format::Flashinfer { .. } => ScalarType::BFLOAT16,
         },
         input,
         tp: ranks("--tp-rank", args.tp_size, args.tp_rank)?,
@@ -309,6 +341,7 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         device,
         skip_unsupported: args.skip_unsupported,
         shard_bytes: (gb * 1e9) as u64,
+        preparation: args.preparation.preparation(!args.no_padding),
     })
 }
 
@@ -354,6 +387,7 @@ pub fn convert(
         copied: items().filter(|i| i.source == plan::Source::Copy).count(),
         activations_quantized: plan.stacks.iter().filter(|s| s.quantizes_activations()).count(),
         unsupported: plan.refused.clone(),
+        notes: plan.notes.clone(),
         files: plan.shards.len(),
         kept: 0,
         bytes: plan.output_bytes(),

@@ -35,6 +35,8 @@ pub enum Kind {
     GlobalScale,
     /// `[1]` float32.
     InputGlobalScale,
+    /// `[E]` float32: NVFP4's multipliers of the quantized activations.
+    InputScale,
 }
 
 /// The tensor's name after the module and the `w13_` or `w2_`.
@@ -62,6 +64,7 @@ pub fn suffix(scheme: &Scheme, role: Role, kind: Kind) -> &'static str {
         Kind::GlobalScale if role == Role::Dense => "weight_global_scale",
         Kind::GlobalScale => "weight_scale_2",
         Kind::InputGlobalScale => "input_global_scale",
+        Kind::InputScale => "input_scale",
     }
 }
 

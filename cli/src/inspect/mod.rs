@@ -19,6 +19,7 @@ use crate::Outcome;
 use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::{self, Format, Settings};
+use crate::convert::preparation::Preparation;
 use crate::convert::report::size;
 use crate::convert::verdict;
 use crate::model::bind::{self, Bound};
@@ -103,6 +104,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
         device: args.capability,
         skip_unsupported: true,
         shard_bytes: u64::MAX,
+        preparation: Preparation::UPSTREAM,
     };
     let lines = layers
         .stacks

@@ -20,6 +20,8 @@ pub enum Part {
     GIdx,
     /// NVFP4's second scale.
     Global,
+    /// Scale of static activations (NVFP4: the activations' global scale).
+    InputScale,
     /// Bias.
     Bias,
 }
@@ -119,6 +121,7 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             vec![
                 part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
                 part(Part::Scale, &["weight_scale_inv", "weight_scale"], k, n),
+                optional(part(Part::InputScale, &["input_scale"], None, None)),
             ]
         }
         Scheme::Mxfp8 { .. } => vec![
@@ -137,6 +140,7 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             part(Part::Weight, &["weight_packed", "weight"], axis(1, 2), axis(0, 1)),
             part(Part::Scale, &["weight_scale"], axis(1, 16), axis(0, 1)),
             part(Part::Global, &["weight_global_scale", "weight_scale_2"], None, None),
+            optional(part(Part::InputScale, &["input_global_scale", "input_scale"], None, None)),
         ],
         Scheme::W4A8Int8 { checkpoint_format: CheckpointFormat::CtIntQuantized, .. } => vec![
             part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),

@@ -5,6 +5,7 @@
 pub mod bind;
 mod error;
 pub mod layers;
+pub mod routing;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -13,11 +13,12 @@ use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, Kernel, Linear, LinearWorkspace, Values};
 use marlinspike::{Error, Result};
 
-use super::input::{Inputs, Routing};
+use super::input::{Inputs, Routing, Sizes};
 use crate::convert::error::ConvertError;
 use crate::convert::job::packed_stack;
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::{Format, Plan, Refused, Settings};
+use crate::convert::preparation::Preparation;
 use crate::error::Explained;
 use crate::map::MappedFile;
 use crate::model::layers::{Layers, Role};
@@ -93,11 +94,12 @@ fn settings() -> Settings {
         device: marlinspike::select::Capability::cuda(8, 0),
         skip_unsupported: true,
         shard_bytes: u64::MAX,
+        preparation: Preparation::UPSTREAM,
     }
 }
 
 /// The wanted module, or the first that `is_moe` says yes to, or the first.
-fn choose<'m>(
+pub(super) fn choose<'m>(
     modules: &'m [String],
     wanted: Option<&str>,
     is_moe: impl Fn(&str) -> bool,
@@ -108,8 +110,8 @@ fn choose<'m>(
     };
     found.map(String::as_str).ok_or_else(|| {
         let what = match wanted {
-            Some(name) => format!("--layer: found no int4 layer `{name}`"),
-            None => "the model has no int4 layer".to_owned(),
+            Some(name) => format!("--layer: found no layer `{name}` that runs"),
+            None => "the model has no layer that runs".to_owned(),
         };
         Explained::new(what, "`marlinspike run MODEL --list` names the layers there are").into()
     })
@@ -148,7 +150,18 @@ impl Opened {
         }
     }
 
-    /// Modules that can run, by name; of an original checkpoint those that the path takes.
+    /// The files of an original checkpoint; none of packed ones.
+    ///
+    /// # Errors
+    /// As [`Opened::modules`].
+    pub fn original(&self) -> anyhow::Result<Option<&ModelFiles>> {
+        Ok(match self {
+            Self::Folder(files) if self.containers()?.is_empty() => Some(files),
+            _ => None,
+        })
+    }
+
+    /// Modules of the int4 path that can run, by name; of an original checkpoint those that the path takes.
     ///
     /// # Errors
     /// [`ModelError`] for files that cannot be read.
@@ -258,11 +271,20 @@ impl Layer<'_> {
         }
     }
 
+    /// What its activations must fit.
+    pub fn sizes(&self) -> Sizes {
+        let num_experts = match self {
+            Self::Moe(moe) => Some(moe.config().num_experts),
+            Self::Linear(_) => None,
+        };
+        Sizes { size_k: self.size_k(), num_experts }
+    }
+
     /// Room for the output of `inputs`, in their type.
     ///
     /// # Errors
     /// [`Error::Size`] when it cannot be counted.
-    pub fn output(&self, inputs: &Inputs) -> Result<Values> {
+    pub fn output(&self, inputs: &Inputs<Values>) -> Result<Values> {
         let tokens = inputs.x.len() / self.size_k();
         let len = tokens.checked_mul(self.size_n()).filter(|&n| n < 1 << 40);
         let len = len.ok_or_else(|| Error::size("tokens", tokens, "an output of fewer values"))?;
@@ -273,7 +295,7 @@ impl Layer<'_> {
     }
 
     /// A function that runs the layer on `inputs`, with its own memory.
-    pub fn runner<'i>(&'i self, inputs: &'i Inputs) -> Runner<'i> {
+    pub fn runner<'i>(&'i self, inputs: &'i Inputs<Values>) -> Runner<'i> {
         let x = inputs.x.rows();
         match self {
             Self::Linear(linear) => {
@@ -297,7 +319,7 @@ impl Layer<'_> {
     ///
     /// # Errors
     /// As the layer itself.
-    pub fn definition(&self, inputs: &Inputs) -> Result<Values> {
+    pub fn definition(&self, inputs: &Inputs<Values>) -> Result<Values> {
         let moe = match self {
             Self::Linear(linear) => {
                 return w4a8::linear(&Scalar, &inputs.x, linear.weight(), linear.rounding);

@@ -1,11 +1,13 @@
-//! `run`: one layer of the int4 path, from a packed file or packed on the spot, on given activations.
+//! `run`: one layer on given activations.
 //!
-//! [`mod@layer`] finds and loads the layer, [`input`] makes the activations, this file runs the one
-//! on the other and says what came out.
+//! Int4 layers take the int4 path, from a packed file or packed on the spot: [`mod@layer`] finds and
+//! loads them. [`mod@method`] runs the others as their checkpoint's method says. [`input`] makes the
+//! activations; this file decides, and says what came out.
 
 pub mod input;
 pub mod layer;
-mod report;
+pub mod method;
+pub(crate) mod report;
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -13,19 +15,31 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use marlinspike::case::ActivationRounding;
-use marlinspike::w4a8::{self, Kernel};
+use marlinspike::config::Scheme;
+use marlinspike::scalar::ScalarType;
+use marlinspike::w4a8::{self, Kernel, Values};
+use serde_json::json;
 
 use crate::error::Explained;
+use crate::model::Model;
+use crate::model::layers::{Layers, Role};
 use crate::output::{print, write_whole};
 use crate::{Outcome, style::printable};
 use input::Inputs;
 use layer::{Layer, Opened, Options};
-use report::{Check, Report};
+use method::{MethodArgs, packed};
+use report::{Check, Output, Report};
 
 const DETAILS: &str = "\
-MODEL is a folder that `marlinspike convert --to kleidiai` has written, one of its safetensors files,
-or an original checkpoint of int4 weights, whose layer is packed first. Packed layers are mapped and
-run where they lie.
+MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors files
+too), or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed first, a packed one
+is mapped and run where it lies.
+
+FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run as their method says:
+activations are quantized as the config has it, experts are prepared as upstream prepares them, and
+every bit of the output follows from a stated arithmetic (--arithmetic). --check computes it again, one
+product after the other. A folder converted for Marlin runs with 16-bit activations, one for FlashInfer as
+its files say: what is computed is what the kernel's bytes stand for.
 
 Activations come from --input, a safetensors file (case files too: names may begin with `in.`):
   x               [M, H] float32 or bfloat16
@@ -40,13 +54,16 @@ Examples:
   marlinspike run ./packed/model.safetensors --input x.safetensors --output y.safetensors
   marlinspike run ./packed --list                         the layers there are
 
+  marlinspike run ./Qwen3-30B-A3B-FP8 --arithmetic wgmma-promoted --check
+  marlinspike run ./gpt-oss-20b --tokens 4 --output y.safetensors --stages
+
 The digest is the SHA-256 of the output's little-endian bytes, row by row. Every kernel gives the
 same bits, on every machine.
 
 Exit codes:
   0  the layer ran (and is equal, with --check)
   1  --check found a difference
-  2  bad input or usage, or a layer that the int4 path cannot run";
+  2  bad input or usage, or a layer that cannot run";
 
 /// How halves are rounded when activations are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -66,9 +83,22 @@ pub enum DtypeArg {
     /// bf16.
     #[default]
     Bfloat16,
+    /// f16; not on the int4 path.
+    Float16,
 }
 
-/// Run one int4 layer on the CPU.
+impl DtypeArg {
+    /// The type.
+    pub const fn scalar(self) -> ScalarType {
+        match self {
+            Self::Float32 => ScalarType::FLOAT32,
+            Self::Bfloat16 => ScalarType::BFLOAT16,
+            Self::Float16 => ScalarType::FLOAT16,
+        }
+    }
+}
+
+/// Run one layer on the CPU.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = DETAILS)]
 pub struct Args {
@@ -107,9 +137,12 @@ pub struct Args {
     /// Runs; the shortest time is shown.
     #[arg(long, value_name = "N", default_value = "1")]
     pub repeat: NonZero<usize>,
-    /// Compute the layer again by the scalar definition and compare every bit.
+    /// Compute the layer again by its definition and compare every bit.
     #[arg(long)]
     pub check: bool,
+    /// Options of FP8, MXFP8, MXFP4 and NVFP4 layers.
+    #[command(flatten)]
+    pub method: MethodArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -130,15 +163,31 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let name = kernel.name();
     let opened = Opened::open(&args.model)?;
     if args.list {
-        let lines = opened.modules()?.into_iter().map(|m| format!("{}\n", printable(&m)));
+        let names = runnable(&opened)?;
+        let lines = names.into_iter().map(|m| format!("{}\n", printable(&m)));
         print(&lines.collect::<String>())?;
         return Ok(Outcome::Pass);
     }
+    if let Some(files) = opened.original()? {
+        let model = Model::new(files)?;
+        if let Some(section) = packed::section(&model) {
+            let modules = packed::modules(section);
+            let is_moe = |m: &str| packed::is_moe(section, m);
+            let module = layer::choose(&modules, args.layer.as_deref(), is_moe)?;
+            let loaded = pool.install(|| packed::load(&model, section, module))?;
+            return method::run(args, &loaded, true, &pool);
+        }
+        let layers = Layers::group(&model)?;
+        if let Some(module) = method_layer(args, &opened, &layers)? {
+            let loaded = method::load(&args.method, &model, &layers, &module, &pool)?;
+            return method::run(args, &loaded, false, &pool);
+        }
+    }
     let options = Options { layer: args.layer.as_deref(), rounding, kernel, pool: &pool };
     let loaded = opened.load(options)?;
-    let inputs = match &args.input {
-        Some(path) => Inputs::read(path, &loaded.layer)?,
-        None => Inputs::seeded(args.seed, args.tokens, args.dtype, &loaded.layer)?,
+    let inputs: Inputs<Values> = match &args.input {
+        Some(path) => Inputs::read(path, loaded.layer.sizes())?,
+        None => Inputs::seeded(args.seed, args.tokens, args.dtype, loaded.layer.sizes())?,
     };
     let mut y = loaded.layer.output(&inputs)?;
     let mut seconds = f64::INFINITY;
@@ -151,20 +200,96 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
         Ok(())
     })?;
+    let size_n = loaded.layer.size_n();
+    let y = Output::values(&y, size_n);
     let check = match args.check {
         false => None,
         true => {
             let expected = pool.install(|| loaded.layer.definition(&inputs))?;
-            Some(Check::of(&y, &expected, loaded.layer.size_n()))
+            Some(Check::of(&y, &Output::values(&expected, size_n)))
         }
     };
     if let Some(path) = &args.output {
-        let bytes = report::container(&y, loaded.layer.size_n())?;
+        let bytes = report::container(std::slice::from_ref(&y))?;
         write_whole(path, &bytes).context("the output")?;
     }
-    let report = Report { loaded: &loaded, y: &y, kernel: name, threads, seconds, check };
+    let (sizes, summary) = describe(&loaded.layer);
+    let report = Report {
+        module: &loaded.module,
+        packed: loaded.packed,
+        source: if loaded.packed { "" } else { ", packed from the checkpoint" },
+        sizes,
+        summary,
+        y: &y,
+        kernel: name,
+        threads,
+        seconds,
+        check,
+        checked_by: "the scalar definition",
+        notes: &[],
+    };
     print(&if args.json { report.json() } else { report.text() })?;
     Ok(if report.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
+}
+
+/// The names of the layers that run without further options.
+fn runnable(opened: &Opened) -> anyhow::Result<Vec<String>> {
+    let Some(files) = opened.original()? else { return opened.modules() };
+    let model = Model::new(files)?;
+    if let Some(section) = packed::section(&model) {
+        return Ok(packed::modules(section));
+    }
+    let mut names = opened.modules()?;
+    let layers = Layers::group(&model)?;
+    let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
+    names.extend(others.map(|s| s.module.clone()));
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Whether layers of this scheme run as a method says, and not on the int4 path.
+fn has_method(scheme: &Scheme) -> bool {
+    matches!(
+        scheme,
+        Scheme::Fp8(_) | Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. }
+    )
+}
+
+/// The layer to run as its method says; none where the int4 path is to take it, or to refuse it.
+fn method_layer(args: &Args, opened: &Opened, layers: &Layers) -> anyhow::Result<Option<String>> {
+    let takes = |scheme: &Scheme| args.method.arithmetic.is_some() || has_method(scheme);
+    let mut known = layers.stacks.iter().filter(|s| takes(&s.scheme));
+    let found = match &args.layer {
+        Some(name) => known.find(|s| s.module == *name),
+        // An int4 layer comes first where nothing else was asked for.
+        None if args.method.arithmetic.is_none() && !opened.modules()?.is_empty() => None,
+        None => known.clone().find(|s| s.role == Role::W13).or_else(|| known.next()),
+    };
+    Ok(found.map(|s| s.module.clone()))
+}
+
+/// Kind and sizes of an int4 layer, for machines and for people.
+fn describe(layer: &Layer<'_>) -> (serde_json::Value, String) {
+    match layer {
+        Layer::Moe(moe) => {
+            let (experts, top_k) = (moe.config().num_experts, moe.config().router.top_k);
+            let (hidden, inner) = (moe.hidden_size(), moe.intermediate_size());
+            let sizes = json!({
+                "kind": "moe",
+                "num_experts": experts,
+                "top_k": top_k,
+                "hidden_size": hidden,
+                "intermediate_size": inner,
+            });
+            (sizes, format!("{experts} experts, top {top_k}, H {hidden}, I {inner}"))
+        }
+        Layer::Linear(linear) => {
+            let shape = linear.weight().layout().shape();
+            let sizes = json!({"kind": "linear", "size_k": shape.size_k, "size_n": shape.size_n});
+            (sizes, format!("linear, {shape}"))
+        }
+    }
 }
 
 /// The kernel of this name, or the quickest.

@@ -42,6 +42,7 @@ pub enum Format {
     Awq,
     CtPack,
     CtActOrder,
+    Mxint4,
     Fp8Channel,
     Fp8Block,
     Mxfp8,
@@ -50,13 +51,14 @@ pub enum Format {
 }
 
 impl Format {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Gptq4,
         Self::Gptq8Channel,
         Self::GptqActOrder,
         Self::Awq,
         Self::CtPack,
         Self::CtActOrder,
+        Self::Mxint4,
         Self::Fp8Channel,
         Self::Fp8Block,
         Self::Mxfp8,
@@ -66,7 +68,7 @@ impl Format {
 
     pub fn ty(self) -> ScalarType {
         match self {
-            Self::Gptq4 | Self::GptqActOrder | Self::CtPack | Self::CtActOrder => {
+            Self::Gptq4 | Self::GptqActOrder | Self::CtPack | Self::CtActOrder | Self::Mxint4 => {
                 ScalarType::UINT4B8
             }
             Self::Gptq8Channel => ScalarType::UINT8B128,
@@ -132,6 +134,7 @@ impl Format {
                 "zero_point": true, "version": "gemm"}),
             Self::CtPack => int(64, Value::Null),
             Self::CtActOrder => int(32, json!("group")),
+            Self::Mxint4 => int(32, Value::Null),
             Self::Fp8Channel => json!({"quant_method": "compressed-tensors",
                 "format": "float-quantized", "ignore": ["lm_head"],
                 "config_groups": {"group_0": {"targets": ["Linear"],
@@ -223,7 +226,7 @@ impl Format {
                 let t = awq::AwqTensors::pack(w).unwrap();
                 vec![t.qweight, t.scales, t.qzeros]
             }
-            Self::CtPack | Self::CtActOrder => {
+            Self::CtPack | Self::CtActOrder | Self::Mxint4 => {
                 let t = compressed_tensors::PackedTensors::pack(w).unwrap();
                 let list =
                     [Some(t.weight_packed), Some(t.weight_scale), t.weight_shape, t.weight_g_idx];

@@ -10,6 +10,7 @@ use marlinspike_cli::convert::error::ConvertError;
 use marlinspike_cli::convert::execute::{Execution, MEMORY};
 use marlinspike_cli::convert::parallel::Ranks;
 use marlinspike_cli::convert::plan::{Format, Settings};
+use marlinspike_cli::convert::preparation::Preparation;
 use marlinspike_cli::convert::{Summary, convert};
 use marlinspike_cli::model::{Model, ModelFiles};
 
@@ -26,6 +27,7 @@ pub fn settings() -> Settings {
         device: Capability::cuda(8, 0),
         skip_unsupported: false,
         shard_bytes: 1 << 30,
+        preparation: Preparation::AS_STORED,
     }
 }
 

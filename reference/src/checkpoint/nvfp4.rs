@@ -190,6 +190,17 @@ pub fn w13_global_scales(
     Ok(W13Scales { multipliers, mismatches: pairs().filter_map(mismatch).collect() })
 }
 
+/// The multipliers that a tensor's stored global scales stand for, of weights or of quantized
+/// activations (`input_global_scale`, a divisor; ModelOpt's `input_scale`, a multiplier).
+///
+/// # Errors
+/// [`Error::Dtype`]; [`Error::Value`] for a scale that is not positive and finite, or whose reciprocal
+/// is not.
+pub fn multipliers(tensor: &Tensor<'_>, global: GlobalScale) -> Result<Vec<f32>> {
+    let stored = usable_values(tensor, global)?;
+    Ok(stored.into_iter().map(|x| global.multiplier(x)).collect())
+}
+
 impl GlobalScale {
     /// The multiplier that a stored value stands for.
     fn multiplier(self, stored: f32) -> f32 {

@@ -9,7 +9,7 @@ use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut};
 use super::runs::{GRAIN, Runs};
 use super::wide::wide;
-use super::{Kernel, MAX_ROWS, Run, fastest};
+use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
 use crate::case::ActivationRounding;
 use crate::layout::kleidi::PackedRhs;
 use crate::{Error, Result};
@@ -108,10 +108,11 @@ impl<'a> Linear<'a> {
         for_parts(0..runs.count(), parts, 1, &|run| runs.start(run) * size_m, &|run, y| {
             let (from, width) = runs.get(run);
             let (run, _) = Run::covering(layout, bytes, from, from + width);
-            for (i, y) in y.chunks_mut(MAX_ROWS * width).enumerate() {
+            let panels = (0..panels).map(|i| {
                 let rows = Span { first: start(i), count: start(i + 1) - start(i) };
-                self.kernel.run(input.panel(rows, shape), run, y, width);
-            }
+                input.panel(rows, shape)
+            });
+            run_panels(self.kernel.as_ref(), panels, run, y, width);
         });
         runs.store(blocked, out);
     }

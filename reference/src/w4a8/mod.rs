@@ -132,6 +132,19 @@ pub trait Kernel: Debug + Send + Sync {
         self.run_by_tiles(panel, rhs, y, stride);
     }
 
+    /// [`Kernel::run`] of two panels: the second one's rows follow the first one's in `y`. Kernels
+    /// may share between them what the weights cost.
+    fn run_pair(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        self.run_one_by_one(panels, rhs, y, stride);
+    }
+
+    /// [`Kernel::run_pair`], one [`Kernel::run`] after the other.
+    fn run_one_by_one(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
+        let (first, second) = y.split_at_mut(panels[0].rows() * stride);
+        self.run(panels[0], rhs, first, stride);
+        self.run(panels[1], rhs, second, stride);
+    }
+
     /// [`Kernel::run`], one [`Kernel::tile`] after the other.
     fn run_by_tiles(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
         let (nr, mut tile) = (rhs.layout.nr(), Tile::default());
@@ -169,6 +182,32 @@ impl<'a> Run<'a> {
         let first = from / nr;
         let bytes = &matrix[first * len..to.div_ceil(nr) * len];
         (Self { layout, bytes, columns: to - first * nr }, from - first * nr)
+    }
+}
+
+/// Panels that kernels like to get at once, where results must wait in a buffer.
+pub(crate) const PANELS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
+
+/// [`Kernel::run`] of one panel after the other, as pairs where there are two: the rows of each
+/// follow those of the one before in `y`.
+pub(crate) fn run_panels<'a>(
+    kernel: &dyn Kernel,
+    panels: impl IntoIterator<Item = Panel<'a>>,
+    rhs: Run<'_>,
+    y: &mut [f32],
+    stride: usize,
+) {
+    let (mut panels, mut row) = (panels.into_iter(), 0);
+    while let Some(first) = panels.next() {
+        let y = &mut y[row * stride..];
+        row += first.rows();
+        match panels.next() {
+            Some(second) => {
+                row += second.rows();
+                kernel.run_pair([first, second], rhs, y, stride);
+            }
+            None => kernel.run(first, rhs, y, stride),
+        }
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn shards(
             source: Source::Stack { stack, kind: o.kind },
         };
         let items = of.outputs.iter().map(item);
-        if plan.descriptions.contains_key(&of.module) {
+        if plan.descriptions.contains_key(&of.module) || plan.layouts.contains_key(&of.module) {
             described.entry(&of.module).or_default().extend(items);
             continue;
         }
@@ -111,6 +111,9 @@ fn metadata(plan: &Plan, items: &[Item]) -> BTreeMap<String, String> {
         let module = &plan.stacks[stack].module;
         if let Some(description) = plan.descriptions.get(module) {
             metadata.insert(stored::key(module), description.to_json().to_string());
+        }
+        if let Some(layout) = plan.layouts.get(module) {
+            metadata.insert(super::flashinfer_key(module), layout.to_string());
         }
     }
     metadata

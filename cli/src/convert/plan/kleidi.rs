@@ -14,6 +14,7 @@ use marlinspike::container::TensorSpec;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layout::kleidi::RhsLayout;
+use marlinspike::moe::activation::Definition;
 use marlinspike::tensor::DType;
 use marlinspike::w4a8::moe::Refusal;
 use marlinspike::w4a8::stored::{Description, LinearDescription, MoeDescription};
@@ -24,6 +25,7 @@ use super::{Output, Packing, Settings, StackPlan};
 use crate::convert::names::Kind;
 use crate::model::bind;
 use crate::model::layers::{Layers, Role, Stack};
+use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 
 /// The stack without its act-order where the groups' index says what uniform groups would.
@@ -113,6 +115,7 @@ pub(super) fn stack_plan(
         groups: layout.groups(),
         act_order: false,
         is_k_full: true,
+        padding: None,
         packing: Packing::Kleidi(layout),
         outputs: vec![Output { kind: Kind::Weight, spec }],
     })
@@ -181,12 +184,8 @@ fn experts(
         let (a, b) = (plan.group_size, w2.group_size);
         return Err(format!("found groups of {a} in w13 and of {b} in w2, expected the same"));
     }
-    let routing = Routing::read(model)?;
     let num_experts = stack.experts.len();
-    if routing.top_k > num_experts {
-        let found = routing.top_k;
-        return Err(format!("num_experts_per_tok: found {found}, expected at most {num_experts}"));
-    }
+    let routing = routing(model, &stack.module, num_experts)?;
     Ok(MoeDescription {
         hidden_size: w13.size_k,
         intermediate_size: down.size_k,
@@ -202,59 +201,30 @@ fn experts(
     })
 }
 
-/// What config.json says of routing and activation.
-struct Routing {
-    top_k: usize,
-    renormalize: bool,
-    weight_on_input: bool,
-}
-
-impl Routing {
-    /// Reads the keys that Mixtral, Qwen and DeepSeek share; refuses what upstream's method does
-    /// not do: another score than softmax, groups of experts, another activation than SiLU.
-    fn read(model: &Model<'_>) -> Result<Self, String> {
-        let value = |key: &str| model.config_value(key);
-        let keys = ["num_experts_per_tok", "num_experts_per_token"];
-        let top_k = keys.into_iter().find_map(|key| value(key).map(|v| (key, v)));
-        let top_k = match top_k {
-            Some((key, v)) => {
-                v.as_u64()
-                    .and_then(|k| usize::try_from(k).ok())
-                    .filter(|&k| k > 0)
-                    .ok_or_else(|| format!("config.json: {key}: found {v}, expected 1 or more"))?
-            }
-            None => {
-                return Err(
-                    "config.json: num_experts_per_tok: found none, expected experts per token"
-                        .into(),
-                );
-            }
-        };
-        let renormalize = match value("norm_topk_prob") {
-            // Upstream's own default.
-            None => true,
-            Some(Value::Bool(b)) => *b,
-            Some(v) => {
-                return Err(format!(
-                    "config.json: norm_topk_prob: found {v}, expected true or false"
-                ));
-            }
-        };
-        if let Some(v) = value("scoring_func").filter(|v| v.as_str() != Some("softmax")) {
-            return Err(format!("config.json: scoring_func: found {v}, expected \"softmax\""));
-        }
-        if value("n_group").and_then(Value::as_u64).is_some_and(|groups| groups > 1) {
-            return Err(Refusal::GroupedTopk.to_string());
-        }
-        let activation = ["hidden_act", "hidden_activation"].into_iter().find_map(value);
-        if let Some(v) = activation.filter(|v| !matches!(v.as_str(), Some("silu" | "swish"))) {
-            return Err(format!("config.json: hidden_act: found {v}, expected \"silu\""));
-        }
-        if let Some(v) = value("swiglu_limit") {
-            // gpt-oss says "silu" and means another activation, whose gate and up alternate.
-            return Err(format!("config.json: swiglu_limit: found {v}, expected none"));
-        }
-        let model_type = value("model_type").and_then(Value::as_str).unwrap_or_default();
-        Ok(Self { top_k, renormalize, weight_on_input: model_type.starts_with("llama4") })
+/// What config.json says of routing and activation, where it is what upstream's method does: softmax
+/// without groups of experts, and SiLU.
+fn routing(model: &Model<'_>, module: &str, num_experts: usize) -> Result<MoeRouting, String> {
+    let groups = model.config_value("n_group").and_then(Value::as_u64);
+    if groups.is_some_and(|groups| groups > 1) {
+        return Err(Refusal::GroupedTopk.to_string());
     }
+    let routing = MoeRouting::read(model, module, num_experts).map_err(|e| e.to_string())?;
+    let found = |key: &str| model.config_value(key).map_or("none".to_owned(), Value::to_string);
+    let refuse = |key: &str, expected: &str| {
+        Err(format!("config.json: {key}: found {}, expected {expected}", found(key)))
+    };
+    if routing.scoring_func != ScoringFunc::Softmax {
+        return refuse("scoring_func", "\"softmax\"");
+    }
+    if routing.activation.up_limit.is_some() {
+        // gpt-oss says "silu" and means another activation, whose gate and up alternate.
+        return refuse("swiglu_limit", "none");
+    }
+    if routing.activation != Definition::new(Activation::Silu) {
+        return refuse("hidden_act", "\"silu\"");
+    }
+    if routing.bias.is_some() {
+        return Err("e_score_correction_bias: found one, expected none".to_owned());
+    }
+    Ok(routing)
 }

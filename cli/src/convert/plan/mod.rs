@@ -5,8 +5,10 @@
 //! path); the rest is common.
 
 mod deal;
+mod flashinfer;
 mod kleidi;
 mod part;
+mod prepared;
 mod stack;
 
 use std::borrow::Cow;
@@ -17,20 +19,25 @@ use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::{ExpertMap, ExpertPlacement, determine_expert_map};
+use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::layout::kleidi::RhsLayout;
 use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
+use marlinspike::prepare::gpt_oss::GptOssShard;
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, Selection};
 
 use marlinspike::w4a8::stored::Description;
 
+use super::load::Reading;
 use super::names::Kind;
 use super::parallel::Ranks;
+use super::preparation::Preparation;
 use super::verdict;
 use crate::model::bind::Bound;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError};
 pub use deal::copy_runs;
+pub use flashinfer::{FlashinferLayout, key as flashinfer_key};
 pub use part::Part;
 use stack::{StackInfo, cut, stack_plan};
 
@@ -44,6 +51,11 @@ pub enum Format {
         /// Columns of a block: 4 or 8.
         nr: usize,
     },
+    /// FlashInfer's and CUTLASS's 4-bit experts.
+    Flashinfer {
+        /// The kernel that NVFP4 is for; integers have one alone.
+        backend: Nvfp4Backend,
+    },
 }
 
 impl Format {
@@ -52,6 +64,7 @@ impl Format {
         match self {
             Self::Marlin => "marlin",
             Self::Kleidi { .. } => "kleidiai",
+            Self::Flashinfer { .. } => "flashinfer",
         }
     }
 
@@ -60,6 +73,7 @@ impl Format {
         match self {
             Self::Marlin => "Marlin",
             Self::Kleidi { .. } => "the int4 path of KleidiAI",
+            Self::Flashinfer { .. } => "FlashInfer",
         }
     }
 }
@@ -83,6 +97,8 @@ pub struct Settings {
     pub skip_unsupported: bool,
     /// Most bytes of a shard; a layer larger than that has one for itself.
     pub shard_bytes: u64,
+    /// How experts' numbers go into the format.
+    pub preparation: Preparation,
 }
 
 /// A tensor in the kernel's format.
@@ -104,6 +120,8 @@ pub enum Packing {
     },
     /// In blocks of columns.
     Kleidi(RhsLayout),
+    /// Rows in another order, scales in tiles.
+    Flashinfer(FlashinferLayout),
 }
 
 /// One stack on one rank.
@@ -131,6 +149,8 @@ pub struct StackPlan {
     pub act_order: bool,
     /// Whether this rank has all rows of each of its groups.
     pub is_k_full: bool,
+    /// gpt-oss: the rank whose sizes are rounded up; `shape` has them rounded, `k` and `n` the file's.
+    pub padding: Option<GptOssShard>,
     /// How its bytes lie.
     pub packing: Packing,
     /// What comes out.
@@ -147,6 +167,17 @@ impl StackPlan {
     pub fn quantizes_activations(&self) -> bool {
         let sixteen = matches!(self.scheme, Scheme::Wna16(_));
         sixteen && matches!(self.packing, Packing::Kleidi(_))
+    }
+
+    /// How its matrices are read.
+    pub fn reading(&self, preparation: Preparation) -> Reading<'_> {
+        Reading {
+            scheme: &self.scheme,
+            n: &self.n,
+            group_size: self.group_size,
+            act_order: self.act_order,
+            preparation,
+        }
     }
 
     /// Bits of one packed code.
@@ -211,6 +242,10 @@ pub struct Plan {
     pub expert_maps: BTreeMap<String, ExpertMap>,
     /// The int4 path: what the files say of each layer, by module.
     pub descriptions: BTreeMap<String, Description>,
+    /// FlashInfer: what the files say of each layer, by module.
+    pub layouts: BTreeMap<String, serde_json::Value>,
+    /// What preparation changes in the numbers, in sentences.
+    pub notes: Vec<String>,
 }
 
 impl Plan {
@@ -230,23 +265,33 @@ impl Plan {
             refused: Vec::new(),
             expert_maps: BTreeMap::new(),
             descriptions: BTreeMap::new(),
+            layouts: BTreeMap::new(),
+            notes: Vec::new(),
         };
         let kv_heads = kv_heads(model);
         let mut planned = Vec::with_capacity(layers.stacks.len());
         for stack in &layers.stacks {
             let map = expert_map(stack, settings)?;
             let stack = match settings.format {
-                Format::Marlin => Cow::Borrowed(stack),
+                Format::Marlin | Format::Flashinfer { .. } => Cow::Borrowed(stack),
                 Format::Kleidi { .. } => kleidi::unordered(model, stack)?,
             };
             let whole = StackInfo::bind(model, &stack, &map.global_ids)?;
             if settings.ep.size > 1 && stack.role != Role::Dense {
                 plan.expert_maps.insert(stack.module.clone(), map);
             }
-            planned.push(match settings.format {
+            let stack_plan = match settings.format {
                 Format::Marlin => stack_plan(&stack, whole, kv_heads, settings),
                 Format::Kleidi { nr } => kleidi::stack_plan(&stack, whole, kv_heads, settings, nr),
-            });
+                Format::Flashinfer { backend } => {
+                    flashinfer::stack_plan(&stack, whole, settings, backend)
+                }
+            };
+            planned.push(stack_plan.and_then(|p| {
+                let notes = prepared::notes(model, &p, settings).map_err(|reason| vec![reason])?;
+                plan.notes.extend(notes);
+                Ok(p)
+            }));
         }
         // w13 and w2 share their layer's fate.
         for i in 0..planned.len() {
@@ -281,6 +326,7 @@ impl Plan {
                 }
             }
         }
+        plan.layouts = flashinfer::descriptions(&plan.stacks);
         plan.shards = deal::shards(&plan, model, copied, settings.shard_bytes)?;
         Ok(plan)
     }
@@ -332,7 +378,11 @@ pub fn ask(
     Ok(match cut(stack, &info, kv_heads(model), settings) {
         Err(reason) => (None, vec![reason]),
         Ok((k, n)) => {
-            let shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+            let mut shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+            match prepared::padding(stack, &info, settings) {
+                Err(reason) => return Ok((None, vec![reason])),
+                Ok(padded) => shape = padded.map_or(shape, |(_, shape)| shape),
+            }
             (Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new())
         }
     })

@@ -58,6 +58,10 @@ impl StackPlan {
         let cut = |size: usize, step: usize| {
             (0..size).step_by(step.max(1)).map(move |at| at..(at + step).min(size))
         };
+        if self.padding.is_some() || matches!(self.packing, Packing::Flashinfer(_)) {
+            // Rows and columns change places or sizes: an expert is one piece of work.
+            return vec![Part { rows: 0..size_k, columns: 0..size_n }];
+        }
         if self.act_order {
             let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
             let columns = step(COLUMN_UNIT, per_code(size_k).max(COLUMNS), size_n, &part);

@@ -9,7 +9,7 @@ use marlinspike::layout::marlin::{InputDtype, ScalePermutation, WeightLayout};
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::DType;
 
-use super::{Output, Packing, Settings, StackPlan};
+use super::{Output, Packing, Settings, StackPlan, prepared};
 use crate::convert::names::{self, Kind};
 use crate::convert::parallel::{self, Ranks, Style};
 use crate::convert::verdict;
@@ -118,13 +118,21 @@ pub(super) fn stack_plan(
     kv_heads: Option<usize>,
     settings: &Settings,
 ) -> Result<StackPlan, Vec<String>> {
-    let (k, n) = cut(stack, &info, kv_heads, settings).map_err(|e| vec![e])?;
-    let shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+    let padded = prepared::padding(stack, &info, settings).map_err(|e| vec![e])?;
+    let (k, n) = match padded {
+        // The rank's part is cut with its padding.
+        Some(_) => (0..info.size_k, info.sizes_n.iter().map(|&n| 0..n).collect::<Vec<_>>()),
+        None => cut(stack, &info, kv_heads, settings).map_err(|e| vec![e])?,
+    };
+    let shape = match padded {
+        Some((_, shape)) => shape,
+        None => Shape::new(k.len(), n.iter().map(Range::len).sum()),
+    };
     let mut reasons = verdict::reasons(stack, shape, info.size_k, settings);
     let scheme = &stack.scheme;
     let group_size = bind::group_size(scheme, info.size_k);
     let act_order = bind::act_order(scheme);
-    let row_parallel = k.len() != info.size_k;
+    let row_parallel = padded.is_none() && k.len() != info.size_k;
     let groups = match act_order {
         true => info.file_groups,
         false => match group_size.groups(shape.k()) {
@@ -167,6 +175,7 @@ pub(super) fn stack_plan(
         groups,
         act_order,
         is_k_full: !(act_order && row_parallel),
+        padding: padded.map(|(shard, _)| shard),
         packing: Packing::Marlin {
             permutation: ScalePermutation::choose(group_size, shape.k(), activations),
         },

@@ -16,6 +16,17 @@ pub enum RowStep {
     Shuffle(usize),
 }
 
+impl std::fmt::Display for RowStep {
+    /// `swap_halves`, `interleave 1`, `shuffle 32`: as converted files name them.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::SwapHalves => f.write_str("swap_halves"),
+            Self::Interleave(run) => write!(f, "interleave {run}"),
+            Self::Shuffle(block) => write!(f, "shuffle {block}"),
+        }
+    }
+}
+
 impl RowStep {
     /// The shuffle for an epilogue tile of `epilogue_tile_m` rows.
     pub fn shuffle(epilogue_tile_m: usize) -> Self {
@@ -95,6 +106,11 @@ impl RowOrder {
                 Err(Error::size("size_n", size_n, expected))
             }
         }
+    }
+
+    /// The steps, the first one first.
+    pub fn steps(&self) -> &[RowStep] {
+        &self.steps
     }
 
     /// Number of rows.

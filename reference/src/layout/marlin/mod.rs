@@ -5,6 +5,7 @@ mod float;
 mod nvfp4;
 mod prepare;
 mod repack;
+mod restore;
 mod scales;
 mod simd;
 mod tile;
@@ -18,6 +19,7 @@ pub use float::{
 pub use nvfp4::{nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales, nvfp4_scales_inverse};
 pub use prepare::{InputDtype, Options, Prepared, prepare};
 pub(crate) use prepare::{kernel_codes, to_dtype};
+pub use restore::Stored;
 pub(crate) use scales::half_codec;
 pub use scales::{
     GROUPED, Int8Scales, SINGLE, ScaleLayout, ScalePermutation, process_int8_scales,

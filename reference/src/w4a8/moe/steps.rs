@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::activation::Activate;
-use super::buckets::Buckets;
+use super::buckets::{Buckets, PanelRows};
 use super::engine::MoeLayer;
 use crate::moe::layer::Routed;
 use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
@@ -11,7 +11,7 @@ use crate::w4a8::parallel::for_parts;
 use crate::w4a8::rows::Element;
 use crate::w4a8::runs::{GRAIN, MAX_WIDTH, Runs};
 use crate::w4a8::wide::{Loop, wide};
-use crate::w4a8::{MAX_NR, MAX_ROWS, Run};
+use crate::w4a8::{MAX_NR, MAX_ROWS, PANELS, Run, run_panels};
 
 /// Step 1: the panels of w13's input, `input`.
 pub(super) fn quantize_input<X: Element>(
@@ -77,20 +77,26 @@ pub(super) fn gate_up<A: Element>(
         let (gate_run, _) = Run::covering(layout, weights, from, from + width);
         // Up need not begin with a block.
         let (up_run, before) = Run::covering(layout, weights, i + from, i + from + width);
-        let mut gate = [0f32; MAX_ROWS * MAX_WIDTH];
-        let mut up = [0f32; MAX_ROWS * UP_WIDTH];
+        let mut gate = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
+        let mut up = [0f32; PANELS * MAX_ROWS * UP_WIDTH];
         let mut rows = part.chunks_exact_mut(width);
-        for panel in &buckets.panels()[bucket.panels.first..][..bucket.panels.count] {
-            let codes = input.panel(panel.rows, shape);
-            layer.kernel().run(codes, gate_run, &mut gate, MAX_WIDTH);
-            layer.kernel().run(codes, up_run, &mut up, UP_WIDTH);
-            for (m, row) in rows.by_ref().take(panel.rows.count).enumerate() {
+        let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
+        for panels in panels.chunks(PANELS) {
+            let codes = panels.iter().map(|panel| input.panel(panel.rows, shape));
+            run_panels(layer.kernel(), codes.clone(), gate_run, &mut gate, MAX_WIDTH);
+            run_panels(layer.kernel(), codes, up_run, &mut up, UP_WIDTH);
+            for (m, row) in rows.by_ref().take(positions(panels).count).enumerate() {
                 let gate = &gate[m * MAX_WIDTH..][..width];
                 let up = &up[m * UP_WIDTH + before..][..width];
                 wide(Activate { kind, gate, up, out: row });
             }
         }
     });
+}
+
+/// Positions in [`Buckets::slot`] of consecutive panels.
+fn positions(panels: &[PanelRows]) -> Span {
+    Span { first: panels[0].rows.first, count: panels.iter().map(|p| p.rows.count).sum() }
 }
 
 /// Room for a run that begins within a block.
@@ -139,14 +145,17 @@ pub(super) fn down<X: Element, A: Element>(
     let (all, on_input) = (buckets.all(), layer.config().router_weight_on_input);
     for_parts(0..runs.count(), sums, 1, &|run| runs.start(run) * tokens, &|run, sums| {
         let (from, width) = runs.get(run);
-        let mut tile = [0f32; MAX_ROWS * MAX_WIDTH];
+        let mut tile = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
         sums.fill(0.0);
         for bucket in all {
             let (run, _) = Run::covering(layout, w2.matrix(bucket.local), from, from + width);
-            for panel in &buckets.panels()[bucket.panels.first..][..bucket.panels.count] {
-                layer.kernel().run(inner.panel(panel.rows, shape), run, &mut tile, MAX_WIDTH);
-                for m in 0..panel.rows.count {
-                    let slot = buckets.slot(panel.rows.first + m);
+            let panels = &buckets.panels()[bucket.panels.first..][..bucket.panels.count];
+            for panels in panels.chunks(PANELS) {
+                let codes = panels.iter().map(|panel| inner.panel(panel.rows, shape));
+                run_panels(layer.kernel(), codes, run, &mut tile, MAX_WIDTH);
+                let Span { first, count } = positions(panels);
+                for m in 0..count {
+                    let slot = buckets.slot(first + m);
                     let sums = &mut sums[slot / routed.top_k * width..][..width];
                     let row = &tile[m * MAX_WIDTH..][..width];
                     let weight = (!on_input).then(|| routed.topk_weights[slot]);

@@ -1,159 +1,114 @@
-//! Rows by pairs of columns, a row's eight codes beside themselves.
+//! One row by pairs of columns, eight codes of the row beside themselves.
 // Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
 // do not always.
 #![allow(clippy::needless_range_loop)]
 
-use super::NeonDotprod;
 use super::ops::*;
+use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, STARTS_OF_PAIRS, narrow, tail};
+use super::{NeonDotprod, lanes};
 use crate::layout::kleidi::{CHUNK, PIECE};
-use crate::w4a8::{Blocks, Panel, Run, Tile};
+use crate::w4a8::{Panel, Run};
 
-/// Sums of `M` rows by `H` times four columns. As integers, two lanes for each column.
-type Pairs<const M: usize, const H: usize> = [[[Ints; 2]; H]; M];
-type Quads<const M: usize, const H: usize> = [[Floats; H]; M];
+/// Sums of `H` times four columns; as integers, two lanes for each column.
+type Pairs<const H: usize> = [[Ints; 2]; H];
 
-/// Hands each block of `rhs` to `done`, by its number and what
-/// [`Kernel::tile`](crate::w4a8::Kernel::tile) gives for it.
+/// Hands the products of a panel with each block of `rhs` to `results`.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn each_block(
     cpu: NeonDotprod,
     panel: Panel<'_>,
     rhs: Run<'_>,
-    mut done: impl FnMut(usize, &Tile),
+    mut results: impl Results,
 ) {
-    let (mut tile, rows, nr) = (Tile::default(), panel.rows(), rhs.layout.nr());
-    for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
-        let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
-        let tile = &mut tile;
-        match (rows, nr) {
-            // The strides are constants of the loops.
-            (1, 4) => part::<1, 1>(cpu, blocks, At { m: 0, rows: 1, n: 0, nr: 4 }, tile),
-            (1, _) => part::<1, 2>(cpu, blocks, At { m: 0, rows: 1, n: 0, nr: 8 }, tile),
-            (..) => several_rows(cpu, blocks, tile),
-        }
-        done(b, tile);
+    match (panel.rows(), rhs.layout.nr()) {
+        (1, 4) => blocks::<1>(cpu, panel, rhs, &mut results),
+        (1, _) => blocks::<2>(cpu, panel, rhs, &mut results),
+        _ => lanes::each_block(cpu, panel, rhs, &mut results),
     }
 }
 
-/// As many rows and columns at a time as there are registers for.
-#[target_feature(enable = "neon,dotprod")]
-fn several_rows(cpu: NeonDotprod, blocks: Blocks<'_>, tile: &mut Tile) {
-    let (rows, nr) = (blocks.panel.rows(), blocks.rhs_layout.nr());
-    for n in (0..nr).step_by(4) {
-        for m in (0..rows).step_by(4) {
-            let at = At { m, rows, n, nr };
-            match rows - m {
-                1 => part::<1, 1>(cpu, blocks, at, tile),
-                2 => part::<2, 1>(cpu, blocks, at, tile),
-                3 => part::<3, 1>(cpu, blocks, at, tile),
-                _ => part::<4, 1>(cpu, blocks, at, tile),
+/// Blocks of `H` times four columns.
+#[inline(always)]
+fn blocks<const H: usize>(
+    cpu: NeonDotprod,
+    panel: Panel<'_>,
+    rhs: Run<'_>,
+    results: &mut impl Results,
+) {
+    let layout = rhs.layout;
+    let (zero, reciprocal) = (panel.negated_zero_points()[0], floats(panel.reciprocals()[0]));
+    for (b, block) in rhs.bytes.chunks_exact(layout.block_bytes()).enumerate() {
+        let codes = Codes::new(panel, layout, block);
+        let mut y = [floats(0.0); H];
+        if layout.is_channel_wise() {
+            let (acc, tail) = (channel_sums::<H>(cpu, codes), tail(block, 3 * H));
+            for h in 0..H {
+                let (sums, scales) = (as_ints(float_bytes(tail[h])), float_bytes(tail[H + h]));
+                let sum = mul_add_ints(sums, ints(zero), acc[h]);
+                y[h] = mul(to_floats(sum), mul(scales, reciprocal));
+            }
+        } else {
+            let a = match layout.padded_group() {
+                CHUNK => group_wise::<H, true, false>(cpu, codes),
+                ..=NARROW => group_wise::<H, false, false>(cpu, codes),
+                _ => group_wise::<H, false, true>(cpu, codes),
+            };
+            let tail = tail(block, 2 * H);
+            for h in 0..H {
+                let sums = float_bytes(tail[h]);
+                y[h] = mul(mul_add(sums, floats(zero as f32), a[h]), reciprocal);
             }
         }
-    }
-}
-
-/// `M` rows by `H` times four columns.
-#[inline(always)]
-fn part<const M: usize, const H: usize>(
-    cpu: NeonDotprod,
-    blocks: Blocks<'_>,
-    at: At,
-    tile: &mut Tile,
-) {
-    let layout = blocks.rhs_layout;
-    let y: Quads<M, H> = if layout.is_channel_wise() {
-        channel_wise(cpu, blocks, at)
-    } else {
-        match layout.padded_group() {
-            CHUNK => group_wise::<M, H, true, false>(cpu, blocks, at),
-            ..=NARROW => group_wise::<M, H, false, false>(cpu, blocks, at),
-            _ => group_wise::<M, H, false, true>(cpu, blocks, at),
-        }
-    };
-    for m in 0..M {
+        let biases = tail(block, H);
         for h in 0..H {
-            tile[at.m + m][at.n + 4 * h..][..4].copy_from_slice(&lanes(y[m][h]));
+            // SAFETY: a panel has a row 0.
+            unsafe { results.put(0, 4 * (b * H + h), y[h], float_bytes(biases[h])) };
         }
     }
-}
-
-/// The first row and column, of a panel of `rows` and a block of `nr`.
-#[derive(Clone, Copy)]
-struct At {
-    m: usize,
-    rows: usize,
-    n: usize,
-    nr: usize,
 }
 
 /// `ONE`: groups of one chunk, the commonest. `WIDE`: of more than [`NARROW`] k.
 #[inline(always)]
-fn group_wise<const M: usize, const H: usize, const ONE: bool, const WIDE: bool>(
+fn group_wise<const H: usize, const ONE: bool, const WIDE: bool>(
     cpu: NeonDotprod,
-    blocks: Blocks<'_>,
-    at: At,
-) -> Quads<M, H> {
-    let mut codes = Codes::first_group(blocks, at.n);
+    mut codes: Codes,
+) -> [Floats; H] {
     let starts = reload(&STARTS);
-    let mut a = [[floats(0.0); H]; M];
-    for _ in 0..blocks.rhs_layout.groups() {
-        // SAFETY: by the lengths that `first_group` has checked, there is a group here.
-        let sums: Quads<M, H> = unsafe {
-            match WIDE {
-                false => narrow_sums::<M, H, ONE>(cpu, &mut codes, at, starts),
-                true => wide_sums(cpu, &mut codes, at),
-            }
-        };
-        // SAFETY: behind the group are the scales of `at.nr` columns, eight bytes for four.
-        let scales = unsafe {
-            let from = codes.w.sub((PIECE - 2) * at.n);
-            codes.w = codes.w.add(2 * at.nr);
-            match H {
+    let mut a = [floats(0.0); H];
+    for _ in 0..codes.groups {
+        // SAFETY: by the lengths that `Codes` has checked, there is a group here, and behind it
+        // the scales of its columns, eight bytes for four.
+        let (sums, scales) = unsafe {
+            let sums = match WIDE {
+                false => narrow_sums::<H, ONE>(cpu, &mut codes, starts),
+                true => wide_sums::<H>(cpu, &mut codes),
+            };
+            let from = codes.w;
+            codes.w = codes.w.add(8 * H);
+            let scales = match H {
                 1 => [from_bf16(word(from)); 2],
                 _ => eight_from_bf16(load!(from, 0)),
-            }
+            };
+            (sums, scales)
         };
         for h in 0..H {
-            for m in 0..M {
-                a[m][h] = mul_add(sums[m][h], scales[h], a[m][h]);
-            }
-        }
-    }
-    for m in 0..M {
-        let (zero, reciprocal) = blocks.row_factors(at.m + m);
-        for h in 0..H {
-            let sums = tail(blocks, at.n + 4 * h);
-            a[m][h] = mul(mul_add(sums, floats(zero as f32), a[m][h]), floats(reciprocal));
+            a[h] = mul_add(sums[h], scales[h], a[h]);
         }
     }
     a
 }
 
+/// 16·Σqw of all k.
 #[inline(always)]
-fn channel_wise<const M: usize, const H: usize>(
-    cpu: NeonDotprod,
-    blocks: Blocks<'_>,
-    at: At,
-) -> Quads<M, H> {
-    let mut acc = [[[ints(0); 2]; H]; M];
-    // SAFETY: by the lengths that `first_group` has checked, there is a group here.
-    unsafe {
-        let mut codes = Codes::first_group(blocks, at.n);
-        let chunks = codes.chunks;
-        add_codes(cpu, &mut acc, &mut codes, at, chunks);
+fn channel_sums<const H: usize>(cpu: NeonDotprod, mut codes: Codes) -> [Ints; H] {
+    let (mut acc, mut sums, chunks) = ([[ints(0); 2]; H], [ints(0); H], codes.chunks);
+    // SAFETY: by the lengths that `Codes` has checked, there is a group here.
+    unsafe { add_codes(cpu, &mut acc, &mut codes, chunks) };
+    for h in 0..H {
+        sums[h] = add_pairs(acc[h][0], acc[h][1]);
     }
-    let mut y = [[floats(0.0); H]; M];
-    for m in 0..M {
-        let (zero, reciprocal) = blocks.row_factors(at.m + m);
-        for h in 0..H {
-            let sums = as_ints(tail(blocks, at.n + 4 * h));
-            let scales = tail(blocks, at.nr + at.n + 4 * h);
-            let sum = mul_add_ints(sums, ints(zero), add_pairs(acc[m][h][0], acc[m][h][1]));
-            y[m][h] = mul(to_floats(sum), mul(scales, floats(reciprocal)));
-        }
-    }
-    y
+    sums
 }
 
 /// Σqw of a group of at most [`NARROW`] k.
@@ -161,25 +116,20 @@ fn channel_wise<const M: usize, const H: usize>(
 /// # Safety
 /// The group's codes can be read.
 #[inline(always)]
-unsafe fn narrow_sums<const M: usize, const H: usize, const ONE: bool>(
+unsafe fn narrow_sums<const H: usize, const ONE: bool>(
     cpu: NeonDotprod,
     codes: &mut Codes,
-    at: At,
     starts: Ints,
-) -> Quads<M, H> {
+) -> [Floats; H] {
     let chunks = if ONE { 1 } else { codes.chunks };
-    let (mut acc, mut sums) = ([[[ints(0); 2]; H]; M], [[floats(0.0); H]; M]);
-    for m in 0..M {
-        for h in 0..H {
-            acc[m][h] = [reload(&STARTS_OF_PAIRS), reload(&STARTS_OF_PAIRS)];
-        }
+    let (mut acc, mut sums) = ([[ints(0); 2]; H], [floats(0.0); H]);
+    for h in 0..H {
+        acc[h] = [reload(&STARTS_OF_PAIRS), reload(&STARTS_OF_PAIRS)];
     }
     // SAFETY: by the caller.
-    unsafe { add_codes(cpu, &mut acc, codes, at, chunks) };
-    for m in 0..M {
-        for h in 0..H {
-            sums[m][h] = narrow(add_pairs(acc[m][h][0], acc[m][h][1]), starts);
-        }
+    unsafe { add_codes(cpu, &mut acc, codes, chunks) };
+    for h in 0..H {
+        sums[h] = narrow(add_pairs(acc[h][0], acc[h][1]), starts);
     }
     sums
 }
@@ -189,30 +139,20 @@ unsafe fn narrow_sums<const M: usize, const H: usize, const ONE: bool>(
 /// # Safety
 /// The group's codes can be read.
 #[inline(always)]
-unsafe fn wide_sums<const M: usize, const H: usize>(
-    cpu: NeonDotprod,
-    codes: &mut Codes,
-    at: At,
-) -> Quads<M, H> {
-    let (mut total, mut sums) = ([[ints(0); H]; M], [[floats(0.0); H]; M]);
+unsafe fn wide_sums<const H: usize>(cpu: NeonDotprod, codes: &mut Codes) -> [Floats; H] {
+    let (mut total, mut sums) = ([ints(0); H], [floats(0.0); H]);
     let mut left = codes.chunks;
     while left > 0 {
-        let chunks = left.min(SPAN);
-        let mut acc = [[[ints(0); 2]; H]; M];
+        let (chunks, mut acc) = (left.min(SPAN), [[ints(0); 2]; H]);
         // SAFETY: by the caller; `left` counts what is left.
-        unsafe { add_codes(cpu, &mut acc, codes, at, chunks) };
-        for m in 0..M {
-            for h in 0..H {
-                let sum = add_pairs(acc[m][h][0], acc[m][h][1]);
-                total[m][h] = add_ints(total[m][h], sixteenth(sum));
-            }
+        unsafe { add_codes(cpu, &mut acc, codes, chunks) };
+        for h in 0..H {
+            total[h] = add_ints(total[h], sixteenth(add_pairs(acc[h][0], acc[h][1])));
         }
         left -= chunks;
     }
-    for m in 0..M {
-        for h in 0..H {
-            sums[m][h] = to_floats(total[m][h]);
-        }
+    for h in 0..H {
+        sums[h] = to_floats(total[h]);
     }
     sums
 }
@@ -220,13 +160,12 @@ unsafe fn wide_sums<const M: usize, const H: usize>(
 /// Adds 16·Σqw over `chunks` chunks (at least one), which `codes` moves past.
 ///
 /// # Safety
-/// There are so many chunks, of `at.rows` rows and `at.nr` columns, and what `at` says is in them.
+/// There are so many chunks, of one row and `H` times four columns.
 #[inline(always)]
-unsafe fn add_codes<const M: usize, const H: usize>(
+unsafe fn add_codes<const H: usize>(
     cpu: NeonDotprod,
-    acc: &mut Pairs<M, H>,
+    acc: &mut Pairs<H>,
     codes: &mut Codes,
-    at: At,
     chunks: usize,
 ) {
     let mut left = chunks;
@@ -234,33 +173,26 @@ unsafe fn add_codes<const M: usize, const H: usize>(
         for s in 0..2 {
             // SAFETY: by the caller: segment `s` of two, pieces below four.
             unsafe {
-                let from = codes.w.add(s * at.nr * PIECE);
-                let q = |piece: usize, m: usize| {
-                    broadcast(word(codes.q.add((piece * at.rows + at.m + m) * PIECE)))
-                };
-                let (mut low, mut high) = ([q(s, 0); M], [q(s + 2, 0); M]);
-                for m in 1..M {
-                    (low[m], high[m]) = (q(s, m), q(s + 2, m));
-                }
+                let from = codes.w.add(4 * H * s * PIECE);
+                let low = broadcast(word(codes.q.add(s * PIECE)));
+                let high = broadcast(word(codes.q.add((s + 2) * PIECE)));
                 let quad = [nibbles(load!(from, 0)), nibbles(load!(from, 2 * PIECE))];
                 let mut w = [quad; H];
                 if H == 2 {
                     w[1] = [nibbles(load!(from, 4 * PIECE)), nibbles(load!(from, 6 * PIECE))];
                 }
                 for h in 0..H {
-                    for m in 0..M {
-                        for c in 0..2 {
-                            let sum = sdot(cpu, acc[m][h][c], w[h][c][0], low[m]);
-                            acc[m][h][c] = sdot(cpu, sum, w[h][c][1], high[m]);
-                        }
+                    for c in 0..2 {
+                        acc[h][c] = sdot(cpu, acc[h][c], w[h][c][0], low);
+                        acc[h][c] = sdot(cpu, acc[h][c], w[h][c][1], high);
                     }
                 }
             }
         }
         // SAFETY: by the caller there was a chunk.
         unsafe {
-            codes.q = codes.q.add(CHUNK * at.rows);
-            codes.w = codes.w.add(CHUNK / 2 * at.nr);
+            codes.q = codes.q.add(CHUNK);
+            codes.w = codes.w.add(CHUNK / 2 * 4 * H);
         }
         left -= 1;
         if left == 0 {

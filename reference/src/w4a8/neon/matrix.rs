@@ -3,41 +3,33 @@
 // do not always.
 #![allow(clippy::needless_range_loop)]
 
+use super::ends::{self, Factors, Quad};
 use super::ops::*;
-use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail};
+use super::results::Results;
+use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail, two_rows};
 use super::{NeonI8mm, dot};
 use crate::layout::kleidi::{CHUNK, PIECE};
-use crate::w4a8::{Blocks, Panel, Run, Tile};
+use crate::w4a8::{Panel, Run};
 
-/// Up to eight rows by four columns: `[rows 2i, 2i + 1][columns 2j, 2j + 1]`, each 2 x 2 in a
-/// vector. An odd last row has zeros beside it.
-type Quad<T> = [[T; 2]; 4];
-
-/// Hands each block of `rhs` to `done`, by its number and what
-/// [`Kernel::tile`](crate::w4a8::Kernel::tile) gives for it.
+/// Hands the products of a panel with each block of `rhs` to `results`.
 #[target_feature(enable = "neon,dotprod,i8mm")]
-pub(super) fn each_block(
-    cpu: NeonI8mm,
-    panel: Panel<'_>,
-    rhs: Run<'_>,
-    done: impl FnMut(usize, &Tile),
-) {
+pub(super) fn each_block(cpu: NeonI8mm, panel: Panel<'_>, rhs: Run<'_>, results: impl Results) {
     match (panel.rows(), rhs.layout.nr()) {
-        (1, _) => dot::each_block(cpu.0, panel, rhs, done),
-        (2, 4) => blocks::<2, 4>(cpu, panel, rhs, done),
-        (3, 4) => blocks::<3, 4>(cpu, panel, rhs, done),
-        (4, 4) => blocks::<4, 4>(cpu, panel, rhs, done),
-        (5, 4) => blocks::<5, 4>(cpu, panel, rhs, done),
-        (6, 4) => blocks::<6, 4>(cpu, panel, rhs, done),
-        (7, 4) => blocks::<7, 4>(cpu, panel, rhs, done),
-        (_, 4) => blocks::<8, 4>(cpu, panel, rhs, done),
-        (2, _) => blocks::<2, 8>(cpu, panel, rhs, done),
-        (3, _) => blocks::<3, 8>(cpu, panel, rhs, done),
-        (4, _) => blocks::<4, 8>(cpu, panel, rhs, done),
-        (5, _) => blocks::<5, 8>(cpu, panel, rhs, done),
-        (6, _) => blocks::<6, 8>(cpu, panel, rhs, done),
-        (7, _) => blocks::<7, 8>(cpu, panel, rhs, done),
-        (..) => blocks::<8, 8>(cpu, panel, rhs, done),
+        (1, _) => dot::each_block(cpu.0, panel, rhs, results),
+        (2, 4) => blocks::<2, 4>(cpu, panel, rhs, results),
+        (3, 4) => blocks::<3, 4>(cpu, panel, rhs, results),
+        (4, 4) => blocks::<4, 4>(cpu, panel, rhs, results),
+        (5, 4) => blocks::<5, 4>(cpu, panel, rhs, results),
+        (6, 4) => blocks::<6, 4>(cpu, panel, rhs, results),
+        (7, 4) => blocks::<7, 4>(cpu, panel, rhs, results),
+        (_, 4) => blocks::<8, 4>(cpu, panel, rhs, results),
+        (2, _) => blocks::<2, 8>(cpu, panel, rhs, results),
+        (3, _) => blocks::<3, 8>(cpu, panel, rhs, results),
+        (4, _) => blocks::<4, 8>(cpu, panel, rhs, results),
+        (5, _) => blocks::<5, 8>(cpu, panel, rhs, results),
+        (6, _) => blocks::<6, 8>(cpu, panel, rhs, results),
+        (7, _) => blocks::<7, 8>(cpu, panel, rhs, results),
+        (..) => blocks::<8, 8>(cpu, panel, rhs, results),
     }
 }
 
@@ -46,62 +38,48 @@ fn blocks<const M: usize, const NR: usize>(
     cpu: NeonI8mm,
     panel: Panel<'_>,
     rhs: Run<'_>,
-    mut done: impl FnMut(usize, &Tile),
+    mut results: impl Results,
 ) {
-    let mut tile = Tile::default();
-    for (b, block) in rhs.bytes.chunks_exact(rhs.layout.block_bytes()).enumerate() {
-        let blocks = Blocks { panel, rhs_layout: rhs.layout, rhs: block };
-        columns::<M, NR>(cpu, blocks, &mut tile);
-        done(b, &tile);
-    }
-}
-
-/// The columns of a block: four at a time where float sums stand beside the integer ones, since
-/// there are no registers for more.
-#[inline(always)]
-fn columns<const M: usize, const NR: usize>(cpu: NeonI8mm, blocks: Blocks<'_>, tile: &mut Tile) {
-    let layout = blocks.rhs_layout;
-    if layout.is_channel_wise() {
-        if NR == 4 {
-            store::<M, 2>(channel_wise::<M, NR, 2>(cpu, blocks), 0, tile);
-        } else {
-            store::<M, 4>(channel_wise::<M, NR, 4>(cpu, blocks), 0, tile);
-        }
-        return;
-    }
-    for first in (0..NR).step_by(4) {
-        let y = match layout.padded_group() {
-            CHUNK => group_wise::<M, NR, true, false>(cpu, blocks, first),
-            ..=NARROW => group_wise::<M, NR, false, false>(cpu, blocks, first),
-            _ => group_wise::<M, NR, false, true>(cpu, blocks, first),
-        };
-        store::<M, 2>(y, first, tile);
-    }
-}
-
-#[inline(always)]
-fn store<const M: usize, const C: usize>(y: [[Floats; C]; 4], first: usize, tile: &mut Tile) {
-    for i in 0..M.div_ceil(2) {
-        for c in (0..C).step_by(2) {
-            for (m, row) in halves(y[i][c], y[i][c + 1]).into_iter().enumerate() {
-                tile[2 * i + m][first + 2 * c..first + 2 * c + 4].copy_from_slice(&lanes(row));
+    let layout = rhs.layout;
+    let rows = Factors::of::<M>(panel, layout.is_channel_wise());
+    for (b, block) in rhs.bytes.chunks_exact(layout.block_bytes()).enumerate() {
+        let codes = Codes::new(panel, layout, block);
+        match (layout.is_channel_wise(), NR) {
+            (true, 4) => channel_wise::<M, NR, 2>(cpu, codes, block, b, &rows, &mut results),
+            (true, _) => channel_wise::<M, NR, 4>(cpu, codes, block, b, &rows, &mut results),
+            // Four columns at a time, since float sums stand beside the integer ones: there are no
+            // registers for more.
+            _ => {
+                for quad in 0..NR / 4 {
+                    let a = match layout.padded_group() {
+                        CHUNK => group_wise::<M, NR, true, false>(cpu, codes, 4 * quad),
+                        ..=NARROW => group_wise::<M, NR, false, false>(cpu, codes, 4 * quad),
+                        _ => group_wise::<M, NR, false, true>(cpu, codes, 4 * quad),
+                    };
+                    let tail = tail(block, 2 * NR / 4);
+                    let y = ends::group_wise::<M>(a, float_bytes(tail[quad]), &rows);
+                    let biases = float_bytes(tail[NR / 4 + quad]);
+                    // SAFETY: the panel has `M` rows.
+                    unsafe { ends::put::<M>(y, [0, b * NR + 4 * quad], biases, &mut results) };
+                }
             }
         }
     }
 }
 
-/// `ONE`: groups of one chunk, the commonest. `WIDE`: of more than [`NARROW`] k.
+/// `a` of four columns from `first` on. `ONE`: groups of one chunk, the commonest. `WIDE`: of more
+/// than [`NARROW`] k.
 #[inline(always)]
 fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool>(
     cpu: NeonI8mm,
-    blocks: Blocks<'_>,
+    codes: Codes,
     first: usize,
 ) -> Quad<Floats> {
-    let mut codes = Codes::first_group(blocks, first);
+    let mut codes = codes.at_column(first);
     let starts = reload(&STARTS);
     let mut a = [[floats(0.0); 2]; 4];
-    for _ in 0..blocks.rhs_layout.groups() {
-        // SAFETY: by the lengths that `first_group` has checked, there is a group here, and behind
+    for _ in 0..codes.groups {
+        // SAFETY: by the lengths that `Codes` has checked, there is a group here, and behind
         // it the scales of `NR` columns, eight bytes for four.
         let (sums, scales) = unsafe {
             let sums = match WIDE {
@@ -113,49 +91,59 @@ fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool
             (sums, spread(from_bf16(scales)))
         };
         for i in 0..M.div_ceil(2) {
-            for h in 0..2 {
-                a[i][h] = mul_add(sums[i][h], scales[h], a[i][h]);
+            for c in 0..2 {
+                a[i][c] = mul_add(sums[i][c], scales[c], a[i][c]);
             }
-        }
-    }
-    let sums = spread(tail(blocks, first));
-    let zeros = by_row::<M>(|m| blocks.panel.negated_zero_points()[m] as f32);
-    let reciprocals = by_row::<M>(|m| blocks.panel.reciprocals()[m]);
-    for i in 0..M.div_ceil(2) {
-        for h in 0..2 {
-            a[i][h] = mul(mul_add(sums[h], zeros[i], a[i][h]), reciprocals[i]);
         }
     }
     a
 }
 
-/// All `C` pairs of columns.
+/// Block `b`, all `C` pairs of columns at a time.
 #[inline(always)]
 fn channel_wise<const M: usize, const NR: usize, const C: usize>(
     cpu: NeonI8mm,
-    blocks: Blocks<'_>,
-) -> [[Floats; C]; 4] {
+    mut codes: Codes,
+    block: &[u8],
+    b: usize,
+    rows: &Factors,
+    results: &mut impl Results,
+) {
+    let (tail, chunks) = (tail(block, 3 * NR / 4), codes.chunks);
+    let left = ends::channel_wise_starts::<M>(float_bytes(tail[0]), rows);
+    let right = ends::channel_wise_starts::<M>(float_bytes(tail[NR / 4 - 1]), rows);
     let mut acc = [[ints(0); C]; 4];
-    let mut codes = Codes::first_group(blocks, 0);
-    let chunks = codes.chunks;
-    // SAFETY: by the lengths that `first_group` has checked, there is a group here.
-    unsafe { add_codes::<M, NR, C>(cpu, &mut acc, &mut codes, chunks) };
-    // Integers; they only travel as floats.
-    let zeros = by_row::<M>(|m| f32::from_bits(blocks.panel.negated_zero_points()[m] as u32));
-    let reciprocals = by_row::<M>(|m| blocks.panel.reciprocals()[m]);
-    let mut y = [[floats(0.0); C]; 4];
-    for quad in 0..C / 2 {
-        let sums = spread(tail(blocks, 4 * quad));
-        let scales = spread(tail(blocks, NR + 4 * quad));
-        for i in 0..M.div_ceil(2) {
-            for h in 0..2 {
-                let c = 2 * quad + h;
-                let sum = mul_add_ints(as_ints(sums[h]), as_ints(zeros[i]), acc[i][c]);
-                y[i][c] = mul(to_floats(sum), mul(scales[h], reciprocals[i]));
-            }
+    for i in 0..4 {
+        for c in 0..C {
+            acc[i][c] = if c < 2 { left[i][c] } else { right[i][c - 2] };
         }
     }
-    y
+    // SAFETY: by the lengths that `Codes` has checked, there is a group here.
+    unsafe { add_codes::<M, NR, C>(cpu, &mut acc, &mut codes, chunks) };
+    // Not a loop, which would not unroll.
+    channel_wise_end::<M, NR, C, 0>(&acc, tail, b, rows, results);
+    if C == 4 {
+        channel_wise_end::<M, NR, C, 1>(&acc, tail, b, rows, results);
+    }
+}
+
+/// Pairs of columns 2`Q` and 2`Q` + 1 of block `b`.
+#[inline(always)]
+fn channel_wise_end<const M: usize, const NR: usize, const C: usize, const Q: usize>(
+    acc: &[[Ints; C]; 4],
+    tail: &[[u8; 16]],
+    b: usize,
+    rows: &Factors,
+    results: &mut impl Results,
+) {
+    let (scales, biases) = (float_bytes(tail[NR / 4 + Q]), float_bytes(tail[2 * NR / 4 + Q]));
+    let mut quad = [[ints(0); 2]; 4];
+    for i in 0..4 {
+        quad[i] = [acc[i][2 * Q], acc[i][2 * Q + 1]];
+    }
+    let y = ends::channel_wise::<M>(quad, scales, rows);
+    // SAFETY: the panel has `M` rows.
+    unsafe { ends::put::<M>(y, [0, b * NR + 4 * Q], biases, results) };
 }
 
 /// Σqw of a group of at most [`NARROW`] k.
@@ -250,12 +238,7 @@ unsafe fn segment<const M: usize, const NR: usize, const C: usize, const S: usiz
 ) {
     // SAFETY: by the caller.
     unsafe {
-        let mut w = [nibbles(load!(codes.w, S * NR * PIECE)); C];
-        w[1] = nibbles(load!(codes.w, (S * NR + 2) * PIECE));
-        if C == 4 {
-            w[2] = nibbles(load!(codes.w, (S * NR + 4) * PIECE));
-            w[3] = nibbles(load!(codes.w, (S * NR + 6) * PIECE));
-        }
+        let w = weights::<NR, C, S>(codes.w);
         rows::<M, C, S, 0>(cpu, &mut acc[0], codes.q, &w);
         if M > 2 {
             rows::<M, C, S, 1>(cpu, &mut acc[1], codes.q, &w);
@@ -269,41 +252,42 @@ unsafe fn segment<const M: usize, const NR: usize, const C: usize, const S: usiz
     }
 }
 
-/// Rows 2`I` and 2`I` + 1; zeros for a row that is not there.
+/// `C` pairs of columns of segment `S` of a chunk: pieces `S` and `S` + 2.
+///
+/// # Safety
+/// There is a chunk of `NR` columns, of which so many are left.
+#[inline(always)]
+pub(super) unsafe fn weights<const NR: usize, const C: usize, const S: usize>(
+    w: *const u8,
+) -> [[Bytes; 2]; C] {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut pairs = [nibbles(load!(w, S * NR * PIECE)); C];
+        pairs[1] = nibbles(load!(w, (S * NR + 2) * PIECE));
+        if C == 4 {
+            pairs[2] = nibbles(load!(w, (S * NR + 4) * PIECE));
+            pairs[3] = nibbles(load!(w, (S * NR + 6) * PIECE));
+        }
+        pairs
+    }
+}
+
+/// Adds what rows 2`I` and 2`I` + 1 give in segment `S`; zeros for a row that is not there.
 ///
 /// # Safety
 /// `q` is a chunk of `M` rows, of which row 2`I` is one.
 #[inline(always)]
-unsafe fn rows<const M: usize, const C: usize, const S: usize, const I: usize>(
+pub(super) unsafe fn rows<const M: usize, const C: usize, const S: usize, const I: usize>(
     cpu: NeonI8mm,
     acc: &mut [Ints; C],
     q: *const u8,
     w: &[[Bytes; 2]; C],
 ) {
-    // SAFETY: by the caller; a last row that has none beside it is read alone.
-    let q = unsafe {
-        match 2 * I + 1 < M {
-            true => [load!(q, (S * M + 2 * I) * PIECE), load!(q, ((S + 2) * M + 2 * I) * PIECE)],
-            false => [
-                eight_bytes(word(q.add((S * M + 2 * I) * PIECE))),
-                eight_bytes(word(q.add(((S + 2) * M + 2 * I) * PIECE))),
-            ],
-        }
-    };
+    // SAFETY: by the caller.
+    let q = unsafe { two_rows::<M, S, I>(q) };
     for half in 0..2 {
         for c in 0..C {
             acc[c] = smmla(cpu, acc[c], q[half], w[c][half]);
         }
     }
-}
-
-/// `f` of rows 2i and 2i + 1, each twice; 0 for rows that are not there.
-#[inline(always)]
-fn by_row<const M: usize>(f: impl Fn(usize) -> f32) -> [Floats; 4] {
-    let mut rows = [[0.0; 4]; 2];
-    for m in 0..M {
-        rows[m / 4][m % 4] = f(m);
-    }
-    let ([a, b], [c, d]) = (twice(from_lanes(rows[0])), twice(from_lanes(rows[1])));
-    [a, b, c, d]
 }

@@ -12,6 +12,10 @@
 //!   several times as much on most cores.
 //! - The start value comes by a load, since that pipe idles otherwise.
 //! - Sums keep the 2 x 2 order of `smmla` until the last group is added.
+//! - Sixteen rows share the bytes of four columns (`pair`): that takes every register, so the
+//!   instructions stand in an order that a compiler may not change.
+//! - Without i8mm, several rows multiply by lanes (`lanes`): the halves of two pieces change places,
+//!   so that a lane is a column, and a row's codes are used where they were loaded.
 //!
 //! Every float operation is the definition's, on the same values, so the bits are the same.
 #![cfg_attr(target_arch = "aarch64", allow(unsafe_code))]
@@ -33,9 +37,17 @@ pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
 #[cfg(target_arch = "aarch64")]
 mod dot;
 #[cfg(target_arch = "aarch64")]
+mod ends;
+#[cfg(target_arch = "aarch64")]
+mod lanes;
+#[cfg(target_arch = "aarch64")]
 mod matrix;
 #[cfg(target_arch = "aarch64")]
 mod ops;
+#[cfg(target_arch = "aarch64")]
+mod pair;
+#[cfg(target_arch = "aarch64")]
+mod results;
 #[cfg(target_arch = "aarch64")]
 mod sums;
 
@@ -46,8 +58,8 @@ pub use aarch64::{NeonDotprod, NeonI8mm};
 mod aarch64 {
     use std::arch::is_aarch64_feature_detected;
 
-    use super::ops::{add, clamp, float_bytes, from_lanes, lanes};
-    use super::{dot, matrix};
+    use super::results::Rows;
+    use super::{dot, matrix, pair};
     use crate::w4a8::{Blocks, Kernel, Panel, Run, Tile};
 
     /// Dot products of bytes: Armv8.2 with dotprod, and all from Armv8.4.
@@ -67,17 +79,13 @@ mod aarch64 {
             let rhs = one_block(blocks);
             // SAFETY: the function needs dotprod; `new`, which alone makes a value of this type,
             // found it.
-            unsafe { dot::each_block(*self, blocks.panel, rhs, |_, done| *tile = *done) };
+            unsafe { dot::each_block(*self, blocks.panel, rhs, tile) };
         }
 
         fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-            let bytes = rhs.layout.block_bytes();
+            let rows = Rows::new(y, panel.rows(), stride, rhs.columns);
             // SAFETY: as in `tile`.
-            unsafe {
-                dot::each_block(*self, panel, rhs, |b, tile| {
-                    finish(panel.rows(), rhs, [b, bytes], tile, y, stride)
-                });
-            }
+            unsafe { dot::each_block(*self, panel, rhs, rows) };
         }
     }
 
@@ -99,17 +107,23 @@ mod aarch64 {
             let rhs = one_block(blocks);
             // SAFETY: the function needs dotprod and i8mm; `new`, which alone makes a value of this type,
             // found it.
-            unsafe { matrix::each_block(*self, blocks.panel, rhs, |_, done| *tile = *done) };
+            unsafe { matrix::each_block(*self, blocks.panel, rhs, tile) };
         }
 
         fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
-            let bytes = rhs.layout.block_bytes();
+            let rows = Rows::new(y, panel.rows(), stride, rhs.columns);
             // SAFETY: as in `tile`.
-            unsafe {
-                matrix::each_block(*self, panel, rhs, |b, tile| {
-                    finish(panel.rows(), rhs, [b, bytes], tile, y, stride)
-                });
+            unsafe { matrix::each_block(*self, panel, rhs, rows) };
+        }
+
+        fn run_pair(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
+            if !pair::fits(panels, rhs.layout) {
+                return self.run_one_by_one(panels, rhs, y, stride);
             }
+            let rows = panels[0].rows() + panels[1].rows();
+            let rows = Rows::new(y, rows, stride, rhs.columns);
+            // SAFETY: as in `tile`.
+            unsafe { pair::each_block(*self, panels, rhs, rows) };
         }
     }
 
@@ -117,31 +131,30 @@ mod aarch64 {
     fn one_block(blocks: Blocks<'_>) -> Run<'_> {
         Run { layout: blocks.rhs_layout, bytes: blocks.rhs, columns: blocks.rhs_layout.nr() }
     }
+}
 
-    /// Bias, clamp and the columns that are wanted, of block `b` of `block_bytes`.
-    fn finish(
-        rows: usize,
-        rhs: Run<'_>,
-        [b, block_bytes]: [usize; 2],
-        tile: &Tile,
-        y: &mut [f32],
-        stride: usize,
-    ) {
-        let (nr, end) = (rhs.layout.nr(), (b + 1) * block_bytes);
-        let biases = rhs.bytes[end - 4 * nr..end].as_chunks::<16>().0;
-        let biases = [biases[0], biases[nr / 4 - 1]].map(|bias| float_bytes(bias));
-        let columns = nr.min(rhs.columns - b * nr);
-        for (m, sums) in tile.iter().enumerate().take(rows) {
-            let mut done = [[0.0; 4]; 2];
-            for (h, sums) in sums.as_chunks::<4>().0.iter().enumerate() {
-                done[h] = lanes(clamp(add(from_lanes(*sums), biases[h])));
-            }
-            let y = &mut y[m * stride + b * nr..][..columns];
-            match y.as_chunks_mut::<4>() {
-                // Two stores, where a length that is not known would be a call.
-                ([left, right], []) => [*left, *right] = done,
-                _ => y.copy_from_slice(&done.as_flattened()[..columns]),
-            }
+#[cfg(all(test, target_arch = "aarch64", target_os = "linux"))]
+mod tests {
+    use std::arch::asm;
+
+    /// The system is asked what it supports; the same is written in the CPU's own registers.
+    #[test]
+    fn kernels_are_those_that_the_cpu_has() {
+        let (isar0, isar1): (u64, u64);
+        // SAFETY: Linux lets programs read these registers.
+        unsafe {
+            asm!("mrs {}, id_aa64isar0_el1", out(reg) isar0, options(nomem, nostack));
+            asm!("mrs {}, id_aa64isar1_el1", out(reg) isar1, options(nomem, nostack));
         }
+        let (dotprod, i8mm) = (isar0 >> 44 & 0xf != 0, isar1 >> 52 & 0xf != 0);
+        let expected: &[&str] = match (dotprod, i8mm) {
+            (true, true) => &["neon-dotprod", "neon-i8mm"],
+            (true, false) => &["neon-dotprod"],
+            (false, _) => &[],
+        };
+        let found: Vec<&str> = super::kernels().iter().map(|k| k.name()).collect();
+        assert_eq!(found, expected, "dotprod {dotprod}, i8mm {i8mm}");
+        let fastest = crate::w4a8::fastest();
+        assert!(expected.last().is_none_or(|&last| fastest.name() == last), "{fastest:?}");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Some have no stable intrinsic. Others must stay as they are written: the loops are bound by the
 //! vector pipes, while a load, or a move from a general register, takes another pipe; a compiler
-//! that saw through them would trade them for vector instructions.
+//! that saw through them would trade them for vector instructions. Products and loads are not
+//! `pure`, so that their order is the source's: one that loads early runs out of registers.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -36,6 +37,8 @@ neon! {
     fn floats(x: f32) -> Floats { vdupq_n_f32(x) }
     /// `x[i] + y[i]`, modulo 2^32.
     fn add_ints(x: Ints, y: Ints) -> Ints { vaddq_s32(x, y) }
+    /// `x[i] · y[i]`, modulo 2^32.
+    fn mul_ints(x: Ints, y: Ints) -> Ints { vmulq_s32(x, y) }
     /// `x[i] · y[i] + sum[i]`, modulo 2^32.
     fn mul_add_ints(x: Ints, y: Ints, sum: Ints) -> Ints { vmlaq_s32(sum, x, y) }
     /// `x[0] + x[1]`, `x[2] + x[3]`, then the same of `y`, modulo 2^32.
@@ -60,11 +63,6 @@ neon! {
     fn clamp(x: Floats) -> Floats {
         vmaxq_f32(vminq_f32(x, vdupq_n_f32(f32::MAX)), vdupq_n_f32(f32::MIN))
     }
-    /// The first halves of `x` and `y`, and the second.
-    fn halves(x: Floats, y: Floats) -> [Floats; 2] {{
-        let (x, y) = (vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y));
-        [vzip1q_f64(x, y), vzip2q_f64(x, y)].map(|x| vreinterpretq_f32_f64(x))
-    }}
     /// 16·w of the low and of the high nibbles, as signed bytes.
     fn nibbles(codes: Bytes) -> [Bytes; 2] {
         [vshlq_n_s8::<4>(codes), vandq_s8(codes, vdupq_n_s8(0xf0u8 as i8))]
@@ -79,6 +77,11 @@ neon! {
         [vmovl_u16(vget_low_u16(eight)), vmovl_high_u16(eight)]
             .map(|x| vreinterpretq_f32_u32(vshlq_n_u32::<16>(x)))
     }}
+    /// Of each eight bytes of `x` and then of `y`, the first four, and the others.
+    fn words(x: Bytes, y: Bytes) -> [Bytes; 2] {{
+        let (x, y) = (vreinterpretq_s32_s8(x), vreinterpretq_s32_s8(y));
+        [vuzp1q_s32(x, y), vuzp2q_s32(x, y)].map(|x| vreinterpretq_s8_s32(x))
+    }}
     /// Eight bytes, the first in the lowest bits, and eight zeros.
     fn eight_bytes(eight: u64) -> Bytes {
         vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(eight), vcreate_u64(0)))
@@ -92,6 +95,8 @@ neon! {
     fn twice(x: Floats) -> [Floats; 2] { [vzip1q_f32(x, x), vzip2q_f32(x, x)] }
     /// Sixteen bytes as floats.
     fn float_bytes(bytes: [u8; 16]) -> Floats { vreinterpretq_f32_u8(vld1q_u8(bytes.as_ptr())) }
+    /// The lanes of an array.
+    fn int_lanes(x: [i32; 4]) -> Ints { vld1q_s32(x.as_ptr()) }
     /// The lanes of an array.
     fn from_lanes(x: [f32; 4]) -> Floats { vld1q_f32(x.as_ptr()) }
     /// The lanes as an array.
@@ -113,7 +118,7 @@ macro_rules! load {
             bytes = lateout(vreg) bytes,
             from = in(reg) $from,
             offset = const $offset,
-            options(pure, readonly, nostack, preserves_flags)
+            options(readonly, nostack, preserves_flags)
         );
         bytes
     }};
@@ -142,10 +147,28 @@ pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
             sums = inout(vreg) sums,
             a = in(vreg) a,
             b = in(vreg) b,
-            options(pure, nomem, nostack, preserves_flags)
+            options(nomem, nostack, preserves_flags)
         );
     }
     sums
+}
+
+/// `a[i] + (sums[i] - starts[i]) · scales[i]`, as floats: the difference rounded, then all the rest.
+#[inline(always)]
+pub(super) fn add_scaled(mut a: Floats, sums: Ints, starts: Ints, scales: Floats) -> Floats {
+    // SAFETY: NEON is part of the target; nothing but registers is touched.
+    unsafe {
+        asm!(
+            "fsub {sums:v}.4s, {sums:v}.4s, {starts:v}.4s",
+            "fmla {a:v}.4s, {sums:v}.4s, {scales:v}.4s",
+            sums = inout(vreg) sums => _,
+            a = inout(vreg) a,
+            starts = in(vreg) starts,
+            scales = in(vreg) scales,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    a
 }
 
 /// Four sums of four byte products each, added to `sums` modulo 2^32.
@@ -163,6 +186,49 @@ pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
         );
     }
     sums
+}
+
+/// Four sums of four byte products each, of `a` and lane `LANE` of `b`, added to `sums` modulo 2^32.
+#[inline(always)]
+pub(super) fn sdot_lane<const LANE: usize>(
+    _: NeonDotprod,
+    mut sums: Ints,
+    a: Bytes,
+    b: Bytes,
+) -> Ints {
+    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
+    // is touched.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            lane = const LANE,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// The first halves of `x` and `y`, and the second. A compiler would make two instructions of the
+/// first.
+#[inline(always)]
+pub(super) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
+    let (first, second);
+    // SAFETY: NEON is part of the target; nothing but registers is touched.
+    unsafe {
+        asm!(
+            "zip1 {first:v}.2d, {x:v}.2d, {y:v}.2d",
+            "zip2 {second:v}.2d, {x:v}.2d, {y:v}.2d",
+            first = out(vreg) first,
+            second = lateout(vreg) second,
+            x = in(vreg) x,
+            y = in(vreg) y,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    [first, second]
 }
 
 /// `bits` twice, by way of a general register.

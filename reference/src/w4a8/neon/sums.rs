@@ -1,8 +1,8 @@
 //! From integer sums of code products to floats.
 
-use super::ops::{Floats, Ints, as_floats, float_bytes, sub};
-use crate::layout::kleidi::{CHUNK, PIECE};
-use crate::w4a8::Blocks;
+use super::ops::{Bytes, Floats, Ints, as_floats, eight_bytes, load, sub, word};
+use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout};
+use crate::w4a8::Panel;
 
 /// The most k of a group whose sums are floats by their bits: 256 · 16 · 128 · 8 = 2^22.
 pub(super) const NARROW: usize = 256;
@@ -22,15 +22,6 @@ pub(super) fn narrow(sums: Ints, starts: Ints) -> Floats {
     sub(as_floats(sums), as_floats(starts))
 }
 
-/// Four words of a block, of 4 bytes each, from word `at` behind its groups.
-#[inline(always)]
-pub(super) fn tail(blocks: Blocks<'_>, at: usize) -> Floats {
-    let tail = blocks.rhs_layout.groups() * blocks.rhs_layout.group_bytes();
-    let mut words = [0; 16];
-    words.copy_from_slice(&blocks.rhs[tail + 4 * at..][..16]);
-    float_bytes(words)
-}
-
 /// Codes to be multiplied, as the kernels step through them. Plain addresses: a check for each
 /// load would cost as much as the products.
 #[derive(Clone, Copy)]
@@ -41,21 +32,52 @@ pub(super) struct Codes {
     pub(super) w: *const u8,
     /// Chunks of 32 k in a group.
     pub(super) chunks: usize,
+    /// Groups.
+    pub(super) groups: usize,
 }
 
 impl Codes {
-    /// Those of the first group, the weights from column `first`. Panics when the lengths are not
-    /// those of the layout.
+    /// A panel's codes and a block's. Panics when the lengths are not those of the layout.
     #[inline(always)]
-    pub(super) fn first_group(blocks: Blocks<'_>, first: usize) -> Self {
-        let (layout, rows) = (blocks.rhs_layout, blocks.panel.rows());
-        let padded_k = layout.groups() * layout.padded_group();
-        assert_eq!(blocks.panel.codes().len(), rows * padded_k, "codes of the panel");
-        assert_eq!(blocks.rhs.len(), layout.block_bytes(), "bytes of the block");
-        Self {
-            q: blocks.panel.codes().as_ptr(),
-            w: blocks.rhs[PIECE * first..].as_ptr(),
-            chunks: layout.padded_group() / CHUNK,
+    pub(super) fn new(panel: Panel<'_>, layout: RhsLayout, block: &[u8]) -> Self {
+        let (groups, group) = (layout.groups(), layout.padded_group());
+        assert_eq!(panel.codes().len(), panel.rows() * groups * group, "codes of the panel");
+        assert_eq!(block.len(), layout.block_bytes(), "bytes of the block");
+        let (q, w) = (panel.codes().as_ptr(), block.as_ptr());
+        Self { q, w, chunks: group / CHUNK, groups }
+    }
+
+    /// The weights from column `first` of the block on.
+    #[inline(always)]
+    pub(super) fn at_column(self, first: usize) -> Self {
+        Self { w: self.w.wrapping_add(PIECE * first), ..self }
+    }
+}
+
+/// The last `quads` times four words (of 4 bytes) of a block.
+#[inline(always)]
+pub(super) fn tail(block: &[u8], quads: usize) -> &[[u8; 16]] {
+    let (_, words) = block.as_rchunks();
+    &words[words.len() - quads..]
+}
+
+/// What rows 2`I` and 2`I` + 1 have in pieces `S` and `S` + 2 of a chunk; zeros for a row that is
+/// not there.
+///
+/// # Safety
+/// `q` is a chunk of `M` rows, of which row 2`I` is one.
+#[inline(always)]
+pub(super) unsafe fn two_rows<const M: usize, const S: usize, const I: usize>(
+    q: *const u8,
+) -> [Bytes; 2] {
+    // SAFETY: by the caller; a last row that has none beside it is read alone.
+    unsafe {
+        match 2 * I + 1 < M {
+            true => [load!(q, (S * M + 2 * I) * PIECE), load!(q, ((S + 2) * M + 2 * I) * PIECE)],
+            false => [
+                eight_bytes(word(q.add((S * M + 2 * I) * PIECE))),
+                eight_bytes(word(q.add(((S + 2) * M + 2 * I) * PIECE))),
+            ],
         }
     }
 }

@@ -1,0 +1,85 @@
+//! Choices where experts' numbers change between the file and a kernel's format, or may.
+
+use marlinspike::checkpoint::nvfp4::W13Scale;
+use marlinspike::prepare::requantize::Requantize;
+
+/// How experts are prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preparation {
+    /// FP8 experts with one scale for w1 and one for w3: how codes go to the larger of the two.
+    /// Absent: each keeps its own, as scales of columns.
+    pub requantize: Option<Requantize>,
+    /// NVFP4 experts whose w1 and w3 have global scales that differ.
+    pub w13_scale: W13Scale,
+    /// Whether gpt-oss's sizes are rounded up as upstream's kernel wants them.
+    pub padding: bool,
+}
+
+impl Preparation {
+    /// As upstream prepares experts on a CUDA device.
+    pub const UPSTREAM: Self = Self {
+        requantize: Some(Requantize::UpstreamCuda),
+        w13_scale: W13Scale::First,
+        padding: true,
+    };
+    /// Numbers and sizes as the file has them.
+    pub const AS_STORED: Self = Self { requantize: None, w13_scale: W13Scale::Own, padding: false };
+}
+
+/// `--requantize`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum RequantizeArg {
+    /// Not at all: w1 and w3 keep their scales.
+    Own,
+    /// The nearest code, rounded once.
+    Exact,
+    /// Through float16, scale included, as upstream does on a GPU.
+    #[default]
+    UpstreamCuda,
+    /// Through float16, as upstream does on a CPU.
+    UpstreamCpu,
+}
+
+impl RequantizeArg {
+    /// The rule, absent for [`RequantizeArg::Own`].
+    pub const fn rule(self) -> Option<Requantize> {
+        match self {
+            Self::Own => None,
+            Self::Exact => Some(Requantize::Exact),
+            Self::UpstreamCuda => Some(Requantize::UpstreamCuda),
+            Self::UpstreamCpu => Some(Requantize::UpstreamCpu),
+        }
+    }
+}
+
+/// `--w13-scale`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum W13ScaleArg {
+    /// w1's for both, as upstream takes it; a warning says where w3's is another.
+    #[default]
+    First,
+    /// Each its own.
+    Own,
+}
+
+/// The options that `convert` and `run` share.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct PreparationArgs {
+    /// FP8 experts with one scale for w1 and one for w3: how codes go to the larger scale.
+    #[arg(long, value_enum, default_value_t, value_name = "RULE")]
+    pub requantize: RequantizeArg,
+    /// NVFP4 experts: whose global scale w1 and w3 have where the file has two.
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    pub w13_scale: W13ScaleArg,
+}
+
+impl PreparationArgs {
+    /// The choices, with or without padding.
+    pub const fn preparation(self, padding: bool) -> Preparation {
+        let w13_scale = match self.w13_scale {
+            W13ScaleArg::First => W13Scale::First,
+            W13ScaleArg::Own => W13Scale::Own,
+        };
+        Preparation { requantize: self.requantize.rule(), w13_scale, padding }
+    }
+}

@@ -1,0 +1,226 @@
+//! Activations as the products of a method take them.
+
+use crate::moe::{half_type, widen};
+use crate::quantize::{mxfp8, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
+use crate::scalar::ScalarType;
+use crate::{Error, Result};
+
+const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
+/// How activations are quantized before a product.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Quantizer {
+    /// Not at all.
+    None,
+    /// e4m3fn, a scale for each row ([`crate::quantize::per_token_fp8`]).
+    Fp8Token,
+    /// e4m3fn, one scale for all rows: this one, or the largest value's
+    /// ([`crate::quantize::per_tensor_fp8`]). Without a given scale a row's codes depend on the batch.
+    Fp8Tensor(Option<f32>),
+    /// e4m3fn, a scale for each group of so many k of a row ([`crate::quantize::per_group_fp8`]).
+    Fp8Group(usize),
+    /// e4m3fn, a power of two for each 32 k ([`crate::quantize::mxfp8`]).
+    Mxfp8,
+    /// e2m1, an e4m3fn scale for each 16 k ([`crate::quantize::nvfp4`]) under the multiplier of the row's
+    /// expert: the reciprocal of the quantizer's global scale.
+    Nvfp4(Vec<f32>),
+}
+
+impl Quantizer {
+    /// Type of the codes that enter the product.
+    pub fn code_type(&self, dtype: ScalarType) -> ScalarType {
+        match self {
+            Self::None => dtype,
+            Self::Nvfp4(_) => ScalarType::FLOAT4_E2M1F,
+            _ => E4M3,
+        }
+    }
+
+    /// Short name as reports print it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::None => "16-bit",
+            Self::Fp8Token => "fp8 dynamic per token",
+            Self::Fp8Tensor(Some(_)) => "fp8 static per tensor",
+            Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
+            Self::Fp8Group(_) => "fp8 dynamic per group",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4(_) => "nvfp4",
+        }
+    }
+
+    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the expert
+    /// of each row, which [`Quantizer::Nvfp4`] alone reads; a row without one is quantized with the
+    /// multiplier 1.
+    ///
+    /// A row that holds an infinity or a NaN has NaN for its scales, so that its products are NaN;
+    /// with one scale for all rows, all are.
+    ///
+    /// # Errors
+    /// As the functions of [`crate::quantize`]; [`Error::Shape`] where the parts are not of as many rows;
+    /// [`Error::Value`] for an expert without a multiplier.
+    pub fn quantize(
+        &self,
+        x: &[u16],
+        dtype: ScalarType,
+        size_k: usize,
+        expert_of: &[Option<usize>],
+    ) -> Result<Activations> {
+        half_type(dtype)?;
+        if size_k == 0 || expert_of.len().checked_mul(size_k) != Some(x.len()) {
+            let expected = format!("[{}, {size_k}]", expert_of.len());
+            return Err(Error::shape("activations", &[x.len()], expected));
+        }
+        let ty = self.code_type(dtype);
+        if *self == Self::None {
+            let codes = x.iter().map(|&b| b.into()).collect();
+            return Ok(Activations { ty, size_k, codes, scales: Scales::None, globals: None });
+        }
+        let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
+        let broken = clear_broken(&mut values, size_k);
+        let mut globals = None;
+        let (codes, mut scales) = match self {
+            Self::None => (Vec::new(), Scales::None),
+            Self::Fp8Token => {
+                let q = per_token_fp8(&values, size_k, None)?;
+                (q.codes, Scales::Row(q.scales))
+            }
+            Self::Fp8Tensor(scale) => {
+                let q = per_tensor_fp8(&values, *scale)?;
+                let all_broken = scale.is_none() && !broken.is_empty();
+                let scale = if all_broken { f32::NAN } else { q.scales[0] };
+                (q.codes, Scales::Row(vec![scale; expert_of.len()]))
+            }
+            Self::Fp8Group(size) => {
+                let q = per_group_fp8(&values, size_k, *size)?;
+                (q.codes, Scales::Group { size: *size, values: q.scales })
+            }
+            Self::Mxfp8 => {
+                let (codes, scales) = mxfp8(&values, size_k)?;
+                let values = decoded(ScalarType::FLOAT8_E8M0FNU, &scales);
+                (codes, Scales::Group { size: 32, values })
+            }
+            Self::Nvfp4(multipliers) => {
+                let (codes, scales, of_rows) = nvfp4_rows(&values, size_k, multipliers, expert_of)?;
+                globals = Some(of_rows);
+                (codes, Scales::Group { size: 16, values: decoded(E4M3, &scales) })
+            }
+        };
+        if let Scales::Row(values) | Scales::Group { values, .. } = &mut scales {
+            let per_row = values.len() / expert_of.len().max(1);
+            for row in broken {
+                values[row * per_row..][..per_row].fill(f32::NAN);
+            }
+        }
+        let codes = codes.into_iter().map(u32::from).collect();
+        Ok(Activations { ty, size_k, codes, scales, globals })
+    }
+}
+
+/// Fills rows that are not finite with zeros and says which they were.
+fn clear_broken(values: &mut [f32], size_k: usize) -> Vec<usize> {
+    let mut broken = Vec::new();
+    for (row, values) in values.chunks_exact_mut(size_k).enumerate() {
+        if !values.iter().all(|v| v.is_finite()) {
+            values.fill(0.0);
+            broken.push(row);
+        }
+    }
+    broken
+}
+
+/// The numbers of 8-bit codes, exactly.
+fn decoded(ty: ScalarType, codes: &[u8]) -> Vec<f32> {
+    codes.iter().map(|&c| ty.to_f64(c.into()) as f32).collect()
+}
+
+/// Codes, block scales, and the multiplier of each row.
+fn nvfp4_rows(
+    values: &[f32],
+    size_k: usize,
+    multipliers: &[f32],
+    expert_of: &[Option<usize>],
+) -> Result<(Vec<u8>, Vec<u8>, Vec<f32>)> {
+    let (mut codes, mut scales, mut globals) = (Vec::new(), Vec::new(), Vec::new());
+    for (row, (values, expert)) in values.chunks_exact(size_k).zip(expert_of).enumerate() {
+        let multiplier = match expert {
+            None => 1.0,
+            Some(e) => *multipliers.get(*e).ok_or_else(|| {
+                let expected = format!("an expert below {}", multipliers.len());
+                Error::value("expert_of", &[row], e, expected)
+            })?,
+        };
+        let (c, s) = nvfp4(values, size_k, 1.0 / multiplier)?;
+        codes.extend(c);
+        scales.extend(s);
+        globals.push(multiplier);
+    }
+    Ok((codes, scales, globals))
+}
+
+/// Scales of quantized rows.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scales {
+    /// None: the codes are the numbers.
+    None,
+    /// `[M]`.
+    Row(Vec<f32>),
+    /// `[M, size_k / size]`.
+    Group {
+        /// k that share a scale.
+        size: usize,
+        /// The scales.
+        values: Vec<f32>,
+    },
+}
+
+/// Quantized rows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Activations {
+    /// Type of the codes.
+    pub ty: ScalarType,
+    /// k of a row.
+    pub size_k: usize,
+    /// `[M, size_k]`, zero-extended.
+    pub codes: Vec<u32>,
+    /// What the codes are multiplied with.
+    pub scales: Scales,
+    /// `[M]`: NVFP4's multiplier of each row's sum.
+    pub globals: Option<Vec<f32>>,
+}
+
+impl Activations {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.codes.len() / self.size_k
+    }
+
+    /// Codes of row `m`.
+    pub fn row(&self, m: usize) -> &[u32] {
+        &self.codes[m * self.size_k..][..self.size_k]
+    }
+
+    /// The scale at (`m`, `k`); 1 where there are none.
+    pub fn scale(&self, m: usize, k: usize) -> f32 {
+        match &self.scales {
+            Scales::None => 1.0,
+            Scales::Row(values) => values[m],
+            Scales::Group { size, values } => values[m * (self.size_k / size) + k / size],
+        }
+    }
+
+    /// The number at (`m`, `k`), exactly, without the row's global multiplier: a code of at most 11
+    /// bits times a scale of 24.
+    pub fn value(&self, m: usize, k: usize) -> f64 {
+        self.ty.to_f64(self.codes[m * self.size_k + k]) * f64::from(self.scale(m, k))
+    }
+}
+
+impl std::fmt::Display for Quantizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fp8Group(group) => write!(f, "{} of {group}", self.name()),
+            _ => f.write_str(self.name()),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Layers as a checkpoint's method runs them: how activations are quantized before each product, what
+//! the product is, and the Mixture-of-Experts layer of both.
+//!
+//! | method | activations | product |
+//! | --- | --- | --- |
+//! | weight-only (FP8, MXFP8, MXFP4, NVFP4, integers) | [`Quantizer::None`] | 16 bits by dequantized weights |
+//! | W8A8-FP8, tensor or channel scales | [`Quantizer::Fp8Tensor`], [`Quantizer::Fp8Token`] | e4m3 by e4m3 |
+//! | W8A8-FP8, blocks | [`Quantizer::Fp8Group`] | e4m3 by e4m3, scales of both for each group |
+//! | W8A8-MXFP8 | [`Quantizer::Mxfp8`] | e4m3 by e4m3, powers of two |
+//! | W4A4-NVFP4 | [`Quantizer::Nvfp4`] | e2m1 by e2m1, alpha |
+//!
+//! Every result is defined bit for bit, under an [`Arithmetic`] that has a name: [`Arithmetic::Exact`]
+//! is the product of the quantized numbers rounded once; the others state an order of additions on an
+//! emulated matrix unit. [`Product::compute`] and [`Product::define`] give the same bits by paths that
+//! share nothing but the quantized rows and the hub's codes and scales: block sums by ranges of bits
+//! and vector loops here, one product after the other into a wide accumulator there.
+//!
+//! Source: vLLM 0.21.0 `fused_moe/utils.py` (`moe_kernel_quantize_input`), `fused_moe/config.py`.
+
+mod activations;
+mod definition;
+mod exact;
+mod layer;
+mod product;
+mod scheduled;
+
+pub use activations::{Activations, Quantizer, Scales};
+pub use layer::{MethodLayer, Multiply};
+pub use product::{Arithmetic, Product, Promotion};

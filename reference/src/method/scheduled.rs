@@ -1,0 +1,229 @@
+//! Products by a stated order of additions on an emulated matrix unit.
+
+use rayon::prelude::*;
+
+use super::activations::{Activations, Scales};
+use super::product::{Arithmetic, Product, Promotion};
+use crate::dims::GroupSize;
+use crate::gemm::schedule::{
+    AccumulatorType, Chunks, Extras, Rows, Schedule, Stack, Step, StepOp, Sum, UnitName,
+    WeightForm, Weights,
+};
+use crate::gemm::tensor_core::{Architecture, Instruction, LANES, Panel, Row};
+use crate::gemm::{self, Bounded, Class, Judge, Recipe};
+use crate::moe::narrow;
+use crate::scalar::ScalarType;
+use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
+
+const F32: ScalarType = ScalarType::FLOAT32;
+const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
+/// k between two promotions, and of a group where both operands have scales in groups.
+pub(super) const PROMOTED: usize = 128;
+
+/// `wgmma` of Hopper with e4m3 and sums of 14 bits.
+pub(super) const WGMMA: UnitName = UnitName {
+    architecture: Architecture::Hopper,
+    instruction: Instruction::Wgmma,
+    a: E4M3,
+    b: E4M3,
+    accumulator: AccumulatorType::Float32,
+    size_k: 32,
+};
+
+/// What a product runs under.
+pub(super) enum Plan {
+    /// Row scales, or none: a schedule says everything.
+    Schedule(Box<Schedule>),
+    /// Scales of both operands for each group of [`PROMOTED`] k, on [`WGMMA`].
+    Groups,
+}
+
+/// The plan of `product` with expert `weight`.
+///
+/// # Errors
+/// [`Error::Unsupported`] for rows or weights that the arithmetic does not take.
+pub(super) fn plan(
+    product: &Product<'_>,
+    weight: &Weight<'_>,
+    arithmetic: Arithmetic,
+) -> Result<Plan> {
+    let refuse = |reason: String| {
+        let what = format!("{}: {}", weight.name, arithmetic.name());
+        Err(Error::unsupported(what, reason))
+    };
+    if product.halves.is_some_and(|h| h.iter().any(|[gate, up]| gate != up)) {
+        return refuse("one global scale for an expert, but gate and up have their own".to_owned());
+    }
+    let (rows, dtype) = (product.rows, product.dtype);
+    match (arithmetic, &rows.scales) {
+        (Arithmetic::Canonical, Scales::None | Scales::Row(_)) => {
+            Ok(Plan::Schedule(Box::new(Schedule::canonical(weight, dtype, rows.ty)?)))
+        }
+        (Arithmetic::Canonical, Scales::Group { size, .. }) => {
+            refuse(format!("rows have scales for groups of {size} k, expected one for a row"))
+        }
+        (Arithmetic::Wgmma(_), _) if (rows.ty, weight.ty) != (E4M3, E4M3) => {
+            refuse(format!("found {} by {}, expected {E4M3} by {E4M3}", rows.ty, weight.ty))
+        }
+        (Arithmetic::Wgmma(promotion), Scales::Row(_)) if weight.scales.rows() == 1 => {
+            Ok(Plan::Schedule(Box::new(wgmma(promotion, dtype))))
+        }
+        (Arithmetic::Wgmma(Promotion::Every128), Scales::Group { size: PROMOTED, .. })
+            if weight.groups == Groups::Uniform(GroupSize::Of(PROMOTED)) =>
+        {
+            Ok(Plan::Groups)
+        }
+        (Arithmetic::Wgmma(Promotion::Never), Scales::Group { .. }) => {
+            refuse("scales in groups are applied at a promotion: wgmma-promoted".to_owned())
+        }
+        (Arithmetic::Wgmma(_), _) => {
+            let group = weight.groups.group_size();
+            refuse(format!("weights in groups of {group}, expected those of the activations"))
+        }
+        (Arithmetic::Exact, _) => refuse("it has no order".to_owned()),
+    }
+}
+
+/// The schedule of `wgmma` with a scale for each row and column.
+fn wgmma(promotion: Promotion, dtype: ScalarType) -> Schedule {
+    let steps = [StepOp::ChannelScale, StepOp::ActivationScale, StepOp::Bias, StepOp::RouterWeight];
+    let mut epilogue: Vec<Step> = steps.map(|op| Step { op, ty: F32 }).into();
+    epilogue.push(Step { op: StepOp::Round, ty: dtype });
+    Schedule {
+        unit: WGMMA,
+        weights: Weights { form: WeightForm::Unscaled, exponent: 0 },
+        rows: Rows::Stored,
+        chunks: match promotion {
+            Promotion::Never => Chunks::Whole,
+            Promotion::Every128 => Chunks::Size(PROMOTED),
+        },
+        stripes: None,
+        group_sum: None,
+        warp_steps: Vec::new(),
+        chunk_steps: Vec::new(),
+        chunk_sum: Sum::default(),
+        epilogue,
+    }
+}
+
+/// The outputs, rows of no expert zero.
+pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<u16>> {
+    let weights = product.weights;
+    match plan(product, &weights[0], arithmetic)? {
+        Plan::Schedule(schedule) => {
+            let activation_scales = match &product.rows.scales {
+                Scales::Row(values) => Some(values.as_slice()),
+                _ => None,
+            };
+            let router_weights = product.router_weights;
+            let extras = Extras { activation_scales, router_weights, order: None };
+            let expert_of = product.expert_of;
+            let stack = Stack { weights, expert_of, orders: None, places: None };
+            let bits = schedule.execute_stack(&product.rows.codes, stack, extras)?;
+            Ok(bits.into_iter().map(|b| b as u16).collect())
+        }
+        Plan::Groups => {
+            // Every expert must be of the kind that the first one is.
+            for weight in weights {
+                plan(product, weight, arithmetic)?;
+            }
+            groups(product)
+        }
+    }
+}
+
+/// What any kernel may give that adds up with the unit of `arithmetic`, in any order.
+///
+/// # Errors
+/// As [`plan`]; [`Error::Unsupported`] where scales are applied group by group.
+pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
+    let (rows, size_n) = (product.rows, product.size_n());
+    let mut out = vec![Bounded::ZERO; product.expert_of.len() * size_n];
+    for (e, weight) in product.weights.iter().enumerate() {
+        let Plan::Schedule(schedule) = plan(product, weight, arithmetic)? else {
+            let what = format!("{}: bounds under {}", weight.name, arithmetic.name());
+            return Err(Error::unsupported(what, "scales in groups are applied at promotions"));
+        };
+        let mine: Vec<usize> =
+            (0..product.expert_of.len()).filter(|&m| product.expert_of[m] == Some(e)).collect();
+        if mine.is_empty() {
+            continue;
+        }
+        let codes = mine.iter().flat_map(|&m| rows.row(m).iter().copied());
+        let decoded = gemm::Rows::decode(rows.ty, rows.size_k, codes)?;
+        let of_rows = |values: &[f32]| mine.iter().map(|&m| values[m]).collect::<Vec<f32>>();
+        let scales = match &rows.scales {
+            Scales::Row(values) => Some(of_rows(values)),
+            _ => None,
+        };
+        let router = product.router_weights.map(of_rows);
+        let judge = Judge {
+            weight,
+            order: None,
+            recipe: &Recipe::of_schedule(&schedule, product.dtype),
+            class: &Class::of_unit(schedule.unit.find()?),
+            extras: gemm::Extras {
+                activation_scales: scales.as_deref(),
+                router_weights: router.as_deref(),
+            },
+        };
+        for (&m, row) in mine.iter().zip(judge.bounds(&decoded, None)?.chunks_exact(size_n)) {
+            out[m * size_n..][..size_n].copy_from_slice(row);
+        }
+    }
+    Ok(out)
+}
+
+/// Each group's sum on the unit, times both scales, added in f32.
+fn groups(product: &Product<'_>) -> Result<Vec<u16>> {
+    let unit = WGMMA.find()?;
+    let rows: &Activations = product.rows;
+    let (size_k, size_n) = (rows.size_k, product.size_n());
+    let mut out = vec![0u16; product.expert_of.len() * size_n];
+    for (e, weight) in product.weights.iter().enumerate() {
+        let mine = (0..product.expert_of.len()).filter(|&m| product.expert_of[m] == Some(e));
+        let decoded: Vec<(usize, Row)> =
+            mine.map(|m| Ok((m, Row::new(unit, rows.row(m))?))).collect::<Result<_>>()?;
+        let starts: Vec<usize> = (0..size_n).step_by(LANES).collect();
+        let tile = |&first: &usize| -> Result<Vec<[u16; LANES]>> {
+            let column = |l: usize| first + l;
+            let panel = Panel::new(unit, size_k, |k, l| match column(l) {
+                n if n < size_n => weight.codes.get(k, n).into(),
+                _ => 0,
+            })?;
+            let one = |(m, row): &(usize, Row)| {
+                let mut sums = [0f32; LANES];
+                for (g, start) in (0..size_k).step_by(PROMOTED).enumerate() {
+                    let mut part = [0; LANES];
+                    let end = size_k.min(start + PROMOTED);
+                    unit.accumulate_panel(row, &panel, start..end, &mut part);
+                    for (l, sum) in sums.iter_mut().enumerate().filter(|(l, _)| column(*l) < size_n)
+                    {
+                        let scale =
+                            rows.scale(*m, start) * weight.scales.value(g, column(l)) as f32;
+                        *sum = f32::from_bits(part[l]).mul_add(scale, *sum);
+                    }
+                }
+                std::array::from_fn(|l| match column(l) {
+                    n if n < size_n => {
+                        let bias = weight.bias.as_ref().map_or(0.0, |b| b.value(0, n) as f32);
+                        let router = product.router_weights.map_or(1.0, |r| r[*m]);
+                        narrow(product.dtype, (sums[l] + bias) * router)
+                    }
+                    _ => 0,
+                })
+            };
+            Ok(decoded.iter().map(one).collect())
+        };
+        let tiles: Vec<_> = starts.par_iter().map(tile).collect::<Result<_>>()?;
+        for (&first, lanes) in starts.iter().zip(tiles) {
+            let width = LANES.min(size_n - first);
+            for ((m, _), lanes) in decoded.iter().zip(lanes) {
+                out[m * size_n + first..][..width].copy_from_slice(&lanes[..width]);
+            }
+        }
+    }
+    Ok(out)
+}
