@@ -4,7 +4,7 @@ pub mod activation;
 pub mod align;
 pub mod awq;
 mod check;
-pub mod gather;
+pub(crate) mod gather;
 pub mod gemm;
 pub mod gemm_a8;
 pub mod layer;
