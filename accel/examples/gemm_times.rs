@@ -7,9 +7,9 @@
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
 //! default the shapes of `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes
 //! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the
-//! weight's bytes at the bandwidth measured first. `--sweep` tries many tilings; `--part I COUNT` with it
+//! weight's bytes at the bandwidth measured first. `--sweep` tries many plans; `--part I COUNT` with it
 //! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
-//! modules. `marlinspike bench gpu` gives more, without the tilings.
+//! modules. `marlinspike bench gpu` gives more, without the sweep.
 
 use std::process::ExitCode;
 
@@ -18,15 +18,15 @@ use marlinspike::gemm::schedule::Schedule;
 use marlinspike::scalar::ScalarType;
 use marlinspike_accel::{
     Device, limits,
-    ops::gemm::Tiling,
+    ops::gemm::{ManyRows, Tiling},
     timing::REPLAYS,
-    workload::{COLD_BYTES, Dense, WEIGHT_TYPES, WeightType},
+    workload::{COLD_BYTES, Dense, Plan, WEIGHT_TYPES, WeightType},
 };
 
 type AnyError = Box<dyn std::error::Error>;
 
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
-const ROWS: [usize; 6] = [1, 8, 16, 32, 64, 256];
+const ROWS: [usize; 9] = [1, 8, 16, 32, 64, 128, 256, 1024, 4096];
 
 fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
     let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
@@ -50,20 +50,38 @@ fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
     all
 }
 
-/// The quickest tilings, those that the device does not take left out.
+/// Plans worth a try for so many rows.
+fn plans(size_m: usize, size_k: usize) -> Vec<Plan> {
+    let mut all = Vec::new();
+    if size_m <= 256 {
+        all.extend(tilings(size_m, size_k).into_iter().map(Plan::Tiled));
+    }
+    if size_m > 32 {
+        let narrow = (48..=192).step_by(16).map(|rows| ManyRows { columns: 16, rows });
+        let wide = [64, 80, 96].map(|rows| ManyRows { columns: 32, rows });
+        all.extend(narrow.chain(wide).map(Plan::Many));
+    }
+    all
+}
+
+/// The quickest plans, those that the device does not take left out.
 fn sweep(device: &Device, dense: &Dense, size_m: usize, size_k: usize) {
-    let time = |tiling| dense.time(device, size_m, Some(tiling), REPLAYS);
-    let mut all: Vec<(f32, Tiling)> = tilings(size_m, size_k)
+    let time = |plan| dense.time(device, size_m, Some(plan), REPLAYS);
+    let mut all: Vec<(f32, Plan)> = plans(size_m, size_k)
         .into_iter()
-        .filter_map(|tiling| Some((time(tiling).ok()?.median, tiling)))
+        .filter_map(|plan| Some((time(plan).ok()?.median, plan)))
         .collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    for (time, t) in all.iter().take(8) {
-        let Tiling { m_tiles, n_tile, columns, teams, ranks, stages } = t;
-        println!(
-            "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, {teams} teams in \
-             {ranks}, {stages} stages"
-        );
+    for (time, plan) in all.iter().take(8) {
+        match plan {
+            Plan::Tiled(Tiling { m_tiles, n_tile, columns, teams, ranks, stages }) => println!(
+                "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, {teams} teams \
+                 in {ranks}, {stages} stages"
+            ),
+            Plan::Many(ManyRows { columns, rows }) => {
+                println!("    {time:.2} us: many rows, {rows} by {columns} columns of a warp");
+            }
+        }
     }
 }
 
@@ -107,9 +125,9 @@ fn main() -> Result<ExitCode, AnyError> {
         for (size_k, size_n) in shapes {
             let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, 0)?;
             for &size_m in rows {
-                for tiling in tilings(size_m, size_k).into_iter().skip(first).step_by(count) {
+                for plan in plans(size_m, size_k).into_iter().skip(first).step_by(count) {
                     // What the device does not take is left out of the sweep, too.
-                    let _ = dense.time(&device, size_m, Some(tiling), 1);
+                    let _ = dense.time(&device, size_m, Some(plan), 1);
                 }
             }
         }

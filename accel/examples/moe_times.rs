@@ -8,7 +8,7 @@
 //! of `docs/cuda.md`. A figure is the median of 7 replays of a graph of 16 layers, each with a routing of
 //! its own, so that few tokens do not find their experts in the L2 cache. `limit` is the time to read
 //! the experts that a routing hits, once each, at the bandwidth measured first. `--sweep` tries many
-//! tilings, of the first product, then of the second; `--part I COUNT` with it only compiles every
+//! tilings, of the first product, then of the second, and plans of many rows; `--part I COUNT` with it only compiles every
 //! COUNT-th of them, from the I-th on, for other processes to find in the cache of modules.
 //! `marlinspike bench gpu` gives more, without the tilings.
 
@@ -17,16 +17,16 @@ use std::process::ExitCode;
 use marlinspike::gemm::schedule::Schedule;
 use marlinspike_accel::{
     AccelError, Device, limits,
-    ops::gemm::Tiling,
+    ops::gemm::{ManyRows, Tiling},
     timing::REPLAYS,
-    workload::{ExpertLayer, Sizes, WEIGHT_TYPES, WeightType},
+    workload::{ExpertLayer, Plans, Sizes, WEIGHT_TYPES, WeightType},
 };
 
 type AnyError = Box<dyn std::error::Error>;
 
 /// Experts, experts per token, hidden size, intermediate size.
 const LAYERS: [[usize; 4]; 3] = [[8, 2, 4096, 14336], [128, 8, 2048, 768], [256, 8, 7168, 256]];
-const TOKENS: [usize; 5] = [1, 4, 16, 64, 256];
+const TOKENS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 
 /// Tilings of eights of rows for K of so many k; `paired`: of gate and up halves.
 fn tilings(m_tiles: u32, size_k: usize, paired: bool) -> Vec<Tiling> {
@@ -87,6 +87,18 @@ fn sweep(
     Ok(())
 }
 
+/// Plans of many rows, both products under the same one.
+fn sweep_many(time: impl Fn(Plans) -> Result<f32, AccelError>) {
+    for rows in (48..=192).step_by(16) {
+        for columns in [16, 32] {
+            // What the device does not take is left out.
+            if let Ok(us) = time(Plans::Many([ManyRows { columns, rows }; 2])) {
+                println!("    {us:.1} us: {rows} rows by {columns} columns of a warp");
+            }
+        }
+    }
+}
+
 fn main() -> Result<ExitCode, AnyError> {
     let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
@@ -121,9 +133,8 @@ fn main() -> Result<ExitCode, AnyError> {
         let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
         let layer = ExpertLayer::new(&device, ty, sizes)?;
         for &size_m in tokens {
-            let time = |tilings: [Tiling; 2]| {
-                Ok(layer.time(&device, size_m, Some(tilings), REPLAYS)?.0.median)
-            };
+            let planned = |plans| Ok(layer.time(&device, size_m, Some(plans), REPLAYS)?.0.median);
+            let time = |tilings| planned(Plans::Tiled(tilings));
             let both = of_layer(sizes, size_m);
             if let Some((first, count)) = part {
                 let [firsts, seconds] = &both;
@@ -138,6 +149,10 @@ fn main() -> Result<ExitCode, AnyError> {
             }
             if is_sweep {
                 sweep(&both, time)?;
+                // From so many rows of an expert on they may win.
+                if size_m * top_k / num_experts >= 16 {
+                    sweep_many(planned);
+                }
             }
             let (times, hit) = layer.time(&device, size_m, None, REPLAYS)?;
             let limit = hit * layer.bytes_of_expert() as f64 / read * 1e6;

@@ -8,10 +8,21 @@ use super::{WeightType, activations};
 use crate::{
     device::Device,
     error::AccelError,
-    ops::gemm::{MarlinWeight, Tiling, marlin_gemm, marlin_gemm_tiled},
+    ops::gemm::{
+        ManyRows, MarlinWeight, Tiling, marlin_gemm, marlin_gemm_many_rows, marlin_gemm_tiled,
+    },
     ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
     timing::Times,
 };
+
+/// How a product is dealt out to thread blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plan {
+    /// Weights are what costs.
+    Tiled(Tiling),
+    /// Rows are.
+    Many(ManyRows),
+}
 
 /// A matrix for activations of either width.
 #[derive(Debug)]
@@ -76,7 +87,7 @@ impl Dense {
         self.copies[0].bytes()
     }
 
-    /// Time of one product of `size_m` rows, by the tiling that the crate takes or, with 16-bit
+    /// Time of one product of `size_m` rows, by the plan that the crate takes or, with 16-bit
     /// activations, another.
     ///
     /// # Errors
@@ -85,7 +96,7 @@ impl Dense {
         &self,
         device: &Device,
         size_m: usize,
-        tiling: Option<Tiling>,
+        plan: Option<Plan>,
         replays: usize,
     ) -> Result<Times, AccelError> {
         let Shape { size_k, size_n } = self.shape;
@@ -95,9 +106,14 @@ impl Dense {
         let (x, codes) = (device.upload(&halves)?, device.upload(&codes)?);
         let scales = device.upload(&vec![1.0; size_m])?;
         let mut y = device.zeroed(size_m * size_n)?;
-        let mut product = |weight: &Packed| match (weight, tiling) {
+        let mut product = |weight: &Packed| match (weight, plan) {
             (Packed::A16(weight), None) => marlin_gemm(device, &x, weight, &mut y),
-            (Packed::A16(weight), Some(t)) => marlin_gemm_tiled(device, &x, weight, &mut y, t),
+            (Packed::A16(weight), Some(Plan::Tiled(tiling))) => {
+                marlin_gemm_tiled(device, &x, weight, &mut y, tiling)
+            }
+            (Packed::A16(weight), Some(Plan::Many(plan))) => {
+                marlin_gemm_many_rows(device, &x, weight, &mut y, plan)
+            }
             (Packed::A8(weight), _) => {
                 let rows = RowsA8 { codes: &codes, scales: &scales };
                 marlin_gemm_a8(device, rows, weight, &mut y)

@@ -14,7 +14,10 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    ops::{MarlinLayer, gemm::Tiling},
+    ops::{
+        MarlinLayer,
+        gemm::{ManyRows, Tiling},
+    },
     timing::Times,
 };
 
@@ -29,6 +32,15 @@ pub struct Sizes {
     pub hidden_size: usize,
     /// I.
     pub intermediate_size: usize,
+}
+
+/// How the two products of a layer are dealt out to thread blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plans {
+    /// Weights are what costs.
+    Tiled([Tiling; 2]),
+    /// Rows are.
+    Many([ManyRows; 2]),
 }
 
 /// A layer with SiLU whose experts' matrices are all somewhere else.
@@ -80,8 +92,8 @@ impl ExpertLayer {
     }
 
     /// Time of one layer of `size_m` tokens (alignment, `gate_up`, SiLU, `down`, sum), and how many
-    /// experts its routing hits: means over the routings of a recording. By the tilings of both
-    /// products that the crate takes, or others.
+    /// experts its routing hits: means over the routings of a recording. By the plans that
+    /// the crate takes, or others.
     ///
     /// # Errors
     /// Those of the layer; [`AccelError::Driver`].
@@ -89,7 +101,7 @@ impl ExpertLayer {
         &self,
         device: &Device,
         size_m: usize,
-        tilings: Option<[Tiling; 2]>,
+        plans: Option<Plans>,
         replays: usize,
     ) -> Result<(Times, f64), AccelError> {
         let Sizes { num_experts, top_k, hidden_size: h, .. } = self.sizes;
@@ -104,9 +116,10 @@ impl ExpertLayer {
                 device.upload(&ids)
             })
             .collect::<Result<Vec<Buffer<i32>>, AccelError>>()?;
-        let mut work = match tilings {
+        let mut work = match plans {
             None => layer.workspace(device, size_m, top_k)?,
-            Some(tilings) => layer.workspace_tiled(device, size_m, top_k, tilings)?,
+            Some(Plans::Tiled(tilings)) => layer.workspace_tiled(device, size_m, top_k, tilings)?,
+            Some(Plans::Many(plans)) => layer.workspace_many_rows(device, size_m, top_k, plans)?,
         };
         let mut y = device.zeroed(size_m * h)?;
         // Modules are loaded before anything is recorded.

@@ -11,8 +11,8 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use crate::error::AccelError;
 
-pub use dense::Dense;
-pub use layer::{ExpertLayer, Sizes};
+pub use dense::{Dense, Plan};
+pub use layer::{ExpertLayer, Plans, Sizes};
 
 /// Bytes that the weights of successive calls take together: four times the L2 cache of an H200,
 /// the largest there is.
