@@ -46,7 +46,7 @@ impl Mutant {
 }
 
 /// Every mutant, in the order of the sources.
-pub static MUTANTS: [Mutant; 19] = [
+pub static MUTANTS: [Mutant; 22] = [
     Mutant::new(
         "positions of a word not interleaved",
         "awq_marlin_repack",
@@ -74,8 +74,8 @@ pub static MUTANTS: [Mutant; 19] = [
     Mutant::new(
         "chunks added from the last to the second",
         "marlin_gemm",
-        "from + c * (ROWS * PITCH)",
-        "from + (chunks - c) * (ROWS * PITCH)",
+        "sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;",
+        "sum.x = __fadd_rn(sum.x, of_chunk[CHUNKS - c].x);",
     ),
     Mutant::new(
         "bias of the next column",
@@ -102,6 +102,18 @@ pub static MUTANTS: [Mutant; 19] = [
         "scale[2 * j], sum[j][m][i]",
     ),
     Mutant::new(
+        "bias of the neighbouring eight columns",
+        "marlin_gemm_wgmma",
+        "__fadd_rn(value[r], bias[c])",
+        "__fadd_rn(value[r], bias[c ^ 1])",
+    ),
+    Mutant::new(
+        "router weight of the neighbouring row",
+        "marlin_gemm_wgmma",
+        "__shfl_sync(~0u, rows.weights[first / 32], of)",
+        "__shfl_sync(~0u, rows.weights[first / 32], of ^ 1u)",
+    ),
+    Mutant::new(
         "a code that equals its zero point",
         "marlin_int4_fp8_preprocess",
         "v >= z ?",
@@ -126,6 +138,12 @@ pub static MUTANTS: [Mutant; 19] = [
         "sorted_token_ids[i] = 0;",
     ),
     Mutant::new(
+        "the row of another token",
+        "moe_gather",
+        "static_cast<size_t>(entry / top_k)",
+        "static_cast<size_t>(entry / (top_k + 1))",
+    ),
+    Mutant::new(
         "neighbouring columns exchanged",
         "moe_permute_cols",
         "<< 16 | row[from.x]",
@@ -134,8 +152,8 @@ pub static MUTANTS: [Mutant; 19] = [
     Mutant::new(
         "slots added from the last",
         "moe_sum",
-        "down[(first + j) * size_n",
-        "down[(first + top_k - 1 - j) * size_n",
+        "down[(first + j) * pieces",
+        "down[(first + top_k - 1 - j) * pieces",
     ),
     Mutant::new("saturation to NaN", "per_token_quant_fp8", ", 0x7eu);", ", 0x7fu);"),
     Mutant::new(

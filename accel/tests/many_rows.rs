@@ -15,6 +15,7 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
+    mutants::MUTANTS,
     ops::MarlinLayer,
     ops::gemm::{ManyRows, MarlinWeight, marlin_gemm_many_rows},
 };
@@ -172,6 +173,64 @@ fn layers_equal_the_canonical_arithmetic_under_every_plan() {
         }
     }
     law.held();
+}
+
+#[test]
+fn wrong_kernels_are_noticed() {
+    if hopper_or_skip("wrong_kernels_are_noticed").is_none() {
+        return;
+    }
+    let mut random = Random(0x3A17_0003_89AB_CDEF);
+    let (dtype, activation) = (ScalarType::BFLOAT16, Definition::new(Activation::Silu));
+    // Three chunks of w13's k.
+    let (h, size_i, experts, top_k, tokens) = (768, 256, 3, 2, 150);
+    let mut stack = |shape| -> Vec<Weight<'static>> {
+        let group = GroupSize::Of(64);
+        (0..experts)
+            .map(|_| weight(&mut random, ScalarType::UINT4B8, dtype, shape, group, true))
+            .collect()
+    };
+    let w13 = stack(Shape::new(h, activation.width_in(size_i)));
+    let w2 = stack(Shape::new(size_i, h));
+    let layer = Layer {
+        w13: &w13,
+        w2: &w2,
+        orders: [None, None],
+        num_experts: experts,
+        expert_map: None,
+        activation,
+        dtype,
+        input_dtype: None,
+        router_weight_on_input: false,
+    };
+    let x = random.halves(dtype, tokens * h, 1.0);
+    let ids: Vec<i32> = (0..tokens)
+        .flat_map(|_| random.permutation(experts)[..top_k].to_vec())
+        .map(|id| id as i32)
+        .collect();
+    let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
+    let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
+    let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
+    let found = |device: Device| {
+        let there = MarlinLayer::new(&device, &layer).unwrap();
+        let plan = ManyRows { columns: 16, rows: 64 };
+        let mut work = there.workspace_many_rows(&device, tokens, top_k, [plan; 2]).unwrap();
+        let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
+        let (ids, weights) = (device.upload(&ids).unwrap(), device.upload(&weights).unwrap());
+        let x = device.upload(&x).unwrap();
+        there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
+        device.download(&y).unwrap()
+    };
+    assert_eq!(found(Device::open().unwrap()), wanted);
+    let wrong: Vec<_> = MUTANTS
+        .iter()
+        .filter(|mutant| ["marlin_gemm_wgmma", "moe_gather"].contains(&mutant.source))
+        .collect();
+    for mutant in &wrong {
+        let found = found(Device::open().unwrap().with_mutant(mutant));
+        assert_ne!(found, wanted, "{}: {} passed", mutant.source, mutant.name);
+    }
+    common::say(&format!("LAW wrong kernels of many rows rejected: {0} of {0}", wrong.len()));
 }
 
 #[test]
