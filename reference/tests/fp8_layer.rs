@@ -7,6 +7,7 @@ use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Fp8Kernel, Schedule};
 use marlinspike::gemm::{self, Class, Convention, Judge, Recipe};
+use marlinspike::method::{Arithmetic as Sums, MethodLayer, Multiply, Promotion, Quantizer};
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::fp8::{Fp8Activations, Fp8Layer, Fp8Rows};
@@ -401,6 +402,26 @@ fn layers_are_exact_arithmetic() {
             Fp8Activations::PerToken => [None, None],
             Fp8Activations::Static { w13, w2 } => [Some(w13), Some(w2)],
         };
+        // As the checkpoint's method runs it.
+        let method = MethodLayer {
+            layer: Layer { input_dtype: None, ..layer.layer },
+            quantizers: given.map(|scale| match scale {
+                None => Quantizer::Fp8Token,
+                some => Quantizer::Fp8Tensor(some),
+            }),
+            w13_multipliers: None,
+        };
+        let promotion = if promoted { Promotion::Every128 } else { Promotion::Never };
+        for multiply in [Multiply::Compute, Multiply::Define] {
+            let same = method.forward(&x, routed, Sums::Wgmma(promotion), multiply).unwrap();
+            assert_eq!(
+                (&same.gate_up, &same.down),
+                (&stages.gate_up, &stages.down),
+                "{multiply:?}"
+            );
+            assert_eq!((&same.activated, &same.y), (&stages.activated, &stages.y), "{multiply:?}");
+        }
+
         expect_quantized(&x, dtype, h, given[0], &stages.a1q);
         expect_quantized(&stages.activated, dtype, i, given[1], &stages.a2q);
 

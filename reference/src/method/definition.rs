@@ -2,9 +2,11 @@
 
 use super::activations::Scales;
 use super::product::{Arithmetic, Product, half_bits};
-use super::scheduled::{PROMOTED, Plan, WGMMA, plan};
+use super::scheduled::{Plan, plan};
 use crate::gemm::Wide;
-use crate::gemm::schedule::{Chunks, GroupScale, Rows, Schedule, StepOp, WeightForm};
+use crate::gemm::schedule::{
+    Chunks, FP8_PROMOTION, FP8_UNIT, GroupScale, Rows, Schedule, StepOp, WeightForm,
+};
 use crate::gemm::tensor_core::{Operand, Unit};
 use crate::moe::narrow;
 use crate::weight::{Groups, Weight};
@@ -155,11 +157,11 @@ fn groups(product: &Product<'_>, [m, e, n]: [usize; 3]) -> Result<u16> {
             "both operands have scales in groups",
         ));
     };
-    let unit = WGMMA.find()?;
+    let unit = FP8_UNIT.find()?;
     let of_row = &values[m * (rows.size_k / size)..];
     let mut sum = 0f32;
-    for (g, codes) in rows.row(m).chunks(PROMOTED).enumerate() {
-        let weights = (g * PROMOTED..).map(|k| u32::from(weight.codes.get(k, n)));
+    for (g, codes) in rows.row(m).chunks(FP8_PROMOTION).enumerate() {
+        let weights = (g * FP8_PROMOTION..).map(|k| u32::from(weight.codes.get(k, n)));
         let part = chain(unit, codes.iter().copied().zip(weights));
         sum = part.mul_add(of_row[g] * weight.scales.value(g, n) as f32, sum);
     }

@@ -33,9 +33,11 @@ pub enum Arithmetic {
     /// kernels give: 16-bit activations, or e4m3 ones with a scale for each row.
     Canonical,
     /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied by the
-    /// column's scale, then by the row's; bias and router weight follow, everything in f32 and rounded
-    /// once at the end. With scales for groups of 128 k, which ask for [`Promotion::Every128`], the f32
-    /// sum is fma(part, row scale · column scale, sum) for each group.
+    /// row's scale, then by the column's, as upstream's Triton kernel does
+    /// ([`Schedule::w8a8_fp8`](crate::gemm::schedule::Schedule::w8a8_fp8)); bias and router weight
+    /// follow, everything in f32 and rounded once at the end. With scales for groups of 128 k, which ask
+    /// for [`Promotion::Every128`], the f32 sum is fma(part, row scale · column scale, sum) for each
+    /// group.
     Wgmma(Promotion),
 }
 

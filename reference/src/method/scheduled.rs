@@ -5,38 +5,21 @@ use rayon::prelude::*;
 use super::activations::{Activations, Scales};
 use super::product::{Arithmetic, Product, Promotion};
 use crate::dims::GroupSize;
-use crate::gemm::schedule::{
-    AccumulatorType, Chunks, Extras, Rows, Schedule, Stack, Step, StepOp, Sum, UnitName,
-    WeightForm, Weights,
-};
-use crate::gemm::tensor_core::{Architecture, Instruction, LANES, Panel, Row};
+use crate::gemm::schedule::{Extras, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Schedule, Stack};
+use crate::gemm::tensor_core::{LANES, Panel, Row};
 use crate::gemm::{self, Bounded, Class, Judge, Recipe};
 use crate::moe::narrow;
 use crate::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-const F32: ScalarType = ScalarType::FLOAT32;
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
-
-/// k between two promotions, and of a group where both operands have scales in groups.
-pub(super) const PROMOTED: usize = 128;
-
-/// `wgmma` of Hopper with e4m3 and sums of 14 bits.
-pub(super) const WGMMA: UnitName = UnitName {
-    architecture: Architecture::Hopper,
-    instruction: Instruction::Wgmma,
-    a: E4M3,
-    b: E4M3,
-    accumulator: AccumulatorType::Float32,
-    size_k: 32,
-};
 
 /// What a product runs under.
 pub(super) enum Plan {
     /// Row scales, or none: a schedule says everything.
     Schedule(Box<Schedule>),
-    /// Scales of both operands for each group of [`PROMOTED`] k, on [`WGMMA`].
+    /// Scales of both operands for each group of [`FP8_PROMOTION`] k, on [`FP8_UNIT`].
     Groups,
 }
 
@@ -68,10 +51,12 @@ pub(super) fn plan(
             refuse(format!("found {} by {}, expected {E4M3} by {E4M3}", rows.ty, weight.ty))
         }
         (Arithmetic::Wgmma(promotion), Scales::Row(_)) if weight.scales.rows() == 1 => {
-            Ok(Plan::Schedule(Box::new(wgmma(promotion, dtype))))
+            let promoted = promotion == Promotion::Every128;
+            let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, dtype, promoted)?;
+            Ok(Plan::Schedule(Box::new(schedule)))
         }
-        (Arithmetic::Wgmma(Promotion::Every128), Scales::Group { size: PROMOTED, .. })
-            if weight.groups == Groups::Uniform(GroupSize::Of(PROMOTED)) =>
+        (Arithmetic::Wgmma(Promotion::Every128), Scales::Group { size: FP8_PROMOTION, .. })
+            if weight.groups == Groups::Uniform(GroupSize::Of(FP8_PROMOTION)) =>
         {
             Ok(Plan::Groups)
         }
@@ -83,28 +68,6 @@ pub(super) fn plan(
             refuse(format!("weights in groups of {group}, expected those of the activations"))
         }
         (Arithmetic::Exact, _) => refuse("it has no order".to_owned()),
-    }
-}
-
-/// The schedule of `wgmma` with a scale for each row and column.
-fn wgmma(promotion: Promotion, dtype: ScalarType) -> Schedule {
-    let steps = [StepOp::ChannelScale, StepOp::ActivationScale, StepOp::Bias, StepOp::RouterWeight];
-    let mut epilogue: Vec<Step> = steps.map(|op| Step { op, ty: F32 }).into();
-    epilogue.push(Step { op: StepOp::Round, ty: dtype });
-    Schedule {
-        unit: WGMMA,
-        weights: Weights { form: WeightForm::Unscaled, exponent: 0 },
-        rows: Rows::Stored,
-        chunks: match promotion {
-            Promotion::Never => Chunks::Whole,
-            Promotion::Every128 => Chunks::Size(PROMOTED),
-        },
-        stripes: None,
-        group_sum: None,
-        warp_steps: Vec::new(),
-        chunk_steps: Vec::new(),
-        chunk_sum: Sum::default(),
-        epilogue,
     }
 }
 
@@ -178,7 +141,7 @@ pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Ve
 
 /// Each group's sum on the unit, times both scales, added in f32.
 fn groups(product: &Product<'_>) -> Result<Vec<u16>> {
-    let unit = WGMMA.find()?;
+    let unit = FP8_UNIT.find()?;
     let rows: &Activations = product.rows;
     let (size_k, size_n) = (rows.size_k, product.size_n());
     let mut out = vec![0u16; product.expert_of.len() * size_n];
@@ -195,9 +158,9 @@ fn groups(product: &Product<'_>) -> Result<Vec<u16>> {
             })?;
             let one = |(m, row): &(usize, Row)| {
                 let mut sums = [0f32; LANES];
-                for (g, start) in (0..size_k).step_by(PROMOTED).enumerate() {
+                for (g, start) in (0..size_k).step_by(FP8_PROMOTION).enumerate() {
                     let mut part = [0; LANES];
-                    let end = size_k.min(start + PROMOTED);
+                    let end = size_k.min(start + FP8_PROMOTION);
                     unit.accumulate_panel(row, &panel, start..end, &mut part);
                     for (l, sum) in sums.iter_mut().enumerate().filter(|(l, _)| column(*l) < size_n)
                     {

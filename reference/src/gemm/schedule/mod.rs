@@ -39,7 +39,7 @@ pub use launch::{Launch, Launches};
 pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
-pub use w8a8::{FP8_PROMOTION, Fp8Kernel};
+pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8Kernel};
 
 use crate::scalar::ScalarType;
 

@@ -15,6 +15,16 @@ use crate::Result;
 use crate::gemm::tensor_core::{Architecture, Instruction};
 use crate::scalar::ScalarType;
 
+/// `wgmma` with e4m3 and sums of 14 bits.
+pub const FP8_UNIT: UnitName = UnitName {
+    architecture: Architecture::Hopper,
+    instruction: Instruction::Wgmma,
+    a: ScalarType::FLOAT8_E4M3FN,
+    b: ScalarType::FLOAT8_E4M3FN,
+    accumulator: AccumulatorType::Float32,
+    size_k: 32,
+};
+
 /// k after which a promoting kernel adds its accumulator to the one in f32: four instructions.
 pub const FP8_PROMOTION: usize = 128;
 
@@ -36,7 +46,6 @@ impl Schedule {
     /// [`crate::Error::Unsupported`] for outputs other than f16 and bf16.
     pub fn w8a8_fp8(kernel: Fp8Kernel, dtype: ScalarType, promoted: bool) -> Result<Self> {
         half(dtype)?;
-        let e4m3 = ScalarType::FLOAT8_E4M3FN;
         let in_f32 = |op| Step { op, ty: ScalarType::FLOAT32 };
         let mut epilogue: Vec<Step> = match kernel {
             Fp8Kernel::Cutlass => {
@@ -50,14 +59,7 @@ impl Schedule {
         };
         epilogue.push(Step { op: StepOp::Round, ty: dtype });
         Ok(Self {
-            unit: UnitName {
-                architecture: Architecture::Hopper,
-                instruction: Instruction::Wgmma,
-                a: e4m3,
-                b: e4m3,
-                accumulator: AccumulatorType::Float32,
-                size_k: 32,
-            },
+            unit: FP8_UNIT,
             weights: Weights { form: WeightForm::Unscaled, exponent: 0 },
             rows: Rows::Stored,
             chunks: if promoted { Chunks::Size(FP8_PROMOTION) } else { Chunks::Whole },
