@@ -10,6 +10,8 @@ const COLUMNS: [&str; 7] =
 const MODELS: &str = "reference/tests/checkpoint_models.rs";
 const METHOD: &str = "reference/tests/method.rs";
 const METHODS: &str = "cli/tests/methods.rs";
+/// On a GPU.
+const FLOATS: &str = "accel/tests/formats.rs";
 
 type Test = Option<(&'static str, &'static str)>;
 
@@ -22,7 +24,7 @@ const FLASHINFER: Test = Some((METHODS, "experts_convert_to_flashinfers_forms"))
 const MICROSCALED: Test = Some((MODELS, "microscaled_models"));
 
 /// Each method with the tests of its cells, in the order of the columns.
-const METHOD_TESTS: [(&str, [Test; 7]); 11] = [
+const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
     (
         "W4A16, W8A16 integers",
         [
@@ -33,6 +35,18 @@ const METHOD_TESTS: [(&str, [Test; 7]); 11] = [
             Some(("reference/tests/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
             None,
             Some(("accel/tests/gemm.rs", "products_equal_the_canonical_schedule")),
+        ],
+    ),
+    (
+        "int4 with int8 or e4m3 activations",
+        [
+            Some((MODELS, "gptq_models")),
+            Some(("cli/tests/convert_input_dtype.rs", "int8_scales_are_integers_under_one_factor")),
+            None,
+            Some(("reference/tests/golden_damage.rs", "every_case_passes")),
+            Some(("reference/tests/schedule_golden.rs", "every_product_of_the_gpu_is_reproduced")),
+            None,
+            Some(("accel/tests/gemm_a8.rs", "int8_products")),
         ],
     ),
     (
@@ -49,7 +63,15 @@ const METHOD_TESTS: [(&str, [Test; 7]); 11] = [
     ),
     (
         "FP8 weight-only",
-        [Some((MODELS, "fp8_models")), FORMATS, DEFINED, BOUNDED, DEFINED, None, None],
+        [
+            Some((MODELS, "fp8_models")),
+            FORMATS,
+            DEFINED,
+            BOUNDED,
+            DEFINED,
+            None,
+            Some((FLOATS, "fp8")),
+        ],
     ),
     (
         "W8A8-FP8, tensor and channel scales",
@@ -75,7 +97,10 @@ const METHOD_TESTS: [(&str, [Test; 7]); 11] = [
             None,
         ],
     ),
-    ("MXFP8 weight-only", [MICROSCALED, FORMATS, DEFINED, BOUNDED, DEFINED, None, None]),
+    (
+        "MXFP8 weight-only",
+        [MICROSCALED, FORMATS, DEFINED, BOUNDED, DEFINED, None, Some((FLOATS, "mxfp8"))],
+    ),
     ("W8A8-MXFP8", [MICROSCALED, None, DEFINED, None, None, None, None]),
     (
         "MXFP4 weight-only",
@@ -86,10 +111,13 @@ const METHOD_TESTS: [(&str, [Test; 7]); 11] = [
             BOUNDED,
             DEFINED,
             None,
-            None,
+            Some((FLOATS, "mxfp4")),
         ],
     ),
-    ("NVFP4 weight-only", [MICROSCALED, FORMATS, DEFINED, BOUNDED, DEFINED, None, None]),
+    (
+        "NVFP4 weight-only",
+        [MICROSCALED, FORMATS, DEFINED, BOUNDED, DEFINED, None, Some((FLOATS, "nvfp4"))],
+    ),
     (
         "W4A4-NVFP4",
         [

@@ -8,15 +8,12 @@ use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
 use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
 use super::rows::{Element, Rows, RowsMut};
-use super::runs::{GRAIN, Runs};
+use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
 use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
 use crate::case::ActivationRounding;
 use crate::layout::kleidi::PackedRhs;
 use crate::{Error, Result};
-
-/// Rows that go through the steps together.
-const BLOCK: usize = 1024;
 
 /// A packed weight, ready to be multiplied with.
 #[derive(Debug)]

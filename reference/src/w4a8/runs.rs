@@ -9,6 +9,9 @@ use crate::layout::kleidi::{CHUNK, RhsLayout, padded_k};
 /// Values that a thread takes at least, in the steps that only move or convert them: less would not
 /// pay for waking it.
 pub(super) const GRAIN: usize = 1 << 15;
+/// Rows, or tokens, that go through the steps together. A larger batch is cut: rows do not depend on
+/// each other, and this many reuse a weight often enough.
+pub(super) const BLOCK: usize = 1024;
 /// The widest run.
 pub(super) const MAX_WIDTH: usize = 256;
 /// Bytes of a run's codes: with its activations they stay in a core's second-level cache.

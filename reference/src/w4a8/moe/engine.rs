@@ -29,7 +29,7 @@ use crate::scalar::ScalarType;
 use crate::w4a8::buffer::grow;
 use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::rows::{Element, Rows, RowsMut};
-use crate::w4a8::runs::Runs;
+use crate::w4a8::runs::{BLOCK, Runs};
 use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};
 
@@ -63,10 +63,6 @@ pub struct MoeLayer<'a> {
 }
 
 impl<'a> MoeLayer<'a> {
-    /// Tokens that go through the steps together. A larger batch is cut: rows do not depend on each
-    /// other, and this many reuse a weight often enough.
-    pub(super) const BLOCK: usize = 1024;
-
     /// Gate and up `w13` `[H, 2I]` and down `w2` `[I, H]` of this rank's experts, run by the
     /// quickest kernel of this CPU.
     ///
@@ -166,9 +162,9 @@ impl<'a> MoeLayer<'a> {
         let Workspace { topk_ids, topk_weights, scores, buffers } = workspace;
         let (topk_ids, topk_weights) =
             (&mut topk_ids[..tokens * top_k], &mut topk_weights[..tokens * top_k]);
-        let blocks = topk_ids.chunks_mut(Self::BLOCK * top_k);
-        let blocks = blocks.zip(topk_weights.chunks_mut(Self::BLOCK * top_k));
-        for (logits, (ids, weights)) in router_logits.chunks(Self::BLOCK * experts).zip(blocks) {
+        let blocks = topk_ids.chunks_mut(BLOCK * top_k);
+        let blocks = blocks.zip(topk_weights.chunks_mut(BLOCK * top_k));
+        for (logits, (ids, weights)) in router_logits.chunks(BLOCK * experts).zip(blocks) {
             let block = logits.len() / experts;
             let parts = (
                 Wide { values: ids, width: top_k },
@@ -249,10 +245,9 @@ impl<'a> MoeLayer<'a> {
         out: &mut [X],
     ) {
         let (h, top_k) = (self.hidden_size(), routed.top_k);
-        let blocks = x.chunks(Self::BLOCK * h).zip(out.chunks_mut(Self::BLOCK * h));
+        let blocks = x.chunks(BLOCK * h).zip(out.chunks_mut(BLOCK * h));
         for (block, (x, out)) in blocks.enumerate() {
-            let slots =
-                block * Self::BLOCK * top_k..block * Self::BLOCK * top_k + x.len() / h * top_k;
+            let slots = block * BLOCK * top_k..block * BLOCK * top_k + x.len() / h * top_k;
             let routed = Routed {
                 top_k,
                 topk_ids: &routed.topk_ids[slots.clone()],

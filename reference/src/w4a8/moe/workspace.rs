@@ -3,6 +3,7 @@
 use super::buckets::Buckets;
 use super::engine::MoeLayer;
 use crate::w4a8::buffer::{PanelBuffer, RowShape, grow};
+use crate::w4a8::runs::BLOCK;
 
 /// Every buffer that [`MoeLayer::forward`] needs. A call makes what is missing and keeps it, so that
 /// calls of no more tokens than before allocate nothing.
@@ -41,7 +42,7 @@ impl Workspace {
         workspace.reserve_routing(max_tokens, experts, top_k);
         let buffers = &mut workspace.buffers;
         buffers.reserve(layer, max_tokens, top_k);
-        let size = max_tokens.min(MoeLayer::BLOCK) * top_k * layer.intermediate_size();
+        let size = max_tokens.min(BLOCK) * top_k * layer.intermediate_size();
         grow(&mut buffers.activated_f32, size);
         grow(&mut buffers.activated_bf16, size);
         workspace
@@ -50,14 +51,14 @@ impl Workspace {
     pub(super) fn reserve_routing(&mut self, tokens: usize, experts: usize, top_k: usize) {
         grow(&mut self.topk_ids, tokens * top_k);
         grow(&mut self.topk_weights, tokens * top_k);
-        grow(&mut self.scores, tokens.min(MoeLayer::BLOCK) * 2 * experts);
+        grow(&mut self.scores, tokens.min(BLOCK) * 2 * experts);
     }
 }
 
 impl Buffers {
     /// All but the activations.
     pub(super) fn reserve(&mut self, layer: &MoeLayer<'_>, tokens: usize, top_k: usize) {
-        let tokens = tokens.min(MoeLayer::BLOCK);
+        let tokens = tokens.min(BLOCK);
         let slots = tokens * top_k;
         self.buckets.reserve(slots, layer.config().num_experts);
         let [w13, w2] = [layer.w13(), layer.w2()].map(|w| RowShape::of(w.layout()));
