@@ -361,6 +361,36 @@ fn damage_within_the_customary_tolerance_is_rejected() {
     }
 }
 
+/// One infinity makes a sum infinite; large numbers beside it may overflow to the other one, and the two
+/// meet in NaN. An infinity that nothing can meet, and infinities that do meet, leave one result each.
+#[test]
+fn infinities_that_may_meet() {
+    let mut random = Rng::new(9);
+    let (weight, ..) = model(&mut random, 1);
+    let size_k = weight.shape().size_k;
+    let large = f64::from(f32::MAX) / 4.0;
+    let row = |others: f64| {
+        let mut x = vec![others; size_k];
+        x[0] = f64::INFINITY;
+        x
+    };
+    let values: Vec<f64> = [row(1.0), row(-large), row(large)].concat();
+    let codes = values.iter().map(|&x| marlinspike::scalar::f64_to_bf16_rne(x).into());
+    let rows = Rows::decode(BF16, size_k, codes).unwrap();
+    let class = Class::any_order();
+    let size_n = weight.shape().size_n;
+    for (i, bound) in bounds(&weight, &rows, &class).into_iter().enumerate() {
+        assert!(!bound.exact.is_finite(), "{i}: {bound:?}");
+        let [nan, same, other] =
+            [f64::NAN, bound.exact, -bound.exact].map(|found| bound.ratio(found) <= 1.0);
+        match (bound.exact.is_nan(), i / size_n) {
+            (true, _) => assert!(nan && same && other, "{i}: {bound:?}"),
+            (false, 0) => assert!(!nan && same && !other, "{i}: {bound:?}"),
+            (false, _) => assert!(nan && same, "{i}: {bound:?}"),
+        }
+    }
+}
+
 fn with_scales(weight: &Weight<'static>, scales: Vec<u16>) -> Weight<'static> {
     let (rows, cols) = (weight.scales.rows(), weight.scales.cols());
     let scales = Table::new(F16, rows, cols, TableData::B16(scales)).expect("scales");

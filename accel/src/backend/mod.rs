@@ -207,14 +207,8 @@ impl<O: Operations> Work<'_, O> {
         let declared = Declared { convention: Convention::Canonical, ..self.declared.clone() };
         let bound = self.judged(&made, context, &config, &declared)?;
         report.max_error_over_bound = bound.max_error_over_bound;
-        // Where infinities meet, and no number comes out, the schedule's bits decide alone.
-        let no_numbers =
-            bound.diagnosis.as_ref().is_some_and(|d| d.id == "not-finite" && d.unexplained == 0);
         if bound.verdict == Verdict::Fail && report.verdict == Verdict::Pass {
-            match no_numbers {
-                true => report.note = Some(format!("{} elements are no numbers", bound.mismatches)),
-                false => report = bound,
-            }
+            report = bound;
         }
         self.push(report, &made, wrong);
         Ok(())

@@ -48,7 +48,8 @@
 //! *Activations that are uncertain themselves* by a radius r (a stage before this one had to be
 //! recomputed) move S by at most Σ r·|w|, and every partial sum with it.
 //!
-//! *Overflow.* Where Ĉ reaches the largest f32, nothing is promised: the bound is infinite.
+//! *Overflow.* Where Ĉ reaches the largest f32, nothing is promised: the bound is infinite, and NaN is
+//! admitted. So it is where an activation is infinite and numbers beside it may overflow.
 
 use serde::{Deserialize, Serialize};
 

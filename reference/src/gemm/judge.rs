@@ -33,14 +33,17 @@ impl Bounded {
         Self { exact: 0.0, rounded: 0, lo: 0.0, hi: 0.0, below: 0.0, above: 0.0 };
 
     /// The error of `found` over its bound: above 1 exactly where no kernel of the class computes
-    /// `found`. NaN in the place of a number is infinitely far; where the exact result is NaN,
-    /// only NaN will do.
+    /// `found`. NaN in the place of a number is infinitely far, but where partial sums may overflow
+    /// to infinities that meet; where the exact result is NaN, only NaN will do.
     pub fn ratio(&self, found: f64) -> f64 {
-        if self.exact.is_nan() || found.is_nan() {
-            return if self.exact.is_nan() && found.is_nan() { 0.0 } else { f64::INFINITY };
+        if self.exact.is_nan() {
+            return if found.is_nan() { 0.0 } else { f64::INFINITY };
         }
         if found == self.exact || self.is_unbounded() {
             return 0.0;
+        }
+        if found.is_nan() {
+            return f64::INFINITY;
         }
         let (error, bound) = if found >= self.exact {
             (found - self.exact, self.above)
@@ -146,7 +149,11 @@ impl Judge<'_> {
         let narrow = |x: f64| f64::from(f64_to_f32_rne(x));
         let ends = chain.interval(narrow(below(sum - lower)), narrow(above(sum + upper)));
         let value = exact.to_f64();
-        if exact.is_finite() && lower.is_infinite() {
+        // An infinite activation makes the result infinite, unless the numbers beside it overflow to
+        // the other infinity.
+        let numbers = element.row.magnitude() * element.column.magnitude() * size_k as f64;
+        let meets = value.is_infinite() && numbers >= f64::from(f32::MAX);
+        if exact.is_finite() && lower.is_infinite() || meets {
             let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
             return Bounded { exact: value, rounded, lo, hi, below: hi, above: hi };
         }
