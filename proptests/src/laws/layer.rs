@@ -134,10 +134,15 @@ fn allowed(input: &LayerInput, what: &str, bounds: &[Bound], found: &[u16]) -> R
     Err(failure(input, what, Some((1 + wrong.count(), i, expected, found[i]))))
 }
 
+/// The conventions of kernels that make numbers of codes: all but the one in which codes multiply.
+fn conventions() -> impl Iterator<Item = &'static (&'static str, Convention)> {
+    Convention::NAMED.iter().rev().filter(|(_, c)| *c != Convention::ScaledMm)
+}
+
 /// Whether `y` is what a kernel of one of the known conventions may compute.
 pub(crate) fn in_bounds(input: &LayerInput, y: &[u16]) -> Result<(), Failure> {
     let mut first = None;
-    for (name, convention) in Convention::NAMED.iter().rev() {
+    for (name, convention) in conventions() {
         let bounds = input.bounds(*convention).map_err(refused(input))?;
         match allowed(input, &format!("outside the bound of `{name}`"), &bounds, y) {
             Ok(()) => return Ok(()),
@@ -248,7 +253,7 @@ fn shares_add_up(
     let (ty, sixteen_bits) = (input.config.quant.dtype, input.config.quant.input_dtype.is_none());
     let found = sum_of_ranks(ty, &refs).map_err(refused(input))?;
     let mut first = None;
-    for (_, convention) in Convention::NAMED.iter().rev() {
+    for (_, convention) in conventions() {
         let of = |r: &LayerInput| r.bounds(*convention).map_err(refused(input));
         let each = ranks.iter().map(of).collect::<Result<Vec<_>, _>>()?;
         let sum = |i: usize| sum::bound(&each.iter().map(|b| b[i]).collect::<Vec<_>>(), ty);

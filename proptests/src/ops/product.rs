@@ -62,6 +62,13 @@ impl ProductWeight {
             let (desc_act, has_bias, input_dtype) = flags;
             let shape = Shape::new(size_k, size_n);
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
+            // Codes whose numbers the 8-bit type holds.
+            let fits = |input: &ScalarType| match checkpoint_format {
+                CheckpointFormat::Gptq | CheckpointFormat::Awq => weight_type.size_bits() == 4,
+                CheckpointFormat::Mxfp4 => *input == ScalarType::FLOAT8_E4M3FN,
+                _ => false,
+            };
+            let input_dtype = input_dtype.filter(fits);
             let quant = QuantConfig {
                 checkpoint_format,
                 weight_type,
