@@ -24,7 +24,7 @@ build() {
     cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json-render-diagnostics
     cargo build --release --locked -p marlinspike-cli --bins --message-format=json-render-diagnostics
   } |
-    sed -n 's/.*"kind":\["\(test\|example\|bin\)"\].*"name":"\([a-z_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
+    sed -n 's/.*"kind":\["\(test\|example\|bin\)"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
     while read -r kind name program; do
       if [ "$kind" = test ]; then name=tests/$name; fi
       strip -o "$out/$name" "$program"
