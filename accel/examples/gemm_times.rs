@@ -1,7 +1,7 @@
 //! How long products with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]
+//! gemm_times [--sweep [--many]] [--type TYPE] [--input int8|fp8] [K N [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
@@ -9,7 +9,7 @@
 //! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the
 //! weight's bytes at the bandwidth measured first. `--sweep` tries many plans; `--part I COUNT` with it
 //! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
-//! modules. `marlinspike bench gpu` gives more, without the sweep.
+//! modules; `--many` leaves all but the plans of many rows out. `marlinspike bench gpu` gives more, without the sweep.
 
 use std::process::ExitCode;
 
@@ -51,47 +51,43 @@ fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
 }
 
 /// Plans worth a try for so many rows.
-fn plans(size_m: usize, size_k: usize) -> Vec<Plan> {
-    let mut all = Vec::new();
-    if size_m <= 256 {
-        all.extend(tilings(size_m, size_k).into_iter().map(Plan::Tiled));
-    }
-    if size_m > 32 {
-        let narrow = (48..=192).step_by(16).map(|rows| ManyRows { columns: 16, rows });
-        let wide = [64, 80, 96].map(|rows| ManyRows { columns: 32, rows });
-        all.extend(narrow.chain(wide).map(Plan::Many));
-    }
-    all
+fn plans(size_m: usize, size_k: usize, only_many: bool) -> Vec<Plan> {
+    let tiled =
+        (size_m <= 256 && !only_many).then(|| tilings(size_m, size_k)).into_iter().flatten();
+    // Rows that fill the last block by half at least, or one block.
+    let fits = |plan: &ManyRows| {
+        let rows = plan.rows as usize;
+        rows <= size_m.next_multiple_of(16) && 2 * (size_m.next_multiple_of(rows) - size_m) <= rows
+    };
+    tiled.map(Plan::Tiled).chain(ManyRows::all().filter(fits).map(Plan::Many)).collect()
 }
 
 /// The quickest plans, those that the device does not take left out.
-fn sweep(device: &Device, dense: &Dense, size_m: usize, size_k: usize) {
+fn sweep(device: &Device, dense: &Dense, size_m: usize, plans: Vec<Plan>) {
     let time = |plan| dense.time(device, size_m, Some(plan), REPLAYS);
-    let mut all: Vec<(f32, Plan)> = plans(size_m, size_k)
-        .into_iter()
-        .filter_map(|plan| Some((time(plan).ok()?.median, plan)))
-        .collect();
+    let mut all: Vec<(f32, Plan)> =
+        plans.into_iter().filter_map(|plan| Some((time(plan).ok()?.median, plan))).collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
-    for (time, plan) in all.iter().take(8) {
+    for (time, plan) in all.iter().take(12) {
         match plan {
             Plan::Tiled(Tiling { m_tiles, n_tile, columns, teams, ranks, stages }) => println!(
                 "    {time:.2} us: {m_tiles} x 8 rows, {n_tile} columns by {columns}, {teams} teams \
                  in {ranks}, {stages} stages"
             ),
-            Plan::Many(ManyRows { columns, rows }) => {
-                println!("    {time:.2} us: many rows, {rows} by {columns} columns of a warp");
-            }
+            Plan::Many(plan) => println!("    {time:.2} us: many rows, {plan}"),
         }
     }
 }
 
 fn main() -> Result<ExitCode, AnyError> {
+    let mut only_many = false;
     let (mut is_sweep, mut ty, mut input, mut part) = (false, Some(WEIGHT_TYPES[0]), None, None);
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => is_sweep = true,
+            "--many" => only_many = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--input" => {
                 input = match arguments.next().as_deref() {
@@ -115,7 +111,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let (Some(ty), Some(shapes)) = (ty, shapes) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
         eprintln!(
-            "usage: gemm_times [--sweep] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
+            "usage: gemm_times [--sweep [--many]] [--type TYPE] [--input int8|fp8] [K N [M ...]]; types: {types}"
         );
         return Ok(ExitCode::from(2));
     };
@@ -125,7 +121,8 @@ fn main() -> Result<ExitCode, AnyError> {
         for (size_k, size_n) in shapes {
             let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, 0)?;
             for &size_m in rows {
-                for plan in plans(size_m, size_k).into_iter().skip(first).step_by(count) {
+                for plan in plans(size_m, size_k, only_many).into_iter().skip(first).step_by(count)
+                {
                     // What the device does not take is left out of the sweep, too.
                     let _ = dense.time(&device, size_m, Some(plan), 1);
                 }
@@ -144,7 +141,7 @@ fn main() -> Result<ExitCode, AnyError> {
             let usual = dense.time(&device, size_m, None, REPLAYS)?.median;
             println!("{of}, {size_k} x {size_n}, M {size_m}: {usual:.2} us, limit {limit:.1}");
             if is_sweep && input.is_none() {
-                sweep(&device, &dense, size_m, size_k);
+                sweep(&device, &dense, size_m, plans(size_m, size_k, only_many));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! How long expert layers with Marlin weights take on this machine's GPU.
 //!
 //! ```text
-//! moe_times [--sweep] [--type TYPE] [E TOP_K H I [M ...]]
+//! moe_times [--sweep [--many]] [--type TYPE] [E TOP_K H I [M ...]]
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, SiLU; by default the layers
@@ -87,25 +87,36 @@ fn sweep(
     Ok(())
 }
 
-/// Plans of many rows, both products under the same one.
-fn sweep_many(time: impl Fn(Plans) -> Result<f32, AccelError>) {
-    for rows in (48..=192).step_by(16) {
-        for columns in [16, 32] {
-            // What the device does not take is left out.
-            if let Ok(us) = time(Plans::Many([ManyRows { columns, rows }; 2])) {
-                println!("    {us:.1} us: {rows} rows by {columns} columns of a warp");
-            }
-        }
+/// Plans of many rows, for experts with so many on average: both products have as many in a block.
+fn many(rows: usize) -> Vec<[ManyRows; 2]> {
+    let near = |plan: &ManyRows| (rows.min(192) / 2..=2 * rows + 16).contains(&(plan.rows as usize));
+    let pairs = ManyRows::all()
+        .filter(near)
+        .flat_map(|first| ManyRows::all().map(move |second| [first, second]));
+    pairs.filter(|[first, second]| first.rows == second.rows).collect()
+}
+
+/// The quickest plans of many rows.
+fn sweep_many(rows: usize, time: impl Fn(Plans) -> Result<f32, AccelError>) {
+    // What the device does not take is left out.
+    let timed =
+        many(rows).into_iter().filter_map(|plans| Some((time(Plans::Many(plans)).ok()?, plans)));
+    let mut all: Vec<_> = timed.collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (us, [first, second]) in all.iter().take(12) {
+        println!("    {us:.1} us: {first}; then {second}");
     }
 }
 
 fn main() -> Result<ExitCode, AnyError> {
+    let mut only_many = false;
     let (mut is_sweep, mut part, mut ty) = (false, None, Some(WEIGHT_TYPES[0]));
     let mut numbers = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--sweep" => is_sweep = true,
+            "--many" => only_many = true,
             "--type" => ty = arguments.next().and_then(|name| WeightType::named(&name)),
             "--part" => {
                 let mut number = || arguments.next().unwrap_or_default().parse::<usize>();
@@ -121,7 +132,9 @@ fn main() -> Result<ExitCode, AnyError> {
     };
     let (Some(ty), Some(layers)) = (ty, layers) else {
         let types = WEIGHT_TYPES.map(|ty| ty.name).join(", ");
-        eprintln!("usage: moe_times [--sweep] [--type TYPE] [E TOP_K H I [M ...]]; types: {types}");
+        eprintln!(
+            "usage: moe_times [--sweep [--many]] [--type TYPE] [E TOP_K H I [M ...]]; types: {types}"
+        );
         return Ok(ExitCode::from(2));
     };
     let tokens = if numbers.len() > 4 { &numbers[4..] } else { &TOKENS };
@@ -136,6 +149,12 @@ fn main() -> Result<ExitCode, AnyError> {
             let planned = |plans| Ok(layer.time(&device, size_m, Some(plans), REPLAYS)?.0.median);
             let time = |tilings| planned(Plans::Tiled(tilings));
             let both = of_layer(sizes, size_m);
+            if let (Some((first, count)), true) = (part, only_many) {
+                for plan in ManyRows::all().skip(first).step_by(count) {
+                    let _: Result<f32, AccelError> = planned(Plans::Many([plan; 2]));
+                }
+                continue;
+            }
             if let Some((first, count)) = part {
                 let [firsts, seconds] = &both;
                 let firsts_alone = firsts.iter().map(|&t| [t, seconds[0]]);
@@ -148,10 +167,12 @@ fn main() -> Result<ExitCode, AnyError> {
                 continue;
             }
             if is_sweep {
-                sweep(&both, time)?;
+                if !only_many {
+                    sweep(&both, time)?;
+                }
                 // From so many rows of an expert on they may win.
-                if size_m * top_k / num_experts >= 16 {
-                    sweep_many(planned);
+                if only_many || size_m * top_k / num_experts >= 16 {
+                    sweep_many(size_m * top_k / num_experts.min(size_m * top_k), planned);
                 }
             }
             let (times, hit) = layer.time(&device, size_m, None, REPLAYS)?;

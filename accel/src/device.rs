@@ -19,6 +19,7 @@ use crate::{
     error::AccelError,
     mutants::Mutant,
     nvrtc::{Arch, Define, Nvrtc},
+    ops::gemm::many::Handover,
     raw,
     registry::Row,
 };
@@ -41,6 +42,7 @@ pub struct Device {
     mutant: Option<&'static Mutant>,
     nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
     modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
+    handover: Option<Handover>,
 }
 
 impl std::fmt::Debug for Device {
@@ -85,7 +87,7 @@ impl Device {
         let attribute = |which| {
             context.attribute(which).map(i32::unsigned_abs).map_err(failed("cuDeviceGetAttribute"))
         };
-        Ok(Self {
+        let mut device = Self {
             stream: raw::stream::only_stream(&context).map_err(failed("cuStreamCreate"))?,
             name,
             compute_capability: (major.unsigned_abs(), minor.unsigned_abs()),
@@ -99,7 +101,10 @@ impl Device {
             mutant: None,
             nvrtc: OnceLock::new(),
             modules: Mutex::default(),
-        })
+            handover: None,
+        };
+        device.handover = Handover::new(&device)?;
+        Ok(device)
     }
 
     /// The same device with another cache of compiled modules.
@@ -151,6 +156,11 @@ impl Device {
     /// The one stream on which everything runs, in order.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// Absent where products of many rows have no kernel.
+    pub(crate) fn handover(&self) -> Option<&Handover> {
+        self.handover.as_ref()
     }
 
     /// The entry point of the operation's source, compiled for this device with these macros;

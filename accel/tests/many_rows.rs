@@ -21,12 +21,6 @@ use marlinspike_accel::{
 };
 use rayon::prelude::*;
 
-/// Every plan that the kernel has.
-fn plans() -> Vec<ManyRows> {
-    let narrow = (48..=192).step_by(16).map(|rows| ManyRows { columns: 16, rows });
-    narrow.chain([64, 80, 96].map(|rows| ManyRows { columns: 32, rows })).collect()
-}
-
 /// The device where it has the kernel.
 fn hopper_or_skip(test: &str) -> Option<Device> {
     let device = common::device_or_skip(test)?;
@@ -71,7 +65,7 @@ fn products_equal_the_canonical_schedule_under_every_plan() {
         return;
     }
     let law = Mutex::new(Law::new("marlin_gemm, many rows"));
-    let all = plans();
+    let all = ManyRows::all().collect::<Vec<_>>();
     // One chunk; several, the last one shorter; eight. N of no whole tile. Rows of a part of a tile, of
     // several, and more tiles than multiprocessors take at once.
     let sizes = [(128, 64, 5), (384, 192, 97), (1408, 320, 193), (4352, 576, 70), (256, 8256, 130)];
@@ -110,13 +104,48 @@ fn products_equal_the_canonical_schedule_under_every_plan() {
 }
 
 #[test]
+fn tiles_that_thread_blocks_share_have_the_same_bits() {
+    let test = "tiles_that_thread_blocks_share_have_the_same_bits";
+    let Some(device) = hopper_or_skip(test) else { return };
+    let mut law = Law::new("marlin_gemm, many rows, tiles shared");
+    let mut random = Random(0x3A17_0003_89AB_CDEF);
+    let multiprocessors = device.multiprocessors() as usize;
+    let shapes = ManyRows::all().filter(|plan| plan.rows == 16);
+    let tall = [(8, 16, 192), (8, 32, 80), (12, 16, 96), (16, 16, 64)];
+    let tall = tall.map(|(warps, columns, rows)| ManyRows { warps, columns, rows });
+    for (i, plan) in shapes.chain(tall).enumerate() {
+        // Two blocks of rows; a few more tiles than multiprocessors; chunks of 256 k.
+        let size_m = plan.rows as usize + 3;
+        let size_k = if plan.rows == 16 { 2048 } else { 1024 };
+        let columns = (plan.warps * plan.columns) as usize;
+        let size_n = (multiprocessors / 2 + [3, 8, 1][i % 3]) * columns - 64;
+        let dtype = HALVES[i % 2];
+        let group = GroupSize::Of([128, 512, 32][i % 3]);
+        let shape = Shape::new(size_k, size_n);
+        let w = weight(&mut random, ScalarType::UINT4B8, dtype, shape, group, i % 2 == 0);
+        let x = random.halves(dtype, size_m * size_k, 1.0);
+        let wanted = expected(&x, &w, dtype);
+        let x = device.upload(&x).unwrap();
+        let there = MarlinWeight::new(&device, std::slice::from_ref(&w), dtype).unwrap();
+        // Again and again: what one product leaves behind is what the next one finds.
+        for run in 0..4 {
+            let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
+            marlin_gemm_many_rows(&device, &x, &there, &mut y, plan).unwrap();
+            let context = format!("{dtype}, {shape}, M {size_m}, {plan}, run {run}");
+            law.equal(&context, &device.download(&y).unwrap(), &wanted);
+        }
+    }
+    law.held();
+}
+
+#[test]
 fn layers_equal_the_canonical_arithmetic_under_every_plan() {
     let test = "layers_equal_the_canonical_arithmetic_under_every_plan";
     let Some(device) = hopper_or_skip(test) else { return };
     let mut law = Law::new("expert layer, many rows");
     let mut random = Random(0x3A17_0002_89AB_CDEF);
     let (h, size_i, experts, top_k) = (512, 384, 5, 2);
-    let all = plans();
+    let all = ManyRows::all().collect::<Vec<_>>();
     let types = [ScalarType::UINT4B8, ScalarType::UINT4, ScalarType::UINT8B128];
     for (i, plan) in all.iter().enumerate() {
         let (dtype, ty) = (HALVES[i % 2], types[i % 3]);
@@ -213,7 +242,7 @@ fn wrong_kernels_are_noticed() {
     let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
     let found = |device: Device| {
         let there = MarlinLayer::new(&device, &layer).unwrap();
-        let plan = ManyRows { columns: 16, rows: 64 };
+        let plan = ManyRows { warps: 8, columns: 16, rows: 64 };
         let mut work = there.workspace_many_rows(&device, tokens, top_k, [plan; 2]).unwrap();
         let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
         let (ids, weights) = (device.upload(&ids).unwrap(), device.upload(&weights).unwrap());
@@ -250,13 +279,22 @@ fn what_the_kernel_has_not_is_refused() {
             Err(error) => panic!("{error}"),
         }
     };
-    let good = ManyRows { columns: 16, rows: 64 };
+    let good = ManyRows { warps: 8, columns: 16, rows: 64 };
     let int4 = weight(&mut random, ScalarType::UINT4B8, dtype, shape, GroupSize::Of(64), false);
     let on_hopper = device.compute_capability() == (9, 0);
     assert_eq!(complaint(&int4, good, 2), if on_hopper { None } else { Some("tiling") });
     assert_eq!(complaint(&int4, good, 3), Some("y"));
-    for bad in [(16, 0), (16, 32), (16, 72), (16, 208), (32, 112), (64, 64)] {
-        let plan = ManyRows { columns: bad.0, rows: bad.1 };
+    let bad = [
+        (8, 16, 0),
+        (8, 16, 72),
+        (8, 16, 208),
+        (8, 32, 112),
+        (8, 64, 64),
+        (4, 16, 64),
+        (16, 16, 80),
+    ];
+    for bad in bad {
+        let plan = ManyRows { warps: bad.0, columns: bad.1, rows: bad.2 };
         assert_eq!(complaint(&int4, plan, 2), Some("tiling"), "{plan:?}");
     }
     let g_idx = (0..128).map(|k| u32::from(k % 3 == 0)).collect();

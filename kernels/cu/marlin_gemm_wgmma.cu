@@ -1,8 +1,8 @@
 // y[M, N] = x[M, K] * W[K, N] with quantized weights in Marlin's layout, for many rows: the operands
 // and the bits of marlin_gemm.cu, computed by Hopper's warpgroup instructions. For sm_90a alone.
 //
-// A thread block computes tiles of 8 * COLUMNS columns x ROWS rows, whole in k, one after another. A
-// warpgroup of producers keeps a ring of stages of 64 k filled. Two warpgroups of consumers take half the
+// A thread block computes tiles of WARPS * COLUMNS columns x ROWS rows, one after another. A warpgroup of
+// producers keeps a ring of stages of 64 k filled. Warpgroups of consumers take an equal part of the
 // columns each: weights are dequantized to registers, the 64-row side of wgmma, while earlier products
 // run; rows of x are its other side, read from shared memory. A chunk of k is one chain of instructions
 // from zero; its sums join the totals in ascending order.
@@ -18,11 +18,12 @@
 // Compile-time parameters, all required:
 //   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, GROUPS  as in marlin_gemm.cu; HAS_G_IDX 0
 //   IS_MOE   0 or 1: experts
+//   WARPS    8, 12 or 16 warps of consumers
 //   COLUMNS  16 or 32: columns that a warp computes
-//   ROWS     a multiple of 16 from 48 to 192, with COLUMNS 32 at most 96
+//   ROWS     a multiple of 16 from 16 to 192 for which registers are left
 //   STAGES   stages of the ring
 //
-// Launch: any number of thread blocks of 384 threads, dynamic shared memory as at the end of this file.
+// Launch: any number of thread blocks of (WARPS + 4) * 32 threads, dynamic shared memory as at the end of this file.
 // K is a multiple of 64, chunk_k of 128, N of 64, M * K below 2^35.
 
 #if HAS_G_IDX
@@ -33,8 +34,8 @@
 #define BATCH 2
 #define BATCHES (4 * FRAGMENTS / BATCH)  // of a stage
 // Registers of a thread; what producers leave, consumers take.
-#define PRODUCER_REGISTERS 40
-#define CONSUMER_REGISTERS 232
+#define PRODUCER_REGISTERS (WARPS == 8 ? 40 : 24)
+#define CONSUMER_REGISTERS (WARPS == 8 ? 232 : WARPS == 12 ? 160 : 112)
 
 // Where a consumer's warp stands: columns from warp_n on, `part` of their 64.
 struct Seat {
@@ -80,23 +81,72 @@ __device__ __forceinline__ void load_group(Group &group, const Seat &seat,
 #endif
 }
 
-// The sums of one tile.
-__device__ __forceinline__ void sum_tile(const Product &p, const Seat &seat, unsigned memory,
-                                         const unsigned char *pointer, Group &group, Place &place,
-                                         float (&total)[FRAGMENTS][ROWS / 2]) {
-    float sum[FRAGMENTS][ROWS / 2];
-    unsigned fragments[2][BATCH][4];
-    // -0 + s is s, also where s is -0.
+// A warp's totals of a piece, for the thread block that goes on with the tile: where they are, and
+// whether.
+struct Handover {
+    float4 *totals;
+    unsigned *is_there;
+
+    // Between thread block `from` and the one after it.
+    __device__ Handover(const Product &p, unsigned from) {
+        const unsigned warp = from * WARPS + (threadIdx.x - PRODUCERS) / 32;
+        totals = p.totals + static_cast<size_t>(warp) * (FRAGMENTS * ROWS / 8 * 32) + threadIdx.x % 32;
+        is_there = p.are_there + warp;
+    }
+};
+
+__device__ __forceinline__ void hand_over(const Handover &to,
+                                          const float (&total)[FRAGMENTS][ROWS / 2]) {
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; ++i) {
-            total[j][i] = -0.0f;
+        for (int i = 0; i < ROWS / 2; i += 4) {
+            __stcg(to.totals + (j * (ROWS / 2) + i) / 4 * 32,
+                   make_float4(total[j][i], total[j][i + 1], total[j][i + 2], total[j][i + 3]));
         }
     }
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        store_release(to.is_there, 1);
+    }
+}
+
+__device__ __forceinline__ void take_over(const Handover &from,
+                                          float (&total)[FRAGMENTS][ROWS / 2]) {
+    // The whole warp waits: if one lane did, the compiler would take loops that follow for loops that
+    // lanes leave one by one, and keep addresses of matrices in registers of each lane.
+    while (__any_sync(~0u, load_acquire(from.is_there) == 0)) {
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        // For the next product.
+        *from.is_there = 0;
+    }
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i += 4) {
+            const float4 four = __ldcg(from.totals + (j * (ROWS / 2) + i) / 4 * 32);
+            total[j][i] = four.x;
+            total[j][i + 1] = four.y;
+            total[j][i + 2] = four.z;
+            total[j][i + 3] = four.w;
+        }
+    }
+}
+
+// Adds the sums of a piece's chunks to the totals.
+__device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, const Piece &piece,
+                                           unsigned memory, const unsigned char *pointer,
+                                           Group &group, Place &place,
+                                           float (&total)[FRAGMENTS][ROWS / 2]) {
+    float sum[FRAGMENTS][ROWS / 2];
+    unsigned fragments[2][BATCH][4];
     const unsigned weights_at = WEIGHTS_AT + seat.warp_n / 64 * (TILE_PIECES * 16) +
                                 seat.lane * (BITS * 4) + seat.part * (BITS * COLUMNS / 16);
-    for (unsigned begin = 0; begin < p.size_k; begin += p.chunk_k) {
+    for (unsigned chunk = piece.begin; chunk < piece.end; ++chunk) {
+        const unsigned begin = chunk * p.chunk_k;
         const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
         for (unsigned stage = 0; stage < stages; ++stage) {
             const unsigned slot = place.slot;
@@ -194,51 +244,55 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
         }
     }
     const float global = p.global_scale ? p.global_scale[tile.expert] : 1.0f;
-    // 16 rows at a time are turned round in the warp's own memory, piece i of a row stored where no
-    // banks collide.
+    // Some rows at a time are turned round in the warp's own memory, piece i of a row stored where no banks
+    // collide.
     const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
     const auto place = [&](unsigned row, unsigned piece) {
         return turn + (row * EIGHTHS + (piece ^ row / (8 / EIGHTHS) % EIGHTHS)) * 16;
     };
 #pragma unroll
-    for (int first = 0; first < ROWS; first += 16) {
+    for (int from = 0; from < ROWS; from += TURNED_ROWS) {
         __syncwarp();
-        unsigned packed[2 * EIGHTHS];
 #pragma unroll
-        for (int i = 0; i < 2 * EIGHTHS; ++i) {
-            const int eight = i / EIGHTHS, c = i % EIGHTHS;
-            float value[2];
+        for (int first = from; first < min(from + TURNED_ROWS, ROWS); first += 16) {
+            unsigned packed[2 * EIGHTHS];
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
-                if (p.global_scale) {
-                    value[r] = __fmul_rn(value[r], global);
-                }
-                if (p.bias) {
-                    value[r] = __fadd_rn(value[r], bias[c]);
-                }
+            for (int i = 0; i < 2 * EIGHTHS; ++i) {
+                const int eight = i / EIGHTHS, c = i % EIGHTHS;
+                float value[2];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
+                    if (p.global_scale) {
+                        value[r] = __fmul_rn(value[r], global);
+                    }
+                    if (p.bias) {
+                        value[r] = __fadd_rn(value[r], bias[c]);
+                    }
 #if IS_MOE
-                if (p.topk_weights) {
-                    const unsigned of = first % 32 + eight * 8 + lane % 4 * 2 + r;
-                    value[r] = __fmul_rn(value[r], __shfl_sync(~0u, rows.weights[first / 32], of));
-                }
+                    if (p.topk_weights) {
+                        const unsigned of = first % 32 + eight * 8 + lane % 4 * 2 + r;
+                        value[r] =
+                            __fmul_rn(value[r], __shfl_sync(~0u, rows.weights[first / 32], of));
+                    }
 #endif
+                }
+                packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
             }
-            packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
-        }
 #pragma unroll
-        for (int i = 0; i < 2 * EIGHTHS; i += 4) {
-            const unsigned matrix = i + lane / 8;
-            const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
-            store_matrices_transposed(
-                memory + place(matrix / EIGHTHS * 8 + lane % 8, matrix % EIGHTHS), four);
+            for (int i = 0; i < 2 * EIGHTHS; i += 4) {
+                const unsigned matrix = i + lane / 8;
+                const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
+                const unsigned row = first - from + matrix / EIGHTHS * 8 + lane % 8;
+                store_matrices_transposed(memory + place(row, matrix % EIGHTHS), four);
+            }
         }
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 16; i += 32 / EIGHTHS) {
+        for (int i = from; i < min(from + TURNED_ROWS, ROWS); i += 32 / EIGHTHS) {
             const unsigned row = i + lane / EIGHTHS, piece = lane % EIGHTHS;
-            const unsigned of = __shfl_sync(~0u, rows.entries[first / 32], first % 32 + row);
-            const uint4 value = *reinterpret_cast<const uint4 *>(pointer + place(row, piece));
+            const unsigned of = __shfl_sync(~0u, rows.entries[i / 32], row % 32);
+            const uint4 value = *reinterpret_cast<const uint4 *>(pointer + place(row - from, piece));
             if (exists && of < p.size_m) {
                 *reinterpret_cast<uint4 *>(p.y + static_cast<size_t>(of) * p.size_n + n0 +
                                            piece * 8) = value;
@@ -252,13 +306,14 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
                                         unsigned char *pointer) {
     const unsigned warp_n = (threadIdx.x - PRODUCERS) / 32 * COLUMNS;
     const Seat seat = {threadIdx.x % 32, warp_n, warp_n % 64 / COLUMNS};
-    const unsigned blocks = p.blocks(), tiles = p.tiles(blocks);
+    const Share share(p);
     Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        Tile tile;
-        if (!p.tile(index, blocks, tile)) {
+    for (unsigned i = 0; i < share.count(); ++i) {
+        Piece piece;
+        if (!share.piece(p, i, piece)) {
             continue;
         }
+        const Tile &tile = piece.tile;
         Group group;
 #if GROUPS == 0
         const unsigned n0 = tile.n0 + seat.warp_n < p.size_n ? tile.n0 + seat.warp_n : 0;
@@ -276,13 +331,29 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
 #endif
 #endif
         float total[FRAGMENTS][ROWS / 2];
+        if (piece.begin > 0) {
+            take_over(Handover(p, blockIdx.x - 1), total);
+        } else {
+            // -0 + s is s, also where s is -0.
+#pragma unroll
+            for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+                for (int i = 0; i < ROWS / 2; ++i) {
+                    total[j][i] = -0.0f;
+                }
+            }
+        }
         Rows rows;
         // While the sums are made there are registers for them, or not.
         constexpr bool EARLY = IS_MOE && ROWS * FRAGMENTS <= 160;
         if (EARLY) {
             load_rows(rows, p, tile, seat.lane);
         }
-        sum_tile(p, seat, memory, pointer, group, place, total);
+        add_chunks(p, seat, piece, memory, pointer, group, place, total);
+        if (piece.end < p.chunks()) {
+            hand_over(Handover(p, blockIdx.x), total);
+            continue;
+        }
         if (!EARLY) {
             load_rows(rows, p, tile, seat.lane);
         }
@@ -310,13 +381,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const float *__restrict__ topk_weights,
 #endif
         unsigned block_rows,
-        unsigned raster) {
+        unsigned raster,
+        float4 *__restrict__ totals,
+        unsigned *__restrict__ are_there) {
     const Product p = {
         qweight, scales, zeros, bias, global_scale, y, size_m, size_n, size_k, chunk_k, group_size,
 #if IS_MOE
         sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights,
 #endif
-        block_rows, raster};
+        block_rows, raster, totals, are_there};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const unsigned memory = shared_address(pointer);
     if (threadIdx.x == 0) {
@@ -327,14 +400,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fence_barrier_init();
     }
     __syncthreads();
-    wait_for_last_kernel();
     if (threadIdx.x < PRODUCERS) {
         keep_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
-            produce(p, x_map, memory, threadIdx.x / 32);
+            const unsigned part = threadIdx.x / 32;
+            // Weights are no kernel's output: the parts that copy nothing else go on.
+            if (IS_MOE || part == 0) {
+                wait_for_last_kernel();
+            }
+            produce(p, x_map, memory, part);
         }
     } else {
         take_registers<CONSUMER_REGISTERS>();
+        wait_for_last_kernel();
+        let_next_kernel_start();
         consume(p, memory, pointer);
     }
 }

@@ -90,6 +90,8 @@ pub(crate) fn launch(
     }
     arguments.push(gemm.plan.rows.into());
     arguments.push(gemm.raster.into());
+    arguments.push((&gemm.handover.totals).into());
+    arguments.push((&gemm.handover.are_there).into());
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
     // device. `ManyGemm` holds only checked values: x has `rows` rows of size_k, of which the copy engine
     // reads no others, y has size_m of size_n; the weight's buffers are what the reference packs for that
@@ -101,5 +103,7 @@ pub(crate) fn launch(
     // writes it, so that entries are below size_m or padding and experts below the weight's; x has a row
     // for each place of every block; there are as many router weights as rows. The kernel waits before it
     // reads what another wrote.
+    // `Handover` has room for the totals of a tile of every thread block, of which there are no more than
+    // multiprocessors; a kernel leaves `are_there` zero, and the next one waits for it.
     unsafe { launch_early(device, function, config, arguments) }
 }

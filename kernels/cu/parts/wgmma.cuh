@@ -89,6 +89,17 @@ __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// What other thread blocks of the device see only after what was written before.
+__device__ __forceinline__ void store_release(unsigned *to, unsigned value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned *from) {
+    unsigned value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
 // Registers of each thread of this warpgroup from here on: fewer, or more once others have fewer.
 template <int COUNT>
 __device__ __forceinline__ void keep_registers() {
@@ -156,7 +167,11 @@ __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address
 template <int N>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const unsigned (&a)[4],
                                       unsigned long long b, unsigned add) {
-    if constexpr (N == 48) {
+    if constexpr (N == 16) {
+        WGMMA(16, WGMMA_0, "%8, %9, %10, %11", "%12", "%13", WGMMA_D8(0));
+    } else if constexpr (N == 32) {
+        WGMMA(32, WGMMA_1, "%16, %17, %18, %19", "%20", "%21", WGMMA_D8(0), WGMMA_D8(8));
+    } else if constexpr (N == 48) {
         WGMMA(48, WGMMA_2, "%24, %25, %26, %27", "%28", "%29", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16));
     } else if constexpr (N == 64) {
         WGMMA(64, WGMMA_3, "%32, %33, %34, %35", "%36", "%37", WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24));

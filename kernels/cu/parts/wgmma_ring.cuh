@@ -2,15 +2,18 @@
 // memory, and its producers. The macros are those of that file.
 
 #if !defined(BITS) || !defined(HAS_ZERO) || !defined(GROUPS) || !defined(IS_MOE) || \
-    !defined(COLUMNS) || !defined(ROWS) || !defined(STAGES)
+    !defined(WARPS) || !defined(COLUMNS) || !defined(ROWS) || !defined(STAGES)
 #error "a parameter is missing"
 #endif
 
 #define PRODUCERS 128
-#define WARPS 8  // of consumers, in two groups
 #define THREADS (PRODUCERS + WARPS * 32)
 #define N_TILE (WARPS * COLUMNS)
 #define STAGE_K 64
+// Stages that take as long as writing a tile's totals and reading them.
+#ifndef SPLIT_STAGES
+#define SPLIT_STAGES 8
+#endif
 
 // 16-byte pieces of 16 k of one column tile, and of all of them: neighbours in memory.
 #define TILE_PIECES (32 * (BITS / 4))
@@ -25,13 +28,15 @@
 #define SCALES_AT (WEIGHTS_AT + STAGES * WEIGHT_BYTES)
 #define ZEROS_AT (SCALES_AT + STAGES * SCALE_BYTES)
 #define TURN_AT (ZEROS_AT + STAGES * ZERO_BYTES)
-#define TURN_BYTES (16 * COLUMNS * 2)  // of a warp: 16 rows
+#define TURNED_ROWS (1024 / COLUMNS)
+#define TURN_BYTES (TURNED_ROWS * COLUMNS * 2)  // of a warp
 #define FULL_AT (TURN_AT + WARPS * TURN_BYTES)
 #define EMPTY_AT (FULL_AT + STAGES * 8)
 
 // What of a product a tile is: `rows` rows from `row` on, columns from n0 on, of a matrix of weights.
 struct Tile {
-    unsigned row, rows, n0, expert;
+    unsigned row, rows, n0;
+    int expert;  // negative: no product
 };
 
 // The operands, as the kernel takes them.
@@ -50,6 +55,8 @@ struct Product {
     const float *topk_weights;
 #endif
     unsigned block_rows, raster;
+    float4 *totals;
+    unsigned *are_there;
 
     __device__ unsigned groups() const { return GROUPS == 0 ? 1 : size_k / group_size; }
 
@@ -74,26 +81,80 @@ struct Product {
         return blocks * ((size_n + N_TILE - 1) / N_TILE);
     }
 
-    // Tile `index` of all; false where there is nothing to compute. `raster` blocks of rows, all
-    // their columns, then the next ones.
-    __device__ bool tile(unsigned index, unsigned blocks, Tile &tile) const {
+    __device__ unsigned chunks() const { return (size_k + chunk_k - 1) / chunk_k; }
+
+    // Tile `index` of all. `raster` blocks of rows, all their columns, then the next ones.
+    __device__ Tile tile(unsigned index, unsigned blocks) const {
         const unsigned columns = (size_n + N_TILE - 1) / N_TILE;
         const unsigned first = index / (raster * columns) * raster;
         const unsigned side = min(raster, blocks - first), in = index % (raster * columns);
         const unsigned block = first + in % side;
-        tile.n0 = in / side * N_TILE;
-        tile.row = block * block_rows;
-        tile.rows = block_rows;
 #if IS_MOE
         const int expert = __ldcg(expert_ids + block);
-        if (expert < 0) {
-            return false;
-        }
-        tile.expert = static_cast<unsigned>(expert);
 #else
-        tile.expert = 0;
+        constexpr int expert = 0;
 #endif
-        return true;
+        return {block * block_rows, block_rows, in / side * N_TILE, expert};
+    }
+};
+
+// Chunks [begin, end) of a tile: what is computed at a stretch.
+struct Piece {
+    Tile tile;
+    unsigned begin, end;
+};
+
+// The pieces of this thread block. Tiles go round: in each round every thread block has one. What is left
+// for no whole round is shared out with the last one by chunks, in equal parts of at least one tile. A
+// part begins with the last chunks of a tile whose first ones end the part of the thread block before;
+// sums are added in ascending order, so the first ones are computed first of a part, and their totals are
+// long there when the last ones, last of another part, go on from them.
+class Share {
+    unsigned blocks, rounds, head, whole, tail, from, part_end;
+
+   public:
+    __device__ explicit Share(const Product &p) : blocks(p.blocks()) {
+        const unsigned tiles = p.tiles(blocks), chunks = p.chunks(), index = blockIdx.x;
+        const unsigned left = tiles % gridDim.x;
+        rounds = tiles / gridDim.x + (index < left);
+        head = whole = tail = from = part_end = 0;
+        const unsigned most = (left * chunks + gridDim.x - 1) / gridDim.x;
+        // Handing totals over takes as long as some stages.
+        if (tiles > gridDim.x && left > 0 && (chunks - most) * (p.chunk_k / STAGE_K) > SPLIT_STAGES) {
+            rounds = tiles / gridDim.x - 1;
+            const unsigned first = rounds * gridDim.x;
+            // Fewer than 2^32 for up to 2^14 thread blocks.
+            const unsigned all = (tiles - first) * chunks;
+            const unsigned begin = all * index / gridDim.x, end = all * (index + 1) / gridDim.x;
+            tail = begin % chunks == 0 ? 0 : chunks - begin % chunks;
+            head = end % chunks;
+            from = first + (begin + tail) / chunks;
+            part_end = first + end / chunks;
+            whole = part_end - from;
+        }
+    }
+
+    __device__ unsigned count() const { return rounds + (head > 0) + whole + (tail > 0); }
+
+    // Piece i; false where there is nothing to compute.
+    __device__ bool piece(const Product &p, unsigned i, Piece &piece) const {
+        const unsigned chunks = p.chunks(), before = rounds + (head > 0);
+        unsigned index;
+        piece.begin = 0;
+        piece.end = chunks;
+        if (i < rounds) {
+            index = i * gridDim.x + blockIdx.x;
+        } else if (i < before) {
+            index = part_end;
+            piece.end = head;
+        } else if (i < before + whole) {
+            index = from + i - before;
+        } else {
+            index = from - 1;
+            piece.begin = chunks - tail;
+        }
+        piece.tile = p.tile(index, blocks);
+        return piece.tile.expert >= 0;
     }
 };
 
@@ -112,22 +173,26 @@ struct Place {
 // asking the copy engine for all parts of a stage would take one longer than the stage's products take.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
                                         unsigned part) {
-    const unsigned blocks = p.blocks(), tiles = p.tiles(blocks);
     const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;
+    const Share share(p);
     Place place;
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-        Tile tile;
-        if (!p.tile(index, blocks, tile)) {
+    for (unsigned i = 0; i < share.count(); ++i) {
+        Piece piece;
+        if (!share.piece(p, i, piece)) {
             continue;
         }
+        const Tile &tile = piece.tile;
         const unsigned columns = min(p.size_n - tile.n0, N_TILE);
+        const unsigned begin = piece.begin * p.chunk_k;
+        const unsigned stages = (min(piece.end * p.chunk_k, p.size_k) - begin) / STAGE_K;
         // Each part has one of the four rows of 16 k.
-        const uint4 *weight_from = p.qweight +
-                                   (tile.expert * (p.size_k / 16) + part) * weight_step +
-                                   tile.n0 / 64 * TILE_PIECES;
+        const uint4 *weight_from =
+            p.qweight + (tile.expert * (p.size_k / 16) + begin / 16 + part) * weight_step +
+            tile.n0 / 64 * TILE_PIECES;
 #if GROUPS > 0
-        unsigned group_left = p.group_size / STAGE_K;  // stages, with this one
-        const size_t first_group = static_cast<size_t>(tile.expert) * (p.size_k / p.group_size);
+        unsigned group_left = (p.group_size - begin % p.group_size) / STAGE_K;  // stages, with this one
+        const size_t first_group = static_cast<size_t>(tile.expert) * (p.size_k / p.group_size) +
+                                   begin / p.group_size;
         // Of a stage's groups each part has the scales of one; where there are fewer, from part 1 on.
         const unsigned row = GROUPS == 4 ? part : part - 1;
         const unsigned char *scale_from =
@@ -138,12 +203,12 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
 #endif
         const unsigned bytes = X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * SCALE_SIZE) +
                                HAS_ZERO * GROUPS * columns / 2;
-        for (unsigned stage = 0; stage < p.size_k / STAGE_K; ++stage) {
+        for (unsigned stage = 0; stage < stages; ++stage) {
             const unsigned full = memory + FULL_AT + place.slot * 8;
             barrier_wait(memory + EMPTY_AT + place.slot * 8, place.phase ^ 1);
             if (part == 0) {
                 barrier_expect(full, bytes);
-                copy_box(memory + place.slot * X_BYTES, x_map, stage * STAGE_K, tile.row, full);
+                copy_box(memory + place.slot * X_BYTES, x_map, begin + stage * STAGE_K, tile.row, full);
             }
             copy_bulk(memory + WEIGHTS_AT + place.slot * WEIGHT_BYTES + part * (ROW_PIECES * 16),
                       weight_from, columns * (BITS * 2), full);

@@ -38,8 +38,8 @@ pub(crate) static MOE: Row = Row {
     variants: |arch| variants(arch, 1),
 };
 
-/// Warps of a thread block that compute; four more fill its stages.
-const WARPS: u32 = 8;
+/// Warps of a thread block that compute, at most; four more fill its stages.
+const MOST_WARPS: u32 = 16;
 /// More stages than these keep no more bytes in flight than the memory needs.
 const MOST_STAGES: u32 = 12;
 /// Rows of x that thread blocks work on side by side, so that they and the columns of W that go with
@@ -49,23 +49,32 @@ const RASTER_ROWS: usize = 1024;
 /// How a product of many rows is dealt out: the macros of `marlin_gemm_wgmma.cu` that say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManyRows {
-    /// Columns that a warp computes: 16 or 32. A thread block computes eight times as many.
+    /// Warps of a thread block that compute: 8, 12 or 16.
+    pub warps: u32,
+    /// Columns that a warp computes: 16 or 32.
     pub columns: u32,
     /// Rows that a thread block computes at once: a multiple of 16 from 48 to 192; 64, 80 or 96 where a
     /// warp has 32 columns.
     pub rows: u32,
 }
 
+impl std::fmt::Display for ManyRows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { warps, columns, rows } = self;
+        write!(f, "{rows} rows by {warps} warps of {columns} columns")
+    }
+}
+
 impl ManyRows {
     /// Those that are chosen from.
     const ALL: [Self; 7] = [
-        Self { columns: 16, rows: 64 },
-        Self { columns: 16, rows: 128 },
-        Self { columns: 16, rows: 144 },
-        Self { columns: 16, rows: 176 },
-        Self { columns: 16, rows: 192 },
-        Self { columns: 32, rows: 64 },
-        Self { columns: 32, rows: 80 },
+        Self { warps: 8, columns: 16, rows: 64 },
+        Self { warps: 8, columns: 16, rows: 128 },
+        Self { warps: 8, columns: 16, rows: 144 },
+        Self { warps: 8, columns: 16, rows: 176 },
+        Self { warps: 8, columns: 16, rows: 192 },
+        Self { warps: 8, columns: 32, rows: 64 },
+        Self { warps: 8, columns: 32, rows: 80 },
     ];
 
     /// Whether the architecture has the kernel's instructions: sm_90a has, and no other.
@@ -80,12 +89,12 @@ impl ManyRows {
 
     /// Columns that a thread block computes.
     pub(crate) fn n_tile(self) -> u32 {
-        WARPS * self.columns
+        self.warps * self.columns
     }
 
     /// Threads of a thread block.
     pub(crate) fn threads(self) -> u32 {
-        (WARPS + 4) * 32
+        (self.warps + 4) * 32
     }
 
     /// Shared memory of a stage, and of all that there is once: as in `wgmma_ring.cuh`.
@@ -95,7 +104,12 @@ impl ManyRows {
         let scales = groups * n * scale_bytes(form);
         let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
         let barriers = 16;
-        (stage + barriers, WARPS * 16 * self.columns * 2)
+        (stage + barriers, self.warps * self.turned_rows() * self.columns * 2)
+    }
+
+    /// Rows that a warp turns round at once: `TURNED_ROWS`.
+    fn turned_rows(self) -> u32 {
+        1024 / self.columns
     }
 
     fn stages(self, form: &[Define]) -> u32 {
@@ -109,16 +123,26 @@ impl ManyRows {
         self.stages(form) * stage + once
     }
 
-    fn defines(self, form: &[Define]) -> [Define; 3] {
-        [("COLUMNS", self.columns), ("ROWS", self.rows), ("STAGES", self.stages(form))]
+    fn defines(self, form: &[Define]) -> [Define; 4] {
+        [
+            ("WARPS", self.warps),
+            ("COLUMNS", self.columns),
+            ("ROWS", self.rows),
+            ("STAGES", self.stages(form)),
+        ]
+    }
+
+    /// Every plan that the kernel has.
+    pub fn all() -> impl Iterator<Item = Self> {
+        // More warps have fewer registers each.
+        let shapes = [(8, 16, 192), (8, 32, 96), (12, 16, 112), (12, 32, 48), (16, 16, 64)];
+        shapes.into_iter().flat_map(|(warps, columns, most_rows)| {
+            (16..=most_rows).step_by(16).map(move |rows| Self { warps, columns, rows })
+        })
     }
 
     fn is_known(self) -> bool {
-        match self.columns {
-            16 => (48..=192).contains(&self.rows) && self.rows.is_multiple_of(16),
-            32 => matches!(self.rows, 64 | 80 | 96),
-            _ => false,
-        }
+        Self::all().any(|plan| plan == self)
     }
 
     /// Fails unless the kernel has this, the device the instructions, and the weight a form that the
@@ -129,8 +153,7 @@ impl ManyRows {
             return Ok(());
         }
         let found = format!("{self:?} for {:?} on {arch}", weight.form());
-        let expected = "16 columns by 48 to 192 rows in steps of 16, or 32 by 64, 80 or 96; groups in \
-                        order; sm_90a";
+        let expected = "a plan that the kernel has, groups in order, sm_90a";
         Err(AccelError::argument(row, "tiling", found, expected))
     }
 
@@ -233,6 +256,36 @@ fn defines(ty: ScalarType, form: &[Define], is_moe: u32, plan: ManyRows) -> Vec<
     defines
 }
 
+/// Where thread blocks that share a tile hand over its totals. Of one device: its products of many rows
+/// follow each other.
+#[derive(Debug)]
+pub(crate) struct Handover {
+    /// `[thread blocks, MOST_OUTPUTS]`
+    pub(crate) totals: Buffer<f32>,
+    /// `[thread blocks, warps]`: 1 while totals wait to be taken, else 0.
+    pub(crate) are_there: Buffer<u32>,
+}
+
+impl Handover {
+    /// Outputs of a tile at most.
+    const MOST_OUTPUTS: usize = 192 * 128;
+
+    /// Absent where the architecture has no such kernel.
+    ///
+    /// # Errors
+    /// [`AccelError::Driver`]
+    pub(crate) fn new(device: &Device) -> Result<Option<Self>, AccelError> {
+        if !ManyRows::has(Arch::of_device(device.compute_capability())) {
+            return Ok(None);
+        }
+        let blocks = device.multiprocessors() as usize;
+        Ok(Some(Self {
+            totals: device.zeroed(blocks * Self::MOST_OUTPUTS)?,
+            are_there: device.zeroed(blocks * MOST_WARPS as usize)?,
+        }))
+    }
+}
+
 /// A product that was checked: holding one proves that a launch with it stays inside its buffers.
 #[derive(Debug)]
 pub(crate) struct ManyGemm<'a> {
@@ -255,6 +308,7 @@ pub(crate) struct ManyGemm<'a> {
     pub(crate) grid: u32,
     /// Blocks of rows that are computed side by side.
     pub(crate) raster: u32,
+    pub(crate) handover: &'a Handover,
     /// Of a product with experts: the blocks, and what multiplies a row of y before it is rounded.
     pub(crate) experts: Option<(&'a DeviceBlocks, Option<&'a Buffer<f32>>)>,
 }
@@ -352,6 +406,9 @@ fn launch(
         let found = format!("{rows} rows in {tiles} tiles");
         return Err(AccelError::argument(row, "rows", found, "fewer than 2^31 of either"));
     }
+    let Some(handover) = device.handover() else {
+        return Err(AccelError::argument(row, "device", format!("{device:?}"), "sm_90a"));
+    };
     let is_moe = u32::from(experts.is_some());
     let function = device.function(row, &defines(weight.dtype(), &form, is_moe, plan))?;
     let gemm = ManyGemm {
@@ -368,6 +425,7 @@ fn launch(
         shared_bytes: plan.shared_bytes(&form),
         grid: device.multiprocessors().min(tiles as u32),
         raster: (RASTER_ROWS / plan.rows as usize) as u32,
+        handover,
         experts,
     };
     raw::gemm_many::launch(device, &function, gemm)
@@ -396,7 +454,7 @@ mod tests {
     fn many_rows_are_for_hopper_and_for_many_rows() {
         let choose = |arch, size_m| ManyRows::choose(arch, size_m, [4096, 28672], &INT4, 132);
         assert_eq!(choose(HOPPER, 16), None);
-        assert_eq!(choose(HOPPER, 64), Some(ManyRows { columns: 32, rows: 64 }));
+        assert_eq!(choose(HOPPER, 64), Some(ManyRows { warps: 8, columns: 32, rows: 64 }));
         assert!(choose(HOPPER, 4096).is_some_and(|plan| plan.rows >= 160));
         for capability in [(8, 0), (8, 9), (10, 0)] {
             assert_eq!(choose(Arch::of_device(capability), 4096), None);
