@@ -89,7 +89,8 @@ fn sweep(
 
 /// Plans of many rows, for experts with so many on average: both products have as many in a block.
 fn many(rows: usize) -> Vec<[ManyRows; 2]> {
-    let near = |plan: &ManyRows| (rows.min(192) / 2..=2 * rows + 16).contains(&(plan.rows as usize));
+    let near =
+        |plan: &ManyRows| (rows.min(192) / 2..=2 * rows + 16).contains(&(plan.rows as usize));
     let pairs = ManyRows::all()
         .filter(near)
         .flat_map(|first| ManyRows::all().map(move |second| [first, second]));

@@ -104,8 +104,8 @@ pub static MUTANTS: [Mutant; 22] = [
     Mutant::new(
         "bias of the neighbouring eight columns",
         "marlin_gemm_wgmma",
-        "__fadd_rn(value[r], bias[c])",
-        "__fadd_rn(value[r], bias[c ^ 1])",
+        "of[single_position(n0 % 64 + c * 8 + lane / 4)]",
+        "of[single_position(n0 % 64 + (c ^ 1) * 8 + lane / 4)]",
     ),
     Mutant::new(
         "router weight of the neighbouring row",

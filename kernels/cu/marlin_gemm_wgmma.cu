@@ -18,7 +18,7 @@
 // Compile-time parameters, all required:
 //   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, GROUPS  as in marlin_gemm.cu; HAS_G_IDX 0
 //   IS_MOE   0 or 1: experts
-//   WARPS    8, 12 or 16 warps of consumers
+//   WARPS    8 or 12 warps of consumers
 //   COLUMNS  16 or 32: columns that a warp computes
 //   ROWS     a multiple of 16 from 16 to 192 for which registers are left
 //   STAGES   stages of the ring
@@ -31,11 +31,11 @@
 #endif
 
 // Products that a warpgroup issues at once; while they run the next ones' weights are dequantized.
-#define BATCH 2
+#define BATCH (ROWS <= 80 ? 2 * FRAGMENTS : 2)
 #define BATCHES (4 * FRAGMENTS / BATCH)  // of a stage
 // Registers of a thread; what producers leave, consumers take.
 #define PRODUCER_REGISTERS (WARPS == 8 ? 40 : 24)
-#define CONSUMER_REGISTERS (WARPS == 8 ? 232 : WARPS == 12 ? 160 : 112)
+#define CONSUMER_REGISTERS (WARPS == 8 ? 232 : 160)
 
 // Where a consumer's warp stands: columns from warp_n on, `part` of their 64.
 struct Seat {
@@ -201,8 +201,7 @@ __device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, c
     }
 }
 
-// Where a tile's rows go, and what multiplies them: row 32 i + lane. All are asked for at once, since
-// each is long in coming.
+// Where a tile's rows go, and what multiplies them: row 32 i + lane.
 struct Rows {
     unsigned entries[(ROWS + 31) / 32];
 #if IS_MOE
@@ -210,40 +209,53 @@ struct Rows {
 #endif
 };
 
-__device__ __forceinline__ void load_rows(Rows &rows, const Product &p, const Tile &tile,
-                                          unsigned lane) {
+// Before the piece's first slot is given back: entries stand there. The weights are long in coming.
+__device__ __forceinline__ void load_rows(Rows &rows, const Product &p, const Piece &piece,
+                                          [[maybe_unused]] const unsigned *entries, unsigned lane) {
 #pragma unroll
     for (int i = 0; i < (ROWS + 31) / 32; ++i) {
         const unsigned row = i * 32 + lane;
-        rows.entries[i] = row < min(tile.rows, ROWS) ? p.entry(tile.row + row) : p.size_m;
-    }
 #if IS_MOE
-#pragma unroll
-    for (int i = 0; i < (ROWS + 31) / 32; ++i) {
+        rows.entries[i] = row < p.block_rows ? entries[row] : p.size_m;
         const bool weighs = p.topk_weights && rows.entries[i] < p.size_m;
         rows.weights[i] = weighs ? __ldcg(p.topk_weights + rows.entries[i]) : 1.0f;
-    }
+#else
+        rows.entries[i] = row < p.block_rows ? piece.row + row : p.size_m;
 #endif
+    }
 }
 
 // Finishes a tile's totals and writes them to y.
-__device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, const Tile &tile,
+__device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, const Piece &piece,
                                            const Rows &rows, unsigned memory,
                                            unsigned char *pointer,
-                                           const float (&total)[FRAGMENTS][ROWS / 2]) {
+                                           float (&total)[FRAGMENTS][ROWS / 2]) {
     constexpr unsigned EIGHTHS = 2 * FRAGMENTS;  // eights of columns: 16 bytes of a row each
-    const bool exists = tile.n0 + seat.warp_n < p.size_n;
-    const unsigned n0 = exists ? tile.n0 + seat.warp_n : 0, lane = seat.lane;
-    float bias[EIGHTHS];
-    if (p.bias) {
-        const unsigned short *of =
-            p.bias + static_cast<size_t>(tile.expert) * p.size_n + n0 / 64 * 64;
+    const bool exists = piece.n0 + seat.warp_n < p.size_n;
+    const unsigned n0 = exists ? piece.n0 + seat.warp_n : 0, lane = seat.lane;
+    if (p.global_scale) {
+        const float scale = p.global_scale[piece.expert];
 #pragma unroll
-        for (unsigned i = 0; i < EIGHTHS; ++i) {
-            bias[i] = widen(of[single_position(n0 % 64 + i * 8 + lane / 4)]);
+        for (int j = 0; j < FRAGMENTS; ++j) {
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; ++i) {
+                total[j][i] = __fmul_rn(total[j][i], scale);
+            }
         }
     }
-    const float global = p.global_scale ? p.global_scale[tile.expert] : 1.0f;
+    if (p.bias) {
+        const unsigned short *of =
+            p.bias + static_cast<size_t>(piece.expert) * p.size_n + n0 / 64 * 64;
+#pragma unroll
+        for (int c = 0; c < 2 * FRAGMENTS; ++c) {
+            const float bias = widen(of[single_position(n0 % 64 + c * 8 + lane / 4)]);
+#pragma unroll
+            for (int i = c % 2 * 2; i < ROWS / 2; i += 4) {
+                total[c / 2][i] = __fadd_rn(total[c / 2][i], bias);
+                total[c / 2][i + 1] = __fadd_rn(total[c / 2][i + 1], bias);
+            }
+        }
+    }
     // Some rows at a time are turned round in the warp's own memory, piece i of a row stored where no banks
     // collide.
     const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
@@ -255,6 +267,15 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
         __syncwarp();
 #pragma unroll
         for (int first = from; first < min(from + TURNED_ROWS, ROWS); first += 16) {
+#if IS_MOE
+            // Of the lane's four rows.
+            float router[2][2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const unsigned of = first % 32 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                router[i / 2][i % 2] = __shfl_sync(~0u, rows.weights[first / 32], of);
+            }
+#endif
             unsigned packed[2 * EIGHTHS];
 #pragma unroll
             for (int i = 0; i < 2 * EIGHTHS; ++i) {
@@ -263,18 +284,9 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
-                    if (p.global_scale) {
-                        value[r] = __fmul_rn(value[r], global);
-                    }
-                    if (p.bias) {
-                        value[r] = __fadd_rn(value[r], bias[c]);
-                    }
 #if IS_MOE
-                    if (p.topk_weights) {
-                        const unsigned of = first % 32 + eight * 8 + lane % 4 * 2 + r;
-                        value[r] =
-                            __fmul_rn(value[r], __shfl_sync(~0u, rows.weights[first / 32], of));
-                    }
+                    // One where there are no weights.
+                    value[r] = __fmul_rn(value[r], router[eight][r]);
 #endif
                 }
                 packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
@@ -306,27 +318,27 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
                                         unsigned char *pointer) {
     const unsigned warp_n = (threadIdx.x - PRODUCERS) / 32 * COLUMNS;
     const Seat seat = {threadIdx.x % 32, warp_n, warp_n % 64 / COLUMNS};
-    const Share share(p);
+    const unsigned chunks = p.chunks();
     Place place;
-    for (unsigned i = 0; i < share.count(); ++i) {
-        Piece piece;
-        if (!share.piece(p, i, piece)) {
-            continue;
+    for (;;) {
+        barrier_wait(memory + FULL_AT + place.slot * 8, place.phase);
+        const Piece piece = reinterpret_cast<const Piece *>(pointer + PIECES_AT)[place.slot];
+        if (piece.end == 0) {
+            return;
         }
-        const Tile &tile = piece.tile;
         Group group;
 #if GROUPS == 0
-        const unsigned n0 = tile.n0 + seat.warp_n < p.size_n ? tile.n0 + seat.warp_n : 0;
+        const unsigned n0 = piece.n0 + seat.warp_n < p.size_n ? piece.n0 + seat.warp_n : 0;
 #pragma unroll
         for (int i = 0; i < 2 * FRAGMENTS; ++i) {
             const unsigned n = n0 + i * 8 + seat.lane / 4;
-            const size_t at = static_cast<size_t>(tile.expert) * p.size_n + n / 64 * 64 +
+            const size_t at = static_cast<size_t>(piece.expert) * p.size_n + n / 64 * 64 +
                               single_position(n % 64);
             group.scale[i] = reinterpret_cast<const unsigned short *>(p.scales)[at] * 0x10001u;
         }
 #if HAS_ZERO
         const size_t at =
-            static_cast<size_t>(tile.expert) * (p.size_n / 8) + n0 / 64 * 8 + seat.lane / 4;
+            static_cast<size_t>(piece.expert) * (p.size_n / 8) + n0 / 64 * 8 + seat.lane / 4;
         spread_zeros(group, p.zeros[at], seat.part * (2 * FRAGMENTS));
 #endif
 #endif
@@ -344,20 +356,14 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
             }
         }
         Rows rows;
-        // While the sums are made there are registers for them, or not.
-        constexpr bool EARLY = IS_MOE && ROWS * FRAGMENTS <= 160;
-        if (EARLY) {
-            load_rows(rows, p, tile, seat.lane);
-        }
+        const unsigned char *entries = pointer + ENTRIES_AT + place.slot * ENTRY_BYTES;
+        load_rows(rows, p, piece, reinterpret_cast<const unsigned *>(entries), seat.lane);
         add_chunks(p, seat, piece, memory, pointer, group, place, total);
-        if (piece.end < p.chunks()) {
+        if (piece.end < chunks) {
             hand_over(Handover(p, blockIdx.x), total);
             continue;
         }
-        if (!EARLY) {
-            load_rows(rows, p, tile, seat.lane);
-        }
-        write_tile(p, seat, tile, rows, memory, pointer, total);
+        write_tile(p, seat, piece, rows, memory, pointer, total);
     }
 }
 
@@ -408,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (IS_MOE || part == 0) {
                 wait_for_last_kernel();
             }
-            produce(p, x_map, memory, part);
+            produce(p, x_map, memory, reinterpret_cast<Piece *>(pointer + PIECES_AT), part);
         }
     } else {
         take_registers<CONSUMER_REGISTERS>();
@@ -418,4 +424,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// Dynamic shared memory: EMPTY_AT + STAGES * 8.
+// Dynamic shared memory: ENTRIES_AT + STAGES * ENTRY_BYTES.

@@ -11,9 +11,7 @@
 #define N_TILE (WARPS * COLUMNS)
 #define STAGE_K 64
 // Stages that take as long as writing a tile's totals and reading them.
-#ifndef SPLIT_STAGES
-#define SPLIT_STAGES 8
-#endif
+#define SPLIT_STAGES 24
 
 // 16-byte pieces of 16 k of one column tile, and of all of them: neighbours in memory.
 #define TILE_PIECES (32 * (BITS / 4))
@@ -32,11 +30,17 @@
 #define TURN_BYTES (TURNED_ROWS * COLUMNS * 2)  // of a warp
 #define FULL_AT (TURN_AT + WARPS * TURN_BYTES)
 #define EMPTY_AT (FULL_AT + STAGES * 8)
+#define PIECES_AT ((EMPTY_AT + STAGES * 8 + 15) / 16 * 16)
+// With experts each slot has room for the entries of a piece's rows: they come with its first stage.
+#define ENTRIES_AT (PIECES_AT + STAGES * 16)
+#define ENTRY_BYTES (IS_MOE * ROWS * 4)
 
-// What of a product a tile is: `rows` rows from `row` on, columns from n0 on, of a matrix of weights.
-struct Tile {
-    unsigned row, rows, n0;
+// What thread blocks compute at a stretch: of the rows from `row` on and the columns from n0 on of an
+// expert's product chunks [begin, end) of k. Producers leave it beside a piece's first stage.
+struct alignas(16) Piece {
+    unsigned row, n0;
     int expert;  // negative: no product
+    unsigned short begin, end;
 };
 
 // The operands, as the kernel takes them.
@@ -68,23 +72,14 @@ struct Product {
 #endif
     }
 
-    // The row of y that a row of tiles is; size_m or above: none.
-    __device__ unsigned entry(unsigned row) const {
-#if IS_MOE
-        return static_cast<unsigned>(__ldcg(sorted_token_ids + row));
-#else
-        return row;
-#endif
-    }
-
     __device__ unsigned tiles(unsigned blocks) const {
         return blocks * ((size_n + N_TILE - 1) / N_TILE);
     }
 
     __device__ unsigned chunks() const { return (size_k + chunk_k - 1) / chunk_k; }
 
-    // Tile `index` of all. `raster` blocks of rows, all their columns, then the next ones.
-    __device__ Tile tile(unsigned index, unsigned blocks) const {
+    // Tile `index` of all, whole. `raster` blocks of rows, all their columns, then the next ones.
+    __device__ Piece tile(unsigned index, unsigned blocks) const {
         const unsigned columns = (size_n + N_TILE - 1) / N_TILE;
         const unsigned first = index / (raster * columns) * raster;
         const unsigned side = min(raster, blocks - first), in = index % (raster * columns);
@@ -94,14 +89,8 @@ struct Product {
 #else
         constexpr int expert = 0;
 #endif
-        return {block * block_rows, block_rows, in / side * N_TILE, expert};
+        return {block * block_rows, in / side * N_TILE, expert, 0, static_cast<unsigned short>(chunks())};
     }
-};
-
-// Chunks [begin, end) of a tile: what is computed at a stretch.
-struct Piece {
-    Tile tile;
-    unsigned begin, end;
 };
 
 // The pieces of this thread block. Tiles go round: in each round every thread block has one. What is left
@@ -136,25 +125,22 @@ class Share {
 
     __device__ unsigned count() const { return rounds + (head > 0) + whole + (tail > 0); }
 
-    // Piece i; false where there is nothing to compute.
-    __device__ bool piece(const Product &p, unsigned i, Piece &piece) const {
-        const unsigned chunks = p.chunks(), before = rounds + (head > 0);
-        unsigned index;
-        piece.begin = 0;
-        piece.end = chunks;
+    __device__ Piece piece(const Product &p, unsigned i) const {
+        const unsigned before = rounds + (head > 0);
         if (i < rounds) {
-            index = i * gridDim.x + blockIdx.x;
-        } else if (i < before) {
-            index = part_end;
-            piece.end = head;
-        } else if (i < before + whole) {
-            index = from + i - before;
-        } else {
-            index = from - 1;
-            piece.begin = chunks - tail;
+            return p.tile(i * gridDim.x + blockIdx.x, blocks);
         }
-        piece.tile = p.tile(index, blocks);
-        return piece.tile.expert >= 0;
+        if (i < before) {
+            Piece first = p.tile(part_end, blocks);
+            first.end = head;
+            return first;
+        }
+        if (i < before + whole) {
+            return p.tile(from + i - before, blocks);
+        }
+        Piece last = p.tile(from - 1, blocks);
+        last.begin = last.end - tail;
+        return last;
     }
 };
 
@@ -169,47 +155,57 @@ struct Place {
     }
 };
 
-// Fills the ring with the stages of all tiles of this thread block, by four lanes of different warps:
+// Fills the ring with the stages of all pieces of this thread block, and one at whose place no piece ends,
+// by four lanes of different warps:
 // asking the copy engine for all parts of a stage would take one longer than the stage's products take.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
-                                        unsigned part) {
+                                        Piece *pieces, unsigned part) {
     const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;
     const Share share(p);
     Place place;
     for (unsigned i = 0; i < share.count(); ++i) {
-        Piece piece;
-        if (!share.piece(p, i, piece)) {
+        const Piece piece = share.piece(p, i);
+        if (piece.expert < 0) {
             continue;
         }
-        const Tile &tile = piece.tile;
-        const unsigned columns = min(p.size_n - tile.n0, N_TILE);
+        const unsigned columns = min(p.size_n - piece.n0, N_TILE);
         const unsigned begin = piece.begin * p.chunk_k;
         const unsigned stages = (min(piece.end * p.chunk_k, p.size_k) - begin) / STAGE_K;
         // Each part has one of the four rows of 16 k.
         const uint4 *weight_from =
-            p.qweight + (tile.expert * (p.size_k / 16) + begin / 16 + part) * weight_step +
-            tile.n0 / 64 * TILE_PIECES;
+            p.qweight + (piece.expert * (p.size_k / 16) + begin / 16 + part) * weight_step +
+            piece.n0 / 64 * TILE_PIECES;
 #if GROUPS > 0
         unsigned group_left = (p.group_size - begin % p.group_size) / STAGE_K;  // stages, with this one
-        const size_t first_group = static_cast<size_t>(tile.expert) * (p.size_k / p.group_size) +
+        const size_t first_group = static_cast<size_t>(piece.expert) * (p.size_k / p.group_size) +
                                    begin / p.group_size;
         // Of a stage's groups each part has the scales of one; where there are fewer, from part 1 on.
         const unsigned row = GROUPS == 4 ? part : part - 1;
         const unsigned char *scale_from =
-            p.scales + ((first_group + row % GROUPS) * p.size_n + tile.n0) * SCALE_SIZE;
+            p.scales + ((first_group + row % GROUPS) * p.size_n + piece.n0) * SCALE_SIZE;
 #if HAS_ZERO
-        const unsigned *zero_from = p.zeros + (first_group * p.size_n + tile.n0) / 8;
+        const unsigned *zero_from = p.zeros + (first_group * p.size_n + piece.n0) / 8;
 #endif
 #endif
+        [[maybe_unused]] const unsigned entry_bytes = IS_MOE * p.block_rows * 4;
         const unsigned bytes = X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * SCALE_SIZE) +
                                HAS_ZERO * GROUPS * columns / 2;
         for (unsigned stage = 0; stage < stages; ++stage) {
             const unsigned full = memory + FULL_AT + place.slot * 8;
             barrier_wait(memory + EMPTY_AT + place.slot * 8, place.phase ^ 1);
             if (part == 0) {
-                barrier_expect(full, bytes);
-                copy_box(memory + place.slot * X_BYTES, x_map, begin + stage * STAGE_K, tile.row, full);
+                if (stage == 0) {
+                    pieces[place.slot] = piece;
+                }
+                barrier_expect(full, bytes + (stage == 0 ? entry_bytes : 0));
+                copy_box(memory + place.slot * X_BYTES, x_map, begin + stage * STAGE_K, piece.row, full);
             }
+#if IS_MOE
+            if (part == 1 && stage == 0) {
+                copy_bulk(memory + ENTRIES_AT + place.slot * ENTRY_BYTES,
+                          p.sorted_token_ids + piece.row, entry_bytes, full);
+            }
+#endif
             copy_bulk(memory + WEIGHTS_AT + place.slot * WEIGHT_BYTES + part * (ROW_PIECES * 16),
                       weight_from, columns * (BITS * 2), full);
             weight_from += 4 * weight_step;
@@ -237,5 +233,10 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
 #endif
             place.next();
         }
+    }
+    if (part == 0) {
+        barrier_wait(memory + EMPTY_AT + place.slot * 8, place.phase ^ 1);
+        pieces[place.slot].end = 0;
+        barrier_arrive(memory + FULL_AT + place.slot * 8);
     }
 }

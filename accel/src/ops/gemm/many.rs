@@ -39,7 +39,7 @@ pub(crate) static MOE: Row = Row {
 };
 
 /// Warps of a thread block that compute, at most; four more fill its stages.
-const MOST_WARPS: u32 = 16;
+const MOST_WARPS: u32 = 12;
 /// More stages than these keep no more bytes in flight than the memory needs.
 const MOST_STAGES: u32 = 12;
 /// Rows of x that thread blocks work on side by side, so that they and the columns of W that go with
@@ -49,7 +49,7 @@ const RASTER_ROWS: usize = 1024;
 /// How a product of many rows is dealt out: the macros of `marlin_gemm_wgmma.cu` that say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManyRows {
-    /// Warps of a thread block that compute: 8, 12 or 16.
+    /// Warps of a thread block that compute: 8 or 12.
     pub warps: u32,
     /// Columns that a warp computes: 16 or 32.
     pub columns: u32,
@@ -67,14 +67,18 @@ impl std::fmt::Display for ManyRows {
 
 impl ManyRows {
     /// Those that are chosen from.
-    const ALL: [Self; 7] = [
+    const CHOSEN: [Self; 11] = [
         Self { warps: 8, columns: 16, rows: 64 },
         Self { warps: 8, columns: 16, rows: 128 },
         Self { warps: 8, columns: 16, rows: 144 },
         Self { warps: 8, columns: 16, rows: 176 },
         Self { warps: 8, columns: 16, rows: 192 },
+        Self { warps: 8, columns: 32, rows: 32 },
+        Self { warps: 8, columns: 32, rows: 48 },
         Self { warps: 8, columns: 32, rows: 64 },
         Self { warps: 8, columns: 32, rows: 80 },
+        Self { warps: 12, columns: 32, rows: 32 },
+        Self { warps: 12, columns: 32, rows: 48 },
     ];
 
     /// Whether the architecture has the kernel's instructions: sm_90a has, and no other.
@@ -103,8 +107,9 @@ impl ManyRows {
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let scales = groups * n * scale_bytes(form);
         let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
-        let barriers = 16;
-        (stage + barriers, self.warps * self.turned_rows() * self.columns * 2)
+        // Two barriers, a piece and, with experts, the entries of its rows.
+        let about = 32 + 4 * self.rows;
+        (stage + about, 16 + self.warps * self.turned_rows() * self.columns * 2)
     }
 
     /// Rows that a warp turns round at once: `TURNED_ROWS`.
@@ -135,7 +140,7 @@ impl ManyRows {
     /// Every plan that the kernel has.
     pub fn all() -> impl Iterator<Item = Self> {
         // More warps have fewer registers each.
-        let shapes = [(8, 16, 192), (8, 32, 96), (12, 16, 112), (12, 32, 48), (16, 16, 64)];
+        let shapes = [(8, 16, 192), (8, 32, 96), (12, 32, 48)];
         shapes.into_iter().flat_map(|(warps, columns, most_rows)| {
             (16..=most_rows).step_by(16).map(move |rows| Self { warps, columns, rows })
         })
@@ -159,17 +164,29 @@ impl ManyRows {
 
     /// Microseconds of a stage of 64 k of one tile, with all multiprocessors of an H200 at work.
     fn stage_us(self) -> f64 {
-        // Fitted to 4096 x 4096, M = 1024.
+        // Fitted to 4096 x 4096 and 4096 x 28672, M from 16 to 4096.
         let rows = f64::from(self.rows);
-        if self.columns == 16 { 0.19 + 0.00185 * rows } else { 0.275 + 0.0037 * rows }
+        match (self.warps, self.columns) {
+            (8, 16) => 0.19 + 0.00185 * rows,
+            (8, _) => 0.275 + 0.0037 * rows,
+            _ => 0.44 + 0.004 * rows,
+        }
     }
 
     /// Estimated microseconds of `blocks` blocks of rows of one product.
     fn us(self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
-        // A tile's first stage and its writing take as long as so many stages.
-        let stages = size_k as f64 / 64.0 + 5.0;
+        // A tile's first stage and its writing take as long as so many stages, handing one over as long as
+        // so many.
+        let (tile, handover) = (5.0, 24.0);
+        let stages = size_k as f64 / 64.0;
+        let chunk = Schedule::canonical_chunk(size_k) as f64 / 64.0;
         let tiles = blocks * size_n.div_ceil(self.n_tile() as usize) as f64;
-        (tiles / f64::from(multiprocessors)).ceil() * stages * self.stage_us()
+        let rounds = tiles / f64::from(multiprocessors);
+        let whole = rounds.ceil() * (stages + tile);
+        // The last two rounds are shared out by chunks where that is shorter.
+        let shared = (rounds * stages / chunk).ceil() * chunk + rounds.ceil() * tile + handover;
+        let all = if rounds > 1.0 { whole.min(shared) } else { whole };
+        all * self.stage_us()
     }
 
     /// Estimated microseconds of `marlin_gemm.cu` for so many rows, where there are enough that weights
@@ -187,13 +204,13 @@ impl ManyRows {
         form: &[Define],
         multiprocessors: u32,
     ) -> Option<Self> {
-        if size_m <= 32 || !Self::has(arch) || !Self::takes(form) {
+        if size_m <= 16 || !Self::has(arch) || !Self::takes(form) {
             return None;
         }
         let us = |plan: &Self| {
             plan.us(size_m.div_ceil(plan.rows as usize) as f64, shape, multiprocessors)
         };
-        let best = Self::ALL.into_iter().min_by(|a, b| us(a).total_cmp(&us(b)))?;
+        let best = Self::CHOSEN.into_iter().min_by(|a, b| us(a).total_cmp(&us(b)))?;
         let rows = size_m.next_multiple_of(32) as f64;
         (us(&best) < Self::us_otherwise(rows, shape, multiprocessors)).then_some(best)
     }
@@ -208,7 +225,7 @@ impl ManyRows {
         multiprocessors: u32,
     ) -> Option<[Self; 2]> {
         let takes = products.iter().all(|(_, form)| Self::takes(form));
-        if rows < 24.0 || !Self::has(arch) || !takes {
+        if rows < 12.0 || !Self::has(arch) || !takes {
             return None;
         }
         let us = |plans: &[Self; 2]| {
@@ -220,7 +237,7 @@ impl ManyRows {
             both.map(|(plan, (shape, _))| plan.us(blocks * experts as f64, *shape, multiprocessors))
                 .sum::<f64>()
         };
-        let pairs = Self::ALL.into_iter().flat_map(|a| Self::ALL.map(|b| [a, b]));
+        let pairs = Self::CHOSEN.into_iter().flat_map(|a| Self::CHOSEN.map(|b| [a, b]));
         let best =
             pairs.filter(|[a, b]| a.rows == b.rows).min_by(|a, b| us(a).total_cmp(&us(b)))?;
         // Half a block of 32 is padding, and blocks of different experts share no weights.
@@ -241,7 +258,7 @@ fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Kind::forms(ty) {
             if ManyRows::takes(&form) {
-                all.extend(ManyRows::ALL.map(|plan| defines(ty, &form, is_moe, plan)));
+                all.extend(ManyRows::CHOSEN.map(|plan| defines(ty, &form, is_moe, plan)));
             }
         }
     }
@@ -442,7 +459,7 @@ mod tests {
     #[test]
     fn every_plan_is_known_and_fits_the_shared_memory() {
         for form in Kind::forms(ScalarType::BFLOAT16).into_iter().filter(|f| ManyRows::takes(f)) {
-            for plan in ManyRows::ALL {
+            for plan in ManyRows::CHOSEN {
                 let context = format!("{form:?} {plan:?}");
                 assert!(plan.is_known() && plan.stages(&form) >= 4, "{context}");
                 assert!(plan.shared_bytes(&form) <= HOPPER.shared_memory(), "{context}");
