@@ -14,6 +14,8 @@
 //   block_rows  rows of a tile, at most ROWS; with IS_MOE those of the blocks of entries
 //   raster      blocks of rows whose tiles are computed side by side, so that what they read of W and x
 //               stays in the L2 cache
+//   totals, are_there  room for the totals of a tile of each thread block, and for each of its warps 0, left
+//               as it was found: where thread blocks share a tile (Share in wgmma_ring.cuh)
 //
 // Compile-time parameters, all required:
 //   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, GROUPS  as in marlin_gemm.cu; HAS_G_IDX 0
@@ -23,14 +25,16 @@
 //   ROWS     a multiple of 16 from 16 to 192 for which registers are left
 //   STAGES   stages of the ring
 //
-// Launch: any number of thread blocks of (WARPS + 4) * 32 threads, dynamic shared memory as at the end of this file.
-// K is a multiple of 64, chunk_k of 128, N of 64, M * K below 2^35.
+// Launch: thread blocks of (WARPS + 4) * 32 threads, no more than run at once, so that one can wait for what
+// the one before it hands over; dynamic shared memory as at the end of this file. K is a multiple of 64,
+// chunk_k of 128, N of 64, M * K below 2^35.
 
 #if HAS_G_IDX
 #error "groups are in order"
 #endif
 
-// Products that a warpgroup issues at once; while they run the next ones' weights are dequantized.
+// Products that a warpgroup issues at once; while they run the next ones' weights are dequantized, to the
+// other of two places: a stage has an even number of batches.
 #define BATCH (ROWS <= 80 ? 2 * FRAGMENTS : 2)
 #define BATCHES (4 * FRAGMENTS / BATCH)  // of a stage
 // Registers of a thread; what producers leave, consumers take.

@@ -1,24 +1,21 @@
-//! Products of many rows on Hopper (`marlin_gemm_wgmma.cu`): how they are dealt out, and when that is
-//! faster than a [`Tiling`](super::Tiling). No bit of a result depends on it.
+//! Products of many rows on Hopper (`marlin_gemm_wgmma.cu`).
+
+mod plan;
 
 use marlinspike::gemm::schedule::Schedule;
-use marlinspike::scalar::ScalarType;
 
-use super::{
-    MarlinWeight,
-    kind::Kind,
-    rows_of_product,
-    tiling::{scale_bytes, value},
-};
+use super::{MarlinWeight, rows_of_product};
 use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    nvrtc::{Arch, Define},
+    nvrtc::Arch,
     ops::{align::DeviceBlocks, check},
     raw,
     registry::{Law, Needs, Row},
 };
+pub use plan::ManyRows;
+use plan::{MOST_WARPS, defines, variants};
 
 /// Upstream: `marlin_gemm`, for many rows.
 pub(crate) static ROW: Row = Row {
@@ -38,240 +35,9 @@ pub(crate) static MOE: Row = Row {
     variants: |arch| variants(arch, 1),
 };
 
-/// Warps of a thread block that compute, at most; four more fill its stages.
-const MOST_WARPS: u32 = 12;
-/// More stages than these keep no more bytes in flight than the memory needs.
-const MOST_STAGES: u32 = 12;
 /// Rows of x that thread blocks work on side by side, so that they and the columns of W that go with
 /// them stay in the L2 cache.
 const RASTER_ROWS: usize = 1024;
-
-/// How a product of many rows is dealt out: the macros of `marlin_gemm_wgmma.cu` that say it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ManyRows {
-    /// Warps of a thread block that compute: 8 or 12.
-    pub warps: u32,
-    /// Columns that a warp computes: 16 or 32.
-    pub columns: u32,
-    /// Rows that a thread block computes at once: a multiple of 16 from 48 to 192; 64, 80 or 96 where a
-    /// warp has 32 columns.
-    pub rows: u32,
-}
-
-impl std::fmt::Display for ManyRows {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { warps, columns, rows } = self;
-        write!(f, "{rows} rows by {warps} warps of {columns} columns")
-    }
-}
-
-impl ManyRows {
-    /// Those that are chosen from.
-    const CHOSEN: [Self; 11] = [
-        Self { warps: 8, columns: 16, rows: 64 },
-        Self { warps: 8, columns: 16, rows: 128 },
-        Self { warps: 8, columns: 16, rows: 144 },
-        Self { warps: 8, columns: 16, rows: 176 },
-        Self { warps: 8, columns: 16, rows: 192 },
-        Self { warps: 8, columns: 32, rows: 32 },
-        Self { warps: 8, columns: 32, rows: 48 },
-        Self { warps: 8, columns: 32, rows: 64 },
-        Self { warps: 8, columns: 32, rows: 80 },
-        Self { warps: 12, columns: 32, rows: 32 },
-        Self { warps: 12, columns: 32, rows: 48 },
-    ];
-
-    /// Whether the architecture has the kernel's instructions: sm_90a has, and no other.
-    pub(super) fn has(arch: Arch) -> bool {
-        arch.compute_capability == (9, 0) && arch.specific
-    }
-
-    /// Whether the kernel takes a weight of that form.
-    fn takes(form: &[Define]) -> bool {
-        value(form, "HAS_G_IDX") == 0
-    }
-
-    /// Columns that a thread block computes.
-    pub(crate) fn n_tile(self) -> u32 {
-        self.warps * self.columns
-    }
-
-    /// Threads of a thread block.
-    pub(crate) fn threads(self) -> u32 {
-        (self.warps + 4) * 32
-    }
-
-    /// Shared memory of a stage, and of all that there is once: as in `wgmma_ring.cuh`.
-    fn bytes(self, form: &[Define]) -> (u32, u32) {
-        let (groups, n) = (value(form, "GROUPS"), self.n_tile());
-        let zeros = value(form, "HAS_ZERO") * groups * n / 2;
-        let scales = groups * n * scale_bytes(form);
-        let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
-        // Two barriers, a piece and, with experts, the entries of its rows.
-        let about = 32 + 4 * self.rows;
-        (stage + about, 16 + self.warps * self.turned_rows() * self.columns * 2)
-    }
-
-    /// Rows that a warp turns round at once: `TURNED_ROWS`.
-    fn turned_rows(self) -> u32 {
-        1024 / self.columns
-    }
-
-    fn stages(self, form: &[Define]) -> u32 {
-        let (stage, once) = self.bytes(form);
-        ((Arch::of_device((9, 0)).shared_memory() - once) / stage).min(MOST_STAGES)
-    }
-
-    /// Dynamic shared memory of a thread block.
-    pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let (stage, once) = self.bytes(form);
-        self.stages(form) * stage + once
-    }
-
-    fn defines(self, form: &[Define]) -> [Define; 4] {
-        [
-            ("WARPS", self.warps),
-            ("COLUMNS", self.columns),
-            ("ROWS", self.rows),
-            ("STAGES", self.stages(form)),
-        ]
-    }
-
-    /// Every plan that the kernel has.
-    pub fn all() -> impl Iterator<Item = Self> {
-        // More warps have fewer registers each.
-        let shapes = [(8, 16, 192), (8, 32, 96), (12, 32, 48)];
-        shapes.into_iter().flat_map(|(warps, columns, most_rows)| {
-            (16..=most_rows).step_by(16).map(move |rows| Self { warps, columns, rows })
-        })
-    }
-
-    fn is_known(self) -> bool {
-        Self::all().any(|plan| plan == self)
-    }
-
-    /// Fails unless the kernel has this, the device the instructions, and the weight a form that the
-    /// kernel takes.
-    fn validate(self, row: &Row, device: &Device, weight: &MarlinWeight) -> Result<(), AccelError> {
-        let arch = Arch::of_device(device.compute_capability());
-        if Self::has(arch) && Self::takes(&weight.form()) && self.is_known() {
-            return Ok(());
-        }
-        let found = format!("{self:?} for {:?} on {arch}", weight.form());
-        let expected = "a plan that the kernel has, groups in order, sm_90a";
-        Err(AccelError::argument(row, "tiling", found, expected))
-    }
-
-    /// Microseconds of a stage of 64 k of one tile, with all multiprocessors of an H200 at work.
-    fn stage_us(self) -> f64 {
-        // Fitted to 4096 x 4096 and 4096 x 28672, M from 16 to 4096.
-        let rows = f64::from(self.rows);
-        match (self.warps, self.columns) {
-            (8, 16) => 0.19 + 0.00185 * rows,
-            (8, _) => 0.275 + 0.0037 * rows,
-            _ => 0.44 + 0.004 * rows,
-        }
-    }
-
-    /// Estimated microseconds of `blocks` blocks of rows of one product.
-    fn us(self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
-        // A tile's first stage and its writing take as long as so many stages, handing one over as long as
-        // so many.
-        let (tile, handover) = (5.0, 24.0);
-        let stages = size_k as f64 / 64.0;
-        let chunk = Schedule::canonical_chunk(size_k) as f64 / 64.0;
-        let tiles = blocks * size_n.div_ceil(self.n_tile() as usize) as f64;
-        let rounds = tiles / f64::from(multiprocessors);
-        let whole = rounds.ceil() * (stages + tile);
-        // The last two rounds are shared out by chunks where that is shorter.
-        let shared = (rounds * stages / chunk).ceil() * chunk + rounds.ceil() * tile + handover;
-        let all = if rounds > 1.0 { whole.min(shared) } else { whole };
-        all * self.stage_us()
-    }
-
-    /// Estimated microseconds of `marlin_gemm.cu` for so many rows, where there are enough that weights
-    /// are not what costs.
-    fn us_otherwise(rows: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
-        rows * size_k as f64 * size_n as f64 * 1e-3 / f64::from(multiprocessors * 1000)
-    }
-
-    /// The fastest for one product `[M, K] x [K, N]`, by estimates fitted to an H200; none where a
-    /// tiling should be faster.
-    pub(super) fn choose(
-        arch: Arch,
-        size_m: usize,
-        shape: [usize; 2],
-        form: &[Define],
-        multiprocessors: u32,
-    ) -> Option<Self> {
-        if size_m <= 16 || !Self::has(arch) || !Self::takes(form) {
-            return None;
-        }
-        let us = |plan: &Self| {
-            plan.us(size_m.div_ceil(plan.rows as usize) as f64, shape, multiprocessors)
-        };
-        let best = Self::CHOSEN.into_iter().min_by(|a, b| us(a).total_cmp(&us(b)))?;
-        let rows = size_m.next_multiple_of(32) as f64;
-        (us(&best) < Self::us_otherwise(rows, shape, multiprocessors)).then_some(best)
-    }
-
-    /// The fastest of as many rows each for the two products of a layer whose experts have `rows` rows
-    /// on average; none where tilings should be faster.
-    pub(super) fn choose_experts(
-        arch: Arch,
-        rows: f64,
-        experts: usize,
-        products: [([usize; 2], &[Define]); 2],
-        multiprocessors: u32,
-    ) -> Option<[Self; 2]> {
-        let takes = products.iter().all(|(_, form)| Self::takes(form));
-        if rows < 12.0 || !Self::has(arch) || !takes {
-            return None;
-        }
-        let us = |plans: &[Self; 2]| {
-            // Rows of an expert are spread about their average like counts.
-            let of = |rows: f64| (rows.max(1.0) / f64::from(plans[0].rows)).ceil();
-            let spread = rows.sqrt();
-            let blocks = 0.25 * of(rows - spread) + 0.5 * of(rows) + 0.25 * of(rows + spread);
-            let both = plans.iter().zip(&products);
-            both.map(|(plan, (shape, _))| plan.us(blocks * experts as f64, *shape, multiprocessors))
-                .sum::<f64>()
-        };
-        let pairs = Self::CHOSEN.into_iter().flat_map(|a| Self::CHOSEN.map(|b| [a, b]));
-        let best =
-            pairs.filter(|[a, b]| a.rows == b.rows).min_by(|a, b| us(a).total_cmp(&us(b)))?;
-        // Half a block of 32 is padding, and blocks of different experts share no weights.
-        let all = 1.5 * (rows + 16.0) * experts as f64;
-        let otherwise: f64 = products
-            .iter()
-            .map(|(shape, _)| Self::us_otherwise(all, *shape, multiprocessors))
-            .sum();
-        (us(&best) < otherwise).then_some(best)
-    }
-}
-
-fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
-    if !ManyRows::has(arch) {
-        return Vec::new();
-    }
-    let mut all = Vec::new();
-    for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
-        for form in Kind::forms(ty) {
-            if ManyRows::takes(&form) {
-                all.extend(ManyRows::CHOSEN.map(|plan| defines(ty, &form, is_moe, plan)));
-            }
-        }
-    }
-    all
-}
-
-fn defines(ty: ScalarType, form: &[Define], is_moe: u32, plan: ManyRows) -> Vec<Define> {
-    let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
-    defines.extend_from_slice(form);
-    defines.push(("IS_MOE", is_moe));
-    defines.extend(plan.defines(form));
-    defines
-}
 
 /// Where thread blocks that share a tile hand over its totals. Of one device: its products of many rows
 /// follow each other.
@@ -447,52 +213,4 @@ fn launch(
     };
     raw::gemm_many::launch(device, &function, gemm)
         .map_err(|error| AccelError::Driver { call: row.name, reason: error.to_string() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const INT4: [Define; 3] = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
-    const HOPPER: Arch = Arch { compute_capability: (9, 0), specific: true };
-
-    #[test]
-    fn every_plan_is_known_and_fits_the_shared_memory() {
-        for form in Kind::forms(ScalarType::BFLOAT16).into_iter().filter(|f| ManyRows::takes(f)) {
-            for plan in ManyRows::CHOSEN {
-                let context = format!("{form:?} {plan:?}");
-                assert!(plan.is_known() && plan.stages(&form) >= 4, "{context}");
-                assert!(plan.shared_bytes(&form) <= HOPPER.shared_memory(), "{context}");
-            }
-        }
-    }
-
-    #[test]
-    fn many_rows_are_for_hopper_and_for_many_rows() {
-        let choose = |arch, size_m| ManyRows::choose(arch, size_m, [4096, 28672], &INT4, 132);
-        assert_eq!(choose(HOPPER, 16), None);
-        assert_eq!(choose(HOPPER, 64), Some(ManyRows { warps: 8, columns: 32, rows: 64 }));
-        assert!(choose(HOPPER, 4096).is_some_and(|plan| plan.rows >= 160));
-        for capability in [(8, 0), (8, 9), (10, 0)] {
-            assert_eq!(choose(Arch::of_device(capability), 4096), None);
-            assert!(variants(Arch::of_device(capability), 0).is_empty());
-        }
-        // Few columns for so few rows leave most multiprocessors without work.
-        assert_eq!(ManyRows::choose(HOPPER, 64, [4096, 4096], &INT4, 132), None);
-        let uneven = [("BITS", 4), ("HAS_G_IDX", 1)];
-        let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], &uneven, 132);
-        assert_eq!(choice, None);
-    }
-
-    #[test]
-    fn experts_get_one_size_of_blocks_for_both_products() {
-        let products = [([4096, 28672], &INT4[..]), ([14336, 4096], &INT4[..])];
-        let choose = |rows| ManyRows::choose_experts(HOPPER, rows, 8, products, 132);
-        assert_eq!(choose(4.0), None);
-        let [w13, w2] = choose(64.0).unwrap();
-        // One block holds most experts' rows.
-        assert!(w13.rows == w2.rows && (80..=128).contains(&w13.rows), "{w13:?} {w2:?}");
-        let [w13, w2] = choose(1024.0).unwrap();
-        assert!(w13.rows == w2.rows && w13.rows >= 128, "{w13:?} {w2:?}");
-    }
 }
