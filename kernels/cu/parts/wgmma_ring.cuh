@@ -125,6 +125,7 @@ class Share {
 
     __device__ unsigned count() const { return rounds + (head > 0) + whole + (tail > 0); }
 
+    // Piece i of count().
     __device__ Piece piece(const Product &p, unsigned i) const {
         const unsigned before = rounds + (head > 0);
         if (i < rounds) {
@@ -155,9 +156,9 @@ struct Place {
     }
 };
 
-// Fills the ring with the stages of all pieces of this thread block, and one at whose place no piece ends,
-// by four lanes of different warps:
-// asking the copy engine for all parts of a stage would take one longer than the stage's products take.
+// Fills the ring with the stages of all pieces of this thread block, then leaves a piece that ends at 0. By
+// four lanes of different warps: asking the copy engine for all parts of a stage would take one longer
+// than the stage's products take.
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
                                         Piece *pieces, unsigned part) {
     const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;
