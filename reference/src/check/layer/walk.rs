@@ -233,7 +233,7 @@ impl<'c> Walk<'c> {
         };
         let mut rows = layer.quantized(before, cols, weights)?;
         if first {
-            rows = rows.repeated(cols, routed.top_k);
+            rows = rows.to_slots(cols, routed.top_k);
         }
         let product = Product {
             x: &rows.codes,
