@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{HALVES, Law, Random, compare_layers, forward, weight};
+use common::{Experts, HALVES, Law, Random, compare_layers, forward, weight};
 use marlinspike::act_order;
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
@@ -94,27 +94,16 @@ fn experts() {
                 let activation = Definition::new(kind);
                 let shape13 = Shape::new(h, activation.width_in(size_i));
                 let shape2 = Shape::new(size_i, h);
-                let w13: Vec<Weight<'static>> = (0..experts)
-                    .map(|_| whole(&mut random, ty, dtype, shape13, group_size))
-                    .collect();
+                let mut of_w13 = |_| whole(&mut random, ty, dtype, shape13, group_size);
+                let w13: Vec<_> = (0..experts).map(&mut of_w13).collect();
                 // Of a rank: all scales, and a slice of the rows.
-                let w2: Vec<Weight<'static>> = (0..experts)
-                    .map(|_| slice(&mut random, ty, dtype, shape2, group_size, true))
-                    .collect();
+                let mut of_w2 = |_| slice(&mut random, ty, dtype, shape2, group_size, true);
+                let w2 = (0..experts).map(&mut of_w2).collect();
+                let parts = Experts { w13, w2, activation, dtype };
                 // Another order of rows of one group is another sum.
-                let reversed: Vec<Vec<u32>> = w13.iter().map(descending_in_groups).collect();
+                let reversed: Vec<Vec<u32>> = parts.w13.iter().map(descending_in_groups).collect();
                 for orders in [[None, None], [Some(reversed.as_slice()), None]] {
-                    let layer = Layer {
-                        w13: &w13,
-                        w2: &w2,
-                        orders,
-                        num_experts: experts,
-                        expert_map: None,
-                        activation,
-                        dtype,
-                        input_dtype: None,
-                        router_weight_on_input: false,
-                    };
+                    let layer = Layer { orders, ..parts.layer() };
                     let on_device = MarlinLayer::new(&device, &layer).unwrap();
                     for tokens in [1, 9, 140] {
                         let context = format!(

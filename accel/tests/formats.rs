@@ -3,12 +3,11 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, compare_layers, float_weight, forward};
+use common::{Experts, Float, HALVES, Law, Random, compare_layers, float_weight, forward};
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike_accel::{
@@ -145,22 +144,10 @@ fn layers() {
     for dtype in HALVES {
         for (float, kind) in floats.into_iter().filter(|(float, _)| float.takes(dtype)) {
             let activation = Definition::new(kind);
-            let mut stack = |shape| -> Vec<Weight<'static>> {
+            let parts = Experts::new([h, size_i], activation, dtype, |shape| {
                 (0..experts).map(|_| float_weight(&mut random, float, dtype, shape, true)).collect()
-            };
-            let w13 = stack(Shape::new(h, activation.width_in(size_i)));
-            let w2 = stack(Shape::new(size_i, h));
-            let layer = Layer {
-                w13: &w13,
-                w2: &w2,
-                orders: [None, None],
-                num_experts: experts,
-                expert_map: None,
-                activation,
-                dtype,
-                input_dtype: None,
-                router_weight_on_input: false,
-            };
+            });
+            let layer = parts.layer();
             let on_device = MarlinLayer::new(&device, &layer).unwrap();
             for tokens in [1, 20, 150] {
                 let context = format!("{dtype}, {float:?}, {kind:?}");

@@ -3,13 +3,14 @@
 
 mod common;
 
-use common::{Float, HALVES, Law, Random, compare_layers, float_weight, weight};
+use common::{Experts, Float, HALVES, Law, Random, compare_layers, float_weight, weight};
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::{Layer, input_global_scale};
+use marlinspike::moe::to_slots;
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
@@ -176,15 +177,11 @@ fn products_with_experts() {
                 let x = RowsA8 { codes: &c, scales: &s };
                 moe_marlin_gemm_a8(&device, x, &packed, &mut y, routed).unwrap();
 
-                let repeated: Vec<u32> = codes
-                    .chunks_exact(shape.size_k)
-                    .flat_map(|row| std::iter::repeat_n(row, top_k).flatten())
-                    .map(|&code| code.into())
-                    .collect();
-                let of_rows: Vec<f32> = times(&scales, &weights, input)
+                let repeated: Vec<u32> = to_slots(&codes, shape.size_k, top_k)
                     .into_iter()
-                    .flat_map(|scale| std::iter::repeat_n(scale, top_k))
+                    .map(|code| code.into())
                     .collect();
+                let of_rows = to_slots(&times(&scales, &weights, input), 1, top_k);
                 let expert_of: Vec<Option<usize>> =
                     ids.iter().map(|&id| usize::try_from(id).ok()).collect();
                 let stack =
@@ -228,27 +225,16 @@ fn layers() {
         (FP8, HALVES[1], 8, Activation::SwigluOai),
     ] {
         let activation = Definition::new(kind);
-        let mut stack = |shape| -> Vec<Weight<'static>> {
+        let parts = Experts::new([h, size_i], activation, dtype, |shape| {
             let one = |_| any_weight(&mut random, input, form, dtype, shape);
             let mut all: Vec<_> = (0..experts).map(one).collect();
             let bias = all[0].bias.clone();
             all.iter_mut().for_each(|w| w.bias.clone_from(&bias));
             all
-        };
-        let w13 = stack(Shape::new(h, activation.width_in(size_i)));
-        let w2 = stack(Shape::new(size_i, h));
+        });
         for router_weight_on_input in [false, true] {
-            let layer = Layer {
-                w13: &w13,
-                w2: &w2,
-                orders: [None, None],
-                num_experts: experts,
-                expert_map: None,
-                activation,
-                dtype,
-                input_dtype: Some(input),
-                router_weight_on_input,
-            };
+            let input_dtype = Some(input);
+            let layer = Layer { input_dtype, router_weight_on_input, ..parts.layer() };
             let on_device = MarlinLayerA8::new(&device, &layer).unwrap();
             for tokens in [1, 20, 150] {
                 let run = |x: &[u16], ids: &[i32], weights: &[f32]| {

@@ -2,13 +2,12 @@
 
 mod common;
 
-use common::{HALVES, Law, Random, forward, weight};
+use common::{Experts, HALVES, Law, Random, Tokens, forward, some_to_none, weight};
 use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::dims::GroupSize;
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
-use marlinspike::weight::Weight;
 use marlinspike_accel::ops::MarlinLayer;
 
 /// Experts per token.
@@ -38,50 +37,28 @@ fn layers_equal_the_canonical_arithmetic() {
     for (i, (h, size_i, experts, group, ty, activation)) in layers.into_iter().enumerate() {
         for dtype in HALVES {
             let group = GroupSize::Of(group);
-            let mut stack = |shape, bias| -> Vec<Weight<'static>> {
+            let parts = Experts::new([h, size_i], activation, dtype, |shape| {
+                let bias = i % 2 == 0;
                 (0..experts).map(|_| weight(&mut random, ty, dtype, shape, group, bias)).collect()
-            };
-            let w13 = stack(Shape::new(h, activation.width_in(size_i)), i % 2 == 0);
-            let w2 = stack(Shape::new(size_i, h), i % 2 == 0);
-            // Every other expert of twice as many is here, in reverse order.
-            let map: Vec<i32> = (0..2 * experts as i32)
-                .map(|e| if e % 2 == 0 { experts as i32 - 1 - e / 2 } else { -1 })
-                .collect();
+            });
+            let map = parts.every_other();
             for (expert_map, router_weight_on_input) in
                 [(None, false), (None, true), (Some(map.as_slice()), false)]
             {
                 let num_experts = expert_map.map_or(experts, <[i32]>::len);
-                let layer = Layer {
-                    w13: &w13,
-                    w2: &w2,
-                    orders: [None, None],
-                    num_experts,
-                    expert_map,
-                    activation,
-                    dtype,
-                    input_dtype: None,
-                    router_weight_on_input,
-                };
+                let layer =
+                    Layer { num_experts, expert_map, router_weight_on_input, ..parts.layer() };
                 let on_device = MarlinLayer::new(&device, &layer).unwrap();
                 for tokens in [1, 7, 10, 40, 130] {
-                    let x = random.halves(dtype, tokens * h, 1.0);
-                    let ids: Vec<i32> = (0..tokens)
-                        .flat_map(|_| random.permutation(num_experts)[..TOP_K].to_vec())
-                        .map(|id| id as i32)
-                        .enumerate()
-                        .map(|(entry, id)| match (tokens, entry % TOP_K, id) {
-                            // Ten rows of one expert: more than a block of eight.
-                            (10, 0, _) => 0,
-                            (10, _, 0) => -1,
-                            _ if entry % 17 == 4 => -1,
-                            _ => id,
-                        })
-                        .collect();
-                    let weights: Vec<f32> =
-                        ids.iter().map(|_| random.normal().abs() as f32).collect();
-                    let routed = Routed { top_k: TOP_K, topk_ids: &ids, topk_weights: &weights };
-                    let how = layer.canonical().unwrap();
-                    let wanted = layer.forward(&x, routed, &how).unwrap().y;
+                    let id = |place: usize, expert| match (tokens, place % TOP_K, expert) {
+                        // Ten rows of one expert: more than a block of eight.
+                        (10, 0, _) => 0,
+                        (10, _, 0) => -1,
+                        _ => some_to_none(place, expert),
+                    };
+                    let inputs = Tokens::new(&mut random, &layer, (tokens, TOP_K), id);
+                    let wanted = inputs.canonical(&layer);
+                    let Tokens { x, ids, weights, .. } = inputs;
                     let found = forward(&device, &on_device, &x, TOP_K, &ids, &weights);
                     let context = format!(
                         "{dtype}, {ty}, H {h}, I {size_i}, {activation:?}, {tokens} tokens, map {}",

@@ -5,12 +5,14 @@ mod common;
 
 use std::sync::Mutex;
 
-use common::{Float, HALVES, Law, Random, float_weight, weight};
+use common::{
+    Experts, Float, HALVES, Law, Random, Tokens, compare_layers, float_weight, forward_in, weight,
+};
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
@@ -151,54 +153,36 @@ fn layers_equal_the_canonical_arithmetic_under_every_plan() {
         let (dtype, ty) = (HALVES[i % 2], types[i % 3]);
         let activation = Definition::new([Activation::Silu, Activation::SwigluOai][i % 2]);
         let group = GroupSize::Of([32, 64, 128][i / 2 % 3]);
-        let mut stack = |shape| -> Vec<Weight<'static>> {
+        let parts = Experts::new([h, size_i], activation, dtype, |shape| {
             (0..experts).map(|_| weight(&mut random, ty, dtype, shape, group, i % 4 < 2)).collect()
-        };
-        let w13 = stack(Shape::new(h, activation.width_in(size_i)));
-        let w2 = stack(Shape::new(size_i, h));
-        // Every other expert of twice as many is here, in reverse order.
-        let map: Vec<i32> = (0..2 * experts as i32)
-            .map(|e| if e % 2 == 0 { experts as i32 - 1 - e / 2 } else { -1 })
-            .collect();
+        });
+        let map = parts.every_other();
         let expert_map = (i % 3 == 1).then_some(map.as_slice());
         let layer = Layer {
-            w13: &w13,
-            w2: &w2,
-            orders: [None, None],
             num_experts: expert_map.map_or(experts, <[i32]>::len),
             expert_map,
-            activation,
-            dtype,
-            input_dtype: None,
             router_weight_on_input: i % 5 == 2,
+            ..parts.layer()
         };
         let there = MarlinLayer::new(&device, &layer).unwrap();
         // The other plan of as many rows, if there is one, for the second product.
         let same_rows = |other: &&ManyRows| other.rows == plan.rows && *other != plan;
         let second = all.iter().find(same_rows).unwrap_or(plan);
         for tokens in [3, 300] {
-            let x = random.halves(dtype, tokens * h, 1.0);
-            let ids: Vec<i32> = (0..tokens)
-                .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
-                .enumerate()
-                .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id as i32 })
-                .collect();
-            let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
-            let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
-            let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
-            let x = device.upload(&x).unwrap();
-            let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
-            let mut work =
-                there.workspace_many_rows(&device, tokens, top_k, [*plan, *second]).unwrap();
-            // Other tokens first: what they leave in the workspace must not matter.
-            let others: Vec<i32> = ids.iter().rev().copied().collect();
-            let weights = device.upload(&weights).unwrap();
-            for ids in [&others, &ids] {
-                let ids = device.upload(ids).unwrap();
-                there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
-            }
-            let context = format!("{dtype}, {ty}, {tokens} tokens, {plan:?} and {second:?}");
-            law.equal(&context, &device.download(&y).unwrap(), &wanted);
+            let context = format!("{dtype}, {ty}, {plan:?} and {second:?}");
+            compare_layers(
+                &mut law,
+                &context,
+                &mut random,
+                &layer,
+                (tokens, top_k),
+                |x, ids, w| {
+                    let plans = [*plan, *second];
+                    let mut work =
+                        there.workspace_many_rows(&device, tokens, top_k, plans).unwrap();
+                    forward_in(&device, &there, &mut work, x, ids, w)
+                },
+            );
         }
     }
     law.held();
@@ -213,40 +197,21 @@ fn wrong_kernels_are_noticed() {
     let (dtype, activation) = (ScalarType::BFLOAT16, Definition::new(Activation::Silu));
     // Three chunks of w13's k.
     let (h, size_i, experts, top_k, tokens) = (768, 256, 3, 2, 150);
-    let mut stack = |shape| -> Vec<Weight<'static>> {
-        let group = GroupSize::Of(64);
-        (0..experts)
-            .map(|_| weight(&mut random, ScalarType::UINT4B8, dtype, shape, group, true))
-            .collect()
-    };
-    let w13 = stack(Shape::new(h, activation.width_in(size_i)));
-    let w2 = stack(Shape::new(size_i, h));
-    let layer = Layer {
-        w13: &w13,
-        w2: &w2,
-        orders: [None, None],
-        num_experts: experts,
-        expert_map: None,
-        activation,
-        dtype,
-        input_dtype: None,
-        router_weight_on_input: false,
-    };
-    let x = random.halves(dtype, tokens * h, 1.0);
-    let ids: Vec<i32> = (0..tokens)
-        .flat_map(|_| random.permutation(experts)[..top_k].to_vec())
-        .map(|id| id as i32)
-        .collect();
-    let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
-    let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
-    let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
+    let parts = Experts::new([h, size_i], activation, dtype, |shape| {
+        let (ty, group) = (ScalarType::UINT4B8, GroupSize::Of(64));
+        (0..experts).map(|_| weight(&mut random, ty, dtype, shape, group, true)).collect()
+    });
+    let layer = parts.layer();
+    let inputs = Tokens::new(&mut random, &layer, (tokens, top_k), |_, expert| expert);
+    let wanted = inputs.canonical(&layer);
     let found = |device: Device| {
         let there = MarlinLayer::new(&device, &layer).unwrap();
         let plan = ManyRows { warps: 8, columns: 16, rows: 64 };
         let mut work = there.workspace_many_rows(&device, tokens, top_k, [plan; 2]).unwrap();
         let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();
-        let (ids, weights) = (device.upload(&ids).unwrap(), device.upload(&weights).unwrap());
-        let x = device.upload(&x).unwrap();
+        let x = device.upload(&inputs.x).unwrap();
+        let ids = device.upload(&inputs.ids).unwrap();
+        let weights = device.upload(&inputs.weights).unwrap();
         there.forward(&device, &x, &ids, &weights, &mut work, &mut y).unwrap();
         device.download(&y).unwrap()
     };

@@ -1,5 +1,5 @@
-//! Benchmarks of the int4 path on a CPU: what is computed, on which weights, how it is timed, and
-//! what the machine could do at most.
+//! Benchmarks: what is computed, on a GPU too; and of the int4 path on a CPU, on which weights, how it
+//! is timed, and what the machine could do at most.
 //!
 //! The program's `bench cpu` and the comparison with other libraries measure with the same parts:
 //!

@@ -28,23 +28,30 @@ pub enum Workload {
     },
 }
 
-/// Names of workloads, in the order of reports.
+/// Names of workloads, in the order of the CPU's reports.
 pub const NAMED: [(&str, Workload); 5] = [
-    ("4096x4096", Workload::Dense { size_k: 4096, size_n: 4096 }),
-    ("4096x14336", Workload::Dense { size_k: 4096, size_n: 14336 }),
-    ("2048x1536", Workload::Dense { size_k: 2048, size_n: 1536 }),
-    ("qwen3-30b-a3b", moe(128, 8, 2048, 768)),
-    ("mixtral-8x7b", moe(8, 2, 4096, 14336)),
+    ("4096x4096", Workload::dense(4096, 4096)),
+    ("4096x14336", Workload::dense(4096, 14336)),
+    ("2048x1536", Workload::dense(2048, 1536)),
+    ("qwen3-30b-a3b", QWEN3_30B_A3B),
+    ("mixtral-8x7b", MIXTRAL_8X7B),
 ];
 
-const fn moe(
-    num_experts: usize,
-    top_k: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-) -> Workload {
-    Workload::Moe { num_experts, top_k, hidden_size, intermediate_size }
-}
+/// Products that a GPU is timed on: of Llama's kind.
+pub const GPU_PRODUCTS: [Workload; 4] = [
+    Workload::dense(4096, 4096),
+    Workload::dense(4096, 28672),
+    Workload::dense(14336, 4096),
+    Workload::dense(8192, 57344),
+];
+
+/// Layers that a GPU is timed on. The last is that of one of eight tensor-parallel ranks of
+/// DeepSeek-V3.
+pub const GPU_LAYERS: [Workload; 3] =
+    [MIXTRAL_8X7B, QWEN3_30B_A3B, Workload::moe(256, 8, 7168, 256)];
+
+const MIXTRAL_8X7B: Workload = Workload::moe(8, 2, 4096, 14336);
+const QWEN3_30B_A3B: Workload = Workload::moe(128, 8, 2048, 768);
 
 /// Text that names no workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,9 +75,9 @@ impl FromStr for Workload {
             .map(|size| size.parse().ok().filter(|size| (1..=1 << 20).contains(size)))
             .collect();
         let workload = match sizes.as_deref() {
-            Some(&[size_k, size_n]) => Self::Dense { size_k, size_n },
+            Some(&[size_k, size_n]) => Self::dense(size_k, size_n),
             Some(&[experts, top_k, hidden, intermediate]) if top_k <= experts => {
-                moe(experts, top_k, hidden, intermediate)
+                Self::moe(experts, top_k, hidden, intermediate)
             }
             _ => {
                 let names = NAMED.map(|(name, _)| name).join(", ");
@@ -104,6 +111,21 @@ impl fmt::Display for Workload {
 }
 
 impl Workload {
+    /// A product.
+    pub const fn dense(size_k: usize, size_n: usize) -> Self {
+        Self::Dense { size_k, size_n }
+    }
+
+    /// A layer.
+    pub const fn moe(
+        num_experts: usize,
+        top_k: usize,
+        hidden_size: usize,
+        intermediate_size: usize,
+    ) -> Self {
+        Self::Moe { num_experts, top_k, hidden_size, intermediate_size }
+    }
+
     /// K and N, or H and I.
     pub fn sizes(self) -> [usize; 2] {
         match self {

@@ -35,8 +35,8 @@ Exit codes:
   1  something differs, or was left unchecked
   2  bad input or usage";
 
-/// Golden model of the Marlin family of quantized MoE kernels: bit-exact checks of packed
-/// weights, scales and permutations.
+/// Golden model of the Marlin family of kernels for quantized linear and MoE layers: bit-exact
+/// checks of packed weights, products and layers, and conversion of checkpoints.
 #[derive(Debug, Parser)]
 #[command(name = "marlinspike", version, after_long_help = EXAMPLES)]
 pub struct Cli {
@@ -59,11 +59,11 @@ pub enum Command {
     Inspect(inspect::Args),
     /// Convert a checkpoint into kernel format.
     Convert(convert::Args),
-    /// Run one int4 layer on the CPU.
+    /// Run one quantized layer on the CPU.
     Run(run::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
-    /// Time the int4 path beside what the machine can do at most.
+    /// Time products and layers on the CPU or GPU, beside what it can do at most.
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),

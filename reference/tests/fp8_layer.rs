@@ -7,11 +7,9 @@ use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Fp8Kernel, Schedule};
 use marlinspike::gemm::{self, Class, Convention, Judge, Recipe};
-use marlinspike::method::{Arithmetic as Sums, MethodLayer, Multiply, Promotion, Quantizer};
-use marlinspike::moe::Chain;
+use marlinspike::method::{Activations, Arithmetic, MethodLayer, Promotion, Quantizer};
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::layer::fp8::{Fp8Activations, Fp8Layer, Fp8Rows};
-use marlinspike::moe::layer::{Arithmetic, Layer, Routed};
+use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
@@ -327,16 +325,9 @@ fn expect_e4m3(value: &Number, found: u8, what: &str) {
 }
 
 /// Rows of 16-bit activations, quantized.
-fn expect_quantized(
-    x: &[u16],
-    dtype: ScalarType,
-    cols: usize,
-    given: Option<f32>,
-    found: &Fp8Rows,
-) {
+fn expect_quantized(x: &[u16], dtype: ScalarType, given: Option<f32>, found: &Activations) {
     let number = |bits: u16| Number::of(dtype.to_f64(bits.into()));
-    for (row, x) in x.chunks(cols).enumerate() {
-        let codes = &found.codes[row * cols..][..cols];
+    for (row, x) in x.chunks(found.size_k).enumerate() {
         let scale = match given {
             Some(scale) => Number::of(scale.into()),
             None => {
@@ -347,14 +338,14 @@ fn expect_quantized(
                 if below { least } else { scale }
             }
         };
-        assert!(scale.equals(found.scales[row].into()), "scale of row {row}");
-        for (col, (&bits, &code)) in x.iter().zip(codes).enumerate() {
+        assert!(scale.equals(found.scale(row, 0).into()), "scale of row {row}");
+        for (col, (&bits, &code)) in x.iter().zip(found.row(row)).enumerate() {
             let scaled = match given {
                 // A product with the rounded reciprocal.
                 Some(_) => number(bits).times(&Number::of(1.0).over(&scale)).rounded(F32),
                 None => number(bits).over(&scale),
             };
-            expect_e4m3(&scaled, code, &format!("row {row} column {col}"));
+            expect_e4m3(&scaled, code as u8, &format!("row {row} column {col}"));
         }
     }
 }
@@ -365,11 +356,11 @@ fn expect_quantized(
 fn layers_are_exact_arithmetic() {
     let mut rng = Rng::new(0x1a7e);
     let (experts, local, top_k, h, i, m) = (4, 3, 2, 160, 32, 3);
-    for (dtype, on_input, activations, promoted) in [
-        (ScalarType::FLOAT16, false, Fp8Activations::PerToken, false),
-        (ScalarType::BFLOAT16, true, Fp8Activations::PerToken, true),
-        (ScalarType::FLOAT16, true, Fp8Activations::Static { w13: 0.0021, w2: 0.011 }, true),
-        (ScalarType::BFLOAT16, false, Fp8Activations::Static { w13: 0.0057, w2: 0.3 }, false),
+    for (dtype, on_input, given, promoted) in [
+        (ScalarType::FLOAT16, false, [None, None], false),
+        (ScalarType::BFLOAT16, true, [None, None], true),
+        (ScalarType::FLOAT16, true, [Some(0.0021), Some(0.011)], true),
+        (ScalarType::BFLOAT16, false, [Some(0.0057), Some(0.3)], false),
     ] {
         let mut stack = |k: usize, n: usize| -> Vec<Weight<'static>> {
             (0..local).map(|_| matrix(&mut rng, k, n, None)).collect()
@@ -384,10 +375,17 @@ fn layers_are_exact_arithmetic() {
             expert_map: Some(&map),
             activation: Definition::new(Activation::Silu),
             dtype,
-            input_dtype: Some(E4M3),
+            input_dtype: None,
             router_weight_on_input: on_input,
         };
-        let layer = Fp8Layer { layer, activations };
+        let layer = MethodLayer {
+            layer,
+            quantizers: given.map(|scale| match scale {
+                None => Quantizer::Fp8Token,
+                some => Quantizer::Fp8Tensor(some),
+            }),
+            w13_multipliers: None,
+        };
         let x: Vec<u16> = (0..m * h)
             .map(|_| dtype.encode_rne(f64::from(rng.below(4001) as i32 - 2000) / 700.0) as u16)
             .collect();
@@ -395,51 +393,38 @@ fn layers_are_exact_arithmetic() {
         let weights: Vec<f32> = (0..m * top_k).map(|_| scale(&mut rng) * 8192.0).collect();
         let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
         let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, dtype, promoted).unwrap();
-        let how = Arithmetic { w13: schedule.clone(), w2: schedule, chain: Chain::Canonical };
-        let stages = layer.forward(&x, routed, &how).unwrap();
-
-        let given = match activations {
-            Fp8Activations::PerToken => [None, None],
-            Fp8Activations::Static { w13, w2 } => [Some(w13), Some(w2)],
-        };
-        // As the checkpoint's method runs it.
-        let method = MethodLayer {
-            layer: Layer { input_dtype: None, ..layer.layer },
-            quantizers: given.map(|scale| match scale {
-                None => Quantizer::Fp8Token,
-                some => Quantizer::Fp8Tensor(some),
-            }),
-            w13_multipliers: None,
-        };
+        let stages = layer.forward(&x, routed, |_, product| product.execute(&schedule)).unwrap();
+        // The schedule by its name, and by its definition.
         let promotion = if promoted { Promotion::Every128 } else { Promotion::Never };
-        for multiply in [Multiply::Compute, Multiply::Define] {
-            let same = method.forward(&x, routed, Sums::Wgmma(promotion), multiply).unwrap();
-            assert_eq!(
-                (&same.gate_up, &same.down),
-                (&stages.gate_up, &stages.down),
-                "{multiply:?}"
-            );
-            assert_eq!((&same.activated, &same.y), (&stages.activated, &stages.y), "{multiply:?}");
-        }
+        let wgmma = Arithmetic::Wgmma(promotion);
+        let named = layer.forward(&x, routed, |_, product| product.compute(wgmma)).unwrap();
+        let defined = layer.forward(&x, routed, |_, product| product.define(wgmma)).unwrap();
+        assert_eq!((&named, &defined), (&stages, &stages));
 
-        expect_quantized(&x, dtype, h, given[0], &stages.a1q);
-        expect_quantized(&stages.activated, dtype, i, given[1], &stages.a2q);
+        let quantized = |which: usize, x: &[u16], size_k: usize| {
+            let none = vec![None; x.len() / size_k];
+            let rows = layer.quantizers[which].quantize(x, dtype, size_k, &none).unwrap();
+            expect_quantized(x, dtype, given[which], &rows);
+            rows
+        };
+        let (a1q, a2q) = (quantized(0, &x, h), quantized(1, &stages.activated, i));
 
         let product = |row: usize, n: usize, which: usize| {
             let expert = usize::try_from(map[ids[row] as usize]).ok()?;
-            let (weight, rows, at, k) = match which {
-                0 => (&w13[expert], &stages.a1q, row / top_k, h),
-                _ => (&w2[expert], &stages.a2q, row, i),
+            let (weight, rows, at) = match which {
+                0 => (&w13[expert], &a1q, row / top_k),
+                _ => (&w2[expert], &a2q, row),
             };
             let epilogue = Epilogue {
                 kernel: Fp8Kernel::Triton,
-                row: rows.scales[at],
+                row: rows.scale(at, 0),
                 column: weight.scales.value(0, n) as f32,
                 bias: None,
                 router: (on_input == (which == 0)).then(|| weights[row]),
                 dtype,
             };
-            let exact = sum(&rows.codes[at * k..][..k], &column(weight, n), promoted);
+            let codes: Vec<u8> = rows.row(at).iter().map(|&c| c as u8).collect();
+            let exact = sum(&codes, &column(weight, n), promoted);
             Some(epilogue.run(&exact))
         };
         for (which, (found, n)) in

@@ -6,10 +6,15 @@
 use std::io::Write;
 
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
-use marlinspike_accel::{AccelError, Device, nvrtc::Nvrtc, ops::MarlinLayer};
+use marlinspike_accel::{
+    AccelError, Device,
+    nvrtc::Nvrtc,
+    ops::{MarlinLayer, Workspace},
+};
 
 /// Set to 1 on a machine with a GPU: a skip is then a failure.
 const REQUIRE_GPU: &str = "MARLINSPIKE_REQUIRE_GPU";
@@ -259,6 +264,92 @@ pub(crate) fn float_weight(
     Weight { ty, codes: Codes::from_words(bits, shape, words).unwrap(), ..weight }
 }
 
+/// The matrices of an expert layer, and what it is beside them.
+pub(crate) struct Experts {
+    pub(crate) w13: Vec<Weight<'static>>,
+    pub(crate) w2: Vec<Weight<'static>>,
+    pub(crate) activation: Definition,
+    pub(crate) dtype: ScalarType,
+}
+
+impl Experts {
+    /// Experts of H `h` and I `size_i`, whose matrices of one shape `stack` makes: w13's, then w2's.
+    pub(crate) fn new(
+        [h, size_i]: [usize; 2],
+        activation: Definition,
+        dtype: ScalarType,
+        mut stack: impl FnMut(Shape) -> Vec<Weight<'static>>,
+    ) -> Self {
+        let w13 = stack(Shape::new(h, activation.width_in(size_i)));
+        let w2 = stack(Shape::new(size_i, h));
+        Self { w13, w2, activation, dtype }
+    }
+
+    /// The layer of 16-bit activations that has all of these experts and no other.
+    pub(crate) fn layer(&self) -> Layer<'_> {
+        Layer {
+            w13: &self.w13,
+            w2: &self.w2,
+            orders: [None, None],
+            num_experts: self.w13.len(),
+            expert_map: None,
+            activation: self.activation,
+            dtype: self.dtype,
+            input_dtype: None,
+            router_weight_on_input: false,
+        }
+    }
+
+    /// The map of a rank that has these as every other one of twice as many experts, in reverse order.
+    pub(crate) fn every_other(&self) -> Vec<i32> {
+        let local = self.w13.len() as i32;
+        (0..2 * local).map(|e| if e % 2 == 0 { local - 1 - e / 2 } else { -1 }).collect()
+    }
+}
+
+/// Inputs of a layer.
+pub(crate) struct Tokens {
+    /// `[M, H]`.
+    pub(crate) x: Vec<u16>,
+    pub(crate) top_k: usize,
+    /// `[M, top_k]`.
+    pub(crate) ids: Vec<i32>,
+    /// `[M, top_k]`.
+    pub(crate) weights: Vec<f32>,
+}
+
+impl Tokens {
+    /// `tokens` random rows that go to `top_k` different experts each, which `id` may change: it gets
+    /// the place in `[M, top_k]` and the expert there.
+    pub(crate) fn new(
+        random: &mut Random,
+        layer: &Layer<'_>,
+        (tokens, top_k): (usize, usize),
+        id: impl Fn(usize, i32) -> i32,
+    ) -> Self {
+        let x = random.halves(layer.dtype, tokens * layer.hidden_size(), 1.0);
+        let ids: Vec<i32> = (0..tokens)
+            .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
+            .enumerate()
+            .map(|(place, expert)| id(place, expert as i32))
+            .collect();
+        let weights = ids.iter().map(|_| random.normal().abs() as f32).collect();
+        Self { x, top_k, ids, weights }
+    }
+
+    /// y by the layer's canonical arithmetic.
+    pub(crate) fn canonical(&self, layer: &Layer<'_>) -> Vec<u16> {
+        let Self { x, top_k, ids, weights } = self;
+        let routed = Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights };
+        layer.forward(x, routed, &layer.canonical().unwrap()).unwrap().y
+    }
+}
+
+/// Sends the token at every seventeenth place to no expert.
+pub(crate) const fn some_to_none(place: usize, expert: i32) -> i32 {
+    if place % 17 == 4 { -1 } else { expert }
+}
+
 /// y of a layer with `top_k` experts per token, in a workspace of its own that other tokens went through.
 pub(crate) fn forward(
     device: &Device,
@@ -268,15 +359,26 @@ pub(crate) fn forward(
     ids: &[i32],
     weights: &[f32],
 ) -> Vec<u16> {
-    let tokens = ids.len() / top_k;
-    let mut work = layer.workspace(device, tokens, top_k).unwrap();
+    let mut work = layer.workspace(device, ids.len() / top_k, top_k).unwrap();
+    forward_in(device, layer, &mut work, x, ids, weights)
+}
+
+/// y of a layer in `work`, which other tokens went through.
+pub(crate) fn forward_in(
+    device: &Device,
+    layer: &MarlinLayer,
+    work: &mut Workspace,
+    x: &[u16],
+    ids: &[i32],
+    weights: &[f32],
+) -> Vec<u16> {
     let x_there = device.upload(x).unwrap();
     let mut y = device.upload(&vec![0xabcd; x.len()]).unwrap();
     // Other tokens first: what they leave in the workspace must not matter.
     let others: Vec<i32> = ids.iter().rev().copied().collect();
     for ids in [&others[..], ids] {
         let (ids, weights) = (device.upload(ids).unwrap(), device.upload(weights).unwrap());
-        layer.forward(device, &x_there, &ids, &weights, &mut work, &mut y).unwrap();
+        layer.forward(device, &x_there, &ids, &weights, work, &mut y).unwrap();
     }
     device.download(&y).unwrap()
 }
@@ -291,15 +393,7 @@ pub(crate) fn compare_layers(
     (tokens, top_k): (usize, usize),
     run: impl FnOnce(&[u16], &[i32], &[f32]) -> Vec<u16>,
 ) {
-    let x = random.halves(layer.dtype, tokens * layer.hidden_size(), 1.0);
-    let ids: Vec<i32> = (0..tokens)
-        .flat_map(|_| random.permutation(layer.num_experts)[..top_k].to_vec())
-        .enumerate()
-        .map(|(entry, id)| if entry % 17 == 4 { -1 } else { id as i32 })
-        .collect();
-    let weights: Vec<f32> = ids.iter().map(|_| random.normal().abs() as f32).collect();
-    let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
-    let wanted = layer.forward(&x, routed, &layer.canonical().unwrap()).unwrap().y;
-    let found = run(&x, &ids, &weights);
-    law.equal(&format!("{context}, {tokens} tokens"), &found, &wanted);
+    let inputs = Tokens::new(random, layer, (tokens, top_k), some_to_none);
+    let found = run(&inputs.x, &inputs.ids, &inputs.weights);
+    law.equal(&format!("{context}, {tokens} tokens"), &found, &inputs.canonical(layer));
 }

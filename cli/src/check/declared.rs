@@ -16,7 +16,8 @@ pub(crate) struct Args {
     /// `marlin`: weights and group scales multiplied in the activation type; scales of whole columns,
     /// bias and router weight after the sum was rounded, each rounded. `canonical`: weights likewise,
     /// everything after the sum in f32, one rounding. `unrounded`: as canonical, with weights that
-    /// are not rounded.
+    /// are not rounded. `scaled_mm`: the codes of two 8-bit operands, and their scales on the f32 sum
+    /// in any order; cases of FP8 products and layers are judged so, whatever is given.
     #[arg(long, value_name = "NAME", default_value = "marlin")]
     convention: String,
 
@@ -24,7 +25,8 @@ pub(crate) struct Args {
     ///
     /// `f32-any-order`: on a matrix unit from Turing on, or in f32, in any order; `hopper-any-order`;
     /// `marlin-hopper`: in the order of the Marlin kernels, which gives a bound many times narrower;
-    /// `fused-f32`, `separate-f32`: without a matrix unit. JSON as
+    /// `fused-f32`, `separate-f32`: without a matrix unit; `fp8-any-order`: e4m3 on a matrix unit
+    /// from Ada on, with or without promotion to f32. JSON as
     /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
     /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
     #[arg(long, value_name = "CLASS", default_value = "f32-any-order")]

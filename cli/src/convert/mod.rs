@@ -79,12 +79,12 @@ Examples:
 W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Its files describe their layers in
 their metadata, so that `marlinspike run` needs no more than the file.
 
---to flashinfer takes experts in NVFP4, and compressed-tensors W4A16 in groups of 32 (mxint4); the rest
-of a model is copied with --skip-unsupported.
+--to flashinfer takes experts in NVFP4, and compressed-tensors W4A16 in groups of 32 (mxint4); the
+rest of a model is copied with --skip-unsupported.
 
-Experts are prepared as upstream prepares them: FP8 with one scale for a tensor is requantized to the
-larger of w1's and w3's (--requantize), NVFP4 takes w1's global scale (--w13-scale), and gpt-oss's sizes
-are rounded up to multiples of 256 and 128 (--no-padding).
+Experts are prepared as upstream prepares them: FP8 with one scale for a tensor is requantized to
+the larger of w1's and w3's (--requantize), NVFP4 takes w1's global scale (--w13-scale), and
+gpt-oss's sizes are rounded up to multiples of 256 and 128 (--no-padding).
 
 An interrupted conversion is continued by the same command.
 

@@ -31,18 +31,18 @@ use method::{MethodArgs, packed};
 use report::{Check, Output, Report};
 
 const DETAILS: &str = "\
-MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors files
-too), or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed first, a packed one
-is mapped and run where it lies.
+MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors
+files too), or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed
+first, a packed one is mapped and run where it lies.
 
 FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run as their method says:
-activations are quantized as the config has it, experts are prepared as upstream prepares them, and
-every bit of the output follows from a stated arithmetic (--arithmetic). --check computes it again, one
-product after the other. A folder converted for Marlin runs with 16-bit activations, one for FlashInfer as
-its files say: what is computed is what the kernel's bytes stand for.
+activations are quantized as the config has it, experts are prepared as upstream prepares them,
+and every bit of the output follows from a stated arithmetic (--arithmetic). --check computes it
+again, one product after the other. A folder converted for Marlin runs with 16-bit activations,
+one for FlashInfer as its files say: what is computed is what the kernel's bytes stand for.
 
 Activations come from --input, a safetensors file (case files too: names may begin with `in.`):
-  x               [M, H] float32 or bfloat16
+  x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
   router_logits   [M, experts] float32, or
   topk_ids        [M, top_k] int32 and
   topk_weights    [M, top_k] float32
@@ -53,7 +53,6 @@ Examples:
   marlinspike run ./packed --layer model.layers.3.mlp.experts --tokens 512 --check
   marlinspike run ./packed/model.safetensors --input x.safetensors --output y.safetensors
   marlinspike run ./packed --list                         the layers there are
-
   marlinspike run ./Qwen3-30B-A3B-FP8 --arithmetic wgmma-promoted --check
   marlinspike run ./gpt-oss-20b --tokens 4 --output y.safetensors --stages
 

@@ -22,7 +22,7 @@ user's cache folder. A module is kept under what it was made from, so nothing in
 Examples:
   marlinspike warm                                    for this machine's GPU
   marlinspike warm --capability 9.0 --capability 8.0  for these GPUs, on any machine
-  marlinspike warm --operation marlin_gemm --list     only say what there is
+  marlinspike warm --capability 9.0 --list            only say what there is
 
 Exit codes:
   0  every module is in the cache

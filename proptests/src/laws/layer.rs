@@ -134,9 +134,9 @@ fn allowed(input: &LayerInput, what: &str, bounds: &[Bound], found: &[u16]) -> R
     Err(failure(input, what, Some((1 + wrong.count(), i, expected, found[i]))))
 }
 
-/// The conventions of kernels that make numbers of codes: all but the one in which codes multiply.
+/// The conventions that kernels of any weights have.
 fn conventions() -> impl Iterator<Item = &'static (&'static str, Convention)> {
-    Convention::NAMED.iter().rev().filter(|(_, c)| *c != Convention::ScaledMm)
+    Convention::NAMED.iter().rev().filter(|(_, convention)| convention.dequantizes())
 }
 
 /// Whether `y` is what a kernel of one of the known conventions may compute.

@@ -9,6 +9,7 @@ use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
 use marlinspike::moe::layer::input_global_scale;
+use marlinspike::moe::to_slots;
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::{Groups, Weight};
@@ -379,8 +380,7 @@ impl Operation for ExpertProduct {
 
     fn expected(i: &ExpertInput) -> Result<Vec<u16>> {
         let (dtype, size_k) = (i.form.quant.dtype, i.form.shape.size_k);
-        let rows = i.x.chunks_exact(size_k).flat_map(|row| std::iter::repeat_n(row, i.top_k));
-        let x: Vec<u32> = rows.flatten().map(|&bits| bits.into()).collect();
+        let x: Vec<u32> = to_slots(&i.x, size_k, i.top_k).into_iter().map(u32::from).collect();
         let expert_of: Vec<_> = i.topk_ids.iter().map(|&id| usize::try_from(id).ok()).collect();
         let orders = stable(&i.weights);
         let (weights, orders) = (&i.weights[..], orders.as_deref());

@@ -36,6 +36,15 @@ impl Convention {
         ("unrounded", Self::Unrounded),
         ("scaled_mm", Self::ScaledMm),
     ];
+
+    /// Whether kernels of the convention make a number of each code before it enters the product, so
+    /// that any weight may enter; otherwise the codes of two 8-bit operands do.
+    pub const fn dequantizes(self) -> bool {
+        match self {
+            Self::Marlin | Self::Canonical | Self::Unrounded => true,
+            Self::ScaledMm => false,
+        }
+    }
 }
 
 /// How the elements of one product are computed.

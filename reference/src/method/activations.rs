@@ -1,7 +1,7 @@
 //! Activations as the products of a method take them.
 
-use crate::moe::{half_type, widen};
-use crate::quantize::{mxfp8, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
+use crate::moe::{half_type, to_slots, widen};
+use crate::quantize::{clear_broken, mxfp8, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
 use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
@@ -53,8 +53,10 @@ impl Quantizer {
     /// of each row, which [`Quantizer::Nvfp4`] alone reads; a row without one is quantized with the
     /// multiplier 1.
     ///
-    /// A row that holds an infinity or a NaN has NaN for its scales, so that its products are NaN;
-    /// with one scale for all rows, all are.
+    /// A row that holds an infinity or a NaN has NaN for the scales that are computed from it, so that
+    /// its products are NaN; with one computed scale for all rows, all are. A static scale
+    /// (`Fp8Tensor(Some(_))`) stays, and limits such values as upstream does:
+    /// [`crate::quantize::per_tensor_fp8`].
     ///
     /// # Errors
     /// As the functions of [`crate::quantize`]; [`Error::Shape`] where the parts are not of as many rows;
@@ -77,7 +79,10 @@ impl Quantizer {
             return Ok(Activations { ty, size_k, codes, scales: Scales::None, globals: None });
         }
         let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
-        let broken = clear_broken(&mut values, size_k);
+        let broken = match self {
+            Self::Fp8Tensor(Some(_)) => Vec::new(),
+            _ => clear_broken(&mut values, size_k),
+        };
         let mut globals = None;
         let (codes, mut scales) = match self {
             Self::None => (Vec::new(), Scales::None),
@@ -87,8 +92,7 @@ impl Quantizer {
             }
             Self::Fp8Tensor(scale) => {
                 let q = per_tensor_fp8(&values, *scale)?;
-                let all_broken = scale.is_none() && !broken.is_empty();
-                let scale = if all_broken { f32::NAN } else { q.scales[0] };
+                let scale = if broken.is_empty() { q.scales[0] } else { f32::NAN };
                 (q.codes, Scales::Row(vec![scale; expert_of.len()]))
             }
             Self::Fp8Group(size) => {
@@ -115,18 +119,6 @@ impl Quantizer {
         let codes = codes.into_iter().map(u32::from).collect();
         Ok(Activations { ty, size_k, codes, scales, globals })
     }
-}
-
-/// Fills rows that are not finite with zeros and says which they were.
-fn clear_broken(values: &mut [f32], size_k: usize) -> Vec<usize> {
-    let mut broken = Vec::new();
-    for (row, values) in values.chunks_exact_mut(size_k).enumerate() {
-        if !values.iter().all(|v| v.is_finite()) {
-            values.fill(0.0);
-            broken.push(row);
-        }
-    }
-    broken
 }
 
 /// The numbers of 8-bit codes, exactly.
@@ -193,6 +185,24 @@ impl Activations {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.codes.len() / self.size_k
+    }
+
+    /// Rows of slots, where these are rows of tokens ([`to_slots`]).
+    #[must_use]
+    pub fn to_slots(&self, top_k: usize) -> Self {
+        let each = |values: &[f32], per_row: usize| to_slots(values, per_row, top_k);
+        Self {
+            codes: to_slots(&self.codes, self.size_k, top_k),
+            scales: match &self.scales {
+                Scales::None => Scales::None,
+                Scales::Row(values) => Scales::Row(each(values, 1)),
+                Scales::Group { size, values } => {
+                    Scales::Group { size: *size, values: each(values, self.size_k / size) }
+                }
+            },
+            globals: self.globals.as_ref().map(|g| each(g, 1)),
+            ..*self
+        }
     }
 
     /// Codes of row `m`.

@@ -1,19 +1,10 @@
 //! The Mixture-of-Experts layer of a method.
 
-use super::activations::Quantizer;
-use super::product::{Arithmetic, Product};
-use crate::moe::Chain;
+use super::activations::{Activations, Quantizer};
+use super::product::Product;
 use crate::moe::layer::{Layer, Routed, Stages};
+use crate::moe::{Chain, to_slots};
 use crate::{Error, Result};
-
-/// Which of [`Product`]'s two ways.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Multiply {
-    /// [`Product::compute`].
-    Compute,
-    /// [`Product::define`].
-    Define,
-}
 
 /// A layer whose activations are quantized as its checkpoint's method says.
 #[derive(Debug, Clone)]
@@ -28,19 +19,19 @@ pub struct MethodLayer<'w> {
 }
 
 impl MethodLayer<'_> {
-    /// Computes the layer of `x` `[M, H]`, bits of the layer's type. Activation and sum are
-    /// [`Chain::Canonical`].
+    /// Computes the layer of `x` `[M, H]`, bits of the layer's type. `multiply` says how the product
+    /// with w13 (0) and the one with w2 (1) are computed: [`Product::compute`], [`Product::define`],
+    /// [`Product::execute`]. Activation and sum are [`Chain::Canonical`].
     ///
     /// # Errors
-    /// As [`Layer::validate`], [`Layer::local_experts`], [`Quantizer::quantize`],
-    /// [`Product::compute`]; [`Error::Shape`] when x has not the rows that `routed` has;
+    /// As [`Layer::validate`], [`Layer::local_experts`], [`Quantizer::quantize`], `multiply`;
+    /// [`Error::Shape`] when x has not the rows that `routed` has;
     /// [`Error::Unsupported`] where multipliers of gate and up are given for columns that are no halves.
     pub fn forward(
         &self,
         x: &[u16],
         routed: Routed<'_>,
-        arithmetic: Arithmetic,
-        multiply: Multiply,
+        multiply: impl Fn(usize, &Product<'_>) -> Result<Vec<u16>>,
     ) -> Result<Stages> {
         let layer = &self.layer;
         layer.validate()?;
@@ -59,30 +50,36 @@ impl MethodLayer<'_> {
         if tokens.checked_mul(hidden) != Some(x.len()) {
             return Err(Error::shape("x", &[x.len()], format!("[{tokens}, {hidden}]")));
         }
-        let slots: Vec<u16> = x
-            .chunks_exact(hidden.max(1))
-            .flat_map(|row| std::iter::repeat_n(row, top_k).flatten().copied())
-            .collect();
+        let slots = to_slots(x, hidden, top_k);
         let product = |which: usize, x: &[u16], size_k: usize| -> Result<Vec<u16>> {
             let rows = self.quantizers[which].quantize(x, layer.dtype, size_k, &experts)?;
-            let product = Product {
-                rows: &rows,
-                expert_of: &experts,
-                weights: [layer.w13, layer.w2][which],
-                halves: self.w13_multipliers.filter(|_| which == 0),
-                router_weights: (layer.router_weight_on_input == (which == 0))
-                    .then_some(routed.topk_weights),
-                dtype: layer.dtype,
-            };
-            match multiply {
-                Multiply::Compute => product.compute(arithmetic),
-                Multiply::Define => product.define(arithmetic),
-            }
+            multiply(which, &self.product(which, &rows, &experts, routed))
         };
         let gate_up = product(0, &slots, hidden)?;
         let activated = layer.activate(&gate_up, Chain::Canonical)?;
         let down = product(1, &activated, inner)?;
         let y = layer.sum(&down, top_k, Chain::Canonical)?;
         Ok(Stages { gate_up, activated, down, y })
+    }
+
+    /// The product of quantized rows, one for each slot, with w13 (`which` 0) or w2 (1) of the slot's
+    /// local expert ([`Layer::local_experts`]).
+    pub fn product<'p>(
+        &'p self,
+        which: usize,
+        rows: &'p Activations,
+        expert_of: &'p [Option<usize>],
+        routed: Routed<'p>,
+    ) -> Product<'p> {
+        let layer = &self.layer;
+        Product {
+            rows,
+            expert_of,
+            weights: [layer.w13, layer.w2][which],
+            halves: self.w13_multipliers.filter(|_| which == 0),
+            router_weights: (layer.router_weight_on_input == (which == 0))
+                .then_some(routed.topk_weights),
+            dtype: layer.dtype,
+        }
     }
 }

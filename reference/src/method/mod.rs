@@ -25,5 +25,5 @@ mod product;
 mod scheduled;
 
 pub use activations::{Activations, Quantizer, Scales};
-pub use layer::{MethodLayer, Multiply};
+pub use layer::MethodLayer;
 pub use product::{Arithmetic, Product, Promotion};

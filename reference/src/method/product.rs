@@ -6,6 +6,7 @@ use super::activations::Activations;
 use super::{definition, exact, scheduled};
 use crate::gemm::Bounded;
 use crate::gemm::chain::{Chain, Step};
+use crate::gemm::schedule::Schedule;
 use crate::moe::half_type;
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
@@ -29,12 +30,12 @@ pub enum Arithmetic {
     /// product of the multipliers of weight and row), plus bias, times router weight, rounded once.
     Exact,
     /// This project's canonical schedule
-    /// ([`Schedule::canonical`](crate::gemm::schedule::Schedule::canonical)), whose bits the CUDA
+    /// ([`Schedule::canonical`]), whose bits the CUDA
     /// kernels give: 16-bit activations, or e4m3 ones with a scale for each row.
     Canonical,
     /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied by the
     /// row's scale, then by the column's, as upstream's Triton kernel does
-    /// ([`Schedule::w8a8_fp8`](crate::gemm::schedule::Schedule::w8a8_fp8)); bias and router weight
+    /// ([`Schedule::w8a8_fp8`]); bias and router weight
     /// follow, everything in f32 and rounded once at the end. With scales for groups of 128 k, which ask
     /// for [`Promotion::Every128`], the f32 sum is fma(part, row scale · column scale, sum) for each
     /// group.
@@ -81,7 +82,7 @@ impl Product<'_> {
     /// [`Error::Shape`], [`Error::Size`] where the parts do not fit; [`Error::Value`] where an alpha is
     /// not a positive normal number or an expert is not there; [`Error::Unsupported`] for an arithmetic
     /// that the quantized rows or the weights do not allow; what
-    /// [`Schedule::execute_stack`](crate::gemm::schedule::Schedule::execute_stack) refuses.
+    /// [`Schedule::execute_stack`] refuses.
     pub fn compute(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         match arithmetic {
@@ -107,6 +108,16 @@ impl Product<'_> {
             }
         };
         (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
+    }
+
+    /// The output `[M, N]` in the order of additions that `schedule` says, for operands that are not
+    /// scaled in groups of k on both sides.
+    ///
+    /// # Errors
+    /// As [`Product::compute`]; [`Error::Unsupported`] for rows with scales in groups.
+    pub fn execute(&self, schedule: &Schedule) -> Result<Vec<u16>> {
+        self.validate()?;
+        scheduled::execute(self, schedule)
     }
 
     /// Exact result and bounds of every output for kernels that add up with the matrix unit of a

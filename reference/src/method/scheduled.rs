@@ -75,18 +75,7 @@ pub(super) fn plan(
 pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<u16>> {
     let weights = product.weights;
     match plan(product, &weights[0], arithmetic)? {
-        Plan::Schedule(schedule) => {
-            let activation_scales = match &product.rows.scales {
-                Scales::Row(values) => Some(values.as_slice()),
-                _ => None,
-            };
-            let router_weights = product.router_weights;
-            let extras = Extras { activation_scales, router_weights, order: None };
-            let expert_of = product.expert_of;
-            let stack = Stack { weights, expert_of, orders: None, places: None };
-            let bits = schedule.execute_stack(&product.rows.codes, stack, extras)?;
-            Ok(bits.into_iter().map(|b| b as u16).collect())
-        }
+        Plan::Schedule(schedule) => execute(product, &schedule),
         Plan::Groups => {
             // Every expert must be of the kind that the first one is.
             for weight in weights {
@@ -95,6 +84,23 @@ pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<V
             groups(product)
         }
     }
+}
+
+/// The outputs under one schedule, rows of no expert zero.
+pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<u16>> {
+    let activation_scales = match &product.rows.scales {
+        Scales::None => None,
+        Scales::Row(values) => Some(values.as_slice()),
+        Scales::Group { size, .. } => {
+            let reason = format!("found rows with scales for groups of {size} k");
+            return Err(Error::unsupported("a schedule", reason));
+        }
+    };
+    let extras = Extras { activation_scales, router_weights: product.router_weights, order: None };
+    let (weights, expert_of) = (product.weights, product.expert_of);
+    let stack = Stack { weights, expert_of, orders: None, places: None };
+    let bits = schedule.execute_stack(&product.rows.codes, stack, extras)?;
+    Ok(bits.into_iter().map(|b| b as u16).collect())
 }
 
 /// What any kernel may give that adds up with the unit of `arithmetic`, in any order.

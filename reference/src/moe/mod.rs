@@ -30,6 +30,12 @@ pub enum Chain {
     Upstream,
 }
 
+/// Rows of tokens as rows of slots: each row of `cols` elements `top_k` times.
+pub fn to_slots<T: Copy>(rows: &[T], cols: usize, top_k: usize) -> Vec<T> {
+    let rows = rows.chunks_exact(cols.max(1));
+    rows.flat_map(|row| std::iter::repeat_n(row, top_k).flatten().copied()).collect()
+}
+
 /// Fails with [`Error::Unsupported`] unless `ty` is FLOAT16 or BFLOAT16.
 pub(crate) fn half_type(ty: ScalarType) -> Result<()> {
     match ty {

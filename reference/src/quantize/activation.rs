@@ -81,19 +81,30 @@ pub fn per_token_fp8(x: &[f32], cols: usize, upper: Option<f32>) -> Result<Quant
 /// e4m3fn codes with one scale: `scale`, or max / 448 where there is none; q = x · fl(1 / scale),
 /// saturating, to nearest even. Upstream: `static_scaled_fp8_quant`, `dynamic_scaled_fp8_quant`.
 ///
+/// A given scale is the checkpoint's and says nothing of the values, so that they may be anything:
+/// infinities become ±448 and every NaN 448, as the operator's `fmax(-448, fmin(v, 448))` has it
+/// (`scaled_fp8_conversion` in `csrc/quantization/w8a8/fp8/common.cuh`).
+///
 /// Of zeros alone the scale is zero and so are the codes (upstream multiplies by infinity there).
 ///
 /// # Errors
-/// As [`per_token_int8`]; [`Error::Size`] for a given scale that is not positive and finite.
+/// Without a given scale as [`per_token_int8`]; [`Error::Size`] for one that is not positive and finite.
 pub fn per_tensor_fp8(x: &[f32], scale: Option<f32>) -> Result<Quantized<u8>> {
-    expect_rows(x, x.len().max(1), 1)?;
-    if let Some(s) = scale.filter(|s| !(s.is_finite() && *s > 0.0)) {
-        return Err(Error::size("scale", s, "a positive finite number"));
-    }
-    let scale = scale.unwrap_or_else(|| absmax(x) / E4M3_MAX);
+    let scale = match scale {
+        Some(s) if s.is_finite() && s > 0.0 => s,
+        Some(s) => return Err(Error::size("scale", s, "a positive finite number")),
+        None => {
+            expect_rows(x, x.len().max(1), 1)?;
+            absmax(x) / E4M3_MAX
+        }
+    };
     let reciprocal = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     // A subnormal scale has an infinite reciprocal; zeros stay zeros.
-    let scaled = |v: &f32| if *v == 0.0 { *v } else { v * reciprocal };
+    let scaled = |&v: &f32| match v {
+        _ if v == 0.0 => v,
+        _ if v.is_nan() => E4M3_MAX,
+        _ => v * reciprocal,
+    };
     let codes = x.iter().map(|v| f32_to_e4m3fn_rne_saturating(scaled(v))).collect();
     Ok(Quantized { codes, scales: vec![scale] })
 }

@@ -31,6 +31,19 @@ fn expect_rows(x: &[f32], cols: usize, block: usize) -> Result<()> {
     }
 }
 
+/// Fills rows of `cols` that are not all finite with zeros and says which they were: activations whose
+/// scales become NaN.
+pub(crate) fn clear_broken(values: &mut [f32], cols: usize) -> Vec<usize> {
+    let mut broken = Vec::new();
+    for (row, values) in values.chunks_mut(cols.max(1)).enumerate() {
+        if !values.iter().all(|v| v.is_finite()) {
+            values.fill(0.0);
+            broken.push(row);
+        }
+    }
+    broken
+}
+
 /// Largest magnitude.
 fn absmax(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |m, v| m.max(v.abs()))

@@ -6,6 +6,27 @@ use crate::layout::kleidi::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
 /// The most rows of a panel.
 pub const MAX_ROWS: usize = 8;
 
+/// `$function::<M, ...>(...)` for the `M` that is `$rows`, so that loops over a panel's rows have fixed
+/// bounds. After `2..` a single row is not expected, and no function is compiled for it.
+macro_rules! for_rows {
+    (2.., $rows:expr, $($path:ident)::+ [$($more:literal)?] $arguments:tt) => {
+        for_rows!(@ $rows, ($($path)::+), [$($more)?], $arguments, 2 3 4 5 6 7; 8)
+    };
+    ($rows:expr, $($path:ident)::+ [$($more:literal)?] $arguments:tt) => {
+        for_rows!(@ $rows, ($($path)::+), [$($more)?], $arguments, 1 2 3 4 5 6 7; 8)
+    };
+    (@ $rows:expr, $path:tt, $more:tt, $arguments:tt, $($m:literal)*; $last:literal) => {
+        match $rows {
+            $($m => for_rows!(% $path, $m, $more, $arguments),)*
+            _ => for_rows!(% $path, $last, $more, $arguments),
+        }
+    };
+    (% ($($path:ident)::+), $m:literal, [$($more:literal)?], ($($argument:expr),*)) => {
+        $($path)::+::<$m $(, $more)?>($($argument),*)
+    };
+}
+pub(super) use for_rows;
+
 /// Panels that `rows` rows are cut into: as few as can be.
 pub(super) fn panels(rows: usize) -> usize {
     rows.div_ceil(MAX_ROWS)

@@ -4,6 +4,7 @@
 //! segment, holding its low and high nibble's products) take the products of seven chunks
 //! before they are widened: four to a chunk and lane.
 
+use super::panel::for_rows;
 use super::scalar::{channel_wise, group_wise_end};
 use super::{Blocks, Kernel, MAX_NR, Tile};
 use crate::layout::kleidi::PIECE;
@@ -25,29 +26,15 @@ impl Kernel for Portable {
     }
 
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
-        match (blocks.panel.rows(), blocks.rhs_layout.nr()) {
-            (1, 4) => body::<1, 4, 32>(blocks, tile),
-            (2, 4) => body::<2, 4, 32>(blocks, tile),
-            (3, 4) => body::<3, 4, 32>(blocks, tile),
-            (4, 4) => body::<4, 4, 32>(blocks, tile),
-            (5, 4) => body::<5, 4, 32>(blocks, tile),
-            (6, 4) => body::<6, 4, 32>(blocks, tile),
-            (7, 4) => body::<7, 4, 32>(blocks, tile),
-            (_, 4) => body::<8, 4, 32>(blocks, tile),
-            (1, _) => body::<1, 8, 64>(blocks, tile),
-            (2, _) => body::<2, 8, 64>(blocks, tile),
-            (3, _) => body::<3, 8, 64>(blocks, tile),
-            (4, _) => body::<4, 8, 64>(blocks, tile),
-            (5, _) => body::<5, 8, 64>(blocks, tile),
-            (6, _) => body::<6, 8, 64>(blocks, tile),
-            (7, _) => body::<7, 8, 64>(blocks, tile),
-            (..) => body::<8, 8, 64>(blocks, tile),
+        match blocks.rhs_layout.nr() {
+            4 => for_rows!(blocks.panel.rows(), body[32](blocks, tile)),
+            _ => for_rows!(blocks.panel.rows(), body[64](blocks, tile)),
         }
     }
 }
 
-/// `LANES` = `N` · 8.
-fn body<const M: usize, const N: usize, const LANES: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
+/// `LANES`: eight for each column of a block.
+fn body<const M: usize, const LANES: usize>(blocks: Blocks<'_>, tile: &mut Tile) {
     finish_tile::<M>(blocks, tile, |g, sums| group::<M, LANES>(blocks, g, sums));
 }
 

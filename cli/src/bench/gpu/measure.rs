@@ -7,36 +7,13 @@ use marlinspike_accel::timing::Times;
 use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Sizes};
 use marlinspike_accel::{AccelError, Device};
 use marlinspike_bench::Workload;
+use marlinspike_bench::workload::{GPU_LAYERS, GPU_PRODUCTS};
 
 use super::peers::Peer;
 use super::report::{Case, Machine, Report, Row};
 use super::{Args, Input};
 use crate::error::of_gpu;
 
-const fn dense(size_k: usize, size_n: usize) -> Workload {
-    Workload::Dense { size_k, size_n }
-}
-
-const fn moe(
-    num_experts: usize,
-    top_k: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-) -> Workload {
-    Workload::Moe { num_experts, top_k, hidden_size, intermediate_size }
-}
-
-/// Products of Llama's kind; layers of Mixtral-8x7B, Qwen3-30B-A3B, and of one of eight
-/// tensor-parallel ranks of DeepSeek-V3.
-const SHAPES: [Workload; 7] = [
-    dense(4096, 4096),
-    dense(4096, 28672),
-    dense(14336, 4096),
-    dense(8192, 57344),
-    moe(8, 2, 4096, 14336),
-    moe(128, 8, 2048, 768),
-    moe(256, 8, 7168, 256),
-];
 const TOKENS: [u32; 6] = [1, 16, 64, 256, 1024, 4096];
 
 /// One workload on the device.
@@ -100,15 +77,14 @@ impl Ready {
 pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
     let device = Device::open().map_err(of_gpu)?;
     let before = limits::measure(&device).map_err(of_gpu)?;
-    let products = &SHAPES[..4];
     let shapes = match (args.shapes.is_empty(), args.input) {
-        (true, None) => &SHAPES[..],
-        (true, Some(_)) => products,
-        (false, _) => &args.shapes,
+        (true, None) => [&GPU_PRODUCTS[..], &GPU_LAYERS].concat(),
+        (true, Some(_)) => GPU_PRODUCTS.to_vec(),
+        (false, _) => args.shapes.clone(),
     };
     let tokens = if args.tokens.is_empty() { &TOKENS[..] } else { &args.tokens };
     let mut cases = Vec::new();
-    for &workload in shapes {
+    for workload in shapes {
         let ready = Ready::new(&device, args, workload)
             .map_err(of_gpu)
             .with_context(|| format!("{workload} of {}", args.ty.name))?;

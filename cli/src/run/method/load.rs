@@ -3,7 +3,7 @@
 use marlinspike::checkpoint::nvfp4::W13Scale;
 use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::layout::flashinfer::Nvfp4Backend;
-use marlinspike::method::{Arithmetic, MethodLayer, Multiply, Product, Quantizer};
+use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::weight::Weight;
@@ -110,15 +110,14 @@ impl Loaded {
         }
     }
 
-    /// Runs the layer; the last of the outputs is `y`.
+    /// Runs the layer, its products by `multiply`; the last of the outputs is `y`.
     ///
     /// # Errors
-    /// As [`MethodLayer::forward`] and [`Product::compute`].
+    /// As [`MethodLayer::forward`] and `multiply`.
     pub fn forward(
         &self,
         inputs: &Inputs<Halves>,
-        arithmetic: Arithmetic,
-        multiply: Multiply,
+        multiply: impl Fn(&Product<'_>) -> Result<Vec<u16>>,
     ) -> Result<Vec<Output>> {
         let Halves { ty: dtype, bits: x } = &inputs.x;
         let output = |name, size_n, bits: Vec<u16>| Output::halves(name, *dtype, size_n, &bits);
@@ -134,11 +133,7 @@ impl Loaded {
                     router_weights: None,
                     dtype: *dtype,
                 };
-                let y = match multiply {
-                    Multiply::Compute => product.compute(arithmetic)?,
-                    Multiply::Define => product.define(arithmetic)?,
-                };
-                Ok(vec![output("y", shape.size_n, y)])
+                Ok(vec![output("y", shape.size_n, multiply(&product)?)])
             }
             Kind::Moe(moe) => {
                 let routing;
@@ -168,7 +163,7 @@ impl Loaded {
                     w13_multipliers: moe.multipliers.as_deref(),
                 };
                 let (hidden, inner) = (layer.layer.hidden_size(), layer.layer.intermediate_size());
-                let stages = layer.forward(x, routed, arithmetic, multiply)?;
+                let stages = layer.forward(x, routed, |_, product| multiply(product))?;
                 Ok(vec![
                     output("gate_up", moe.w13[0].shape().size_n, stages.gate_up),
                     output("activated", inner, stages.activated),

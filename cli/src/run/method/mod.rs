@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use marlinspike::layout::flashinfer::Nvfp4Backend;
-use marlinspike::method::{Arithmetic, Multiply};
+use marlinspike::method::Arithmetic;
 use serde_json::json;
 
 use super::input::{Halves, Inputs};
@@ -131,14 +131,13 @@ pub(super) fn run(
     let mut stages = Vec::new();
     for _ in 0..args.repeat.get() {
         let begun = Instant::now();
-        stages = pool.install(|| loaded.forward(&inputs, arithmetic, Multiply::Compute))?;
+        stages = pool.install(|| loaded.forward(&inputs, |p| p.compute(arithmetic)))?;
         seconds = seconds.min(begun.elapsed().as_secs_f64());
     }
     let check = match args.check {
         false => None,
         true => {
-            let expected =
-                pool.install(|| loaded.forward(&inputs, arithmetic, Multiply::Define))?;
+            let expected = pool.install(|| loaded.forward(&inputs, |p| p.define(arithmetic)))?;
             Some(Check::of_stages(&stages, &expected))
         }
     };

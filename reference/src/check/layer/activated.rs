@@ -1,6 +1,6 @@
 //! `activated` against its bound from the case's own `gate_up`.
 
-use super::{Best, Stage, expert, nearer, with_expert};
+use super::{Best, Rest, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Activation, Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -18,6 +18,19 @@ pub(in crate::check) fn judge(
     gate_up: &[u16],
     values: &[u16],
 ) -> Result<OutputReport> {
+    let rest: Rest = |stage, wrong, place| stage.pattern_or_place(wrong, place);
+    let (report, _) = bounded(case, c, gate_up, values, rest)?;
+    Ok(report)
+}
+
+/// The verdict, and which values are outside their bounds.
+pub(super) fn bounded(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    gate_up: &[u16],
+    values: &[u16],
+    rest: Rest,
+) -> Result<(OutputReport, Vec<usize>)> {
     let (rows, size_i) = (c.size_m * c.top_k, c.intermediate_size);
     let definition = Definition::new(c.activation);
     let ty = c.quant.dtype;
@@ -45,10 +58,10 @@ pub(in crate::check) fn judge(
         let known = diagnose(&stage, &source, definition, c.activation, wrong.len())?;
         report.diagnosis = Some(known.unwrap_or_else(|| {
             let (token, slot) = (row / c.top_k, row % c.top_k);
-            stage.outside(&wrong, format!("token {token}, slot {slot}{}", with_expert(expert)))
+            rest(&stage, &wrong, &format!("token {token}, slot {slot}{}", with_expert(expert)))
         }));
     }
-    Ok(report)
+    Ok((report, wrong))
 }
 
 /// The activation's input.

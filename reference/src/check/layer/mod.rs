@@ -44,6 +44,10 @@ struct Stage<'c> {
     chain: &'static str,
 }
 
+/// What is said of a stage's wrong values, of which the first lies at a named place, where no known
+/// mistake explains them.
+type Rest = fn(&Stage<'_>, &[usize], &str) -> Diagnosis;
+
 /// Of the reference's own result and that of upstream's operators, where there are such, the one
 /// that `found` equals in more values: bits are compared with it. (The verdict is the bound's.)
 fn nearer(
@@ -112,23 +116,30 @@ impl Stage<'_> {
     }
 
     /// Where no variant explains: the pattern that the wrong values follow, or how many they are
-    /// and where.
-    fn outside(&self, wrong: &[usize], place: String) -> Diagnosis {
+    /// and where, the first of them at `place`.
+    fn pattern_or_place(&self, wrong: &[usize], place: &str) -> Diagnosis {
+        self.pattern(wrong).unwrap_or_else(|| self.place(wrong, place))
+    }
+
+    fn pattern(&self, wrong: &[usize]) -> Option<Diagnosis> {
+        self.look(wrong, |values| values.explain())
+    }
+
+    /// How many wrong values there are and where, the first of them at `place`.
+    fn place(&self, wrong: &[usize], place: &str) -> Diagnosis {
         self.look(wrong, |values| {
-            values.explain().unwrap_or_else(|| {
-                let first = wrong[0];
-                let [found, expected] = [values.found[first], values.expected[first]];
-                let text = format!(
-                    "{} of {} values; first {place}, column {}: {} where {} belongs; {}",
-                    wrong.len(),
-                    values.found.len(),
-                    first % values.cols,
-                    self.ty.to_f64(found),
-                    self.ty.to_f64(expected),
-                    values.extent(),
-                );
-                Diagnosis { id: "outside-bound".to_owned(), text, unexplained: wrong.len() }
-            })
+            let first = wrong[0];
+            let [found, expected] = [values.found[first], values.expected[first]];
+            let text = format!(
+                "{} of {} values; first {place}, column {}: {} where {} belongs; {}",
+                wrong.len(),
+                values.found.len(),
+                first % values.cols,
+                self.ty.to_f64(found),
+                self.ty.to_f64(expected),
+                values.extent(),
+            );
+            Diagnosis { id: "outside-bound".to_owned(), text, unexplained: wrong.len() }
         })
     }
 

@@ -1,6 +1,6 @@
 //! `y` against its bound from the case's own `down`.
 
-use super::{Best, Stage, expert, nearer, with_expert};
+use super::{Best, Rest, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -17,6 +17,19 @@ pub(in crate::check) fn judge(
     down: &[u16],
     values: &[u16],
 ) -> Result<OutputReport> {
+    let rest: Rest = |stage, wrong, place| stage.pattern_or_place(wrong, place);
+    let (report, _) = bounded(case, c, down, values, rest)?;
+    Ok(report)
+}
+
+/// The verdict, and which values are outside their bounds.
+pub(super) fn bounded(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    down: &[u16],
+    values: &[u16],
+    rest: Rest,
+) -> Result<(OutputReport, Vec<usize>)> {
     let (ty, h) = (c.quant.dtype, c.hidden_size);
     let add = |chain| sum(down, ty, c.top_k, h, chain);
     let (expected, chain) = nearer(values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
@@ -28,10 +41,10 @@ pub(in crate::check) fn judge(
         report.first_mismatch = Some(stage.mismatch(first, None));
         report.diagnosis = Some(
             diagnose(&terms, case, &wrong)
-                .unwrap_or_else(|| stage.outside(&wrong, format!("token {}", first / h))),
+                .unwrap_or_else(|| rest(&stage, &wrong, &format!("token {}", first / h))),
         );
     }
-    Ok(report)
+    Ok((report, wrong))
 }
 
 /// The sum's terms.

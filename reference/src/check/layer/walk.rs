@@ -7,11 +7,11 @@
 use std::borrow::Cow;
 
 use super::source::Source;
-use super::{Stage, activated, expert, halves, summed, with_expert};
+use super::{Rest, Stage, activated, expert, halves, summed, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
 use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, OutputReport, Verdict, pattern, product};
+use crate::check::{Declared, Diagnosis, OutputReport, Verdict, pattern, product};
 use crate::interval::Bound;
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
@@ -202,17 +202,26 @@ impl<'c> Walk<'c> {
         report.note = Some("compared for every bit with the canonical arithmetic".to_owned());
         report.mismatches = wrong.len();
         report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
-        self.place(&mut report, &stage_of, stage, &wrong);
+        let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) else {
+            return Ok(report);
+        };
         // Only the bounds know what is commonly done wrong.
-        if !wrong.is_empty() {
-            let bounded = match stage {
-                1 => activated::judge(self.case, self.config, before, found)?,
-                _ => summed::judge(self.case, self.config, before, found)?,
-            };
-            let place = report.diagnosis.take();
-            stage_of.look(&wrong, |values| pattern::explain(&mut report, &values, Some(bounded)));
-            report.diagnosis = report.diagnosis.or(place);
+        let rest: Rest = |stage, wrong, place| stage.place(wrong, place);
+        let bounded = match stage {
+            1 => activated::bounded,
+            _ => summed::bounded,
+        };
+        let (bounded, outside) = bounded(self.case, self.config, before, found, rest)?;
+        stage_of.look(&wrong, |values| pattern::explain(&mut report, &values, Some(bounded)));
+        let unexplained = report.diagnosis.as_ref().map_or(wrong.len(), |d| d.unexplained);
+        // What is outside the bounds may follow a pattern that last bits inside of them hide.
+        if unexplained == wrong.len() && outside.len() < wrong.len() {
+            let inside = wrong.len() - outside.len();
+            let pattern =
+                stage_of.pattern(&outside).map(|d| Diagnosis { unexplained: inside, ..d });
+            report.diagnosis = pattern.or(report.diagnosis);
         }
+        report.diagnosis = report.diagnosis.or_else(|| Some(stage_of.place(&wrong, &place)));
         Ok(report)
     }
 
@@ -233,7 +242,7 @@ impl<'c> Walk<'c> {
         };
         let mut rows = layer.quantized(before, cols, weights)?;
         if first {
-            rows = rows.repeated(cols, routed.top_k);
+            rows = rows.to_slots(cols, routed.top_k);
         }
         let product = Product {
             x: &rows.codes,
@@ -284,19 +293,21 @@ impl<'c> Walk<'c> {
             note += &format!("; {unbounded} elements have no bound, since sums may overflow");
         }
         report.note = Some(note);
-        self.place(&mut report, &stage_of, stage, &wrong);
+        if let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) {
+            report.diagnosis = Some(stage_of.pattern_or_place(&wrong, &place));
+        }
         report
     }
 
-    /// Where the first wrong value is, and what is known of all.
+    /// Reports the first wrong value, and says where it is.
     fn place(
         &self,
         report: &mut OutputReport,
         stage_of: &Stage<'_>,
         stage: usize,
         wrong: &[usize],
-    ) {
-        let Some(&first) = wrong.first() else { return };
+    ) -> Option<String> {
+        let &first = wrong.first()?;
         let row = first / self.shape(stage)[1].max(1);
         let top_k = self.config.top_k.max(1);
         let (expert, place) = if stage == 3 {
@@ -307,7 +318,7 @@ impl<'c> Walk<'c> {
             (expert, format!("token {token}, slot {slot}{}", with_expert(expert)))
         };
         report.first_mismatch = Some(stage_of.mismatch(first, expert));
-        report.diagnosis = Some(stage_of.outside(wrong, place));
+        Some(place)
     }
 }
 

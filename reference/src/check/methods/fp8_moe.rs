@@ -12,16 +12,19 @@ use crate::check::scheduled::{self, Product};
 use crate::check::{Declared, OutputReport, Verdict};
 use crate::dims::GroupSize;
 use crate::gemm::schedule::{Fp8Kernel, Schedule};
-use crate::gemm::{Extras, Rows as Activations};
-use crate::moe::Chain;
+use crate::gemm::{self, Extras};
+use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
 use crate::moe::activation::Definition;
-use crate::moe::layer::fp8::{Fp8Activations, Fp8Layer, Fp8Rows};
-use crate::moe::layer::{Arithmetic, Layer, Routed};
+use crate::moe::layer::{Layer, Routed};
+use crate::moe::{narrow, widen};
 use crate::scalar::ScalarType;
-use crate::tensor::DType;
+use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
+/// Codes and scales of what enters w13 and w2.
+const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
 
 /// `fused_experts_fp8_w8a8`.
 #[derive(Debug, Clone)]
@@ -32,8 +35,8 @@ pub(super) struct Fp8Moe {
     topk_weights: Vec<f32>,
     map: Option<Vec<i32>>,
     weights: [Vec<Weight<'static>>; 2],
-    activations: Fp8Activations,
-    how: Arithmetic,
+    quantizers: [Quantizer; 2],
+    schedules: [Schedule; 2],
     /// What x is limited to: nothing, by definition.
     limit: Option<f32>,
 }
@@ -53,23 +56,20 @@ impl Fp8Moe {
         };
         let [w13, w2] = c.matrices();
         let weights = [stack(w13)?, stack(w2)?];
-        let activations = match c.per_act_token_quant {
-            true => Fp8Activations::PerToken,
-            false => Fp8Activations::Static {
-                w13: floats("w13_input_scale")?[0],
-                w2: floats("w2_input_scale")?[0],
-            },
+        let quantizer = |scale: &str| {
+            Ok::<_, crate::Error>(match c.per_act_token_quant {
+                true => Quantizer::Fp8Token,
+                false => Quantizer::Fp8Tensor(Some(floats(scale)?[0])),
+            })
         };
+        let quantizers = [quantizer("w13_input_scale")?, quantizer("w2_input_scale")?];
         let schedule =
             |choice: &Option<crate::case::ScheduleChoice>, weights: &[Weight<'_>]| match choice {
                 Some(choice) => choice.resolve(weights, c.dtype, E4M3),
                 None => Schedule::w8a8_fp8(Fp8Kernel::Triton, c.dtype, false),
             };
-        let how = Arithmetic {
-            w13: schedule(&c.schedule_w13, &weights[0])?,
-            w2: schedule(&c.schedule_w2, &weights[1])?,
-            chain: Chain::Canonical,
-        };
+        let schedules =
+            [schedule(&c.schedule_w13, &weights[0])?, schedule(&c.schedule_w2, &weights[1])?];
         let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
         Ok(Self {
             x: case.input("x")?.elements::<u16>().into_owned(),
@@ -77,14 +77,14 @@ impl Fp8Moe {
             topk_weights: floats("topk_weights")?.into_owned(),
             map,
             weights,
-            activations,
-            how,
+            quantizers,
+            schedules,
             limit: None,
             config: c.clone(),
         })
     }
 
-    fn layer(&self) -> Fp8Layer<'_> {
+    fn layer(&self) -> MethodLayer<'_> {
         let c = &self.config;
         let layer = Layer {
             w13: &self.weights[0],
@@ -94,10 +94,17 @@ impl Fp8Moe {
             expert_map: self.map.as_deref(),
             activation: Definition::new(c.activation),
             dtype: c.dtype,
-            input_dtype: Some(E4M3),
+            input_dtype: None,
             router_weight_on_input: c.apply_router_weight_on_input,
         };
-        Fp8Layer { layer, activations: self.activations }
+        MethodLayer { layer, quantizers: self.quantizers.clone(), w13_multipliers: None }
+    }
+
+    /// What enters w13 (`which` 0: rows of tokens) or w2 (1: of slots) of `rows`.
+    fn quantize(&self, which: usize, rows: &[u16]) -> Result<Activations> {
+        let size_k = self.size_k(which);
+        let experts = vec![None; rows.len() / size_k];
+        self.quantizers[which].quantize(rows, self.config.dtype, size_k, &experts)
     }
 
     fn routed(&self) -> Routed<'_> {
@@ -105,18 +112,18 @@ impl Fp8Moe {
         Routed { top_k: self.config.top_k, topk_ids, topk_weights }
     }
 
-    fn quantized(&self, names: [&str; 2], rows: &Fp8Rows, cols: usize) -> [Expected; 2] {
-        let size_m = rows.codes.len() / cols;
+    fn quantized(&self, which: usize, rows: &Activations) -> [Expected; 2] {
+        let (names, cols, size_m) = (QUANTIZED[which], rows.size_k, rows.rows());
         let scales = match self.config.per_act_token_quant {
-            true => Expected::floats(names[1], &[size_m, 1], &rows.scales),
+            true => Expected::floats(names[1], &[size_m, 1], scales(rows)),
             // A case's rows are at least one.
-            false => Expected::floats(names[1], &[1], &rows.scales[..1]),
+            false => Expected::floats(names[1], &[1], &scales(rows)[..1]),
         };
         let codes = Expected {
             name: names[0].to_owned(),
             dtype: DType::F8E4M3,
             shape: vec![size_m, cols],
-            elements: rows.codes.iter().map(|&b| b.into()).collect(),
+            elements: rows.codes.clone(),
             form: Form::lines(Rows::K, [cols, size_m], 8, None),
         };
         [codes, scales]
@@ -138,8 +145,8 @@ impl Fp8Moe {
         let Some(limit) = self.limit else { return self.x.clone() };
         let dtype = self.config.dtype;
         let clamp = |&bits: &u16| {
-            let value = crate::moe::widen(dtype, bits).clamp(-limit, limit);
-            crate::moe::narrow(dtype, value)
+            let value = widen(dtype, bits).clamp(-limit, limit);
+            narrow(dtype, value)
         };
         self.x.iter().map(clamp).collect()
     }
@@ -182,12 +189,15 @@ impl Fp8Moe {
 impl Computation for Fp8Moe {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let c = &self.config;
-        let s = self.layer().forward(&self.limited(), self.routed(), &self.how)?;
+        let x = self.limited();
+        let execute =
+            |which: usize, product: &method::Product<'_>| product.execute(&self.schedules[which]);
+        let s = self.layer().forward(&x, self.routed(), execute)?;
         let mut all = Vec::new();
-        all.extend(self.quantized(["a1q", "a1q_scale"], &s.a1q, c.hidden_size));
+        all.extend(self.quantized(0, &self.quantize(0, &x)?));
         all.push(self.half("gate_up", c.w13_size_n(), &s.gate_up));
         all.push(self.half("activated", c.intermediate_size, &s.activated));
-        all.extend(self.quantized(["a2q", "a2q_scale"], &s.a2q, c.intermediate_size));
+        all.extend(self.quantized(1, &self.quantize(1, &s.activated)?));
         all.push(self.half("down", c.hidden_size, &s.down));
         all.push(self.half("y", c.hidden_size, &s.y));
         Ok(all)
@@ -196,17 +206,14 @@ impl Computation for Fp8Moe {
     fn mistakes() -> Vec<Mistake<Self>> {
         known! {
             "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
-                |c| {
-                    other_promotion(&mut c.how.w13);
-                    other_promotion(&mut c.how.w2);
-                };
+                |c| c.schedules.iter_mut().for_each(other_promotion);
             "activation-scales-exchanged", "the static scales of both products are exchanged" =>
-                |c| if let Fp8Activations::Static { w13, w2 } = &mut c.activations {
-                    std::mem::swap(w13, w2);
-                };
+                |c| c.quantizers.reverse();
             "activation-scale-inverted", "x was multiplied by the static scale and not divided" =>
-                |c| if let Fp8Activations::Static { w13, w2 } = &mut c.activations {
-                    (*w13, *w2) = (1.0 / *w13, 1.0 / *w2);
+                |c| for quantizer in &mut c.quantizers {
+                    if let Quantizer::Fp8Tensor(Some(scale)) = quantizer {
+                        *scale = 1.0 / *scale;
+                    }
                 };
             "weight-scale-of-first-expert", "the first expert's scales were taken for all" => |c| {
                 for stack in &mut c.weights {
@@ -236,8 +243,8 @@ impl Computation for Fp8Moe {
                 }
             };
             "e4m3-saturates-early", "activations were limited to 240 scales, not to 448" =>
-                |c| if let Fp8Activations::Static { w13, .. } = c.activations {
-                    c.limit = Some(240.0 * w13);
+                |c| if let Quantizer::Fp8Tensor(Some(scale)) = c.quantizers[0] {
+                    c.limit = Some(240.0 * scale);
                 };
         }
     }
@@ -272,27 +279,29 @@ impl Walk<'_> {
     }
 
     /// The case's own quantized rows, or the expected ones.
-    fn rows(&self, names: [&str; 2], expected: Fp8Rows) -> Fp8Rows {
-        let (codes, scales) = (self.case.output(names[0]), self.case.output(names[1]));
-        let count = expected.scales.len();
-        Fp8Rows {
-            codes: codes.map_or(expected.codes, |t| t.bytes().to_vec()),
-            scales: scales.map_or(expected.scales, |t| {
-                t.elements::<f32>().iter().copied().cycle().take(count).collect()
-            }),
+    fn rows(&self, which: usize, mut rows: Activations) -> Activations {
+        let [codes, scales] = QUANTIZED[which].map(|name| self.case.output(name));
+        if let Some(codes) = codes {
+            rows.codes = elements(codes);
         }
+        if let Some(scales) = scales {
+            rows.scales = row_scales(scales, rows.rows());
+        }
+        rows
     }
 
-    /// One product of `rows`, one for each output row.
-    fn product(&mut self, which: usize, rows: &Fp8Rows, router: Option<&[f32]>) -> Result<()> {
+    /// One product of `rows`, one for each slot.
+    fn product(&mut self, which: usize, rows: &Activations) -> Result<()> {
         let name = ["gate_up", "down"][which];
         let Some(found) = self.case.output(name) else { return Ok(()) };
         let (c, layer) = (&self.layer.config, self.layer);
         let choice = [&c.schedule_w13, &c.schedule_w2][which];
-        let weights = &layer.weights[which];
-        let experts = layer.layer().layer.local_experts(layer.routed())?;
-        let codes: Vec<u32> = rows.codes.iter().map(|&b| b.into()).collect();
-        let values = Activations::decode(E4M3, layer.size_k(which), codes.iter().copied())?;
+        let engine = layer.layer();
+        let experts = engine.layer.local_experts(layer.routed())?;
+        let product = engine.product(which, rows, &experts, layer.routed());
+        let (weights, router_weights) = (product.weights, product.router_weights);
+        let activation_scales = Some(scales(rows));
+        let values = gemm::Rows::decode(E4M3, rows.size_k, rows.codes.iter().copied())?;
         let bounded = || {
             let part = |(e, weight)| {
                 let mine = |row: &usize| experts[*row] == Some(e);
@@ -307,7 +316,7 @@ impl Walk<'_> {
                 radius: None,
                 parts: &parts,
                 orders: None,
-                extras: Extras { activation_scales: Some(&rows.scales), router_weights: router },
+                extras: Extras { activation_scales, router_weights },
                 dtype: c.dtype,
                 input_dtype: Some(E4M3),
                 declared: &self.declared,
@@ -319,14 +328,14 @@ impl Walk<'_> {
         let mut report = match choice {
             Some(choice) => {
                 let product = Product {
-                    x: &codes,
+                    x: &rows.codes,
                     input: E4M3,
                     dtype: c.dtype,
                     weights,
                     expert_of: Some(&experts),
                     orders: None,
-                    activation_scales: Some(&rows.scales),
-                    router_weights: router,
+                    activation_scales,
+                    router_weights,
                 };
                 scheduled::judge(name, found, product, choice, || bounded().map(Some))?
             }
@@ -353,6 +362,19 @@ impl Fp8Moe {
     }
 }
 
+/// The scale of each row, as both quantizers give them.
+fn scales(rows: &Activations) -> &[f32] {
+    match &rows.scales {
+        Scales::Row(values) => values,
+        _ => &[],
+    }
+}
+
+/// A case's scales, one for each of `count` rows or one for all of them, as scales of rows.
+fn row_scales(scales: &Tensor<'_>, count: usize) -> Scales {
+    Scales::Row(scales.elements::<f32>().iter().copied().cycle().take(count).collect())
+}
+
 /// Every stage that the case has.
 pub(super) fn judge(
     case: &Case<'_>,
@@ -365,45 +387,37 @@ pub(super) fn judge(
     let mut walk = Walk { case, layer, declared, reports: Vec::new() };
     let own = |name: &str| case.output(name).map(|t| t.elements::<u16>().into_owned());
 
-    let expected = engine.quantize_x(&layer.x)?;
-    walk.exact(layer.quantized(["a1q", "a1q_scale"], &expected, c.hidden_size));
-    let a1q = walk.rows(["a1q", "a1q_scale"], expected);
-    let repeated = Fp8Rows {
-        codes: a1q
-            .codes
-            .chunks(c.hidden_size)
-            .flat_map(|row| std::iter::repeat_n(row, c.top_k).flatten().copied())
-            .collect(),
-        scales: a1q.scales.iter().flat_map(|&s| std::iter::repeat_n(s, c.top_k)).collect(),
-    };
-    let on_input = c.apply_router_weight_on_input;
-    walk.product(0, &repeated, on_input.then_some(&layer.topk_weights[..]))?;
+    let expected = layer.quantize(0, &layer.x)?;
+    walk.exact(layer.quantized(0, &expected));
+    let a1q = walk.rows(0, expected).to_slots(c.top_k);
+    walk.product(0, &a1q)?;
 
     let moe = layer.as_moe();
     // What an absent stage was is known only where its arithmetic is declared.
     let gate_up = match (own("gate_up"), &c.schedule_w13) {
-        (None, Some(_)) => Some(engine.gate_up(&a1q, routed, &layer.how)?),
+        (None, Some(_)) => {
+            let experts = engine.layer.local_experts(routed)?;
+            let product = engine.product(0, &a1q, &experts, routed);
+            Some(product.execute(&layer.schedules[0])?)
+        }
         (own, _) => own,
     };
     if let (Some(gate_up), Some(found)) = (&gate_up, own("activated")) {
         walk.reports.push(activated::judge(case, &moe, gate_up, &found)?);
     }
     if let Some(activated) = own("activated") {
-        let expected = engine.quantize_activated(&activated)?;
-        walk.exact(layer.quantized(["a2q", "a2q_scale"], &expected, c.intermediate_size));
-    }
-    // The second product's rows: the case's own, or those of its own stage before them.
-    let a2q = match (case.output("a2q"), case.output("a2q_scale"), own("activated")) {
-        (_, _, Some(activated)) => Some(engine.quantize_activated(&activated)?),
-        (Some(codes), Some(scales), None) => Some(Fp8Rows {
-            codes: codes.bytes().to_vec(),
-            scales: scales.elements::<f32>().iter().copied().cycle().take(c.rows()).collect(),
-        }),
-        _ => None,
-    };
-    if let Some(expected) = a2q {
-        let rows = walk.rows(["a2q", "a2q_scale"], expected);
-        walk.product(1, &rows, (!on_input).then_some(&layer.topk_weights[..]))?;
+        let expected = layer.quantize(1, &activated)?;
+        walk.exact(layer.quantized(1, &expected));
+        walk.product(1, &walk.rows(1, expected))?;
+    } else if let [Some(codes), Some(scales)] = QUANTIZED[1].map(|name| case.output(name)) {
+        let rows = Activations {
+            ty: E4M3,
+            size_k: c.intermediate_size,
+            codes: elements(codes),
+            scales: row_scales(scales, c.rows()),
+            globals: None,
+        };
+        walk.product(1, &rows)?;
     }
     if let (Some(down), Some(found)) = (own("down"), own("y")) {
         walk.reports.push(summed::judge(case, &moe, &down, &found)?);

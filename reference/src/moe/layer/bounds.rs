@@ -5,7 +5,7 @@ use super::{Layer, Routed, input_global_scale};
 use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::interval::{Bound, Interval, round_once};
 use crate::layout::marlin::process_int8_scales_with;
-use crate::moe::sum;
+use crate::moe::{sum, to_slots};
 use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
 use crate::scalar::ScalarType;
 use crate::weight::{Table, TableData, Weight};
@@ -80,10 +80,7 @@ impl Layer<'_> {
         declared: Declared<'_>,
     ) -> Result<Vec<Bound>> {
         let h = self.hidden_size();
-        let rows: Vec<Bound> = x
-            .chunks_exact(h.max(1))
-            .flat_map(|row| std::iter::repeat_n(row, routed.top_k).flatten().copied())
-            .collect();
+        let rows = to_slots(x, h, routed.top_k);
         let router = self.router_weight_on_input.then_some(routed.topk_weights);
         self.product(&rows, self.w13, self.orders[0], routed, router, declared)
     }

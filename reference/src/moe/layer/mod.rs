@@ -14,12 +14,11 @@
 //! compute.
 
 pub mod bounds;
-pub mod fp8;
 
 use super::activation::Definition;
-use super::{Chain, sum, widen};
+use super::{Chain, sum, to_slots, widen};
 use crate::gemm::schedule::{Extras, Schedule, Stack};
-use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
+use crate::quantize::{Int8Rule, clear_broken, per_token_fp8, per_token_int8};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 use crate::{Error, Result};
@@ -211,7 +210,7 @@ impl Layer<'_> {
             return Err(Error::shape("x", &[x.len()], format!("[{tokens}, {h}]")));
         }
         let router = self.router_weight_on_input.then_some(routed.topk_weights);
-        let rows = self.quantized(x, h, self.w13)?.repeated(h, top_k);
+        let rows = self.quantized(x, h, self.w13)?.to_slots(h, top_k);
         self.multiply(&rows, 0, &experts, router, schedule)
     }
 
@@ -299,13 +298,7 @@ pub(crate) fn quantize_rows(
         return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
     };
     let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
-    let mut broken = Vec::new();
-    for (row, values) in values.chunks_mut(cols.max(1)).enumerate() {
-        if !values.iter().all(|v| v.is_finite()) {
-            values.fill(0.0);
-            broken.push(row);
-        }
-    }
+    let broken = clear_broken(&mut values, cols);
     let scaled = |scales: Vec<f32>, factor: f32| {
         let mut scales: Vec<f32> = scales.into_iter().map(|s| s * factor).collect();
         broken.iter().for_each(|&row| scales[row] = f32::NAN);
@@ -350,15 +343,12 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Each row `times` times.
-    pub(crate) fn repeated(&self, cols: usize, times: usize) -> Self {
-        let codes = self.codes.chunks_exact(cols.max(1));
+    /// Rows of slots, where these are rows of tokens.
+    pub(crate) fn to_slots(&self, cols: usize, top_k: usize) -> Self {
         let scales = self.scales.as_ref();
         Self {
-            codes: codes
-                .flat_map(|row| std::iter::repeat_n(row, times).flatten().copied())
-                .collect(),
-            scales: scales.map(|s| s.iter().flat_map(|&s| std::iter::repeat_n(s, times)).collect()),
+            codes: to_slots(&self.codes, cols, top_k),
+            scales: scales.map(|s| to_slots(s, 1, top_k)),
         }
     }
 }

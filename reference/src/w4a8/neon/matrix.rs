@@ -9,6 +9,7 @@ use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail, two_rows};
 use super::{NeonI8mm, dot};
 use crate::layout::kleidi::{CHUNK, PIECE};
+use crate::w4a8::panel::for_rows;
 use crate::w4a8::{Panel, Run};
 
 /// Hands the products of a panel with each block of `rhs` to `results`.
@@ -16,20 +17,8 @@ use crate::w4a8::{Panel, Run};
 pub(super) fn each_block(cpu: NeonI8mm, panel: Panel<'_>, rhs: Run<'_>, results: impl Results) {
     match (panel.rows(), rhs.layout.nr()) {
         (1, _) => dot::each_block(cpu.0, panel, rhs, results),
-        (2, 4) => blocks::<2, 4>(cpu, panel, rhs, results),
-        (3, 4) => blocks::<3, 4>(cpu, panel, rhs, results),
-        (4, 4) => blocks::<4, 4>(cpu, panel, rhs, results),
-        (5, 4) => blocks::<5, 4>(cpu, panel, rhs, results),
-        (6, 4) => blocks::<6, 4>(cpu, panel, rhs, results),
-        (7, 4) => blocks::<7, 4>(cpu, panel, rhs, results),
-        (_, 4) => blocks::<8, 4>(cpu, panel, rhs, results),
-        (2, _) => blocks::<2, 8>(cpu, panel, rhs, results),
-        (3, _) => blocks::<3, 8>(cpu, panel, rhs, results),
-        (4, _) => blocks::<4, 8>(cpu, panel, rhs, results),
-        (5, _) => blocks::<5, 8>(cpu, panel, rhs, results),
-        (6, _) => blocks::<6, 8>(cpu, panel, rhs, results),
-        (7, _) => blocks::<7, 8>(cpu, panel, rhs, results),
-        (..) => blocks::<8, 8>(cpu, panel, rhs, results),
+        (rows, 4) => for_rows!(2.., rows, blocks[4](cpu, panel, rhs, results)),
+        (rows, _) => for_rows!(2.., rows, blocks[8](cpu, panel, rhs, results)),
     }
 }
 

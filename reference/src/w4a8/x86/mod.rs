@@ -10,6 +10,7 @@ mod avx512;
 mod stream;
 mod tile;
 
+use super::panel::for_rows;
 use super::{Blocks, Kernel, Panel, Run, Tile};
 
 /// The kernels of this module that this CPU supports, the slowest first.
@@ -18,22 +19,6 @@ pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
     let avx_vnni = AvxVnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
     let avx512 = Avx512Vnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
     avx2.into_iter().chain(avx_vnni).chain(avx512).collect()
-}
-
-/// `$function::<M, ...>(...)` for the `M` that is `$rows`.
-macro_rules! for_rows {
-    ($rows:expr, $($path:ident)::+ [$($more:literal)?] $arguments:tt) => {
-        for_rows!(@ $rows, ($($path)::+), [$($more)?], $arguments, 1 2 3 4 5 6 7; 8)
-    };
-    (@ $rows:expr, $path:tt, $more:tt, $arguments:tt, $($m:literal)*; $last:literal) => {
-        match $rows {
-            $($m => for_rows!(% $path, $m, $more, $arguments),)*
-            _ => for_rows!(% $path, $last, $more, $arguments),
-        }
-    };
-    (% ($($path:ident)::+), $m:literal, [$($more:literal)?], ($($argument:expr),*)) => {
-        $($path)::+::<$m $(, $more)?>($($argument),*)
-    };
 }
 
 /// AVX2 and FMA.
