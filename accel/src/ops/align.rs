@@ -27,8 +27,8 @@ pub(crate) static ROW: Row = Row {
 const CLUSTERS_FROM: (u32, u32) = (9, 0);
 /// Thread blocks of a cluster that shares many entries.
 const CLUSTER: u32 = 8;
-/// As many entries one thread block aligns sooner than a cluster: measured on an H200.
-const ALONE: usize = 2048;
+/// As many entries one thread block aligns as soon as a cluster: measured on an H200.
+const ALONE: usize = 512;
 
 /// The aligned tokens, trimmed to the valid length.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -237,9 +237,12 @@ impl Shape {
         let row_bytes = (runs as u32 + 1) * 4;
         let others = u32::from(!is_alone);
         let most = (room / row_bytes).saturating_sub(others).clamp(1, 32);
-        // A thread for each entry and each run, as far as a block reaches.
-        let wanted = entries.div_ceil(ranks as usize).max(runs).div_ceil(32);
-        let warps = (wanted.min(32) as u32).min(most);
+        // Two entries for each thread and a thread for each run, as far as a block reaches. In a cluster more
+        // than 16 warps only lengthen the sums over warps.
+        let reach = if is_alone { 32 } else { 16 };
+        let wanted = (entries.div_ceil(ranks as usize) / 2).max(runs).div_ceil(32);
+        let warps = wanted.clamp(1, reach) as u32;
+        let warps = warps.min(most);
         Self { ranks, warps, shared_bytes: (warps + others) * row_bytes }
     }
 }
