@@ -177,30 +177,31 @@ extern "C" __global__ void __launch_bounds__(1024)
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 
+    const unsigned bits = 32 - __clz(num_runs);
 #pragma unroll 1
     for (unsigned chunk = 0; chunk < chunks; ++chunk) {
         const unsigned begin = first + chunk * (32 * ITEMS);
         if (chunk > 0) {
             load(begin, runs);
         }
-        unsigned columns_of[ITEMS], same[ITEMS];  // same: the lanes whose entry is of the same run
+        // The lanes whose entry is of the same run.
+        unsigned same[ITEMS];
 #pragma unroll
         for (unsigned j = 0; j < ITEMS; ++j) {
-            columns_of[j] = column(runs[j]);
             same[j] = ~0u;
         }
 #pragma unroll 1
-        for (unsigned bit = 1; bit <= num_runs; bit *= 2) {
+        for (unsigned bit = 0; bit < bits; ++bit) {
 #pragma unroll
             for (unsigned j = 0; j < ITEMS; ++j) {
-                const bool is_set = (columns_of[j] & bit) != 0;
+                const bool is_set = column(runs[j]) >> bit & 1;
                 const unsigned set = __ballot_sync(~0u, is_set);
                 same[j] &= is_set ? set : ~set;
             }
         }
 #pragma unroll
         for (unsigned j = 0; j < ITEMS; ++j) {
-            const unsigned entry = begin + 32 * j + lane, run = columns_of[j];
+            const unsigned entry = begin + 32 * j + lane, run = column(runs[j]);
             const unsigned lower = __popc(same[j] & ((1u << lane) - 1));
             const unsigned place = mine[run] + lower;
             __syncwarp();
