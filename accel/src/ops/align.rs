@@ -211,7 +211,8 @@ pub fn align_on_device(
         // Room for nothing has no block from the start.
         return Ok(());
     }
-    let shape = Shape::new(device, topk_ids.len(), runs.runs);
+    let has_clusters = device.compute_capability() >= CLUSTERS_FROM;
+    let shape = Shape::new(has_clusters, topk_ids.len(), runs.runs);
     let function = device.function(&ROW, &[("RANKS", shape.ranks)])?;
     raw::moe::align(device, &function, shape, runs, topk_ids, blocks)
 }
@@ -228,11 +229,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    fn new(device: &Device, entries: usize, runs: usize) -> Self {
-        let is_alone = entries <= ALONE || device.compute_capability() < CLUSTERS_FROM;
-        // What every device gives unasked, without what the kernel takes itself; of devices with clusters
-        // more is asked.
-        let (ranks, room) = if is_alone { (1, 47 << 10) } else { (CLUSTER, 200 << 10) };
+    fn new(has_clusters: bool, entries: usize, runs: usize) -> Self {
+        let is_alone = entries <= ALONE || !has_clusters;
+        // What every device gives unasked, less what the kernel takes itself; or what every device with
+        // clusters gives when asked.
+        let (ranks, room) = if is_alone { (1, 47 << 10) } else { (CLUSTER, 96 << 10) };
         // A row of counts for each warp, in a cluster one for all; runs are at most 8192.
         let row_bytes = (runs as u32 + 1) * 4;
         let others = u32::from(!is_alone);
@@ -284,4 +285,32 @@ pub fn moe_align_block_size(
     sorted_token_ids.truncate(entries);
     expert_ids.truncate(entries / align.block_size);
     Ok(Blocks { sorted_token_ids, expert_ids, num_tokens_post_padded: total })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvrtc::Arch;
+
+    #[test]
+    fn counts_fit_the_shared_memory_of_every_device() {
+        // What the kernel has beside them: a number for each warp.
+        let own = 32 * 4;
+        for (arch, has_clusters) in [((7, 5), false), ((9, 0), true), ((12, 0), true)] {
+            for runs in [1, 8, 31, 256, 384, 512, 2000, 8192] {
+                for entries in [1, 40, 512, 513, 4096, 65_536, 1 << 30] {
+                    let shape = Shape::new(has_clusters, entries, runs);
+                    let Shape { ranks, warps, shared_bytes } = shape;
+                    let context = format!("{arch:?}, {runs} runs, {entries} entries: {shape:?}");
+                    assert!((1..=32).contains(&warps), "{context}");
+                    let rows = warps + u32::from(ranks > 1);
+                    assert_eq!(shared_bytes, rows * (runs as u32 + 1) * 4, "{context}");
+                    let room = Arch::of_device(arch).shared_memory();
+                    assert!(shared_bytes + own <= room, "{context}");
+                    // More than this is given where it is asked for alone.
+                    assert!(ranks > 1 || shared_bytes + own <= 48 << 10, "{context}");
+                }
+            }
+        }
+    }
 }

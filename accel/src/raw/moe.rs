@@ -82,7 +82,7 @@ pub(crate) fn align(
     let (numel, block_size) = (topk_ids.len() as u32, blocks.block_size() as u32);
     let (num_experts, num_runs) = (runs.run_of.len() as u32, runs.runs as u32);
     let bytes = shape.shared_bytes;
-    if bytes > 47 << 10 {
+    if shape.ranks > 1 {
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         ended(align::ROW.name, function.set_attribute(most, bytes.cast_signed()))?;
     }
