@@ -140,8 +140,8 @@ pub static MUTANTS: [Mutant; 22] = [
     Mutant::new(
         "the row of another token",
         "moe_gather",
-        "static_cast<size_t>(entry / top_k)",
-        "static_cast<size_t>(entry / (top_k + 1))",
+        "__ldcg(x + row * pieces + at)",
+        "__ldcg(x + (row ^ row % 2) * pieces + at)",
     ),
     Mutant::new(
         "neighbouring columns exchanged",

@@ -5,12 +5,15 @@ mod common;
 use common::{HALVES, Law, Random};
 use marlinspike::case::{Activation, ScoringFunc};
 use marlinspike::moe::Chain;
-use marlinspike::moe::activation::Definition;
+use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::router::{Groups, Router};
 use marlinspike::moe::sum::sum;
 use marlinspike::scalar::ScalarType;
-use marlinspike_accel::ops::{moe_activation, moe_align_block_size, moe_sum, topk_router};
+use marlinspike_accel::ops::{
+    align::{Runs, align_on_device},
+    moe_activation, moe_align_block_size, moe_sum, topk_router,
+};
 
 #[test]
 fn routing_equals_the_reference() {
@@ -68,8 +71,17 @@ fn alignment_equals_the_reference() {
     let Some(device) = common::device_or_skip("alignment_equals_the_reference") else { return };
     let mut law = Law::new("moe_align_block_size");
     let mut random = Random(0x0E0E_0002_2345_6789);
-    for (entries, num_experts) in [(0, 4), (1, 1), (40, 8), (1000, 128), (5000, 300), (32768, 256)]
-    {
+    let sizes = [
+        (0, 4),
+        (1, 1),
+        (40, 8),
+        (1000, 128),
+        (5000, 300),
+        (9000, 8192),
+        (32768, 256),
+        (70_001, 8),
+    ];
+    for (entries, num_experts) in sizes {
         // Ids beyond the experts are left out.
         let ids: Vec<i32> = (0..entries).map(|_| random.below(num_experts + 1) as i32).collect();
         let local = random.permutation(num_experts);
@@ -93,6 +105,17 @@ fn alignment_equals_the_reference() {
                 law.equal(&context, &found.expert_ids, &wanted.expert_ids);
                 let totals = (found.num_tokens_post_padded, wanted.num_tokens_post_padded);
                 assert_eq!(totals.0, totals.1, "{context}");
+                let mut places = vec![-1; entries];
+                for (place, &entry) in wanted.sorted_token_ids.iter().enumerate() {
+                    if let Some(of) = places.get_mut(entry as usize) {
+                        *of = place as i32;
+                    }
+                }
+                let runs = Runs::new(&device, &align).unwrap();
+                let mut blocks = runs.room(&device, entries, block_size).unwrap();
+                let there = device.upload(&ids).unwrap();
+                align_on_device(&device, &runs, &there, &mut blocks).unwrap();
+                law.equal(&context, &device.download(blocks.place_of()).unwrap(), &places);
             }
         }
     }
@@ -127,16 +150,28 @@ fn activations_equal_the_canonical_chain() {
                 all.push(plain.with_limit(1.3));
             }
             for (i, definition) in all.into_iter().enumerate() {
-                // Every gate of the type with any up; then rows of ordinary numbers.
-                let width = definition.width_in(1);
-                let every: Vec<u16> = (0..=u16::MAX)
-                    .flat_map(|gate| {
-                        let up = random.next() as u16;
-                        if width == 2 { vec![gate, up] } else { vec![gate] }
-                    })
-                    .collect();
+                // Every gate of the type with any up, eight neighbours in a row and, another form of the
+                // kernel, one; then rows of ordinary numbers.
+                let mut every = |size_i: usize| -> Vec<u16> {
+                    let gates: Vec<u16> = (0..=u16::MAX).collect();
+                    let row = |gates: &[u16]| -> Vec<u16> {
+                        let pair = |&gate| {
+                            let up = random.next() as u16;
+                            if definition.exchanged { [up, gate] } else { [gate, up] }
+                        };
+                        let pairs: Vec<[u16; 2]> = gates.iter().map(pair).collect();
+                        let part = |i: usize| pairs.iter().map(move |pair| pair[i]);
+                        match definition.columns {
+                            Columns::Gate => gates.to_vec(),
+                            Columns::Interleaved => pairs.concat(),
+                            Columns::Halves => part(0).chain(part(1)).collect(),
+                        }
+                    };
+                    gates.chunks(size_i).flat_map(row).collect()
+                };
+                let (eights, ones) = (every(8), every(1));
                 let ordinary = random.halves(dtype, 7 * definition.width_in(96), 2.0);
-                for (gate_up, size_i) in [(every, 1), (ordinary, 96)] {
+                for (gate_up, size_i) in [(eights, 8), (ones, 1), (ordinary, 96)] {
                     let wanted =
                         definition.apply(&gate_up, dtype, size_i, Chain::Canonical).unwrap();
                     let found =

@@ -1,79 +1,85 @@
-// Rows in the order of a product's blocks: row i is made for entry sorted_token_ids[i], of row entry / top_k
-// of x, or of row entry of gate_up by the activation. Rows of padding stay as they are.
+// Rows in the order of a product's blocks: the row made for entry t is row place_of[t]. Without ACTIVATES it is
+// row t / top_k of x; with it what the activation makes of row t of gate_up. Rows of padding stay as they are.
 //
-//   from      16-bit x [size_m / top_k, size_k]; with ACTIVATES gate_up [size_m, width], whose width is
-//             size_k (gate alone) or 2 * size_k
-//   gathered  16-bit [room for num_tokens_post_padded, size_k]
-//   sorted_token_ids, num_tokens_post_padded  of `moe_align_block_size`; size_m and above: padding
+//   x         16-bit [entries / top_k, size_k]; written by none but older kernels than the last one
+//   gate_up   16-bit [entries, width], whose width is size_k (gate alone) or 2 * size_k
+//   gathered  16-bit [places, size_k]
+//   place_of  int32 [entries] of `moe_align_block_size`; negative: the entry has no row
 //
 // Compile-time parameters: IS_BF16 (half.cuh), and ACTIVATES: 0 or 1.
-// Launch: threads (x, y) of a block work on y rows; rows for all that there is room for. size_k is a multiple
-// of 8.
+// size_k is a multiple of 8; a piece is eight values.
 
 #if !defined(ACTIVATES)
 #error "ACTIVATES must be 0 or 1"
 #endif
 
-// Eight 16-bit values.
-union Eight {
-    uint4 all;
-    unsigned short of[8];
-};
+#if ACTIVATES
 
-extern "C" __global__ void moe_gather(const uint4 *__restrict__ from,
+// A thread makes a piece. Launch: threads (x, y) of a block for pieces (x) of entries (y), a grid (blocks of
+// entries, blocks of pieces).
+extern "C" __global__ void moe_gather(const uint4 *__restrict__ gate_up,
                                       uint4 *__restrict__ gathered,
-                                      const int *__restrict__ sorted_token_ids,
-                                      const int *__restrict__ num_tokens_post_padded,
-                                      unsigned size_m,
+                                      const int *__restrict__ place_of,
+                                      unsigned entries,
                                       unsigned size_k,
-#if ACTIVATES
-                                      Activation activation
-#else
-                                      unsigned top_k
-#endif
-) {
+                                      Activation activation) {
     wait_for_last_kernel();
-    const unsigned row = blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= static_cast<unsigned>(__ldcg(num_tokens_post_padded))) {
+    let_next_kernel_start();
+    const unsigned entry = blockIdx.x * blockDim.y + threadIdx.y;
+    const unsigned pieces = size_k / 8, piece = blockIdx.y * blockDim.x + threadIdx.x;
+    if (entry >= entries || piece >= pieces) {
         return;
     }
-    const unsigned entry = static_cast<unsigned>(__ldcg(sorted_token_ids + row));
-    if (entry >= size_m) {
-        return;
+    const int place = __ldcg(place_of + entry);
+    const uint4 made = activate_piece(activation, gate_up, entry, pieces, piece);
+    if (place >= 0) {
+        gathered[static_cast<size_t>(place) * pieces + piece] = made;
     }
-    const unsigned pieces = size_k / 8;
-    uint4 *to = gathered + static_cast<size_t>(row) * pieces;
-#if ACTIVATES
-    const bool gate_alone = activation.columns == 2, halves = activation.columns == 0;
-    const uint4 *of = from + static_cast<size_t>(entry) * (gate_alone ? pieces : 2 * pieces);
-    for (unsigned i = threadIdx.x; i < pieces; i += blockDim.x) {
-        Eight first, second, out;
-        if (gate_alone) {
-            first.all = __ldcg(of + i);
-        } else {
-            first.all = __ldcg(of + (halves ? i : 2 * i));
-            second.all = __ldcg(of + (halves ? pieces + i : 2 * i + 1));
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            float value;
-            if (gate_alone) {
-                value = activate(activation, activation.function, widen(first.of[j]));
-            } else if (halves) {
-                value = activate(activation, activation.function, widen(first.of[j]),
-                                 widen(second.of[j]));
-            } else {
-                const unsigned short *pair = j < 4 ? first.of + 2 * j : second.of + 2 * (j - 4);
-                value = activate(activation, activation.function, widen(pair[0]), widen(pair[1]));
-            }
-            out.of[j] = narrow(value);
-        }
-        to[i] = out.all;
-    }
-#else
-    const uint4 *of = from + static_cast<size_t>(entry / top_k) * pieces;
-    for (unsigned i = threadIdx.x; i < pieces; i += blockDim.x) {
-        to[i] = __ldcg(of + i);
-    }
-#endif
 }
+
+#else
+
+#define ITEMS 4  // pieces of a thread
+
+// A thread copies up to ITEMS pieces of one row of x to all of its places. Launch: a grid (rows of x, blocks for
+// the pieces), of whole warps.
+extern "C" __global__ void moe_gather(const uint4 *__restrict__ x,
+                                      uint4 *__restrict__ gathered,
+                                      const int *__restrict__ place_of,
+                                      unsigned size_k,
+                                      unsigned top_k) {
+    const unsigned pieces = size_k / 8, lane = threadIdx.x % 32;
+    const unsigned first = blockIdx.y * blockDim.x * ITEMS + threadIdx.x;
+    const size_t row = blockIdx.x;
+    // Before it waits: the last kernel is the alignment, which writes no x.
+    uint4 piece[ITEMS];
+#pragma unroll
+    for (unsigned i = 0; i < ITEMS; ++i) {
+        const unsigned at = first + i * blockDim.x;
+        if (at < pieces) {
+            piece[i] = __ldcg(x + row * pieces + at);
+        }
+    }
+    wait_for_last_kernel();
+    let_next_kernel_start();
+    for (unsigned slots = 0; slots < top_k; slots += 32) {
+        const unsigned count = min(top_k - slots, 32);
+        const int of_lane = lane < count ? __ldcg(place_of + row * top_k + slots + lane) : -1;
+        for (unsigned slot = 0; slot < count; ++slot) {
+            const int place = __shfl_sync(~0u, of_lane, slot);
+            if (place < 0) {
+                continue;
+            }
+            uint4 *to = gathered + static_cast<size_t>(place) * pieces;
+#pragma unroll
+            for (unsigned i = 0; i < ITEMS; ++i) {
+                const unsigned at = first + i * blockDim.x;
+                if (at < pieces) {
+                    to[at] = piece[i];
+                }
+            }
+        }
+    }
+}
+
+#endif

@@ -19,15 +19,17 @@ pub(crate) static ROW: Row = Row {
     source: "moe_activation",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1])]),
+    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("WIDTH", &[1, 8])]),
 };
 
 /// Numbers of a launch, checked against the lengths of its buffers.
 #[derive(Debug)]
 pub(crate) struct Args {
-    /// Of `activated`.
-    pub(crate) elements: u64,
+    /// Of both buffers.
+    pub(crate) rows: u32,
     pub(crate) size_i: u32,
+    /// Columns that a thread makes: the macro WIDTH.
+    pub(crate) width: u32,
     pub(crate) activation: Activation,
 }
 
@@ -101,11 +103,15 @@ pub fn activate_on_device(
         let found = format!("{} elements", activated.len());
         return Err(AccelError::argument(&ROW, "activated", found, format!("[{rows}, {size_i}]")));
     }
-    let args = Args {
-        elements: check::threads(&ROW, "activated", elements)?,
-        size_i: columns,
-        activation: definition.into(),
-    };
-    let function = device.function(&ROW, &[is_bf16])?;
+    let width = if size_i.is_multiple_of(8) { 8 } else { 1 };
+    // The second dimension of a grid, of blocks of 256 threads.
+    if columns / width > 65535 * 256 {
+        return Err(AccelError::argument(&ROW, "size_i", size_i, "fewer columns"));
+    }
+    if elements == 0 {
+        return Ok(());
+    }
+    let args = Args { rows, size_i: columns, width, activation: definition.into() };
+    let function = device.function(&ROW, &[is_bf16, ("WIDTH", width)])?;
     raw::moe::activate(device, &function, &args, gate_up, activated)
 }

@@ -8,7 +8,7 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     raw,
-    registry::{Law, Needs, Row},
+    registry::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `moe_align_block_size`.
@@ -17,8 +17,18 @@ pub(crate) static ROW: Row = Row {
     source: "moe_align_block_size",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| vec![Vec::new()],
+    variants: |arch| {
+        let clusters = arch.compute_capability >= CLUSTERS_FROM;
+        lattice(&[("RANKS", if clusters { &[1, CLUSTER] } else { &[1] })])
+    },
 };
+
+/// Compute capability from which thread blocks form clusters.
+const CLUSTERS_FROM: (u32, u32) = (9, 0);
+/// Thread blocks of a cluster that shares many entries.
+const CLUSTER: u32 = 8;
+/// As many entries one thread block aligns as soon as a cluster: measured on an H200.
+const ALONE: usize = 512;
 
 /// The aligned tokens, trimmed to the valid length.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +44,11 @@ pub struct Blocks {
 /// Which experts there are, in a device's memory: what alignment needs beside the tokens.
 #[derive(Debug)]
 pub struct Runs {
-    /// For each expert of all ranks the run of its entries, or −1.
+    /// For each expert of all ranks the run of its entries, and in the upper 16 bits what the run's
+    /// blocks are marked with; −1: left out.
     pub(crate) run_of: Buffer<i32>,
-    /// For each run what its blocks are marked with.
-    pub(crate) label_of: Buffer<i32>,
+    /// Runs that there are.
+    pub(crate) runs: usize,
     /// For each expert of all ranks what its blocks are marked with, or −1; absent where that is
     /// its own number for each.
     pub(crate) expert_of: Option<Buffer<i32>>,
@@ -50,6 +61,8 @@ pub struct DeviceBlocks {
     pub(crate) sorted_token_ids: Buffer<i32>,
     pub(crate) expert_ids: Buffer<i32>,
     pub(crate) num_tokens_post_padded: Buffer<i32>,
+    /// Where each entry stands in `sorted_token_ids`; −1: left out.
+    place_of: Buffer<i32>,
     block_size: usize,
     entries: usize,
     experts: usize,
@@ -85,19 +98,14 @@ impl Runs {
         let mut run_of = vec![-1; align.num_experts];
         let mut expert_of = run_of.clone();
         for (run, &(expert, label)) in order.iter().enumerate() {
-            run_of[expert] = run as i32;
+            // Both are below 8192, and a label may be -1.
+            run_of[expert] = label << 16 | run as i32;
             expert_of[expert] = label;
         }
-        let label_of: Vec<i32> = order.iter().map(|&(_, label)| label).collect();
-        let experts = label_of.iter().map(|&label| (label + 1) as usize).max().unwrap_or(0);
+        let experts = order.iter().map(|&(_, label)| (label + 1) as usize).max().unwrap_or(0);
         let is_own = expert_of.iter().enumerate().all(|(id, &expert)| id as i32 == expert);
         let expert_of = (!is_own).then(|| device.upload(&expert_of)).transpose()?;
-        Ok(Self {
-            run_of: device.upload(&run_of)?,
-            label_of: device.upload(&label_of)?,
-            expert_of,
-            experts,
-        })
+        Ok(Self { run_of: device.upload(&run_of)?, runs: order.len(), expert_of, experts })
     }
 
     /// One more than the largest expert that an entry can go to.
@@ -122,7 +130,7 @@ impl Runs {
     ) -> Result<DeviceBlocks, AccelError> {
         check::positive(&ROW, "block_size", block_size)?;
         // Every run ends with a part of a block at most; and no more runs than entries have any.
-        let runs = self.label_of.len().min(entries);
+        let runs = self.runs.min(entries);
         let most = runs
             .checked_mul(block_size - 1)
             .and_then(|padding| padding.checked_add(entries))
@@ -136,6 +144,7 @@ impl Runs {
             sorted_token_ids: device.zeroed(most)?,
             expert_ids: device.zeroed(most / block_size)?,
             num_tokens_post_padded: device.zeroed(1)?,
+            place_of: device.zeroed(entries)?,
             block_size,
             entries,
             experts: self.experts,
@@ -152,6 +161,17 @@ impl DeviceBlocks {
     /// Tokens times experts per token.
     pub fn entries(&self) -> usize {
         self.entries
+    }
+
+    /// Where each entry stands among the sorted ones, int32 `[entries]`; −1 where its expert is not
+    /// here. Of what was aligned last.
+    pub fn place_of(&self) -> &Buffer<i32> {
+        &self.place_of
+    }
+
+    /// Entries that there is room for, padding included.
+    pub(crate) fn places(&self) -> usize {
+        self.sorted_token_ids.len()
     }
 
     /// One more than the largest expert that a block can be for.
@@ -187,12 +207,45 @@ pub fn align_on_device(
         let expected = format!("{} entries for {} experts", topk_ids.len(), runs.experts);
         return Err(AccelError::argument(&ROW, "blocks", format!("{blocks:?}"), expected));
     }
-    if runs.label_of.is_empty() || topk_ids.is_empty() {
+    if runs.runs == 0 || topk_ids.is_empty() {
         // Room for nothing has no block from the start.
         return Ok(());
     }
-    let function = device.function(&ROW, &[])?;
-    raw::moe::align(device, &function, runs, topk_ids, blocks)
+    let has_clusters = device.compute_capability() >= CLUSTERS_FROM;
+    let shape = Shape::new(has_clusters, topk_ids.len(), runs.runs);
+    let function = device.function(&ROW, &[("RANKS", shape.ranks)])?;
+    raw::moe::align(device, &function, shape, runs, topk_ids, blocks)
+}
+
+/// How an alignment is dealt out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// Thread blocks: the macro RANKS.
+    pub(crate) ranks: u32,
+    /// Warps of a thread block.
+    pub(crate) warps: u32,
+    /// Dynamic shared memory of a thread block.
+    pub(crate) shared_bytes: u32,
+}
+
+impl Shape {
+    fn new(has_clusters: bool, entries: usize, runs: usize) -> Self {
+        let is_alone = entries <= ALONE || !has_clusters;
+        // What every device gives unasked, less what the kernel takes itself; or what every device with
+        // clusters gives when asked.
+        let (ranks, room) = if is_alone { (1, 47 << 10) } else { (CLUSTER, 96 << 10) };
+        // A row of counts for each warp, in a cluster one for all; runs are at most 8192.
+        let row_bytes = (runs as u32 + 1) * 4;
+        let others = u32::from(!is_alone);
+        let most = (room / row_bytes).saturating_sub(others).clamp(1, 32);
+        // Two entries for each thread and a thread for each run, as far as a block reaches. In a cluster more
+        // than 16 warps only lengthen the sums over warps.
+        let reach = if is_alone { 32 } else { 16 };
+        let wanted = (entries.div_ceil(ranks as usize) / 2).max(runs).div_ceil(32);
+        let warps = wanted.clamp(1, reach) as u32;
+        let warps = warps.min(most);
+        Self { ranks, warps, shared_bytes: (warps + others) * row_bytes }
+    }
 }
 
 /// Experts in the order of their runs, each with its label, as the reference defines it.
@@ -232,4 +285,32 @@ pub fn moe_align_block_size(
     sorted_token_ids.truncate(entries);
     expert_ids.truncate(entries / align.block_size);
     Ok(Blocks { sorted_token_ids, expert_ids, num_tokens_post_padded: total })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvrtc::Arch;
+
+    #[test]
+    fn counts_fit_the_shared_memory_of_every_device() {
+        // What the kernel has beside them: a number for each warp.
+        let own = 32 * 4;
+        for (arch, has_clusters) in [((7, 5), false), ((9, 0), true), ((12, 0), true)] {
+            for runs in [1, 8, 31, 256, 384, 512, 2000, 8192] {
+                for entries in [1, 40, 512, 513, 4096, 65_536, 1 << 30] {
+                    let shape = Shape::new(has_clusters, entries, runs);
+                    let Shape { ranks, warps, shared_bytes } = shape;
+                    let context = format!("{arch:?}, {runs} runs, {entries} entries: {shape:?}");
+                    assert!((1..=32).contains(&warps), "{context}");
+                    let rows = warps + u32::from(ranks > 1);
+                    assert_eq!(shared_bytes, rows * (runs as u32 + 1) * 4, "{context}");
+                    let room = Arch::of_device(arch).shared_memory();
+                    assert!(shared_bytes + own <= room, "{context}");
+                    // More than this is given where it is asked for alone.
+                    assert!(ranks > 1 || shared_bytes + own <= 48 << 10, "{context}");
+                }
+            }
+        }
+    }
 }

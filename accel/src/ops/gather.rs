@@ -33,9 +33,8 @@ pub(crate) enum Made {
 /// Numbers of a launch, checked against the lengths of its buffers.
 #[derive(Debug)]
 pub(crate) struct Args {
-    /// Rows that `gathered` has room for in all blocks.
-    pub(crate) places: u32,
-    pub(crate) size_m: u32,
+    /// Tokens times experts per token.
+    pub(crate) entries: u32,
     pub(crate) size_k: u32,
     pub(crate) made: Made,
 }
@@ -49,8 +48,11 @@ pub(crate) enum From<'a> {
     GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
 }
 
-/// Row i of `gathered`, `size_k` numbers of `dtype`, is made for entry `sorted_token_ids[i]` of the blocks:
-/// copied, or by the bits of [`Definition::apply`]. Rows of padding stay as they are.
+/// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks: copied, or by
+/// the bits of [`Definition::apply`]. Rows of padding stay as they are.
+///
+/// Rows of x are read while the last kernel on the stream may still run: it must not write them, as
+/// [`align_on_device`](super::align::align_on_device) does not.
 ///
 /// # Errors
 /// [`AccelError::Argument`] where size_k is not a multiple of 8, there are other rows than the blocks'
@@ -88,17 +90,22 @@ pub(crate) fn gather_on_device(
         let expected = format!("rows of {width}, {top_k} entries each, of {entries}");
         return Err(AccelError::argument(&ROW, "rows", found, expected));
     }
-    let places = blocks.most_blocks() * blocks.block_size();
+    let pieces = size_k / 8;
+    // The second dimension of a grid, of blocks of 256 threads.
+    if pieces > 65535 * 256 {
+        return Err(AccelError::argument(&ROW, "size_k", size_k, "fewer columns"));
+    }
+    let places = blocks.places();
     if gathered.len() / size_k < places {
         let found = format!("{} elements", gathered.len());
         let expected = format!("at least {places} rows of {size_k}");
         return Err(AccelError::argument(&ROW, "gathered", found, expected));
     }
-    if places == 0 {
+    if entries == 0 || blocks.experts() == 0 {
         return Ok(());
     }
     // Room for entries, their padding included, is below 2^31.
-    let args = Args { places: places as u32, size_m: entries as u32, size_k: size_k_32, made };
+    let args = Args { entries: entries as u32, size_k: size_k_32, made };
     let activates = ("ACTIVATES", u32::from(matches!(made, Made::Activated(_))));
     let function = device.function(&ROW, &[is_bf16, activates])?;
     raw::moe::gather(device, &function, &args, buffer, blocks, gathered)

@@ -1,11 +1,13 @@
 //! Launches of the parts of an expert layer around its products.
 
-use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use cudarc::driver::{
+    CudaFunction, LaunchConfig, PushKernelArg, sys::CUfunction_attribute_enum as Attribute,
+};
 
 use super::{
     ended,
     launch::{Argument, launch},
-    one_thread_each, optional,
+    optional,
 };
 use crate::{
     device::Device,
@@ -54,39 +56,60 @@ pub(crate) fn router(
     Ok((device.download(&weights)?, device.download(&ids)?))
 }
 
-/// `function` is the entry point of `moe_align_block_size.cu`.
+/// A grid in which a thread makes one of `pieces` pieces of each of `rows` rows: rows in its first dimension, of
+/// blocks of whole warps along a row.
+fn one_thread_each_piece(rows: u32, pieces: u32) -> LaunchConfig {
+    let along = pieces.next_multiple_of(32).min(256);
+    let across = 256 / along;
+    LaunchConfig {
+        grid_dim: (rows.div_ceil(across), pieces.div_ceil(along), 1),
+        block_dim: (along, across, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+/// `function` is the entry point of `moe_align_block_size.cu`, with RANKS as `shape` says, which was made for so
+/// many entries and runs.
 pub(crate) fn align(
     device: &Device,
     function: &CudaFunction,
+    shape: align::Shape,
     runs: &Runs,
     topk_ids: &Buffer<i32>,
     blocks: &mut DeviceBlocks,
 ) -> Result<(), AccelError> {
     // All are below 2^31: the entries with their padding are, and experts are at most 8192.
     let (numel, block_size) = (topk_ids.len() as u32, blocks.block_size() as u32);
-    let (num_experts, num_runs) = (runs.run_of.len() as u32, runs.label_of.len() as u32);
+    let (num_experts, num_runs) = (runs.run_of.len() as u32, runs.runs as u32);
+    let bytes = shape.shared_bytes;
+    if shape.ranks > 1 {
+        let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        ended(align::ROW.name, function.set_attribute(most, bytes.cast_signed()))?;
+    }
     let config = LaunchConfig {
-        grid_dim: (num_runs, 1, 1),
-        // A thread for each entry and each run, as far as a block reaches.
-        block_dim: (numel.max(num_runs).next_multiple_of(32).min(1024), 1, 1),
-        shared_mem_bytes: num_runs * 4,
+        grid_dim: (shape.ranks, 1, 1),
+        block_dim: (shape.warps * 32, 1, 1),
+        shared_mem_bytes: bytes,
     };
     let arguments = vec![
         topk_ids.into(),
         (&runs.run_of).into(),
-        (&runs.label_of).into(),
         (&blocks.sorted_token_ids).into(),
         (&blocks.expert_ids).into(),
         (&blocks.num_tokens_post_padded).into(),
+        blocks.place_of().into(),
         numel.into(),
         num_experts.into(),
         num_runs.into(),
         block_size.into(),
+        // Below 2^31, as room is made.
+        (blocks.places() as u32).into(),
     ];
-    // SAFETY: the arguments are the entry point's, in its order and of its types. run_of has an entry below
+    // SAFETY: the arguments are the entry point's, in its order and of its types. run_of has a run below
     // num_runs for each expert, or -1, and ids beyond the experts are not looked up; `blocks` was made
-    // as room for so many entries, whatever their ids (checked). Every run has a block of its own,
-    // which writes its part alone, after it has waited.
+    // as room for so many entries, whatever their ids (checked). Shared memory holds the counts that the
+    // source demands (`Shape`). Each entry has a place of its own; padding is written before a barrier,
+    // entries behind it, all after the kernel has waited.
     ended(align::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
@@ -100,34 +123,34 @@ pub(crate) fn gather(
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let arguments = vec![
-        from.into(),
-        (&*gathered).into(),
-        (&blocks.sorted_token_ids).into(),
-        (&blocks.num_tokens_post_padded).into(),
-        args.size_m.into(),
-        args.size_k.into(),
-        match args.made {
-            gather::Made::Copied { top_k } => top_k.into(),
-            gather::Made::Activated(activation) => Argument::Activation(activation),
-        },
-    ];
-    // Several short rows to a block.
-    let of_row = (args.size_k / 8).next_power_of_two().clamp(32, 256);
-    let rows = 256 / of_row;
-    let config = LaunchConfig {
-        grid_dim: (args.places.div_ceil(rows), 1, 1),
-        block_dim: (of_row, rows, 1),
-        shared_mem_bytes: 0,
+    let mut arguments = vec![from.into(), (&*gathered).into(), blocks.place_of().into()];
+    let pieces = args.size_k / 8;
+    let config = match args.made {
+        gather::Made::Copied { top_k } => {
+            arguments.extend([Argument::from(args.size_k), top_k.into()]);
+            // Four pieces to a thread, as evenly as whole warps allow.
+            let blocks = pieces.div_ceil(4 * 256);
+            LaunchConfig {
+                grid_dim: (args.entries / top_k, blocks, 1),
+                block_dim: (pieces.div_ceil(4 * blocks).next_multiple_of(32), 1, 1),
+                shared_mem_bytes: 0,
+            }
+        }
+        gather::Made::Activated(activation) => {
+            let activation = Argument::Activation(activation);
+            arguments.extend([args.entries.into(), args.size_k.into(), activation]);
+            one_thread_each_piece(args.entries, pieces)
+        }
     };
-    // SAFETY: the arguments are the entry point's, in its order and of its types. Entries of the blocks
-    // are below size_m or padding, `from` has size_m / top_k rows of size_k, or size_m rows of the
-    // activation's width, and `gathered` one for each place of all blocks (checked). A row has its own
-    // threads, which wait first.
+    // SAFETY: the arguments are the entry point's, in its order and of its types. There is a place below
+    // those of `gathered`, or a negative number, for each entry: zero until the alignment kernel writes it;
+    // `from` has entries / top_k rows of size_k, or as many as entries of the activation's width
+    // (checked). A row has its own threads, which write after they have waited. What they read of x
+    // before, the last kernel does not write: `gather_on_device` says so to its callers.
     ended(gather::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
-/// Launches an activation: `function` is the entry point of `moe_activation.cu`;
+/// Launches an activation: `function` is the entry point of `moe_activation.cu` for `args.width`;
 /// `gate_up` has as many rows, of the width that its columns say, as `out` has of size_i.
 pub(crate) fn activate(
     device: &Device,
@@ -139,14 +162,14 @@ pub(crate) fn activate(
     let arguments = vec![
         gate_up.into(),
         (&*out).into(),
-        args.elements.into(),
+        args.rows.into(),
         args.size_i.into(),
         Argument::Activation(args.activation),
     ];
-    let config = one_thread_each(args.elements);
-    // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the number of
-    // elements of `out` and the width of gate_up, which its maker checked; each element has one thread,
-    // which waits first.
+    let config = one_thread_each_piece(args.rows, args.size_i / args.width);
+    // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the rows of both
+    // buffers and their columns, of which WIDTH divides the number; its maker checked them. Each piece has
+    // one thread, which waits first.
     ended(activation::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
