@@ -25,10 +25,11 @@ impl Magnitude {
         let magnitudes = weights.iter().flat_map(|weight| {
             let ty = weight.scales.ty();
             let converted = move |bits| dtype.to_f64(dtype.encode_rne(ty.to_f64(bits)));
-            weight.scales.iter_bits().map(converted).map(f64::abs)
+            // A NaN is below nothing.
+            let magnitude = |x: f64| if x.is_nan() { f64::INFINITY } else { x.abs() };
+            weight.scales.iter_bits().map(converted).map(magnitude)
         });
-        // A NaN is below nothing.
-        let most = magnitudes.fold(0.0, |most, x| if x <= most { most } else { x });
+        let most = magnitudes.fold(0.0, f64::max);
         match weights[0].codes.bits() {
             _ if most < 1.0 / 32.0 => Self::Below32nd,
             4 if most < 0.5 => Self::BelowHalf,
@@ -286,5 +287,79 @@ impl Kind {
             Self::Mxfp8 { .. } | Self::Mxfp4 { .. } => &[2],
             Self::Nvfp4 => &[4],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use marlinspike::dims::{GroupSize, Shape};
+    use marlinspike::weight::{Codes, Groups, Table, TableData};
+
+    use super::*;
+
+    const BF16: ScalarType = ScalarType::BFLOAT16;
+
+    fn round(value: f64) -> f64 {
+        BF16.to_f64(BF16.encode_rne(value))
+    }
+
+    /// What `times_code` of `dequantize.cuh` stands on: for every scale below the bound what it multiplies
+    /// and adds is exact in bf16, so that one rounding is left, that of the product.
+    #[test]
+    fn codes_and_small_scales_make_a_weight_in_one_step() {
+        for (codes, offset, below, exponent) in
+            [(16, 8.0, 0.5, 129), (16, 8.0, 1.0 / 32.0, 133), (256, 128.0, 1.0 / 32.0, 133)]
+        {
+            // Normal numbers alone reach 2^133.
+            let (half, rest) = (2f64.powi(127), 2f64.powi(exponent - 127));
+            for scale in (0..=0xffff).map(|bits| BF16.to_f64(bits)).filter(|s| s.abs() < below) {
+                let (times, minus) = (round(round(scale * half) * rest), round(-offset * scale));
+                assert_eq!((times, minus), (scale * half * rest, -offset * scale), "{scale:e}");
+                for code in 0..codes {
+                    let code = f64::from(code);
+                    let fused = round(code / half / rest * times + minus);
+                    assert_eq!(fused, round((code - offset) * scale), "{code} * {scale:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_scales_are_told_by_all_of_them() {
+        let kind = |ty: ScalarType, dtype: ScalarType, groups: usize, scale: f64| {
+            let shape = Shape::new(128, 64);
+            let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };
+            let mut scales = vec![dtype.encode_rne(2f64.powi(-10)) as u16; groups * 64];
+            scales[groups * 64 - 7] = dtype.encode_rne(scale) as u16;
+            let words = vec![0; shape.len() * bits as usize / 32];
+            let weight = Weight {
+                name: "weight".into(),
+                ty,
+                codes: Codes::from_words(bits, shape, words).unwrap(),
+                scales: Table::new(dtype, groups, 64, TableData::B16(scales)).unwrap(),
+                zeros: None,
+                groups: Groups::Uniform(match groups {
+                    1 => GroupSize::Channel,
+                    _ => GroupSize::Of(128 / groups),
+                }),
+                global_scale: None,
+                bias: None,
+            };
+            Kind::of(&[weight], dtype, false).unwrap()
+        };
+        use Magnitude::{Any, Below32nd, BelowHalf};
+        let (int4, int8, half) = (ScalarType::UINT4B8, ScalarType::UINT8B128, ScalarType::FLOAT16);
+        // The largest bf16 below 1/32 and 1/2.
+        let below = |bound: f64| bound * (1.0 - 2f64.powi(-8));
+        let of = |scale| [kind(int4, BF16, 2, scale), kind(int8, BF16, 2, scale)];
+        let both = |a, b| [Kind::Uint4b8(a), Kind::Uint8b128(b)];
+        assert_eq!(of(below(1.0 / 32.0)), both(Below32nd, Below32nd));
+        assert_eq!(of(-1.0 / 32.0), both(BelowHalf, Any));
+        assert_eq!(of(-below(0.5)), both(BelowHalf, Any));
+        assert_eq!(of(0.5), both(Any, Any));
+        assert_eq!(of(f64::NAN), both(Any, Any));
+        assert_eq!(of(f64::NEG_INFINITY), both(Any, Any));
+        assert_eq!(kind(int4, half, 2, 0.01), Kind::Uint4b8(Any));
+        assert_eq!(kind(int4, BF16, 1, 0.01), Kind::Uint4b8(Any));
     }
 }

@@ -53,8 +53,8 @@ impl Width {
 }
 
 /// A K for each number of chunks and [`Length`] that there are.
-pub(super) const SIZES_K: [usize; 15] =
-    [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 3072, 3584, 4096, 4480, 8192];
+pub(super) const SIZES_K: [usize; 13] =
+    [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 4096, 4480, 8192];
 
 /// k of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
