@@ -46,7 +46,7 @@ impl Mutant {
 }
 
 /// Every mutant, in the order of the sources.
-pub static MUTANTS: [Mutant; 22] = [
+pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "positions of a word not interleaved",
         "awq_marlin_repack",
@@ -70,6 +70,12 @@ pub static MUTANTS: [Mutant; 22] = [
         "marlin_gemm",
         "group.scale[2 * j + 1] = twice<1>(words[j]);",
         "group.scale[2 * j + 1] = twice<0>(words[j]);",
+    ),
+    Mutant::new(
+        "a column's scale is its neighbour's, in one step with the codes",
+        "marlin_gemm",
+        "fma2(codes, half_of<HIGH>(times), half_of<HIGH>(minus))",
+        "fma2(codes, half_of<0>(times), half_of<HIGH>(minus))",
     ),
     Mutant::new(
         "chunks added from the last to the second",

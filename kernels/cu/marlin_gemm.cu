@@ -30,7 +30,8 @@
 //   HAS_ZERO  0 or 1
 //   IS_FLOAT  1: codes are e2m1 (BITS 4) or finite e4m3 (BITS 8)
 //   SCALE_TYPE  0: 16-bit; of floats also 2: positive e4m3; with bf16 1: e8m0 up to 2 (BITS 4) or 2^7,
-//             3: e8m0 up to 2^126
+//             3: e8m0 up to 2^126; of integers without zero points in bf16 also 4: 16-bit below 1/2 in
+//             magnitude (BITS 4), 5: below 1/32
 //   GROUPS    scale groups in 64 k: 0 one group for all k, 1 groups of 64 or more, 2 groups of 32, 4
 //             groups of 16
 //   HAS_G_IDX 1: groups of any k, of integers without zero points; GROUPS is 0 then, and group_size
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if RANKS > 1
     __cluster_dims__(RANKS, 1, 1)
 #endif
-        marlin_gemm(const uint4 *__restrict__ qweight,
+        marlin_gemm(const unsigned char *__restrict__ qweight,
                     const unsigned char *__restrict__ scales,
                     const unsigned *__restrict__ zeros,
                     const unsigned *__restrict__ g_idx,
@@ -182,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const auto x_row = [&](unsigned entry) { return entry; };
 #endif
     const unsigned groups = HAS_G_IDX ? group_size : GROUPS == 0 ? 1 : size_k / group_size;
-    qweight += expert * (size_k / 16) * (size_n / 64) * TILE_PIECES;
+    qweight += expert * (size_k / 16) * (size_n / 64) * (TILE_PIECES * 16);
     scales += expert * groups * size_n * SCALE_SIZE;
 #if HAS_ZERO
     zeros += expert * groups * (size_n / 8);
@@ -193,10 +194,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + team * RING_BYTES;
 
-    // What this thread copies of a stage's weights, scales and zero points.
-    const unsigned weight_step = size_n / 64 * TILE_PIECES, weight_64 = next_64 / 64 * TILE_PIECES;
-    unsigned weight_at = n0 / 64 * TILE_PIECES + (begin / 16 + member / ROW_PIECES) * weight_step +
-                         member % ROW_PIECES / TILE_PIECES * weight_64 + member % TILE_PIECES;
+    // What this thread copies of a stage's weights, scales and zero points. Of weights each next piece is
+    // LANES further in the stage, in a later row or in the same one. Steps count bytes.
+    const unsigned weight_step = size_n / 64 * (TILE_PIECES * 16);
+    const unsigned weight_64 = next_64 / 64 * (TILE_PIECES * 16);
+    const unsigned copy_to = ring + member * 16;
+    const unsigned char *weight_from =
+        qweight + static_cast<size_t>(begin / 16 + member / ROW_PIECES) * weight_step +
+        n0 / 64 * (TILE_PIECES * 16) + member % ROW_PIECES / TILE_PIECES * weight_64 +
+        member % TILE_PIECES * 16;
 #if GROUPS > 0
     // In 64 columns there are so many pieces of scales.
     constexpr unsigned SCALES_64 = 4 * SCALE_SIZE, SCALE_PIECES = N_TILE / 64 * SCALES_64;
@@ -213,16 +219,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         n0 / 8 + member % ZERO_PIECES / 2 * (next_64 / 8) + member % 2 * 4;
 #endif
 #endif
+    // Blocks of rows read the same weights.
+    const unsigned long long policy = cache_policy(IS_MOE ? M_TILES == 1 : size_m <= ROWS);
     const auto copy_weights = [&](unsigned slot) {
-        const unsigned to = ring + slot + member * 16;
+        const unsigned to = copy_to + slot;
 #pragma unroll
         for (int i = 0; i < 4 * ROW_PIECES / LANES; ++i) {
             const int in_row = i * LANES % ROW_PIECES;
+            const unsigned char *from = weight_from + static_cast<size_t>(weight_step) * (i * LANES / ROW_PIECES);
             copy_async(to + i * LANES * 16,
-                       qweight + (weight_at + i * LANES / ROW_PIECES * weight_step +
-                                  in_row / TILE_PIECES * weight_64 + in_row % TILE_PIECES));
+                       from + (in_row / TILE_PIECES * weight_64 + in_row % TILE_PIECES * 16), policy);
         }
-        weight_at += 4 * weight_step;
+        weight_from += static_cast<size_t>(weight_step) * 4;
 #if GROUPS > 0
         if (member < GROUPS * SCALE_PIECES) {
             copy_async(to + WEIGHT_BYTES, scale_from);
@@ -254,24 +262,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     let_next_kernel_start();
 
     // Of x, likewise: rows are 8 pieces of 16 bytes, piece p stored at p ^ (row % 8), so that fragments are
-    // read without bank conflicts. Rows that there are not hold anything: they only reach sums that nobody
-    // reads.
-    constexpr int X_COPIES = ROWS * 8 > LANES ? ROWS * 8 / LANES : 1;
-    const unsigned short *x_from[X_COPIES];
-    bool x_exists[X_COPIES];
+    // read without bank conflicts. X_THREADS copy a row, at least 32 bytes side by side. Rows that there are
+    // not hold anything: they only reach sums that nobody reads.
+    constexpr int X_THREADS = LANES >= ROWS * 8 ? 8 : LANES >= ROWS * 2 ? LANES / ROWS : 2;
+    constexpr int X_PASSES = ROWS * X_THREADS > LANES ? ROWS * X_THREADS / LANES : 1;
+    const unsigned x_row_0 = member / X_THREADS, x_piece = member % X_THREADS;
+    const unsigned x_to = x_row_0 * 128 + (x_piece ^ x_row_0 % 8) * 16;
+    const unsigned short *x_from[X_PASSES];
+    bool x_exists[X_PASSES];
 #pragma unroll
-    for (int i = 0; i < X_COPIES; ++i) {
-        const unsigned row = i * (LANES / 8) + member / 8, e = entry(row % ROWS);
+    for (int i = 0; i < X_PASSES; ++i) {
+        const unsigned row = i * (LANES / X_THREADS) + x_row_0, e = entry(row % ROWS);
         x_exists[i] = row < ROWS && e < size_m;
-        x_from[i] = x + static_cast<size_t>(x_exists[i] ? x_row(e) : 0) * size_k + begin + member % 8 * 8;
+        x_from[i] = x + static_cast<size_t>(x_exists[i] ? x_row(e) : 0) * size_k + begin + x_piece * 8;
     }
     const auto copy_x = [&](unsigned slot) {
-        const unsigned to = ring + slot + WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES;
+        const unsigned to = ring + slot + (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES);
 #pragma unroll
-        for (int i = 0; i < X_COPIES; ++i) {
-            const unsigned row = i * (LANES / 8) + member / 8;
+        for (int i = 0; i < X_PASSES; ++i) {
             if (x_exists[i]) {
-                copy_async(to + row * 128 + (member % 8 ^ row % 8) * 16, x_from[i]);
+#pragma unroll
+                for (int j = 0; j < 8; j += X_THREADS) {
+                    // Rows of other passes are a multiple of 8 further: LANES / X_THREADS is one, or all.
+                    copy_async(to + i * (LANES / X_THREADS) * 128 + (x_to ^ j * 16), x_from[i] + j * 8);
+                }
             }
             x_from[i] += STAGE_K;
         }
@@ -313,31 +327,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
     }
 
+    // What this lane reads of a stage.
+    const unsigned weights_at = ring + warp_n / 64 * (TILE_PIECES * 16) + (lane * BITS + part * (BITS / 2)) * 4;
+    const unsigned group_at = ring + WEIGHT_BYTES + (warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE;
+    const unsigned x_at = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
+
     unsigned slot = 0, free_slot = (STAGES - 1) * STAGE_BYTES;
-    for (unsigned stage = 0; stage < stages; ++stage) {
+    for (unsigned left = stages; left != 0; --left) {
         copy_wait<STAGES - 2>();
         // All copies of the team have landed, and all its threads are done with the stage refilled next.
         team_sync(team);
-        if (stage + STAGES - 1 < stages) {
+        if (left >= STAGES) {
             copy_weights(free_slot);
             copy_x(free_slot);
         }
         copy_commit();
 
-        const unsigned char *here = memory + team * RING_BYTES + slot;
-        const unsigned *weights = reinterpret_cast<const unsigned *>(here) +
-                                  warp_n / 64 * (TILE_PIECES * 4) + lane * BITS + part * (BITS / 2);
-        const unsigned char *about = here + WEIGHT_BYTES;
-        const unsigned x_at =
-            ring + slot + WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + lane % 8 * 128;
+        const unsigned char *weights = shared_pointer(weights_at + slot);
+        const unsigned char *scales_here = shared_pointer(group_at + slot);
+        const unsigned x_here = ring + slot + (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES);
         free_slot = slot;
         slot = slot == (STAGES - 1) * STAGE_BYTES ? 0 : slot + STAGE_BYTES;
         // The stage's group of that number: in 64 columns the lane's eight scales stand side by side.
         [[maybe_unused]] const auto take_group = [&](int row) {
-            spread(group, about + (row * N_TILE + warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE, part);
+            spread(group, scales_here + row * N_TILE * SCALE_SIZE, part);
 #if HAS_ZERO
-            const unsigned *of_zeros = reinterpret_cast<const unsigned *>(about + SCALE_BYTES);
-            spread_zeros(group, of_zeros[row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4], part * 4);
+            const unsigned char *of = shared_pointer(ring + free_slot + (WEIGHT_BYTES + SCALE_BYTES)) +
+                                      (row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4) * 4;
+            spread_zeros(group, *reinterpret_cast<const unsigned *>(of), part * 4);
 #endif
         };
 #pragma unroll
@@ -348,8 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             unsigned b[M_TILES][4];
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
-                const unsigned piece = half * 4 + lane / 8;
-                load_matrices(b[m], x_at + m * 1024 + (piece ^ lane % 8) * 16);
+                load_matrices(b[m], x_here + m * 1024 + (x_at ^ half * 64));
             }
 #pragma unroll
             for (int step = 0; step < 2; ++step) {
@@ -366,14 +382,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 // BITS / 4 words for each fragment.
                 constexpr int WORDS = FRAGMENTS * BITS / 4;
                 unsigned words[WORDS];
-                const unsigned *of = weights + (half * 2 + step) * (ROW_PIECES * 4);
+                const unsigned char *of = weights + (half * 2 + step) * (ROW_PIECES * 16);
                 if (WORDS == 2) {
                     *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(of);
                 } else {
 #pragma unroll
                     for (int i = 0; i < WORDS; i += 4) {
                         *reinterpret_cast<uint4 *>(words + i) =
-                            *reinterpret_cast<const uint4 *>(of + i);
+                            *reinterpret_cast<const uint4 *>(of + i * 4);
                     }
                 }
 #pragma unroll

@@ -59,6 +59,13 @@ struct Tiled {
     in_order: [Option<Buffer<u16>>; 2],
 }
 
+/// Experts that some of `tokens` go to, on average, where each goes to `top_k` of them at random.
+fn expected_hit(experts: usize, tokens: usize, top_k: usize) -> usize {
+    let missed = (1.0 - top_k as f64 / experts as f64).max(0.0);
+    let hit = experts as f64 * (1.0 - missed.powf(tokens as f64));
+    (hit.round() as usize).max(1)
+}
+
 impl MarlinLayer {
     /// Packs a layer's weights and copies them to the device.
     ///
@@ -116,8 +123,9 @@ impl MarlinLayer {
         }
         // The second product's K is a multiple of 64, so that halves are whole tiles of columns.
         let paired = self.is_fused && self.activation.columns == Columns::Halves;
-        let mut w13 = self.w13.tiling_of_experts(device, rows, experts, paired);
-        let mut w2 = self.w2.tiling_of_experts(device, rows, experts, false);
+        let hit = expected_hit(self.w13.experts(), tokens, top_k);
+        let mut w13 = self.w13.tiling_of_experts(device, rows, hit, paired);
+        let mut w2 = self.w2.tiling_of_experts(device, rows, hit, false);
         w13.m_tiles = w13.m_tiles.min(w2.m_tiles);
         w2.m_tiles = w13.m_tiles;
         self.workspace_tiled(device, tokens, top_k, [w13, w2])
@@ -253,5 +261,21 @@ impl MarlinLayer {
         launch(device, activated, &self.w2, down, *w2, Some(second))?;
         let slots = Slots { topk_ids, runs: &self.runs };
         sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_share_experts_the_more_they_are() {
+        // 8 (1 - (3/4)^4) = 5.47; 128 (1 - (15/16)^16) = 82.4.
+        assert_eq!(expected_hit(8, 1, 2), 2);
+        assert_eq!(expected_hit(8, 4, 2), 5);
+        assert_eq!(expected_hit(128, 16, 8), 82);
+        assert_eq!(expected_hit(8, 1000, 2), 8);
+        // More slots than experts, of which a rank may have one.
+        assert_eq!(expected_hit(1, 3, 2), 1);
     }
 }

@@ -169,7 +169,9 @@ pub(crate) fn weight(
     let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };
     let words = random.words(shape.len() * bits as usize / 32);
     let groups = group_size.groups(shape.k()).unwrap();
-    let mut scales = random.halves(dtype, groups * size_n, 0.01);
+    // Kernels make weights of small scales another way: all below 1/32, all below 1/2, or neither.
+    let magnitude = [0.004, 0.02, 0.3][random.below(3)];
+    let mut scales = random.halves(dtype, groups * size_n, magnitude);
     for _ in 0..scales.len() / 50 {
         let at = random.below(scales.len());
         scales[at] = (random.next() % 0x0400) as u16;

@@ -11,9 +11,14 @@
 #if SCALE_TYPE % 2 == 1 && !IS_BF16
 #error "f16 lacks most of e8m0's powers of two"
 #endif
+// Scales that make a weight of a code in one step.
+#define IN_ONE_STEP (SCALE_TYPE == 4 || SCALE_TYPE == 5)
+#if IN_ONE_STEP && (!IS_BF16 || IS_FLOAT || HAS_ZERO || HAS_G_IDX || (BITS == 8 && SCALE_TYPE == 4))
+#error "no such codes in one step"
+#endif
 
 #define FRAGMENTS (COLUMNS / 16)
-#define SCALE_SIZE (SCALE_TYPE == 0 ? 2 : 1)  // bytes
+#define SCALE_SIZE (SCALE_TYPE == 0 || IN_ONE_STEP ? 2 : 1)  // bytes
 
 // Where column n of 64 stands in Marlin's single order: of each 32 columns, position 8i + t takes
 // column 2i + {0, 1, 8, 9, 16, 17, 24, 25}[t].
@@ -23,9 +28,18 @@ __device__ __forceinline__ unsigned single_position(unsigned n) {
 
 // What a warp needs of one group of k: the scales of its lane's columns 8c + lane / 4, each twice in a
 // word; and what takes the zero point off, likewise. With HAS_G_IDX a word's halves are the scales of a
-// pair of k, and those of the pair eight k further stand apart.
+// pair of k, and those of the pair eight k further stand apart. In one step a word's halves are for
+// columns 16j + lane / 4 and 8 further: what `times_code` takes.
 struct Group {
+#if IN_ONE_STEP
+    unsigned times[FRAGMENTS];
+    unsigned minus[FRAGMENTS];
+#if BITS == 4 && SCALE_TYPE == 5
+    unsigned times_low[FRAGMENTS];
+#endif
+#else
     unsigned scale[2 * FRAGMENTS];
+#endif
 #if HAS_G_IDX
     unsigned scale_8[2 * FRAGMENTS];
 #endif
@@ -49,7 +63,23 @@ __device__ __forceinline__ void spread(Group &group, const unsigned char *scales
     if (FRAGMENTS * SCALE_SIZE == 1) {
         words[0] >>= part % 2 * 8;
     }
-#if SCALE_TYPE == 0
+#if IN_ONE_STEP
+#pragma unroll
+    for (int j = 0; j < FRAGMENTS; ++j) {
+        // 2^129 and 2^133 are none of bf16, but each is a product of two.
+        const unsigned s_127 = mul2(words[j], 0x7F007F00u);
+        const unsigned s_133 = mul2(s_127, 0x42804280u);
+#if BITS == 8
+        group.times[j] = s_133;
+#else
+        group.times[j] = mul2(s_127, 0x40804080u);
+#if SCALE_TYPE == 5
+        group.times_low[j] = s_133;
+#endif
+#endif
+        group.minus[j] = mul2(words[j], BITS == 8 ? 0xC300C300u : 0xC100C100u);  // -128, -8
+    }
+#elif SCALE_TYPE == 0
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
         group.scale[2 * j] = twice<0>(words[j]);
@@ -131,6 +161,18 @@ __device__ __forceinline__ unsigned place(unsigned q) {
 }
 #endif
 
+#if IN_ONE_STEP
+// A pair of codes less their offset, a power of two, times the scale of column block HIGH.
+//
+// Exponents 0 and 1 of bf16 have one ulp, so that the eight lowest bits of such a number count 2^-133: a
+// code there is a number as it stands, and one four bits higher counts 2^-129. `times` is the scale times
+// what that lacks, `minus` the scale times minus the offset, exactly both. So the fused multiply-add
+// rounds (q - offset) * s once.
+template <int HIGH>
+__device__ __forceinline__ unsigned times_code(unsigned codes, unsigned times, unsigned minus) {
+    return fma2(codes, half_of<HIGH>(times), half_of<HIGH>(minus));
+}
+#else
 // A pair of numbers times their scales. Scales of floats hold the power of two that `place` leaves
 // out, but where no 16-bit float holds both: then it is made up for before, exactly; by half of it
 // with SCALE_TYPE 3, whose scale is twice what it stands for.
@@ -156,9 +198,35 @@ __device__ __forceinline__ void scale_fragment(unsigned (&a)[4], const unsigned 
     a[1] = scaled(v[2], group.scale[2 * j + 1]);
     a[3] = scaled(v[3], scale_8[2 * j + 1]);
 }
+#endif
 
 // The A fragment (16 columns x 16 k) of one (lane, j): exact numbers, times the scale.
-#if BITS == 4 && IS_FLOAT
+#if IN_ONE_STEP && BITS == 4
+__device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const Group &group,
+                                           int j) {
+    // Pairs (nibble i, nibble i + 4): fragments k, k + 8 of column block 0, then of block 1.
+    const unsigned r = q >> 8;
+#if SCALE_TYPE == 5
+    a[0] = times_code<0>(q & 0x000F000Fu, group.times_low[j], group.minus[j]);
+    a[1] = times_code<1>(r & 0x000F000Fu, group.times_low[j], group.minus[j]);
+#else
+    // Not on the pipe of the masks, as a shift would be.
+    a[0] = times_code<0>(sixteen_times(q) & 0x00F000F0u, group.times[j], group.minus[j]);
+    a[1] = times_code<1>(sixteen_times(r) & 0x00F000F0u, group.times[j], group.minus[j]);
+#endif
+    a[2] = times_code<0>(q & 0x00F000F0u, group.times[j], group.minus[j]);
+    a[3] = times_code<1>(r & 0x00F000F0u, group.times[j], group.minus[j]);
+}
+#elif IN_ONE_STEP
+// One word for each column block; its bytes hold k + 0, 8, 1, 9.
+__device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q0, unsigned q1,
+                                           const Group &group, int j) {
+    a[0] = times_code<0>(q0 & 0x00FF00FFu, group.times[j], group.minus[j]);
+    a[1] = times_code<1>(q1 & 0x00FF00FFu, group.times[j], group.minus[j]);
+    a[2] = times_code<0>(__byte_perm(q0, 0, 0x4341), group.times[j], group.minus[j]);
+    a[3] = times_code<1>(__byte_perm(q1, 0, 0x4341), group.times[j], group.minus[j]);
+}
+#elif BITS == 4 && IS_FLOAT
 __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const Group &group,
                                            int j) {
     // Pairs as below.

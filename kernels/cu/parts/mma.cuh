@@ -5,9 +5,28 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+__device__ __forceinline__ const unsigned char *shared_pointer(unsigned address) {
+    return static_cast<const unsigned char *>(__cvta_shared_to_generic(address));
+}
+
 // 16 bytes to shared memory.
 __device__ __forceinline__ void copy_async(unsigned to, const void *from) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// How the L2 cache keeps what a copy reads: what is read once goes first when others need its room.
+__device__ __forceinline__ unsigned long long cache_policy(bool is_read_once) {
+    unsigned long long first, normal;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+    return is_read_once ? first : normal;
+}
+
+// The same by a policy.
+__device__ __forceinline__ void copy_async(unsigned to, const void *from, unsigned long long policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(policy)
+                 : "memory");
 }
 
 __device__ __forceinline__ void copy_commit() {
@@ -69,6 +88,12 @@ __device__ __forceinline__ unsigned mul2(unsigned x, unsigned y) {
 #endif
 }
 
+__device__ __forceinline__ unsigned sixteen_times(unsigned x) {
+    unsigned r;
+    asm("mul.lo.u32 %0, %1, 16;" : "=r"(r) : "r"(x));
+    return r;
+}
+
 // (x & mask) | bits in one instruction.
 template <unsigned MASK, unsigned BITS_SET>
 __device__ __forceinline__ unsigned mask_or(unsigned x) {
@@ -81,4 +106,16 @@ __device__ __forceinline__ unsigned mask_or(unsigned x) {
 template <int HIGH>
 __device__ __forceinline__ unsigned twice(unsigned x) {
     return __byte_perm(x, 0, HIGH ? 0x3232 : 0x1010);
+}
+
+// The same, of which no instruction is left where the one that takes it can read halves of a word.
+template <int HIGH>
+__device__ __forceinline__ unsigned half_of(unsigned x) {
+    unsigned r;
+    if (HIGH) {
+        asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; mov.b32 %0, {b, b}; }" : "=r"(r) : "r"(x));
+    } else {
+        asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; mov.b32 %0, {a, a}; }" : "=r"(r) : "r"(x));
+    }
+    return r;
 }

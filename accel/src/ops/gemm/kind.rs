@@ -6,15 +6,47 @@ use marlinspike::weight::Weight;
 use super::ROW;
 use crate::{error::AccelError, nvrtc::Define};
 
+/// What scales of integers are in magnitude, where several groups of even size have scales of bf16. The
+/// kernel makes a weight of a code in one step if it can hold 2^129 or 2^133 times the scale as a bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Magnitude {
+    Any,
+    /// Of 4-bit codes.
+    BelowHalf,
+    Below32nd,
+}
+
+impl Magnitude {
+    /// Of the scales of `weights`, converted to `dtype`.
+    fn of(weights: &[Weight<'_>], dtype: ScalarType, uneven: bool) -> Self {
+        if dtype != ScalarType::BFLOAT16 || uneven || weights[0].scales.rows() == 1 {
+            return Self::Any;
+        }
+        let magnitudes = weights.iter().flat_map(|weight| {
+            let ty = weight.scales.ty();
+            let converted = move |bits| dtype.to_f64(dtype.encode_rne(ty.to_f64(bits)));
+            // A NaN is below nothing.
+            let magnitude = |x: f64| if x.is_nan() { f64::INFINITY } else { x.abs() };
+            weight.scales.iter_bits().map(converted).map(magnitude)
+        });
+        let most = magnitudes.fold(0.0, f64::max);
+        match weights[0].codes.bits() {
+            _ if most < 1.0 / 32.0 => Self::Below32nd,
+            4 if most < 0.5 => Self::BelowHalf,
+            _ => Self::Any,
+        }
+    }
+}
+
 /// Codes and scales of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `uint4b8`, scales of 16 bits.
-    Uint4b8,
+    Uint4b8(Magnitude),
     /// `uint4` with zero points, scales of 16 bits.
     Uint4,
     /// `uint8b128`, scales of 16 bits.
-    Uint8b128,
+    Uint8b128(Magnitude),
     /// e4m3, scales of 16 bits.
     Fp8,
     /// e4m3, scales of e8m0; `wide`: some of them above 2^7.
@@ -35,10 +67,13 @@ const fn most_narrow(bits: u32) -> u32 {
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
-        Self::Uint4b8,
+    const ALL: [Self; 12] = [
+        Self::Uint4b8(Magnitude::Any),
+        Self::Uint4b8(Magnitude::BelowHalf),
+        Self::Uint4b8(Magnitude::Below32nd),
         Self::Uint4,
-        Self::Uint8b128,
+        Self::Uint8b128(Magnitude::Any),
+        Self::Uint8b128(Magnitude::Below32nd),
         Self::Fp8,
         Self::Mxfp8 { wide: false },
         Self::Mxfp8 { wide: true },
@@ -60,13 +95,18 @@ impl Kind {
     ) -> Result<Self, AccelError> {
         let weight = &weights[0];
         let wide_scale = |bits| bits > most_narrow(weight.codes.bits());
+        let magnitude = || Magnitude::of(weights, dtype, uneven);
         let any_wide = || weights.iter().any(|w| w.scales.iter_bits().any(wide_scale));
         let scales = weight.scales.ty();
         let wide = scales.size_bits() > 8;
         let kind = match (weight.ty, scales) {
-            (ScalarType::UINT4B8, _) if wide && weight.zeros.is_none() => Self::Uint4b8,
+            (ScalarType::UINT4B8, _) if wide && weight.zeros.is_none() => {
+                Self::Uint4b8(magnitude())
+            }
             (ScalarType::UINT4, _) if wide && weight.zeros.is_some() => Self::Uint4,
-            (ScalarType::UINT8B128, _) if wide && weight.zeros.is_none() => Self::Uint8b128,
+            (ScalarType::UINT8B128, _) if wide && weight.zeros.is_none() => {
+                Self::Uint8b128(magnitude())
+            }
             (ScalarType::FLOAT8_E4M3FN, _) if wide => Self::Fp8,
             (ScalarType::FLOAT8_E4M3FN, ScalarType::FLOAT8_E8M0FNU) => {
                 Self::Mxfp8 { wide: any_wide() }
@@ -95,11 +135,11 @@ impl Kind {
         let groups = weight.scales.rows();
         let group_size = weight.shape().size_k / groups.max(1);
         let (fits, expected) = match kind {
-            Self::Uint4b8 | Self::Uint8b128 if uneven => (true, ""),
+            Self::Uint4b8(_) | Self::Uint8b128(_) if uneven => (true, ""),
             _ if uneven => {
                 (false, "groups of one size; of several for uint4b8 and uint8b128 alone")
             }
-            Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => (
+            Self::Uint4b8(_) | Self::Uint4 | Self::Uint8b128(_) => (
                 groups == 1 || group_size == 32 || group_size.is_multiple_of(64),
                 "32, a multiple of 64, or all of k",
             ),
@@ -134,7 +174,11 @@ impl Kind {
 
     /// Whether the kernel takes it with activations of `dtype`.
     pub(super) fn takes(self, dtype: ScalarType) -> bool {
-        dtype == ScalarType::BFLOAT16 || !matches!(self, Self::Mxfp8 { .. } | Self::Mxfp4 { .. })
+        let is_any = match self {
+            Self::Uint4b8(magnitude) | Self::Uint8b128(magnitude) => magnitude == Magnitude::Any,
+            _ => !matches!(self, Self::Mxfp8 { .. } | Self::Mxfp4 { .. }),
+        };
+        is_any || dtype == ScalarType::BFLOAT16
     }
 
     /// Width of a scale in the device's memory.
@@ -164,7 +208,7 @@ impl Kind {
         let scales = &weight.scales;
         // What an element must satisfy, and in words.
         let (fits, expected): (&dyn Fn(u32) -> bool, _) = match self {
-            Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => return Ok(()),
+            Self::Uint4b8(_) | Self::Uint4 | Self::Uint8b128(_) => return Ok(()),
             Self::Mxfp8 { .. } | Self::Mxfp4 { .. } => (&|bits| bits <= MOST_E8M0, "at most 2^126"),
             Self::Nvfp4 => (&|bits| bits < 0x7f, "a positive number or zero"),
             Self::Fp8 => {
@@ -199,16 +243,18 @@ impl Kind {
 
     fn defines(self, groups: u32, uneven: bool) -> Vec<Define> {
         let bits = match self {
-            Self::Uint4b8 | Self::Uint4 | Self::Mxfp4 { .. } | Self::Nvfp4 => 4,
-            Self::Uint8b128 | Self::Fp8 | Self::Mxfp8 { .. } => 8,
+            Self::Uint4b8(_) | Self::Uint4 | Self::Mxfp4 { .. } | Self::Nvfp4 => 4,
+            Self::Uint8b128(_) | Self::Fp8 | Self::Mxfp8 { .. } => 8,
         };
         let scale_type = match self {
             Self::Mxfp8 { wide: false } | Self::Mxfp4 { wide: false } => 1,
             Self::Mxfp8 { wide: true } | Self::Mxfp4 { wide: true } => 3,
             Self::Nvfp4 => 2,
+            Self::Uint4b8(Magnitude::BelowHalf) | Self::Uint8b128(Magnitude::BelowHalf) => 4,
+            Self::Uint4b8(Magnitude::Below32nd) | Self::Uint8b128(Magnitude::Below32nd) => 5,
             _ => 0,
         };
-        let is_float = !matches!(self, Self::Uint4b8 | Self::Uint4 | Self::Uint8b128);
+        let is_float = !matches!(self, Self::Uint4b8(_) | Self::Uint4 | Self::Uint8b128(_));
         vec![
             ("BITS", bits),
             ("HAS_ZERO", u32::from(self == Self::Uint4)),
@@ -225,17 +271,95 @@ impl Kind {
         let mut forms: Vec<_> = taken
             .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.defines(groups, false)))
             .collect();
-        forms.extend([Self::Uint4b8, Self::Uint8b128].map(|kind| kind.defines(0, true)));
+        let uneven = [Self::Uint4b8(Magnitude::Any), Self::Uint8b128(Magnitude::Any)];
+        forms.extend(uneven.map(|kind| kind.defines(0, true)));
         forms
     }
 
     /// Values of the macro GROUPS.
     fn groups(self) -> &'static [u32] {
         match self {
-            Self::Uint4b8 | Self::Uint4 | Self::Uint8b128 => &[0, 1, 2],
+            Self::Uint4b8(Magnitude::Any) | Self::Uint4 | Self::Uint8b128(Magnitude::Any) => {
+                &[0, 1, 2]
+            }
+            Self::Uint4b8(_) | Self::Uint8b128(_) => &[1, 2],
             Self::Fp8 => &[0, 1],
             Self::Mxfp8 { .. } | Self::Mxfp4 { .. } => &[2],
             Self::Nvfp4 => &[4],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use marlinspike::dims::{GroupSize, Shape};
+    use marlinspike::weight::{Codes, Groups, Table, TableData};
+
+    use super::*;
+
+    const BF16: ScalarType = ScalarType::BFLOAT16;
+
+    fn round(value: f64) -> f64 {
+        BF16.to_f64(BF16.encode_rne(value))
+    }
+
+    /// What `times_code` of `dequantize.cuh` stands on: for every scale below the bound what it multiplies
+    /// and adds is exact in bf16, so that one rounding is left, that of the product.
+    #[test]
+    fn codes_and_small_scales_make_a_weight_in_one_step() {
+        for (codes, offset, below, exponent) in
+            [(16, 8.0, 0.5, 129), (16, 8.0, 1.0 / 32.0, 133), (256, 128.0, 1.0 / 32.0, 133)]
+        {
+            // Normal numbers alone reach 2^133.
+            let (half, rest) = (2f64.powi(127), 2f64.powi(exponent - 127));
+            for scale in (0..=0xffff).map(|bits| BF16.to_f64(bits)).filter(|s| s.abs() < below) {
+                let (times, minus) = (round(round(scale * half) * rest), round(-offset * scale));
+                assert_eq!((times, minus), (scale * half * rest, -offset * scale), "{scale:e}");
+                for code in 0..codes {
+                    let code = f64::from(code);
+                    let fused = round(code / half / rest * times + minus);
+                    assert_eq!(fused, round((code - offset) * scale), "{code} * {scale:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_scales_are_told_by_all_of_them() {
+        let kind = |ty: ScalarType, dtype: ScalarType, groups: usize, scale: f64| {
+            let shape = Shape::new(128, 64);
+            let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };
+            let mut scales = vec![dtype.encode_rne(2f64.powi(-10)) as u16; groups * 64];
+            scales[groups * 64 - 7] = dtype.encode_rne(scale) as u16;
+            let words = vec![0; shape.len() * bits as usize / 32];
+            let weight = Weight {
+                name: "weight".into(),
+                ty,
+                codes: Codes::from_words(bits, shape, words).unwrap(),
+                scales: Table::new(dtype, groups, 64, TableData::B16(scales)).unwrap(),
+                zeros: None,
+                groups: Groups::Uniform(match groups {
+                    1 => GroupSize::Channel,
+                    _ => GroupSize::Of(128 / groups),
+                }),
+                global_scale: None,
+                bias: None,
+            };
+            Kind::of(&[weight], dtype, false).unwrap()
+        };
+        use Magnitude::{Any, Below32nd, BelowHalf};
+        let (int4, int8, half) = (ScalarType::UINT4B8, ScalarType::UINT8B128, ScalarType::FLOAT16);
+        // The largest bf16 below 1/32 and 1/2.
+        let below = |bound: f64| bound * (1.0 - 2f64.powi(-8));
+        let of = |scale| [kind(int4, BF16, 2, scale), kind(int8, BF16, 2, scale)];
+        let both = |a, b| [Kind::Uint4b8(a), Kind::Uint8b128(b)];
+        assert_eq!(of(below(1.0 / 32.0)), both(Below32nd, Below32nd));
+        assert_eq!(of(-1.0 / 32.0), both(BelowHalf, Any));
+        assert_eq!(of(-below(0.5)), both(BelowHalf, Any));
+        assert_eq!(of(0.5), both(Any, Any));
+        assert_eq!(of(f64::NAN), both(Any, Any));
+        assert_eq!(of(f64::NEG_INFINITY), both(Any, Any));
+        assert_eq!(kind(int4, half, 2, 0.01), Kind::Uint4b8(Any));
+        assert_eq!(kind(int4, BF16, 1, 0.01), Kind::Uint4b8(Any));
     }
 }

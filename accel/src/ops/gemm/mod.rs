@@ -7,6 +7,8 @@ pub(crate) mod many;
 mod tiling;
 mod weight;
 
+use std::collections::HashSet;
+
 use marlinspike::gemm::schedule::Schedule;
 use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
@@ -14,7 +16,7 @@ use marlinspike::scalar::ScalarType;
 use kind::Kind;
 pub use many::{ManyRows, marlin_gemm_many_rows};
 pub use tiling::Tiling;
-use tiling::Width;
+use tiling::{SIZES_K, Width};
 pub use weight::MarlinWeight;
 
 use crate::{
@@ -47,17 +49,17 @@ pub(crate) static MOE: Row = Row {
 
 /// `kinds` are values of IS_MOE.
 fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
-    let mut all = Vec::new();
+    let (mut all, mut seen) = (Vec::new(), HashSet::new());
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Kind::forms(ty) {
             for size_m in [8, 16, 32, 64, 128] {
-                for chunks in 1..=Schedule::CANONICAL_CHUNKS as u32 {
+                for size_k in SIZES_K {
                     for width in Width::ALL {
                         for &kind in kinds {
                             let paired = kind == 2;
-                            let tiling = Tiling::choose(arch, size_m, chunks, width, paired, &form);
+                            let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
                             let defines = defines(ty, &form, kind, tiling);
-                            if !all.contains(&defines) {
+                            if seen.insert(defines.clone()) {
                                 all.push(defines);
                             }
                         }

@@ -31,27 +31,47 @@ pub struct Tiling {
 /// `routing.cuh`.
 const DIRECT_ENTRIES: usize = 32;
 
-/// How many blocks of 64 columns there are for a device, of all experts together.
+/// Quarters of a block of 64 columns that there are for each multiprocessor, of all experts together;
+/// none where 128 does not divide N.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Width {
-    /// Fewer than three for four multiprocessors, or 128 does not divide N.
-    Narrow,
-    /// Fewer than two for each multiprocessor.
-    Middle,
-    Wide,
-}
+pub(super) struct Width(usize);
 
 impl Width {
-    pub(super) const ALL: [Self; 3] = [Self::Narrow, Self::Middle, Self::Wide];
+    /// One of each range that tilings differ by.
+    pub(super) const ALL: [Self; 6] =
+        [Self(0), Self(3), Self(8), Self(12), Self(20), Self(Self::WIDE)];
+    const WIDE: usize = 32;
 
     /// Of `experts` products of `size_n` columns each.
     pub(super) fn new(size_n: usize, experts: usize, multiprocessors: u32) -> Self {
+        if !size_n.is_multiple_of(128) {
+            return Self(0);
+        }
         let blocks = size_n / 64 * experts;
-        match 4 * blocks / multiprocessors as usize {
-            _ if !size_n.is_multiple_of(128) => Self::Narrow,
-            0..=2 => Self::Narrow,
-            3..=7 => Self::Middle,
-            _ => Self::Wide,
+        Self((4 * blocks / multiprocessors as usize).min(Self::WIDE))
+    }
+}
+
+/// A K for each number of chunks and [`Length`] that there are.
+pub(super) const SIZES_K: [usize; 13] =
+    [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 4096, 4480, 8192];
+
+/// k of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// 256: four stages.
+    Short,
+    /// 384 or 512.
+    Middle,
+    Long,
+}
+
+impl Length {
+    fn new(size_k: usize) -> Self {
+        match Schedule::canonical_chunk(size_k) {
+            0..=256 => Self::Short,
+            257..=512 => Self::Middle,
+            _ => Self::Long,
         }
     }
 }
@@ -63,52 +83,65 @@ pub(super) fn value(form: &[Define], name: &str) -> u32 {
 
 /// Bytes of a scale.
 pub(super) fn scale_bytes(form: &[Define]) -> u32 {
-    if value(form, "SCALE_TYPE") == 0 { 2 } else { 1 }
+    if matches!(value(form, "SCALE_TYPE"), 0 | 4 | 5) { 2 } else { 1 }
 }
 
 impl Tiling {
-    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows, a K of so many chunks and a
-    /// weight of that form (`BITS`, `HAS_ZERO`, `GROUPS`); `paired`: a thread block takes 64 columns
-    /// of gate and 64 of up.
+    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows of `size_k` and a weight of that
+    /// form (`BITS`, `HAS_ZERO`, `GROUPS`); `paired`: a thread block takes 64 columns of gate and 64 of up.
     ///
     /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
-    /// 4096 x 4096, 14336 x 4096 (narrow), 4096 x 28672, 8192 x 57344 (wide), and over the three
-    /// expert layers of `docs/cuda.md`. Narrow products lack warps, so that a warp takes half of 64
-    /// columns; wide ones rather lack room for stages.
+    /// 4096 x 4096, 14336 x 4096, 4096 x 28672, 8192 x 57344, and over the three expert layers of
+    /// `docs/cuda.md`. Narrow products lack warps, so that a warp takes half of 64 columns. Where there
+    /// are hardly more thread blocks than multiprocessors, stages for more than half of the shared memory
+    /// keep two from starting on one: a kernel that starts early finds room on few multiprocessors first.
     pub(super) fn choose(
         arch: Arch,
         size_m: usize,
-        chunks: u32,
+        size_k: usize,
         width: Width,
         paired: bool,
         form: &[Define],
     ) -> Self {
-        use Width::{Middle, Narrow, Wide};
+        use Length::{Long, Short};
+        let chunks = Self::chunks(size_k);
         let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
             let teams = teams.min(chunks);
             let ranks = chunks.div_ceil(teams).next_power_of_two();
             let (n_tile, columns) = if paired { (128, 64) } else { (n_tile, columns) };
             Self { m_tiles, n_tile, columns, teams, ranks, stages }
         };
-        let clusters = arch.has_clusters();
-        let mut tiling = of(match (clusters, width, size_m) {
-            (true, _, 97..) => [8, 64, 32, 8, 2],
-            (true, Wide, 0..=8) if paired => [1, 128, 64, 4, 2],
-            (true, Wide, 0..=8) => [1, 64, 64, 8, 2],
-            (true, Wide, 9..=16) => [2, 128, 64, 8, 2],
-            (true, Wide, 17..=32) => [4, 128, 64, 8, 2],
-            (true, Wide, _) => [4, 128, 64, 4, 2],
-            (true, Middle, 0..=8) if paired => [1, 128, 64, 8, 2],
-            (true, Middle, 0..=8) => [1, 128, 32, 4, 4],
-            (true, Narrow, 0..=8) if paired => [1, 128, 64, 4, 3],
-            (true, Narrow, 0..=8) => [1, 64, 32, 4, 6],
-            (true, _, 9..=16) => [2, 64, 32, 4, 4],
-            (true, _, 17..=32) => [4, 64, 32, 4, 4],
-            (true, _, _) => [4, 64, 32, 8, 4],
-            (false, _, 0..=8) => [1, 64, 64, 8, 4],
-            (false, _, 9..=16) => [2, 64, 64, 8, 3],
-            (false, _, _) => [4, 64, 32, 8, 3],
+        let (Width(width), length) = (width, Length::new(size_k));
+        let mut tiling = of(match (size_m, width, length) {
+            _ if !arch.has_clusters() => match size_m {
+                0..=8 => [1, 64, 64, 8, 4],
+                9..=16 => [2, 64, 64, 8, 3],
+                _ => [4, 64, 32, 8, 3],
+            },
+            (0..=8, 0..=2, _) if paired => [1, 128, 64, 4, 3],
+            (0..=8, 3..=7, Long) if paired => [1, 128, 64, 8, 3],
+            (0..=8, 3..=7, _) if paired => [1, 128, 64, 8, 2],
+            (0..=8, 8..=31, Long) if paired => [1, 128, 64, 4, 3],
+            (0..=8, 8..=31, _) if paired => [1, 128, 64, 4, 2],
+            (0..=8, _, _) if paired => [1, 128, 64, 8, 2],
+            (0..=8, 0..=2, _) => [1, 64, 32, 4, 6],
+            (0..=8, 3..=7, Long) => [1, 64, 32, 8, 6],
+            (0..=8, 3..=7, Short) => [1, 64, 32, 4, 2],
+            (0..=8, 3..=7, _) => [1, 128, 32, 4, 4],
+            (0..=8, 8..=11, Long) => [1, 128, 64, 4, 4],
+            (0..=8, 20..=31, Long) => [1, 64, 64, 8, 4],
+            (0..=8, 8..=31, _) => [1, 128, 64, 8, 2],
+            (0..=8, _, _) => [1, 64, 64, 8, 2],
+            (9..=16, 8.., Long) if !paired => [2, 128, 64, 4, 3],
+            (9..=16, 8.., _) => [2, 128, 64, 8, 2],
+            (9..=16, _, _) => [2, 64, 32, 4, 4],
+            (17..=32, 8.., _) => [4, 128, 64, 8, 2],
+            (17..=32, _, _) => [4, 64, 32, 4, 4],
+            (33..=96, 8.., _) => [4, 128, 64, 4, 2],
+            (33..=96, _, _) => [4, 64, 32, 8, 4],
+            (97.., _, _) => [8, 64, 32, 8, 2],
         });
+        let clusters = arch.has_clusters();
         while tiling.shared_bytes(form) > arch.shared_memory() {
             match tiling {
                 Self { stages: 3.., .. } => tiling.stages -= 1,
@@ -209,19 +242,20 @@ mod tests {
             let arch = Arch::of_device(capability);
             for form in Kind::forms(ScalarType::BFLOAT16) {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
-                    for chunks in 1..=8 {
+                    for size_k in SIZES_K {
                         let all = Width::ALL.into_iter().flat_map(|w| [(w, false), (w, true)]);
                         // Without clusters products have no activation.
                         let clusters = arch.has_clusters();
                         for (width, paired) in all.filter(|&(_, paired)| clusters || !paired) {
-                            let tiling = Tiling::choose(arch, size_m, chunks, width, paired, &form);
-                            let context = format!("{arch} {form:?} {size_m} {chunks}: {tiling:?}");
+                            let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
+                            let context = format!("{arch} {form:?} {size_m} {size_k}: {tiling:?}");
                             assert!(
                                 tiling.shared_bytes(&form) <= arch.shared_memory(),
                                 "{context}"
                             );
                             assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
-                            let all = tiling.ranks * tiling.teams;
+                            let (all, chunks) =
+                                (tiling.ranks * tiling.teams, Tiling::chunks(size_k));
                             assert!((chunks..=8).contains(&all), "{context}");
                             assert!(clusters || tiling.ranks == 1, "{context}");
                             assert!(!paired || tiling.n_tile == 128, "{context}");
@@ -236,12 +270,27 @@ mod tests {
     fn few_rows_get_small_tiles() {
         let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
+        let narrow = Width::new(4096, 1, 132);
         let tiles = [1, 8, 9, 17, 64, 128]
-            .map(|size_m| Tiling::choose(hopper, size_m, 8, Width::Narrow, false, &form).m_tiles);
+            .map(|size_m| Tiling::choose(hopper, size_m, 4096, narrow, false, &form).m_tiles);
         assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
-        let widths = [6272, 6400, 16768, 16896, 28736].map(|n| Width::new(n, 1, 132));
-        use Width::{Middle, Narrow, Wide};
-        assert_eq!(widths, [Narrow, Middle, Middle, Wide, Narrow]);
-        assert_eq!(Width::new(4096, 5, 132), Wide);
+    }
+
+    #[test]
+    fn widths_count_blocks_of_columns_for_each_multiprocessor() {
+        // 64 columns for each of 132 multiprocessors are 8448.
+        let widths = [6272, 8448, 8576, 16896, 28672, 28736].map(|n| Width::new(n, 1, 132).0);
+        assert_eq!(widths, [2, 4, 4, 8, 13, 0]);
+        assert_eq!(Width::new(4096, 5, 132), Width(9));
+        assert_eq!(Width::new(4096, 128, 132), Width(32));
+    }
+
+    #[test]
+    fn every_k_has_chunks_and_length_of_one_of_few() {
+        let of = |size_k| (Tiling::chunks(size_k), Length::new(size_k));
+        let few = SIZES_K.map(of);
+        assert!((64..30_000).step_by(64).all(|size_k| few.contains(&of(size_k))));
+        // None is there twice.
+        assert!((1..few.len()).all(|i| !few[..i].contains(&few[i])));
     }
 }

@@ -242,8 +242,7 @@ impl MarlinWeight {
     ) -> Tiling {
         let arch = Arch::of_device(device.compute_capability());
         let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
-        let chunks = Tiling::chunks(self.shape.size_k);
-        Tiling::choose(arch, size_m, chunks, width, paired, &self.form())
+        Tiling::choose(arch, size_m, self.shape.size_k, width, paired, &self.form())
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.
