@@ -1,6 +1,7 @@
 //! Tokens cut into blocks of one expert.
 
 use marlinspike::moe::align::{Absent, Align};
+use marlinspike::moe::layer::Layer;
 
 use super::check;
 use crate::{
@@ -106,6 +107,17 @@ impl Runs {
         let is_own = expert_of.iter().enumerate().all(|(id, &expert)| id as i32 == expert);
         let expert_of = (!is_own).then(|| device.upload(&expert_of)).transpose()?;
         Ok(Self { run_of: device.upload(&run_of)?, runs: order.len(), expert_of, experts })
+    }
+
+    /// Of the experts of a layer that are here.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(crate) fn of_layer(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
+        let (num_experts, expert_map) = (layer.num_experts, layer.expert_map);
+        // Room is made later, for blocks of any size.
+        let align = Align { block_size: 1, num_experts, expert_map, absent: Absent::Ignore };
+        Self::new(device, &align)
     }
 
     /// One more than the largest expert that an entry can go to.

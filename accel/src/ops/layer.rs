@@ -5,7 +5,6 @@
 mod many;
 
 use marlinspike::moe::activation::{Columns, Definition};
-use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 
@@ -84,15 +83,9 @@ impl MarlinLayer {
         }
         let w13 = MarlinWeight::sorted(device, layer.w13, layer.dtype, layer.orders[0])?;
         let w2 = MarlinWeight::sorted(device, layer.w2, layer.dtype, layer.orders[1])?;
-        let align = Align {
-            block_size: 1,
-            num_experts: layer.num_experts,
-            expert_map: layer.expert_map,
-            absent: Absent::Ignore,
-        };
         let (activation, dtype) = (layer.activation, layer.dtype);
         let router_weight_on_input = layer.router_weight_on_input;
-        let runs = Runs::new(device, &align)?;
+        let runs = Runs::of_layer(device, layer)?;
         let arch = Arch::of_device(device.compute_capability());
         let is_fused = is_fusible(arch, &activation);
         Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input, is_fused })

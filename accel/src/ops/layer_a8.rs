@@ -3,7 +3,6 @@
 //! reference's [`Layer::forward`] by its canonical arithmetic, whatever else is in the batch.
 
 use marlinspike::moe::activation::Definition;
-use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 
@@ -81,16 +80,10 @@ impl MarlinLayerA8 {
         let Some(input) = layer.input_dtype else {
             return refuse("input_dtype", layer.dtype.to_string(), "8-bit activations");
         };
-        let align = Align {
-            block_size: 1,
-            num_experts: layer.num_experts,
-            expert_map: layer.expert_map,
-            absent: Absent::Ignore,
-        };
         Ok(Self {
             w13: MarlinWeightA8::new(device, layer.w13, layer.dtype, input)?,
             w2: MarlinWeightA8::new(device, layer.w2, layer.dtype, input)?,
-            runs: Runs::new(device, &align)?,
+            runs: Runs::of_layer(device, layer)?,
             activation: layer.activation,
             router_weight_on_input: layer.router_weight_on_input,
         })

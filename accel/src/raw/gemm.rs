@@ -1,10 +1,8 @@
 //! Launch of `marlin_gemm`.
 
-use cudarc::driver::{
-    CudaFunction, DriverError, LaunchConfig, sys::CUfunction_attribute_enum as Attribute,
-};
+use cudarc::driver::{CudaFunction, DriverError};
 
-use super::launch::{Argument, Routing, address, launch as launch_early};
+use super::launch::{Argument, Routing, address, launch as launch_early, with_shared_memory};
 use crate::{
     device::Device,
     ops::gemm::{Entries, Experts, Gemm},
@@ -49,15 +47,8 @@ pub(crate) fn launch(
     function: &CudaFunction,
     gemm: Gemm<'_>,
 ) -> Result<(), DriverError> {
-    function.set_attribute(
-        Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-        gemm.shared_bytes.cast_signed(),
-    )?;
-    let config = LaunchConfig {
-        grid_dim: (gemm.grid, 1, 1),
-        block_dim: (gemm.tiling.threads(), 1, 1),
-        shared_mem_bytes: gemm.shared_bytes,
-    };
+    let threads = gemm.tiling.threads();
+    let config = with_shared_memory(function, (gemm.grid, 1, 1), threads, gemm.shared_bytes)?;
     let weight = gemm.weight;
     let mut arguments = vec![
         (&weight.qweight).into(),

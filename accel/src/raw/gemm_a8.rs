@@ -1,11 +1,13 @@
 //! Launch of `marlin_gemm_a8`.
 
-use cudarc::driver::{
-    CudaFunction, LaunchConfig, PushKernelArg, sys::CUfunction_attribute_enum as Attribute,
-};
+use cudarc::driver::{CudaFunction, PushKernelArg};
 
-use super::{ended, optional};
-use crate::{device::Device, error::AccelError, ops::gemm_a8::Gemm};
+use super::{ended, launch::with_shared_memory, optional};
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+    ops::gemm_a8::Gemm,
+};
 
 /// Launches a product.
 ///
@@ -18,13 +20,9 @@ pub(crate) fn launch(
     function: &CudaFunction,
     gemm: Gemm<'_>,
 ) -> Result<(), AccelError> {
-    let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    ended(name, function.set_attribute(attribute, gemm.shared_bytes.cast_signed()))?;
-    let config = LaunchConfig {
-        grid_dim: (gemm.size_n / 32, gemm.blocks, 1),
-        block_dim: (gemm.chunks * 32, 1, 1),
-        shared_mem_bytes: gemm.shared_bytes,
-    };
+    let grid = (gemm.size_n / 32, gemm.blocks, 1);
+    let config = with_shared_memory(function, grid, gemm.chunks * 32, gemm.shared_bytes);
+    let config = config.map_err(failed(name))?;
     let weight = gemm.weight;
     let x_factor = weight.input_global_scale();
     // Below 2^31, as the rows of y are.

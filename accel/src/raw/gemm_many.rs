@@ -3,16 +3,15 @@
 use std::ptr;
 
 use cudarc::driver::{
-    CudaFunction, DriverError, LaunchConfig,
+    CudaFunction, DriverError,
     sys::{
-        self, CUfunction_attribute_enum as Attribute, CUtensorMap,
-        CUtensorMapDataType_enum as DataType, CUtensorMapFloatOOBfill_enum as Fill,
-        CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
-        CUtensorMapSwizzle_enum as Swizzle,
+        self, CUtensorMap, CUtensorMapDataType_enum as DataType,
+        CUtensorMapFloatOOBfill_enum as Fill, CUtensorMapInterleave_enum as Interleave,
+        CUtensorMapL2promotion_enum as Promotion, CUtensorMapSwizzle_enum as Swizzle,
     },
 };
 
-use super::launch::{Argument, address, launch as launch_early};
+use super::launch::{Argument, address, launch as launch_early, with_shared_memory};
 use crate::{device::Device, memory::Buffer, ops::gemm::many::ManyGemm};
 
 /// x `[rows, size_k]` in boxes of 64 k and `box_rows` rows, for the copy engine.
@@ -57,15 +56,8 @@ pub(crate) fn launch(
     function: &CudaFunction,
     gemm: ManyGemm<'_>,
 ) -> Result<(), DriverError> {
-    function.set_attribute(
-        Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-        gemm.shared_bytes.cast_signed(),
-    )?;
-    let config = LaunchConfig {
-        grid_dim: (gemm.grid, 1, 1),
-        block_dim: (gemm.plan.threads(), 1, 1),
-        shared_mem_bytes: gemm.shared_bytes,
-    };
+    let threads = gemm.plan.threads();
+    let config = with_shared_memory(function, (gemm.grid, 1, 1), threads, gemm.shared_bytes)?;
     let weight = gemm.weight;
     device.stream().context().bind_to_thread()?;
     let mut arguments = vec![

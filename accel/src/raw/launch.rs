@@ -5,8 +5,9 @@ use std::{ffi::c_void, ptr};
 use cudarc::driver::{
     CudaFunction, DevicePtr, DriverError, LaunchConfig,
     sys::{
-        self, CUlaunchAttribute, CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue,
-        CUlaunchConfig, CUtensorMap,
+        self, CUfunction_attribute_enum as Attribute, CUlaunchAttribute,
+        CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue, CUlaunchConfig,
+        CUtensorMap,
     },
 };
 
@@ -84,6 +85,21 @@ pub(crate) fn address<T: Element>(buffer: &Buffer<T>) -> u64 {
     let slice = buffer.slice();
     // Nothing is recorded when the second part is dropped: the one stream orders everything.
     slice.device_ptr(slice.stream()).0
+}
+
+/// A grid of one dimension whose thread blocks have so much dynamic shared memory, more than 48 KiB too.
+///
+/// # Errors
+/// The driver's, for more than the device has.
+pub(super) fn with_shared_memory(
+    function: &CudaFunction,
+    grid_dim: (u32, u32, u32),
+    threads: u32,
+    shared_bytes: u32,
+) -> Result<LaunchConfig, DriverError> {
+    let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    function.set_attribute(attribute, shared_bytes.cast_signed())?;
+    Ok(LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: shared_bytes })
 }
 
 /// Launches `function`, which may begin before the kernel before it on the stream has ended, where

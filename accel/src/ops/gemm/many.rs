@@ -4,13 +4,13 @@ mod plan;
 
 use marlinspike::gemm::schedule::Schedule;
 
-use super::{MarlinWeight, rows_of_product};
+use super::{MarlinWeight, checks};
 use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
     nvrtc::Arch,
-    ops::{align::DeviceBlocks, check},
+    ops::align::DeviceBlocks,
     raw,
     registry::{Law, Needs, Row},
 };
@@ -109,7 +109,11 @@ pub fn marlin_gemm_many_rows(
     y: &mut Buffer<u16>,
     plan: ManyRows,
 ) -> Result<(), AccelError> {
-    let size_m = rows_of_product(&ROW, device, x, weight, y, 1, weight.shape().size_n)?;
+    let parts = [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))];
+    checks::on_device(&ROW, device, &parts)?;
+    let shape = weight.shape();
+    let rows_of_x = checks::rows_of_x(&ROW, x, shape.size_k)?;
+    let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y, shape.size_n)?;
     if size_m == 0 {
         return Ok(());
     }
@@ -141,28 +145,23 @@ pub(crate) fn moe_many_rows(
     plan: ManyRows,
 ) -> Result<(), AccelError> {
     let Gathered { x, blocks, topk_weights } = gathered;
-    let refuse = |what, found: String, expected: String| {
-        Err(AccelError::argument(&MOE, what, found, expected))
-    };
-    let ours = [x.is_on(device), weight.is_on(device), y.is_on(device), blocks.is_on(device)];
     let weights_ours = topk_weights.is_none_or(|weights| weights.is_on(device));
-    check::on(&MOE, device, ours.into_iter().all(|ours| ours) && weights_ours)?;
-    let (shape, size_m) = (weight.shape(), blocks.entries());
-    if blocks.block_size() != plan.rows as usize || blocks.experts() > weight.experts() {
-        let expected = format!("blocks of {} for {} experts", plan.rows, weight.experts());
-        return refuse("blocks", format!("{blocks:?}"), expected);
-    }
+    let parts = [
+        ("x", x.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", blocks.is_on(device) && weights_ours),
+    ];
+    checks::on_device(&MOE, device, &parts)?;
+    let (shape, entries) = (weight.shape(), blocks.entries());
     if x.len() < blocks.most_blocks() * blocks.block_size() * shape.size_k {
         let expected = format!("{} blocks of rows of {}", blocks.most_blocks(), shape.size_k);
-        return refuse("x", format!("{} elements", x.len()), expected);
+        let found = format!("{} elements", x.len());
+        return Err(AccelError::argument(&MOE, "x", found, expected));
     }
-    if y.len() != size_m * shape.size_n {
-        let expected = format!("[{size_m}, {}]", shape.size_n);
-        return refuse("y", format!("{} elements", y.len()), expected);
-    }
-    if let Some(weights) = topk_weights.filter(|weights| weights.len() != size_m) {
-        return refuse("topk_weights", weights.len().to_string(), size_m.to_string());
-    }
+    let size_m = checks::rows_of_y(&MOE, entries, 1, y, shape.size_n)?;
+    checks::blocks(&MOE, blocks, plan.rows as usize, size_m, weight.experts())?;
+    checks::router_weights(&MOE, topk_weights, size_m)?;
     if size_m == 0 {
         return Ok(());
     }

@@ -2,6 +2,7 @@
 //! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
 //! work is dealt out.
 
+pub(crate) mod checks;
 mod kind;
 pub(crate) mod many;
 mod tiling;
@@ -214,46 +215,6 @@ fn is_paired(activation: Option<&Definition>) -> bool {
     activation.is_some_and(|activation| activation.columns == Columns::Halves)
 }
 
-/// Rows of y, whose rows of `width` elements are made of `top_k` of each row of x.
-///
-/// # Errors
-/// [`AccelError::Argument`] where x is not whole rows of K, y not as many rows as it must be, or one of
-/// them memory of another device.
-fn rows_of_product(
-    row: &Row,
-    device: &Device,
-    x: &Buffer<u16>,
-    weight: &MarlinWeight,
-    y: &Buffer<u16>,
-    top_k: usize,
-    width: usize,
-) -> Result<usize, AccelError> {
-    let refuse = |what, found: String, expected: String| {
-        Err(AccelError::argument(row, what, found, expected))
-    };
-    for (what, ours) in
-        [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))]
-    {
-        if !ours {
-            return refuse(what, "memory of another device".into(), format!("{device:?}"));
-        }
-    }
-    let size_k = weight.shape().size_k;
-    if !x.len().is_multiple_of(size_k) {
-        return refuse("x", format!("{} elements", x.len()), format!("rows of {size_k}"));
-    }
-    let rows_of_x = x.len() / size_k;
-    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
-    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
-        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
-    };
-    if y.len() / width != size_m || !y.len().is_multiple_of(width) {
-        let expected = format!("[{size_m}, {width}]");
-        return refuse("y", format!("{} elements", y.len()), expected);
-    }
-    Ok(size_m)
-}
-
 /// Checks a product, then launches it.
 pub(crate) fn launch(
     device: &Device,
@@ -268,16 +229,21 @@ pub(crate) fn launch(
         Err(AccelError::argument(row, what, found, expected))
     };
     let shape = weight.shape();
-    if experts.is_some_and(|experts| !experts.is_on(device)) {
-        return refuse("routing", "memory of another device".into(), format!("{device:?}"));
-    }
+    let parts = [
+        ("x", x.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", experts.is_none_or(|experts| experts.is_on(device))),
+    ];
+    checks::on_device(row, device, &parts)?;
     let top_k = experts.map_or(1, |experts| experts.top_k);
     let activation = experts.and_then(|experts| experts.activation);
     let width = match activation {
         Some(activation) => shape.size_n / activation.width_in(1),
         None => shape.size_n,
     };
-    let size_m = rows_of_product(row, device, x, weight, y, top_k, width)?;
+    let rows_of_x = checks::rows_of_x(row, x, shape.size_k)?;
+    let size_m = checks::rows_of_y(row, rows_of_x, top_k, y, width)?;
     if size_m == 0 {
         return Ok(());
     }
@@ -293,31 +259,24 @@ pub(crate) fn launch(
     }
     let mut blocks = size_m.div_ceil(tiling.rows());
     if let Some(Experts { entries, topk_weights, .. }) = experts {
-        let here = match entries {
+        match entries {
             Entries::Blocks(of) => {
-                let fits = (of.block_size(), of.entries()) == (tiling.rows(), size_m);
-                if !fits {
-                    let expected = format!("{size_m} entries in blocks of {}", tiling.rows());
-                    return refuse("blocks", format!("{of:?}"), expected);
-                }
+                checks::blocks(row, of, tiling.rows(), size_m, weight.experts())?;
                 blocks = of.most_blocks();
-                of.experts()
             }
             Entries::Direct { topk_ids, runs } => {
                 if topk_ids.len() != size_m || !tiling.is_direct(size_m) {
                     let found = format!("{} for {tiling:?}", topk_ids.len());
                     return refuse("topk_ids", found, format!("{size_m}, not many"));
                 }
+                let (here, most) = (runs.experts(), weight.experts());
+                if here > most {
+                    return refuse("experts", here.to_string(), format!("at most {most}"));
+                }
                 blocks = size_m;
-                runs.experts()
             }
-        };
-        if here > weight.experts() {
-            return refuse("experts", here.to_string(), format!("at most {}", weight.experts()));
         }
-        if let Some(weights) = topk_weights.filter(|weights| weights.len() != size_m) {
-            return refuse("topk_weights", weights.len().to_string(), size_m.to_string());
-        }
+        checks::router_weights(row, topk_weights, size_m)?;
     }
     let form = weight.form();
     let shared_bytes = tiling.shared_bytes(&form);

@@ -13,7 +13,7 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     nvrtc::{Arch, Define},
-    ops::gemm::Routed,
+    ops::gemm::{Routed, checks},
     raw,
     registry::{Law, Needs, Row},
 };
@@ -186,30 +186,20 @@ fn launch(
     let routed_here = |r: Routed<'_>| {
         r.blocks.is_on(device) && r.topk_weights.is_none_or(|weights| weights.is_on(device))
     };
-    for (what, ours) in [
+    let parts = [
         ("x", x.codes.is_on(device) && x.scales.is_on(device)),
         ("weight", weight.is_on(device)),
         ("y", y.is_on(device)),
         ("routing", routed.is_none_or(routed_here)),
-    ] {
-        if !ours {
-            return refuse(what, "memory of another device".into(), format!("{device:?}"));
-        }
-    }
+    ];
+    checks::on_device(row, device, &parts)?;
     let rows_of_x = x.scales.len();
     if Some(x.codes.len()) != rows_of_x.checked_mul(shape.size_k) {
         let expected = format!("[{rows_of_x}, {}], a row for each scale", shape.size_k);
         return refuse("x", format!("{} codes", x.codes.len()), expected);
     }
     let top_k = routed.map_or(1, |r| r.top_k);
-    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
-    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
-        return refuse("top_k", top_k.to_string(), format!("1 or more for {rows_of_x} rows"));
-    };
-    if Some(y.len()) != size_m.checked_mul(shape.size_n) {
-        let expected = format!("[{size_m}, {}]", shape.size_n);
-        return refuse("y", format!("{} elements", y.len()), expected);
-    }
+    let size_m = checks::rows_of_y(row, rows_of_x, top_k, y, shape.size_n)?;
     if size_m == 0 {
         return Ok(());
     }
@@ -218,23 +208,14 @@ fn launch(
     let mut rows = Rows::choose(arch, size_m, form);
     let mut blocks = size_m.div_ceil(rows.m_tiles as usize * 8);
     if let Some(Routed { blocks: of, topk_weights, .. }) = routed {
-        let m_tiles = of.block_size() / 8;
-        let known = [8, 16, 32, 64].contains(&of.block_size());
-        rows = Rows::of(arch, m_tiles as u32, form);
-        let fits = known
-            && rows.m_tiles as usize == m_tiles
-            && of.entries() == size_m
-            && of.experts() <= weight.experts();
-        if !fits {
-            let experts = weight.experts();
-            let expected = format!(
-                "{size_m} entries in blocks of `block_size` of some M for {experts} experts"
-            );
-            return refuse("blocks", format!("{of:?}"), expected);
+        let block_size = of.block_size();
+        rows = Rows::of(arch, (block_size / 8) as u32, form);
+        if ![8, 16, 32, 64].contains(&block_size) || rows.m_tiles as usize * 8 != block_size {
+            let expected = "blocks of `block_size` of some M";
+            return refuse("blocks", format!("{of:?}"), expected.into());
         }
-        if let Some(weights) = topk_weights.filter(|weights| weights.len() != size_m) {
-            return refuse("topk_weights", weights.len().to_string(), size_m.to_string());
-        }
+        checks::blocks(row, of, block_size, size_m, weight.experts())?;
+        checks::router_weights(row, topk_weights, size_m)?;
         blocks = of.most_blocks();
     }
     // The second dimension of a grid.

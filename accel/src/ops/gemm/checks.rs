@@ -1,0 +1,84 @@
+//! What products of every kind have in common before they are launched.
+
+use crate::{
+    device::Device, error::AccelError, memory::Buffer, ops::align::DeviceBlocks, registry::Row,
+};
+
+/// Fails where a part, each with whether it is there, is not memory of the device.
+pub(crate) fn on_device(
+    row: &Row,
+    device: &Device,
+    parts: &[(&'static str, bool)],
+) -> Result<(), AccelError> {
+    match parts.iter().find(|(_, ours)| !ours) {
+        None => Ok(()),
+        Some((what, _)) => {
+            let (found, expected) = ("memory of another device", format!("{device:?}"));
+            Err(AccelError::argument(row, what, found, expected))
+        }
+    }
+}
+
+/// Rows of x, of `size_k` elements each.
+///
+/// # Errors
+/// [`AccelError::Argument`] where there are not whole rows.
+pub(super) fn rows_of_x(row: &Row, x: &Buffer<u16>, size_k: usize) -> Result<usize, AccelError> {
+    if x.len().is_multiple_of(size_k) {
+        return Ok(x.len() / size_k);
+    }
+    let found = format!("{} elements", x.len());
+    Err(AccelError::argument(row, "x", found, format!("rows of {size_k}")))
+}
+
+/// Rows of y, whose rows of `width` elements are made of `top_k` of each row of x.
+///
+/// # Errors
+/// [`AccelError::Argument`] where y has not as many rows as it must, or they are 2^31 or more.
+pub(crate) fn rows_of_y(
+    row: &Row,
+    rows_of_x: usize,
+    top_k: usize,
+    y: &Buffer<u16>,
+    width: usize,
+) -> Result<usize, AccelError> {
+    let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
+    let Some(size_m) = size_m.filter(|_| top_k > 0) else {
+        let expected = format!("1 or more for {rows_of_x} rows");
+        return Err(AccelError::argument(row, "top_k", top_k, expected));
+    };
+    if Some(y.len()) != size_m.checked_mul(width) {
+        let (found, expected) = (format!("{} elements", y.len()), format!("[{size_m}, {width}]"));
+        return Err(AccelError::argument(row, "y", found, expected));
+    }
+    Ok(size_m)
+}
+
+/// Fails unless the blocks are of so many entries each, `size_m` in all, for no more experts than the
+/// weight has.
+pub(crate) fn blocks(
+    row: &Row,
+    blocks: &DeviceBlocks,
+    block_size: usize,
+    size_m: usize,
+    experts: usize,
+) -> Result<(), AccelError> {
+    let fits = (blocks.block_size(), blocks.entries()) == (block_size, size_m);
+    if fits && blocks.experts() <= experts {
+        return Ok(());
+    }
+    let expected = format!("{size_m} entries in blocks of {block_size} for {experts} experts");
+    Err(AccelError::argument(row, "blocks", format!("{blocks:?}"), expected))
+}
+
+/// Fails unless there are as many router weights as rows of y, or none.
+pub(crate) fn router_weights(
+    row: &Row,
+    topk_weights: Option<&Buffer<f32>>,
+    size_m: usize,
+) -> Result<(), AccelError> {
+    match topk_weights.filter(|weights| weights.len() != size_m) {
+        None => Ok(()),
+        Some(weights) => Err(AccelError::argument(row, "topk_weights", weights.len(), size_m)),
+    }
+}
