@@ -210,7 +210,6 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const G
     a[0] = times_code<0>(q & 0x000F000Fu, group.times_low[j], group.minus[j]);
     a[1] = times_code<1>(r & 0x000F000Fu, group.times_low[j], group.minus[j]);
 #else
-    // Not on the pipe of the masks, as a shift would be.
     a[0] = times_code<0>(sixteen_times(q) & 0x00F000F0u, group.times[j], group.minus[j]);
     a[1] = times_code<1>(sixteen_times(r) & 0x00F000F0u, group.times[j], group.minus[j]);
 #endif
