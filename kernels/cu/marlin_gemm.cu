@@ -219,16 +219,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         n0 / 8 + member % ZERO_PIECES / 2 * (next_64 / 8) + member % 2 * 4;
 #endif
 #endif
-    // Blocks of rows read the same weights.
+    // Further blocks of rows read the same weights.
     const unsigned long long policy = cache_policy(IS_MOE ? M_TILES == 1 : size_m <= ROWS);
     const auto copy_weights = [&](unsigned slot) {
         const unsigned to = copy_to + slot;
 #pragma unroll
         for (int i = 0; i < 4 * ROW_PIECES / LANES; ++i) {
-            const int in_row = i * LANES % ROW_PIECES;
-            const unsigned char *from = weight_from + static_cast<size_t>(weight_step) * (i * LANES / ROW_PIECES);
-            copy_async(to + i * LANES * 16,
-                       from + (in_row / TILE_PIECES * weight_64 + in_row % TILE_PIECES * 16), policy);
+            const int row = i * LANES / ROW_PIECES, in_row = i * LANES % ROW_PIECES;
+            const unsigned char *from = weight_from + static_cast<size_t>(weight_step) * row;
+            from += in_row / TILE_PIECES * weight_64 + in_row % TILE_PIECES * 16;
+            copy_async(to + i * LANES * 16, from, policy);
         }
         weight_from += static_cast<size_t>(weight_step) * 4;
 #if GROUPS > 0
@@ -262,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     let_next_kernel_start();
 
     // Of x, likewise: rows are 8 pieces of 16 bytes, piece p stored at p ^ (row % 8), so that fragments are
-    // read without bank conflicts. X_THREADS copy a row, at least 32 bytes side by side. Rows that there are
-    // not hold anything: they only reach sums that nobody reads.
+    // read without bank conflicts. X_THREADS threads copy a row, each from one pointer, and read at least 32
+    // bytes side by side. Rows that there are not hold anything: they only reach sums that nobody reads.
     constexpr int X_THREADS = LANES >= ROWS * 8 ? 8 : LANES >= ROWS * 2 ? LANES / ROWS : 2;
     constexpr int X_PASSES = ROWS * X_THREADS > LANES ? ROWS * X_THREADS / LANES : 1;
     const unsigned x_row_0 = member / X_THREADS, x_piece = member % X_THREADS;
@@ -274,7 +274,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int i = 0; i < X_PASSES; ++i) {
         const unsigned row = i * (LANES / X_THREADS) + x_row_0, e = entry(row % ROWS);
         x_exists[i] = row < ROWS && e < size_m;
-        x_from[i] = x + static_cast<size_t>(x_exists[i] ? x_row(e) : 0) * size_k + begin + x_piece * 8;
+        x_from[i] =
+            x + static_cast<size_t>(x_exists[i] ? x_row(e) : 0) * size_k + begin + x_piece * 8;
     }
     const auto copy_x = [&](unsigned slot) {
         const unsigned to = ring + slot + (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES);
@@ -283,8 +284,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             if (x_exists[i]) {
 #pragma unroll
                 for (int j = 0; j < 8; j += X_THREADS) {
-                    // Rows of other passes are a multiple of 8 further: LANES / X_THREADS is one, or all.
-                    copy_async(to + i * (LANES / X_THREADS) * 128 + (x_to ^ j * 16), x_from[i] + j * 8);
+                    // A pass has a multiple of 8 rows, so that the next one's stand as this one's.
+                    const unsigned row_0 = i * (LANES / X_THREADS);
+                    copy_async(to + row_0 * 128 + (x_to ^ j * 16), x_from[i] + j * 8);
                 }
             }
             x_from[i] += STAGE_K;
@@ -328,7 +330,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 
     // What this lane reads of a stage.
-    const unsigned weights_at = ring + warp_n / 64 * (TILE_PIECES * 16) + (lane * BITS + part * (BITS / 2)) * 4;
+    const unsigned weights_at =
+        ring + warp_n / 64 * (TILE_PIECES * 16) + (lane * BITS + part * (BITS / 2)) * 4;
     const unsigned group_at = ring + WEIGHT_BYTES + (warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE;
     const unsigned x_at = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
 
@@ -345,6 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
         const unsigned char *weights = shared_pointer(weights_at + slot);
         const unsigned char *scales_here = shared_pointer(group_at + slot);
+        [[maybe_unused]] const unsigned zeros_here = ring + slot + (WEIGHT_BYTES + SCALE_BYTES);
         const unsigned x_here = ring + slot + (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES);
         free_slot = slot;
         slot = slot == (STAGES - 1) * STAGE_BYTES ? 0 : slot + STAGE_BYTES;
@@ -352,8 +356,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         [[maybe_unused]] const auto take_group = [&](int row) {
             spread(group, scales_here + row * N_TILE * SCALE_SIZE, part);
 #if HAS_ZERO
-            const unsigned char *of = shared_pointer(ring + free_slot + (WEIGHT_BYTES + SCALE_BYTES)) +
-                                      (row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4) * 4;
+            const unsigned at = (row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4) * 4;
+            const unsigned char *of = shared_pointer(zeros_here + at);
             spread_zeros(group, *reinterpret_cast<const unsigned *>(of), part * 4);
 #endif
         };

@@ -28,8 +28,8 @@ __device__ __forceinline__ unsigned single_position(unsigned n) {
 
 // What a warp needs of one group of k: the scales of its lane's columns 8c + lane / 4, each twice in a
 // word; and what takes the zero point off, likewise. With HAS_G_IDX a word's halves are the scales of a
-// pair of k, and those of the pair eight k further stand apart. In one step a word's halves are for
-// columns 16j + lane / 4 and 8 further: what `times_code` takes.
+// pair of k, and those of the pair eight k further stand apart. In one step and of 8-bit scales a word's
+// halves are for columns 16j + lane / 4 and 8 further.
 struct Group {
 #if IN_ONE_STEP
     unsigned times[FRAGMENTS];
@@ -37,8 +37,10 @@ struct Group {
 #if BITS == 4 && SCALE_TYPE == 5
     unsigned times_low[FRAGMENTS];
 #endif
-#else
+#elif SCALE_TYPE == 0
     unsigned scale[2 * FRAGMENTS];
+#else
+    unsigned scale[FRAGMENTS];
 #endif
 #if HAS_G_IDX
     unsigned scale_8[2 * FRAGMENTS];
@@ -87,20 +89,20 @@ __device__ __forceinline__ void spread(Group &group, const unsigned char *scales
     }
 #else
 #pragma unroll
-    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+    for (int j = 0; j < FRAGMENTS; ++j) {
         // Of four columns the bytes are 0, 2, 1, 3.
-        const unsigned byte = i % 2 * 2 + i / 2 % 2;
-        const unsigned pair = __byte_perm(words[i / 4], 0, 0x4040u | byte * 0x101u);
+        const unsigned pair =
+            j % 2 ? __byte_perm(words[j / 2], 0, 0x4341) : words[j / 2] & 0x00FF00FFu;
 #if SCALE_TYPE == 1
         // 2^(b - 127) with what `place` leaves out: b + 120 or b + 126 as the exponent's bits.
-        group.scale[i] = pair * 0x80u + (BITS == 8 ? 0x3C003C00u : 0x3F003F00u);
+        group.scale[j] = pair * 0x80u + (BITS == 8 ? 0x3C003C00u : 0x3F003F00u);
 #elif SCALE_TYPE == 3
         // Twice 2^(b - 127), so that b = 0 is a normal number.
-        group.scale[i] = pair * 0x80u + 0x00800080u;
+        group.scale[j] = pair * 0x80u + 0x00800080u;
 #elif IS_BF16
-        group.scale[i] = mul2(pair << 4, 0x7B807B80u);  // s * 2^-120 as bits, times 2^120
+        group.scale[j] = mul2(pair << 4, 0x7B807B80u);  // s * 2^-120 as bits, times 2^120
 #else
-        group.scale[i] = mul2(pair << 7, 0x5C005C00u);  // s * 2^-8 as bits, times 2^8
+        group.scale[j] = mul2(pair << 7, 0x5C005C00u);  // s * 2^-8 as bits, times 2^8
 #endif
     }
 #endif
@@ -189,14 +191,19 @@ __device__ __forceinline__ unsigned scaled(unsigned v, unsigned scale) {
 __device__ __forceinline__ void scale_fragment(unsigned (&a)[4], const unsigned (&v)[4],
                                                const Group &group, int j) {
 #if HAS_G_IDX
-    const unsigned(&scale_8)[2 * FRAGMENTS] = group.scale_8;
+    const unsigned first[2] = {group.scale[2 * j], group.scale[2 * j + 1]};
+    const unsigned second[2] = {group.scale_8[2 * j], group.scale_8[2 * j + 1]};
+#elif SCALE_TYPE == 0
+    const unsigned first[2] = {group.scale[2 * j], group.scale[2 * j + 1]};
+    const unsigned(&second)[2] = first;
 #else
-    const unsigned(&scale_8)[2 * FRAGMENTS] = group.scale;
+    const unsigned first[2] = {half_of<0>(group.scale[j]), half_of<1>(group.scale[j])};
+    const unsigned(&second)[2] = first;
 #endif
-    a[0] = scaled(v[0], group.scale[2 * j]);
-    a[2] = scaled(v[1], scale_8[2 * j]);
-    a[1] = scaled(v[2], group.scale[2 * j + 1]);
-    a[3] = scaled(v[3], scale_8[2 * j + 1]);
+    a[0] = scaled(v[0], first[0]);
+    a[2] = scaled(v[1], second[0]);
+    a[1] = scaled(v[2], first[1]);
+    a[3] = scaled(v[3], second[1]);
 }
 #endif
 
@@ -210,7 +217,6 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const G
     a[0] = times_code<0>(q & 0x000F000Fu, group.times_low[j], group.minus[j]);
     a[1] = times_code<1>(r & 0x000F000Fu, group.times_low[j], group.minus[j]);
 #else
-    // Not on the pipe of the masks, as a shift would be.
     a[0] = times_code<0>(sixteen_times(q) & 0x00F000F0u, group.times[j], group.minus[j]);
     a[1] = times_code<1>(sixteen_times(r) & 0x00F000F0u, group.times[j], group.minus[j]);
 #endif

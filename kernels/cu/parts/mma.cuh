@@ -5,6 +5,7 @@ __device__ __forceinline__ unsigned shared_address(const void *pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// A pointer that the compiler knows to be to shared memory.
 __device__ __forceinline__ const unsigned char *shared_pointer(unsigned address) {
     return static_cast<const unsigned char *>(__cvta_shared_to_generic(address));
 }
@@ -22,8 +23,9 @@ __device__ __forceinline__ unsigned long long cache_policy(bool is_read_once) {
     return is_read_once ? first : normal;
 }
 
-// The same by a policy.
-__device__ __forceinline__ void copy_async(unsigned to, const void *from, unsigned long long policy) {
+// 16 bytes to shared memory, by a policy.
+__device__ __forceinline__ void copy_async(unsigned to, const void *from,
+                                           unsigned long long policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(from), "l"(policy)
                  : "memory");
@@ -88,6 +90,7 @@ __device__ __forceinline__ unsigned mul2(unsigned x, unsigned y) {
 #endif
 }
 
+// A multiplication, whatever the compiler thinks of shifts: they are on the pipe of the masks.
 __device__ __forceinline__ unsigned sixteen_times(unsigned x) {
     unsigned r;
     asm("mul.lo.u32 %0, %1, 16;" : "=r"(r) : "r"(x));
