@@ -27,9 +27,9 @@ __device__ __forceinline__ unsigned single_position(unsigned n) {
 }
 
 // What a warp needs of one group of k: the scales of its lane's columns 8c + lane / 4, each twice in a
-// word; and what takes the zero point off, likewise. With HAS_G_IDX a word's halves are the scales of a
-// pair of k, and those of the pair eight k further stand apart. In one step and of 8-bit scales a word's
-// halves are for columns 16j + lane / 4 and 8 further.
+// word. With HAS_G_IDX a word's halves are the scales of a pair of k, and those of the pair eight k further
+// stand apart. Words that hold 8-bit scales, what takes zero points off, or both in one step have a half for
+// column 16j + lane / 4 and one for 8 further.
 struct Group {
 #if IN_ONE_STEP
     unsigned times[FRAGMENTS];
@@ -46,7 +46,7 @@ struct Group {
     unsigned scale_8[2 * FRAGMENTS];
 #endif
 #if HAS_ZERO
-    unsigned minus[2 * FRAGMENTS];
+    unsigned minus[FRAGMENTS];
 #endif
 };
 
@@ -135,16 +135,12 @@ __device__ __forceinline__ void spread_rows(Group &group, const unsigned char *s
 
 #if HAS_ZERO
 // -(base + z), where base is what stands over the code in a word: 1024 (f16), 128 (bf16). `zeros` are
-// those of eight columns, `first` the warp's first of them.
+// those of eight columns, `first` the warp's first of them: of columns 2j and 2j + 1 nibbles j and j + 4.
 __device__ __forceinline__ void spread_zeros(Group &group, unsigned zeros, unsigned first) {
 #pragma unroll
-    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
-        const unsigned c = first + i, z = zeros >> ((c % 2 * 4 + c / 2) * 4) & 15u;
-#if IS_BF16
-        group.minus[i] = 0xC300C300u | z << 16 | z;
-#else
-        group.minus[i] = 0xE400E400u | z << 16 | z;
-#endif
+    for (int j = 0; j < FRAGMENTS; ++j) {
+        constexpr unsigned BASE = IS_BF16 ? 0xC300C300u : 0xE400E400u;
+        group.minus[j] = mask_or<0x000F000Fu, BASE>(zeros >> (first * 2 + j * 4));
     }
 }
 #endif
@@ -272,7 +268,7 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const G
     for (int i = 0; i < 4; ++i) {
         const unsigned raised = mask_or<0x000F000Fu, 0x43004300u>(q >> (4 * i));  // 128 + q
 #if HAS_ZERO
-        v[i] = fma2(raised, ONE, group.minus[2 * j + i / 2]);
+        v[i] = fma2(raised, ONE, i < 2 ? half_of<0>(group.minus[j]) : half_of<1>(group.minus[j]));
 #else
         v[i] = fma2(raised, ONE, 0xC308C308u);  // - 136
 #endif
@@ -282,7 +278,7 @@ __device__ __forceinline__ void dequantize(unsigned (&a)[4], unsigned q, const G
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const unsigned raised = mask_or<0x000F000Fu, 0x64006400u>(q >> (4 * i));  // 1024 + q
-        v[i] = fma2(raised, ONE, group.minus[2 * j + i / 2]);
+        v[i] = fma2(raised, ONE, i < 2 ? half_of<0>(group.minus[j]) : half_of<1>(group.minus[j]));
     }
 #else
     // The upper nibble of a byte stands for 16 q: the division is part of the exact multiply-add.
