@@ -4,6 +4,7 @@
 use marlinspike::Error;
 use marlinspike::case::Activation;
 use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::gemm::schedule::Schedule;
 use marlinspike::method::{Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
@@ -349,6 +350,14 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
         router_weights: None,
         dtype: BF16,
     };
+    let schedule = Schedule::canonical(&w, BF16, E4M3).unwrap();
+    assert_eq!(
+        product.execute(&schedule).unwrap(),
+        product.compute(Arithmetic::Canonical).unwrap()
+    );
+    let groups = Quantizer::Fp8Group(128).quantize(&x, BF16, shape.size_k, &experts).unwrap();
+    let error = Product { rows: &groups, ..product }.execute(&schedule).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     let exact = |p: Product<'_>| p.compute(Arithmetic::Exact).unwrap_err();
     assert!(matches!(exact(Product { weights: &[], ..product }), Error::Size { .. }));
     assert!(matches!(exact(Product { expert_of: &[Some(1)], ..product }), Error::Value { .. }));
@@ -418,6 +427,29 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     }
     assert_eq!(found.activated, four(&first.activated));
     assert_eq!(found.y, four(&first.y));
+    // A schedule multiplies by the matrix's own.
+    let of_up = [[scale, scale]; 2];
+    let others = [[4.0 * scale; 2]; 2];
+    for (multipliers, taken) in [(&of_up, true), (&own, false), (&others, false)] {
+        let multipliers = Some(&multipliers[..]);
+        let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: multipliers };
+        let canonical: [Multiply; 3] = [
+            |product| product.compute(Arithmetic::Canonical),
+            |product| product.define(Arithmetic::Canonical),
+            |product| {
+                product.execute(&Schedule::canonical(&product.weights[0], BF16, product.rows.ty)?)
+            },
+        ];
+        let stages = canonical.map(|way| layer.forward(&x, routed, |_, product| way(product)));
+        match taken {
+            true => assert!(stages.iter().all(|s| s.as_ref().ok() == stages[0].as_ref().ok())),
+            false => {
+                let refused = |s: &_| matches!(s, Err(Error::Unsupported { .. }));
+                assert!(stages.iter().all(refused), "{stages:?}");
+            }
+        }
+        assert_eq!(stages[0].is_ok(), taken);
+    }
     // gpt-oss's columns are no halves.
     let layer = Layer { activation: Definition::new(Activation::SwigluOai), ..layer };
     let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: Some(&own) };

@@ -114,7 +114,8 @@ impl Product<'_> {
     /// scaled in groups of k on both sides.
     ///
     /// # Errors
-    /// As [`Product::compute`]; [`Error::Unsupported`] for rows with scales in groups.
+    /// As [`Product::compute`]; [`Error::Unsupported`] for rows with scales in groups, and for `halves`
+    /// that are not their matrix's own multiplier.
     pub fn execute(&self, schedule: &Schedule) -> Result<Vec<u16>> {
         self.validate()?;
         scheduled::execute(self, schedule)

@@ -23,10 +23,24 @@ pub(super) enum Plan {
     Groups,
 }
 
+/// Fails where gate and up have other global scales than their matrix: a schedule knows only that one.
+fn expect_own_scales(product: &Product<'_>) -> Result<()> {
+    let Some(halves) = product.halves else { return Ok(()) };
+    for (weight, halves) in product.weights.iter().zip(halves) {
+        let own = weight.global_scale;
+        if halves.iter().any(|&scale| Some(scale) != own) {
+            let what = format!("{}: a schedule with multipliers {halves:?} of halves", weight.name);
+            let own = own.map_or_else(|| "none".to_owned(), |scale| scale.to_string());
+            return Err(Error::unsupported(what, format!("the matrix has one, {own}")));
+        }
+    }
+    Ok(())
+}
+
 /// The plan of `product` with expert `weight`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for rows or weights that the arithmetic does not take.
+/// [`Error::Unsupported`] for rows, weights or multipliers that the arithmetic does not take.
 pub(super) fn plan(
     product: &Product<'_>,
     weight: &Weight<'_>,
@@ -36,9 +50,7 @@ pub(super) fn plan(
         let what = format!("{}: {}", weight.name, arithmetic.name());
         Err(Error::unsupported(what, reason))
     };
-    if product.halves.is_some_and(|h| h.iter().any(|[gate, up]| gate != up)) {
-        return refuse("one global scale for an expert, but gate and up have their own".to_owned());
-    }
+    expect_own_scales(product)?;
     let (rows, dtype) = (product.rows, product.dtype);
     match (arithmetic, &rows.scales) {
         (Arithmetic::Canonical, Scales::None | Scales::Row(_)) => {
@@ -88,6 +100,7 @@ pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<V
 
 /// The outputs under one schedule, rows of no expert zero.
 pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<u16>> {
+    expect_own_scales(product)?;
     let activation_scales = match &product.rows.scales {
         Scales::None => None,
         Scales::Row(values) => Some(values.as_slice()),
