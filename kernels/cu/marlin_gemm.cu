@@ -262,9 +262,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     let_next_kernel_start();
 
     // Of x, likewise: rows are 8 pieces of 16 bytes, piece p stored at p ^ (row % 8), so that fragments are
-    // read without bank conflicts. X_THREADS threads copy a row, each from one pointer, and read at least 32
-    // bytes side by side. Rows that there are not hold anything: they only reach sums that nobody reads.
-    constexpr int X_THREADS = LANES >= ROWS * 8 ? 8 : LANES >= ROWS * 2 ? LANES / ROWS : 2;
+    // read without bank conflicts. X_THREADS threads copy a row, each from one pointer: of few rows all at
+    // once; of many, eight rows or more at a time, since each row that a warp reads from costs it a step.
+    // Rows that there are not hold anything: they only reach sums that nobody reads.
+    constexpr int X_FEW = LANES >= ROWS * 8 ? 8 : LANES / ROWS, X_MANY = LANES >= 64 ? 8 : 4;
+    constexpr int X_THREADS = ROWS <= 16 ? X_FEW : X_MANY;
     constexpr int X_PASSES = ROWS * X_THREADS > LANES ? ROWS * X_THREADS / LANES : 1;
     const unsigned x_row_0 = member / X_THREADS, x_piece = member % X_THREADS;
     const unsigned x_to = x_row_0 * 128 + (x_piece ^ x_row_0 % 8) * 16;
