@@ -8,10 +8,9 @@
 // from zero; its sums join the totals in ascending order.
 //
 // Operands as in marlin_gemm.cu, except
-//   x_map       x as the copy engine takes it: boxes of 64 k x ROWS rows, 128-byte swizzle. With IS_MOE
-//               its rows are those of the blocks, gathered (moe_gather.cu); what stands in padding is not
-//               used
-//   block_rows  rows of a tile, at most ROWS; with IS_MOE those of the blocks of entries
+//   x_map, y_map  x and y as the copy engine takes them: boxes of 64 columns x ROWS rows, 128-byte
+//               swizzle. With IS_MOE rows of both are those of the blocks of ROWS entries (x gathered by
+//               moe_gather.cu); what stands in padding is not used, and rows of y there hold anything
 //   raster      blocks of rows whose tiles are computed side by side, so that what they read of W and x
 //               stays in the L2 cache
 //   totals, are_there  room for the totals of a tile of each thread block, and for each of its warps 0, left
@@ -205,34 +204,31 @@ __device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, c
     }
 }
 
-// Where a tile's rows go, and what multiplies them: row 32 i + lane.
-struct Rows {
-    unsigned entries[(ROWS + 31) / 32];
-#if IS_MOE
-    float weights[(ROWS + 31) / 32];
-#endif
+// What multiplies a tile's rows: row 32 i + lane.
+struct Weights {
+    float of[IS_MOE ? (ROWS + 31) / 32 : 1];
 };
 
 // Before the piece's first slot is given back: entries stand there. The weights are long in coming.
-__device__ __forceinline__ void load_rows(Rows &rows, const Product &p, const Piece &piece,
-                                          [[maybe_unused]] const unsigned *entries, unsigned lane) {
+__device__ __forceinline__ void load_router_weights([[maybe_unused]] Weights &weights,
+                                                    [[maybe_unused]] const Product &p,
+                                                    [[maybe_unused]] const unsigned *entries,
+                                                    [[maybe_unused]] unsigned lane) {
+#if IS_MOE
 #pragma unroll
     for (int i = 0; i < (ROWS + 31) / 32; ++i) {
-        const unsigned row = i * 32 + lane;
-#if IS_MOE
-        rows.entries[i] = row < p.block_rows ? entries[row] : p.size_m;
-        const bool weighs = p.topk_weights && rows.entries[i] < p.size_m;
-        rows.weights[i] = weighs ? __ldcg(p.topk_weights + rows.entries[i]) : 1.0f;
-#else
-        rows.entries[i] = row < p.block_rows ? piece.row + row : p.size_m;
-#endif
+        const unsigned row = i * 32 + lane, entry = row < ROWS ? entries[row] : p.size_m;
+        // One where there are none.
+        weights.of[i] = p.topk_weights && entry < p.size_m ? __ldcg(p.topk_weights + entry) : 1.0f;
     }
+#endif
 }
 
-// Finishes a tile's totals and writes them to y.
-__device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, const Piece &piece,
-                                           const Rows &rows, unsigned memory,
-                                           unsigned char *pointer,
+// Finishes a tile's totals and has the copy engine write them to y, a warpgroup its own columns. It goes on
+// meanwhile: the tile has a place in shared memory until the next one is finished.
+__device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_map, const Seat &seat,
+                                           const Piece &piece,
+                                           [[maybe_unused]] const Weights &weights, unsigned memory,
                                            float (&total)[FRAGMENTS][ROWS / 2]) {
     constexpr unsigned EIGHTHS = 2 * FRAGMENTS;  // eights of columns: 16 bytes of a row each
     const bool exists = piece.n0 + seat.warp_n < p.size_n;
@@ -260,65 +256,62 @@ __device__ __forceinline__ void write_tile(const Product &p, const Seat &seat, c
             }
         }
     }
-    // Some rows at a time are turned round in the warp's own memory, piece i of a row stored where no banks
-    // collide.
-    const unsigned turn = TURN_AT + seat.warp_n / COLUMNS * TURN_BYTES;
-    const auto place = [&](unsigned row, unsigned piece) {
-        return turn + (row * EIGHTHS + (piece ^ row / (8 / EIGHTHS) % EIGHTHS)) * 16;
-    };
+    // The warpgroup's boxes stand one after another, piece i of a row stored at i ^ (row % 8).
+    constexpr unsigned WARPGROUP_N = 4 * COLUMNS;
+    const unsigned group_n = seat.warp_n / WARPGROUP_N * WARPGROUP_N;
+    const bool is_writer = seat.warp_n == group_n && lane == 0;
+    if (is_writer) {
+        // The last tile has left the memory.
+        wait_for_stores_to_read();
+    }
+    warpgroup_sync(seat.warp_n / WARPGROUP_N);
+    const unsigned box = memory + Y_AT + seat.warp_n / 64 * BOX_BYTES;
 #pragma unroll
-    for (int from = 0; from < ROWS; from += TURNED_ROWS) {
-        __syncwarp();
-#pragma unroll
-        for (int first = from; first < min(from + TURNED_ROWS, ROWS); first += 16) {
+    for (int first = 0; first < ROWS; first += 16) {
 #if IS_MOE
-            // Of the lane's four rows.
-            float router[2][2];
+        // Of the lane's four rows.
+        float router[2][2];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const unsigned of = first % 32 + i / 2 * 8 + lane % 4 * 2 + i % 2;
-                router[i / 2][i % 2] = __shfl_sync(~0u, rows.weights[first / 32], of);
-            }
+        for (int i = 0; i < 4; ++i) {
+            const unsigned of = first % 32 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            router[i / 2][i % 2] = __shfl_sync(~0u, weights.of[first / 32], of);
+        }
 #endif
-            unsigned packed[2 * EIGHTHS];
+        unsigned packed[2 * EIGHTHS];
 #pragma unroll
-            for (int i = 0; i < 2 * EIGHTHS; ++i) {
-                const int eight = i / EIGHTHS, c = i % EIGHTHS;
-                float value[2];
+        for (int i = 0; i < 2 * EIGHTHS; ++i) {
+            const int eight = i / EIGHTHS, c = i % EIGHTHS;
+            float value[2];
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
+            for (int r = 0; r < 2; ++r) {
+                value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
 #if IS_MOE
-                    // One where there are no weights.
-                    value[r] = __fmul_rn(value[r], router[eight][r]);
+                value[r] = __fmul_rn(value[r], router[eight][r]);
 #endif
-                }
-                packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
             }
-#pragma unroll
-            for (int i = 0; i < 2 * EIGHTHS; i += 4) {
-                const unsigned matrix = i + lane / 8;
-                const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
-                const unsigned row = first - from + matrix / EIGHTHS * 8 + lane % 8;
-                store_matrices_transposed(memory + place(row, matrix % EIGHTHS), four);
-            }
+            packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
         }
-        __syncwarp();
 #pragma unroll
-        for (int i = from; i < min(from + TURNED_ROWS, ROWS); i += 32 / EIGHTHS) {
-            const unsigned row = i + lane / EIGHTHS, piece = lane % EIGHTHS;
-            const unsigned of = __shfl_sync(~0u, rows.entries[i / 32], row % 32);
-            const uint4 value = *reinterpret_cast<const uint4 *>(pointer + place(row - from, piece));
-            if (exists && of < p.size_m) {
-                *reinterpret_cast<uint4 *>(p.y + static_cast<size_t>(of) * p.size_n + n0 +
-                                           piece * 8) = value;
-            }
+        for (int i = 0; i < 2 * EIGHTHS; i += 4) {
+            const unsigned matrix = i + lane / 8, row = first + matrix / EIGHTHS * 8 + lane % 8;
+            const unsigned at = (seat.warp_n % 64 / 8 + matrix % EIGHTHS) ^ lane % 8;
+            const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
+            store_matrices_transposed(box + row * 128 + at * 16, four);
         }
+    }
+    fence_async_proxy();
+    warpgroup_sync(seat.warp_n / WARPGROUP_N);
+    if (is_writer) {
+#pragma unroll
+        for (unsigned n = 0; n < WARPGROUP_N; n += 64) {
+            store_box(y_map, piece.n0 + group_n + n, piece.row, box + n / 64 * BOX_BYTES);
+        }
+        commit_stores();
     }
 }
 
 // Computes the tiles of this thread block from what the ring holds, and writes them.
-__device__ __forceinline__ void consume(const Product &p, unsigned memory,
+__device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, unsigned memory,
                                         unsigned char *pointer) {
     const unsigned warp_n = (threadIdx.x - PRODUCERS) / 32 * COLUMNS;
     const Seat seat = {threadIdx.x % 32, warp_n, warp_n % 64 / COLUMNS};
@@ -328,6 +321,8 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
         barrier_wait(memory + FULL_AT + place.slot * 8, place.phase);
         const Piece piece = reinterpret_cast<const Piece *>(pointer + PIECES_AT)[place.slot];
         if (piece.end == 0) {
+            // Of the threads that have stored any.
+            wait_for_stores();
             return;
         }
         Group group;
@@ -359,26 +354,26 @@ __device__ __forceinline__ void consume(const Product &p, unsigned memory,
                 }
             }
         }
-        Rows rows;
+        Weights weights;
         const unsigned char *entries = pointer + ENTRIES_AT + place.slot * ENTRY_BYTES;
-        load_rows(rows, p, piece, reinterpret_cast<const unsigned *>(entries), seat.lane);
+        load_router_weights(weights, p, reinterpret_cast<const unsigned *>(entries), seat.lane);
         add_chunks(p, seat, piece, memory, pointer, group, place, total);
         if (piece.end < chunks) {
             hand_over(Handover(p, blockIdx.x), total);
             continue;
         }
-        write_tile(p, seat, piece, rows, memory, pointer, total);
+        write_tile(p, y_map, seat, piece, weights, memory, total);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     marlin_gemm_wgmma(const __grid_constant__ TensorMap x_map,
+        const __grid_constant__ TensorMap y_map,
         const uint4 *__restrict__ qweight,
         const unsigned char *__restrict__ scales,
         const unsigned *__restrict__ zeros,
         const unsigned short *__restrict__ bias,
         const float *__restrict__ global_scale,
-        unsigned short *__restrict__ y,
         unsigned size_m,
         unsigned size_n,
         unsigned size_k,
@@ -390,16 +385,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int *__restrict__ num_tokens_post_padded,
         const float *__restrict__ topk_weights,
 #endif
-        unsigned block_rows,
         unsigned raster,
         float4 *__restrict__ totals,
         unsigned *__restrict__ are_there) {
     const Product p = {
-        qweight, scales, zeros, bias, global_scale, y, size_m, size_n, size_k, chunk_k, group_size,
+        qweight, scales, zeros, bias, global_scale, size_m, size_n, size_k, chunk_k, group_size,
 #if IS_MOE
         sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights,
 #endif
-        block_rows, raster, totals, are_there};
+        raster, totals, are_there};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const unsigned memory = shared_address(pointer);
     if (threadIdx.x == 0) {
@@ -424,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         take_registers<CONSUMER_REGISTERS>();
         wait_for_last_kernel();
         let_next_kernel_start();
-        consume(p, memory, pointer);
+        consume(p, y_map, memory, pointer);
     }
 }
 

@@ -1,8 +1,9 @@
 // Rows in the order of a product's blocks: the row made for entry t is row place_of[t]. Without ACTIVATES it is
-// row t / top_k of x; with it what the activation makes of row t of gate_up. Rows of padding stay as they are.
+// row t / top_k of x; with it what the activation makes of the row of gate_up in the same place. Rows of padding
+// stay as they are.
 //
 //   x         16-bit [entries / top_k, size_k]; written by none but older kernels than the last one
-//   gate_up   16-bit [entries, width], whose width is size_k (gate alone) or 2 * size_k
+//   gate_up   16-bit [places, width], whose width is size_k (gate alone) or 2 * size_k
 //   gathered  16-bit [places, size_k]
 //   place_of  int32 [entries] of `moe_align_block_size`; negative: the entry has no row
 //
@@ -31,9 +32,9 @@ extern "C" __global__ void moe_gather(const uint4 *__restrict__ gate_up,
         return;
     }
     const int place = __ldcg(place_of + entry);
-    const uint4 made = activate_piece(activation, gate_up, entry, pieces, piece);
     if (place >= 0) {
-        gathered[static_cast<size_t>(place) * pieces + piece] = made;
+        gathered[static_cast<size_t>(place) * pieces + piece] =
+            activate_piece(activation, gate_up, place, pieces, piece);
     }
 }
 

@@ -4,14 +4,17 @@
 //   down  16-bit [rows, top_k, size_n]
 //   y     16-bit [rows, size_n]
 //
-// With HAS_IDS slots without an expert of this rank do not count, so that nobody need clear them:
+// With SLOTS 1 slots without an expert of this rank do not count, so that nobody need clear them:
 //   topk_ids  int32 [rows, top_k]
 //   expert_of int32 [num_experts]: -1 where an expert is not here; null: all are
+// With SLOTS 2 slots without a place do not count:
+//   down      16-bit [places, size_n]
+//   place_of  int32 [rows, top_k] of `moe_align_block_size`: the row of a slot; negative: none
 //
-// Compile-time parameters: IS_BF16 (half.cuh); HAS_IDS: 0 or 1; WIDTH: 1, or 8 where that divides size_n.
+// Compile-time parameters: IS_BF16 (half.cuh); SLOTS: 0 to 2; WIDTH: 1, or 8 where that divides size_n.
 // One thread writes WIDTH elements. Launch with a grid (rows, blocks for size_n / WIDTH threads).
 
-#if !defined(HAS_IDS) || !defined(WIDTH)
+#if !defined(SLOTS) || !defined(WIDTH)
 #error "a parameter is missing"
 #endif
 
@@ -31,11 +34,14 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
                                    Piece *__restrict__ y,
                                    unsigned top_k,
                                    unsigned size_n
-#if HAS_IDS
+#if SLOTS == 1
                                    ,
                                    const int *__restrict__ topk_ids,
                                    const int *__restrict__ expert_of,
                                    unsigned num_experts
+#elif SLOTS == 2
+                                   ,
+                                   const int *__restrict__ place_of
 #endif
 ) {
     wait_for_last_kernel();
@@ -51,14 +57,18 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
     // so that no read waits for another.
 #pragma unroll 8
     for (unsigned j = 0; j < top_k; ++j) {
-        Elements slot;
-        slot.all = down[(first + j) * pieces + piece];
-#if HAS_IDS
+        size_t of = first + j;
+        bool is_here = true;
+#if SLOTS == 1
         const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
-        const bool is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
-#else
-        const bool is_here = true;
+        is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
+#elif SLOTS == 2
+        const int place = place_of[first + j];
+        is_here = place >= 0;
+        of = is_here ? place : 0;
 #endif
+        Elements slot;
+        slot.all = down[of * pieces + piece];
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
             sum[i] = __fadd_rn(sum[i], is_here ? widen(slot.of[i]) : 0.0f);

@@ -26,7 +26,7 @@ pub(crate) static ROW: Row = Row {
 pub(crate) enum Made {
     /// Row entry / `top_k` of x.
     Copied { top_k: u32 },
-    /// Row entry of `gate_up`.
+    /// The row of `gate_up` in the same place.
     Activated(Activation),
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 pub(crate) enum From<'a> {
     /// x `[entries / top_k, size_k]`: a row for each `top_k` entries.
     X { x: &'a Buffer<u16>, top_k: usize },
-    /// The activation of `gate_up`, whose rows are the entries'.
+    /// The activation of `gate_up` `[places, width]`, whose rows stand in the same order.
     GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
 }
 
@@ -66,13 +66,16 @@ pub(crate) fn gather_on_device(
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let (buffer, width, top_k, made) = match from {
+    let (entries, places) = (blocks.entries(), blocks.places());
+    // Each row is one for so many of the rows that there must be.
+    let (buffer, width, top_k, rows, made) = match from {
         From::X { x, top_k } => {
             let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
-            (x, size_k, top_k, Made::Copied { top_k: top_k_32 })
+            (x, size_k, top_k, entries, Made::Copied { top_k: top_k_32 })
         }
         From::GateUp { gate_up, activation } => {
-            (gate_up, activation.width_in(size_k), 1, Made::Activated(activation.into()))
+            let width = activation.width_in(size_k);
+            (gate_up, width, 1, places, Made::Activated(activation.into()))
         }
     };
     let here = buffer.is_on(device) && blocks.is_on(device) && gathered.is_on(device);
@@ -82,12 +85,11 @@ pub(crate) fn gather_on_device(
     if !size_k.is_multiple_of(8) {
         return Err(AccelError::argument(&ROW, "size_k", size_k, "a multiple of 8"));
     }
-    let entries = blocks.entries();
     if !buffer.len().is_multiple_of(width)
-        || (buffer.len() / width).checked_mul(top_k) != Some(entries)
+        || (buffer.len() / width).checked_mul(top_k) != Some(rows)
     {
         let found = format!("{} elements", buffer.len());
-        let expected = format!("rows of {width}, {top_k} entries each, of {entries}");
+        let expected = format!("rows of {width}, each for {top_k} of {rows}");
         return Err(AccelError::argument(&ROW, "rows", found, expected));
     }
     let pieces = size_k / 8;
@@ -95,7 +97,6 @@ pub(crate) fn gather_on_device(
     if pieces > 65535 * 256 {
         return Err(AccelError::argument(&ROW, "size_k", size_k, "fewer columns"));
     }
-    let places = blocks.places();
     if gathered.len() / size_k < places {
         let found = format!("{} elements", gathered.len());
         let expected = format!("at least {places} rows of {size_k}");

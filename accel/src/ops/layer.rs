@@ -252,7 +252,7 @@ impl MarlinLayer {
             _ => &*activated,
         };
         launch(device, activated, &self.w2, down, *w2, Some(second))?;
-        let slots = Slots { topk_ids, runs: &self.runs };
+        let slots = Slots::OfExperts { topk_ids, runs: &self.runs };
         sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
     }
 }

@@ -150,7 +150,7 @@ impl MarlinLayerA8 {
         let weights = (!on_input).then_some(topk_weights);
         let routed = Routed { blocks, top_k: 1, topk_weights: weights };
         moe_marlin_gemm_a8(device, rows, &self.w2, &mut work.down, routed)?;
-        let slots = Slots { topk_ids, runs: &self.runs };
+        let slots = Slots::OfExperts { topk_ids, runs: &self.runs };
         sum_on_device(device, &work.down, dtype, work.top_k, shape.size_n, Some(slots), y)
     }
 

@@ -2,7 +2,10 @@
 
 use marlinspike::scalar::ScalarType;
 
-use super::{align::Runs, check};
+use super::{
+    align::{DeviceBlocks, Runs},
+    check,
+};
 use crate::{
     device::Device,
     error::AccelError,
@@ -17,7 +20,7 @@ pub(crate) static ROW: Row = Row {
     source: "moe_sum",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("HAS_IDS", &[0, 1]), ("WIDTH", &[1, 8])]),
+    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("SLOTS", &[0, 1, 2]), ("WIDTH", &[1, 8])]),
 };
 
 /// Numbers of a launch, checked against the lengths of its buffers.
@@ -49,21 +52,26 @@ pub fn moe_sum(
     device.download(&y)
 }
 
-/// Which slots of a token count.
+/// Which slots of a token count: those whose expert is here, as if the others were zero.
 #[derive(Debug, Clone, Copy)]
-pub struct Slots<'a> {
-    /// `[rows, top_k]`.
-    pub topk_ids: &'a Buffer<i32>,
-    /// The experts that are here.
-    pub runs: &'a Runs,
+pub enum Slots<'a> {
+    /// Of `down` in the slots' order.
+    OfExperts {
+        /// `[rows, top_k]`.
+        topk_ids: &'a Buffer<i32>,
+        /// The experts that are here.
+        runs: &'a Runs,
+    },
+    /// Of `down` `[places, size_n]`: a slot's row is at its place, and one without a place is not here.
+    InBlocks(&'a DeviceBlocks),
 }
 
-/// [`moe_sum`] in the device's memory; with `slots`, of those alone whose expert is here, as if the
-/// others were zero.
+/// [`moe_sum`] in the device's memory; with `slots`, of some alone.
 ///
 /// # Errors
-/// [`AccelError::Argument`] for another type, a `down` that is not whole tokens, a `y` that has not
-/// as many rows, and ids that are not one for each slot; those of preparing and running a kernel.
+/// [`AccelError::Argument`] for another type, a `down` that is not whole tokens or not a row for each
+/// place, a `y` that has not as many rows, and ids or places that are not one for each slot; those of
+/// preparing and running a kernel.
 pub fn sum_on_device(
     device: &Device,
     down: &Buffer<u16>,
@@ -73,13 +81,25 @@ pub fn sum_on_device(
     slots: Option<Slots<'_>>,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let slots_here = |s: &Slots<'_>| s.topk_ids.is_on(device) && s.runs.run_of.is_on(device);
+    let slots_here = |slots: &Slots<'_>| match slots {
+        Slots::OfExperts { topk_ids, runs } => topk_ids.is_on(device) && runs.is_on(device),
+        Slots::InBlocks(blocks) => blocks.is_on(device),
+    };
     let here = down.is_on(device) && y.is_on(device) && slots.as_ref().is_none_or(slots_here);
     check::on(&ROW, device, here)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let (k, n) = (check::positive(&ROW, "top_k", top_k)?, check::positive(&ROW, "size_n", size_n)?);
-    let token = top_k.checked_mul(size_n).unwrap_or(0);
-    let rows = check::rows(&ROW, "down", down.len(), token)?;
+    let rows = if let Some(Slots::InBlocks(blocks)) = slots {
+        if down.len() / size_n < blocks.places() {
+            let found = format!("{} elements", down.len());
+            let expected = format!("at least {} rows of {size_n}", blocks.places());
+            return Err(AccelError::argument(&ROW, "down", found, expected));
+        }
+        check::rows(&ROW, "y", y.len(), size_n)?
+    } else {
+        let token = top_k.checked_mul(size_n).unwrap_or(0);
+        check::rows(&ROW, "down", down.len(), token)?
+    };
     if y.len() != rows as usize * size_n {
         let found = format!("{} elements", y.len());
         return Err(AccelError::argument(&ROW, "y", found, format!("[{rows}, {size_n}]")));
@@ -89,12 +109,16 @@ pub fn sum_on_device(
     if size_n / width > 65535 * 256 {
         return Err(AccelError::argument(&ROW, "size_n", size_n, "fewer columns"));
     }
-    if let Some(slots) = slots.filter(|slots| slots.topk_ids.len() != rows as usize * top_k) {
-        let found = format!("{} entries", slots.topk_ids.len());
+    let (kind, entries) = match slots {
+        None => (0, None),
+        Some(Slots::OfExperts { topk_ids, .. }) => (1, Some(topk_ids.len())),
+        Some(Slots::InBlocks(blocks)) => (2, Some(blocks.entries())),
+    };
+    if let Some(found) = entries.filter(|&entries| entries != rows as usize * top_k) {
+        let found = format!("{found} entries");
         return Err(AccelError::argument(&ROW, "topk_ids", found, format!("[{rows}, {top_k}]")));
     }
     let width = width as u32;
-    let has_ids = ("HAS_IDS", u32::from(slots.is_some()));
-    let function = device.function(&ROW, &[is_bf16, has_ids, ("WIDTH", width)])?;
+    let function = device.function(&ROW, &[is_bf16, ("SLOTS", kind), ("WIDTH", width)])?;
     raw::moe::sum(device, &function, &Args { rows, top_k: k, size_n: n, width }, down, slots, y)
 }

@@ -14,16 +14,16 @@ use cudarc::driver::{
 use super::launch::{Argument, address, launch as launch_early, with_shared_memory};
 use crate::{device::Device, memory::Buffer, ops::gemm::many::ManyGemm};
 
-/// x `[rows, size_k]` in boxes of 64 k and `box_rows` rows, for the copy engine.
+/// A matrix `[rows, columns]` in boxes of 64 columns and `box_rows` rows, for the copy engine.
 fn boxes(
-    x: &Buffer<u16>,
+    matrix: &Buffer<u16>,
     rows: u32,
-    size_k: u32,
+    columns: u32,
     box_rows: u32,
 ) -> Result<CUtensorMap, DriverError> {
     let mut map = CUtensorMap { opaque: [0; 16] };
-    let sizes = [u64::from(size_k), u64::from(rows)];
-    let row_bytes = [u64::from(size_k) * 2];
+    let sizes = [u64::from(columns), u64::from(rows)];
+    let row_bytes = [u64::from(columns) * 2];
     // SAFETY: every pointer is to a live value of as many elements as a matrix of two dimensions has; the
     // address is only kept in the map, which a kernel uses while the buffer lives.
     unsafe {
@@ -31,7 +31,7 @@ fn boxes(
             &mut map,
             DataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
             2,
-            ptr::with_exposed_provenance_mut(address(x) as usize),
+            ptr::with_exposed_provenance_mut(address(matrix) as usize),
             sizes.as_ptr(),
             row_bytes.as_ptr(),
             [64, box_rows].as_ptr(),
@@ -62,12 +62,12 @@ pub(crate) fn launch(
     device.stream().context().bind_to_thread()?;
     let mut arguments = vec![
         Argument::TensorMap(boxes(gemm.x, gemm.rows, gemm.size_k, gemm.plan.rows)?),
+        Argument::TensorMap(boxes(gemm.y, gemm.rows, gemm.size_n, gemm.plan.rows)?),
         (&weight.qweight).into(),
         (&weight.scales).into(),
         weight.zeros.as_ref().into(),
         weight.bias.as_ref().into(),
         weight.global_scale.as_ref().into(),
-        (&*gemm.y).into(),
         gemm.size_m.into(),
         gemm.size_n.into(),
         gemm.size_k.into(),
@@ -80,21 +80,19 @@ pub(crate) fn launch(
         arguments.push((&blocks.num_tokens_post_padded).into());
         arguments.push(topk_weights.into());
     }
-    arguments.push(gemm.plan.rows.into());
     arguments.push(gemm.raster.into());
     arguments.push((&gemm.handover.totals).into());
     arguments.push((&gemm.handover.are_there).into());
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
-    // device. `ManyGemm` holds only checked values: x has `rows` rows of size_k, of which the copy engine
-    // reads no others, y has size_m of size_n; the weight's buffers are what the reference packs for that
+    // device. `ManyGemm` holds only checked values: x has `rows` rows of size_k, y as many of size_n, and the
+    // copy engine reads and writes no others; the weight's buffers are what the reference packs for that
     // shape, N a multiple of 64, K of 64 and of the group, and columns of a tile beyond N are not read;
     // at most 8 chunks of chunk_k, a multiple of 128, make K. Zeros are read only where HAS_ZERO, which the
-    // weight's form says. Every element of y is written by one thread, rows beyond size_m are not. Shared
-    // memory is as large as the source demands.
+    // weight's form says. Every element of y is written once. Shared memory is as large as the source demands.
     // With experts: `DeviceBlocks` are room for this M and block size, zero until the alignment kernel
-    // writes it, so that entries are below size_m or padding and experts below the weight's; x has a row
-    // for each place of every block; there are as many router weights as rows. The kernel waits before it
-    // reads what another wrote.
+    // writes it, so that entries are below size_m or padding and experts below the weight's; x and y have a
+    // row for each place of every block; there are as many router weights as entries. The kernel waits
+    // before it reads what another wrote.
     // `Handover` has room for the totals of a tile of every thread block, of which there are no more than
     // multiprocessors; a kernel leaves `are_there` zero, and the next one waits for it.
     unsafe { launch_early(device, function, config, arguments) }

@@ -144,7 +144,7 @@ pub(crate) fn gather(
     };
     // SAFETY: the arguments are the entry point's, in its order and of its types. There is a place below
     // those of `gathered`, or a negative number, for each entry: zero until the alignment kernel writes it;
-    // `from` has entries / top_k rows of size_k, or as many as entries of the activation's width
+    // `from` has entries / top_k rows of size_k, or as many as `gathered` of the activation's width
     // (checked). A row has its own threads, which write after they have waited. What they read of x
     // before, the last kernel does not write: `gather_on_device` says so to its callers.
     ended(gather::ROW.name, unsafe { launch(device, function, config, arguments) })
@@ -173,8 +173,8 @@ pub(crate) fn activate(
     ended(activation::ROW.name, unsafe { launch(device, function, config, arguments) })
 }
 
-/// Launches a sum: `function` is the entry point of `moe_sum.cu`, with HAS_IDS where there are `slots`;
-/// `down` has top_k rows of size_n for each of `y`, and there is an id for each.
+/// Launches a sum: `function` is the entry point of `moe_sum.cu`, with SLOTS as `slots` says; `down` has
+/// top_k rows of size_n for each of `y`, or one for each place, and there is an id or a place for each slot.
 pub(crate) fn sum(
     device: &Device,
     function: &CudaFunction,
@@ -183,13 +183,16 @@ pub(crate) fn sum(
     slots: Option<sum::Slots<'_>>,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    // At most 8192.
-    let num_experts = slots.map_or(0, |slots| slots.runs.run_of.len() as u32);
     let mut arguments = vec![down.into(), (&*y).into(), args.top_k.into(), args.size_n.into()];
-    if let Some(slots) = slots {
-        let of_slots: [Argument; 3] =
-            [slots.topk_ids.into(), slots.runs.expert_of.as_ref().into(), num_experts.into()];
-        arguments.extend(of_slots);
+    match slots {
+        None => {}
+        Some(sum::Slots::OfExperts { topk_ids, runs }) => {
+            // At most 8192.
+            let num_experts = runs.run_of.len() as u32;
+            let ids = [topk_ids.into(), runs.expert_of.as_ref().into(), num_experts.into()];
+            arguments.extend::<[Argument; 3]>(ids);
+        }
+        Some(sum::Slots::InBlocks(blocks)) => arguments.push(blocks.place_of().into()),
     }
     let config = LaunchConfig {
         grid_dim: (args.rows, (args.size_n / args.width).div_ceil(256), 1),
@@ -197,8 +200,9 @@ pub(crate) fn sum(
         shared_mem_bytes: 0,
     };
     // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` holds the rows of
-    // y and their columns, of which WIDTH divides the number; down has top_k times as many, and there are top_k ids for each row of y (its maker
-    // checked). Ids beyond run_of are not looked up. Each element has one thread, which waits
-    // first.
+    // y and their columns, of which WIDTH divides the number; down has top_k times as many, or a row for each
+    // place, and there are top_k ids or places for each row of y (its maker checked). Ids beyond run_of are
+    // not looked up, places are below those that there is room for or negative. Each element has one thread,
+    // which waits first.
     ended(sum::ROW.name, unsafe { launch(device, function, config, arguments) })
 }

@@ -35,18 +35,6 @@ __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes)
                  : "memory");
 }
 
-// Arrives at the same barrier of thread block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-        "}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
 // Copies `bytes`, a multiple of 16, of contiguous memory; the barrier counts them.
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes,
                                           unsigned barrier) {
@@ -72,19 +60,36 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, unsi
         : "memory");
 }
 
-// The same to that place of every thread block of the cluster that `mask` names, each of whose
-// barriers counts it.
-__device__ __forceinline__ void copy_box_to_all(unsigned to, const TensorMap &map, unsigned column,
-                                                unsigned row, unsigned barrier,
-                                                unsigned short mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask)
-        : "memory");
+// Writes shared memory at `from` to the map's box whose first element is in that column and row; what the
+// matrix has not is left out. This thread's next `commit_stores` counts it.
+__device__ __forceinline__ void store_box(const TensorMap &map, unsigned column, unsigned row,
+                                          unsigned from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                     &map),
+                 "r"(column), "r"(row), "r"(from)
+                 : "memory");
 }
 
-// What this thread wrote to shared memory before is seen by matrix instructions that read it later.
+__device__ __forceinline__ void commit_stores() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until this thread's stores have read what they write.
+__device__ __forceinline__ void wait_for_stores_to_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Waits until this thread's stores are done.
+__device__ __forceinline__ void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// A barrier of the warpgroup of that number: barrier 0 is the whole block's.
+__device__ __forceinline__ void warpgroup_sync(unsigned warpgroup) {
+    asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+}
+
+// What this thread wrote to shared memory before is seen by the copy engine, which reads it later.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -17,18 +17,18 @@
 #define TILE_PIECES (32 * (BITS / 4))
 #define ROW_PIECES (N_TILE / 64 * TILE_PIECES)
 
-// Shared memory: rings of x, weights, scales and zeros; what consumers turn round; barriers.
+// Shared memory: rings of x, weights, scales and zeros; a finished tile, for each 64 columns a box of
+// the copy engine's; barriers.
 #define X_BYTES (ROWS * 128)
 #define WEIGHT_BYTES (4 * ROW_PIECES * 16)
 #define SCALE_BYTES (GROUPS * N_TILE * SCALE_SIZE)
 #define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
-#define WEIGHTS_AT (STAGES * X_BYTES)
+#define BOX_BYTES (ROWS * 128)
+#define Y_AT (STAGES * X_BYTES)
+#define WEIGHTS_AT (Y_AT + N_TILE / 64 * BOX_BYTES)
 #define SCALES_AT (WEIGHTS_AT + STAGES * WEIGHT_BYTES)
 #define ZEROS_AT (SCALES_AT + STAGES * SCALE_BYTES)
-#define TURN_AT (ZEROS_AT + STAGES * ZERO_BYTES)
-#define TURNED_ROWS (1024 / COLUMNS)
-#define TURN_BYTES (TURNED_ROWS * COLUMNS * 2)  // of a warp
-#define FULL_AT (TURN_AT + WARPS * TURN_BYTES)
+#define FULL_AT (ZEROS_AT + STAGES * ZERO_BYTES)
 #define EMPTY_AT (FULL_AT + STAGES * 8)
 #define PIECES_AT ((EMPTY_AT + STAGES * 8 + 15) / 16 * 16)
 // With experts each slot has room for the entries of a piece's rows: they come with its first stage.
@@ -50,7 +50,6 @@ struct Product {
     const unsigned *zeros;
     const unsigned short *bias;
     const float *global_scale;
-    unsigned short *y;
     unsigned size_m, size_n, size_k, chunk_k, group_size;
 #if IS_MOE
     const int *sorted_token_ids;
@@ -58,7 +57,7 @@ struct Product {
     const int *num_tokens_post_padded;
     const float *topk_weights;
 #endif
-    unsigned block_rows, raster;
+    unsigned raster;
     float4 *totals;
     unsigned *are_there;
 
@@ -66,9 +65,9 @@ struct Product {
 
     __device__ unsigned blocks() const {
 #if IS_MOE
-        return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / block_rows;
+        return static_cast<unsigned>(__ldcg(num_tokens_post_padded)) / ROWS;
 #else
-        return (size_m + block_rows - 1) / block_rows;
+        return (size_m + ROWS - 1) / ROWS;
 #endif
     }
 
@@ -89,7 +88,7 @@ struct Product {
 #else
         constexpr int expert = 0;
 #endif
-        return {block * block_rows, in / side * N_TILE, expert, 0, static_cast<unsigned short>(chunks())};
+        return {block * ROWS, in / side * N_TILE, expert, 0, static_cast<unsigned short>(chunks())};
     }
 };
 
@@ -188,7 +187,6 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
         const unsigned *zero_from = p.zeros + (first_group * p.size_n + piece.n0) / 8;
 #endif
 #endif
-        [[maybe_unused]] const unsigned entry_bytes = IS_MOE * p.block_rows * 4;
         const unsigned bytes = X_BYTES + columns * (STAGE_K * BITS / 8 + GROUPS * SCALE_SIZE) +
                                HAS_ZERO * GROUPS * columns / 2;
         for (unsigned stage = 0; stage < stages; ++stage) {
@@ -198,13 +196,13 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
                 if (stage == 0) {
                     pieces[place.slot] = piece;
                 }
-                barrier_expect(full, bytes + (stage == 0 ? entry_bytes : 0));
+                barrier_expect(full, bytes + (stage == 0 ? ENTRY_BYTES : 0));
                 copy_box(memory + place.slot * X_BYTES, x_map, begin + stage * STAGE_K, piece.row, full);
             }
 #if IS_MOE
             if (part == 1 && stage == 0) {
                 copy_bulk(memory + ENTRIES_AT + place.slot * ENTRY_BYTES,
-                          p.sorted_token_ids + piece.row, entry_bytes, full);
+                          p.sorted_token_ids + piece.row, ENTRY_BYTES, full);
             }
 #endif
             copy_bulk(memory + WEIGHTS_AT + place.slot * WEIGHT_BYTES + part * (ROW_PIECES * 16),

@@ -72,13 +72,14 @@ impl Handover {
 /// A product that was checked: holding one proves that a launch with it stays inside its buffers.
 #[derive(Debug)]
 pub(crate) struct ManyGemm<'a> {
-    /// Without experts `[size_m, size_k]`; with them rows in the order of their blocks.
+    /// `[rows, size_k]`; with experts rows in the order of their blocks.
     pub(crate) x: &'a Buffer<u16>,
-    /// Rows of x.
-    pub(crate) rows: u32,
     pub(crate) weight: &'a MarlinWeight,
+    /// `[rows, size_n]`, in the order of x.
     pub(crate) y: &'a mut Buffer<u16>,
-    /// Rows of y.
+    /// Rows of x and y.
+    pub(crate) rows: u32,
+    /// Rows, without padding: with experts entries.
     pub(crate) size_m: u32,
     pub(crate) size_n: u32,
     pub(crate) size_k: u32,
@@ -117,7 +118,7 @@ pub fn marlin_gemm_many_rows(
     if size_m == 0 {
         return Ok(());
     }
-    launch(device, plan, weight, (x, size_m), (y, size_m), None)
+    launch(device, plan, weight, x, y, size_m, None)
 }
 
 /// Rows of x in the order of blocks, of which each expert's product makes rows of y.
@@ -127,16 +128,16 @@ pub(crate) struct Gathered<'a> {
     pub(crate) x: &'a Buffer<u16>,
     /// Of [`ManyRows::rows`] entries.
     pub(crate) blocks: &'a DeviceBlocks,
-    /// Multiplies row t of y before it is rounded.
+    /// Multiplies entry t's row of y before it is rounded.
     pub(crate) topk_weights: Option<&'a Buffer<f32>>,
 }
 
-/// Row t of y = the row of x gathered for entry t · W of the expert that t is routed to, plus bias,
-/// times router weight. Rows without an expert of this rank stay as they are.
+/// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is routed to,
+/// plus bias, times router weight. Rows of padding hold anything then.
 ///
 /// # Errors
 /// As [`marlin_gemm_many_rows`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's,
-/// and where router weights are not one for each row of y.
+/// and where router weights are not one for each entry.
 pub(crate) fn moe_many_rows(
     device: &Device,
     gathered: Gathered<'_>,
@@ -154,35 +155,38 @@ pub(crate) fn moe_many_rows(
     ];
     checks::on_device(&MOE, device, &parts)?;
     let (shape, entries) = (weight.shape(), blocks.entries());
-    if x.len() < blocks.most_blocks() * blocks.block_size() * shape.size_k {
-        let expected = format!("{} blocks of rows of {}", blocks.most_blocks(), shape.size_k);
-        let found = format!("{} elements", x.len());
-        return Err(AccelError::argument(&MOE, "x", found, expected));
+    let places = blocks.places();
+    for (what, buffer, width) in [("x", x, shape.size_k), ("y", &*y, shape.size_n)] {
+        if buffer.len() / width < places {
+            let found = format!("{} elements", buffer.len());
+            let expected = format!("at least {places} rows of {width}");
+            return Err(AccelError::argument(&MOE, what, found, expected));
+        }
     }
-    let size_m = checks::rows_of_y(&MOE, entries, 1, y, shape.size_n)?;
-    checks::blocks(&MOE, blocks, plan.rows as usize, size_m, weight.experts())?;
-    checks::router_weights(&MOE, topk_weights, size_m)?;
-    if size_m == 0 {
+    checks::blocks(&MOE, blocks, plan.rows as usize, entries, weight.experts())?;
+    checks::router_weights(&MOE, topk_weights, entries)?;
+    if entries == 0 {
         return Ok(());
     }
-    let rows = blocks.most_blocks() * blocks.block_size();
-    launch(device, plan, weight, (x, rows), (y, size_m), Some((blocks, topk_weights)))
+    launch(device, plan, weight, x, y, entries, Some((blocks, topk_weights)))
 }
 
-/// Launches a checked product of `rows` rows of x, of which `size_m` rows of y are made.
+/// Launches a checked product of `size_m` rows, with experts entries, which stand in their blocks.
 fn launch(
     device: &Device,
     plan: ManyRows,
     weight: &MarlinWeight,
-    (x, rows): (&Buffer<u16>, usize),
-    (y, size_m): (&mut Buffer<u16>, usize),
+    x: &Buffer<u16>,
+    y: &mut Buffer<u16>,
+    size_m: usize,
     experts: Option<(&DeviceBlocks, Option<&Buffer<f32>>)>,
 ) -> Result<(), AccelError> {
     let row = if experts.is_some() { &MOE } else { &ROW };
     plan.validate(row, device, weight)?;
     let (shape, form) = (weight.shape(), weight.form());
-    let blocks = rows.div_ceil(plan.rows as usize);
-    let tiles = blocks.saturating_mul(shape.size_n.div_ceil(plan.n_tile() as usize));
+    let rows = experts.map_or(size_m, |(blocks, _)| blocks.places());
+    let blocks_of_rows = rows.div_ceil(plan.rows as usize);
+    let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(plan.n_tile() as usize));
     // Tiles are counted in 32 bits, raster and all.
     if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
         let found = format!("{rows} rows in {tiles} tiles");
@@ -195,9 +199,9 @@ fn launch(
     let function = device.function(row, &defines(weight.dtype(), &form, is_moe, plan))?;
     let gemm = ManyGemm {
         x,
-        rows: rows as u32,
         weight,
         y,
+        rows: rows as u32,
         // No more than rows; `MarlinWeight` holds both sizes below 2^31.
         size_m: size_m as u32,
         size_n: shape.size_n as u32,

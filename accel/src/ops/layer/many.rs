@@ -1,5 +1,5 @@
-//! A layer whose experts have many rows each: tokens gathered in the order of their blocks, both products
-//! by [`ManyRows`], between them the activation into that order.
+//! A layer whose experts have many rows each: tokens gathered in the order of their blocks, in which all stays
+//! until the sum; both products by [`ManyRows`].
 
 use super::{MarlinLayer, ROW, Stages, Workspace};
 use crate::{
@@ -18,13 +18,14 @@ use crate::{
     },
 };
 
-/// What such a layer writes between its stages, for a fixed number of tokens.
+/// What such a layer writes between its stages, for a fixed number of tokens: rows in the order of the
+/// blocks.
 #[derive(Debug)]
 pub(super) struct Many {
     top_k: usize,
     blocks: DeviceBlocks,
     plans: [ManyRows; 2],
-    /// x, then what the activation makes of `gate_up`, in the order of the blocks.
+    /// x, then what the activation makes of `gate_up`.
     gathered: Buffer<u16>,
     gate_up: Buffer<u16>,
     down: Buffer<u16>,
@@ -83,8 +84,8 @@ impl MarlinLayer {
             blocks,
             plans,
             gathered: device.zeroed(places * shape13.size_k.max(shape2.size_k))?,
-            gate_up: device.zeroed(entries * shape13.size_n)?,
-            down: device.zeroed(entries * shape2.size_n)?,
+            gate_up: device.zeroed(places * shape13.size_n)?,
+            down: device.zeroed(places * shape2.size_n)?,
         })))
     }
 
@@ -112,7 +113,7 @@ impl MarlinLayer {
         let weights = (!on_input).then_some(topk_weights);
         let rows = Gathered { x: gathered, blocks, topk_weights: weights };
         moe_many_rows(device, rows, &self.w2, down, plans[1])?;
-        let slots = Slots { topk_ids, runs: &self.runs };
+        let slots = Slots::InBlocks(blocks);
         sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
     }
 }

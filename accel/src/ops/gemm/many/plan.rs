@@ -84,12 +84,8 @@ impl ManyRows {
         let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
         // Two barriers, a piece and, with experts, the entries of its rows.
         let about = 32 + 4 * self.rows;
-        (stage + about, 16 + self.warps * self.turned_rows() * self.columns * 2)
-    }
-
-    /// Rows that a warp turns round at once: `TURNED_ROWS`.
-    fn turned_rows(self) -> u32 {
-        1024 / self.columns
+        let tile = self.rows * n * 2;
+        (stage + about, 16 + tile)
     }
 
     fn stages(self, form: &[Define]) -> u32 {
