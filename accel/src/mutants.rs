@@ -116,8 +116,8 @@ pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "router weight of the neighbouring row",
         "marlin_gemm_wgmma",
-        "__shfl_sync(~0u, rows.weights[first / 32], of)",
-        "__shfl_sync(~0u, rows.weights[first / 32], of ^ 1u)",
+        "__shfl_sync(~0u, weights.of[first / 32], of)",
+        "__shfl_sync(~0u, weights.of[first / 32], of ^ 1u)",
     ),
     Mutant::new(
         "a code that equals its zero point",
@@ -158,8 +158,8 @@ pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "slots added from the last",
         "moe_sum",
-        "down[(first + j) * pieces",
-        "down[(first + top_k - 1 - j) * pieces",
+        "size_t of = first + j;",
+        "size_t of = first + top_k - 1 - j;",
     ),
     Mutant::new("saturation to NaN", "per_token_quant_fp8", ", 0x7eu);", ", 0x7fu);"),
     Mutant::new(

@@ -54,6 +54,10 @@
 // With halves a thread block computes 64 columns of gate and the same 64 of up: N_TILE is 128, and N / 2
 // a multiple of 64.
 //
+// The chunks' sums meet in shared memory. Where thread blocks share the chunks, each adds up its part of the
+// columns, and the others bring theirs there as soon as they have them: a barrier of that block counts the
+// bytes, so that nobody waits for memory to settle and nobody asks for what another block has.
+//
 // Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
 // be; TEAMS * N_TILE / COLUMNS * 32 threads, dynamic shared memory as at the end of this file. K is a
 // multiple of 64, chunk_k too, K <= TEAMS * RANKS * chunk_k.
@@ -82,11 +86,14 @@
 #define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
 #define RING_BYTES (STAGES * STAGE_BYTES)
 
-// A row of partial sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
-#define PITCH (N_TILE + 4)
-#define SUM_BYTES (ROWS * PITCH * 4)
 // Of each 64 columns every rank adds up its part.
 #define PART (64 / RANKS)
+// A row of sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
+#define PITCH (N_TILE / RANKS + 4)
+#define SUM_BYTES (ROWS * PITCH * 4)  // of a chunk
+// In the place of the rings, but where another rank's may come while they are still read behind them.
+#define SUMS_AT (RANKS > 1 ? TEAMS * RING_BYTES : 0)
+#define BARRIER_AT (SUMS_AT + CHUNKS * SUM_BYTES)
 
 // A barrier of one team's warps.
 __device__ __forceinline__ void team_sync(unsigned team) {
@@ -189,8 +196,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     zeros += expert * groups * (size_n / 8);
 #endif
 
+#if RANKS > 1
+    const unsigned sums_are_there = shared_address(memory) + BARRIER_AT;
+    if (threadIdx.x == 0) {
+        barrier_init(sums_are_there, 1);
+        fence_barrier_init();
+    }
+    cluster_arrive_relaxed();
+#endif
+
     // This team's chunk of k: empty where K has fewer chunks.
-    const unsigned begin = min((rank * TEAMS + team) * chunk_k, size_k);
+    const unsigned own_chunk = rank * TEAMS + team, begin = min(own_chunk * chunk_k, size_k);
     const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
     const unsigned ring = shared_address(memory) + team * RING_BYTES;
 
@@ -426,42 +442,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
 #endif
 
-    // Every ring is read: the sums take their place.
+    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
+#if RANKS > 1
+    // Barriers of all ranks are ready.
+    cluster_wait();
+#else
+    // Every ring is read.
     copy_wait<0>();
     __syncthreads();
-    float *sums = reinterpret_cast<float *>(memory) + team * (SUM_BYTES / 4) + warp_n;
+#endif
+    const unsigned sums = shared_address(memory) + SUMS_AT;
+    if (own_chunk < chunks) {
 #pragma unroll
-    for (int j = 0; j < FRAGMENTS; ++j) {
+        for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+            // Eight columns, of one rank.
+            const unsigned n = warp_n + i * 8, in_64 = n % 64;
+            const unsigned to = sums + own_chunk * SUM_BYTES +
+                                (n / 64 * PART + in_64 % PART + lane / 4) * 4;
+#if RANKS > 1
+            const unsigned to_rank = of_rank(to, in_64 / PART);
+            const unsigned barrier = of_rank(sums_are_there, in_64 / PART);
+#endif
 #pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-            // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
-            float *to = sums + (m * 8 + lane % 4 * 2) * PITCH + j * 16 + lane / 4;
-            to[0] = sum[j][m][0];
-            to[PITCH] = sum[j][m][1];
-            to[8] = sum[j][m][2];
-            to[PITCH + 8] = sum[j][m][3];
+            for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const unsigned row = m * 8 + lane % 4 * 2 + r;
+                    const float value = sum[i / 2][m][i % 2 * 2 + r];
+                    if (row < rows) {
+#if RANKS > 1
+                        store_to_rank(to_rank + row * (PITCH * 4), value, barrier);
+#else
+                        store_shared(to + row * (PITCH * 4), value);
+#endif
+                    }
+                }
+            }
         }
     }
 #if RANKS > 1
-    cluster_arrive();
-    cluster_wait();
+    if (threadIdx.x == 0) {
+        barrier_expect(sums_are_there, chunks * rows * (N_TILE / RANKS * 4));
+    }
+    barrier_wait_for_cluster(sums_are_there, 0);
 #else
     __syncthreads();
 #endif
 
     // Two neighbouring columns at a time, of this rank's part of each 64: `n` counts in the tile.
-    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k, base = shared_address(memory);
     const auto total = [&](unsigned row, unsigned e, unsigned n) {
         float2 of_chunk[CHUNKS];
 #pragma unroll
         for (unsigned c = 0; c < CHUNKS; ++c) {
-            // Behind the last chunk stand sums of no k.
-            const unsigned from = base + c % TEAMS * SUM_BYTES + (row * PITCH + n) * 4;
-#if RANKS > 1
-            of_chunk[c] = load_from_rank(of_rank(from, c / TEAMS));
-#else
-            of_chunk[c] = load_shared(from);
-#endif
+            // Behind the last chunk stands anything.
+            const unsigned at = row * PITCH + n / 64 * PART + n % PART;
+            of_chunk[c] = load_shared(sums + c * SUM_BYTES + at * 4);
         }
         float2 sum = of_chunk[0];
 #pragma unroll
@@ -517,12 +552,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             static_cast<unsigned>(narrow(sum.y)) << 16 | narrow(sum.x);
 #endif
     }
-#if RANKS > 1
-    // Nobody leaves while its sums are being read.
-    cluster_arrive();
-    cluster_wait();
-#endif
 }
 
-// Dynamic shared memory: the rings, or the sums that take their place:
-// TEAMS * max(RING_BYTES, SUM_BYTES).
+// Dynamic shared memory: the rings, or the sums that take their place; where thread blocks share the
+// chunks the rings, the sums and a barrier: BARRIER_AT + 8.

@@ -262,7 +262,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
     const bool is_writer = seat.warp_n == group_n && lane == 0;
     if (is_writer) {
         // The last tile has left the memory.
-        wait_for_stores_to_read();
+        wait_for_stores();
     }
     warpgroup_sync(seat.warp_n / WARPGROUP_N);
     const unsigned box = memory + Y_AT + seat.warp_n / 64 * BOX_BYTES;
@@ -321,7 +321,7 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
         barrier_wait(memory + FULL_AT + place.slot * 8, place.phase);
         const Piece piece = reinterpret_cast<const Piece *>(pointer + PIECES_AT)[place.slot];
         if (piece.end == 0) {
-            // Of the threads that have stored any.
+            // The copy engine may still be reading here.
             wait_for_stores();
             return;
         }

@@ -41,12 +41,22 @@ pub static SOURCES: &[Source] = &[
         "mma",
         "dequantize",
         "depend",
+        "barrier",
         "cluster",
         "activation",
         "routing"
     ),
     source!("marlin_gemm_a8", "half", "mma"),
-    source!("marlin_gemm_wgmma", "half", "mma", "dequantize", "depend", "wgmma", "wgmma_ring"),
+    source!(
+        "marlin_gemm_wgmma",
+        "half",
+        "mma",
+        "dequantize",
+        "depend",
+        "barrier",
+        "wgmma",
+        "wgmma_ring"
+    ),
     source!("marlin_int4_fp8_preprocess"),
     source!("marlin_permute_scales"),
     source!("moe_activation", "half", "math", "depend", "activation", "activate_eight"),

@@ -5,6 +5,11 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
+// Nothing but the arrival is seen, and barriers made ready by `fence_barrier_init`.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -16,9 +21,24 @@ __device__ __forceinline__ unsigned of_rank(unsigned address, unsigned rank) {
     return mapped;
 }
 
-__device__ __forceinline__ float2 load_from_rank(unsigned mapped) {
-    float2 value;
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(value.x), "=f"(value.y) : "r"(mapped) : "memory");
-    return value;
+// Stores to shared memory of a block of the cluster; a barrier of that block, which is to `barrier_expect` as
+// many bytes, counts these when they are there. Both as of_rank gives them.
+__device__ __forceinline__ void store_to_rank(unsigned mapped, float value, unsigned barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                     mapped),
+                 "f"(value), "r"(barrier)
+                 : "memory");
+}
+
+// Waits until the phase of that parity is over, and sees what other blocks stored for it.
+__device__ __forceinline__ void barrier_wait_for_cluster(unsigned barrier, unsigned parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra again;\n"
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
 }

@@ -1,39 +1,5 @@
-// Hopper's warpgroup products and what feeds them: barriers in shared memory, registers handed from
-// one warpgroup to another. For sm_90a alone. IS_BF16 as in half.cuh.
-
-// A barrier in shared memory that opens when `arrivals` threads have arrived; it then counts anew, and
-// its phase changes between 0 and 1.
-__device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Barriers are ready for the copy engine and for the cluster.
-__device__ __forceinline__ void fence_barrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Waits until the phase of that parity is over.
-__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred over;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-        "@!over bra again;\n"
-        "}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// Arrives, and has the phase last until `bytes` more were copied.
-__device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
+// Hopper's warpgroup products and what feeds them: the copy engine, registers handed from one warpgroup
+// to another. For sm_90a alone. IS_BF16 as in half.cuh.
 
 // Copies `bytes`, a multiple of 16, of contiguous memory; the barrier counts them.
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes,
@@ -74,14 +40,9 @@ __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until this thread's stores have read what they write.
-__device__ __forceinline__ void wait_for_stores_to_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// Waits until this thread's stores are done.
+// Waits until this thread's stores have read what they write. Who waits for the kernel waits for the rest.
 __device__ __forceinline__ void wait_for_stores() {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // A barrier of the warpgroup of that number: barrier 0 is the whole block's.

@@ -222,10 +222,13 @@ impl Tiling {
         self.teams * self.stages * (weights + scales + zeros + x)
     }
 
-    /// Dynamic shared memory of a thread block: the stages, or the partial sums in their place.
+    /// Dynamic shared memory of a thread block: the stages, or the chunks' sums in their place; where
+    /// thread blocks share the chunks, both and a barrier.
     pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let sums = self.teams * self.m_tiles * 8 * (self.n_tile + 4) * 4;
-        self.ring_bytes(form).max(sums)
+        let (teams, ranks) = (self.teams, self.ranks);
+        let sums = teams * ranks * self.m_tiles * 8 * (self.n_tile / ranks + 4) * 4;
+        let ring = self.ring_bytes(form);
+        if ranks > 1 { ring + sums + 8 } else { ring.max(sums) }
     }
 }
 
