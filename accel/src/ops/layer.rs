@@ -16,7 +16,7 @@ use super::{
     permute::permute_on_device,
     sum::{Slots, sum_on_device},
 };
-use crate::{device::Device, error::AccelError, memory::Buffer, nvrtc::Arch};
+use crate::{device::Device, error::AccelError, memory::Buffer};
 use many::Many;
 
 /// One rank's layer in Marlin's layout in a device's memory.
@@ -86,8 +86,7 @@ impl MarlinLayer {
         let (activation, dtype) = (layer.activation, layer.dtype);
         let router_weight_on_input = layer.router_weight_on_input;
         let runs = Runs::of_layer(device, layer)?;
-        let arch = Arch::of_device(device.compute_capability());
-        let is_fused = is_fusible(arch, &activation);
+        let is_fused = is_fusible(device.arch(), &activation);
         Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input, is_fused })
     }
 

@@ -9,7 +9,6 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    nvrtc::Arch,
     ops::align::DeviceBlocks,
     raw,
     registry::{Law, Needs, Row},
@@ -58,7 +57,7 @@ impl Handover {
     /// # Errors
     /// [`AccelError::Driver`]
     pub(crate) fn new(device: &Device) -> Result<Option<Self>, AccelError> {
-        if !ManyRows::has(Arch::of_device(device.compute_capability())) {
+        if !ManyRows::has(device.arch()) {
             return Ok(None);
         }
         let blocks = device.multiprocessors() as usize;

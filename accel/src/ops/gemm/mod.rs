@@ -248,7 +248,7 @@ pub(crate) fn launch(
         return Ok(());
     }
     tiling.validate(device, shape)?;
-    let arch = Arch::of_device(device.compute_capability());
+    let arch = device.arch();
     if !activation.is_none_or(|activation| is_fusible(arch, activation)) {
         let found = format!("{activation:?}");
         return refuse("activation", found, "SiLU of gate and up, from capability 9.0 on".into());

@@ -203,7 +203,7 @@ fn launch(
     if size_m == 0 {
         return Ok(());
     }
-    let arch = Arch::of_device(device.compute_capability());
+    let arch = device.arch();
     let form = weight.form();
     let mut rows = Rows::choose(arch, size_m, form);
     let mut blocks = size_m.div_ceil(rows.m_tiles as usize * 8);
