@@ -209,8 +209,12 @@ pub fn align_on_device(
     topk_ids: &Buffer<i32>,
     blocks: &mut DeviceBlocks,
 ) -> Result<(), AccelError> {
-    let here = runs.run_of.is_on(device) && topk_ids.is_on(device) && blocks.is_on(device);
-    check::on(&ROW, device, here)?;
+    let parts = [
+        ("runs", runs.is_on(device)),
+        ("topk_ids", topk_ids.is_on(device)),
+        ("blocks", blocks.is_on(device)),
+    ];
+    check::on(&ROW, device, &parts)?;
     if topk_ids.len() != blocks.entries || blocks.experts != runs.experts {
         let expected = format!("{} entries for {} experts", topk_ids.len(), runs.experts);
         return Err(AccelError::argument(&ROW, "blocks", format!("{blocks:?}"), expected));

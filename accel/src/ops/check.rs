@@ -13,13 +13,19 @@ pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<D
     }
 }
 
-/// Fails unless the operation's buffers are memory of `device`.
-pub(crate) fn on(row: &Row, device: &Device, ours: bool) -> Result<(), AccelError> {
-    if ours {
-        return Ok(());
+/// Fails where a part, each with whether it is there, is not memory of `device`.
+pub(crate) fn on(
+    row: &Row,
+    device: &Device,
+    parts: &[(&'static str, bool)],
+) -> Result<(), AccelError> {
+    match parts.iter().find(|(_, ours)| !ours) {
+        None => Ok(()),
+        Some((what, _)) => {
+            let (found, expected) = ("memory of another device", format!("{device:?}"));
+            Err(AccelError::argument(row, what, found, expected))
+        }
     }
-    let found = "memory of another device";
-    Err(AccelError::argument(row, "buffers", found, format!("{device:?}")))
 }
 
 /// A number that a kernel takes as 32 bits and that must not be zero.

@@ -73,9 +73,13 @@ pub fn sum_on_device(
     slots: Option<Slots<'_>>,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let slots_here = |s: &Slots<'_>| s.topk_ids.is_on(device) && s.runs.run_of.is_on(device);
-    let here = down.is_on(device) && y.is_on(device) && slots.as_ref().is_none_or(slots_here);
-    check::on(&ROW, device, here)?;
+    let slots_here = |s: Slots<'_>| s.topk_ids.is_on(device) && s.runs.is_on(device);
+    let parts = [
+        ("down", down.is_on(device)),
+        ("slots", slots.is_none_or(slots_here)),
+        ("y", y.is_on(device)),
+    ];
+    check::on(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let (k, n) = (check::positive(&ROW, "top_k", top_k)?, check::positive(&ROW, "size_n", size_n)?);
     let token = top_k.checked_mul(size_n).unwrap_or(0);

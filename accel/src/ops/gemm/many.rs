@@ -9,7 +9,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    ops::align::DeviceBlocks,
+    ops::{align::DeviceBlocks, check},
     raw,
     registry::{Law, Needs, Row},
 };
@@ -109,7 +109,7 @@ pub fn marlin_gemm_many_rows(
     plan: ManyRows,
 ) -> Result<(), AccelError> {
     let parts = [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))];
-    checks::on_device(&ROW, device, &parts)?;
+    check::on(&ROW, device, &parts)?;
     let shape = weight.shape();
     let rows_of_x = checks::rows_of_x(&ROW, x, shape.size_k)?;
     let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y, shape.size_n)?;
@@ -151,7 +151,7 @@ pub(crate) fn moe_many_rows(
         ("y", y.is_on(device)),
         ("routing", blocks.is_on(device) && weights_ours),
     ];
-    checks::on_device(&MOE, device, &parts)?;
+    check::on(&MOE, device, &parts)?;
     let (shape, entries) = (weight.shape(), blocks.entries());
     if x.len() < blocks.most_blocks() * blocks.block_size() * shape.size_k {
         let expected = format!("{} blocks of rows of {}", blocks.most_blocks(), shape.size_k);
