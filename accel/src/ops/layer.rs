@@ -72,14 +72,9 @@ impl MarlinLayer {
     /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 8-bit activations, and
     /// weights that [`MarlinWeight::new`] refuses; [`AccelError::Driver`].
     pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
-        let refuse = |what, found: String, expected: &str| {
-            Err(AccelError::argument(&ROW, what, found, expected))
-        };
-        if let Err(error) = layer.validate() {
-            return refuse("layer", error.to_string(), "parts that fit each other");
-        }
+        check::layer(&ROW, layer)?;
         if let Some(input) = layer.input_dtype {
-            return refuse("input_dtype", input.to_string(), "16-bit activations");
+            return Err(AccelError::argument(&ROW, "input_dtype", input, "16-bit activations"));
         }
         let w13 = MarlinWeight::sorted(device, layer.w13, layer.dtype, layer.orders[0])?;
         let w2 = MarlinWeight::sorted(device, layer.w2, layer.dtype, layer.orders[1])?;
@@ -105,8 +100,7 @@ impl MarlinLayer {
         tokens: usize,
         top_k: usize,
     ) -> Result<Workspace, AccelError> {
-        let entries = tokens.saturating_mul(top_k);
-        check::positive(&ROW, "tokens times top_k", entries)?;
+        let entries = check::entries(&ROW, tokens, top_k)?;
         // As if tokens were spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
@@ -136,8 +130,7 @@ impl MarlinLayer {
         top_k: usize,
         [w13, w2]: [Tiling; 2],
     ) -> Result<Workspace, AccelError> {
-        let entries = tokens.saturating_mul(top_k);
-        check::positive(&ROW, "tokens times top_k", entries)?;
+        let entries = check::entries(&ROW, tokens, top_k)?;
         if w13.m_tiles != w2.m_tiles {
             let found = format!("{} and {}", w13.rows(), w2.rows());
             return Err(AccelError::argument(&ROW, "tiling", found, "blocks of as many rows"));
