@@ -21,6 +21,9 @@ pub(super) const MOST_WARPS: u32 = 12;
 /// More stages than these keep no more bytes in flight than the memory needs.
 const MOST_STAGES: u32 = 12;
 
+/// In which a warp turns 1024 outputs round at once.
+const TURN_BYTES: u32 = 2048;
+
 /// How a product of many rows is dealt out: the macros of `marlin_gemm_wgmma.cu` that say it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManyRows {
@@ -84,12 +87,7 @@ impl ManyRows {
         let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
         // Two barriers, a piece and, with experts, the entries of its rows.
         let about = 32 + 4 * self.rows;
-        (stage + about, 16 + self.warps * self.turned_rows() * self.columns * 2)
-    }
-
-    /// Rows that a warp turns round at once: `TURNED_ROWS`.
-    fn turned_rows(self) -> u32 {
-        1024 / self.columns
+        (stage + about, 16 + self.warps * TURN_BYTES)
     }
 
     fn stages(self, form: &[Define]) -> u32 {
