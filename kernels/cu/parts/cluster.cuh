@@ -16,9 +16,19 @@ __device__ __forceinline__ unsigned of_rank(unsigned address, unsigned rank) {
     return mapped;
 }
 
+// At an address that `of_rank` gave.
 __device__ __forceinline__ float2 load_from_rank(unsigned mapped) {
     float2 value;
     asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
                  : "=f"(value.x), "=f"(value.y) : "r"(mapped) : "memory");
+    return value;
+}
+
+// What stands in block `rank` where `here` is in this one.
+__device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigned rank) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(here));
+    unsigned value;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];"
+                 : "=r"(value) : "r"(of_rank(address, rank)) : "memory");
     return value;
 }

@@ -35,18 +35,6 @@ __device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes)
                  : "memory");
 }
 
-// Arrives at the same barrier of thread block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(unsigned barrier, unsigned rank) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-        "}" ::"r"(barrier),
-        "r"(rank)
-        : "memory");
-}
-
 // Copies `bytes`, a multiple of 16, of contiguous memory; the barrier counts them.
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes,
                                           unsigned barrier) {
@@ -70,23 +58,6 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, unsi
         "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
         "l"(&map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
-}
-
-// The same to that place of every thread block of the cluster that `mask` names, each of whose
-// barriers counts it.
-__device__ __forceinline__ void copy_box_to_all(unsigned to, const TensorMap &map, unsigned column,
-                                                unsigned row, unsigned barrier,
-                                                unsigned short mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(mask)
-        : "memory");
-}
-
-// What this thread wrote to shared memory before is seen by matrix instructions that read it later.
-__device__ __forceinline__ void fence_async_proxy() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // What other thread blocks of the device see only after what was written before.
