@@ -5,11 +5,11 @@
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, or 8-bit activations; by
-//! default the shapes of `docs/cuda.md`. Each figure is the median of 7 replays of a graph that goes
+//! default the products of `marlinspike bench gpu`. Each figure is the median of 7 replays of a graph that goes
 //! through enough copies of the weight that none is in the L2 cache; `limit` is the time to read the
 //! weight's bytes at the bandwidth measured first. `--sweep` tries many plans; `--part I COUNT` with it
 //! only compiles every COUNT-th of them, from the I-th on, for other processes to find in the cache of
-//! modules; `--many` leaves all but the plans of many rows out. `marlinspike bench gpu` gives more, without the sweep.
+//! modules; `--many` leaves all but the plans of many rows out. `bench gpu` gives more, without the sweep.
 
 use std::process::ExitCode;
 
@@ -22,10 +22,10 @@ use marlinspike_accel::{
     timing::REPLAYS,
     workload::{COLD_BYTES, Dense, Plan, WEIGHT_TYPES, WeightType},
 };
+use marlinspike_bench::{Workload, workload::GPU_PRODUCTS};
 
 type AnyError = Box<dyn std::error::Error>;
 
-const SHAPES: [(usize, usize); 4] = [(4096, 4096), (4096, 28672), (14336, 4096), (8192, 57344)];
 const ROWS: [usize; 9] = [1, 8, 16, 32, 64, 128, 256, 1024, 4096];
 
 fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
@@ -104,8 +104,8 @@ fn main() -> Result<ExitCode, AnyError> {
         }
     }
     let shapes = match numbers[..] {
-        [] => Some(SHAPES.to_vec()),
-        [k, n, ..] => Some(vec![(k, n)]),
+        [] => Some(GPU_PRODUCTS.map(Workload::sizes).to_vec()),
+        [k, n, ..] => Some(vec![[k, n]]),
         _ => None,
     };
     let (Some(ty), Some(shapes)) = (ty, shapes) else {
@@ -118,7 +118,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let rows = if numbers.len() > 2 { &numbers[2..] } else { &ROWS };
     let device = Device::open()?;
     if let Some((first, count)) = part {
-        for (size_k, size_n) in shapes {
+        for [size_k, size_n] in shapes {
             let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, 0)?;
             for &size_m in rows {
                 for plan in plans(size_m, size_k, only_many).into_iter().skip(first).step_by(count)
@@ -134,7 +134,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
     let of = input.map_or(ty.name.to_owned(), |input| format!("{}, {input} activations", ty.name));
-    for (size_k, size_n) in shapes {
+    for [size_k, size_n] in shapes {
         let dense = Dense::new(&device, ty, Shape::new(size_k, size_n), input, COLD_BYTES)?;
         let limit = dense.bytes() as f64 / read * 1e6;
         for &size_m in rows {

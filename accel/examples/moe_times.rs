@@ -5,12 +5,12 @@
 //! ```
 //!
 //! int4 codes in groups of 128 (`uint4b8`) or weights of another type; bf16, SiLU; by default the layers
-//! of `docs/cuda.md`. A figure is the median of 7 replays of a graph of 16 layers, each with a routing of
+//! of `marlinspike bench gpu`. A figure is the median of 7 replays of a graph of 16 layers, each with a routing of
 //! its own, so that few tokens do not find their experts in the L2 cache. `limit` is the time to read
 //! the experts that a routing hits, once each, at the bandwidth measured first. `--sweep` tries many
 //! tilings, of the first product, then of the second, and plans of many rows; `--part I COUNT` with it only compiles every
 //! COUNT-th of them, from the I-th on, for other processes to find in the cache of modules.
-//! `marlinspike bench gpu` gives more, without the tilings.
+//! `bench gpu` gives more, without the tilings.
 
 use std::process::ExitCode;
 
@@ -21,11 +21,10 @@ use marlinspike_accel::{
     timing::REPLAYS,
     workload::{ExpertLayer, Plans, Sizes, WEIGHT_TYPES, WeightType},
 };
+use marlinspike_bench::{Workload, workload::GPU_LAYERS};
 
 type AnyError = Box<dyn std::error::Error>;
 
-/// Experts, experts per token, hidden size, intermediate size.
-const LAYERS: [[usize; 4]; 3] = [[8, 2, 4096, 14336], [128, 8, 2048, 768], [256, 8, 7168, 256]];
 const TOKENS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 
 /// Tilings of eights of rows for K of so many k; `paired`: of gate and up halves.
@@ -127,8 +126,8 @@ fn main() -> Result<ExitCode, AnyError> {
         }
     }
     let layers = match numbers[..] {
-        [] => Some(LAYERS.to_vec()),
-        [experts, top_k, h, i, ..] => Some(vec![[experts, top_k, h, i]]),
+        [] => Some(GPU_LAYERS.to_vec()),
+        [experts, top_k, h, i, ..] => Some(vec![Workload::moe(experts, top_k, h, i)]),
         _ => None,
     };
     let (Some(ty), Some(layers)) = (ty, layers) else {
@@ -143,7 +142,10 @@ fn main() -> Result<ExitCode, AnyError> {
     let read = if part.is_some() { 1.0 } else { limits::measure(&device)?.read };
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
-    for [num_experts, top_k, hidden_size, intermediate_size] in layers {
+    for layer in layers {
+        let Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } = layer else {
+            continue;
+        };
         let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
         let layer = ExpertLayer::new(&device, ty, sizes)?;
         for &size_m in tokens {

@@ -130,6 +130,11 @@ impl Device {
         self.compute_capability
     }
 
+    /// The architecture that its kernels are compiled for.
+    pub(crate) fn arch(&self) -> Arch {
+        Arch::of_device(self.compute_capability)
+    }
+
     /// Number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
@@ -180,7 +185,7 @@ impl Device {
                 expected: dotted(needed),
             });
         }
-        let arch = Arch::of_device(self.compute_capability);
+        let arch = self.arch();
         let mutant = self.mutant.filter(|mutant| mutant.source == row.source);
         let source = match mutant.and_then(Mutant::text) {
             Some(wrong) => wrong,
@@ -196,7 +201,7 @@ impl Device {
         source: &'static Source,
         defines: &[Define],
     ) -> Result<CudaFunction, AccelError> {
-        let arch = Arch::of_device(self.compute_capability);
+        let arch = self.arch();
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, defines.to_vec());

@@ -30,17 +30,6 @@ __device__ __forceinline__ void prefetch(const int *from, unsigned count) {
     }
 }
 
-#if RANKS > 1
-// What block `rank` of the cluster has where this one has `count`.
-__device__ __forceinline__ unsigned load_from_rank(const unsigned *count, unsigned rank) {
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(count));
-    unsigned value;
-    asm volatile("ld.shared::cluster.u32 %0, [%1];"
-                 : "=r"(value) : "r"(of_rank(address, rank)) : "memory");
-    return value;
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(1024)
 #if RANKS > 1
     __cluster_dims__(RANKS, 1, 1)

@@ -8,7 +8,7 @@ use marlinspike::layout::marlin::{
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::Align;
 use marlinspike::moe::router::{Router, Routing};
-use marlinspike::moe::{Chain, sum};
+use marlinspike::moe::{Chain, sum, to_slots};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Weight};
 
@@ -143,9 +143,7 @@ impl Operations for Reference {
                 let (tensor, needed_by) = ("weights".into(), "experts".into());
                 marlinspike::Error::Missing { tensor, needed_by }
             })?;
-            let rows = x.chunks_exact(first.shape().size_k);
-            let x: Vec<u16> =
-                rows.flat_map(|row| std::iter::repeat_n(row, e.top_k)).flatten().copied().collect();
+            let x = to_slots(x, first.shape().size_k, e.top_k);
             let (weights, expert_of) = (e.weights, &expert_of[..]);
             let stack = Stack { weights, expert_of, orders: None, places: None };
             let extras = Extras { router_weights: e.topk_weights, ..Extras::default() };

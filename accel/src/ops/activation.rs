@@ -94,7 +94,8 @@ pub fn activate_on_device(
     if let Err(error) = definition.validate() {
         return Err(AccelError::argument(&ROW, "activation", error, "parameters in their range"));
     }
-    check::on(&ROW, device, gate_up.is_on(device) && activated.is_on(device))?;
+    let parts = [("gate_up", gate_up.is_on(device)), ("activated", activated.is_on(device))];
+    check::on(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let columns = check::positive(&ROW, "size_i", size_i)?;
     let rows = check::rows(&ROW, "gate_up", gate_up.len(), definition.width_in(size_i))?;

@@ -8,6 +8,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
+    nvrtc::Arch,
     raw,
     registry::{Law, Needs, Row, lattice},
 };
@@ -18,14 +19,9 @@ pub(crate) static ROW: Row = Row {
     source: "moe_align_block_size",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |arch| {
-        let clusters = arch.compute_capability >= CLUSTERS_FROM;
-        lattice(&[("RANKS", if clusters { &[1, CLUSTER] } else { &[1] })])
-    },
+    variants: |arch| lattice(&[("RANKS", if arch.has_clusters() { &[1, CLUSTER] } else { &[1] })]),
 };
 
-/// Compute capability from which thread blocks form clusters.
-const CLUSTERS_FROM: (u32, u32) = (9, 0);
 /// Thread blocks of a cluster that shares many entries.
 const CLUSTER: u32 = 8;
 /// As many entries one thread block aligns as soon as a cluster: measured on an H200.
@@ -213,8 +209,12 @@ pub fn align_on_device(
     topk_ids: &Buffer<i32>,
     blocks: &mut DeviceBlocks,
 ) -> Result<(), AccelError> {
-    let here = runs.run_of.is_on(device) && topk_ids.is_on(device) && blocks.is_on(device);
-    check::on(&ROW, device, here)?;
+    let parts = [
+        ("runs", runs.is_on(device)),
+        ("topk_ids", topk_ids.is_on(device)),
+        ("blocks", blocks.is_on(device)),
+    ];
+    check::on(&ROW, device, &parts)?;
     if topk_ids.len() != blocks.entries || blocks.experts != runs.experts {
         let expected = format!("{} entries for {} experts", topk_ids.len(), runs.experts);
         return Err(AccelError::argument(&ROW, "blocks", format!("{blocks:?}"), expected));
@@ -223,8 +223,7 @@ pub fn align_on_device(
         // Room for nothing has no block from the start.
         return Ok(());
     }
-    let has_clusters = device.compute_capability() >= CLUSTERS_FROM;
-    let shape = Shape::new(has_clusters, topk_ids.len(), runs.runs);
+    let shape = Shape::new(device.arch(), topk_ids.len(), runs.runs);
     let function = device.function(&ROW, &[("RANKS", shape.ranks)])?;
     raw::moe::align(device, &function, shape, runs, topk_ids, blocks)
 }
@@ -241,8 +240,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    fn new(has_clusters: bool, entries: usize, runs: usize) -> Self {
-        let is_alone = entries <= ALONE || !has_clusters;
+    fn new(arch: Arch, entries: usize, runs: usize) -> Self {
+        let is_alone = entries <= ALONE || !arch.has_clusters();
         // What every device gives unasked, less what the kernel takes itself; or what every device with
         // clusters gives when asked.
         let (ranks, room) = if is_alone { (1, 47 << 10) } else { (CLUSTER, 96 << 10) };
@@ -302,22 +301,21 @@ pub fn moe_align_block_size(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvrtc::Arch;
 
     #[test]
     fn counts_fit_the_shared_memory_of_every_device() {
         // What the kernel has beside them: a number for each warp.
         let own = 32 * 4;
-        for (arch, has_clusters) in [((7, 5), false), ((9, 0), true), ((12, 0), true)] {
+        for arch in [(7, 5), (9, 0), (12, 0)].map(Arch::of_device) {
             for runs in [1, 8, 31, 256, 384, 512, 2000, 8192] {
                 for entries in [1, 40, 512, 513, 4096, 65_536, 1 << 30] {
-                    let shape = Shape::new(has_clusters, entries, runs);
+                    let shape = Shape::new(arch, entries, runs);
                     let Shape { ranks, warps, shared_bytes } = shape;
-                    let context = format!("{arch:?}, {runs} runs, {entries} entries: {shape:?}");
+                    let context = format!("{arch}, {runs} runs, {entries} entries: {shape:?}");
                     assert!((1..=32).contains(&warps), "{context}");
                     let rows = warps + u32::from(ranks > 1);
                     assert_eq!(shared_bytes, rows * (runs as u32 + 1) * 4, "{context}");
-                    let room = Arch::of_device(arch).shared_memory();
+                    let room = arch.shared_memory();
                     assert!(shared_bytes + own <= room, "{context}");
                     // More than this is given where it is asked for alone.
                     assert!(ranks > 1 || shared_bytes + own <= 48 << 10, "{context}");

@@ -1,5 +1,6 @@
 //! Rules that several operations' arguments share.
 
+use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 
 use crate::{device::Device, error::AccelError, nvrtc::Define, registry::Row};
@@ -13,19 +14,37 @@ pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<D
     }
 }
 
-/// Fails unless the operation's buffers are memory of `device`.
-pub(crate) fn on(row: &Row, device: &Device, ours: bool) -> Result<(), AccelError> {
-    if ours {
-        return Ok(());
+/// Fails where a part, each with whether it is there, is not memory of `device`.
+pub(crate) fn on(
+    row: &Row,
+    device: &Device,
+    parts: &[(&'static str, bool)],
+) -> Result<(), AccelError> {
+    match parts.iter().find(|(_, ours)| !ours) {
+        None => Ok(()),
+        Some((what, _)) => {
+            let (found, expected) = ("memory of another device", format!("{device:?}"));
+            Err(AccelError::argument(row, what, found, expected))
+        }
     }
-    let found = "memory of another device";
-    Err(AccelError::argument(row, "buffers", found, format!("{device:?}")))
 }
 
 /// A number that a kernel takes as 32 bits and that must not be zero.
 pub(crate) fn positive(row: &Row, what: &'static str, found: usize) -> Result<u32, AccelError> {
     let refuse = || AccelError::argument(row, what, found, "from 1 to 2^31 - 1");
     i32::try_from(found).ok().filter(|&n| n > 0).map(i32::unsigned_abs).ok_or_else(refuse)
+}
+
+/// The entries of so many tokens that go to `top_k` experts each.
+pub(crate) fn entries(row: &Row, tokens: usize, top_k: usize) -> Result<usize, AccelError> {
+    let entries = tokens.saturating_mul(top_k);
+    positive(row, "tokens times top_k", entries).map(|_| entries)
+}
+
+/// Fails for what [`Layer::validate`] refuses.
+pub(crate) fn layer(row: &Row, layer: &Layer<'_>) -> Result<(), AccelError> {
+    let refuse = |error| AccelError::argument(row, "layer", error, "parts that fit each other");
+    layer.validate().map_err(refuse)
 }
 
 /// The number of rows of `columns` that `len` elements make, of which there is at least one and
@@ -64,6 +83,10 @@ mod tests {
         assert_eq!(positive(&ROW, "top_k", 7), Ok(7));
         assert!(positive(&ROW, "top_k", 0).is_err());
         assert!(positive(&ROW, "top_k", 1 << 31).is_err());
+        assert_eq!(entries(&ROW, 3, 8), Ok(24));
+        for (tokens, top_k) in [(0, 8), (3, 0), (1 << 30, 2), (usize::MAX, 2)] {
+            assert!(entries(&ROW, tokens, top_k).is_err(), "{tokens} tokens to {top_k} experts");
+        }
         assert_eq!(rows(&ROW, "x", 12, 4), Ok(3));
         for (len, columns) in [(0, 4), (12, 0), (13, 4), (1 << 32, 2)] {
             let error = rows(&ROW, "x", len, columns).unwrap_err();

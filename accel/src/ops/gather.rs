@@ -78,8 +78,12 @@ pub(crate) fn gather_on_device(
             (gate_up, width, 1, places, Made::Activated(activation.into()))
         }
     };
-    let here = buffer.is_on(device) && blocks.is_on(device) && gathered.is_on(device);
-    check::on(&ROW, device, here)?;
+    let parts = [
+        ("rows", buffer.is_on(device)),
+        ("blocks", blocks.is_on(device)),
+        ("gathered", gathered.is_on(device)),
+    ];
+    check::on(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let size_k_32 = check::positive(&ROW, "size_k", size_k)?;
     if !size_k.is_multiple_of(8) {

@@ -16,7 +16,7 @@ use super::{
     permute::permute_on_device,
     sum::{Slots, sum_on_device},
 };
-use crate::{device::Device, error::AccelError, memory::Buffer, nvrtc::Arch};
+use crate::{device::Device, error::AccelError, memory::Buffer};
 use many::Many;
 
 /// One rank's layer in Marlin's layout in a device's memory.
@@ -72,22 +72,16 @@ impl MarlinLayer {
     /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 8-bit activations, and
     /// weights that [`MarlinWeight::new`] refuses; [`AccelError::Driver`].
     pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
-        let refuse = |what, found: String, expected: &str| {
-            Err(AccelError::argument(&ROW, what, found, expected))
-        };
-        if let Err(error) = layer.validate() {
-            return refuse("layer", error.to_string(), "parts that fit each other");
-        }
+        check::layer(&ROW, layer)?;
         if let Some(input) = layer.input_dtype {
-            return refuse("input_dtype", input.to_string(), "16-bit activations");
+            return Err(AccelError::argument(&ROW, "input_dtype", input, "16-bit activations"));
         }
         let w13 = MarlinWeight::sorted(device, layer.w13, layer.dtype, layer.orders[0])?;
         let w2 = MarlinWeight::sorted(device, layer.w2, layer.dtype, layer.orders[1])?;
         let (activation, dtype) = (layer.activation, layer.dtype);
         let router_weight_on_input = layer.router_weight_on_input;
         let runs = Runs::of_layer(device, layer)?;
-        let arch = Arch::of_device(device.compute_capability());
-        let is_fused = is_fusible(arch, &activation);
+        let is_fused = is_fusible(device.arch(), &activation);
         Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input, is_fused })
     }
 
@@ -106,8 +100,7 @@ impl MarlinLayer {
         tokens: usize,
         top_k: usize,
     ) -> Result<Workspace, AccelError> {
-        let entries = tokens.saturating_mul(top_k);
-        check::positive(&ROW, "tokens times top_k", entries)?;
+        let entries = check::entries(&ROW, tokens, top_k)?;
         // As if tokens were spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
@@ -137,8 +130,7 @@ impl MarlinLayer {
         top_k: usize,
         [w13, w2]: [Tiling; 2],
     ) -> Result<Workspace, AccelError> {
-        let entries = tokens.saturating_mul(top_k);
-        check::positive(&ROW, "tokens times top_k", entries)?;
+        let entries = check::entries(&ROW, tokens, top_k)?;
         if w13.m_tiles != w2.m_tiles {
             let found = format!("{} and {}", w13.rows(), w2.rows());
             return Err(AccelError::argument(&ROW, "tiling", found, "blocks of as many rows"));

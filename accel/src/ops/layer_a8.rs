@@ -71,14 +71,10 @@ impl MarlinLayerA8 {
     /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 16-bit activations, and weights
     /// that [`MarlinWeightA8::new`] refuses; [`AccelError::Driver`].
     pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
-        let refuse = |what, found: String, expected: &str| {
-            Err(AccelError::argument(&ROW, what, found, expected))
-        };
-        if let Err(error) = layer.validate() {
-            return refuse("layer", error.to_string(), "parts that fit each other");
-        }
+        check::layer(&ROW, layer)?;
         let Some(input) = layer.input_dtype else {
-            return refuse("input_dtype", layer.dtype.to_string(), "8-bit activations");
+            let expected = "8-bit activations";
+            return Err(AccelError::argument(&ROW, "input_dtype", layer.dtype, expected));
         };
         Ok(Self {
             w13: MarlinWeightA8::new(device, layer.w13, layer.dtype, input)?,
@@ -104,8 +100,7 @@ impl MarlinLayerA8 {
         tokens: usize,
         top_k: usize,
     ) -> Result<WorkspaceA8, AccelError> {
-        let entries = tokens.saturating_mul(top_k);
-        check::positive(&ROW, "tokens times top_k", entries)?;
+        let entries = check::entries(&ROW, tokens, top_k)?;
         // As if tokens were spread evenly.
         let rows = entries.div_ceil(self.w13.experts().min(entries));
         let block_size = self.w13.block_size(device, rows).min(self.w2.block_size(device, rows));

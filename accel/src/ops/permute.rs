@@ -65,8 +65,13 @@ pub(crate) fn permute_on_device(
     top_k: usize,
     out: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let here = x.is_on(device) && perm.is_on(device) && topk_ids.is_on(device);
-    check::on(&EXPERTS, device, here && runs.is_on(device) && out.is_on(device))?;
+    let parts = [
+        ("x", x.is_on(device)),
+        ("perm", perm.is_on(device)),
+        ("routing", topk_ids.is_on(device) && runs.is_on(device)),
+        ("out", out.is_on(device)),
+    ];
+    check::on(&EXPERTS, device, &parts)?;
     let entries = topk_ids.len();
     let columns = out.len() / entries.max(1);
     let size_k = check::positive(&EXPERTS, "size_k", columns)?;

@@ -49,7 +49,12 @@ impl<'a> Rows<'a> {
         codes: &'a mut Buffer<u8>,
         scales: &'a mut Buffer<f32>,
     ) -> Result<Self, AccelError> {
-        check::on(row, device, x.is_on(device) && codes.is_on(device) && scales.is_on(device))?;
+        let parts = [
+            ("x", x.is_on(device)),
+            ("codes", codes.is_on(device)),
+            ("scales", scales.is_on(device)),
+        ];
+        check::on(row, device, &parts)?;
         let rows = check::rows(row, "x", x.len(), size_k)?;
         if (codes.len(), scales.len()) != (x.len(), rows as usize) {
             let found = format!("{} codes, {} scales", codes.len(), scales.len());

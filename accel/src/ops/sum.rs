@@ -81,12 +81,16 @@ pub fn sum_on_device(
     slots: Option<Slots<'_>>,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let slots_here = |slots: &Slots<'_>| match slots {
+    let slots_here = |slots: Slots<'_>| match slots {
         Slots::OfExperts { topk_ids, runs } => topk_ids.is_on(device) && runs.is_on(device),
         Slots::InBlocks(blocks) => blocks.is_on(device),
     };
-    let here = down.is_on(device) && y.is_on(device) && slots.as_ref().is_none_or(slots_here);
-    check::on(&ROW, device, here)?;
+    let parts = [
+        ("down", down.is_on(device)),
+        ("slots", slots.is_none_or(slots_here)),
+        ("y", y.is_on(device)),
+    ];
+    check::on(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let (k, n) = (check::positive(&ROW, "top_k", top_k)?, check::positive(&ROW, "size_n", size_n)?);
     let rows = if let Some(Slots::InBlocks(blocks)) = slots {

@@ -42,3 +42,12 @@ __device__ __forceinline__ void barrier_wait_for_cluster(unsigned barrier, unsig
         "r"(parity)
         : "memory");
 }
+
+// What stands in block `rank` where `here` is in this one.
+__device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigned rank) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(here));
+    unsigned value;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];"
+                 : "=r"(value) : "r"(of_rank(address, rank)) : "memory");
+    return value;
+}

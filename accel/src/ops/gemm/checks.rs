@@ -1,23 +1,6 @@
 //! What products of every kind have in common before they are launched.
 
-use crate::{
-    device::Device, error::AccelError, memory::Buffer, ops::align::DeviceBlocks, registry::Row,
-};
-
-/// Fails where a part, each with whether it is there, is not memory of the device.
-pub(crate) fn on_device(
-    row: &Row,
-    device: &Device,
-    parts: &[(&'static str, bool)],
-) -> Result<(), AccelError> {
-    match parts.iter().find(|(_, ours)| !ours) {
-        None => Ok(()),
-        Some((what, _)) => {
-            let (found, expected) = ("memory of another device", format!("{device:?}"));
-            Err(AccelError::argument(row, what, found, expected))
-        }
-    }
-}
+use crate::{error::AccelError, memory::Buffer, ops::align::DeviceBlocks, registry::Row};
 
 /// Rows of x, of `size_k` elements each.
 ///

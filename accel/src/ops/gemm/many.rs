@@ -9,8 +9,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    nvrtc::Arch,
-    ops::align::DeviceBlocks,
+    ops::{align::DeviceBlocks, check},
     raw,
     registry::{Law, Needs, Row},
 };
@@ -41,6 +40,9 @@ const RASTER_ROWS: usize = 1024;
 
 /// Where thread blocks that share a tile hand over its totals. Of one device: its products of many rows
 /// follow each other.
+///
+/// Opening the device makes it, 13 MB on an H200, though only products of many rows use it: the first one may
+/// come while launches are recorded, when no memory must be allocated.
 #[derive(Debug)]
 pub(crate) struct Handover {
     /// `[thread blocks, MOST_OUTPUTS]`
@@ -58,7 +60,7 @@ impl Handover {
     /// # Errors
     /// [`AccelError::Driver`]
     pub(crate) fn new(device: &Device) -> Result<Option<Self>, AccelError> {
-        if !ManyRows::has(Arch::of_device(device.compute_capability())) {
+        if !ManyRows::has(device.arch()) {
             return Ok(None);
         }
         let blocks = device.multiprocessors() as usize;
@@ -111,7 +113,7 @@ pub fn marlin_gemm_many_rows(
     plan: ManyRows,
 ) -> Result<(), AccelError> {
     let parts = [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))];
-    checks::on_device(&ROW, device, &parts)?;
+    check::on(&ROW, device, &parts)?;
     let shape = weight.shape();
     let rows_of_x = checks::rows_of_x(&ROW, x, shape.size_k)?;
     let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y, shape.size_n)?;
@@ -153,7 +155,7 @@ pub(crate) fn moe_many_rows(
         ("y", y.is_on(device)),
         ("routing", blocks.is_on(device) && weights_ours),
     ];
-    checks::on_device(&MOE, device, &parts)?;
+    check::on(&MOE, device, &parts)?;
     let (shape, entries) = (weight.shape(), blocks.entries());
     let places = blocks.places();
     for (what, buffer, width) in [("x", x, shape.size_k), ("y", &*y, shape.size_n)] {

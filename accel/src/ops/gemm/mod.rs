@@ -25,7 +25,10 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     nvrtc::{Arch, Define},
-    ops::align::{DeviceBlocks, Runs},
+    ops::{
+        align::{DeviceBlocks, Runs},
+        check,
+    },
     raw,
     registry::{Law, Needs, Row},
 };
@@ -235,7 +238,7 @@ pub(crate) fn launch(
         ("y", y.is_on(device)),
         ("routing", experts.is_none_or(|experts| experts.is_on(device))),
     ];
-    checks::on_device(row, device, &parts)?;
+    check::on(row, device, &parts)?;
     let top_k = experts.map_or(1, |experts| experts.top_k);
     let activation = experts.and_then(|experts| experts.activation);
     let width = match activation {
@@ -248,7 +251,7 @@ pub(crate) fn launch(
         return Ok(());
     }
     tiling.validate(device, shape)?;
-    let arch = Arch::of_device(device.compute_capability());
+    let arch = device.arch();
     if !activation.is_none_or(|activation| is_fusible(arch, activation)) {
         let found = format!("{activation:?}");
         return refuse("activation", found, "SiLU of gate and up, from capability 9.0 on".into());

@@ -197,7 +197,7 @@ impl Tiling {
             && matches!(self.ranks, 1 | 2 | 4 | 8)
             && self.teams * self.ranks <= 8
             && (2..=16).contains(&self.stages);
-        let clusters = self.ranks == 1 || device.compute_capability() >= (9, 0);
+        let clusters = self.ranks == 1 || device.arch().has_clusters();
         let chunks = Self::chunks(shape.size_k);
         let whole = shape.size_n.is_multiple_of(self.n_tile as usize);
         if known && clusters && whole && self.teams * self.ranks >= chunks {

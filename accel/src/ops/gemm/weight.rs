@@ -11,7 +11,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, bytes, halves},
-    nvrtc::{Arch, Define},
+    nvrtc::Define,
 };
 
 /// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit activations.
@@ -210,10 +210,9 @@ impl MarlinWeight {
 
     /// How a product of `size_m` rows is dealt out where that many pay for it.
     pub fn many_rows(&self, device: &Device, size_m: usize) -> Option<ManyRows> {
-        let arch = Arch::of_device(device.compute_capability());
         let Shape { size_k, size_n } = self.shape;
         let multiprocessors = device.multiprocessors();
-        ManyRows::choose(arch, size_m, [size_k, size_n], &self.form(), multiprocessors)
+        ManyRows::choose(device.arch(), size_m, [size_k, size_n], &self.form(), multiprocessors)
     }
 
     /// How products of both matrices of a layer are dealt out, with blocks of as many rows, where
@@ -224,11 +223,10 @@ impl MarlinWeight {
         rows: f64,
         experts: usize,
     ) -> Option<[ManyRows; 2]> {
-        let arch = Arch::of_device(device.compute_capability());
         let forms = [w13.form(), w2.form()];
         let sizes = |weight: &Self| [weight.shape.size_k, weight.shape.size_n];
         let products = [(sizes(w13), &forms[0][..]), (sizes(w2), &forms[1][..])];
-        ManyRows::choose_experts(arch, rows, experts, products, device.multiprocessors())
+        ManyRows::choose_experts(device.arch(), rows, experts, products, device.multiprocessors())
     }
 
     /// The tiling that is taken for products of `size_m` rows with each of so many experts at once;
@@ -240,9 +238,8 @@ impl MarlinWeight {
         experts: usize,
         paired: bool,
     ) -> Tiling {
-        let arch = Arch::of_device(device.compute_capability());
         let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
-        Tiling::choose(arch, size_m, self.shape.size_k, width, paired, &self.form())
+        Tiling::choose(device.arch(), size_m, self.shape.size_k, width, paired, &self.form())
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.

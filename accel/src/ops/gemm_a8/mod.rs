@@ -13,7 +13,10 @@ use crate::{
     error::AccelError,
     memory::Buffer,
     nvrtc::{Arch, Define},
-    ops::gemm::{Routed, checks},
+    ops::{
+        check,
+        gemm::{Routed, checks},
+    },
     raw,
     registry::{Law, Needs, Row},
 };
@@ -192,7 +195,7 @@ fn launch(
         ("y", y.is_on(device)),
         ("routing", routed.is_none_or(routed_here)),
     ];
-    checks::on_device(row, device, &parts)?;
+    check::on(row, device, &parts)?;
     let rows_of_x = x.scales.len();
     if Some(x.codes.len()) != rows_of_x.checked_mul(shape.size_k) {
         let expected = format!("[{rows_of_x}, {}], a row for each scale", shape.size_k);
@@ -203,7 +206,7 @@ fn launch(
     if size_m == 0 {
         return Ok(());
     }
-    let arch = Arch::of_device(device.compute_capability());
+    let arch = device.arch();
     let form = weight.form();
     let mut rows = Rows::choose(arch, size_m, form);
     let mut blocks = size_m.div_ceil(rows.m_tiles as usize * 8);

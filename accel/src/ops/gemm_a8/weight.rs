@@ -10,7 +10,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, bytes, halves},
-    nvrtc::{Arch, Define},
+    nvrtc::Define,
 };
 
 /// The macros that follow from a weight.
@@ -217,8 +217,7 @@ impl MarlinWeightA8 {
 
     /// Rows of a block of one expert, for `size_m` rows of each.
     pub fn block_size(&self, device: &Device, size_m: usize) -> usize {
-        let arch = Arch::of_device(device.compute_capability());
-        Rows::choose(arch, size_m, self.form).m_tiles as usize * 8
+        Rows::choose(device.arch(), size_m, self.form).m_tiles as usize * 8
     }
 
     /// Bytes of codes, scales and zero points of one matrix: what a product must read at least.

@@ -65,8 +65,7 @@ impl MarlinLayer {
         top_k: usize,
         plans: [ManyRows; 2],
     ) -> Result<Workspace, AccelError> {
-        let entries = tokens.saturating_mul(top_k);
-        check::positive(&ROW, "tokens times top_k", entries)?;
+        let entries = check::entries(&ROW, tokens, top_k)?;
         let [rows, rows_of_w2] = plans.map(|plan| plan.rows as usize);
         if rows != rows_of_w2 {
             let found = format!("{rows} and {rows_of_w2}");

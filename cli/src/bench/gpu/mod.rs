@@ -31,7 +31,7 @@ and, given its libraries, vLLM's operators, and writes one. The ratio is their t
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  marlinspike bench gpu                              every named shape
+  marlinspike bench gpu                              four products, three layers
   marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type mxfp4
   marlinspike bench gpu --shape 128x8x2048x768 --plot roofline.svg
       a layer of 128 experts, 8 per token, H 2048, I 768

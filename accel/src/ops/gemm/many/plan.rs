@@ -129,7 +129,7 @@ impl ManyRows {
         device: &Device,
         weight: &MarlinWeight,
     ) -> Result<(), AccelError> {
-        let arch = Arch::of_device(device.compute_capability());
+        let arch = device.arch();
         if Self::has(arch) && Self::takes(&weight.form()) && self.is_known() {
             return Ok(());
         }
