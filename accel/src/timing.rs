@@ -44,8 +44,9 @@ impl Times {
 
 /// Replays that are timed where nothing else is said.
 pub const REPLAYS: usize = 7;
-/// Replays before them.
-const WARM_UP: usize = 2;
+/// Microseconds of replays before them: a device that idled while the host made weights takes some
+/// milliseconds to come back to its clocks.
+const WARM_UP: f32 = 20_000.0;
 
 impl Device {
     /// Replays recorded launches: some to warm up, then `replays` (at least 1), each timed.
@@ -53,8 +54,9 @@ impl Device {
     /// # Errors
     /// [`AccelError::Driver`].
     pub fn time(&self, graph: &Graph<'_>, replays: usize) -> Result<Times, AccelError> {
-        for _ in 0..WARM_UP {
-            graph.replay()?;
+        let mut warm = 0.0;
+        while warm < WARM_UP {
+            warm += self.microseconds(|| graph.replay())?;
         }
         let times = (0..replays.max(1)).map(|_| self.microseconds(|| graph.replay()));
         Ok(Times::of(times.collect::<Result<_, _>>()?))

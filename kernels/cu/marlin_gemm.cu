@@ -88,12 +88,20 @@
 
 // Of each 64 columns every rank adds up its part.
 #define PART (64 / RANKS)
-// A row of sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
+// A row of a chunk's sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
 #define PITCH (N_TILE / RANKS + 4)
-#define SUM_BYTES (ROWS * PITCH * 4)  // of a chunk
-// In the place of the rings, but where another rank's may come while they are still read behind them.
-#define SUMS_AT (RANKS > 1 ? TEAMS * RING_BYTES : 0)
-#define BARRIER_AT (SUMS_AT + CHUNKS * SUM_BYTES)
+#if RANKS > 1
+// Behind the rings, which may still be read when another rank's sums come; no room for rows that there are not.
+#define BARRIER_AT (TEAMS * RING_BYTES)
+#define SUMS_AT (BARRIER_AT + 16)
+#define SUM_ROW (CHUNKS * PITCH)
+#define SUM_CHUNK PITCH
+#else
+// In the place of the rings.
+#define SUMS_AT 0
+#define SUM_ROW PITCH
+#define SUM_CHUNK (ROWS * PITCH)
+#endif
 
 // A barrier of one team's warps.
 __device__ __forceinline__ void team_sync(unsigned team) {
@@ -442,51 +450,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
 #endif
 
+    // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1). Of few columns each warp's part counts.
+    const unsigned first = lane % 4 * 2 * SUM_ROW + own_chunk * SUM_CHUNK + warp_n / 64 * PART +
+                           warp_n % 64 % PART + lane / 4;
     const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
 #if RANKS > 1
     // Barriers of all ranks are ready.
     cluster_wait();
-#else
-    // Every ring is read.
-    copy_wait<0>();
-    __syncthreads();
-#endif
     const unsigned sums = shared_address(memory) + SUMS_AT;
     if (own_chunk < chunks) {
 #pragma unroll
         for (int i = 0; i < 2 * FRAGMENTS; ++i) {
             // Eight columns, of one rank.
-            const unsigned n = warp_n + i * 8, in_64 = n % 64;
-            const unsigned to = sums + own_chunk * SUM_BYTES +
-                                (n / 64 * PART + in_64 % PART + lane / 4) * 4;
-#if RANKS > 1
-            const unsigned to_rank = of_rank(to, in_64 / PART);
-            const unsigned barrier = of_rank(sums_are_there, in_64 / PART);
-#endif
+            const unsigned to_rank = warp_n % 64 / PART + i * 8 / PART;
+            const unsigned to = of_rank(sums + first * 4, to_rank) + i * 8 % PART * 4;
+            const unsigned barrier = of_rank(sums_are_there, to_rank);
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    const unsigned row = m * 8 + lane % 4 * 2 + r;
-                    const float value = sum[i / 2][m][i % 2 * 2 + r];
-                    if (row < rows) {
-#if RANKS > 1
-                        store_to_rank(to_rank + row * (PITCH * 4), value, barrier);
-#else
-                        store_shared(to + row * (PITCH * 4), value);
-#endif
+                    if (m * 8 + lane % 4 * 2 + r < rows) {
+                        store_to_rank(to + (m * 8 + r) * (SUM_ROW * 4),
+                                      sum[i / 2][m][i % 2 * 2 + r], barrier);
                     }
                 }
             }
         }
     }
-#if RANKS > 1
     if (threadIdx.x == 0) {
         barrier_expect(sums_are_there, chunks * rows * (N_TILE / RANKS * 4));
     }
     barrier_wait_for_cluster(sums_are_there, 0);
 #else
+    // Every ring is read.
+    copy_wait<0>();
     __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+            float *to = reinterpret_cast<float *>(memory) + first + m * 8 * SUM_ROW + i * 8;
+            to[0] = sum[i / 2][m][i % 2 * 2];
+            to[SUM_ROW] = sum[i / 2][m][i % 2 * 2 + 1];
+        }
+    }
+    __syncthreads();
+    const unsigned sums = shared_address(memory);
 #endif
 
     // Two neighbouring columns at a time, of this rank's part of each 64: `n` counts in the tile.
@@ -495,8 +504,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
         for (unsigned c = 0; c < CHUNKS; ++c) {
             // Behind the last chunk stands anything.
-            const unsigned at = row * PITCH + n / 64 * PART + n % PART;
-            of_chunk[c] = load_shared(sums + c * SUM_BYTES + at * 4);
+            const unsigned at = row * SUM_ROW + c * SUM_CHUNK + n / 64 * PART + n % PART;
+            of_chunk[c] = load_shared(sums + at * 4);
         }
         float2 sum = of_chunk[0];
 #pragma unroll
@@ -554,5 +563,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// Dynamic shared memory: the rings, or the sums that take their place; where thread blocks share the
-// chunks the rings, the sums and a barrier: BARRIER_AT + 8.
+// Dynamic shared memory: the rings, or the sums that take their place; where thread blocks share the chunks
+// both, for the most rows that a block may have: SUMS_AT + rows * SUM_ROW * 4.

@@ -40,10 +40,6 @@ __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ void store_shared(unsigned address, float value) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-
 __device__ __forceinline__ float2 load_shared(unsigned address) {
     float2 value;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"

@@ -282,7 +282,7 @@ pub(crate) fn launch(
         checks::router_weights(row, topk_weights, size_m)?;
     }
     let form = weight.form();
-    let shared_bytes = tiling.shared_bytes(&form);
+    let shared_bytes = tiling.shared_bytes(&form, size_m);
     if shared_bytes > device.shared_memory() {
         let expected = format!("at most {} bytes of shared memory", device.shared_memory());
         return refuse("tiling", format!("{tiling:?}, {shared_bytes} bytes"), expected);

@@ -142,7 +142,7 @@ impl Tiling {
             (97.., _, _) => [8, 64, 32, 8, 2],
         });
         let clusters = arch.has_clusters();
-        while tiling.shared_bytes(form) > arch.shared_memory() {
+        while tiling.shared_bytes(form, tiling.rows()) > arch.shared_memory() {
             match tiling {
                 Self { stages: 3.., .. } => tiling.stages -= 1,
                 Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
@@ -223,12 +223,15 @@ impl Tiling {
     }
 
     /// Dynamic shared memory of a thread block: the stages, or the chunks' sums in their place; where
-    /// thread blocks share the chunks, both and a barrier.
-    pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let (teams, ranks) = (self.teams, self.ranks);
-        let sums = teams * ranks * self.m_tiles * 8 * (self.n_tile / ranks + 4) * 4;
+    /// thread blocks share the chunks both, and a barrier. `size_m`: rows that there are.
+    pub(super) fn shared_bytes(self, form: &[Define], size_m: usize) -> u32 {
+        let row = self.teams * self.ranks * (self.n_tile / self.ranks + 4) * 4;
         let ring = self.ring_bytes(form);
-        if ranks > 1 { ring + sums + 8 } else { ring.max(sums) }
+        if self.ranks > 1 {
+            ring + 16 + row * self.rows().min(size_m) as u32
+        } else {
+            ring.max(row * self.rows() as u32)
+        }
     }
 }
 
@@ -253,7 +256,7 @@ mod tests {
                             let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
                             let context = format!("{arch} {form:?} {size_m} {size_k}: {tiling:?}");
                             assert!(
-                                tiling.shared_bytes(&form) <= arch.shared_memory(),
+                                tiling.shared_bytes(&form, tiling.rows()) <= arch.shared_memory(),
                                 "{context}"
                             );
                             assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
