@@ -40,7 +40,7 @@
 //             columns and up in odd ones. Function 0 alone: others would make it long to load.
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
 //   N_TILE    64, 128 or 256: columns that a thread block computes; N is a multiple of it
-//   COLUMNS   32 or 64: columns that a warp computes
+//   COLUMNS   16, 32 or 64: columns that a warp computes
 //   TEAMS     1 to 8: chunks that a thread block computes
 //   RANKS     1, 2, 4 or 8: thread blocks that share the chunks; more than one form a cluster (from
 //             sm_90 on)
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     // A thread is one of LANES of its team, and one of 32 of its warp.
     const unsigned team = threadIdx.x / LANES, member = threadIdx.x % LANES;
     const unsigned lane = threadIdx.x % 32;
-    // The warp's columns: `warp_n` in the tile, `part` of 64 when it has 32.
-    const unsigned warp_n = member / 32 * COLUMNS, part = COLUMNS == 64 ? 0 : member / 32 % 2;
+    // The warp's columns: `warp_n` in the tile, `part` of their 64.
+    const unsigned warp_n = member / 32 * COLUMNS, part = warp_n % 64 / COLUMNS;
     const unsigned rank = blockIdx.x % RANKS, tile = blockIdx.x / RANKS;
 
     // Which columns: from n0 on, every 64 `next_64` after those before. Neighbours read on in a weight.
@@ -330,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     [[maybe_unused]] const unsigned warp_n0 = n0 + warp_n / 64 * next_64;
 #if HAS_G_IDX
     // The lane's columns, and its k of 16: 2 (lane % 4) + {0, 1, 8, 9}.
-    const unsigned char *row_scales = scales + (warp_n0 + lane / 4 * 8 + part * 4) * SCALE_SIZE;
+    const unsigned char *row_scales = scales + (warp_n0 + lane / 4 * 8 + part * (2 * FRAGMENTS)) * SCALE_SIZE;
     const unsigned *row_groups = g_idx + expert * size_k + begin + lane % 4 * 2;
 #elif GROUPS == 0
 #pragma unroll
@@ -339,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         group.scale[i] = reinterpret_cast<const unsigned short *>(scales)[at] * 0x10001u;
     }
 #if HAS_ZERO
-    spread_zeros(group, zeros[warp_n0 / 8 + lane / 4], part * 4);
+    spread_zeros(group, zeros[warp_n0 / 8 + lane / 4], part * (2 * FRAGMENTS));
 #endif
 #endif
 
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
     // What this lane reads of a stage.
     const unsigned weights_at =
-        ring + warp_n / 64 * (TILE_PIECES * 16) + (lane * BITS + part * (BITS / 2)) * 4;
+        ring + warp_n / 64 * (TILE_PIECES * 16) + lane * (BITS * 4) + part * (BITS * COLUMNS / 16);
     const unsigned group_at = ring + WEIGHT_BYTES + (warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE;
     const unsigned x_at = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
 
@@ -384,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if HAS_ZERO
             const unsigned at = (row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4) * 4;
             const unsigned char *of = shared_pointer(zeros_here + at);
-            spread_zeros(group, *reinterpret_cast<const unsigned *>(of), part * 4);
+            spread_zeros(group, *reinterpret_cast<const unsigned *>(of), part * (2 * FRAGMENTS));
 #endif
         };
 #pragma unroll
@@ -409,26 +409,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                             make_uint4(low.x, low.y, high.x, high.y));
                 row_groups += 16;
 #endif
-                // BITS / 4 words for each fragment.
-                constexpr int WORDS = FRAGMENTS * BITS / 4;
-                unsigned words[WORDS];
-                const unsigned char *of = weights + (half * 2 + step) * (ROW_PIECES * 16);
-                if (WORDS == 2) {
-                    *reinterpret_cast<uint2 *>(words) = *reinterpret_cast<const uint2 *>(of);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < WORDS; i += 4) {
-                        *reinterpret_cast<uint4 *>(words + i) =
-                            *reinterpret_cast<const uint4 *>(of + i * 4);
-                    }
-                }
+                const Words words = load_words(weights + (half * 2 + step) * (ROW_PIECES * 16));
 #pragma unroll
                 for (int j = 0; j < FRAGMENTS; ++j) {
                     unsigned a[4];
 #if BITS == 4
-                    dequantize(a, words[j], group, j);
+                    dequantize(a, words.of[j], group, j);
 #else
-                    dequantize(a, words[2 * j], words[2 * j + 1], group, j);
+                    dequantize(a, words.of[2 * j], words.of[2 * j + 1], group, j);
 #endif
 #pragma unroll
                     for (int m = 0; m < M_TILES; ++m) {

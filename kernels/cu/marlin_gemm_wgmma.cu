@@ -45,24 +45,6 @@ struct Seat {
     unsigned lane, warp_n, part;
 };
 
-// A lane's codes of COLUMNS columns x 16 k.
-struct Words {
-    unsigned of[FRAGMENTS * BITS / 4];
-};
-
-__device__ __forceinline__ Words load_words(const unsigned char *from) {
-    Words words;
-    constexpr int COUNT = FRAGMENTS * BITS / 4;
-    if (COUNT == 1) {
-        words.of[0] = *reinterpret_cast<const unsigned *>(from);
-    } else if (COUNT == 2) {
-        *reinterpret_cast<uint2 *>(words.of) = *reinterpret_cast<const uint2 *>(from);
-    } else {
-        *reinterpret_cast<uint4 *>(words.of) = *reinterpret_cast<const uint4 *>(from);
-    }
-    return words;
-}
-
 // Gives a slot back to the producers.
 __device__ __forceinline__ void release(unsigned memory, unsigned slot, unsigned lane) {
     if (lane == 0) {

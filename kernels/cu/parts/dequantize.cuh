@@ -50,6 +50,27 @@ struct Group {
 #endif
 };
 
+// A lane's codes of COLUMNS columns x 16 k: BITS / 4 words for each fragment.
+struct Words {
+    unsigned of[FRAGMENTS * BITS / 4];
+};
+
+__device__ __forceinline__ Words load_words(const unsigned char *from) {
+    Words words;
+    constexpr int COUNT = FRAGMENTS * BITS / 4;
+    if constexpr (COUNT == 1) {
+        words.of[0] = *reinterpret_cast<const unsigned *>(from);
+    } else if constexpr (COUNT == 2) {
+        *reinterpret_cast<uint2 *>(words.of) = *reinterpret_cast<const uint2 *>(from);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 4) {
+            *reinterpret_cast<uint4 *>(words.of + i) = *reinterpret_cast<const uint4 *>(from + i * 4);
+        }
+    }
+    return words;
+}
+
 // `scales` are those of the lane's eight columns of 64, side by side; the warp's are part `part` of them.
 __device__ __forceinline__ void spread(Group &group, const unsigned char *scales, unsigned part) {
     constexpr int WORDS = FRAGMENTS * SCALE_SIZE > 2 ? FRAGMENTS * SCALE_SIZE / 2 : 1;
