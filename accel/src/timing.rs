@@ -44,9 +44,9 @@ impl Times {
 
 /// Replays that are timed where nothing else is said.
 pub const REPLAYS: usize = 7;
-/// Microseconds of replays before them: a device that idled while the host made weights takes some
-/// milliseconds to come back to its clocks.
-const WARM_UP: f32 = 20_000.0;
+/// Replays before them, and their microseconds: at least so many. A device that idled while the host made
+/// weights takes some time to come back to its clocks, and one that multiplies for long lowers them.
+const WARM_UP: (usize, f32) = (2, 3000.0);
 
 impl Device {
     /// Replays recorded launches: some to warm up, then `replays` (at least 1), each timed.
@@ -54,9 +54,11 @@ impl Device {
     /// # Errors
     /// [`AccelError::Driver`].
     pub fn time(&self, graph: &Graph<'_>, replays: usize) -> Result<Times, AccelError> {
-        let mut warm = 0.0;
-        while warm < WARM_UP {
+        let (mut count, mut warm) = (0, 0.0);
+        // An empty graph takes no time at all.
+        while count < WARM_UP.0 || (warm < WARM_UP.1 && count < 1000) {
             warm += self.microseconds(|| graph.replay())?;
+            count += 1;
         }
         let times = (0..replays.max(1)).map(|_| self.microseconds(|| graph.replay()));
         Ok(Times::of(times.collect::<Result<_, _>>()?))

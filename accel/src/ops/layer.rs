@@ -137,9 +137,9 @@ impl MarlinLayer {
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let room = || self.runs.room(device, entries, w13.rows());
-        // Every entry has its thread blocks then, which are in vain where it begins no block: worth it
-        // as long as hardly two entries have one expert.
-        let is_direct = w13.is_direct(entries) && 2 * entries <= self.w13.experts();
+        // Every entry has its thread blocks then, which are in vain where it begins no block. Of no more
+        // entries than experts there is room for as many blocks with alignment, too.
+        let is_direct = w13.is_direct(entries) && entries <= self.w13.experts();
         let blocks = (!is_direct).then(room).transpose()?;
         let gate_up = || device.zeroed(entries * shape13.size_n);
         let in_order = |weight: &MarlinWeight| {

@@ -139,10 +139,12 @@ __device__ __forceinline__ void spread_rows(Group &group, const unsigned char *s
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const unsigned char *of = scales + group_of[i] * step;
-        if (FRAGMENTS == 4) {
+        if constexpr (FRAGMENTS == 4) {
             *reinterpret_cast<uint4 *>(words[i]) = __ldg(reinterpret_cast<const uint4 *>(of));
-        } else {
+        } else if constexpr (FRAGMENTS == 2) {
             *reinterpret_cast<uint2 *>(words[i]) = __ldg(reinterpret_cast<const uint2 *>(of));
+        } else {
+            words[i][0] = __ldg(reinterpret_cast<const unsigned *>(of));
         }
     }
 #pragma unroll
