@@ -55,8 +55,8 @@
 // a multiple of 64.
 //
 // The chunks' sums meet in shared memory. Where thread blocks share the chunks, each adds up its part of the
-// columns, and the others bring theirs there as soon as they have them: a barrier of that block counts the
-// bytes, so that nobody waits for memory to settle and nobody asks for what another block has.
+// columns. Few sums are brought to it by those who have them: a barrier of that block counts the bytes, so
+// that nobody waits for memory to settle. Many are fetched, which takes fewer instructions.
 //
 // Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
 // be; TEAMS * N_TILE / COLUMNS * 32 threads, dynamic shared memory as at the end of this file. K is a
@@ -88,19 +88,19 @@
 
 // Of each 64 columns every rank adds up its part.
 #define PART (64 / RANKS)
-// A row of a chunk's sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
-#define PITCH (N_TILE / RANKS + 4)
-#if RANKS > 1
+#define BRINGS (RANKS > 1 && M_TILES * N_TILE <= 128)
+// Rows of sums in shared memory have 4 more than they hold, which spreads a fragment over all banks.
+#if BRINGS
 // Behind the rings, which may still be read when another rank's sums come; no room for rows that there are not.
 #define BARRIER_AT (TEAMS * RING_BYTES)
 #define SUMS_AT (BARRIER_AT + 16)
-#define SUM_ROW (CHUNKS * PITCH)
-#define SUM_CHUNK PITCH
+#define SUM_CHUNK (N_TILE / RANKS + 4)
+#define SUM_ROW (CHUNKS * SUM_CHUNK)
 #else
 // In the place of the rings.
 #define SUMS_AT 0
-#define SUM_ROW PITCH
-#define SUM_CHUNK (ROWS * PITCH)
+#define SUM_ROW (N_TILE + 4)
+#define SUM_CHUNK (ROWS * SUM_ROW)
 #endif
 
 // A barrier of one team's warps.
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     zeros += expert * groups * (size_n / 8);
 #endif
 
-#if RANKS > 1
+#if BRINGS
     const unsigned sums_are_there = shared_address(memory) + BARRIER_AT;
     if (threadIdx.x == 0) {
         barrier_init(sums_are_there, 1);
@@ -438,18 +438,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
 #endif
 
-    // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1). Of few columns each warp's part counts.
-    const unsigned first = lane % 4 * 2 * SUM_ROW + own_chunk * SUM_CHUNK + warp_n / 64 * PART +
-                           warp_n % 64 % PART + lane / 4;
-    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
-#if RANKS > 1
+    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k, sums = shared_address(memory) + SUMS_AT;
+    // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
+    const unsigned row_0 = lane % 4 * 2;
+#if BRINGS
     // Barriers of all ranks are ready.
     cluster_wait();
-    const unsigned sums = shared_address(memory) + SUMS_AT;
     if (own_chunk < chunks) {
+        // A rank has a warp's columns, or the warp several ranks'.
+        const unsigned first = row_0 * SUM_ROW + own_chunk * SUM_CHUNK + warp_n / 64 * PART +
+                               warp_n % 64 % PART + lane / 4;
 #pragma unroll
         for (int i = 0; i < 2 * FRAGMENTS; ++i) {
-            // Eight columns, of one rank.
             const unsigned to_rank = warp_n % 64 / PART + i * 8 / PART;
             const unsigned to = of_rank(sums + first * 4, to_rank) + i * 8 % PART * 4;
             const unsigned barrier = of_rank(sums_are_there, to_rank);
@@ -457,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    if (m * 8 + lane % 4 * 2 + r < rows) {
+                    if (m * 8 + row_0 + r < rows) {
                         store_to_rank(to + (m * 8 + r) * (SUM_ROW * 4),
                                       sum[i / 2][m][i % 2 * 2 + r], barrier);
                     }
@@ -473,17 +473,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     // Every ring is read.
     copy_wait<0>();
     __syncthreads();
+    float *first = reinterpret_cast<float *>(memory) + team * SUM_CHUNK + row_0 * SUM_ROW + warp_n + lane / 4;
 #pragma unroll
     for (int i = 0; i < 2 * FRAGMENTS; ++i) {
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
-            float *to = reinterpret_cast<float *>(memory) + first + m * 8 * SUM_ROW + i * 8;
+            float *to = first + m * 8 * SUM_ROW + i * 8;
             to[0] = sum[i / 2][m][i % 2 * 2];
             to[SUM_ROW] = sum[i / 2][m][i % 2 * 2 + 1];
         }
     }
+#if RANKS > 1
+    cluster_arrive();
+    cluster_wait();
+#else
     __syncthreads();
-    const unsigned sums = shared_address(memory);
+#endif
 #endif
 
     // Two neighbouring columns at a time, of this rank's part of each 64: `n` counts in the tile.
@@ -492,8 +497,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
         for (unsigned c = 0; c < CHUNKS; ++c) {
             // Behind the last chunk stands anything.
+#if BRINGS
             const unsigned at = row * SUM_ROW + c * SUM_CHUNK + n / 64 * PART + n % PART;
             of_chunk[c] = load_shared(sums + at * 4);
+#else
+            const unsigned from = sums + (row * SUM_ROW + c % TEAMS * SUM_CHUNK + n) * 4;
+            of_chunk[c] = RANKS > 1 ? load_from_rank(of_rank(from, c / TEAMS)) : load_shared(from);
+#endif
         }
         float2 sum = of_chunk[0];
 #pragma unroll
@@ -549,7 +559,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             static_cast<unsigned>(narrow(sum.y)) << 16 | narrow(sum.x);
 #endif
     }
+#if RANKS > 1 && !BRINGS
+    // Nobody leaves while its sums are being read.
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
 }
 
-// Dynamic shared memory: the rings, or the sums that take their place; where thread blocks share the chunks
-// both, for the most rows that a block may have: SUMS_AT + rows * SUM_ROW * 4.
+// Dynamic shared memory: the rings, or the sums that take their place: TEAMS * max(RING_BYTES, SUM_CHUNK * 4);
+// where sums are brought both, for the most rows that a block may have: SUMS_AT + rows * SUM_ROW * 4.

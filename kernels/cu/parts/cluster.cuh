@@ -21,6 +21,14 @@ __device__ __forceinline__ unsigned of_rank(unsigned address, unsigned rank) {
     return mapped;
 }
 
+// At an address that `of_rank` gave.
+__device__ __forceinline__ float2 load_from_rank(unsigned mapped) {
+    float2 value;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y) : "r"(mapped) : "memory");
+    return value;
+}
+
 // Stores to shared memory of a block of the cluster; a barrier of that block, which is to `barrier_expect` as
 // many bytes, counts these when they are there. Both as of_rank gives them.
 __device__ __forceinline__ void store_to_rank(unsigned mapped, float value, unsigned barrier) {

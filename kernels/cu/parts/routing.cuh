@@ -3,8 +3,8 @@
 // of its row. What kernels before wrote is read past the L1 cache, which nobody clears for a kernel that
 // starts early (depend.cuh).
 
-// Blocks are found here of eight rows each, of as many entries at most: four for each lane.
-#define DIRECT_ENTRIES 128
+// Blocks are found here of eight rows each, of as many entries at most: one for each lane.
+#define DIRECT_ENTRIES 32
 
 struct Routing {
     // Of `moe_align_block_size`, or null:
@@ -25,28 +25,19 @@ struct Routing {
 __device__ __forceinline__ int find_block(const Routing &routing, unsigned size_m, unsigned first,
                                           unsigned &row_of_lane) {
     const unsigned lane = threadIdx.x % 32;
-    const int mine = __ldcg(routing.topk_ids + first);
-    int ids[DIRECT_ENTRIES / 32];
-#pragma unroll
-    for (unsigned i = 0; i < DIRECT_ENTRIES; i += 32) {
-        ids[i / 32] = i + lane < size_m ? __ldcg(routing.topk_ids + i + lane) : -1;
-    }
-    unsigned before = 0, row = 0;
-    row_of_lane = size_m;
-#pragma unroll
-    for (unsigned i = 0; i < DIRECT_ENTRIES; i += 32) {
-        // The expert's entries as bits.
-        const unsigned all = __ballot_sync(0xffffffffu, i + lane < size_m && ids[i / 32] == mine);
-        const unsigned earlier = first >= i + 32 ? ~0u : first > i ? (1u << first - i) - 1 : 0;
-        before += __popc(all & earlier);
-#pragma unroll 1
-        for (unsigned left = all & ~earlier; row < 8 && left != 0; ++row) {
-            row_of_lane = lane == row ? i + __ffs(left) - 1 : row_of_lane;
-            left &= left - 1;
-        }
-    }
-    if (static_cast<unsigned>(mine) >= routing.num_experts || before % 8 != 0) {
+    const int id = __ldcg(routing.topk_ids + min(lane, size_m - 1));
+    const int mine = __shfl_sync(0xffffffffu, id, first);
+    // The expert's entries as bits.
+    const unsigned all = __ballot_sync(0xffffffffu, id == mine && lane < size_m);
+    unsigned left = all >> first << first;
+    if (static_cast<unsigned>(mine) >= routing.num_experts || __popc(all ^ left) % 8 != 0) {
         return -1;
+    }
+    row_of_lane = size_m;
+#pragma unroll 1
+    for (unsigned row = 0; row < 8 && left != 0; ++row) {
+        row_of_lane = lane == row ? __ffs(left) - 1 : row_of_lane;
+        left &= left - 1;
     }
     return routing.expert_of ? routing.expert_of[mine] : mine;
 }

@@ -29,7 +29,7 @@ pub struct Tiling {
 
 /// Entries among which a product with experts finds its blocks itself: `DIRECT_ENTRIES` of
 /// `routing.cuh`.
-const DIRECT_ENTRIES: usize = 128;
+const DIRECT_ENTRIES: usize = 32;
 
 /// Quarters of a block of 64 columns that there are for each multiprocessor, of all experts together;
 /// none where 128 does not divide N.
@@ -130,7 +130,6 @@ impl Tiling {
             (0..=8, 3..=7, _) => [1, 64, 32, 4, 5],
             (0..=8, 8..=11, Long) => [1, 128, 64, 4, 4],
             (0..=8, 20..=31, Long) => [1, 64, 64, 8, 4],
-            (0..=8, 8..=31, Short) => [1, 128, 32, 8, 3],
             (0..=8, 8..=31, _) => [1, 128, 64, 8, 2],
             (0..=8, _, _) => [1, 64, 64, 8, 2],
             (9..=16, 8.., Long) if !paired => [2, 128, 64, 4, 3],
@@ -224,15 +223,20 @@ impl Tiling {
         self.teams * self.stages * (weights + scales + zeros + x)
     }
 
-    /// Dynamic shared memory of a thread block: the stages, or the chunks' sums in their place; where
-    /// thread blocks share the chunks both, and a barrier. `size_m`: rows that there are.
+    /// Whether thread blocks bring each other their sums: `BRINGS` in the source.
+    fn brings(self) -> bool {
+        self.ranks > 1 && self.m_tiles * self.n_tile <= 128
+    }
+
+    /// Dynamic shared memory of a thread block: the stages, or its chunks' sums in their place; where other
+    /// thread blocks bring theirs, both and a barrier. `size_m`: rows that there are.
     pub(super) fn shared_bytes(self, form: &[Define], size_m: usize) -> u32 {
-        let row = self.teams * self.ranks * (self.n_tile / self.ranks + 4) * 4;
         let ring = self.ring_bytes(form);
-        if self.ranks > 1 {
+        if self.brings() {
+            let row = self.teams * self.ranks * (self.n_tile / self.ranks + 4) * 4;
             ring + 16 + row * self.rows().min(size_m) as u32
         } else {
-            ring.max(row * self.rows() as u32)
+            ring.max(self.teams * self.rows() as u32 * (self.n_tile + 4) * 4)
         }
     }
 }
