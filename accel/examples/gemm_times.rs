@@ -38,9 +38,7 @@ fn tilings(size_m: usize, size_k: usize) -> Vec<Tiling> {
     };
     let mut all = Vec::new();
     for m_tiles in m_tiles {
-        for (n_tile, columns) in
-            [(64, 64), (64, 32), (64, 16), (128, 64), (128, 32), (128, 16), (256, 64)]
-        {
+        for (n_tile, columns) in [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)] {
             for teams in [1, 2, 4, 8] {
                 let ranks = chunks.div_ceil(teams).next_power_of_two();
                 for stages in [2, 3, 4, 6, 8] {

@@ -31,7 +31,7 @@ const TOKENS: [usize; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 fn tilings(m_tiles: u32, size_k: usize, paired: bool) -> Vec<Tiling> {
     let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
     let mut all = Vec::new();
-    let shapes = [(64, 64), (64, 32), (64, 16), (128, 64), (128, 32), (128, 16), (256, 64)];
+    let shapes = [(64, 64), (64, 32), (128, 64), (128, 32), (256, 64)];
     for (n_tile, columns) in shapes.into_iter().filter(|&(n, _)| !paired || n == 128) {
         for teams in [1, 2, 3, 4, 8].into_iter().filter(|&t| t <= chunks) {
             let ranks = chunks.div_ceil(teams).next_power_of_two();

@@ -29,8 +29,8 @@ fn numbers(out: &Output, operation: &str) -> Vec<usize> {
 fn operations_are_listed_with_their_modules() {
     let out = warm(&["--list", "--capability", "9.0", "--capability", "8.0"]).output().unwrap();
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    // f16 and bf16, with and without ids, one or eight columns at a time, for two architectures.
-    assert_eq!(numbers(&out, "moe_sum"), [16]);
+    // f16 and bf16; all slots, or by ids or places; one or eight columns at a time; for two architectures.
+    assert_eq!(numbers(&out, "moe_sum"), [24]);
     // One thread block, and from 9.0 on a cluster, too.
     assert_eq!(numbers(&out, "moe_align_block_size"), [3]);
     // An operation that needs 8.0 has none for 7.5.
@@ -83,13 +83,13 @@ fn the_second_run_finds_every_module() {
     };
     let first = run(&cache);
     assert_eq!(first.status.code(), Some(0), "{}", text(&first.stderr));
-    assert_eq!(numbers(&first, "moe_sum"), [8, 0, 8, 0]);
-    assert_eq!(numbers(&run(&cache), "moe_sum"), [8, 8, 0, 0]);
-    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 8);
+    assert_eq!(numbers(&first, "moe_sum"), [12, 0, 12, 0]);
+    assert_eq!(numbers(&run(&cache), "moe_sum"), [12, 12, 0, 0]);
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 12);
     // A folder that cannot be made.
     let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();
     let out = run(&file.join("cache"));
     assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
-    assert_eq!(numbers(&out, "moe_sum"), [8, 0, 0, 8]);
+    assert_eq!(numbers(&out, "moe_sum"), [12, 0, 0, 12]);
 }

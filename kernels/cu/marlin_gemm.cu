@@ -40,7 +40,7 @@
 //             columns and up in odd ones. Function 0 alone: others would make it long to load.
 //   M_TILES   1, 2, 4, 8: eights of rows that a thread block computes
 //   N_TILE    64, 128 or 256: columns that a thread block computes; N is a multiple of it
-//   COLUMNS   16, 32 or 64: columns that a warp computes
+//   COLUMNS   32 or 64: columns that a warp computes
 //   TEAMS     1 to 8: chunks that a thread block computes
 //   RANKS     1, 2, 4 or 8: thread blocks that share the chunks; more than one form a cluster (from
 //             sm_90 on)

@@ -17,7 +17,7 @@ pub struct Tiling {
     pub m_tiles: u32,
     /// Columns that a thread block computes at once: 64, or 128 or 256 where that divides N.
     pub n_tile: u32,
-    /// Columns that a warp computes: 16, 32 or 64.
+    /// Columns that a warp computes: 32 or 64.
     pub columns: u32,
     /// Chunks of k that a thread block computes: 1 to 8.
     pub teams: u32,
@@ -192,11 +192,10 @@ impl Tiling {
     /// thread blocks make up N, and teams take all chunks of K.
     pub(super) fn validate(self, device: &Device, shape: Shape) -> Result<(), AccelError> {
         let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)
-            && matches!((self.n_tile, self.columns), (64 | 128, 16 | 32 | 64) | (256, 64))
+            && matches!((self.n_tile, self.columns), (64 | 128, 32 | 64) | (256, 64))
             && (1..=8).contains(&self.teams)
             && matches!(self.ranks, 1 | 2 | 4 | 8)
             && self.teams * self.ranks <= 8
-            && self.threads() <= 1024
             && (2..=16).contains(&self.stages);
         let clusters = self.ranks == 1 || device.arch().has_clusters();
         let chunks = Self::chunks(shape.size_k);
@@ -205,7 +204,7 @@ impl Tiling {
             return Ok(());
         }
         let expected = format!(
-            "1, 2, 4 or 8 eights of rows; 64 or 128 columns by 16, 32 or 64, or 256 by 64, dividing {}; 1 to \
+            "1, 2, 4 or 8 eights of rows; 64 or 128 columns by 32 or 64, or 256 by 64, dividing {}; 1 to \
              8 teams and, from capability 9.0 on, 1, 2, 4 or 8 ranks, for {chunks} chunks and at most 8; \
              2 to 16 stages",
             shape.size_n
