@@ -379,7 +379,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) unsigned char pointer[];
     const unsigned memory = shared_address(pointer);
     if (threadIdx.x == 0) {
-        prefetch(y_map);
         for (unsigned slot = 0; slot < STAGES; ++slot) {
             barrier_init(memory + FULL_AT + slot * 8, 1);
             barrier_init(memory + EMPTY_AT + slot * 8, WARPS);

@@ -16,11 +16,6 @@ struct alignas(64) TensorMap {
     unsigned long long of[16];
 };
 
-// Has the copy engine fetch the map, ahead of its first use.
-__device__ __forceinline__ void prefetch(const TensorMap &map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Copies the map's box whose first element is in that column and row; zeros where the matrix ends.
 __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, unsigned column,
                                          unsigned row, unsigned barrier) {
