@@ -11,6 +11,7 @@
 //   x_map, y_map  x and y as the copy engine takes them: boxes of 64 columns x ROWS rows, 128-byte
 //               swizzle. With IS_MOE rows of both are those of the blocks of ROWS entries (x gathered by
 //               moe_gather.cu); what stands in padding is not used, and rows of y there hold anything
+//   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //   raster      blocks of rows whose tiles are computed side by side, so that what they read of W and x
 //               stays in the L2 cache
 //   totals, are_there  room for the totals of a tile of each thread block, and for each of its warps 0, left
@@ -191,17 +192,18 @@ struct Weights {
     float of[IS_MOE ? (ROWS + 31) / 32 : 1];
 };
 
-// Before the piece's first slot is given back: entries stand there. The weights are long in coming.
-__device__ __forceinline__ void load_router_weights([[maybe_unused]] Weights &weights,
-                                                    [[maybe_unused]] const Product &p,
-                                                    [[maybe_unused]] const unsigned *entries,
-                                                    [[maybe_unused]] unsigned lane) {
+// Before the piece's first slot is given back: the weights stand there.
+__device__ __forceinline__ void load_row_weights([[maybe_unused]] Weights &weights,
+                                                 [[maybe_unused]] const Product &p,
+                                                 [[maybe_unused]] const unsigned char *of_slot,
+                                                 [[maybe_unused]] unsigned lane) {
 #if IS_MOE
 #pragma unroll
     for (int i = 0; i < (ROWS + 31) / 32; ++i) {
-        const unsigned row = i * 32 + lane, entry = row < ROWS ? entries[row] : p.size_m;
-        // One where there are none.
-        weights.of[i] = p.topk_weights && entry < p.size_m ? __ldcg(p.topk_weights + entry) : 1.0f;
+        const unsigned row = i * 32 + lane;
+        weights.of[i] = p.row_weights && row < ROWS
+                            ? reinterpret_cast<const float *>(of_slot)[row]
+                            : 1.0f;
     }
 #endif
 }
@@ -337,8 +339,8 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
             }
         }
         Weights weights;
-        const unsigned char *entries = pointer + ENTRIES_AT + place.slot * ENTRY_BYTES;
-        load_router_weights(weights, p, reinterpret_cast<const unsigned *>(entries), seat.lane);
+        load_row_weights(weights, p, pointer + ROW_WEIGHTS_AT + place.slot * ROW_WEIGHT_BYTES,
+                         seat.lane);
         add_chunks(p, seat, piece, memory, pointer, group, place, total);
         if (piece.end < chunks) {
             hand_over(Handover(p, blockIdx.x), total);
@@ -362,10 +364,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         unsigned chunk_k,
         unsigned group_size,
 #if IS_MOE
-        const int *__restrict__ sorted_token_ids,
         const int *__restrict__ expert_ids,
         const int *__restrict__ num_tokens_post_padded,
-        const float *__restrict__ topk_weights,
+        const float *__restrict__ row_weights,
 #endif
         unsigned raster,
         float4 *__restrict__ totals,
@@ -373,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Product p = {
         qweight, scales, zeros, bias, global_scale, size_m, size_n, size_k, chunk_k, group_size,
 #if IS_MOE
-        sorted_token_ids, expert_ids, num_tokens_post_padded, topk_weights,
+        expert_ids, num_tokens_post_padded, row_weights,
 #endif
         raster, totals, are_there};
     extern __shared__ __align__(1024) unsigned char pointer[];
@@ -404,4 +405,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// Dynamic shared memory: ENTRIES_AT + STAGES * ENTRY_BYTES.
+// Dynamic shared memory: ROW_WEIGHTS_AT + STAGES * ROW_WEIGHT_BYTES.

@@ -3,7 +3,7 @@
 use marlinspike::moe::activation::Definition;
 use marlinspike::scalar::ScalarType;
 
-use super::{align::DeviceBlocks, check};
+use super::{align::DeviceBlocks, check, gemm::checks};
 use crate::{
     device::Device,
     error::AccelError,
@@ -22,30 +22,50 @@ pub(crate) static ROW: Row = Row {
 };
 
 /// What a row is made of.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Made {
-    /// Row entry / `top_k` of x.
-    Copied { top_k: u32 },
+#[derive(Debug)]
+pub(crate) enum Made<'a> {
+    /// Row entry / `top_k` of x, beside it the entry's router weight.
+    Copied { top_k: u32, weights: RouterWeights<'a> },
     /// The row of `gate_up` in the same place.
     Activated(Activation),
 }
 
 /// Numbers of a launch, checked against the lengths of its buffers.
 #[derive(Debug)]
-pub(crate) struct Args {
+pub(crate) struct Args<'a> {
     /// Tokens times experts per token.
     pub(crate) entries: u32,
     pub(crate) size_k: u32,
-    pub(crate) made: Made,
+    pub(crate) made: Made<'a>,
 }
 
 /// What rows are gathered from.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) enum From<'a> {
-    /// x `[entries / top_k, size_k]`: a row for each `top_k` entries.
-    X { x: &'a Buffer<u16>, top_k: usize },
+    /// x `[entries / top_k, size_k]`: a row for each `top_k` entries, and each entry's router weight for the
+    /// row's place.
+    X { x: &'a Buffer<u16>, top_k: usize, weights: RouterWeights<'a> },
     /// The activation of `gate_up` `[places, width]`, whose rows stand in the same order.
     GateUp { gate_up: &'a Buffer<u16>, activation: &'a Definition },
+}
+
+/// The router weights of entries, and room for those of places.
+#[derive(Debug)]
+pub(crate) struct RouterWeights<'a> {
+    /// `[entries]`.
+    pub(crate) of_entries: &'a Buffer<f32>,
+    /// `[places]`; of padding they stay as they are.
+    pub(crate) of_places: &'a mut Buffer<f32>,
+}
+
+impl RouterWeights<'_> {
+    fn check(&self, device: &Device, blocks: &DeviceBlocks) -> Result<(), AccelError> {
+        let Self { of_entries, of_places } = self;
+        let ours = of_entries.is_on(device) && of_places.is_on(device);
+        check::on(&ROW, device, &[("router weights", ours)])?;
+        checks::router_weights(&ROW, Some(of_entries), blocks.entries())?;
+        checks::router_weights(&ROW, Some(of_places), blocks.places())
+    }
 }
 
 /// Row `place_of[t]` of `gathered`, `size_k` numbers of `dtype`, is made for entry t of the blocks: copied, or by
@@ -69,9 +89,10 @@ pub(crate) fn gather_on_device(
     let (entries, places) = (blocks.entries(), blocks.places());
     // Each row is one for so many of the rows that there must be.
     let (buffer, width, top_k, rows, made) = match from {
-        From::X { x, top_k } => {
+        From::X { x, top_k, weights } => {
             let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
-            (x, size_k, top_k, entries, Made::Copied { top_k: top_k_32 })
+            weights.check(device, blocks)?;
+            (x, size_k, top_k, entries, Made::Copied { top_k: top_k_32, weights })
         }
         From::GateUp { gate_up, activation } => {
             let width = activation.width_in(size_k);
@@ -110,8 +131,8 @@ pub(crate) fn gather_on_device(
         return Ok(());
     }
     // Room for entries, their padding included, is below 2^31.
-    let args = Args { entries: entries as u32, size_k: size_k_32, made };
     let activates = ("ACTIVATES", u32::from(matches!(made, Made::Activated(_))));
+    let args = Args { entries: entries as u32, size_k: size_k_32, made };
     let function = device.function(&ROW, &[is_bf16, activates])?;
-    raw::moe::gather(device, &function, &args, buffer, blocks, gathered)
+    raw::moe::gather(device, &function, args, buffer, blocks, gathered)
 }

@@ -74,11 +74,10 @@ pub(crate) fn launch(
         gemm.chunk_k.into(),
         weight.group_k().into(),
     ];
-    if let Some((blocks, topk_weights)) = gemm.experts {
-        arguments.push((&blocks.sorted_token_ids).into());
+    if let Some((blocks, row_weights)) = gemm.experts {
         arguments.push((&blocks.expert_ids).into());
         arguments.push((&blocks.num_tokens_post_padded).into());
-        arguments.push(topk_weights.into());
+        arguments.push(row_weights.into());
     }
     arguments.push(gemm.raster.into());
     arguments.push((&gemm.handover.totals).into());
@@ -90,9 +89,8 @@ pub(crate) fn launch(
     // at most 8 chunks of chunk_k, a multiple of 128, make K. Zeros are read only where HAS_ZERO, which the
     // weight's form says. Every element of y is written once. Shared memory is as large as the source demands.
     // With experts: `DeviceBlocks` are room for this M and block size, zero until the alignment kernel
-    // writes it, so that entries are below size_m or padding and experts below the weight's; x and y have a
-    // row for each place of every block; there are as many router weights as entries. The kernel waits
-    // before it reads what another wrote.
+    // writes it, so that experts are below the weight's; x and y have a row for each place of every block, and
+    // so have the weights of rows, if there are any. The kernel waits before it reads what another wrote.
     // `Handover` has room for the totals of a tile of every thread block, of which there are no more than
     // multiprocessors; a kernel leaves `are_there` zero, and the next one waits for it.
     unsafe { launch_early(device, function, config, arguments) }

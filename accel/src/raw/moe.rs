@@ -118,7 +118,7 @@ pub(crate) fn align(
 pub(crate) fn gather(
     device: &Device,
     function: &CudaFunction,
-    args: &gather::Args,
+    args: gather::Args<'_>,
     from: &Buffer<u16>,
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
@@ -126,7 +126,8 @@ pub(crate) fn gather(
     let mut arguments = vec![from.into(), (&*gathered).into(), blocks.place_of().into()];
     let pieces = args.size_k / 8;
     let config = match args.made {
-        gather::Made::Copied { top_k } => {
+        gather::Made::Copied { top_k, weights } => {
+            arguments.extend([Argument::from(weights.of_entries), (&*weights.of_places).into()]);
             arguments.extend([Argument::from(args.size_k), top_k.into()]);
             // Four pieces to a thread, as evenly as whole warps allow.
             let blocks = pieces.div_ceil(4 * 256);
@@ -145,7 +146,8 @@ pub(crate) fn gather(
     // SAFETY: the arguments are the entry point's, in its order and of its types. There is a place below
     // those of `gathered`, or a negative number, for each entry: zero until the alignment kernel writes it;
     // `from` has entries / top_k rows of size_k, or as many as `gathered` of the activation's width
-    // (checked). A row has its own threads, which write after they have waited. What they read of x
+    // (checked). There is a router weight for each entry, and room for one of each place. A row has its own
+    // threads, which write after they have waited. What they read of x
     // before, the last kernel does not write: `gather_on_device` says so to its callers.
     ended(gather::ROW.name, unsafe { launch(device, function, config, arguments) })
 }

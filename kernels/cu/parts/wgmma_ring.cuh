@@ -31,9 +31,9 @@
 #define FULL_AT (ZEROS_AT + STAGES * ZERO_BYTES)
 #define EMPTY_AT (FULL_AT + STAGES * 8)
 #define PIECES_AT ((EMPTY_AT + STAGES * 8 + 15) / 16 * 16)
-// With experts each slot has room for the entries of a piece's rows: they come with its first stage.
-#define ENTRIES_AT (PIECES_AT + STAGES * 16)
-#define ENTRY_BYTES (IS_MOE * ROWS * 4)
+// With experts each slot has room for the weights of a piece's rows: they come with its first stage.
+#define ROW_WEIGHTS_AT (PIECES_AT + STAGES * 16)
+#define ROW_WEIGHT_BYTES (IS_MOE * ROWS * 4)
 
 // What thread blocks compute at a stretch: of the rows from `row` on and the columns from n0 on of an
 // expert's product chunks [begin, end) of k. Producers leave it beside a piece's first stage.
@@ -52,10 +52,9 @@ struct Product {
     const float *global_scale;
     unsigned size_m, size_n, size_k, chunk_k, group_size;
 #if IS_MOE
-    const int *sorted_token_ids;
     const int *expert_ids;
     const int *num_tokens_post_padded;
-    const float *topk_weights;
+    const float *row_weights;
 #endif
     unsigned raster;
     float4 *totals;
@@ -161,6 +160,11 @@ struct Place {
 __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map, unsigned memory,
                                         Piece *pieces, unsigned part) {
     const size_t weight_step = static_cast<size_t>(p.size_n / 64) * TILE_PIECES;
+#if IS_MOE
+    const bool has_row_weights = p.row_weights;
+#else
+    constexpr bool has_row_weights = false;
+#endif
     const Share share(p);
     Place place;
     for (unsigned i = 0; i < share.count(); ++i) {
@@ -196,13 +200,13 @@ __device__ __forceinline__ void produce(const Product &p, const TensorMap &x_map
                 if (stage == 0) {
                     pieces[place.slot] = piece;
                 }
-                barrier_expect(full, bytes + (stage == 0 ? ENTRY_BYTES : 0));
+                barrier_expect(full, bytes + (stage == 0 && has_row_weights ? ROW_WEIGHT_BYTES : 0));
                 copy_box(memory + place.slot * X_BYTES, x_map, begin + stage * STAGE_K, piece.row, full);
             }
 #if IS_MOE
-            if (part == 1 && stage == 0) {
-                copy_bulk(memory + ENTRIES_AT + place.slot * ENTRY_BYTES,
-                          p.sorted_token_ids + piece.row, ENTRY_BYTES, full);
+            if (part == 1 && stage == 0 && has_row_weights) {
+                copy_bulk(memory + ROW_WEIGHTS_AT + place.slot * ROW_WEIGHT_BYTES,
+                          p.row_weights + piece.row, ROW_WEIGHT_BYTES, full);
             }
 #endif
             copy_bulk(memory + WEIGHTS_AT + place.slot * WEIGHT_BYTES + part * (ROW_PIECES * 16),

@@ -95,7 +95,7 @@ pub(crate) struct ManyGemm<'a> {
     /// Blocks of rows that are computed side by side.
     pub(crate) raster: u32,
     pub(crate) handover: &'a Handover,
-    /// Of a product with experts: the blocks, and what multiplies a row of y before it is rounded.
+    /// Of a product with experts: the blocks, and what multiplies each row of y before it is rounded.
     pub(crate) experts: Option<(&'a DeviceBlocks, Option<&'a Buffer<f32>>)>,
 }
 
@@ -130,8 +130,8 @@ pub(crate) struct Gathered<'a> {
     pub(crate) x: &'a Buffer<u16>,
     /// Of [`ManyRows::rows`] entries.
     pub(crate) blocks: &'a DeviceBlocks,
-    /// Multiplies entry t's row of y before it is rounded.
-    pub(crate) topk_weights: Option<&'a Buffer<f32>>,
+    /// One for each row of y, which it multiplies before that is rounded.
+    pub(crate) row_weights: Option<&'a Buffer<f32>>,
 }
 
 /// Row `place_of[t]` of y = the row of x gathered there for entry t · W of the expert that t is routed to,
@@ -139,7 +139,7 @@ pub(crate) struct Gathered<'a> {
 ///
 /// # Errors
 /// As [`marlin_gemm_many_rows`]; [`AccelError::Argument`] also for blocks of other sizes than the plan's,
-/// and where router weights are not one for each entry.
+/// and where weights are not one for each place.
 pub(crate) fn moe_many_rows(
     device: &Device,
     gathered: Gathered<'_>,
@@ -147,8 +147,8 @@ pub(crate) fn moe_many_rows(
     y: &mut Buffer<u16>,
     plan: ManyRows,
 ) -> Result<(), AccelError> {
-    let Gathered { x, blocks, topk_weights } = gathered;
-    let weights_ours = topk_weights.is_none_or(|weights| weights.is_on(device));
+    let Gathered { x, blocks, row_weights } = gathered;
+    let weights_ours = row_weights.is_none_or(|weights| weights.is_on(device));
     let parts = [
         ("x", x.is_on(device)),
         ("weight", weight.is_on(device)),
@@ -166,11 +166,11 @@ pub(crate) fn moe_many_rows(
         }
     }
     checks::blocks(&MOE, blocks, plan.rows as usize, entries, weight.experts())?;
-    checks::router_weights(&MOE, topk_weights, entries)?;
+    checks::router_weights(&MOE, row_weights, places)?;
     if entries == 0 {
         return Ok(());
     }
-    launch(device, plan, weight, x, y, entries, Some((blocks, topk_weights)))
+    launch(device, plan, weight, x, y, entries, Some((blocks, row_weights)))
 }
 
 /// Launches a checked product of `size_m` rows, with experts entries, which stand in their blocks.

@@ -9,7 +9,7 @@ use crate::{
     ops::{
         align::{DeviceBlocks, align_on_device},
         check,
-        gather::{From, gather_on_device},
+        gather::{From, RouterWeights, gather_on_device},
         gemm::{
             ManyRows, MarlinWeight,
             many::{Gathered, moe_many_rows},
@@ -27,6 +27,8 @@ pub(super) struct Many {
     plans: [ManyRows; 2],
     /// x, then what the activation makes of `gate_up`.
     gathered: Buffer<u16>,
+    /// The router weights of the rows.
+    row_weights: Buffer<f32>,
     gate_up: Buffer<u16>,
     down: Buffer<u16>,
 }
@@ -83,6 +85,7 @@ impl MarlinLayer {
             blocks,
             plans,
             gathered: device.zeroed(places * shape13.size_k.max(shape2.size_k))?,
+            row_weights: device.zeroed(places)?,
             gate_up: device.zeroed(places * shape13.size_n)?,
             down: device.zeroed(places * shape2.size_n)?,
         })))
@@ -97,20 +100,21 @@ impl MarlinLayer {
         work: &mut Many,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Many { top_k, blocks, plans, gathered, gate_up, down } = work;
+        let Many { top_k, blocks, plans, gathered, row_weights, gate_up, down } = work;
         let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
         let on_input = self.router_weight_on_input;
         align_on_device(device, &self.runs, topk_ids, blocks)?;
         let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
-        let tokens = From::X { x, top_k: *top_k };
+        let weights = RouterWeights { of_entries: topk_weights, of_places: row_weights };
+        let tokens = From::X { x, top_k: *top_k, weights };
         gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
-        let weights = on_input.then_some(topk_weights);
-        let rows = Gathered { x: gathered, blocks, topk_weights: weights };
+        let weights = on_input.then_some(&*row_weights);
+        let rows = Gathered { x: gathered, blocks, row_weights: weights };
         moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
         let activated = From::GateUp { gate_up, activation: &self.activation };
         gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
-        let weights = (!on_input).then_some(topk_weights);
-        let rows = Gathered { x: gathered, blocks, topk_weights: weights };
+        let weights = (!on_input).then_some(&*row_weights);
+        let rows = Gathered { x: gathered, blocks, row_weights: weights };
         moe_many_rows(device, rows, &self.w2, down, plans[1])?;
         let slots = Slots::InBlocks(blocks);
         sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
