@@ -21,7 +21,7 @@ use marlinspike_accel::{
     timing::REPLAYS,
     workload::{ExpertLayer, Plans, Sizes, WEIGHT_TYPES, WeightType},
 };
-use marlinspike_bench::{Workload, workload::GPU_LAYERS};
+use marlinspike_bench::workload::GPU_LAYERS;
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -127,7 +127,7 @@ fn main() -> Result<ExitCode, AnyError> {
     }
     let layers = match numbers[..] {
         [] => Some(GPU_LAYERS.to_vec()),
-        [experts, top_k, h, i, ..] => Some(vec![Workload::moe(experts, top_k, h, i)]),
+        [experts, top_k, h, i, ..] => Some(vec![[experts, top_k, h, i]]),
         _ => None,
     };
     let (Some(ty), Some(layers)) = (ty, layers) else {
@@ -142,10 +142,7 @@ fn main() -> Result<ExitCode, AnyError> {
     let read = if part.is_some() { 1.0 } else { limits::measure(&device)?.read };
     let (name, read_tb) = (device.name(), read / 1e12);
     println!("{name}, {} multiprocessors, reads {read_tb:.2} TB/s", device.multiprocessors());
-    for layer in layers {
-        let Workload::Moe { num_experts, top_k, hidden_size, intermediate_size } = layer else {
-            continue;
-        };
+    for [num_experts, top_k, hidden_size, intermediate_size] in layers {
         let sizes = Sizes { num_experts, top_k, hidden_size, intermediate_size };
         let layer = ExpertLayer::new(&device, ty, sizes)?;
         for &size_m in tokens {

@@ -33,8 +33,8 @@ pub const NAMED: [(&str, Workload); 5] = [
     ("4096x4096", Workload::dense(4096, 4096)),
     ("4096x14336", Workload::dense(4096, 14336)),
     ("2048x1536", Workload::dense(2048, 1536)),
-    ("qwen3-30b-a3b", QWEN3_30B_A3B),
-    ("mixtral-8x7b", MIXTRAL_8X7B),
+    ("qwen3-30b-a3b", Workload::layer(QWEN3_30B_A3B)),
+    ("mixtral-8x7b", Workload::layer(MIXTRAL_8X7B)),
 ];
 
 /// Products that a GPU is timed on: of Llama's kind.
@@ -45,13 +45,12 @@ pub const GPU_PRODUCTS: [Workload; 4] = [
     Workload::dense(8192, 57344),
 ];
 
-/// Layers that a GPU is timed on. The last is that of one of eight tensor-parallel ranks of
-/// DeepSeek-V3.
-pub const GPU_LAYERS: [Workload; 3] =
-    [MIXTRAL_8X7B, QWEN3_30B_A3B, Workload::moe(256, 8, 7168, 256)];
+/// Layers that a GPU is timed on: experts, experts of a token, H and I. The last is that of one of eight
+/// tensor-parallel ranks of DeepSeek-V3.
+pub const GPU_LAYERS: [[usize; 4]; 3] = [MIXTRAL_8X7B, QWEN3_30B_A3B, [256, 8, 7168, 256]];
 
-const MIXTRAL_8X7B: Workload = Workload::moe(8, 2, 4096, 14336);
-const QWEN3_30B_A3B: Workload = Workload::moe(128, 8, 2048, 768);
+const MIXTRAL_8X7B: [usize; 4] = [8, 2, 4096, 14336];
+const QWEN3_30B_A3B: [usize; 4] = [128, 8, 2048, 768];
 
 /// Text that names no workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -124,6 +123,11 @@ impl Workload {
         intermediate_size: usize,
     ) -> Self {
         Self::Moe { num_experts, top_k, hidden_size, intermediate_size }
+    }
+
+    /// A layer of experts, experts of a token, H and I.
+    pub const fn layer([experts, top_k, h, i]: [usize; 4]) -> Self {
+        Self::moe(experts, top_k, h, i)
     }
 
     /// K and N, or H and I.

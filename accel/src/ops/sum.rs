@@ -66,6 +66,39 @@ pub enum Slots<'a> {
     InBlocks(&'a DeviceBlocks),
 }
 
+impl Slots<'_> {
+    fn is_on(&self, device: &Device) -> bool {
+        match self {
+            Self::OfExperts { topk_ids, runs } => topk_ids.is_on(device) && runs.is_on(device),
+            Self::InBlocks(blocks) => blocks.is_on(device),
+        }
+    }
+
+    /// The macro.
+    fn kind(&self) -> u32 {
+        match self {
+            Self::OfExperts { .. } => 1,
+            Self::InBlocks(_) => 2,
+        }
+    }
+
+    /// How many slots there are.
+    fn count(&self) -> usize {
+        match self {
+            Self::OfExperts { topk_ids, .. } => topk_ids.len(),
+            Self::InBlocks(blocks) => blocks.entries(),
+        }
+    }
+
+    /// Rows of `down` where that has one for each place.
+    fn places(&self) -> Option<usize> {
+        match self {
+            Self::OfExperts { .. } => None,
+            Self::InBlocks(blocks) => Some(blocks.places()),
+        }
+    }
+}
+
 /// [`moe_sum`] in the device's memory; with `slots`, of some alone.
 ///
 /// # Errors
@@ -81,22 +114,18 @@ pub fn sum_on_device(
     slots: Option<Slots<'_>>,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let slots_here = |slots: Slots<'_>| match slots {
-        Slots::OfExperts { topk_ids, runs } => topk_ids.is_on(device) && runs.is_on(device),
-        Slots::InBlocks(blocks) => blocks.is_on(device),
-    };
     let parts = [
         ("down", down.is_on(device)),
-        ("slots", slots.is_none_or(slots_here)),
+        ("slots", slots.is_none_or(|slots| slots.is_on(device))),
         ("y", y.is_on(device)),
     ];
     check::on(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let (k, n) = (check::positive(&ROW, "top_k", top_k)?, check::positive(&ROW, "size_n", size_n)?);
-    let rows = if let Some(Slots::InBlocks(blocks)) = slots {
-        if down.len() / size_n < blocks.places() {
+    let rows = if let Some(places) = slots.and_then(|slots| slots.places()) {
+        if down.len() / size_n < places {
             let found = format!("{} elements", down.len());
-            let expected = format!("at least {} rows of {size_n}", blocks.places());
+            let expected = format!("at least {places} rows of {size_n}");
             return Err(AccelError::argument(&ROW, "down", found, expected));
         }
         check::rows(&ROW, "y", y.len(), size_n)?
@@ -113,16 +142,13 @@ pub fn sum_on_device(
     if size_n / width > 65535 * 256 {
         return Err(AccelError::argument(&ROW, "size_n", size_n, "fewer columns"));
     }
-    let (kind, entries) = match slots {
-        None => (0, None),
-        Some(Slots::OfExperts { topk_ids, .. }) => (1, Some(topk_ids.len())),
-        Some(Slots::InBlocks(blocks)) => (2, Some(blocks.entries())),
-    };
+    let entries = slots.map(|slots| slots.count());
     if let Some(found) = entries.filter(|&entries| entries != rows as usize * top_k) {
         let found = format!("{found} entries");
         return Err(AccelError::argument(&ROW, "topk_ids", found, format!("[{rows}, {top_k}]")));
     }
     let width = width as u32;
+    let kind = slots.map_or(0, |slots| slots.kind());
     let function = device.function(&ROW, &[is_bf16, ("SLOTS", kind), ("WIDTH", width)])?;
     raw::moe::sum(device, &function, &Args { rows, top_k: k, size_n: n, width }, down, slots, y)
 }

@@ -15,17 +15,23 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// What is stored in that scope for a phase is seen when it is over.
+#define WAIT_FOR_PHASE(SCOPE)                                                \
+    "{\n"                                                                    \
+    ".reg .pred over;\n"                                                     \
+    "again:\n"                                                               \
+    "mbarrier.try_wait.parity.acquire." SCOPE ".shared::cta.b64 over, [%0], %1;\n" \
+    "@!over bra again;\n"                                                    \
+    "}"
+
 // Waits until the phase of that parity is over.
 __device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred over;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-        "@!over bra again;\n"
-        "}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
+    asm volatile(WAIT_FOR_PHASE("cta")::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Likewise, and sees what other blocks of the cluster stored.
+__device__ __forceinline__ void barrier_wait_for_cluster(unsigned barrier, unsigned parity) {
+    asm volatile(WAIT_FOR_PHASE("cluster")::"r"(barrier), "r"(parity) : "memory");
 }
 
 // Arrives, and has the phase last until `bytes` more were copied.

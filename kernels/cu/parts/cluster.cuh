@@ -38,19 +38,6 @@ __device__ __forceinline__ void store_to_rank(unsigned mapped, float value, unsi
                  : "memory");
 }
 
-// Waits until the phase of that parity is over, and sees what other blocks stored for it.
-__device__ __forceinline__ void barrier_wait_for_cluster(unsigned barrier, unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred over;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1;\n"
-        "@!over bra again;\n"
-        "}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
 // What stands in block `rank` where `here` is in this one.
 __device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigned rank) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(here));

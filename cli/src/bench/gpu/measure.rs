@@ -78,7 +78,7 @@ pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
     let device = Device::open().map_err(of_gpu)?;
     let before = limits::measure(&device).map_err(of_gpu)?;
     let shapes = match (args.shapes.is_empty(), args.input) {
-        (true, None) => [&GPU_PRODUCTS[..], &GPU_LAYERS].concat(),
+        (true, None) => [&GPU_PRODUCTS[..], &GPU_LAYERS.map(Workload::layer)].concat(),
         (true, Some(_)) => GPU_PRODUCTS.to_vec(),
         (false, _) => args.shapes.clone(),
     };

@@ -33,6 +33,9 @@ pub struct ManyRows {
     pub rows: u32,
 }
 
+/// The middles of eight equally likely parts of a normal distribution, in standard deviations.
+const EIGHTHS: [f64; 8] = [-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534];
+
 impl std::fmt::Display for ManyRows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { warps, columns, rows } = self;
@@ -42,10 +45,11 @@ impl std::fmt::Display for ManyRows {
 
 impl ManyRows {
     /// Those that are chosen from.
-    const CHOSEN: [Self; 11] = [
+    const CHOSEN: [Self; 12] = [
         Self { warps: 8, columns: 16, rows: 64 },
         Self { warps: 8, columns: 16, rows: 128 },
         Self { warps: 8, columns: 16, rows: 144 },
+        Self { warps: 8, columns: 16, rows: 160 },
         Self { warps: 8, columns: 16, rows: 176 },
         Self { warps: 8, columns: 16, rows: 192 },
         Self { warps: 8, columns: 32, rows: 32 },
@@ -207,8 +211,7 @@ impl ManyRows {
         let us = |plans: &[Self; 2]| {
             // Rows of an expert are spread about their average like counts.
             let of = |rows: f64| (rows.max(1.0) / f64::from(plans[0].rows)).ceil();
-            let spread = rows.sqrt();
-            let blocks = 0.25 * of(rows - spread) + 0.5 * of(rows) + 0.25 * of(rows + spread);
+            let blocks = EIGHTHS.map(|z| of(rows + z * rows.sqrt())).iter().sum::<f64>() / 8.0;
             let both = plans.iter().zip(&products);
             both.map(|(plan, (shape, _))| plan.us(blocks * experts as f64, *shape, multiprocessors))
                 .sum::<f64>()

@@ -2,11 +2,11 @@
 //! is recomputed as its schedule says.
 
 use super::super::scaled_mm::{self, better_diagnosis};
-use super::super::{Computation, Expected, made};
+use super::super::{Expected, judge_some};
 use super::{E4M3, Fp8Moe, QUANTIZED, scales};
 use crate::Result;
 use crate::case::{Case, CheckpointFormat, MoeConfig, QuantConfig, ScoringFunc};
-use crate::check::compare::{Candidate, elements};
+use crate::check::compare::elements;
 use crate::check::layer::{activated, summed};
 use crate::check::product::{Part, Stage};
 use crate::check::scheduled::{self, Product};
@@ -69,21 +69,7 @@ struct Walk<'c> {
 impl Walk<'_> {
     /// A stage that is defined bit for bit by the one before it.
     fn exact(&mut self, expected: [Expected; 2]) {
-        for expected in expected {
-            let Some(found) = self.case.output(&expected.name) else { continue };
-            let name = expected.name.clone();
-            let candidates = Fp8Moe::mistakes().into_iter().map(|mistake| {
-                let (name, layer) = (name.clone(), self.layer);
-                let (id, text) = (mistake.id, mistake.text.to_owned());
-                let make = move || {
-                    let made = made(layer, &mistake)?;
-                    Some(made.into_iter().find(|o| o.name == name)?.elements)
-                };
-                Candidate { id, text, make: Box::new(make) }
-            });
-            let candidates = candidates.collect();
-            self.reports.push(expected.judge(found, candidates));
-        }
+        self.reports.extend(judge_some(self.case, self.layer, expected));
     }
 
     /// The case's own quantized rows, or the expected ones.
