@@ -45,6 +45,7 @@
 //   RANKS     1, 2, 4 or 8: thread blocks that share the chunks; more than one form a cluster (from
 //             sm_90 on)
 //   STAGES    stages of 64 k that are kept in flight, with the one that is worked on
+//   BRINGS    0; 1, of clusters and few sums alone: sums are brought to who adds them (chunk_sums.cuh)
 //
 // A chunk belongs to a team of N_TILE / COLUMNS warps. Teams share nothing until the end: each streams
 // its own weights, scales and rows of x through its own ring of stages. The weights are the m16 side of
@@ -54,54 +55,11 @@
 // With halves a thread block computes 64 columns of gate and the same 64 of up: N_TILE is 128, and N / 2
 // a multiple of 64.
 //
-// The chunks' sums meet in shared memory. Where thread blocks share the chunks, each adds up its part of the
-// columns. Few sums are brought to it by those who have them: a barrier of that block counts the bytes, so
-// that nobody waits for memory to settle. Many are fetched, which takes fewer instructions.
+// The chunks' sums meet in shared memory: chunk_sums.cuh.
 //
 // Launch: a 1-D grid of RANKS thread blocks for each N_TILE columns of each block of rows that there may
 // be; TEAMS * N_TILE / COLUMNS * 32 threads, dynamic shared memory as at the end of this file. K is a
 // multiple of 64, chunk_k too, K <= TEAMS * RANKS * chunk_k.
-
-#if !defined(GROUPS) || !defined(IS_MOE) || !defined(M_TILES) || !defined(N_TILE) || \
-    !defined(TEAMS) || !defined(RANKS) || !defined(STAGES)
-#error "a parameter is missing"
-#endif
-
-#define LANES (N_TILE / COLUMNS * 32)  // of a team
-#define THREADS (TEAMS * LANES)
-#define CHUNKS (TEAMS * RANKS)
-#define ROWS (M_TILES * 8)
-// With few rows, warps enough to wait for memory are worth more than registers for each.
-#define RESIDENT ((M_TILES == 1 ? 1024 : M_TILES == 2 ? 768 : 512) / THREADS)
-#define STAGE_K 64
-// 16-byte pieces of 16 k of one column tile of 64, and of all that a thread block computes.
-#define TILE_PIECES (32 * (BITS / 4))
-#define ROW_PIECES (N_TILE / 64 * TILE_PIECES)
-
-// A team's stage in shared memory.
-#define WEIGHT_BYTES (4 * ROW_PIECES * 16)
-#define SCALE_BYTES (GROUPS * N_TILE * SCALE_SIZE)
-#define ZERO_BYTES (HAS_ZERO * GROUPS * N_TILE / 2)
-#define X_BYTES (ROWS * 128)
-#define STAGE_BYTES (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES)
-#define RING_BYTES (STAGES * STAGE_BYTES)
-
-// Of each 64 columns every rank adds up its part.
-#define PART (64 / RANKS)
-#define BRINGS (RANKS > 1 && M_TILES * N_TILE <= 128)
-// Rows of sums in shared memory have 4 more than they hold, which spreads a fragment over all banks.
-#if BRINGS
-// Behind the rings, which may still be read when another rank's sums come; no room for rows that there are not.
-#define BARRIER_AT (TEAMS * RING_BYTES)
-#define SUMS_AT (BARRIER_AT + 16)
-#define SUM_CHUNK (N_TILE / RANKS + 4)
-#define SUM_ROW (CHUNKS * SUM_CHUNK)
-#else
-// In the place of the rings.
-#define SUMS_AT 0
-#define SUM_ROW (N_TILE + 4)
-#define SUM_CHUNK (ROWS * SUM_ROW)
-#endif
 
 // A barrier of one team's warps.
 __device__ __forceinline__ void team_sync(unsigned team) {
@@ -205,12 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #endif
 
 #if BRINGS
-    const unsigned sums_are_there = shared_address(memory) + BARRIER_AT;
-    if (threadIdx.x == 0) {
-        barrier_init(sums_are_there, 1);
-        fence_barrier_init();
-    }
-    cluster_arrive_relaxed();
+    ChunkSums::expect(shared_address(memory));
 #endif
 
     // This team's chunk of k: empty where K has fewer chunks.
@@ -438,79 +391,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const unsigned rows = min(size_m - block * ROWS, static_cast<unsigned>(ROWS));
 #endif
 
-    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k, sums = shared_address(memory) + SUMS_AT;
-    // Fragment i: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
-    const unsigned row_0 = lane % 4 * 2;
+    const unsigned chunks = (size_k + chunk_k - 1) / chunk_k;
+    // This lane's: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1) of each fragment.
+    const ChunkSums sums = {shared_address(memory), chunks, rows, team, warp_n, lane};
 #if BRINGS
-    // Barriers of all ranks are ready.
-    cluster_wait();
-    if (own_chunk < chunks) {
-        // A rank has a warp's columns, or the warp several ranks'.
-        const unsigned first = row_0 * SUM_ROW + own_chunk * SUM_CHUNK + warp_n / 64 * PART +
-                               warp_n % 64 % PART + lane / 4;
-#pragma unroll
-        for (int i = 0; i < 2 * FRAGMENTS; ++i) {
-            const unsigned to_rank = warp_n % 64 / PART + i * 8 / PART;
-            const unsigned to = of_rank(sums + first * 4, to_rank) + i * 8 % PART * 4;
-            const unsigned barrier = of_rank(sums_are_there, to_rank);
-#pragma unroll
-            for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    if (m * 8 + row_0 + r < rows) {
-                        store_to_rank(to + (m * 8 + r) * (SUM_ROW * 4),
-                                      sum[i / 2][m][i % 2 * 2 + r], barrier);
-                    }
-                }
-            }
-        }
-    }
-    if (threadIdx.x == 0) {
-        barrier_expect(sums_are_there, chunks * rows * (N_TILE / RANKS * 4));
-    }
-    barrier_wait_for_cluster(sums_are_there, 0);
+    sums.bring(sum, own_chunk);
 #else
     // Every ring is read.
     copy_wait<0>();
     __syncthreads();
-    float *first = reinterpret_cast<float *>(memory) + team * SUM_CHUNK + row_0 * SUM_ROW + warp_n + lane / 4;
-#pragma unroll
-    for (int i = 0; i < 2 * FRAGMENTS; ++i) {
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-            float *to = first + m * 8 * SUM_ROW + i * 8;
-            to[0] = sum[i / 2][m][i % 2 * 2];
-            to[SUM_ROW] = sum[i / 2][m][i % 2 * 2 + 1];
-        }
-    }
-#if RANKS > 1
-    cluster_arrive();
-    cluster_wait();
-#else
-    __syncthreads();
-#endif
+    sums.place(sum, memory);
 #endif
 
     // Two neighbouring columns at a time, of this rank's part of each 64: `n` counts in the tile.
     const auto total = [&](unsigned row, unsigned e, unsigned n) {
-        float2 of_chunk[CHUNKS];
-#pragma unroll
-        for (unsigned c = 0; c < CHUNKS; ++c) {
-            // Behind the last chunk stands anything.
-#if BRINGS
-            const unsigned at = row * SUM_ROW + c * SUM_CHUNK + n / 64 * PART + n % PART;
-            of_chunk[c] = load_shared(sums + at * 4);
-#else
-            const unsigned from = sums + (row * SUM_ROW + c % TEAMS * SUM_CHUNK + n) * 4;
-            of_chunk[c] = RANKS > 1 ? load_from_rank(of_rank(from, c / TEAMS)) : load_shared(from);
-#endif
-        }
-        float2 sum = of_chunk[0];
-#pragma unroll
-        for (unsigned c = 1; c < CHUNKS; ++c) {
-            sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;
-            sum.y = c < chunks ? __fadd_rn(sum.y, of_chunk[c].y) : sum.y;
-        }
+        float2 sum = sums.total(row, n);
         if (global_scale) {
             const float scale = global_scale[expert];
             sum.x = __fmul_rn(sum.x, scale);

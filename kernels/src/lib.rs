@@ -44,7 +44,8 @@ pub static SOURCES: &[Source] = &[
         "barrier",
         "cluster",
         "activation",
-        "routing"
+        "routing",
+        "chunk_sums"
     ),
     source!("marlin_gemm_a8", "half", "mma"),
     source!(

@@ -177,7 +177,7 @@ impl Tiling {
     }
 
     /// The macros.
-    pub(super) fn defines(self) -> [Define; 6] {
+    pub(super) fn defines(self) -> [Define; 7] {
         [
             ("M_TILES", self.m_tiles),
             ("N_TILE", self.n_tile),
@@ -185,6 +185,7 @@ impl Tiling {
             ("TEAMS", self.teams),
             ("RANKS", self.ranks),
             ("STAGES", self.stages),
+            ("BRINGS", u32::from(self.brings())),
         ]
     }
 
@@ -222,7 +223,7 @@ impl Tiling {
         self.teams * self.stages * (weights + scales + zeros + x)
     }
 
-    /// Whether thread blocks bring each other their sums: `BRINGS` in the source.
+    /// Whether thread blocks bring each other their sums.
     fn brings(self) -> bool {
         self.ranks > 1 && self.m_tiles * self.n_tile <= 128
     }
