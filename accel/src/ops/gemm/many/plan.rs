@@ -86,7 +86,7 @@ impl ManyRows {
         let zeros = value(form, "HAS_ZERO") * groups * n / 2;
         let scales = groups * n * scale_bytes(form);
         let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
-        // Two barriers, a piece and, with experts, the entries of its rows.
+        // Two barriers, a piece and, with experts, the weights of its rows.
         let about = 32 + 4 * self.rows;
         let tile = self.rows * n * 2;
         (stage + about, 16 + tile)
