@@ -82,6 +82,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// The program panicked. Other cases are not affected.
+    #[error("internal error: {message} at {location}; please report it")]
+    Internal {
+        /// The panic's message.
+        message: String,
+        /// Where it was raised: `file:line`.
+        location: String,
+    },
     /// The safetensors container itself is malformed.
     #[error(transparent)]
     Container(#[from] ContainerError),

@@ -24,6 +24,7 @@
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
 //! | [`case`] | case files: inputs, configuration and outputs of one operation |
 //! | [`check`] | the verdict on a case, with the first mismatch and its diagnosis |
+//! | [`panics`] | panics as errors of one case |
 //! | [`prepare`] | experts between file and kernel: requantized, reordered, padded |
 //! | [`quantize`] | floats to codes and scales |
 //! | [`vectors`] | deterministic case files from a seed |
@@ -43,6 +44,7 @@ pub mod layers;
 pub mod layout;
 pub mod method;
 pub mod moe;
+pub mod panics;
 pub mod prepare;
 pub mod quantize;
 pub mod scalar;

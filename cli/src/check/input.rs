@@ -4,8 +4,9 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use marlinspike::case::Case;
-use marlinspike::check::{CaseReport, Declared, check_case_as};
+use marlinspike::case::{Case, Limits};
+use marlinspike::check::{CaseReport, Declared, check_case_within};
+use marlinspike::panics;
 use marlinspike_accel::Device;
 use marlinspike_accel::backend::{self, BackendError, Counts};
 use marlinspike_golden::{FileEntry, GoldenError, Manifest};
@@ -120,12 +121,30 @@ fn walk(folder: &Path, sources: &mut Vec<Source>) {
     }
 }
 
-/// Reads and checks one file: the outputs that it records, or those that a device makes of its inputs,
-/// with what each operation was held to.
+/// What a case is judged by: the verdict, and what the operations of a device were held to.
+pub(super) type Judged = Result<(CaseReport, Counts), BackendError>;
+
+/// Judges a case as it is declared: the outputs that it records, or those that a device makes of its
+/// inputs.
+pub(super) fn judge(
+    case: &Case<'_>,
+    declared: &Declared,
+    limits: &Limits,
+    device: Option<&Device>,
+) -> Judged {
+    match device {
+        None => Ok((check_case_within(case, declared, limits)?, Counts::new())),
+        Some(device) => {
+            let checked = backend::check(device, case, declared)?;
+            Ok((checked.report, checked.counts))
+        }
+    }
+}
+
+/// Reads one file and judges it. A panic is an error of this file alone.
 pub(super) fn check(
     source: Source,
-    declared: &Declared,
-    device: Option<&Device>,
+    judge: impl Fn(&Case<'_>) -> Judged,
 ) -> Result<(CaseReport, Counts), InputError> {
     match source.kind {
         Kind::Error(error) => return Err(error),
@@ -134,13 +153,7 @@ pub(super) fn check(
     }
     let path = source.path;
     let bytes = MappedFile::open(&path)?;
-    let checked = Case::parse(&bytes).map_err(BackendError::from).and_then(|case| match device {
-        None => Ok((check_case_as(&case, declared)?, Counts::new())),
-        Some(device) => {
-            let checked = backend::check(device, &case, declared)?;
-            Ok((checked.report, checked.counts))
-        }
-    });
+    let checked = panics::catch(|| judge(&Case::parse(&bytes)?));
     checked.map_err(|error| match error {
         BackendError::Accel(source) => InputError::Device { path, source },
         BackendError::Case(source) => InputError::Case { path, source },
@@ -151,6 +164,10 @@ pub(super) fn check(
 mod tests {
     use super::*;
     use std::fs;
+
+    fn unread(_: &Case<'_>) -> Judged {
+        unreachable!("there is no case")
+    }
 
     #[test]
     fn finds_files_below_folders_in_order() {
@@ -170,10 +187,7 @@ mod tests {
     fn an_empty_folder_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
-        assert!(matches!(
-            check(source, &Declared::default(), None),
-            Err(InputError::EmptyFolder { .. })
-        ));
+        assert!(matches!(check(source, unread), Err(InputError::EmptyFolder { .. })));
     }
 
     #[cfg(unix)]
@@ -182,6 +196,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
-        assert!(matches!(check(source, &Declared::default(), None), Err(InputError::List { .. })));
+        assert!(matches!(check(source, unread), Err(InputError::List { .. })));
     }
 }

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use marlinspike::check::{CaseReport, Declared, Verdict};
-use marlinspike_accel::Device;
+use marlinspike::case::{Case, Limits};
+use marlinspike::check::{CaseReport, Verdict};
 use marlinspike_accel::backend::Counts;
 use rayon::prelude::*;
 
@@ -64,8 +64,9 @@ Examples:
 Exit codes:
   0  every output was checked and passed
   1  an output failed, or was left unchecked (no kernel of the backend computes it)
-  2  a file could not be read as a case, the command line is wrong, or the backend lacks its device or
-     compiler";
+  2  a file could not be read as a case, a case asks for more time or memory than it may take, the
+     program panicked on one (an internal error: the other cases are still judged), the command line is
+     wrong, or the backend lacks its device or compiler";
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
@@ -95,6 +96,14 @@ pub struct Args {
     /// unchecked, with the reason.
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<device::Backend>,
+
+    /// The most multiply-adds that a case's products may take, 10^12 unless told
+    ///
+    /// Sizes stand in a case's configuration, so a small file can ask for a lot of time. A case that
+    /// asks for more than this, or for more memory than 64 MiB and 64 times its own size, is an
+    /// error that names the sizes. With --backend the limit is always 10^12.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().work, hide_default_value = true)]
+    max_work: u64,
 
     /// Print one JSON object per case and line, then one with the summary, and nothing else
     #[arg(long)]
@@ -151,7 +160,9 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
         input::find(&args.paths)
     };
     let declared = args.declared.read()?;
-    let (checked, counts) = check_all(sources, &args.only, &declared, device.as_ref());
+    let limits = Limits { work: args.max_work };
+    let judge = |case: &Case<'_>| input::judge(case, &declared, &limits, device.as_ref());
+    let (checked, counts) = check_all(sources, &args.only, judge);
     device::without_compiler(&checked)?;
     if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
         let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
@@ -186,8 +197,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
 fn check_all(
     sources: Vec<Source>,
     only: &[glob::Pattern],
-    declared: &Declared,
-    device: Option<&Device>,
+    judge: impl Fn(&Case<'_>) -> input::Judged + Sync,
 ) -> (Vec<Checked>, Vec<Counts>) {
     let paths: Vec<&Path> = sources.iter().map(|s| s.path.as_path()).collect();
     let labels = text::labels(&paths);
@@ -200,7 +210,7 @@ fn check_all(
         .zip(labels)
         .map(|(source, label)| {
             let path = source.path.clone();
-            let (result, counts) = match input::check(source, declared, device) {
+            let (result, counts) = match input::check(source, &judge) {
                 Ok((report, counts)) => (Ok(report), counts),
                 Err(error) => (Err(error), Counts::new()),
             };
@@ -231,4 +241,53 @@ fn select(report: &mut CaseReport, only: &[glob::Pattern]) -> usize {
         Verdict::Pass
     };
     before - report.outputs.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use marlinspike::case::{AlignConfig, CaseConfig};
+    use marlinspike::check::check_case;
+    use marlinspike::tensor::{DType, Tensor};
+
+    use super::*;
+
+    fn align(name: &str) -> Vec<u8> {
+        let config =
+            AlignConfig { block_size: 2, num_experts: 2, top_k: 1, ep_size: 1, ep_rank: 0 };
+        let mut case = Case::new(name, CaseConfig::Align(config), "");
+        let list = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let ids = Tensor::new("", DType::I32, vec![3, 1], list(&[1, 0, 1])).unwrap();
+        case.add_input("topk_ids", ids);
+        let sorted = Tensor::new("", DType::I32, vec![4], list(&[1, 3, 0, 2])).unwrap();
+        case.add_output("sorted_token_ids", sorted);
+        case.to_bytes().unwrap()
+    }
+
+    #[test]
+    fn a_panic_in_one_case_leaves_the_others_their_verdicts() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(folder.path().join(format!("{name}.safetensors")), align(name)).unwrap();
+        }
+        let judge = |case: &Case<'_>| {
+            assert!(case.name != "b", "{} has no verdict", case.name);
+            Ok((check_case(case)?, Counts::new()))
+        };
+        let sources = input::find(&[folder.path().to_owned()]);
+        let (checked, _) = check_all(sources, &[], judge);
+        let summary = Summary::of(&checked);
+        assert_eq!((summary.pass, summary.error, summary.outputs_pass), (2, 1, 2));
+        assert_eq!(summary.outcome(), Outcome::BadInput);
+
+        let run = Run { checked, summary, device: None, elapsed: Duration::ZERO };
+        let lines: Vec<serde_json::Value> =
+            json::render(&run).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let verdicts: Vec<_> = lines[..3].iter().map(|line| line["verdict"].as_str()).collect();
+        assert_eq!(verdicts, [Some("pass"), Some("error"), Some("pass")]);
+        let error = lines[1]["error"].as_str().unwrap();
+        let path = folder.path().join("b.safetensors").display().to_string();
+        assert!(error.starts_with(&format!("{path}: internal error: b has no verdict at ")), "{error}");
+        let (place, rest) = error.split_once(file!()).expect(error);
+        assert!(place.ends_with(" at ") && rest.ends_with("; please report it"), "{error}");
+    }
 }

@@ -79,6 +79,16 @@ pub enum CaseError {
         /// What is wrong with it.
         error: Box<crate::gemm::schedule::ScheduleError>,
     },
+    /// The config asks for more memory or time than a check may take.
+    #[error("config asks for too much: {what} takes {needed}; the limit is {limit}")]
+    TooLarge {
+        /// What takes it, with the config keys that decide it.
+        what: String,
+        /// What it takes.
+        needed: String,
+        /// What it may take.
+        limit: String,
+    },
     /// The case could not be written as a container.
     #[error("case cannot be written: {problem}")]
     Write {

@@ -50,18 +50,27 @@ impl TensorRule {
     /// Fails with [`Error::Dtype`] or [`Error::Shape`] unless `tensor` obeys.
     pub fn check(&self, tensor: &Tensor<'_>) -> Result<()> {
         tensor.expect_dtype(&self.dtypes)?;
+        if self.fits(tensor.shape()) {
+            return Ok(());
+        }
+        Err(Error::shape(tensor.name(), tensor.shape(), self.demanded()))
+    }
+
+    /// Whether the rule allows a tensor of this shape.
+    pub fn fits(&self, shape: &[usize]) -> bool {
         let fits = |(rule, &dim): (&Dim, &usize)| match *rule {
             Dim::Is(expected) => dim == expected,
             Dim::Some => dim > 0,
             Dim::Any => true,
         };
-        let shape = tensor.shape();
         if shape.len() == self.shape.len() && self.shape.iter().zip(shape).all(fits) {
-            return Ok(());
+            return true;
         }
-        if self.or_single && matches!(shape, [] | [1]) {
-            return Ok(());
-        }
+        self.or_single && matches!(shape, [] | [1])
+    }
+
+    /// The demanded shape as errors print it: `[16, 1 or more]`.
+    pub(super) fn demanded(&self) -> String {
         let dims: Vec<String> = self
             .shape
             .iter()
@@ -71,7 +80,16 @@ impl TensorRule {
                 Dim::Any => "any".to_owned(),
             })
             .collect();
-        Err(Error::shape(tensor.name(), shape, format!("[{}]", dims.join(", "))))
+        format!("[{}]", dims.join(", "))
+    }
+
+    /// Elements that the rule fixes; dimensions that it leaves open count once.
+    pub(super) fn elements(&self) -> u64 {
+        let size = |dim: &Dim| match *dim {
+            Dim::Is(size) => size as u64,
+            Dim::Some | Dim::Any => 1,
+        };
+        self.shape.iter().map(size).fold(1, u64::saturating_mul)
     }
 }
 

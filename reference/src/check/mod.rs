@@ -6,6 +6,7 @@
 
 mod compare;
 mod dyn_quant;
+mod guard;
 mod layer;
 mod marlin;
 mod methods;
@@ -21,6 +22,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
+pub use guard::{check_case_within, without_misfits};
 pub use layer::Source as LayerSource;
 pub use methods::{add_outputs, mistaken, mistakes};
 pub use picture::{Cause, ErrorMap, Grid, Picture};
@@ -28,7 +30,7 @@ pub use product::Declared;
 pub use weights::Source as MatrixSource;
 
 use crate::Result;
-use crate::case::{Case, CaseConfig};
+use crate::case::{Case, CaseConfig, Limits};
 
 /// What became of an output or a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -143,8 +145,14 @@ pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
 /// As [`check_case`], of a kernel that is declared to compute its products as `declared` says.
 ///
 /// # Errors
-/// As [`check_case`].
+/// As [`check_case`]; [`crate::case::CaseError::TooLarge`] for a case beyond the default
+/// [`Limits`].
 pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
+    check_case_within(case, declared, &Limits::default())
+}
+
+/// Judges the outputs of a case within the limits, all of whose outputs have the right shapes.
+fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     let mut outputs = match &case.config {
         CaseConfig::Linear(c) => {
             let mut reports = marlin::linear(case, c)?;

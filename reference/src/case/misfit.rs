@@ -1,0 +1,116 @@
+//! Outputs of a type or shape that their configuration does not allow. They are what a kernel made
+//! wrong, so they are verdicts and not errors.
+
+use super::config::QuantConfig;
+use super::rules::TensorRule;
+use super::{Case, CaseConfig, Op};
+use crate::Result;
+use crate::dims::LogicalK;
+use crate::tensor::Tensor;
+
+/// What an output has wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MisfitKind {
+    /// The element type alone.
+    Dtype,
+    /// The shape, whatever the element type.
+    Shape,
+    /// An act-order rank's scales were cut to the groups of its own rows.
+    ShardedScales,
+}
+
+/// An output whose element type or shape the configuration does not allow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit {
+    /// Bare name.
+    pub name: String,
+    /// What is wrong.
+    pub kind: MisfitKind,
+    /// Element type and shape found: `F16 [2, 64]`.
+    pub found: String,
+    /// Element types and shape expected.
+    pub expected: String,
+}
+
+impl Misfit {
+    fn of(name: &str, tensor: &Tensor<'_>, rule: &TensorRule) -> Option<Self> {
+        let typed = rule.dtypes.contains(&tensor.dtype());
+        let shaped = rule.fits(tensor.shape());
+        if typed && shaped {
+            return None;
+        }
+        let kind = if shaped { MisfitKind::Dtype } else { MisfitKind::Shape };
+        Some(Self::new(name, kind, tensor, rule, rule.demanded()))
+    }
+
+    fn new(
+        name: &str,
+        kind: MisfitKind,
+        tensor: &Tensor<'_>,
+        rule: &TensorRule,
+        shape: String,
+    ) -> Self {
+        let types: Vec<_> = rule.dtypes.iter().map(|d| d.name()).collect();
+        Self {
+            name: name.to_owned(),
+            kind,
+            found: format!("{} {:?}", tensor.dtype(), tensor.shape()),
+            expected: format!("{} {shape}", types.join(" or ")),
+        }
+    }
+}
+
+impl Case<'_> {
+    /// The outputs whose element type or shape the configuration and the inputs do not allow, in
+    /// the order of their names.
+    ///
+    /// # Errors
+    /// As [`CaseConfig::rules`].
+    pub fn misfits(&self) -> Result<Vec<Misfit>> {
+        let rules = self.config.rules(self.local_experts())?;
+        let mut misfits = Vec::new();
+        for (name, tensor) in &self.outputs {
+            let full = |rule: &&TensorRule| rule.name.strip_prefix("out.") == Some(name);
+            let Some(rule) = rules.iter().find(full) else { continue };
+            let misfit = Misfit::of(name, tensor, rule);
+            misfits.extend(misfit.or_else(|| self.unlike_input(name, tensor, rule)));
+        }
+        Ok(misfits)
+    }
+
+    /// What only the inputs decide: rows of a router's outputs, and of the scales that an
+    /// act-order rank keeps for the whole matrix.
+    fn unlike_input(&self, name: &str, tensor: &Tensor<'_>, rule: &TensorRule) -> Option<Misfit> {
+        let rows = |kind, rows: usize, rest: &[usize]| {
+            let shape: Vec<usize> = std::iter::once(rows).chain(rest.iter().copied()).collect();
+            Misfit::new(name, kind, tensor, rule, format!("{shape:?}"))
+        };
+        let (&first, rest) = tensor.shape().split_first()?;
+        if self.op == Op::Router {
+            let tokens = *self.inputs.get("router_logits")?.shape().first()?;
+            return (first != tokens).then(|| rows(MisfitKind::Shape, tokens, rest));
+        }
+        let prefix = name.strip_suffix("marlin_scales")?;
+        let input = self.inputs.get(&format!("{prefix}scales"))?;
+        if input.shape() == tensor.shape() {
+            return None;
+        }
+        let found = tensor.shape().iter().rev().nth(1).copied();
+        let sharded = found.is_some() && found == self.groups_of_rank(prefix);
+        let kind = if sharded { MisfitKind::ShardedScales } else { MisfitKind::Shape };
+        Some(Misfit::new(name, kind, tensor, rule, format!("{:?}", input.shape())))
+    }
+
+    /// Groups that the rank's own rows of an act-order matrix would fill.
+    fn groups_of_rank(&self, prefix: &str) -> Option<usize> {
+        let quant = self.config.quant().filter(|q| QuantConfig::has_act_order(q))?;
+        let size_k = match (&self.config, prefix) {
+            (CaseConfig::Linear(c), _) => c.size_k,
+            (CaseConfig::Moe(c), "w13_") => c.hidden_size,
+            (CaseConfig::Moe(c), _) => c.intermediate_size,
+            _ => return None,
+        };
+        quant.group_size.groups(LogicalK(size_k)).ok()
+    }
+}
