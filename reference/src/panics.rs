@@ -91,7 +91,7 @@ mod tests {
         let Err(Error::Internal { message, location }) = caught else { panic!("{caught:?}") };
         assert_eq!(message, "index out of bounds: the len is 3 but the index is 3");
         assert!(location.starts_with(file!()), "{location}");
-        assert_eq!(catch(|| crate::Result::Ok(7)), Ok(7));
+        assert_eq!(catch(|| crate::Result::<i32>::Ok(7)), Ok(7));
     }
 
     #[test]

@@ -18,7 +18,8 @@ mod reference;
 
 use marlinspike::case::{Case, CaseConfig, Limits, LinearConfig, ScheduleChoice};
 use marlinspike::check::{
-    CaseReport, Declared, MatrixSource, OutputReport, Verdict, check_case_as, without_misfits,
+    CaseReport, Declared, MatrixSource, OutputReport, Verdict, beside_misfits, check_case_as,
+    without_misfits,
 };
 use marlinspike::dims::Shape;
 use marlinspike::gemm::Convention;
@@ -70,10 +71,9 @@ pub fn check<O: Operations>(
     Limits::default().check(case)?;
     // The recorded outputs' shapes are those of what is computed in their place.
     if let Some((fitting, misfits)) = without_misfits(case)? {
-        let mut checked = check(operations, &fitting, declared)?;
-        checked.report.outputs.extend(misfits);
-        checked.report = CaseReport::new(case, checked.report.outputs);
-        return Ok(checked);
+        let Checked { report, counts } = check(operations, &fitting, declared)?;
+        let outputs = beside_misfits(&fitting, misfits, report.outputs);
+        return Ok(Checked { report: CaseReport::new(case, outputs), counts });
     }
     let (compared, reports) = (Compared::new(operations), Vec::new());
     let mut work = Work { case, declared, operations: compared, reports };

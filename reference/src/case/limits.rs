@@ -59,6 +59,16 @@ fn times(sizes: &[usize]) -> u64 {
     sizes.iter().fold(1u64, |all, &size| all.saturating_mul(size as u64))
 }
 
+/// Bytes for people: 68.7 GB.
+fn size(bytes: u64) -> String {
+    let units = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
+    let bytes = bytes as f64;
+    match units.into_iter().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) => format!("{:.1} {name}", bytes / unit),
+        None => format!("{bytes} bytes"),
+    }
+}
+
 impl Limits {
     /// Bytes that checking a case with `bytes` bytes of tensors may take: 64 MiB, and 64 times
     /// its own.
@@ -78,10 +88,12 @@ impl Limits {
         for Demand { what, bytes: more, work } in demands(case)? {
             all_bytes = all_bytes.saturating_add(more);
             if all_bytes > limit {
-                let needed = format!("{all_bytes} bytes of memory");
+                let needed = format!("{} of memory", size(all_bytes));
                 let limit = format!(
-                    "{limit}: {MEMORY_BASE} and {MEMORY_PER_BYTE} times the {bytes} bytes of the \
-                     case's tensors"
+                    "{}: {}, and {MEMORY_PER_BYTE} times the {} of the case's tensors",
+                    size(limit),
+                    size(MEMORY_BASE),
+                    size(bytes)
                 );
                 return Err(CaseError::TooLarge { what, needed, limit }.into());
             }

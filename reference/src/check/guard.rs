@@ -7,8 +7,8 @@ use crate::{Error, Result};
 
 /// As [`check_case_as`](super::check_case_as), within `limits`.
 ///
-/// Outputs of a wrong type or shape fail. Others are judged as if the case did not have those: a
-/// stage that would be judged from one is judged from the stage before it.
+/// Outputs of a wrong type or shape fail. Others are judged as if the case did not have those; one
+/// that would be judged from them passes or is unchecked.
 ///
 /// # Errors
 /// As [`check_case_as`](super::check_case_as).
@@ -17,24 +17,81 @@ pub fn check_case_within(
     declared: &Declared,
     limits: &Limits,
 ) -> Result<CaseReport> {
-    let Some((fitting, mut reports)) = without_misfits(case)? else {
+    let Some((fitting, failed)) = without_misfits(case)? else {
         limits.check(case)?;
         return recompute(case, declared);
     };
     limits.check(&fitting)?;
-    match recompute(&fitting, declared) {
-        Ok(report) => reports.extend(report.outputs),
+    let others = match recompute(&fitting, declared) {
+        Ok(report) => report.outputs,
         // What the others are judged from is missing, since it has a wrong shape.
         Err(error @ (Error::Missing { .. } | Error::Unsupported { .. })) => {
             let note = format!("outputs of a wrong shape were left out, and then {error}");
             let unchecked = |(name, tensor): (&String, &Tensor<'_>)| {
                 OutputReport::unchecked(name, tensor.len(), &note)
             };
-            reports.extend(fitting.outputs.iter().map(unchecked));
+            fitting.outputs.iter().map(unchecked).collect()
         }
         Err(error) => return Err(error),
-    }
-    Ok(CaseReport::new(case, reports))
+    };
+    Ok(CaseReport::new(case, beside_misfits(&fitting, failed, others)))
+}
+
+/// The reports on all outputs of a case. One that fails and would be judged from an output of a
+/// wrong shape is unchecked: the error may be that output's.
+///
+/// `fitting` is the case without the `misfits` that failed.
+pub fn beside_misfits(
+    fitting: &Case<'_>,
+    misfits: Vec<OutputReport>,
+    others: Vec<OutputReport>,
+) -> Vec<OutputReport> {
+    let judge = |report: OutputReport| {
+        if report.verdict != Verdict::Fail {
+            return report;
+        }
+        let Some(source) = misfit_source(fitting, &misfits, &report.name) else { return report };
+        let note = format!(
+            "judged from `{source}`, which has a wrong type or shape; recomputed without it, {} \
+             values are wrong, and that may be its error",
+            report.mismatches
+        );
+        OutputReport::unchecked(&report.name, report.elements, &note)
+    };
+    let others: Vec<OutputReport> = others.into_iter().map(judge).collect();
+    [misfits, others].concat()
+}
+
+/// The misfit that output `name` would be judged from, by way of outputs that the case lacks.
+fn misfit_source(fitting: &Case<'_>, misfits: &[OutputReport], name: &str) -> Option<String> {
+    let (prefix, bare) = match name {
+        _ if name.starts_with("w13_") => name.split_at("w13_".len()),
+        _ if name.starts_with("w2_") => name.split_at("w2_".len()),
+        _ => ("", name),
+    };
+    let sources: &[&str] = match bare {
+        "marlin_qweight" => &["g_idx_sort_indices"],
+        "topk_weights" | "expert_ids" => &["topk_ids"],
+        "sorted_token_ids" | "num_tokens_post_padded" => &["topk_ids", "expert_ids"],
+        "gate_up" => &["topk_ids", "topk_weights", "w13_g_idx_sort_indices", "a1q", "a1q_scale"],
+        "activated" => &["gate_up"],
+        "a2q" | "a2q_scale" => &["activated"],
+        "down" => {
+            &["activated", "topk_ids", "topk_weights", "w2_g_idx_sort_indices", "a2q", "a2q_scale"]
+        }
+        "y" => &["down", "lhs_packed", "rhs_packed", "g_idx_sort_indices"],
+        "x_fp4" => &["x_scale"],
+        "x_scale" => &["x_fp4"],
+        _ => &[],
+    };
+    sources.iter().find_map(|source| {
+        let source = format!("{prefix}{source}");
+        if misfits.iter().any(|m| m.name == source) {
+            return Some(source);
+        }
+        let absent = !fitting.outputs.contains_key(&source);
+        absent.then(|| misfit_source(fitting, misfits, &source)).flatten()
+    })
 }
 
 /// The case without its [`Case::misfits`], and the verdicts on those; `None` where all outputs fit.
@@ -57,16 +114,16 @@ pub fn without_misfits<'a>(case: &Case<'a>) -> Result<Option<(Case<'a>, Vec<Outp
 
 fn report(misfit: &Misfit, elements: usize) -> OutputReport {
     let Misfit { name, kind, found, expected } = misfit;
-    let (id, what) = match kind {
-        MisfitKind::Dtype => ("wrong-dtype", "another element type"),
+    let (id, why) = match kind {
+        MisfitKind::Dtype => ("wrong-dtype", ""),
         MisfitKind::ShardedScales => (
             "scales-sharded",
-            "the groups of this rank's rows alone: with act-order a row may belong to any group \
-             of the whole matrix, so a row-parallel rank keeps all of them",
+            "; the scales were cut to the groups of this rank's rows, but with act-order a row may \
+             belong to any group, so each rank keeps the scales of the whole matrix",
         ),
-        _ => ("wrong-shape", "another shape"),
+        _ => ("wrong-shape", ""),
     };
-    let text = format!("{what}: found {found}, expected {expected}");
+    let text = format!("found {found}, expected {expected}{why}");
     // An empty tensor is one mismatch all the same.
     let mut report = OutputReport::unchecked(name, elements.max(1), "");
     report.verdict = Verdict::Fail;

@@ -22,7 +22,7 @@ mod weights;
 use serde::Serialize;
 
 pub use compare::Mismatch;
-pub use guard::{check_case_within, without_misfits};
+pub use guard::{beside_misfits, check_case_within, without_misfits};
 pub use layer::Source as LayerSource;
 pub use methods::{add_outputs, mistaken, mistakes};
 pub use picture::{Cause, ErrorMap, Grid, Picture};
