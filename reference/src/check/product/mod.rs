@@ -2,6 +2,7 @@
 
 mod diagnose;
 mod layer;
+mod readings;
 mod stage;
 
 use super::OutputReport;
@@ -16,24 +17,34 @@ use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 pub(super) use layer::{expert_product, moe};
-pub(super) use stage::{Part, Stage, measure};
+pub(super) use readings::{DEQUANTIZING, Reading};
+pub(super) use stage::{Part, REMEDY, Stage, measure};
 
 /// How the products of a case are declared to be computed.
 #[derive(Debug, Clone)]
 pub struct Declared {
-    /// Scales, bias, roundings.
-    pub convention: Convention,
+    /// Scales, bias, roundings; where absent, every known convention is tried.
+    pub convention: Option<Convention>,
+    /// Whether the exact result, rounded once, passes as well where a convention is declared. It
+    /// does where none is.
+    pub or_exact: bool,
     /// Accumulation in f32; of integer products, what is left to f32 follows from the convention.
     pub class: Class,
 }
 
 impl Default for Declared {
     fn default() -> Self {
-        Self { convention: Convention::Marlin, class: Class::any_order() }
+        Self { convention: None, or_exact: false, class: Class::any_order() }
     }
 }
 
 impl Declared {
+    /// As declared; where no convention is, the one that the case's config states.
+    pub(super) fn or_stated(&self, case: &Case<'_>) -> Self {
+        let stated = case.config.quant().and_then(|quant| quant.convention);
+        Self { convention: self.convention.or(stated), ..self.clone() }
+    }
+
     /// The class of one matrix's sums: of int8 activations integers, of FP8 ones, where nothing
     /// narrower is declared, what units for them may do; else as declared.
     fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
