@@ -17,7 +17,8 @@ pub(crate) struct Args {
     /// are tried, and the exact result, rounded once, passes as well; the verdict names what fits.
     ///
     /// `marlin`: weights and group scales multiplied in the activation type; scales of whole columns,
-    /// bias and router weight after the sum was rounded, each rounded. `canonical`: weights likewise,
+    /// bias and router weight after the sum was rounded, each rounded. `stepwise`: likewise, with the
+    /// scales of columns multiplied into the weights, too. `canonical`: weights as in `stepwise`,
     /// everything after the sum in f32, one rounding. `unrounded`: as canonical, with weights that
     /// are not rounded. `scaled_mm`: the codes of two 8-bit operands, and their scales on the f32 sum
     /// in any order; cases of FP8 products and layers are judged so, whatever is given.

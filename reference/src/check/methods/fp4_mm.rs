@@ -109,8 +109,8 @@ impl Fp4Mm {
         half.a_scale = self.a_scale.slice_rows(0..rows)?;
         half.a.chunks_exact_mut(c.size_k).for_each(|row| row[..c.size_k / 2].fill(0));
         let made = half.bounds()?;
-        let values = made.iter().map(|b| c.dtype.to_f64(b.rounded));
-        Ok(rejects_sample(c.dtype, values.zip(accepted.iter().copied())))
+        let made = made.iter().map(Accepted::from);
+        Ok(rejects_sample(c.dtype, made.zip(accepted.iter().copied())))
     }
 }
 

@@ -45,14 +45,25 @@ impl Declared {
         Self { convention: self.convention.or(stated), ..self.clone() }
     }
 
-    /// The class of one matrix's sums: of int8 activations integers, of FP8 ones, where nothing
-    /// narrower is declared, what units for them may do; else as declared.
-    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+    /// The classes of one matrix's sums, the narrowest first. Of int8 activations integers; of FP8
+    /// ones, where no class is declared, that of units which keep f32's bits, then of those which
+    /// keep fewer; else the declared one.
+    fn classes_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Vec<Class> {
         match input_dtype {
-            Some(ScalarType::INT8) => Class::int8(weight.shape().size_k, weight.scales.rows()),
-            Some(_) if self.class == Class::any_order() => Class::fp8_any_order(),
-            _ => self.class.clone(),
+            Some(ScalarType::INT8) => {
+                vec![Class::int8(weight.shape().size_k, weight.scales.rows())]
+            }
+            Some(_) if self.class == Class::any_order() => {
+                vec![Class::any_order(), Class::fp8_any_order()]
+            }
+            _ => vec![self.class.clone()],
         }
+    }
+
+    /// The widest of these classes.
+    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+        let mut classes = self.classes_for(weight, input_dtype);
+        classes.pop().unwrap_or_else(|| self.class.clone())
     }
 }
 

@@ -4,7 +4,7 @@ use super::stage::Stage;
 use crate::Result;
 use crate::check::power::{self, Accepted};
 use crate::gemm::schedule::StepOp;
-use crate::gemm::{Bounded, Convention, Extras, Recipe, Rule};
+use crate::gemm::{Bounded, Class, Convention, Extras, Recipe, Rule};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 
@@ -47,6 +47,9 @@ impl Reading {
                     "group scales are multiplied into weights of {dtype}, and what follows the sum \
                      is rounded step by step"
                 ),
+                Convention::Stepwise => format!(
+                    "weights are rounded to {dtype}, and what follows the sum is rounded step by step"
+                ),
                 Convention::Canonical => format!(
                     "weights are rounded to {dtype}, and everything after the sum is in f32"
                 ),
@@ -69,7 +72,7 @@ fn name(convention: Convention) -> &'static str {
 
 /// The conventions of kernels that make numbers of codes, first to last as they are tried.
 pub(in crate::check) const DEQUANTIZING: &[Convention] =
-    &[Convention::Marlin, Convention::Canonical, Convention::Unrounded];
+    &[Convention::Marlin, Convention::Stepwise, Convention::Canonical, Convention::Unrounded];
 
 /// Bounds of all elements under a convention, and how the found elements fit them.
 pub(super) struct Tried {
@@ -85,6 +88,7 @@ pub(super) struct Tried {
 pub(super) struct Chosen {
     pub(super) reading: Reading,
     pub(super) convention: Convention,
+    pub(super) class: Class,
     pub(super) bounded: Vec<Bounded>,
     /// Every reading that explains the output, most specific first.
     pub(super) fits: Vec<Reading>,
@@ -97,15 +101,34 @@ impl Chosen {
     }
 }
 
-/// Tries the conventions on what was found. Where one explains the output, the others are left at
-/// their first wrong rows; where none does, the one with the fewest wrong elements is chosen, among
-/// equals the first.
+/// Tries the classes on what was found, the narrowest first, until a reading explains it.
 pub(super) fn choose(
     stage: &Stage<'_>,
     conventions: &[Convention],
+    classes: &[Class],
     found: &[f64],
     or_exact: bool,
 ) -> Result<Chosen> {
+    for (i, class) in classes.iter().enumerate() {
+        let last = i + 1 == classes.len();
+        let chosen = choose_in(stage, conventions, class, found, (or_exact, last))?;
+        if let Some(chosen) = chosen.filter(|chosen| last || !chosen.fits.is_empty()) {
+            return Ok(chosen);
+        }
+    }
+    Err(crate::Error::size("readings", 0, "1 or more"))
+}
+
+/// Tries the conventions of one class. Where one explains the output, the others are left at
+/// their first wrong rows; where none does, the one with the fewest wrong elements is chosen, among
+/// equals the first. Unless `whole`, what explains nothing is not computed to its end.
+fn choose_in(
+    stage: &Stage<'_>,
+    conventions: &[Convention],
+    class: &Class,
+    found: &[f64],
+    (or_exact, whole): (bool, bool),
+) -> Result<Option<Chosen>> {
     let mut tried: Vec<Tried> = Vec::new();
     let mut fits = Vec::new();
     let (mut exact, mut exact_rounded) = (None, None);
@@ -114,8 +137,10 @@ pub(super) fn choose(
         let at = match same {
             Some(at) => at,
             None => {
-                let stop = !fits.is_empty();
-                let Some(new) = attempt(stage, convention, found, stop)? else { continue };
+                let stop = !whole || !fits.is_empty();
+                let Some(new) = attempt(stage, (convention, class), found, stop)? else {
+                    continue;
+                };
                 tried.push(new);
                 tried.len() - 1
             }
@@ -141,7 +166,7 @@ pub(super) fn choose(
     let (at, reading) = match once.into_iter().find_map(|(at, r)| Some((at?, r))) {
         Some((at, rounded_weights)) => (at, Reading::Exact { rounded_weights }),
         None => {
-            let at = fewest(&tried)?;
+            let Some(at) = fewest(&tried) else { return Ok(None) };
             (at, Reading::Within(tried[at].convention))
         }
     };
@@ -149,23 +174,22 @@ pub(super) fn choose(
     if matches!(reading, Reading::Exact { .. }) {
         bounded.iter_mut().for_each(|b| *b = once_rounded(b, stage.dtype));
     }
-    Ok(Chosen { reading, convention, bounded, fits })
+    Ok(Some(Chosen { reading, convention, class: class.clone(), bounded, fits }))
 }
 
 /// The reading with the fewest wrong elements; the first, unless another one has fewer by a tenth,
 /// since smaller differences are chance where the whole output is wrong.
-fn fewest(tried: &[Tried]) -> Result<usize> {
-    let least = (0..tried.len()).min_by_key(|&at| (tried[at].wrong, at));
-    let least = least.ok_or_else(|| crate::Error::size("conventions", 0, "1 or more"))?;
+fn fewest(tried: &[Tried]) -> Option<usize> {
+    let least = (0..tried.len()).min_by_key(|&at| (tried[at].wrong, at))?;
     let clear = tried[least].wrong == 0 || tried[least].wrong * 10 <= tried[0].wrong * 9;
-    Ok(if clear { least } else { 0 })
+    Some(if clear { least } else { 0 })
 }
 
 /// The bounds of a convention; `None` where `stop` is set and an element of the first rows fits
 /// neither them nor the exact result.
 fn attempt(
     stage: &Stage<'_>,
-    convention: Convention,
+    (convention, class): (Convention, &Class),
     found: &[f64],
     stop: bool,
 ) -> Result<Option<Tried>> {
@@ -177,7 +201,7 @@ fn attempt(
             false => (&part.rows[..], &[][..]),
         };
         for rows in [blocks.0, blocks.1].into_iter().filter(|rows| !rows.is_empty()) {
-            let bounded = stage.part(part, rows, convention)?;
+            let bounded = stage.part(part, rows, (convention, class))?;
             let (mut within, mut exact) = (true, true);
             for (row, bounded) in rows.iter().zip(bounded.chunks_exact(size_n)) {
                 let at = row * size_n;

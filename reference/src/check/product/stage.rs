@@ -80,6 +80,14 @@ impl Stage<'_> {
         all
     }
 
+    /// The classes to try, the narrowest first.
+    fn classes(&self) -> Vec<Class> {
+        match self.parts.first() {
+            Some(part) => self.declared.classes_for(part.weight, self.input_dtype),
+            None => vec![self.declared.class.clone()],
+        }
+    }
+
     /// The recipe of one matrix under a convention.
     pub(super) fn recipe(
         &self,
@@ -90,12 +98,12 @@ impl Stage<'_> {
         Recipe::new(convention, weight, self.dtype, extras)
     }
 
-    /// Exact results and bounds of some rows of a part.
+    /// Exact results and bounds of some rows of a part, by a convention and class.
     pub(super) fn part(
         &self,
         part: &Part<'_>,
         of: &[usize],
-        convention: Convention,
+        how: (Convention, &Class),
     ) -> Result<Vec<Bounded>> {
         let missing = || crate::Error::size("rows", self.rows.rows(), "one for each output row");
         let rows = self.rows.select(of).ok_or_else(missing)?;
@@ -103,8 +111,7 @@ impl Stage<'_> {
             Some(radius) => Some(radius.select(of).ok_or_else(missing)?),
             None => None,
         };
-        let class = self.declared.class_for(part.weight, self.input_dtype);
-        self.bounds(part, part.weight, of, convention, &class, (&rows, radius.as_ref()))
+        self.bounds(part, part.weight, of, how, (&rows, radius.as_ref()))
     }
 
     /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
@@ -114,8 +121,7 @@ impl Stage<'_> {
         part: &Part<'_>,
         weight: &Weight<'_>,
         of: &[usize],
-        convention: Convention,
-        class: &Class,
+        (convention, class): (Convention, &Class),
         (rows, radius): (&Rows, Option<&Rows>),
     ) -> Result<Vec<Bounded>> {
         let pick = |values: Option<&[f32]>| -> Option<Vec<f32>> {
@@ -142,9 +148,13 @@ impl Stage<'_> {
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
         let or_exact = self.declared.convention.is_none() || self.declared.or_exact;
         let conventions = self.conventions();
-        let chosen = readings::choose(&self, &conventions, &found, or_exact)?;
+        let chosen = readings::choose(&self, &conventions, &self.classes(), &found, or_exact)?;
         // What follows is about one reading.
-        let declared = Declared { convention: Some(chosen.convention), ..self.declared.clone() };
+        let declared = Declared {
+            convention: Some(chosen.convention),
+            class: chosen.class.clone(),
+            or_exact: false,
+        };
         let several = conventions.len() > 1;
         Stage { declared: &declared, ..self }.judge_as(&chosen, several, &found, &bits)
     }
@@ -158,9 +168,9 @@ impl Stage<'_> {
         bits: &[u32],
     ) -> Result<OutputReport> {
         let bounded = &chosen.bounded;
-        let class = self.class_name();
+        let class = &chosen.class.name;
         let measure =
-            |bounded: &[Bounded]| measure((self.name, self.dtype), &class, bounded, found, bits);
+            |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, found, bits);
         let (mut report, wrong) = measure(bounded);
         report.conventions = chosen.ids();
         if wrong.is_empty() {
@@ -201,14 +211,6 @@ impl Stage<'_> {
         Ok(report)
     }
 
-    /// The class that elements are bounded by.
-    fn class_name(&self) -> String {
-        match self.parts.first() {
-            Some(part) => self.declared.class_for(part.weight, self.input_dtype).name,
-            None => self.declared.class.name.clone(),
-        }
-    }
-
     /// Whether the output of x whose first half of k is zero would be rejected, looked at in a few
     /// rows of the largest parts and a run of columns.
     fn rejects_half_k(&self, chosen: &Chosen) -> Result<Option<bool>> {
@@ -228,13 +230,12 @@ impl Stage<'_> {
             });
             let rows = Rows::new(size_k, halved.collect())?;
             let weight = part.weight.slice_columns(columns.clone())?;
-            let class = Class::exact();
-            let made =
-                self.bounds(part, &weight, &of, chosen.convention, &class, (&rows, None))?;
+            let how = (chosen.convention, &chosen.class);
+            let made = self.bounds(part, &weight, &of, how, (&rows, None))?;
             let places = of.iter().flat_map(|row| columns.clone().map(move |n| row * size_n + n));
-            sample.extend(places.zip(&made).map(|(i, made)| {
-                (self.dtype.to_f64(made.rounded), Accepted::from(&chosen.bounded[i]))
-            }));
+            sample.extend(
+                places.zip(&made).map(|(i, b)| (Accepted::from(b), Accepted::from(&chosen.bounded[i]))),
+            );
         }
         Ok(power::rejects_sample(self.dtype, sample))
     }
