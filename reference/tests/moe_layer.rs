@@ -83,6 +83,7 @@ impl Small {
             is_k_full: true,
             has_bias: true,
             tensor_parallel: None,
+            convention: None,
         };
         let mut rng = Rng::new(17);
         let width = if activation.is_gated() { 2 * I } else { I };

@@ -8,7 +8,7 @@ use marlinspike::tensor::Tensor;
 use marlinspike::vectors::Generator;
 
 fn judged(case: &Case<'_>) -> OutputReport {
-    let declared = Declared { convention: Convention::Canonical, ..Declared::default() };
+    let declared = Declared { convention: Some(Convention::Canonical), ..Declared::default() };
     let report = check_case_as(case, &declared).expect("inputs that can be used");
     report.outputs.into_iter().find(|o| o.name == "y").expect("y")
 }

@@ -13,13 +13,17 @@ use crate::error::Explained;
 pub(crate) struct Args {
     /// What enters a product, and where scales, bias and roundings stand
     ///
+    /// Without this option, and without a `convention` in the case's config, all known conventions
+    /// are tried, and the exact result, rounded once, passes as well; the verdict names what fits.
+    ///
     /// `marlin`: weights and group scales multiplied in the activation type; scales of whole columns,
-    /// bias and router weight after the sum was rounded, each rounded. `canonical`: weights likewise,
+    /// bias and router weight after the sum was rounded, each rounded. `stepwise`: likewise, with the
+    /// scales of columns multiplied into the weights, too. `canonical`: weights as in `stepwise`,
     /// everything after the sum in f32, one rounding. `unrounded`: as canonical, with weights that
     /// are not rounded. `scaled_mm`: the codes of two 8-bit operands, and their scales on the f32 sum
     /// in any order; cases of FP8 products and layers are judged so, whatever is given.
-    #[arg(long, value_name = "NAME", default_value = "marlin")]
-    convention: String,
+    #[arg(long, value_name = "NAME")]
+    convention: Option<String>,
 
     /// How products are added up: a name, or JSON
     ///
@@ -36,12 +40,7 @@ pub(crate) struct Args {
 impl Args {
     /// The declaration.
     pub(crate) fn read(&self) -> Result<Declared> {
-        let convention = Convention::NAMED.iter().find(|(name, _)| *name == self.convention);
-        let Some(&(_, convention)) = convention else {
-            let names: Vec<_> = Convention::NAMED.iter().map(|(name, _)| *name).collect();
-            let message = format!("no convention `{}`", self.convention);
-            return Err(Explained::new(message, format!("one of {}", names.join(", "))).into());
-        };
+        let convention = self.convention.as_deref().map(named).transpose()?;
         let classes = Class::named();
         let class = match classes.iter().find(|c| c.name == self.class) {
             Some(class) => class.clone(),
@@ -61,6 +60,17 @@ impl Args {
                 return Err(Explained::new(message, help).into());
             }
         };
-        Ok(Declared { convention, class })
+        Ok(Declared { convention, class, ..Declared::default() })
     }
+}
+
+/// The convention of this name.
+fn named(name: &str) -> Result<Convention> {
+    let found = Convention::NAMED.iter().find(|(known, _)| *known == name);
+    let Some(&(_, convention)) = found else {
+        let names: Vec<_> = Convention::NAMED.iter().map(|(name, _)| *name).collect();
+        let help = format!("one of {}", names.join(", "));
+        return Err(Explained::new(format!("no convention `{name}`"), help).into());
+    };
+    Ok(convention)
 }

@@ -190,6 +190,9 @@ fn card(
     if let Some(note) = &o.note {
         write!(out, "<dt>note</dt><dd>{}</dd>", escape(note))?;
     }
+    if let Some(power) = &o.power {
+        write!(out, "<dt>power</dt><dd>{}</dd>", escape(&power.text()))?;
+    }
     out.push_str("</dl>\n");
     if let Some(picture) = &o.picture {
         figures(out, picture, o)?;
@@ -343,7 +346,7 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
     out.push_str(
         "<h2>All outputs</h2>\n<div class=\"wide\"><table>\n<thead><tr><th>case</th><th>output</th>\
          <th class=\"num\">values</th><th class=\"num\">equal bits</th><th class=\"num\">mismatches</th>\
-         <th class=\"num\">max ulp</th><th class=\"num\">error/bound</th>\
+         <th class=\"num\">max ulp</th><th class=\"num\">error/bound</th><th>power</th>\
          <th>verdict</th></tr></thead>\n",
     );
     let mut number = 0;
@@ -355,7 +358,7 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
             Err(_) => {
                 writeln!(
                     out,
-                    "<tr><td class=\"case\">{label}</td><td colspan=\"6\" class=\"soft\">not read\
+                    "<tr><td class=\"case\">{label}</td><td colspan=\"7\" class=\"soft\">not read\
                      </td><td><span class=\"badge error\">error</span></td></tr></tbody>"
                 )?;
                 continue;
@@ -381,13 +384,14 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
                 out,
                 "<tr>{}<td>{name}</td><td class=\"num\">{}</td><td class=\"num\">{}</td>\
                  <td class=\"num\">{}</td><td class=\"num\">{}</td><td class=\"num\">{}</td>\
-                 <td>{badge}</td></tr>",
+                 <td class=\"soft\">{}</td><td>{badge}</td></tr>",
                 std::mem::take(&mut case),
                 o.elements,
                 text::share(o),
                 o.mismatches,
                 text::error(o.max_ulp),
                 text::error(o.max_error_over_bound),
+                o.power.map_or_else(String::new, |power| escape(&power.text())),
             )?;
         }
         if !case.is_empty() || !rest.is_empty() {
@@ -397,7 +401,7 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
             writeln!(
                 out,
                 "<tr class=\"dim\">{case}<td>{names}</td><td class=\"num\">{values}</td>\
-                 <td></td><td></td><td></td><td></td>\
+                 <td></td><td></td><td></td><td></td><td></td>\
                  <td><span class=\"badge unchecked\">not checked</span></td></tr>"
             )?;
         }

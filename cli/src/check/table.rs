@@ -133,7 +133,10 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
     if report.outputs.is_empty() {
         lines.row(&checked.label, "(no outputs)", &[], Verdict::Unchecked);
     }
-    let one_by_one = |o: &&OutputReport| verbose || o.verdict != Verdict::Unchecked;
+    // An output that was compared has something to say, checked or not.
+    let one_by_one = |o: &&OutputReport| {
+        verbose || o.verdict != Verdict::Unchecked || o.equal_bits.is_some()
+    };
     for output in report.outputs.iter().filter(one_by_one) {
         one(lines, &checked.label, output, verbose);
     }
@@ -147,7 +150,8 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
 
 fn one(lines: &mut Lines, case: &str, o: &OutputReport, verbose: bool) {
     let mut cells = vec![o.elements.to_string()];
-    if o.verdict != Verdict::Unchecked {
+    let compared = o.verdict != Verdict::Unchecked || o.equal_bits.is_some();
+    if compared {
         cells.extend([text::share(o), o.mismatches.to_string()]);
         if lines.errors {
             cells.extend([text::error(o.max_ulp), text::error(o.max_error_over_bound)]);
@@ -165,8 +169,12 @@ fn one(lines: &mut Lines, case: &str, o: &OutputReport, verbose: bool) {
     } else if o.verdict == Verdict::Fail {
         lines.note("diagnosis:", "no known variant explains it");
     }
-    if let Some(note) = o.note.as_deref().filter(|_| verbose || o.verdict != Verdict::Unchecked) {
+    if let Some(note) = o.note.as_deref().filter(|_| verbose || compared) {
         lines.note("note:", note);
+    }
+    // Most outputs are compared for every bit: that is said only when asked for.
+    if let Some(power) = o.power.filter(|power| compared && (verbose || !power.every_bit)) {
+        lines.note("power:", &power.text());
     }
 }
 

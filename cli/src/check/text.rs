@@ -124,6 +124,9 @@ mod tests {
             first_mismatch: None,
             diagnosis: None,
             note: None,
+            power: None,
+            conventions: Vec::new(),
+            unbounded: 0,
             picture: None,
         }
     }

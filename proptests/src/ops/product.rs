@@ -83,6 +83,7 @@ impl ProductWeight {
                 is_k_full: true,
                 has_bias,
                 tensor_parallel: None,
+                convention: None,
             };
             Self { quant, shape }
         })

@@ -2,6 +2,7 @@
 
 use super::op::{Op, named};
 use crate::dims::{GroupSize, LogicalK};
+use crate::gemm::Convention;
 use crate::gemm::schedule::Schedule;
 use crate::scalar::ScalarType;
 
@@ -139,6 +140,9 @@ pub struct QuantConfig {
     pub has_bias: bool,
     /// Present on a tensor-parallel rank.
     pub tensor_parallel: Option<TensorParallel>,
+    /// Which numbers enter the products, and what is rounded; where absent, every known convention
+    /// is tried.
+    pub convention: Option<Convention>,
 }
 
 impl QuantConfig {

@@ -9,6 +9,7 @@ use super::config::{
 };
 use super::{CaseError, MethodConfig, Op, json::Reader};
 use crate::dims::GroupSize;
+use crate::gemm::Convention;
 use crate::scalar::ScalarType;
 
 type Result<T> = std::result::Result<T, CaseError>;
@@ -138,6 +139,8 @@ fn quant_json(q: &QuantConfig) -> Value {
         let tp = json!({"size": tp.size, "rank": tp.rank, "style": tp.style.name()});
         extend(&mut v, json!({"tensor_parallel": tp}));
     }
+    let name = |c: Convention| Convention::NAMED.iter().find(|(_, named)| *named == c);
+    optional(&mut v, "convention", q.convention.and_then(name).map(|(name, _)| *name));
     v
 }
 
@@ -215,6 +218,7 @@ fn quant(r: &Reader<'_>) -> Result<QuantConfig> {
         is_k_full: r.flag("is_k_full", true)?,
         has_bias: r.flag("has_bias", false)?,
         tensor_parallel,
+        convention: r.optional_name("convention", Convention::NAMED)?,
     })
 }
 

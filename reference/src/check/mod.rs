@@ -12,6 +12,7 @@ mod marlin;
 mod methods;
 mod pattern;
 mod picture;
+mod power;
 mod product;
 mod routing;
 mod scheduled;
@@ -26,6 +27,7 @@ pub use guard::{beside_misfits, check_case_within, without_misfits};
 pub use layer::Source as LayerSource;
 pub use methods::{add_outputs, mistaken, mistakes};
 pub use picture::{Cause, ErrorMap, Grid, Picture};
+pub use power::{Accepted, Power, Rejects};
 pub use product::Declared;
 pub use weights::Source as MatrixSource;
 
@@ -40,7 +42,7 @@ pub enum Verdict {
     Pass,
     /// Checked, and wrong.
     Fail,
-    /// Not computed here.
+    /// Not computed here, or compared with a bound that a trivial wrong answer would pass.
     Unchecked,
 }
 
@@ -79,6 +81,13 @@ pub struct OutputReport {
     pub diagnosis: Option<Diagnosis>,
     /// A remark: why it is unchecked, or what was accepted.
     pub note: Option<String>,
+    /// What the verdict could not have missed; absent where nothing was compared.
+    pub power: Option<Power>,
+    /// Every reading that explains a product: the names of conventions, `exact` and
+    /// `exact_rounded_weights`; the most specific first.
+    pub conventions: Vec<String>,
+    /// Elements that have no bound, since partial sums may overflow.
+    pub unbounded: usize,
     /// Where the mismatches lie.
     #[serde(skip)]
     pub picture: Option<Picture>,
@@ -98,8 +107,42 @@ impl OutputReport {
             first_mismatch: None,
             diagnosis: None,
             note: Some(note.to_owned()),
+            power: None,
+            conventions: Vec::new(),
+            unbounded: 0,
             picture: None,
         }
+    }
+
+    /// Adds a sentence to the note.
+    fn add_note(&mut self, more: &str) {
+        match self.note.as_mut().filter(|note| !note.is_empty()) {
+            Some(note) => *note = format!("{note}; {more}"),
+            None => self.note = Some(more.to_owned()),
+        }
+    }
+
+    /// Sets the power of a comparison with bounds. A pass that a trivial wrong answer would have got
+    /// as well, or in which an element has no bound, becomes unchecked: `remedy` says what to declare.
+    fn settle(&mut self, power: Power, remedy: &str) {
+        if self.unbounded > 0 {
+            let count = self.unbounded;
+            self.add_note(&format!(
+                "{count} elements have no bound, since partial sums may overflow"
+            ));
+        }
+        let gaps = power.gaps();
+        if !gaps.is_empty() {
+            self.add_note(&format!("the bound would accept {}", gaps.join(", ")));
+        }
+        if power.output_truncated == Some(false) {
+            self.add_note("it does not exclude truncation of the output");
+        }
+        if self.verdict == Verdict::Pass && (self.unbounded > 0 || !gaps.is_empty()) {
+            self.verdict = Verdict::Unchecked;
+            self.add_note(remedy);
+        }
+        self.power = Some(power);
     }
 }
 
@@ -153,6 +196,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
 
 /// Judges the outputs of a case within the limits, all of whose outputs have the right shapes.
 fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
+    let declared = &declared.or_stated(case);
     let mut outputs = match &case.config {
         CaseConfig::Linear(c) => {
             let mut reports = marlin::linear(case, c)?;
@@ -181,6 +225,13 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
         if !outputs.iter().any(|o| o.name == *name) {
             let note = format!("{} of `{}` is not computed here yet", name, case.op);
             outputs.push(OutputReport::unchecked(name, tensor.len(), &note));
+        }
+    }
+    for output in &mut outputs {
+        // What has no error over a bound was compared for every bit.
+        let every_bit = output.max_error_over_bound.is_none() && output.equal_bits == Some(1.0);
+        if output.verdict == Verdict::Pass && output.power.is_none() && every_bit {
+            output.power = Some(Power::every_bit());
         }
     }
     Ok(CaseReport::new(case, outputs))

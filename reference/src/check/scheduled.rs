@@ -3,6 +3,7 @@
 use super::compare::{Mismatch, elements};
 use super::pattern::{self, Values};
 use super::weights::Source;
+use super::power::Power;
 use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::Result;
 use crate::case::{Case, LinearConfig, ScheduleChoice};
@@ -125,6 +126,7 @@ pub(super) fn judge(
     report.verdict = Verdict::Pass;
     report.equal_bits = Some(1.0);
     report.max_ulp = Some(0.0);
+    report.power = Some(Power::every_bit());
     if bits == expected {
         return Ok(report);
     }

@@ -17,6 +17,10 @@ pub enum Convention {
     /// rounded, each with its own rounding.
     #[default]
     Marlin,
+    /// A layer of a framework on dequantized weights, `F.linear(x, w) + bias`: (q − z)·s is rounded to
+    /// the activation type, whether s belongs to a group or a column; the sum is rounded, and bias
+    /// and router weight follow, each with its own rounding.
+    Stepwise,
     /// The project's own: weights as in Marlin, everything after the sum in f32, and one rounding
     /// at the end.
     Canonical,
@@ -32,6 +36,7 @@ impl Convention {
     /// Every convention with its name.
     pub const NAMED: &'static [(&'static str, Self)] = &[
         ("marlin", Self::Marlin),
+        ("stepwise", Self::Stepwise),
         ("canonical", Self::Canonical),
         ("unrounded", Self::Unrounded),
         ("scaled_mm", Self::ScaledMm),
@@ -41,7 +46,7 @@ impl Convention {
     /// that any weight may enter; otherwise the codes of two 8-bit operands do.
     pub const fn dequantizes(self) -> bool {
         match self {
-            Self::Marlin | Self::Canonical | Self::Unrounded => true,
+            Self::Marlin | Self::Stepwise | Self::Canonical | Self::Unrounded => true,
             Self::ScaledMm => false,
         }
     }
@@ -94,6 +99,7 @@ impl Recipe {
         }
         Ok(match convention {
             Convention::Marlin => Self::marlin(weight, dtype, extras),
+            Convention::Stepwise => Self::canonical(weight, dtype, extras)?.rounding_each(),
             Convention::Canonical => Self::canonical(weight, dtype, extras)?,
             Convention::Unrounded => {
                 let canonical = Self::canonical(weight, dtype, extras)?;
@@ -108,6 +114,16 @@ impl Recipe {
             }
             Convention::ScaledMm => Self::scaled_mm(dtype),
         })
+    }
+
+    /// The same with the sum rounded before bias and router weight, and both in the output's type.
+    fn rounding_each(mut self) -> Self {
+        let (dtype, late) = (self.dtype, [StepOp::Bias, StepOp::RouterWeight]);
+        let is_late = |s: &schedule::Step| late.contains(&s.op);
+        let after: Vec<_> = self.steps.iter().copied().filter(is_late).collect();
+        self.steps.retain(|s| !is_late(s));
+        self.steps.extend(after.into_iter().map(|s| schedule::Step { ty: dtype, ..s }));
+        self
     }
 
     /// Upstream's W8A8-FP8 kernels. Steps without an operand (no bias, no router weight) do nothing.

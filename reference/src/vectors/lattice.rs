@@ -51,6 +51,7 @@ fn quants() -> impl Iterator<Item = QuantConfig> {
                             is_k_full: true,
                             has_bias: false,
                             tensor_parallel: None,
+                            convention: None,
                         })
                     })
                 })

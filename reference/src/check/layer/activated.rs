@@ -1,6 +1,6 @@
 //! `activated` against its bound from the case's own `gate_up`.
 
-use super::{Best, Rest, Stage, expert, nearer, with_expert};
+use super::{Best, REMEDY, Rest, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Activation, Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -38,7 +38,8 @@ pub(super) fn bounded(
     let (expected, chain) = nearer(values, apply(Chain::Canonical)?, apply(Chain::Upstream).ok());
     let stage = Stage {
         name: "activated",
-        class: CLASS,
+        class: CLASS.into(),
+        remedy: REMEDY,
         ty,
         found: values,
         shape: [rows, size_i],

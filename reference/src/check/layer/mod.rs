@@ -8,9 +8,12 @@ mod walk;
 
 pub use source::Source;
 
+use std::borrow::Cow;
+
 use super::compare::Mismatch;
 use super::pattern::Values;
 use super::picture::Picture;
+use super::power::{Accepted, Power};
 use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
@@ -29,11 +32,16 @@ pub(super) fn moe(
     walk::judge(case, c, declared)
 }
 
+/// What makes a stage of a layer known for every bit.
+const REMEDY: &str = "declare `schedule_w13` and `schedule_w2` in the case's config";
+
 /// A 16-bit output and what its values are compared with.
 struct Stage<'c> {
     name: &'static str,
     /// What the bound allows, as the report states it.
-    class: &'static str,
+    class: Cow<'static, str>,
+    /// What to declare or record where the bound says too little.
+    remedy: &'static str,
     ty: ScalarType,
     found: &'c [u16],
     /// Rows and columns of the output.
@@ -81,8 +89,11 @@ impl Stage<'_> {
     fn judge(&self, mut bound: impl FnMut(usize) -> Bound) -> (OutputReport, Vec<usize>) {
         let mut report = OutputReport::unchecked(self.name, self.found.len(), "");
         let (mut wrong, mut max_ratio, mut max_ulp) = (Vec::new(), 0f64, 0f64);
+        let mut accepted = Vec::with_capacity(self.found.len());
         for (i, &bits) in self.found.iter().enumerate() {
-            let ratio = bound(i).ratio(self.value(bits));
+            let bound = bound(i);
+            accepted.push(Accepted::from(&bound));
+            let ratio = bound.ratio(self.value(bits));
             if ratio > 1.0 {
                 wrong.push(i);
             }
@@ -96,6 +107,9 @@ impl Stage<'_> {
         report.max_ulp = Some(max_ulp);
         report.max_error_over_bound = Some(max_ratio);
         report.note = Some(format!("{}; bits compared with {}", self.class, self.chain));
+        let unbounded = accepted.iter().filter(|a| a.is_unbounded() && !a.exact.is_nan());
+        report.unbounded = unbounded.count();
+        report.settle(Power::of(&accepted, self.shape[1], self.ty), self.remedy);
         if !wrong.is_empty() {
             let [rows, cols] = self.shape;
             let mut picture = Picture::new("row", 1, self.shape);
@@ -188,7 +202,7 @@ fn with_expert(expert: Option<usize>) -> String {
 }
 
 /// The values of a 16-bit tensor, of the shape that the config demands.
-fn halves<'t>(tensor: &'t Tensor<'_>, shape: [usize; 2]) -> Result<std::borrow::Cow<'t, [u16]>> {
+fn halves<'t>(tensor: &'t Tensor<'_>, shape: [usize; 2]) -> Result<Cow<'t, [u16]>> {
     tensor.expect_shape(&shape)?;
     Ok(tensor.elements::<u16>())
 }

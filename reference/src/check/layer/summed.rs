@@ -1,6 +1,6 @@
 //! `y` against its bound from the case's own `down`.
 
-use super::{Best, Rest, Stage, expert, nearer, with_expert};
+use super::{Best, REMEDY, Rest, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
 use crate::check::{Diagnosis, OutputReport};
@@ -33,8 +33,9 @@ pub(super) fn bounded(
     let (ty, h) = (c.quant.dtype, c.hidden_size);
     let add = |chain| sum(down, ty, c.top_k, h, chain);
     let (expected, chain) = nearer(values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
+    let (class, shape) = (CLASS.into(), [c.size_m, h]);
     let stage =
-        Stage { name: "y", class: CLASS, ty, found: values, shape: [c.size_m, h], expected, chain };
+        Stage { name: "y", class, remedy: REMEDY, ty, found: values, shape, expected, chain };
     let terms = Terms { down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
     let (mut report, wrong) = stage.judge(|i| terms.bound(i, |j| Some((j, 1.0))));
     if let Some(&first) = wrong.first() {

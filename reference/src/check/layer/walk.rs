@@ -10,6 +10,7 @@ use super::source::Source;
 use super::{Rest, Stage, activated, expert, halves, summed, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
+use crate::check::power::Power;
 use crate::check::scheduled::{self, Product};
 use crate::check::{Declared, Diagnosis, OutputReport, Verdict, pattern, product};
 use crate::interval::Bound;
@@ -19,6 +20,10 @@ use crate::scalar::{self, ScalarType};
 
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
+
+/// What narrows a bound that was carried over recomputed stages.
+const CARRIED_REMEDY: &str =
+    "record the stage before it, or declare `schedule_w13` and `schedule_w2` in the case's config";
 
 /// What is known of a stage.
 enum Values<'c> {
@@ -37,13 +42,57 @@ impl Values<'_> {
     }
 }
 
-/// Judges every stage that the case has, except the products that are judged from the case's own
-/// stage before them by their bound alone: those are `product`'s.
+/// Judges every stage that the case has, except the products that `product` judges. Stages that are
+/// carried over recomputed ones are judged under each convention that may be meant, until one
+/// explains them.
 pub(super) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,
 ) -> Result<Vec<OutputReport>> {
+    let conventions = match declared.convention {
+        Some(convention) => vec![convention],
+        None => product::DEQUANTIZING.to_vec(),
+    };
+    let mut judged: Vec<Judged> = Vec::new();
+    for convention in conventions {
+        let declared = Declared { convention: Some(convention), ..declared.clone() };
+        let carried_only = !judged.is_empty();
+        let next = judge_as(case, c, &declared, carried_only)?;
+        if !carried_only {
+            judged = next;
+        } else {
+            for next in next {
+                let old = judged.iter_mut().find(|old| old.report.name == next.report.name);
+                if let Some(old) = old
+                    && (old.report.verdict, next.report.verdict) != (Verdict::Fail, Verdict::Fail)
+                    && old.report.verdict == Verdict::Fail
+                {
+                    *old = next;
+                }
+            }
+        }
+        if !judged.iter().any(|j| j.carried && j.report.verdict == Verdict::Fail) {
+            break;
+        }
+    }
+    Ok(judged.into_iter().map(|j| j.report).collect())
+}
+
+/// A report, and whether its bounds were carried over recomputed stages.
+struct Judged {
+    report: OutputReport,
+    carried: bool,
+}
+
+/// Judges under one convention every stage that the case has, except the products that are judged from the case's own
+/// stage before them by their bound alone: those are `product`'s.
+fn judge_as(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    declared: &Declared,
+    carried_only: bool,
+) -> Result<Vec<Judged>> {
     let Some(last) = NAMES.iter().rposition(|name| case.output(name).is_some()) else {
         return Ok(Vec::new());
     };
@@ -61,7 +110,9 @@ pub(super) fn judge(
         if let (Some(found), Some(known)) = (found, &before) {
             let found = halves(found, walk.shape(stage))?;
             let own = stage == 0 || from == NAMES[stage - 1];
+            let mut carried = false;
             let report = match known {
+                Values::Bits(_) if carried_only && (own || walk.is_exact(stage)) => None,
                 Values::Bits(bits) if walk.is_exact(stage) => {
                     Some(walk.exact(stage, bits, &found, walk.source(&mut source)?)?)
                 }
@@ -75,10 +126,11 @@ pub(super) fn judge(
                 _ => {
                     let source = walk.source(&mut source)?;
                     let bounds = walk.bounds(stage, known, source)?;
+                    carried = true;
                     Some(walk.carried(stage, from, &found, &bounds))
                 }
             };
-            reports.extend(report);
+            reports.extend(report.map(|report| Judged { report, carried }));
         }
         before = match (found, before) {
             (Some(found), _) => {
@@ -164,7 +216,7 @@ impl<'c> Walk<'c> {
         let (layer, routed): (Layer<'_>, Routed<'_>) = (source.layer(), source.routed());
         layer.validate()?;
         let before = before.bounds(layer.dtype);
-        let convention = self.declared.convention;
+        let convention = self.declared.convention.unwrap_or_default();
         let declared = bounds::Declared { convention, class: &self.declared.class };
         match stage {
             0 => layer.gate_up_bounds(&before, routed, declared),
@@ -193,13 +245,15 @@ impl<'c> Walk<'c> {
         let shape = self.shape(stage);
         let ty = self.config.quant.dtype;
         let chain = "the canonical f32 chain";
-        let stage_of = Stage { name: NAMES[stage], class: "", ty, found, shape, expected, chain };
+        let (name, class) = (NAMES[stage], "".into());
+        let stage_of = Stage { name, class, remedy: "", ty, found, shape, expected, chain };
         let exactly = |bits: u16| Bound::exactly(ty.to_f64(bits.into()));
         let (mut report, _) = stage_of.judge(|i| exactly(stage_of.expected[i]));
         // Also the sign of a zero and the bits of a NaN.
         let wrong: Vec<usize> =
             (0..found.len()).filter(|&i| found[i] != stage_of.expected[i]).collect();
         report.note = Some("compared for every bit with the canonical arithmetic".to_owned());
+        report.power = Some(Power::every_bit());
         report.mismatches = wrong.len();
         report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
         let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) else {
@@ -267,9 +321,23 @@ impl<'c> Walk<'c> {
         let ty = self.config.quant.dtype;
         let expected = bounds.iter().map(|b| rounded(ty, b.exact)).collect();
         let (shape, chain) = (self.shape(stage), "the exact result");
-        let name = NAMES[stage];
-        let stage_of = Stage { name, class: "", ty, found, shape, expected, chain };
+        let class = self.carried_class(from, bounds).into();
+        let (name, remedy) = (NAMES[stage], CARRIED_REMEDY);
+        let stage_of = Stage { name, class, remedy, ty, found, shape, expected, chain };
         let (mut report, wrong) = stage_of.judge(|i| bounds[i]);
+        if wrong.is_empty() {
+            let reading = product::Reading::Within(self.declared.convention.unwrap_or_default());
+            report.conventions = vec![reading.id().to_owned()];
+        }
+        if let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) {
+            report.diagnosis = Some(stage_of.pattern_or_place(&wrong, &place));
+        }
+        report
+    }
+
+    /// What the bounds carried from stage `from` allow, in words.
+    fn carried_class(&self, from: &str, bounds: &[Bound]) -> String {
+        let ty = self.config.quant.dtype;
         // Half of each bound's width, in steps of the type; infinite where nothing is promised.
         let mut widths: Vec<f64> = bounds
             .iter()
@@ -277,26 +345,20 @@ impl<'c> Walk<'c> {
             .map(|b| match b.interval.lo.is_finite() && b.interval.hi.is_finite() {
                 true => {
                     let [lo, hi] = [b.interval.lo, b.interval.hi].map(|x| rounded(ty, x));
-                    stage_of.steps(lo, hi) / 2.0
+                    ty.steps(lo.into(), hi.into()) / 2.0
                 }
                 false => f64::INFINITY,
             })
             .collect();
         widths.sort_by(f64::total_cmp);
         let median = widths.get(widths.len() / 2).copied().unwrap_or(0.0);
-        let unbounded = widths.iter().filter(|w| w.is_infinite()).count();
-        let mut note = format!(
-            "bound: {}, carried from `{from}`; median half-width {median} steps of {ty}",
-            self.declared.class.name
-        );
-        if unbounded > 0 {
-            note += &format!("; {unbounded} elements have no bound, since sums may overflow");
-        }
-        report.note = Some(note);
-        if let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) {
-            report.diagnosis = Some(stage_of.pattern_or_place(&wrong, &place));
-        }
-        report
+        let reading = product::Reading::Within(self.declared.convention.unwrap_or_default());
+        format!(
+            "bound: {}, convention `{}`, carried from `{from}`; median half-width {median} steps \
+             of {ty}",
+            self.declared.class.name,
+            reading.id(),
+        )
     }
 
     /// Reports the first wrong value, and says where it is.

@@ -6,7 +6,8 @@ use crate::Result;
 use crate::case::{Case, Fp4MmConfig};
 use crate::check::compare::{Elements, Mismatch, Rows, elements};
 use crate::check::pattern::Values;
-use crate::check::product::measure;
+use crate::check::power::{Accepted, Power, rejects_sample};
+use crate::check::product::{REMEDY, measure};
 use crate::check::{Diagnosis, OutputReport};
 use crate::dims::{GroupSize, Shape};
 use crate::gemm::tensor_core::BlockScaledUnit;
@@ -16,6 +17,9 @@ use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
 use crate::weight::{Groups, Table, TableData, Weight};
+
+/// Rows that half of k is left out of.
+const SAMPLE_ROWS: usize = 2;
 
 /// `cutlass_scaled_fp4_mm`.
 #[derive(Debug, Clone)]
@@ -90,6 +94,23 @@ impl Fp4Mm {
     fn bounds(&self) -> Result<Vec<Bounded>> {
         let unit = self.unit()?;
         self.shards(|product| product.bounds(&product.class(unit)?))
+    }
+}
+
+impl Fp4Mm {
+    /// Whether the output of activations whose first half of k is zero would be rejected, looked at
+    /// in the first rows.
+    fn rejects_half_k(&self, accepted: &[Accepted]) -> Result<Option<bool>> {
+        let c = &self.config;
+        let rows = c.size_m.min(SAMPLE_ROWS);
+        let mut half = self.clone();
+        half.config.size_m = rows;
+        half.a.truncate(rows * c.size_k);
+        half.a_scale = self.a_scale.slice_rows(0..rows)?;
+        half.a.chunks_exact_mut(c.size_k).for_each(|row| row[..c.size_k / 2].fill(0));
+        let made = half.bounds()?;
+        let made = made.iter().map(Accepted::from);
+        Ok(rejects_sample(c.dtype, made.zip(accepted.iter().copied())))
     }
 }
 
@@ -183,6 +204,10 @@ pub(super) fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
     let values: Vec<f64> = bits.iter().map(|&b| ty.to_f64(b)).collect();
     let (mut report, wrong) =
         measure(("y", ty), "block-scaled-any-order", &bounded, &values, &bits);
+    let accepted: Vec<Accepted> = bounded.iter().map(Accepted::from).collect();
+    let mut power = Power::of(&accepted, mm.config.size_n, ty);
+    power.rejects.half_k_missing = mm.rejects_half_k(&accepted)?;
+    report.settle(power, REMEDY);
     if let Some(&first) = wrong.first() {
         let n = mm.config.size_n;
         let at = vec![first / n, first % n];

@@ -37,7 +37,11 @@ pub(super) fn weight(
 
 /// How a W8A8-FP8 product is declared: the case's convention is upstream's kernels', the class as given.
 pub(super) fn declared(given: &Declared) -> Declared {
-    Declared { convention: Convention::ScaledMm, class: given.class.clone() }
+    Declared {
+        convention: Some(Convention::ScaledMm),
+        or_exact: given.convention.is_none(),
+        class: given.class.clone(),
+    }
 }
 
 /// Promotion added where there is none, or left out.

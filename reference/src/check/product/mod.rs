@@ -2,6 +2,7 @@
 
 mod diagnose;
 mod layer;
+mod readings;
 mod stage;
 
 use super::OutputReport;
@@ -16,32 +17,53 @@ use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 pub(super) use layer::{expert_product, moe};
-pub(super) use stage::{Part, Stage, measure};
+pub(super) use readings::{DEQUANTIZING, Reading};
+pub(super) use stage::{Part, REMEDY, Stage, measure};
 
 /// How the products of a case are declared to be computed.
 #[derive(Debug, Clone)]
 pub struct Declared {
-    /// Scales, bias, roundings.
-    pub convention: Convention,
+    /// Scales, bias, roundings; where absent, every known convention is tried.
+    pub convention: Option<Convention>,
+    /// Whether the exact result, rounded once, passes as well where a convention is declared. It
+    /// does where none is.
+    pub or_exact: bool,
     /// Accumulation in f32; of integer products, what is left to f32 follows from the convention.
     pub class: Class,
 }
 
 impl Default for Declared {
     fn default() -> Self {
-        Self { convention: Convention::Marlin, class: Class::any_order() }
+        Self { convention: None, or_exact: false, class: Class::any_order() }
     }
 }
 
 impl Declared {
-    /// The class of one matrix's sums: of int8 activations integers, of FP8 ones, where nothing
-    /// narrower is declared, what units for them may do; else as declared.
-    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+    /// As declared; where no convention is, the one that the case's config states.
+    pub(super) fn or_stated(&self, case: &Case<'_>) -> Self {
+        let stated = case.config.quant().and_then(|quant| quant.convention);
+        Self { convention: self.convention.or(stated), ..self.clone() }
+    }
+
+    /// The classes of one matrix's sums, the narrowest first. Of int8 activations integers; of FP8
+    /// ones, where no class is declared, that of units which keep f32's bits, then of those which
+    /// keep fewer; else the declared one.
+    fn classes_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Vec<Class> {
         match input_dtype {
-            Some(ScalarType::INT8) => Class::int8(weight.shape().size_k, weight.scales.rows()),
-            Some(_) if self.class == Class::any_order() => Class::fp8_any_order(),
-            _ => self.class.clone(),
+            Some(ScalarType::INT8) => {
+                vec![Class::int8(weight.shape().size_k, weight.scales.rows())]
+            }
+            Some(_) if self.class == Class::any_order() => {
+                vec![Class::any_order(), Class::fp8_any_order()]
+            }
+            _ => vec![self.class.clone()],
         }
+    }
+
+    /// The widest of these classes.
+    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+        let mut classes = self.classes_for(weight, input_dtype);
+        classes.pop().unwrap_or_else(|| self.class.clone())
     }
 }
 

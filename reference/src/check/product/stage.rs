@@ -2,14 +2,24 @@
 
 use super::Declared;
 use super::diagnose::{self, Scene};
+use super::readings::{self, Chosen, DEQUANTIZING};
 use crate::Result;
 use crate::check::compare::{Mismatch, elements};
 use crate::check::picture::{Cause, ErrorMap, Picture};
+use crate::check::power::{self, Accepted, Power};
 use crate::check::{OutputReport, Verdict};
-use crate::gemm::{Bounded, Extras, Judge, Recipe, Rows};
+use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::scalar::ScalarType;
 use crate::tensor::Tensor;
 use crate::weight::Weight;
+
+/// What to declare where a class cannot tell a right product from a wrong one.
+pub(in crate::check) const REMEDY: &str =
+    "declare the kernel's order: `schedule` in the case's config, or --class";
+/// Columns of the sample that half of k is left out of.
+const SAMPLE_COLUMNS: usize = 64;
+/// Matrices of that sample.
+const SAMPLE_PARTS: usize = 2;
 
 /// Rows that are multiplied with one matrix.
 pub(in crate::check) struct Part<'c> {
@@ -46,57 +56,140 @@ pub(in crate::check) struct Stage<'c> {
 }
 
 impl Stage<'_> {
-    /// Exact results and bounds of all elements.
-    pub(in crate::check) fn bounds(&self) -> Result<Vec<Bounded>> {
-        let size_n = self.found.shape().last().copied().unwrap_or(0);
-        let mut all = vec![Bounded::ZERO; self.found.len()];
-        for part in self.parts {
-            if part.rows.is_empty() {
-                continue;
-            }
-            let bounded = self.part(part)?;
-            for (row, bounded) in part.rows.iter().zip(bounded.chunks_exact(size_n)) {
-                all[row * size_n..][..size_n].copy_from_slice(bounded);
-            }
-        }
-        Ok(all)
+    /// Columns of the output.
+    pub(super) fn size_n(&self) -> usize {
+        self.found.shape().last().copied().unwrap_or(1).max(1)
     }
 
-    fn part(&self, part: &Part<'_>) -> Result<Vec<Bounded>> {
+    /// The convention of this reading.
+    pub(super) fn convention(&self) -> Convention {
+        self.declared.convention.unwrap_or_default()
+    }
+
+    /// The conventions to try: the declared one, else all that apply.
+    fn conventions(&self) -> Vec<Convention> {
+        if let Some(declared) = self.declared.convention {
+            return vec![declared];
+        }
+        let mut all = DEQUANTIZING.to_vec();
+        let e4m3 = ScalarType::FLOAT8_E4M3FN;
+        let codes = |p: &Part<'_>| p.weight.ty == e4m3 && p.weight.scales.rows() == 1;
+        if self.input_dtype == Some(e4m3) && self.parts.iter().all(codes) {
+            all.push(Convention::ScaledMm);
+        }
+        all
+    }
+
+    /// The classes to try, the narrowest first.
+    fn classes(&self) -> Vec<Class> {
+        match self.parts.first() {
+            Some(part) => self.declared.classes_for(part.weight, self.input_dtype),
+            None => vec![self.declared.class.clone()],
+        }
+    }
+
+    /// The recipe of one matrix under a convention.
+    pub(super) fn recipe(
+        &self,
+        weight: &Weight<'_>,
+        convention: Convention,
+        extras: Extras<'_>,
+    ) -> Result<Recipe> {
+        Recipe::new(convention, weight, self.dtype, extras)
+    }
+
+    /// Exact results and bounds of some rows of a part, by a convention and class.
+    pub(super) fn part(
+        &self,
+        part: &Part<'_>,
+        of: &[usize],
+        how: (Convention, &Class),
+    ) -> Result<Vec<Bounded>> {
         let missing = || crate::Error::size("rows", self.rows.rows(), "one for each output row");
-        let rows = self.rows.select(&part.rows).ok_or_else(missing)?;
+        let rows = self.rows.select(of).ok_or_else(missing)?;
         let radius = match &self.radius {
-            Some(radius) => Some(radius.select(&part.rows).ok_or_else(missing)?),
+            Some(radius) => Some(radius.select(of).ok_or_else(missing)?),
             None => None,
         };
+        self.bounds(part, part.weight, of, how, (&rows, radius.as_ref()))
+    }
+
+    /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
+    /// columns of the part's matrix.
+    fn bounds(
+        &self,
+        part: &Part<'_>,
+        weight: &Weight<'_>,
+        of: &[usize],
+        (convention, class): (Convention, &Class),
+        (rows, radius): (&Rows, Option<&Rows>),
+    ) -> Result<Vec<Bounded>> {
         let pick = |values: Option<&[f32]>| -> Option<Vec<f32>> {
-            values.map(|v| part.rows.iter().map(|&r| v[r]).collect())
+            values.map(|v| of.iter().map(|&r| v[r]).collect())
         };
         let (scales, routers) =
             (pick(self.extras.activation_scales), pick(self.extras.router_weights));
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
-        let recipe = Recipe::new(self.declared.convention, part.weight, self.dtype, extras)?;
+        let recipe = self.recipe(weight, convention, extras)?;
         let order = match (self.orders, part.expert) {
             (Some(orders), expert) => orders.get(expert.unwrap_or(0)).map(Vec::as_slice),
             (None, _) => None,
         };
-        let class = self.declared.class_for(part.weight, self.input_dtype);
-        let judge = Judge { weight: part.weight, order, recipe: &recipe, class: &class, extras };
-        judge.bounds(&rows, radius.as_ref())
+        Judge { weight, order, recipe: &recipe, class, extras }.bounds(rows, radius)
     }
 
     /// The verdict, and what explains it where it is not a pass.
-    pub(in crate::check) fn judge(&self) -> Result<OutputReport> {
-        let bounded = self.bounds()?;
+    ///
+    /// Where no convention is declared, all that apply are tried, and the exact result rounded once
+    /// passes as well.
+    pub(in crate::check) fn judge(self) -> Result<OutputReport> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
-        let class = &self.declared.class.name;
+        let or_exact = self.declared.convention.is_none() || self.declared.or_exact;
+        let conventions = self.conventions();
+        let chosen = readings::choose(&self, &conventions, &self.classes(), &found, or_exact)?;
+        // What follows is about one reading.
+        let declared = Declared {
+            convention: Some(chosen.convention),
+            class: chosen.class.clone(),
+            or_exact: false,
+        };
+        let several = conventions.len() > 1;
+        Stage { declared: &declared, ..self }.judge_as(&chosen, several, &found, &bits)
+    }
+
+    /// The verdict under the chosen reading.
+    fn judge_as(
+        &self,
+        chosen: &Chosen,
+        several: bool,
+        found: &[f64],
+        bits: &[u32],
+    ) -> Result<OutputReport> {
+        let bounded = &chosen.bounded;
+        let class = &chosen.class.name;
         let measure =
-            |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, &found, &bits);
-        let (mut report, wrong) = measure(&bounded);
+            |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, found, bits);
+        let (mut report, wrong) = measure(bounded);
+        report.conventions = chosen.ids();
+        if wrong.is_empty() {
+            let note = format!(
+                "passes as `{}`: {}",
+                chosen.reading.id(),
+                chosen.reading.text(self.dtype)
+            );
+            report.add_note(&note);
+        } else if several {
+            let id = chosen.reading.id();
+            let note = format!("fits no known convention; compared with `{id}`, the nearest");
+            report.add_note(&note);
+        }
+        let mut power = Power::of(&readings::accepted(bounded), self.size_n(), self.dtype);
+        power.rejects.half_k_missing = self.rejects_half_k(chosen)?;
+        report.settle(power, REMEDY);
         let Some(&first) = wrong.first() else { return Ok(report) };
-        let scene = Scene::new(self, &bounded, &found, &wrong);
+        let scene = Scene::new(self, bounded, found, &wrong);
         if let Some(accepted) = diagnose::accepted(&scene) {
             let far = report.max_error_over_bound.unwrap_or(f64::INFINITY);
             report = measure(&accepted.bounded).0;
@@ -112,10 +205,39 @@ impl Stage<'_> {
             return Ok(report);
         }
         let finding = diagnose::explain(&scene);
-        report.first_mismatch = Some(self.mismatch(first, &bounded, &bits));
+        report.first_mismatch = Some(self.mismatch(first, bounded, bits));
         report.picture = Some(self.picture(&scene, finding.as_ref().and_then(|f| f.cause.clone())));
         report.diagnosis = finding.map(|f| f.diagnosis);
         Ok(report)
+    }
+
+    /// Whether the output of x whose first half of k is zero would be rejected, looked at in a few
+    /// rows of the largest parts and a run of columns.
+    fn rejects_half_k(&self, chosen: &Chosen) -> Result<Option<bool>> {
+        let (size_n, size_k) = (self.size_n(), self.rows.size_k());
+        let start = (size_n / 2).min(size_n.saturating_sub(SAMPLE_COLUMNS));
+        let columns = start..size_n.min(start + SAMPLE_COLUMNS);
+        let mut parts: Vec<&Part<'_>> = self.parts.iter().filter(|p| !p.rows.is_empty()).collect();
+        parts.sort_by_key(|p| std::cmp::Reverse(p.rows.len()));
+        let mut sample = Vec::new();
+        for part in parts.into_iter().take(SAMPLE_PARTS) {
+            let last = part.rows.len() - 1;
+            let mut of = vec![part.rows[0], part.rows[last / 2], part.rows[last]];
+            of.dedup();
+            let halved = of.iter().flat_map(|&row| {
+                let row = self.rows.row(row);
+                (0..size_k).map(move |k| if k < size_k / 2 { 0.0 } else { row[k] })
+            });
+            let rows = Rows::new(size_k, halved.collect())?;
+            let weight = part.weight.slice_columns(columns.clone())?;
+            let how = (chosen.convention, &chosen.class);
+            let made = self.bounds(part, &weight, &of, how, (&rows, None))?;
+            let places = of.iter().flat_map(|row| columns.clone().map(move |n| row * size_n + n));
+            sample.extend(
+                places.zip(&made).map(|(i, b)| (Accepted::from(b), Accepted::from(&chosen.bounded[i]))),
+            );
+        }
+        Ok(power::rejects_sample(self.dtype, sample))
     }
 
     fn mismatch(&self, i: usize, bounded: &[Bounded], bits: &[u32]) -> Mismatch {
@@ -162,17 +284,16 @@ pub(in crate::check) fn measure(
         max_ratio = max_ratio.max(ratio);
         max_ulp = max_ulp.max(b.ulps(dtype, x));
         equal += usize::from(bits == b.rounded);
-        unbounded += usize::from(b.is_unbounded());
+        // An infinity that is the exact result was compared.
+        let compared = b.exact.is_infinite() && x == b.exact;
+        unbounded += usize::from(b.is_unbounded() && !compared);
     }
     report.equal_bits = Some(equal as f64 / found.len().max(1) as f64);
     report.max_ulp = Some(max_ulp);
     report.max_error_over_bound = Some(max_ratio);
     report.mismatches = wrong.len();
-    let mut note = format!("bound: {class}");
-    if unbounded > 0 {
-        note += &format!("; {unbounded} elements have no bound, since partial sums may overflow");
-    }
-    report.note = Some(note);
+    report.note = Some(format!("bound: {class}"));
+    report.unbounded = unbounded;
     report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
     (report, wrong)
 }

@@ -3,9 +3,11 @@
 use super::{Context, mismatch, passing, picture};
 use crate::Result;
 use crate::case::ScoringFunc;
+use crate::check::power::{Accepted, Power};
 use crate::check::{Diagnosis, OutputReport, Verdict};
 use crate::moe::bound::Bounds;
 use crate::moe::router::Router;
+use crate::scalar::ScalarType;
 use crate::tensor::Tensor;
 
 /// The class of operations that the bound allows, as the report states it.
@@ -90,8 +92,16 @@ pub(super) fn judge(
     report.max_ulp = Some(outcome.max_ulp);
     report.max_error_over_bound = Some(outcome.max_ratio);
     report.note = Some(note);
-    let Some(&first) = outcome.wrong.first() else { return Ok(report) };
     let k = c.router.top_k;
+    let accepted: Vec<Accepted> = (0..values.len())
+        .map(|i| {
+            let (exact, interval) =
+                c.bounds[i / k].weight(&c.router, &right[i / k * k..][..k], i % k);
+            Accepted { exact, lo: interval.lo, hi: interval.hi, nan: false }
+        })
+        .collect();
+    report.settle(Power::of(&accepted, k, ScalarType::FLOAT32), "its weights are too small to tell");
+    let Some(&first) = outcome.wrong.first() else { return Ok(report) };
     let (t, j) = (first / k, first % k);
     let wanted = expected(c, &c.router, t, &right[t * k..][..k])[j];
     report.verdict = Verdict::Fail;

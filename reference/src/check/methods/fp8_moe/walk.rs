@@ -31,6 +31,7 @@ impl Fp8Moe {
                 is_k_full: true,
                 has_bias: false,
                 tensor_parallel: None,
+                convention: None,
             },
             size_m: c.size_m,
             num_experts: c.num_experts,

@@ -1,0 +1,477 @@
+//! What a verdict could not have missed.
+//!
+//! A pass says something only if wrong answers fail. [`Power`] is computed from the interval that the
+//! verdict accepts for each element: which trivial wrong answers it rejects, and the smallest
+//! relative error, the same in every element, that it rejects.
+//!
+//! The right answer is any one inside the intervals. A wrong answer made of it (−y, y/2, permuted
+//! columns) is an interval, too; it is rejected for certain where the two do not meet.
+//!
+//! Zeros, −y and y/2 have to be rejected in every row, since a kernel may go wrong in a few rows
+//! only; permuted columns and a missing half of k have to be rejected somewhere. An alternative
+//! counts where it is more than two units in the last place away from the exact result. Where it is
+//! nowhere, it is not applicable: zeros in place of zeros are no error.
+
+use serde::Serialize;
+
+use crate::gemm::Bounded;
+use crate::interval::{Bound, FLUSH, round_once};
+use crate::scalar::ScalarType;
+
+/// An alternative as far from the right result as this many units in the last place is no error
+/// that a bound has to see.
+const NEAR: f64 = 2.0;
+
+/// What a verdict accepts for one element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Accepted {
+    /// The exact result; NaN where it is none.
+    pub exact: f64,
+    /// Least number.
+    pub lo: f64,
+    /// Greatest number; below `lo` where no number is accepted.
+    pub hi: f64,
+    /// Whether NaN is.
+    pub nan: bool,
+}
+
+impl Accepted {
+    /// Whether the verdict accepts `x`.
+    pub fn accepts(&self, x: f64) -> bool {
+        if x.is_nan() { self.nan } else { self.lo <= x && x <= self.hi }
+    }
+
+    /// Whether a wrong answer somewhere in `other` is rejected for certain.
+    fn excludes(&self, other: &Self) -> bool {
+        let meet = self.lo.max(other.lo) <= self.hi.min(other.hi);
+        !meet && !(self.nan && other.nan)
+    }
+
+    /// What becomes of it through a function that keeps the order of numbers, or turns it around.
+    fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        let (a, b) = (f(self.lo), f(self.hi));
+        let is_empty = self.lo > self.hi;
+        let (lo, hi) = if is_empty { (self.lo, self.hi) } else { (a.min(b), a.max(b)) };
+        Self { exact: f(self.exact), lo, hi, nan: self.nan }
+    }
+
+    /// Whether every number is accepted.
+    pub fn is_unbounded(&self) -> bool {
+        self.lo == f64::NEG_INFINITY && self.hi == f64::INFINITY
+    }
+
+    /// Of a result that must be one number of the type, or NaN.
+    pub const fn only(exact: f64, value: f64) -> Self {
+        match value.is_nan() {
+            true => Self { exact, lo: f64::INFINITY, hi: f64::NEG_INFINITY, nan: true },
+            false => Self { exact, lo: value, hi: value, nan: false },
+        }
+    }
+}
+
+impl From<&Bounded> for Accepted {
+    fn from(b: &Bounded) -> Self {
+        if b.exact.is_nan() {
+            return Self::only(b.exact, f64::NAN);
+        }
+        Self { exact: b.exact, lo: b.lo, hi: b.hi, nan: b.is_unbounded() }
+    }
+}
+
+impl From<&Bound> for Accepted {
+    fn from(b: &Bound) -> Self {
+        Self { exact: b.exact, lo: b.interval.lo, hi: b.interval.hi, nan: b.nan }
+    }
+}
+
+/// Which wrong answers a verdict rejects; `None` where one is not applicable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Rejects {
+    /// All zeros.
+    pub zeros: Option<bool>,
+    /// −y.
+    pub negated: Option<bool>,
+    /// y/2.
+    pub halved: Option<bool>,
+    /// Columns rotated by one, and neighbours swapped.
+    pub columns_permuted: Option<bool>,
+    /// The first half of k left out of a product, on a sample of rows and columns.
+    pub half_k_missing: Option<bool>,
+}
+
+impl Rejects {
+    /// Each with its name for people.
+    fn named(&self) -> [(&'static str, Option<bool>); 5] {
+        [
+            ("zeros", self.zeros),
+            ("-y", self.negated),
+            ("y/2", self.halved),
+            ("permuted columns", self.columns_permuted),
+            ("a missing half of k", self.half_k_missing),
+        ]
+    }
+}
+
+/// What a verdict could not have missed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Power {
+    /// Whether every bit was compared with one expected result: then every change is rejected.
+    pub every_bit: bool,
+    /// Trivial wrong answers.
+    pub rejects: Rejects,
+    /// Every error above this one that is the same share of every element is rejected, upward and
+    /// downward; `None` where none is.
+    pub uniform_error: Option<f64>,
+    /// Whether an output that is truncated instead of rounded is rejected. Not required of a pass.
+    pub output_truncated: Option<bool>,
+    /// Elements for which everything is accepted.
+    pub unbounded: usize,
+}
+
+impl Power {
+    /// Of a comparison of every bit.
+    pub const fn every_bit() -> Self {
+        let all = Some(true);
+        Self {
+            every_bit: true,
+            rejects: Rejects {
+                zeros: all,
+                negated: all,
+                halved: all,
+                columns_permuted: all,
+                half_k_missing: all,
+            },
+            uniform_error: Some(0.0),
+            output_truncated: all,
+            unbounded: 0,
+        }
+    }
+
+    /// Of a verdict that accepts these `elements` `[rows, cols]` of the type `ty`.
+    pub fn of(elements: &[Accepted], cols: usize, ty: ScalarType) -> Self {
+        let cols = cols.max(1);
+        let whole = Scan { elements, ty, cols: elements.len().max(1) };
+        let by_row = Scan { elements, ty, cols };
+        let next = |i: usize| if (i + 1).is_multiple_of(cols) { i + 1 - cols } else { i + 1 };
+        let neighbour = |i: usize| match i % cols ^ 1 {
+            n if n < cols => i - i % cols + n,
+            _ => i,
+        };
+        Self {
+            every_bit: false,
+            rejects: Rejects {
+                zeros: by_row.rejects(|_| Accepted::only(0.0, 0.0)),
+                negated: by_row.rejects(|i| elements[i].map(|x| -x)),
+                halved: by_row.rejects(|i| elements[i].map(|x| round_once(ty, x / 2.0))),
+                columns_permuted: both(
+                    whole.rejects(|i| elements[next(i)]),
+                    whole.rejects(|i| elements[neighbour(i)]),
+                ),
+                half_k_missing: None,
+            },
+            uniform_error: uniform_error(elements, ty),
+            output_truncated: rejects_truncated(elements, ty),
+            unbounded: elements.iter().filter(|e| e.is_unbounded()).count(),
+        }
+    }
+
+    /// The trivial wrong answers that are accepted.
+    pub fn gaps(&self) -> Vec<&'static str> {
+        let named = self.rejects.named();
+        named.iter().filter(|(_, r)| *r == Some(false)).map(|(name, _)| *name).collect()
+    }
+
+    /// What is rejected, in a sentence without its end.
+    pub fn text(&self) -> String {
+        if self.every_bit {
+            return "every bit".to_owned();
+        }
+        let list = |wanted: Option<bool>| -> Vec<&str> {
+            let named = self.rejects.named();
+            named.iter().filter(|(_, r)| *r == wanted).map(|(name, _)| *name).collect()
+        };
+        let mut rejected: Vec<String> =
+            list(Some(true)).into_iter().map(str::to_owned).collect();
+        if let Some(error) = self.uniform_error {
+            rejected.push(format!("any uniform error above {}", percent(error)));
+        }
+        let mut text = match rejected.split_last() {
+            None => "rejects no trivial wrong answer".to_owned(),
+            Some((last, [])) => format!("rejects {last}"),
+            Some((last, rest)) => format!("rejects {} and {last}", rest.join(", ")),
+        };
+        let accepted = list(Some(false));
+        if !accepted.is_empty() {
+            text += &format!("; accepts {}", accepted.join(", "));
+        }
+        let none = list(None);
+        if !none.is_empty() {
+            text += &format!("; not applicable: {}", none.join(", "));
+        }
+        text
+    }
+}
+
+/// A share in percent, rounded up in its second digit.
+fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent == 0.0 || !percent.is_finite() {
+        return format!("{percent} %");
+    }
+    let digits = (1 - percent.log10().floor() as i32).clamp(0, 12);
+    let scale = 10f64.powi(digits);
+    format!("{} %", (percent * scale).ceil() / scale)
+}
+
+/// One rejected alternative of two is not enough.
+fn both(a: Option<bool>, b: Option<bool>) -> Option<bool> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a && b),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Elements in rows, each to be looked at apart.
+struct Scan<'e> {
+    elements: &'e [Accepted],
+    ty: ScalarType,
+    cols: usize,
+}
+
+impl Scan<'_> {
+    /// Whether every row in which `alternative` is an error rejects it; `None` where there is none.
+    fn rejects(&self, alternative: impl Fn(usize) -> Accepted) -> Option<bool> {
+        let mut rejected = None;
+        for (row, elements) in self.elements.chunks(self.cols).enumerate() {
+            let pairs = elements.iter().enumerate();
+            let pairs = pairs.map(|(j, e)| (alternative(row * self.cols + j), *e));
+            match rejects_sample(self.ty, pairs) {
+                Some(false) => return Some(false),
+                outcome => rejected = rejected.or(outcome),
+            }
+        }
+        rejected
+    }
+}
+
+/// Whether a sample of alternatives, each with what is accepted in its place, is rejected; `None`
+/// where no alternative is an error.
+pub(super) fn rejects_sample(
+    ty: ScalarType,
+    sample: impl IntoIterator<Item = (Accepted, Accepted)>,
+) -> Option<bool> {
+    let mut is_error = false;
+    for (alternative, element) in sample {
+        if element.excludes(&alternative) {
+            return Some(true);
+        }
+        is_error |= differs(ty, alternative.exact, element.exact, NEAR);
+    }
+    is_error.then_some(false)
+}
+
+/// Whether an output that is truncated instead of rounded is rejected; `None` where it is the same.
+fn rejects_truncated(elements: &[Accepted], ty: ScalarType) -> Option<bool> {
+    let mut is_error = false;
+    for e in elements {
+        let value = truncated(ty, e.exact);
+        if !e.accepts(value) {
+            return Some(true);
+        }
+        is_error |= differs(ty, value, round_once(ty, e.exact), 0.0);
+    }
+    is_error.then_some(false)
+}
+
+/// Whether `value` is more than `near` units in the last place from the `right` one.
+fn differs(ty: ScalarType, value: f64, right: f64, near: f64) -> bool {
+    if value == right || value.is_nan() && right.is_nan() {
+        return false;
+    }
+    let distance = (value - right).abs();
+    // f32 units flush what is below the normal numbers.
+    let flushed = if ty == ScalarType::FLOAT32 { FLUSH } else { 0.0 };
+    let enough = (near * unit(ty, value.abs().max(right.abs()))).max(flushed);
+    !distance.is_finite() || distance > enough
+}
+
+/// The smallest e such that y · (1 ± f), rounded, is rejected for every f above e and every accepted y.
+fn uniform_error(elements: &[Accepted], ty: ScalarType) -> Option<f64> {
+    let (mut up, mut down) = (f64::INFINITY, f64::INFINITY);
+    for e in elements {
+        let (far, near) = if e.lo > 0.0 { (e.hi, e.lo) } else { (-e.lo, -e.hi) };
+        if near <= 0.0 || !far.is_finite() {
+            continue;
+        }
+        // What is rounded to the next number of the type is outside.
+        if far / near - 1.0 < up {
+            up = up.min((far + unit(ty, far) / 2.0) / near - 1.0);
+        }
+        if 1.0 - near / far < down {
+            down = down.min(1.0 - (near - unit(ty, near) / 2.0) / far);
+        }
+    }
+    let error = up.max(down);
+    error.is_finite().then_some(error)
+}
+
+/// `x` rounded toward zero to `ty`.
+fn truncated(ty: ScalarType, x: f64) -> f64 {
+    let rounded = round_once(ty, x);
+    if !rounded.is_finite() && !x.is_finite() || rounded.abs() <= x.abs() {
+        return rounded;
+    }
+    if rounded.is_infinite() {
+        let (mantissa, exponent) = match ty {
+            ScalarType::FLOAT16 => (10, 15),
+            ScalarType::BFLOAT16 => (7, 127),
+            _ => (23, 127),
+        };
+        return ((2.0 - f64::from(-mantissa).exp2()) * f64::from(exponent).exp2()).copysign(x);
+    }
+    // The unit below a power of two is half of the one above.
+    let next = rounded.abs() - unit(ty, rounded.abs().next_down());
+    next.copysign(x)
+}
+
+/// One unit in the last place of `ty` at `x`.
+pub(super) fn unit(ty: ScalarType, x: f64) -> f64 {
+    let (mantissa, least) = match ty {
+        ScalarType::FLOAT16 => (10, -14),
+        ScalarType::BFLOAT16 => (7, -126),
+        _ => (23, -126),
+    };
+    let exponent = ((x.to_bits() >> 52) as i32 & 0x7ff) - 1023;
+    f64::from(exponent.max(least) - mantissa).exp2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TY: ScalarType = ScalarType::BFLOAT16;
+
+    /// Intervals of `radius` around numbers of the type.
+    fn around(values: &[f64], radius: f64) -> Vec<Accepted> {
+        let one = |&x: &f64| {
+            let (lo, hi) = (round_once(TY, x - radius), round_once(TY, x + radius));
+            Accepted { exact: x, lo, hi, nan: false }
+        };
+        values.iter().map(one).collect()
+    }
+
+    /// All numbers of the type from `lo` to `hi`.
+    fn numbers(lo: f64, hi: f64) -> impl Iterator<Item = f64> {
+        (0..=0xffffu32).map(|b| TY.to_f64(b)).filter(move |x| (lo..=hi).contains(x))
+    }
+
+    /// Every right answer times 1 ± e is rejected, by trying them all.
+    fn rejects_factor(elements: &[Accepted], factor: f64) -> bool {
+        elements
+            .iter()
+            .any(|e| numbers(e.lo, e.hi).all(|y| !e.accepts(round_once(TY, y * factor))))
+    }
+
+    #[test]
+    fn the_uniform_error_is_that_of_all_right_answers() {
+        for (values, radius) in [
+            (&[1.0, -3.0, 100.0, 0.25][..], 0.0),
+            (&[1.0, -3.0, 100.0, 0.25], 0.02),
+            (&[5.0, 7.5, -8.0], 0.7),
+            (&[0.01, 0.02], 0.02),
+        ] {
+            let elements = around(values, radius);
+            let power = Power::of(&elements, values.len(), TY);
+            match power.uniform_error {
+                Some(e) => {
+                    for factor in [1.0 + e * 1.0001, 1.0 - e * 1.0001] {
+                        assert!(rejects_factor(&elements, factor), "{values:?} {radius} {e}");
+                    }
+                    // No more than half a unit in the last place too large.
+                    let below = (e - 0.005).max(0.0);
+                    let both = [1.0 + below, 1.0 - below].map(|f| rejects_factor(&elements, f));
+                    assert!(both.contains(&false), "{values:?} {radius} {e}");
+                }
+                None => assert!(!rejects_factor(&elements, 1.5), "{values:?} {radius}"),
+            }
+        }
+    }
+
+    #[test]
+    fn wide_intervals_reject_nothing() {
+        let values = [1.0, 2.0, -3.0, 4.0];
+        let narrow = Power::of(&around(&values, 0.1), 4, TY).rejects;
+        let yes = Some(true);
+        assert_eq!(
+            (narrow.zeros, narrow.negated, narrow.halved, narrow.columns_permuted),
+            (yes, yes, yes, yes)
+        );
+        let wide = Power::of(&around(&values, 50.0), 4, TY);
+        assert_eq!(wide.gaps(), ["zeros", "-y", "y/2", "permuted columns"]);
+        assert_eq!(wide.uniform_error, None);
+        // Halves are seen where zeros are not missed, and the other way round.
+        let some = Power::of(&around(&[2.0, 2.0], 1.5), 2, TY);
+        assert_eq!(some.rejects.zeros, yes);
+        assert_eq!(some.rejects.halved, Some(false));
+    }
+
+    #[test]
+    fn one_weak_row_is_enough() {
+        let mut elements = around(&[1.0, 2.0, 1.0, 2.0], 0.1);
+        elements[2..].copy_from_slice(&around(&[1.0, 2.0], 5.0));
+        let power = Power::of(&elements, 2, TY);
+        assert_eq!(power.rejects.zeros, Some(false));
+        // Of one row of four columns, two are enough.
+        assert_eq!(Power::of(&elements, 4, TY).rejects.zeros, Some(true));
+    }
+
+    #[test]
+    fn what_is_no_error_is_not_applicable() {
+        let zeros = Power::of(&around(&[0.0; 6], 0.0), 3, TY);
+        assert_eq!(zeros.rejects, Rejects::default());
+        assert!(zeros.gaps().is_empty());
+        let equal = Power::of(&around(&[2.0; 6], 0.1), 3, TY).rejects;
+        assert_eq!((equal.columns_permuted, equal.zeros), (None, Some(true)));
+        let single = Power::of(&around(&[2.0, 3.0], 0.1), 1, TY).rejects;
+        assert_eq!((single.columns_permuted, single.zeros), (None, Some(true)));
+    }
+
+    #[test]
+    fn elements_without_a_number_are_compared() {
+        let nan = Accepted::only(f64::NAN, f64::NAN);
+        let infinite = Accepted::only(f64::INFINITY, f64::INFINITY);
+        let power = Power::of(&[nan, infinite], 2, TY);
+        assert_eq!(power.rejects.zeros, Some(true));
+        assert_eq!(power.unbounded, 0);
+        let all = Accepted { exact: 1.0, lo: f64::NEG_INFINITY, hi: f64::INFINITY, nan: true };
+        assert_eq!(Power::of(&[all], 1, TY).unbounded, 1);
+    }
+
+    #[test]
+    fn truncation_shows_where_results_are_not_numbers_of_the_type() {
+        let third = [1.0 / 3.0, -1.0 / 3.0, 2.0 / 3.0, 1e-40];
+        for x in third {
+            let (value, right) = (truncated(TY, x), round_once(TY, x));
+            assert!(value.abs() <= x.abs() && (value - right).abs() <= unit(TY, x), "{x}");
+            // The next number away from zero is beyond x.
+            assert!(value.abs() + unit(TY, value.abs()) > x.abs(), "{x}");
+        }
+        assert_eq!(truncated(TY, 1.0 - 1e-9), 1.0 - 2f64.powi(-8));
+        assert_eq!(truncated(ScalarType::FLOAT16, 65519.9), 65504.0);
+        let exactly = |x: f64| Accepted::only(x, round_once(TY, x));
+        assert_eq!(rejects_truncated(&[exactly(2.0 / 3.0)], TY), Some(true));
+        assert_eq!(rejects_truncated(&[exactly(0.5)], TY), None);
+        assert_eq!(rejects_truncated(&around(&[2.0 / 3.0], 0.1), TY), Some(false));
+    }
+
+    #[test]
+    fn power_in_words() {
+        assert_eq!(Power::every_bit().text(), "every bit");
+        let text = Power::of(&around(&[1.0, 2.0, -3.0], 0.01), 3, TY).text();
+        assert!(text.starts_with("rejects zeros, -y, y/2, permuted columns and any uniform"), "{text}");
+        assert!(text.ends_with("not applicable: a missing half of k"), "{text}");
+        assert_eq!(percent(0.0019531), "0.2 %");
+        assert_eq!(percent(0.5), "50 %");
+        assert_eq!(percent(1.2345), "124 %");
+    }
+}
