@@ -12,6 +12,7 @@ mod methods;
 mod pattern;
 mod picture;
 mod product;
+mod quantized;
 mod routing;
 mod scheduled;
 mod structure;
@@ -154,6 +155,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
                 Some(report) => Some(report),
                 None => product::linear(case, c, declared)?,
             });
+            reports.extend(quantized::linear(case, c)?);
             reports
         }
         CaseConfig::Moe(c) => {
