@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{CaseError, Op};
 
 /// Keys that any case may have and nothing reads: remarks for people.
-const REMARKS: &[&str] = &["name", "notes", "comment"];
+const REMARKS: &[&str] = &["name", "note", "notes", "comment"];
 
 /// How the quantized matrices of `linear` and `moe` are stored.
 const QUANT: &[&str] = &[
