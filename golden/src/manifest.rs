@@ -45,6 +45,10 @@ pub struct CaseEntry {
     pub bytes: u64,
     /// The case's own statement of what produced the outputs.
     pub provenance: String,
+    /// The diagnosis of a known fault of the producer, for outputs that are rightly judged wrong:
+    /// `upstream-k-slice-scales`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known_fault: Option<String>,
 }
 
 impl CaseEntry {

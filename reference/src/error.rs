@@ -55,7 +55,7 @@ pub enum Error {
         needed_by: String,
     },
     /// A tensor whose name is unknown to the operation or format.
-    #[error("tensor `{tensor}` is unknown to {context}, expected one of {expected}")]
+    #[error("tensor `{tensor}` is unknown to {context}{}, expected one of {expected}", hint(tensor, expected))]
     Unknown {
         /// Tensor name.
         tensor: String,
@@ -105,6 +105,23 @@ pub enum Error {
     /// A schedule of a product is malformed, or does not fit its weight.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+}
+
+/// The nearest of the comma-separated `known` names, as a question.
+fn hint(found: &str, known: &str) -> String {
+    nearest(found, known.split(", "))
+        .map_or_else(String::new, |near| format!(" (did you mean `{near}`?)"))
+}
+
+/// The known name that `found` is most likely a misspelling of.
+pub(crate) fn nearest<'k>(found: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+    let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
+    let found = plain(found);
+    known
+        .map(|name| (strsim::damerau_levenshtein(&found, &plain(name)), name))
+        .filter(|(distance, name)| distance * 3 <= name.len().max(found.len()))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
 }
 
 fn at(index: &[usize]) -> String {

@@ -125,7 +125,7 @@ fn bias_under_a_global_scale() {
     for (fold, producer, verdict, id) in [
         (false, "anyone", Verdict::Pass, None),
         (true, "anyone", Verdict::Fail, Some("upstream-nvfp4-bias-scaled")),
-        (true, "vllm 0.21.0 operators", Verdict::Pass, Some("upstream-nvfp4-bias-scaled")),
+        (true, "vllm 0.21.0 operators", Verdict::Fail, Some("upstream-nvfp4-bias-scaled")),
     ] {
         let mut case = Case::parse(&bytes).expect("a case");
         let CaseConfig::Moe(c) = &mut case.config else { panic!("a layer") };

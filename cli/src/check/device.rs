@@ -139,6 +139,7 @@ mod tests {
             label: "x".into(),
             result: Ok(CaseReport::new(&case, outputs)),
             left_out: 0,
+            known_fault: None,
         };
         let count = |differing| Count { calls: 2, outputs: 10, differing };
         let counts = vec![

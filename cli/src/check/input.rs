@@ -9,7 +9,7 @@ use marlinspike::check::{CaseReport, Declared, check_case_within};
 use marlinspike::panics;
 use marlinspike_accel::Device;
 use marlinspike_accel::backend::{self, BackendError, Counts};
-use marlinspike_golden::{FileEntry, GoldenError, Manifest};
+use marlinspike_golden::{CaseEntry, GoldenError, Manifest};
 use walkdir::WalkDir;
 
 use crate::map::{MapError, MappedFile};
@@ -65,7 +65,7 @@ pub(super) struct Source {
 enum Kind {
     File,
     /// Its length and hash are looked at first.
-    Golden(Arc<Manifest>, FileEntry),
+    Golden(Arc<Manifest>, CaseEntry),
     Error(InputError),
 }
 
@@ -77,16 +77,24 @@ impl Source {
     fn error(path: impl Into<PathBuf>, error: InputError) -> Self {
         Self { path: path.into(), kind: Kind::Error(error) }
     }
+
+    /// The diagnosis with which the manifest says that the case's recorded outputs fail.
+    pub(super) fn known_fault(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Golden(_, entry) => entry.known_fault.clone(),
+            _ => None,
+        }
+    }
 }
 
 /// The repository's golden cases, in the manifest's order.
 pub(super) fn golden() -> Result<Vec<Source>, GoldenError> {
     let manifest = Arc::new(Manifest::load()?);
-    let source = |entry: FileEntry| Source {
+    let source = |entry: &CaseEntry| Source {
         path: manifest.path(&entry.path),
-        kind: Kind::Golden(Arc::clone(&manifest), entry),
+        kind: Kind::Golden(Arc::clone(&manifest), entry.clone()),
     };
-    Ok(manifest.cases().iter().map(|case| source(case.file())).collect())
+    Ok(manifest.cases().iter().map(source).collect())
 }
 
 /// The files named, and those below the folders named, sorted within each folder.
@@ -148,7 +156,7 @@ pub(super) fn check(
 ) -> Result<(CaseReport, Counts), InputError> {
     match source.kind {
         Kind::Error(error) => return Err(error),
-        Kind::Golden(manifest, entry) => manifest.verify_file(&entry)?,
+        Kind::Golden(manifest, entry) => manifest.verify_file(&entry.file())?,
         Kind::File => {}
     }
     let path = source.path;

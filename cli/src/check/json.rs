@@ -13,6 +13,9 @@ struct CaseLine<'r> {
     name: Option<&'r str>,
     verdict: &'static str,
     outputs: Vec<Output<'r>>,
+    /// The fault with which a golden case is recorded to fail, where it explains every failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    known_fault: Option<&'r str>,
     error: Option<String>,
 }
 
@@ -72,6 +75,7 @@ fn case_line(checked: &Checked) -> CaseLine<'_> {
                 Verdict::Unchecked => "unchecked",
             },
             outputs: report.outputs.iter().map(Output::from).collect(),
+            known_fault: checked.fails_as_recorded(),
             error: None,
         },
         Err(error) => CaseLine {
@@ -80,6 +84,7 @@ fn case_line(checked: &Checked) -> CaseLine<'_> {
             name: None,
             verdict: "error",
             outputs: Vec::new(),
+            known_fault: None,
             error: Some(error.to_string()),
         },
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::{Case, Limits};
-use marlinspike::check::{CaseReport, Verdict};
+use marlinspike::check::{CaseReport, OutputReport, Verdict};
 use marlinspike_accel::backend::Counts;
 use rayon::prelude::*;
 
@@ -126,11 +126,28 @@ struct Checked {
     result: Result<CaseReport, InputError>,
     /// Outputs that `--only` left out; the case is skipped when none remains.
     left_out: usize,
+    /// The diagnosis with which the golden manifest says that the recorded outputs fail.
+    known_fault: Option<String>,
 }
 
 impl Checked {
     fn skipped(&self) -> bool {
         self.left_out > 0 && self.result.as_ref().is_ok_and(|r| r.outputs.is_empty())
+    }
+
+    /// The known fault, where it wholly explains each failed output and nothing is unchecked.
+    fn fails_as_recorded(&self) -> Option<&str> {
+        let (fault, report) = (self.known_fault.as_deref()?, self.result.as_ref().ok()?);
+        let explained = |o: &OutputReport| {
+            o.diagnosis.as_ref().is_some_and(|d| d.id == fault && d.unexplained == 0)
+        };
+        let expected = |o: &OutputReport| match o.verdict {
+            Verdict::Pass => true,
+            Verdict::Fail => explained(o),
+            Verdict::Unchecked => false,
+        };
+        let fails = report.verdict == Verdict::Fail && report.outputs.iter().all(expected);
+        fails.then_some(fault)
     }
 }
 
@@ -162,7 +179,11 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let declared = args.declared.read()?;
     let limits = Limits { work: args.max_work };
     let judge = |case: &Case<'_>| input::judge(case, &declared, &limits, device.as_ref());
-    let (checked, counts) = check_all(sources, &args.only, judge);
+    let (mut checked, counts) = check_all(sources, &args.only, judge);
+    if device.is_some() {
+        // A device's own outputs have no recorded faults.
+        checked.iter_mut().for_each(|c| c.known_fault = None);
+    }
     device::without_compiler(&checked)?;
     if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
         let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
@@ -210,12 +231,13 @@ fn check_all(
         .zip(labels)
         .map(|(source, label)| {
             let path = source.path.clone();
+            let known_fault = source.known_fault();
             let (result, counts) = match input::check(source, &judge) {
                 Ok((report, counts)) => (Ok(report), counts),
                 Err(error) => (Err(error), Counts::new()),
             };
             bar.inc(1);
-            let mut checked = Checked { path, label, result, left_out: 0 };
+            let mut checked = Checked { path, label, result, left_out: 0, known_fault };
             if !only.is_empty()
                 && let Ok(report) = &mut checked.result
             {

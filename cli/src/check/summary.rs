@@ -14,10 +14,13 @@ pub(super) struct Summary {
     pub(super) fail: usize,
     pub(super) error: usize,
     pub(super) unchecked: usize,
+    /// Golden cases that fail with the fault that the manifest states; not among `fail`.
+    pub(super) fail_as_recorded: usize,
     /// Cases without an output that `--only` selects; not among `cases`.
     pub(super) skipped: usize,
     pub(super) outputs_pass: usize,
     pub(super) outputs_fail: usize,
+    pub(super) outputs_fail_as_recorded: usize,
     pub(super) outputs_unchecked: usize,
 }
 
@@ -37,14 +40,17 @@ impl Summary {
                     continue;
                 }
             };
+            let recorded = c.fails_as_recorded().is_some();
             match report.verdict {
                 Verdict::Pass => s.pass += 1,
+                Verdict::Fail if recorded => s.fail_as_recorded += 1,
                 Verdict::Fail => s.fail += 1,
                 Verdict::Unchecked => s.unchecked += 1,
             }
             for output in &report.outputs {
                 match output.verdict {
                     Verdict::Pass => s.outputs_pass += 1,
+                    Verdict::Fail if recorded => s.outputs_fail_as_recorded += 1,
                     Verdict::Fail => s.outputs_fail += 1,
                     Verdict::Unchecked => s.outputs_unchecked += 1,
                 }
@@ -64,7 +70,10 @@ impl Summary {
 
     /// Outputs in all.
     pub(super) fn outputs(&self) -> usize {
-        self.outputs_pass + self.outputs_fail + self.outputs_unchecked
+        self.outputs_pass
+            + self.outputs_fail
+            + self.outputs_fail_as_recorded
+            + self.outputs_unchecked
     }
 }
 

@@ -139,6 +139,9 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
     };
     for output in report.outputs.iter().filter(one_by_one) {
         one(lines, &checked.label, output, verbose);
+        if let (Verdict::Fail, Some(fault)) = (output.verdict, checked.fails_as_recorded()) {
+            lines.note("", &format!("fails as recorded: {fault}"));
+        }
     }
     let rest: Vec<_> = report.outputs.iter().filter(|o| !one_by_one(o)).collect();
     if !rest.is_empty() {
@@ -212,7 +215,13 @@ fn summary(out: &mut String, run: &Run, paint: Paint, verbose: bool) {
         count(s.outputs_fail, "failed", Paint::bad),
         count(s.outputs_unchecked, "not checked", Paint::odd),
     ];
-    let skipped = if s.skipped == 0 { String::new() } else { format!("; {} skipped", s.skipped) };
+    let mut skipped = String::new();
+    if s.fail_as_recorded > 0 {
+        skipped += &format!(", {} fail as recorded", s.fail_as_recorded);
+    }
+    if s.skipped > 0 {
+        skipped += &format!("; {} skipped", s.skipped);
+    }
     let lines = [
         ("cases", format!("{}: {}{skipped}", s.cases, cases.join(", "))),
         ("outputs", format!("{}: {}", s.outputs(), outputs.join(", "))),

@@ -4,6 +4,7 @@ use super::op::{Op, named};
 use crate::dims::{GroupSize, LogicalK};
 use crate::gemm::Convention;
 use crate::gemm::schedule::Schedule;
+use crate::quantize::ActivationRule;
 use crate::scalar::ScalarType;
 
 named! {
@@ -182,6 +183,8 @@ pub struct LinearConfig {
     pub scale_factor: Option<f64>,
     /// How `y` was computed, where it is to be equal for every bit.
     pub schedule: Option<ScheduleChoice>,
+    /// The rule by which `in.a_q` and `in.a_scales` were made of `in.x`; where absent, any known one.
+    pub quantizer: Option<ActivationRule>,
 }
 
 /// The schedule that a case declares for a product.

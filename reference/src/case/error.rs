@@ -51,6 +51,14 @@ pub enum CaseError {
         /// The operation.
         op: &'static str,
     },
+    /// A config key that the operation does not read.
+    #[error("unknown config key `{key}`; {hint}")]
+    UnknownConfigKey {
+        /// The key, with dots for nested objects.
+        key: String,
+        /// The nearest known key, the operations that read it, or all known keys.
+        hint: String,
+    },
     /// A config value has another type, is out of its domain, or is not a known name.
     #[error("config key `{key}`: found {found}, expected {expected}")]
     ConfigValue {

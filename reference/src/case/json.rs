@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::{CaseError, ScheduleChoice};
+use super::{CaseError, ScheduleChoice, keys};
 use crate::gemm::schedule::Schedule;
 
 /// Parses a JSON object; a repeated key is an error, not the last one's win.
@@ -42,7 +42,7 @@ impl<'de> Visitor<'de> for &mut ObjectVisitor {
     }
 }
 
-/// Typed access to a config's keys. Keys that nobody asks for stay unread: files may carry more.
+/// Typed access to a config's keys.
 pub(super) struct Reader<'m> {
     pub(super) map: &'m Map<String, Value>,
     pub(super) op: &'static str,
@@ -126,6 +126,11 @@ impl<'m> Reader<'m> {
         self.optional(key, "a finite number", |v| v.as_f64().filter(|v| v.is_finite()))
     }
 
+    /// A string.
+    pub(super) fn text(&self, key: &str) -> Result<Option<String>, CaseError> {
+        self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
     /// One of the named values of `table`.
     pub(super) fn name<T: Copy>(&self, key: &str, table: &[(&str, T)]) -> Result<T, CaseError> {
         self.optional_name(key, table)?.ok_or_else(|| self.missing(key))
@@ -158,20 +163,24 @@ impl<'m> Reader<'m> {
         }
     }
 
+    /// A nested object with no keys but the `known` ones.
     pub(super) fn object(
         &self,
         key: &str,
         prefix: &'static str,
+        known: &[&str],
     ) -> Result<Option<Reader<'m>>, CaseError> {
-        let map = self.optional(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Reader { map, op: self.op, prefix }))
+        let Some(map) = self.optional(key, "an object", Value::as_object)? else { return Ok(None) };
+        keys::check_nested(prefix, map, known)?;
+        Ok(Some(Reader { map, op: self.op, prefix }))
     }
 
     pub(super) fn needed_object(
         &self,
         key: &str,
         prefix: &'static str,
+        known: &[&str],
     ) -> Result<Reader<'m>, CaseError> {
-        self.object(key, prefix)?.ok_or_else(|| self.missing(key))
+        self.object(key, prefix, known)?.ok_or_else(|| self.missing(key))
     }
 }

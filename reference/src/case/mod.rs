@@ -9,6 +9,7 @@
 mod config;
 mod error;
 mod json;
+mod keys;
 mod limits;
 mod methods;
 mod misfit;
@@ -53,8 +54,8 @@ pub struct Case<'a> {
     pub name: String,
     /// Typed configuration.
     pub config: CaseConfig,
-    /// The configuration as the file has it, with keys that this reader does not know. Empty for a
-    /// case that was not read from a file.
+    /// The configuration as the file has it, remarks included. Empty for a case that was not read
+    /// from a file.
     pub raw_config: serde_json::Map<String, serde_json::Value>,
     /// What produced the outputs.
     pub provenance: String,
@@ -179,8 +180,7 @@ impl<'a> Case<'a> {
         values::check(&self.config, &self.inputs)
     }
 
-    /// The case as a file's bytes. Keys of [`Case::raw_config`] that the typed config does not
-    /// have are kept. Fails where [`Case::validate`] does.
+    /// The case as a file's bytes. Remarks of [`Case::raw_config`] are kept. Fails where [`Case::validate`] does.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         self.validate()?;
         let mut config = self.raw_config.clone();

@@ -7,9 +7,10 @@ use super::config::{
     GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
     RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
-use super::{CaseError, MethodConfig, Op, json::Reader};
+use super::{CaseError, MethodConfig, Op, json::Reader, keys};
 use crate::dims::GroupSize;
 use crate::gemm::Convention;
+use crate::quantize::ActivationRule;
 use crate::scalar::ScalarType;
 
 type Result<T> = std::result::Result<T, CaseError>;
@@ -22,11 +23,13 @@ const DYN_QUANT_TYPES: &[(&str, ScalarType)] =
     &[("float32", ScalarType::FLOAT32), ("bfloat16", ScalarType::BFLOAT16)];
 
 impl CaseConfig {
-    /// Reads the config of `op`. Keys that the operation does not know are left alone.
+    /// Reads the config of `op`.
     ///
     /// # Errors
-    /// A missing key, a value of another type or outside its domain, or two that contradict.
+    /// An unknown or missing key, a value of another type or outside its domain, or two that
+    /// contradict.
     pub fn from_json(op: Op, map: &Map<String, Value>) -> Result<Self> {
+        keys::check(op, map)?;
         let r = Reader { map, op: op.name(), prefix: "" };
         if let Some(config) = MethodConfig::read(op, &r)? {
             return Ok(Self::Method(config));
@@ -49,6 +52,7 @@ impl CaseConfig {
                 extend(&mut v, json!({"size_m": c.size_m, "size_n": c.size_n, "size_k": c.size_k}));
                 optional(&mut v, "scale_factor", c.scale_factor);
                 optional(&mut v, "schedule", c.schedule.as_ref().map(schedule_json));
+                optional(&mut v, "quantizer", c.quantizer.map(ActivationRule::name));
                 v
             }
             Self::Moe(c) => {
@@ -200,7 +204,7 @@ fn quant(r: &Reader<'_>) -> Result<QuantConfig> {
         let with = format!("checkpoint_format {checkpoint_format}, which has no act-order");
         return Err(contradiction("desc_act", desc_act, with));
     }
-    let tensor_parallel = match r.object("tensor_parallel", "tensor_parallel.")? {
+    let tensor_parallel = match r.object("tensor_parallel", "tensor_parallel.", &["size", "rank", "style"])? {
         None => None,
         Some(tp) => {
             tp.size("size")?;
@@ -252,7 +256,12 @@ fn linear(r: &Reader<'_>) -> Result<LinearConfig> {
         size_k: r.size("size_k")?,
         scale_factor: r.number("scale_factor")?,
         schedule: r.schedule("schedule")?,
+        quantizer: r.optional_name("quantizer", ActivationRule::NAMED)?,
     };
+    if let (Some(rule), None) = (config.quantizer, config.quant.input_dtype) {
+        let with = "input_dtype null, which quantizes no activations";
+        return Err(contradiction("quantizer", rule.name(), with));
+    }
     check_matrix(&config.quant, ("size_k", config.size_k), ("size_n", config.size_n))?;
     Ok(config)
 }
@@ -302,6 +311,10 @@ fn router(r: &Reader<'_>) -> Result<RouterConfig> {
             routed_scaling_factor: r.number("routed_scaling_factor")?.unwrap_or(1.0),
         })
     } else {
+        let given = keys::GROUPED_TOPK.iter().find(|&&key| r.map.get(key).is_some_and(|v| !v.is_null()));
+        if let Some(key) = given {
+            return Err(contradiction(key, &r.map[*key], "use_grouped_topk false, which never reads it"));
+        }
         None
     };
     if let Some(g) = grouped {
@@ -336,10 +349,12 @@ fn preprocess(r: &Reader<'_>) -> Result<PreprocessConfig> {
 
 fn dyn_quant(r: &Reader<'_>) -> Result<DynQuantConfig> {
     r.name("weight_type", &[("int4", ())])?;
-    let p = r.needed_object("packing", "packing.")?;
+    let p = r.needed_object("packing", "packing.", &["mr", "nr", "kr", "sr"])?;
     let packing =
         Packing { mr: p.size("mr")?, nr: p.size("nr")?, kr: p.size("kr")?, sr: p.size("sr")? };
-    let variant = r.map.get("kleidiai_variant").and_then(Value::as_str).map(str::to_owned);
+    r.optional_name("checkpoint_format", &[("int4", ())])?;
+    r.optional_name("input_dtype", &[("int8", ())])?;
+    let variant = r.text("kleidiai_variant")?;
     let (group_size, size_k) = (group_size(r)?, r.size("size_k")?);
     if let GroupSize::Of(g) = group_size {
         divisible("size_k", size_k, g, "whole groups")?;

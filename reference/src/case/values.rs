@@ -66,7 +66,13 @@ pub(super) fn check(config: &CaseConfig, inputs: &Inputs<'_>) -> Result<()> {
             }
         }
         CaseConfig::Method(c) => c.check(inputs)?,
-        CaseConfig::Linear(_) | CaseConfig::DynQuant(_) => {}
+        CaseConfig::Linear(_) => {
+            // With x, the scales are compared with it; without, they are taken as they are.
+            if let (Some(scales), None) = (inputs.get("a_scales"), inputs.get("x")) {
+                not_negative(scales)?;
+            }
+        }
+        CaseConfig::DynQuant(_) => {}
     }
     Ok(())
 }
@@ -92,6 +98,18 @@ pub(super) fn positive(tensor: &Tensor<'_>) -> Result<()> {
         Some(i) => {
             let at = unflatten(tensor.shape(), i);
             Err(Error::value(tensor.name(), &at, values[i], "a positive finite scale"))
+        }
+    }
+}
+
+/// f32 scales that may be zero.
+fn not_negative(tensor: &Tensor<'_>) -> Result<()> {
+    let values = tensor.elements::<f32>();
+    match values.iter().position(|s| !(s.is_finite() && *s >= 0.0)) {
+        None => Ok(()),
+        Some(i) => {
+            let at = unflatten(tensor.shape(), i);
+            Err(Error::value(tensor.name(), &at, values[i], "a finite scale of 0 or more"))
         }
     }
 }

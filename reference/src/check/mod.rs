@@ -14,6 +14,7 @@ mod pattern;
 mod picture;
 mod power;
 mod product;
+mod quantized;
 mod routing;
 mod scheduled;
 mod structure;
@@ -206,6 +207,7 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
                 Some(report) => Some(report),
                 None => product::linear(case, c, declared)?,
             });
+            reports.extend(quantized::linear(case, c)?);
             reports
         }
         CaseConfig::Moe(c) => {

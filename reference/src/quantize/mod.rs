@@ -8,12 +8,14 @@ mod block;
 mod fp8_group;
 mod group;
 mod nvfp4_kernel;
+mod rules;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
 pub use block::{mxfp4, mxfp8, nvfp4};
 pub use fp8_group::per_group_fp8;
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference};
+pub use rules::{ActivationRule, RuleFit, StatedActivations};
 
 use crate::{Error, Result};
 

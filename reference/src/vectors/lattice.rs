@@ -108,6 +108,7 @@ fn linear(probe: &mut Probe) -> Vec<CaseConfig> {
             size_k,
             scale_factor: None,
             schedule: None,
+            quantizer: None,
         })
     };
     // A combination of types that fits no shape need not be multiplied with the other axes.

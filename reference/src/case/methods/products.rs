@@ -122,7 +122,7 @@ impl Fp4MmConfig {
 
 impl Method for Fp4MmConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
-        let schedule = match r.object("schedule", "schedule.")? {
+        let schedule = match r.object("schedule", "schedule.", &["architecture"])? {
             Some(schedule) => Some(schedule.name("architecture", UNITS)?),
             None => None,
         };

@@ -99,7 +99,6 @@ impl ScaledMm {
             dtype: c.dtype,
             input_dtype: Some(E4M3),
             declared: &declared,
-            producer: &case.provenance,
             top_k: None,
         };
         stage.judge().map(Some)

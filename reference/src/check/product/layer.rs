@@ -127,7 +127,6 @@ pub(in crate::check) fn expert_product(
         dtype: c.quant.dtype,
         input_dtype: None,
         declared,
-        producer: &case.provenance,
         top_k: Some(c.top_k),
     };
     stage.judge().map(Some)

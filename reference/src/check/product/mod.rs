@@ -99,7 +99,6 @@ pub(super) fn linear(
         dtype: quant.dtype,
         input_dtype: quant.input_dtype,
         declared,
-        producer: &case.provenance,
         top_k: None,
     };
     stage.judge().map(Some)

@@ -49,8 +49,6 @@ pub(in crate::check) struct Stage<'c> {
     /// Type of 8-bit activations.
     pub(in crate::check) input_dtype: Option<ScalarType>,
     pub(in crate::check) declared: &'c Declared,
-    /// The case's `provenance`: what made the output.
-    pub(in crate::check) producer: &'c str,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
     pub(in crate::check) top_k: Option<usize>,
 }
@@ -190,20 +188,6 @@ impl Stage<'_> {
         report.settle(power, REMEDY);
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, bounded, found, &wrong);
-        if let Some(accepted) = diagnose::accepted(&scene) {
-            let far = report.max_error_over_bound.unwrap_or(f64::INFINITY);
-            report = measure(&accepted.bounded).0;
-            report.diagnosis = Some(accepted.diagnosis);
-            report.note = Some(format!(
-                "{}; accepted, since it is what {} computes: {}; against the right product {} \
-                 elements are wrong, by up to {far:.3} bounds",
-                report.note.unwrap_or_default(),
-                accepted.deviation.producer,
-                accepted.deviation.reason,
-                wrong.len(),
-            ));
-            return Ok(report);
-        }
         let finding = diagnose::explain(&scene);
         report.first_mismatch = Some(self.mismatch(first, bounded, bits));
         report.picture = Some(self.picture(&scene, finding.as_ref().and_then(|f| f.cause.clone())));

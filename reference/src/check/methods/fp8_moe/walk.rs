@@ -115,7 +115,6 @@ impl Walk<'_> {
                 dtype: c.dtype,
                 input_dtype: Some(E4M3),
                 declared: &self.declared,
-                producer: &self.case.provenance,
                 top_k: Some(c.top_k),
             };
             stage.judge()

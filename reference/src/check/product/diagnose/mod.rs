@@ -26,7 +26,6 @@ mod weights;
 
 use crate::check::Diagnosis;
 use crate::check::picture::Cause;
-use crate::gemm::Bounded;
 pub(super) use scene::Scene;
 use scene::Setup;
 
@@ -71,62 +70,6 @@ impl<'s> Suspect<'s> {
                     .all(|s| (self.make)(s.part).is_some_and(|setup| scene.holds(s, &setup, None)))
         })
     }
-}
-
-/// A way in which a producer's own kernels deviate from the right product, known and accepted.
-pub(super) struct Deviation {
-    /// The suspect's id.
-    id: &'static str,
-    /// What a case's `provenance` begins with.
-    pub(super) producer: &'static str,
-    /// What the kernel does, and what is wrong with it.
-    pub(super) reason: &'static str,
-}
-
-/// Every deviation that is accepted. From another producer the same output is a failure.
-const DEVIATIONS: &[Deviation] = &[
-    Deviation {
-        id: order::UPSTREAM_K_SLICE,
-        producer: "vllm 0.21.0",
-        reason: "its kernel gives rows of an act-ordered slice of K the scale of other rows",
-    },
-    Deviation {
-        id: suspects::UPSTREAM_NVFP4_BIAS,
-        producer: "vllm 0.21.0",
-        reason: "its kernel multiplies the bias by NVFP4's global scale",
-    },
-];
-
-/// An output that is right but for a deviation.
-pub(super) struct Accepted {
-    pub(super) deviation: &'static Deviation,
-    pub(super) diagnosis: Diagnosis,
-    /// Every element under the deviation.
-    pub(super) bounded: Vec<Bounded>,
-}
-
-/// The deviation of the case's producer under which every element is in bound.
-pub(super) fn accepted(scene: &Scene<'_>) -> Option<Accepted> {
-    let suspects = order::suspects(scene).into_iter().chain(suspects::suspects(scene));
-    let suspects: Vec<Suspect<'_>> = suspects.collect();
-    DEVIATIONS.iter().filter(|d| scene.stage.producer.starts_with(d.producer)).find_map(|d| {
-        let suspect = suspects.iter().find(|s| s.id == d.id)?;
-        if !suspect.fits(scene, &scene.samples()) {
-            return None;
-        }
-        let mut all = scene.bounded.to_vec();
-        let cols: Vec<usize> = (0..scene.size_n).collect();
-        for (part, p) in scene.stage.parts.iter().enumerate() {
-            let Some(setup) = (suspect.make)(part) else { continue };
-            let bounded = scene.bounds(&setup, &p.rows, &cols, None)?;
-            for (row, bounded) in p.rows.iter().zip(bounded.chunks_exact(scene.size_n)) {
-                all[row * scene.size_n..][..scene.size_n].copy_from_slice(bounded);
-            }
-        }
-        let fits = all.iter().zip(scene.found).all(|(b, &x)| b.ratio(x) <= 1.0);
-        let diagnosis = Finding::new(d.id, suspect.text.clone()).diagnosis;
-        fits.then_some(Accepted { deviation: d, diagnosis, bounded: all })
-    })
 }
 
 /// The first suspect that explains the wrong elements, else where they lie.

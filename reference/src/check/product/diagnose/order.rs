@@ -88,8 +88,9 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     };
     let mut all = vec![Suspect::new(
         UPSTREAM_K_SLICE,
-        "of each second 16 rows in sorted order, row 16 + j was given the group scale of row j + 1, \
-         as vLLM 0.21.0's kernel does with a rank's slice of K",
+        "a fault of vLLM 0.21.0's kernel with a rank's slice of K (gptq_marlin_gemm, is_k_full \
+         false): of each second 16 rows in sorted order, row 16 + j was given the group scale of \
+         row j + 1",
         move |part| {
             let (g_idx, order) = g_idx(part)?;
             let read = |p: usize| if p / 16 % 2 == 1 { p - 15 } else { p };

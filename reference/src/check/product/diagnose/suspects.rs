@@ -121,7 +121,8 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     if biased && stage.extras.router_weights.is_some() {
         all.push(Suspect::new(
             UPSTREAM_NVFP4_BIAS,
-            "the global scale is folded into the router weights and multiplies the bias as well",
+            "a fault of vLLM 0.21.0's kernel (moe_wna16_marlin_gemm): the global scale is folded \
+             into the router weights and multiplies the bias as well",
             move |part| Some(Setup { recipe: Some(fold_global), ..scene.right(part) }),
         ));
     }

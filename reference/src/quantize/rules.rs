@@ -1,0 +1,306 @@
+//! Which known quantizer gave these codes and scales?
+//!
+//! int8 and e4m3 activations with one scale per row follow from x but for a few roundings: frameworks
+//! multiply by a reciprocal where the text divides, and round halves in two ways. Each such rule is
+//! defined bit for bit here. Found activations are explained by one rule for all values, or by none.
+
+use super::absmax;
+use crate::moe::{narrow, widen};
+use crate::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::{Error, Result};
+
+/// How a row x becomes codes q and a scale s. L is 127 (int8) or 448 (e4m3), max the largest
+/// magnitude of the row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ActivationRule {
+    /// s = max · fl(1/L), q = x / s to nearest even: torch on a GPU.
+    Quotient,
+    /// s = max / L, q = x / s to nearest even: vLLM's `dynamic_per_token_scaled_fp8_quant`.
+    QuotientExact,
+    /// s = max · fl(1/L), q = x · fl(1/s) to nearest even.
+    Reciprocal,
+    /// s = max / L, q = x · fl(1/s) to nearest even.
+    ReciprocalExact,
+    /// s = max / L, q = x · fl(L/max) to nearest even: vLLM's `dynamic_scaled_int8_quant`.
+    ProductEven,
+    /// s = max / L, q = x · fl(L/max), halves away from zero: the text of vLLM's
+    /// `per_token_quant_int8`.
+    Product,
+    /// As [`ActivationRule::Product`], with the approximate division of compiled Triton
+    /// (`div.full.f32`, within 2 ulp): one factor for each row.
+    ProductApproximate,
+    /// s = max / L, q = x / s, halves away from zero.
+    QuotientAway,
+    /// s = max / L, q = x · fl(1/s), halves away from zero.
+    ReciprocalAway,
+    /// s = max / L and x / s, both rounded to the type of x; q to nearest even.
+    SixteenBit,
+    /// One stated scale for all rows; q = x / s or x · fl(1/s), saturating, to nearest even. Only
+    /// where a case declares it, since the scale does not follow from x.
+    Static,
+}
+
+impl ActivationRule {
+    /// Names as the config key `quantizer` has them.
+    pub const NAMED: &[(&str, Self)] = &[
+        ("quotient", Self::Quotient),
+        ("quotient_exact", Self::QuotientExact),
+        ("reciprocal", Self::Reciprocal),
+        ("reciprocal_exact", Self::ReciprocalExact),
+        ("product_even", Self::ProductEven),
+        ("product", Self::Product),
+        ("product_approximate", Self::ProductApproximate),
+        ("quotient_away", Self::QuotientAway),
+        ("reciprocal_away", Self::ReciprocalAway),
+        ("sixteen_bit", Self::SixteenBit),
+        ("static", Self::Static),
+    ];
+
+    /// The name of the rule.
+    pub fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, rule)| *rule == self).map_or("", |(name, _)| name)
+    }
+
+    /// Whether halves go away from zero; e4m3 has no such quantizer.
+    fn away(self) -> bool {
+        use ActivationRule as R;
+        matches!(self, R::Product | R::ProductApproximate | R::QuotientAway | R::ReciprocalAway)
+    }
+
+    /// Whether x is multiplied by a quotient that does not pass through the scale.
+    fn is_product(self) -> bool {
+        matches!(self, Self::Product | Self::ProductEven | Self::ProductApproximate)
+    }
+}
+
+/// Activations and what some quantizer made of them.
+#[derive(Debug, Clone, Copy)]
+pub struct StatedActivations<'a> {
+    /// Rows of `cols` values of type `dtype`, widened.
+    pub x: &'a [f32],
+    /// Values of a row.
+    pub cols: usize,
+    /// Type of x.
+    pub dtype: ScalarType,
+    /// [`ScalarType::INT8`] or [`ScalarType::FLOAT8_E4M3FN`].
+    pub ty: ScalarType,
+    /// What every scale is multiplied with after quantizing: `input_global_scale`, or 1.
+    pub factor: f32,
+    /// Bits of one code per value.
+    pub codes: &'a [u8],
+    /// One per row.
+    pub scales: &'a [f32],
+}
+
+/// What one rule makes of the rows, next to what was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RuleFit {
+    /// The rule.
+    pub rule: ActivationRule,
+    /// Bits of the codes that it gives.
+    pub codes: Vec<u8>,
+    /// The scales that it gives.
+    pub scales: Vec<f32>,
+    /// Codes that differ.
+    pub wrong_codes: Vec<usize>,
+    /// Rows whose scale differs.
+    pub wrong_scales: Vec<usize>,
+}
+
+impl RuleFit {
+    /// Whether the rule explains every code and every scale.
+    pub fn is_exact(&self) -> bool {
+        self.wrong_codes.is_empty() && self.wrong_scales.is_empty()
+    }
+
+    fn wrong(&self) -> usize {
+        self.wrong_codes.len() + self.wrong_scales.len()
+    }
+}
+
+/// x · factor or x / divisor, before rounding to a code.
+#[derive(Clone, Copy)]
+enum Scaling {
+    Divide(f32),
+    Multiply(f32),
+    Narrowed(f32),
+}
+
+impl StatedActivations<'_> {
+    fn limit(&self) -> f32 {
+        if self.ty == ScalarType::INT8 { 127.0 } else { 448.0 }
+    }
+
+    fn code(&self, v: f32, by: Scaling, away: bool) -> u8 {
+        let scaled = match by {
+            Scaling::Divide(s) => v / s,
+            Scaling::Multiply(f) => v * f,
+            Scaling::Narrowed(s) => widen(self.dtype, narrow(self.dtype, v / s)),
+        };
+        if self.ty != ScalarType::INT8 {
+            return f32_to_e4m3fn_rne_saturating(scaled);
+        }
+        let rounded = if away { scaled.round() } else { scaled.round_ties_even() };
+        rounded.clamp(-128.0, 127.0) as i8 as u8
+    }
+
+    /// Whether two codes are the same number: e4m3 has two zeros.
+    fn same(&self, a: u8, b: u8) -> bool {
+        a == b || (self.ty != ScalarType::INT8 && (a | b) & 0x7f == 0)
+    }
+
+    fn row<'s, T>(&self, all: &'s [T], row: usize) -> &'s [T] {
+        &all[row * self.cols..][..self.cols]
+    }
+
+    fn codes_of(&self, row: usize, by: Scaling, away: bool) -> Vec<u8> {
+        self.row(self.x, row).iter().map(|&v| self.code(v, by, away)).collect()
+    }
+
+    fn wrong_in(&self, row: usize, codes: &[u8]) -> usize {
+        let found = self.row(self.codes, row).iter();
+        found.zip(codes).filter(|(a, b)| !self.same(**a, **b)).count()
+    }
+
+    /// The candidate with the fewest wrong codes in `row`.
+    fn nearest(&self, row: usize, ways: &[Scaling], away: bool) -> Vec<u8> {
+        let all = ways.iter().map(|&by| self.codes_of(row, by, away));
+        all.min_by_key(|codes| self.wrong_in(row, codes)).unwrap_or_default()
+    }
+
+    /// Codes and scale of one row.
+    fn made(&self, rule: ActivationRule, row: usize) -> (Vec<u8>, f32) {
+        let (x, found) = (self.row(self.x, row), self.scales[row]);
+        if !x.iter().all(|v| v.is_finite()) {
+            // Its products are NaN whatever the codes are.
+            let scale = if found.is_finite() { f32::NAN } else { found };
+            return (self.row(self.codes, row).to_vec(), scale);
+        }
+        let (limit, max) = (self.limit(), absmax(x));
+        let int8 = self.ty == ScalarType::INT8;
+        // Upstream's floors: of int8 on the maximum, of e4m3 on the scale.
+        let max = if int8 { max.max(1e-10) } else { max };
+        let scale = match rule {
+            ActivationRule::Quotient | ActivationRule::Reciprocal => max * (1.0 / limit),
+            ActivationRule::SixteenBit => widen(self.dtype, narrow(self.dtype, max / limit)),
+            _ => max / limit,
+        };
+        let floor = 1.0 / (448.0 * 512.0);
+        let floored = !int8 && scale < floor;
+        let scale = if floored { floor } else { scale };
+        let scaling = match rule {
+            rule if rule.is_product() && !floored => Scaling::Multiply(limit / max),
+            ActivationRule::Reciprocal | ActivationRule::ReciprocalExact => {
+                Scaling::Multiply(1.0 / scale)
+            }
+            ActivationRule::SixteenBit if scale > 0.0 => Scaling::Narrowed(scale),
+            _ => Scaling::Divide(if scale > 0.0 { scale } else { 1.0 }),
+        };
+        let mut given = scale * self.factor;
+        // A row of zeros has the products of zeros under any scale; these are in use.
+        if x.iter().all(|&v| v == 0.0) && (found == 0.0 || found == self.factor) {
+            given = found;
+        }
+        if rule != ActivationRule::ProductApproximate {
+            return (self.codes_of(row, scaling, rule.away()), given);
+        }
+        let around = |v: f32| [0, 1, -1, 2, -2].map(|step| step_by(v, step));
+        let scales = around(scale).map(|s| s * self.factor);
+        let given = scales.into_iter().find(|&s| s == found).unwrap_or(given);
+        let ways = around(limit / max).map(Scaling::Multiply);
+        (self.nearest(row, &ways, true), given)
+    }
+
+    /// What the stated scale gives, which all rows share.
+    fn made_static(&self) -> Vec<(Vec<u8>, f32)> {
+        let stated = self.scales[0];
+        let before = [0, 1, -1].map(|step| step_by(stated / self.factor, step));
+        let usable = |s: &f32| *s * self.factor == stated && s.is_finite() && *s > 0.0;
+        let ways: Vec<Scaling> = before
+            .into_iter()
+            .filter(usable)
+            .flat_map(|s| [Scaling::Divide(s), Scaling::Multiply(1.0 / s)])
+            .collect();
+        let rows = || 0..self.scales.len();
+        let whole = |by: Scaling| rows().map(|r| self.codes_of(r, by, false)).collect::<Vec<_>>();
+        let wrong = |codes: &Vec<Vec<u8>>| -> usize {
+            codes.iter().enumerate().map(|(row, codes)| self.wrong_in(row, codes)).sum()
+        };
+        match ways.into_iter().map(whole).min_by_key(wrong) {
+            Some(codes) => codes.into_iter().map(|codes| (codes, stated)).collect(),
+            None => rows().map(|row| self.made(ActivationRule::Quotient, row)).collect(),
+        }
+    }
+
+    fn fit(&self, rule: ActivationRule) -> RuleFit {
+        let rows: Vec<(Vec<u8>, f32)> = match rule {
+            ActivationRule::Static => self.made_static(),
+            rule => (0..self.scales.len()).map(|row| self.made(rule, row)).collect(),
+        };
+        let scales: Vec<f32> = rows.iter().map(|(_, scale)| *scale).collect();
+        let codes: Vec<u8> = rows.into_iter().flat_map(|(codes, _)| codes).collect();
+        let both_nan = |a: f32, b: f32| a.is_nan() && b.is_nan();
+        let equal = |i: &usize| {
+            let (made, found) = (scales[*i], self.scales[*i]);
+            made == found || both_nan(made, found)
+        };
+        RuleFit {
+            rule,
+            wrong_codes: (0..codes.len())
+                .filter(|&i| !self.same(codes[i], self.codes[i]))
+                .collect(),
+            wrong_scales: (0..scales.len()).filter(|i| !equal(i)).collect(),
+            codes,
+            scales,
+        }
+    }
+
+    /// The first known rule that explains every code and scale, else the one that leaves the fewest
+    /// unexplained; with `declared`, that rule alone.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where codes and scales are not those of rows of `cols` values;
+    /// [`Error::Unsupported`] for another type of codes.
+    pub fn explain(&self, declared: Option<ActivationRule>) -> Result<RuleFit> {
+        if ![ScalarType::INT8, ScalarType::FLOAT8_E4M3FN].contains(&self.ty) {
+            return Err(Error::unsupported(self.ty, "int8 or float8_e4m3fn activations"));
+        }
+        let rows = self.scales.len();
+        let whole = rows.checked_mul(self.cols);
+        if rows == 0 || whole != Some(self.x.len()) || whole != Some(self.codes.len()) {
+            let expected = format!("{} values in rows of {}", self.x.len(), self.cols);
+            let found = [self.codes.len(), rows];
+            return Err(Error::shape("quantized activations", &found, expected));
+        }
+        let int8 = self.ty == ScalarType::INT8;
+        let first = match (declared, int8) {
+            (Some(rule), _) => return Ok(self.fit(rule)),
+            (None, true) => ActivationRule::Quotient,
+            (None, false) => ActivationRule::QuotientExact,
+        };
+        let mut best = self.fit(first);
+        for &(_, rule) in ActivationRule::NAMED {
+            if best.is_exact() {
+                break;
+            }
+            if rule == first || rule == ActivationRule::Static || (rule.away() && !int8) {
+                continue;
+            }
+            let fit = self.fit(rule);
+            if fit.wrong() < best.wrong() {
+                best = fit;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The number of a code.
+    pub fn value(&self, code: u8) -> f32 {
+        if self.ty == ScalarType::INT8 { f32::from(code as i8) } else { e4m3fn_to_f32(code) }
+    }
+}
+
+/// The f32 so many steps up from the positive `v`.
+fn step_by(v: f32, steps: i32) -> f32 {
+    f32::from_bits(v.to_bits().saturating_add_signed(steps))
+}
