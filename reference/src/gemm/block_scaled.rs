@@ -133,6 +133,7 @@ impl<'p> Nvfp4Product<'p> {
             steps: steps.into(),
             any_order: false,
             dtype,
+            operands: dtype,
         };
         Ok(Self {
             rows,

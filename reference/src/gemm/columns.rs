@@ -91,6 +91,11 @@ impl<'w> WeightColumns<'w> {
         self
     }
 
+    /// The group of each row of the product.
+    pub(super) fn groups(&self) -> &[u32] {
+        &self.groups
+    }
+
     /// The same columns with another group for each row of the product, below the number of scale
     /// rows: how a wrong kernel would read them.
     ///

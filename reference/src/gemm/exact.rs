@@ -52,6 +52,10 @@ pub struct Element<'e> {
     pub row: Range,
     /// Range of the column's weights.
     pub column: Range,
+    /// The row's activations, and the column's weights as one of a tile's.
+    values: &'e [f64],
+    tile: &'e [[f64; TILE]],
+    lane: usize,
 }
 
 impl Element<'_> {
@@ -64,6 +68,11 @@ impl Element<'_> {
         sum.add(self.pair[0]);
         sum.add(self.pair[1]);
         sum
+    }
+
+    /// The factors of each product: activation and weight, k ascending.
+    pub fn products(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.values.iter().zip(self.tile).map(|(&a, w)| (a, w[self.lane]))
     }
 
     /// The sum as f64, to within a unit in the last place.
@@ -260,6 +269,9 @@ impl<'r> Worker<'r> {
                     signs: signs.get(m).map_or([0; 2], |s| s.products(&self.signs[j])),
                     row,
                     column,
+                    values: rows.row(m),
+                    tile: &self.tile,
+                    lane: j,
                 }));
             }
         }

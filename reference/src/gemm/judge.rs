@@ -1,7 +1,10 @@
 //! A kernel's outputs against the exact product and the bound of its class.
 
 use super::bound::{Class, Inputs};
-use super::columns::Columns;
+use super::centre::{Centre, Raw};
+use super::columns::{Columns, Rule, WeightColumns};
+use super::Wide;
+use super::chain::Chain;
 use super::exact::{Element, product};
 use super::recipe::{Extras, Recipe};
 use super::rows::Rows;
@@ -16,12 +19,15 @@ pub struct Bounded {
     pub exact: f64,
     /// Bits of the exact result rounded once to the output's type.
     pub rounded: u32,
+    /// What errors are measured from: the exact result; of a class that fixes the order of k, the
+    /// result of that order, which truncation may take far from the exact one.
+    pub centre: f64,
     /// Least result of a kernel of the class, a number of the output's type.
     pub lo: f64,
     /// Greatest result of a kernel of the class.
     pub hi: f64,
-    /// How far below the exact result a kernel of the class may be: by its sum's error and the
-    /// roundings up to the last, and half a unit in the last place for that.
+    /// How far below the centre a kernel of the class may be: by its sum's error and the roundings
+    /// up to the last, and half a unit in the last place for that.
     pub below: f64,
     /// How far above.
     pub above: f64,
@@ -30,7 +36,7 @@ pub struct Bounded {
 impl Bounded {
     /// A result that is zero in every kernel.
     pub const ZERO: Self =
-        Self { exact: 0.0, rounded: 0, lo: 0.0, hi: 0.0, below: 0.0, above: 0.0 };
+        Self { exact: 0.0, rounded: 0, centre: 0.0, lo: 0.0, hi: 0.0, below: 0.0, above: 0.0 };
 
     /// The error of `found` over its bound: above 1 exactly where no kernel of the class computes
     /// `found`. NaN in the place of a number is infinitely far, but where partial sums may overflow
@@ -39,16 +45,16 @@ impl Bounded {
         if self.exact.is_nan() {
             return if found.is_nan() { 0.0 } else { f64::INFINITY };
         }
-        if found == self.exact || self.is_unbounded() {
+        if found == self.centre || self.is_unbounded() {
             return 0.0;
         }
         if found.is_nan() {
             return f64::INFINITY;
         }
-        let (error, bound) = if found >= self.exact {
-            (found - self.exact, self.above)
+        let (error, bound) = if found >= self.centre {
+            (found - self.centre, self.above)
         } else {
-            (self.exact - found, self.below)
+            (self.centre - found, self.below)
         };
         let ratio = error / bound;
         if (self.lo..=self.hi).contains(&found) {
@@ -96,7 +102,18 @@ impl Judge<'_> {
     /// When parts do not fit each other.
     pub fn bounds(&self, rows: &Rows, radius: Option<&Rows>) -> Result<Vec<Bounded>> {
         let columns = self.recipe.columns(self.weight, self.order)?;
-        self.bounds_of(&columns, &|n| n, rows, radius)
+        if !self.group_scales() {
+            return self.bounds_of(&columns, &|n| n, rows, radius);
+        }
+        let codes = WeightColumns::new(self.weight, Rule::Unscaled, self.order)?;
+        let scale = |group: u32, n: usize| self.weight.scales.value(group as usize, n);
+        let raw = Raw { columns: &codes, power: 0, groups: Some((codes.groups(), &scale)) };
+        self.bounds_with(&columns, Some(raw), &|n| n, rows, radius)
+    }
+
+    /// Whether the unit sums codes, and the scale of each group multiplies its sum.
+    fn group_scales(&self) -> bool {
+        self.recipe.rule == Rule::Exact && self.recipe.operands.size_bits() == 8
     }
 
     /// As [`Self::bounds`], of other `columns`; `at` says which column's scale and bias belong to
@@ -107,6 +124,20 @@ impl Judge<'_> {
     pub fn bounds_of(
         &self,
         columns: &dyn Columns,
+        at: &(dyn Fn(usize) -> usize + Sync),
+        rows: &Rows,
+        radius: Option<&Rows>,
+    ) -> Result<Vec<Bounded>> {
+        let power = self.recipe.power;
+        let raw = (!self.group_scales()).then_some(Raw { columns, power, groups: None });
+        self.bounds_with(columns, raw, at, rows, radius)
+    }
+
+    /// As [`Self::bounds_of`]; `raw` is what the unit sees, where it is known.
+    fn bounds_with(
+        &self,
+        columns: &dyn Columns,
+        raw: Option<Raw<'_>>,
         at: &(dyn Fn(usize) -> usize + Sync),
         rows: &Rows,
         radius: Option<&Rows>,
@@ -124,18 +155,28 @@ impl Judge<'_> {
         let mut stripes = Vec::new();
         let mut request = self.class.request(&mut stripes);
         request.radius = radius;
+        let (operands, group_scales) = (self.recipe.operands, self.group_scales());
         let inputs = Inputs {
-            activations: self.recipe.dtype,
-            weights: self.recipe.dtype,
+            activations: operands,
+            weights: if group_scales { self.weight.ty } else { operands },
             output: self.recipe.dtype,
+            group_scales,
         };
-        let size_k = columns.size_k();
-        product(rows, columns, request, |element| self.element(element, at, size_k, inputs))
+        let centres = match raw {
+            Some(raw) if radius.is_none() => raw.centres(self.class, rows)?,
+            _ => None,
+        };
+        let (size_k, size_n) = (columns.size_k(), columns.size_n());
+        product(rows, columns, request, |element| {
+            let centre = centres.as_ref().map(|all| all[element.m * size_n + element.n]);
+            self.element(element, centre, at, size_k, inputs)
+        })
     }
 
     fn element(
         &self,
         element: &Element<'_>,
+        centre: Option<Centre>,
         at: &dyn Fn(usize) -> usize,
         size_k: usize,
         inputs: Inputs,
@@ -144,6 +185,9 @@ impl Judge<'_> {
         let exact = chain.exact(&element.sum());
         let rounded = exact.round(inputs.output);
         let sum = element.value();
+        if let Some(centre) = centre.filter(Centre::is_finite) {
+            return centred(&exact, &chain, centre, inputs.output);
+        }
         let [lower, upper] = self.class.bound(element, size_k, inputs);
         // An f32 in the interval stays in it when the ends are rounded: rounding is monotone.
         let narrow = |x: f64| f64::from(f64_to_f32_rne(x));
@@ -155,17 +199,34 @@ impl Judge<'_> {
         let meets = value.is_infinite() && numbers >= f64::from(f32::MAX);
         if exact.is_finite() && lower.is_infinite() || meets {
             let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
-            return Bounded { exact: value, rounded, lo, hi, below: hi, above: hi };
+            return Bounded { exact: value, rounded, centre: value, lo, hi, below: hi, above: hi };
         }
         let half = |x: f64| unit(inputs.output, x) / 2.0;
         Bounded {
             exact: value,
             rounded,
+            centre: value,
             lo: ends.lo,
             hi: ends.hi,
             below: (value - ends.before.0).max(0.0) + half(ends.before.0),
             above: (ends.before.1 - value).max(0.0) + half(ends.before.1),
         }
+    }
+}
+
+/// The interval of what follows from a sum whose order is known.
+fn centred(exact: &Wide, chain: &Chain, sum: Centre, ty: ScalarType) -> Bounded {
+    let ends = chain.interval(sum.lo(), sum.hi());
+    let half = |x: f64| unit(ty, x) / 2.0;
+    let centre = f64::midpoint(ends.before.0, ends.before.1);
+    Bounded {
+        exact: exact.to_f64(),
+        rounded: exact.round(ty),
+        centre,
+        lo: ends.lo,
+        hi: ends.hi,
+        below: centre - ends.before.0 + half(ends.before.0),
+        above: ends.before.1 - centre + half(ends.before.1),
     }
 }
 

@@ -8,6 +8,7 @@
 
 pub mod block_scaled;
 pub mod bound;
+mod centre;
 pub mod chain;
 pub mod columns;
 pub mod exact;

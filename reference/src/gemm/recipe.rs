@@ -69,6 +69,9 @@ pub struct Recipe {
     pub any_order: bool,
     /// Type of activations and output.
     pub dtype: ScalarType,
+    /// Type of both factors as the unit reads them: `dtype`, or that of 8-bit activations. Integers
+    /// count as e4m3, since no bound of theirs depends on it.
+    pub operands: ScalarType,
 }
 
 /// What the case gives beside the matrices.
@@ -97,7 +100,7 @@ impl Recipe {
                 "float16 or bfloat16",
             ));
         }
-        Ok(match convention {
+        let recipe = match convention {
             Convention::Marlin => Self::marlin(weight, dtype, extras),
             Convention::Stepwise => Self::canonical(weight, dtype, extras)?.rounding_each(),
             Convention::Canonical => Self::canonical(weight, dtype, extras)?,
@@ -113,7 +116,10 @@ impl Recipe {
                 return Err(Error::unsupported(what, "it has one scale for each column"));
             }
             Convention::ScaledMm => Self::scaled_mm(dtype),
-        })
+        };
+        let eight_bits = extras.activation_scales.is_some() || convention == Convention::ScaledMm;
+        let operands = if eight_bits { ScalarType::FLOAT8_E4M3FN } else { dtype };
+        Ok(Self { operands, ..recipe })
     }
 
     /// The same with the sum rounded before bias and router weight, and both in the output's type.
@@ -137,7 +143,8 @@ impl Recipe {
             step(StepOp::RouterWeight, f32),
             step(StepOp::Round, dtype),
         ];
-        Self { rule: Rule::Unscaled, power: 0, moves_bits: false, steps, any_order: true, dtype }
+        let (rule, operands) = (Rule::Unscaled, ScalarType::FLOAT8_E4M3FN);
+        Self { rule, power: 0, moves_bits: false, steps, any_order: true, dtype, operands }
     }
 
     /// Upstream's kernel (vLLM 0.21.0 `marlin_gemm`, `moe_wna16_marlin_gemm`).
@@ -208,7 +215,8 @@ impl Recipe {
         } else if router {
             step(StepOp::RouterWeight, dtype);
         }
-        Self { rule, power, moves_bits: true, steps, any_order: false, dtype }
+        let operands = dtype;
+        Self { rule, power, moves_bits: true, steps, any_order: false, dtype, operands }
     }
 
     /// What the canonical schedule computes. Of 8-bit activations, int8 and FP8 differ in the unit,
@@ -233,7 +241,8 @@ impl Recipe {
         };
         let steps = schedule.steps().copied().collect();
         let power = schedule.weights.exponent;
-        Self { rule, power, moves_bits: false, steps, any_order: false, dtype }
+        let operands = schedule.unit.a;
+        Self { rule, power, moves_bits: false, steps, any_order: false, dtype, operands }
     }
 
     /// The columns of `weight` under this recipe, with rows in the order `order`, or as stored.

@@ -1,0 +1,1 @@
+//! What a verdict on an e4m3 product excludes.
