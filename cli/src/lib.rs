@@ -3,6 +3,7 @@
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
+pub mod args;
 pub mod bench;
 pub mod check;
 pub mod convert;

@@ -132,7 +132,7 @@ fn backtracking_is_bounded() {
     let pattern = PyPattern::new("-:slow", r"(?=a)(?:(?=a)a+)+(?=b)b").unwrap();
     let name = "a".repeat(60);
     match pattern.matches_start(&name) {
-        Err(ConfigError::PatternTooCostly { rule, module }) => {
+        Err(ConfigError::PatternTooCostly { rule, module, .. }) => {
             assert_eq!(rule, "-:slow");
             assert_eq!(module, name);
         }
