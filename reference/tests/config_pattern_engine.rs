@@ -109,7 +109,7 @@ fn many_slow_rules_are_refused_together() {
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 
     // A character class keeps the required text out of the way.
-    let config = gptq((0..16_384).map(|i| format!("(?=a*b)[z]{i}"))).unwrap();
+    let config = gptq((0..16_384).map(|i| format!("(?=a*b)[z](?:{i})?"))).unwrap();
     match config.scheme_for(&name) {
         Err(ConfigError::PatternBudget { rule, what: "matching steps", .. }) => {
             assert!(rule.starts_with("(?=a*b)[z]"), "{rule}");
@@ -133,15 +133,16 @@ fn questions_do_not_use_up_a_config() {
 #[test]
 fn one_rule_has_a_limit_of_its_own() {
     // Backreferences need every way to be tried.
-    let pattern = PyPattern::new("+:back", r"(a*)(a*)(a*)(a*)\1\2\3\4b").unwrap();
+    let pattern = PyPattern::new("+:back", r"(a*)(a*)(a*)(a*)\1\2\3\4[b]").unwrap();
     match pattern.matches_start(&"a".repeat(200)) {
-        Err(ConfigError::PatternTooCostly { rule, limit, .. }) => {
-            assert_eq!((rule.as_str(), limit), ("+:back", MAX_STEPS));
+        Err(error @ ConfigError::PatternTooCostly { .. }) => {
+            let message = error.to_string();
+            assert!(message.contains("+:back") && message.contains(&MAX_STEPS.to_string()));
         }
         other => panic!("{other:?}"),
     }
     // Without them nested repetitions take steps in proportion to the name.
-    let nested = PyPattern::new("nested", "(?:(?:a*)*|(?:a|a)+)*b").unwrap();
+    let nested = PyPattern::new("nested", "(?:(?:a*)*|(?:a|a)+)*[b]").unwrap();
     assert!(!nested.matches_start(&"a".repeat(5_000)).unwrap());
     for hostile in ["(){1000000000}a", "(?:a{0,4000000000})", "(?:(?:a{999}){999}){999}"] {
         match PyPattern::new(hostile, hostile) {

@@ -1,5 +1,7 @@
 //! What can be wrong with a quantization config, one variant per failure.
 
+use super::pattern::MAX_STEPS;
+
 /// A malformed or refused configuration.
 ///
 /// Keys are paths inside the config: `config_groups.group_0.weights.num_bits`.
@@ -70,14 +72,12 @@ pub enum ConfigError {
         reason: String,
     },
     /// Matching a rule against one name takes more steps than are allowed.
-    #[error("rule `{rule}` needs more than {limit} steps to match `{module}`")]
+    #[error("rule `{rule}` needs more than {MAX_STEPS} steps to match `{module}`")]
     PatternTooCostly {
         /// The rule as written in the config.
         rule: String,
         /// Module name it was matched against.
         module: String,
-        /// Most steps for one rule and name.
-        limit: u64,
     },
     /// The rules of a config cost more together than is allowed.
     #[error("at rule `{rule}` the rules need more than {limit} {what} together")]

@@ -70,7 +70,6 @@ impl PyPattern {
         found.map_err(|_| ConfigError::PatternTooCostly {
             rule: shown(&self.rule),
             module: shown(name),
-            limit: MAX_STEPS,
         })
     }
 
