@@ -8,6 +8,7 @@ pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
+pub mod fuzz;
 pub mod inspect;
 pub mod map;
 pub mod model;

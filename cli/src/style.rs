@@ -145,7 +145,11 @@ mod tests {
         let text = format!("{value}\n");
         let safe = escaped(&text);
         assert!(!safe.trim_end().contains(is_harmful), "{safe}");
-        assert!(safe.contains("\\u009b2J\\u202e") && safe.contains("\\udb40\\udc41") && safe.contains("é😀"));
+        assert!(
+            safe.contains("\\u009b2J\\u202e")
+                && safe.contains("\\udb40\\udc41")
+                && safe.contains("é😀")
+        );
         assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).unwrap(), value);
         assert!(matches!(escaped("plain \u{1b}[1mtext\u{1b}[0m\n"), Cow::Borrowed(_)));
     }

@@ -107,7 +107,7 @@ fn clean(text: &str) {
 fn nothing_from_a_file_reaches_the_terminal_raw() {
     let temp = folder();
     // A model whose modules have such names, and a config with such values.
-    let model = copied("ct-pack-moe", temp.path());
+    let model = copied("ct-int-w4a8-moe", temp.path());
     let shard = model.join("model.safetensors");
     let bytes = fs::read(&shard).unwrap();
     let (header, data) = read(&bytes);

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
 /// Bytes that a list's element takes, its list half empty.
@@ -132,7 +132,7 @@ impl<'de> Visitor<'de> for BoundedValue<'_> {
         let mut map = Map::new();
         while let Some(key) = access.next_key::<String>()? {
             let object = if map.is_empty() { OBJECT } else { 0 };
-            self.0.take(object + ENTRY + key.len()).map_err(A::Error::custom)?;
+            self.0.take::<A::Error>(object + ENTRY + key.len())?;
             let value = access.next_value_seed(self)?;
             map.insert(key, value);
         }

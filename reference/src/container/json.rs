@@ -180,7 +180,12 @@ impl<'de> Visitor<'de> for EntrySeed<'_> {
                     dtype.replace(parsed).is_some()
                 }
                 "shape" => {
-                    let seed = IntegersSeed { found, tensor: name, key: "shape", at_most: (MAX_RANK, "at most 64 dimensions") };
+                    let seed = IntegersSeed {
+                        found,
+                        tensor: name,
+                        key: "shape",
+                        at_most: (MAX_RANK, "at most 64 dimensions"),
+                    };
                     let dims = map.next_value_seed(seed).map_err(|e| bad(e, "shape"))?;
                     shape.replace(dims).is_some()
                 }

@@ -11,9 +11,9 @@ use super::stack::StackInfo;
 use super::{Format, Settings, StackPlan};
 use crate::convert::load;
 use crate::convert::parallel::Ranks;
-use crate::model::{Model, ModelError};
 use crate::model::bind::Part;
 use crate::model::layers::{Role, Stack};
+use crate::model::{Model, ModelError};
 
 /// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of
 /// each expert's matrix in the kernel.
@@ -91,7 +91,9 @@ pub(super) fn notes(
                 let scales = scale.map_or(Ok(Vec::new()), |s| load::floats(&s));
                 let scales = scales.map_err(bad)?;
                 if let Some(bad) = scales.iter().find(|s| !s.is_finite() || **s <= 0.0) {
-                    let reason = format!("scale of w1 or w3: found {bad}, expected a positive finite number");
+                    let reason = format!(
+                        "scale of w1 or w3: found {bad}, expected a positive finite number"
+                    );
                     return Err(ModelError::module(&plan.module, reason));
                 }
                 changed += usize::from(scales.windows(2).any(|w| w[0] != w[1]));
