@@ -262,6 +262,7 @@ fn packed_corpus() {
             ("map_short", |e| is_shape(e, "expert_map")),
             ("map_negative", |e| is_value(e, "expert_map")),
             ("activation", |e| is_value(e, "activation")),
+            ("no_bytes", |e| is_value(e, "hidden_size")),
             ("doubled", |e| is_size(e, "intermediate_size")),
         ],
     );

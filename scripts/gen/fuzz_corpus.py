@@ -321,6 +321,10 @@ def packed() -> dict[str, bytes]:
         "hostile_map_short": experts({**spread, "expert_map": [0, 1, 2]}),
         "hostile_map_negative": experts({**spread, "expert_map": [-2, 0, 1, 2]}),
         "hostile_activation": experts({**moe, "activation": "tanh"}),
+        "hostile_no_bytes": tensors(
+            [("m.w13_packed", "U8", [0, (1 << 28) * 8 * (18 * 8 + 64)], b""),
+             ("m.w2_packed", "U8", [0, 4 * ((1 << 23) * 8 * 18 + 64)], b"")],
+            {key + "m": json.dumps({**moe, "hidden_size": 1 << 28, "expert_map": [-1] * 3})}),
         "hostile_doubled": experts({**moe, "intermediate_size": (1 << 63)}),
     }
 

@@ -32,6 +32,10 @@ pub const VERSION: u32 = 1;
 /// Most experts of a layer; real ones have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
 
+/// Largest H and I of experts; real ones are below 65,536. A rank without experts has no bytes that
+/// would bound them.
+const MAX_SIZE: usize = 1 << 20;
+
 /// Longest description, in bytes: room for an expert map of [`MAX_EXPERTS`].
 const MAX_DESCRIPTION: usize = 1 << 20;
 
@@ -335,6 +339,8 @@ impl MoeDescription {
         };
         described(module, found.w13_layout())?;
         described(module, found.w2_layout())?;
+        count(module, "hidden_size", found.hidden_size, MAX_SIZE)?;
+        count(module, "intermediate_size", found.intermediate_size, MAX_SIZE)?;
         found.check_map(module)?;
         Ok(found)
     }
