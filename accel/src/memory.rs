@@ -1,5 +1,6 @@
 //! A device's memory.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DeviceRepr, ValidAsZeroBits};
@@ -89,8 +90,9 @@ impl Device {
     /// The same elements in other memory of this device.
     ///
     /// # Errors
-    /// As [`Device::upload`].
+    /// [`AccelError::Argument`] for a buffer of another device; else as [`Device::upload`].
     pub fn copy<T: Element>(&self, buffer: &Buffer<T>) -> Result<Buffer<T>, AccelError> {
+        owned("copy", buffer, buffer.is_on(self), self)?;
         let slice =
             self.stream().clone_dtod(buffer.slice()).map_err(failed("cuMemcpyDtoDAsync"))?;
         Ok(Buffer { slice, len: buffer.len })
@@ -99,13 +101,34 @@ impl Device {
     /// Copies a buffer to the host, after everything launched so far.
     ///
     /// # Errors
-    /// [`AccelError::Driver`], also for a launch before that failed on the device.
+    /// [`AccelError::Argument`] for a buffer of another device; [`AccelError::Driver`], also for a
+    /// launch before that failed on the device.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>, AccelError> {
+        owned("download", buffer, buffer.is_on(self), self)?;
         let copied = self.stream().clone_dtoh(buffer.slice());
         let mut host = copied.map_err(failed("cuMemcpyDtoHAsync"))?;
         host.truncate(buffer.len);
         Ok(host)
     }
+}
+
+/// Fails unless the buffer is `ours`: the copy would run on this device's stream, which does not wait
+/// for what another device's stream writes to the buffer.
+fn owned(
+    operation: &'static str,
+    buffer: &dyn Debug,
+    ours: bool,
+    device: &dyn Debug,
+) -> Result<(), AccelError> {
+    if ours {
+        return Ok(());
+    }
+    Err(AccelError::Argument {
+        operation,
+        what: "buffer",
+        found: format!("{buffer:?}, memory of another device"),
+        expected: format!("memory of {device:?}"),
+    })
 }
 
 /// A table's elements, little-endian, one after the other: as the device takes scales of any width.
@@ -122,5 +145,22 @@ pub(crate) fn halves(table: &Table) -> &[u16] {
     match table.data() {
         TableData::B16(data) => data,
         TableData::B8(_) | TableData::B32(_) => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_another_device_is_refused_by_name() {
+        assert_eq!(owned("copy", &"Buffer<u8>[4] on device 0", true, &"Device 0"), Ok(()));
+        let error = owned("download", &"Buffer<u8>[4] on device 1", false, &"Device 0");
+        let error = error.unwrap_err();
+        assert!(matches!(error, AccelError::Argument { operation: "download", .. }), "{error:?}");
+        let message = error.to_string();
+        for part in ["`download`: buffer", "device 1", "another device", "Device 0"] {
+            assert!(message.contains(part), "{message}");
+        }
     }
 }

@@ -34,3 +34,20 @@ fn an_ordinal_beyond_the_devices_is_refused() {
     let error = Device::open_ordinal(4096).unwrap_err();
     assert!(matches!(error, AccelError::Ordinal { ordinal: 4096, count: 1.. }), "{error:?}");
 }
+
+/// Two devices on one GPU have streams of their own: neither waits for the other's work.
+#[test]
+fn buffers_of_another_device_are_refused() {
+    let Some(device) = common::device_or_skip("buffers_of_another_device_are_refused") else {
+        return;
+    };
+    let other = Device::open().unwrap();
+    let buffer = other.upload(&[1u32, 2, 3]).unwrap();
+    let refused = |error: AccelError, name: &str| match error {
+        AccelError::Argument { operation, what: "buffer", .. } => assert_eq!(operation, name),
+        error => panic!("{error:?}"),
+    };
+    refused(device.download(&buffer).unwrap_err(), "download");
+    refused(device.copy(&buffer).unwrap_err(), "copy");
+    assert_eq!(other.download(&other.copy(&buffer).unwrap()).unwrap(), [1, 2, 3]);
+}

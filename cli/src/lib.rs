@@ -3,10 +3,12 @@
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
+pub mod args;
 pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
+pub mod fuzz;
 pub mod inspect;
 pub mod map;
 pub mod model;

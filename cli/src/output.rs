@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use crate::style::escaped;
+
 /// A file that could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: cannot be written: {source}", path.display())]
@@ -40,13 +42,14 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// Writes to standard output. A reader that has left (`| head`) is no error.
+/// Writes to standard output, harmful characters of files escaped ([`escaped`]). A reader that has
+/// left (`| head`) is no error.
 ///
 /// # Errors
 /// What else the system says (a full disk).
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(escaped(text).as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => done,
     }

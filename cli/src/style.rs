@@ -75,18 +75,55 @@ impl Paint {
     }
 }
 
-/// `text` with control characters (escape sequences, line ends) and marks that turn the reading
-/// direction written out.
+/// Whether a character acts on a terminal or hides text: control characters (C1 too), marks that
+/// turn the reading direction, separators of lines, characters without width, tags.
+pub fn is_harmful(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{34f}'
+                | '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+/// `text` with harmful characters ([`is_harmful`]) written out.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let harmful = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    if !text.contains(harmful) {
+    if !text.contains(is_harmful) {
         return Cow::Borrowed(text);
     }
-    let escape = |c: char| if harmful(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    let escape =
+        |c: char| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() };
     Cow::Owned(text.chars().map(escape).collect())
+}
+
+/// Finished output, JSON or text, with harmful characters as JSON's `\uXXXX`; line ends, tabs and
+/// this program's own colours stay. In JSON they can only be part of a string, which keeps its
+/// value.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    let escape = |c: char| is_harmful(c) && !matches!(c, '\n' | '\t' | '\u{1b}');
+    if !text.contains(escape) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 32);
+    for c in text.chars() {
+        match escape(c) {
+            true => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
 }
 
 #[cfg(test)]
@@ -98,6 +135,23 @@ mod tests {
         assert_eq!(printable("out.y"), "out.y");
         assert_eq!(printable("a\u{1b}[2J\nb"), "a\\u{1b}[2J\\u{a}b");
         assert_eq!(printable("\u{202e}x"), "\\u{202e}x");
+    }
+
+    #[test]
+    fn escaped_json_keeps_its_value() {
+        let hidden = "\u{9b}2J\u{202e}\u{2066}\u{2028}\u{200b}\u{feff}\u{e0041}\u{7f}\u{85}é😀";
+        assert_eq!(hidden.chars().filter(|&c| is_harmful(c)).count(), 9);
+        let value = serde_json::json!({ hidden: [hidden, "a\nb\u{1b}[31m"] });
+        let text = format!("{value}\n");
+        let safe = escaped(&text);
+        assert!(!safe.trim_end().contains(is_harmful), "{safe}");
+        assert!(
+            safe.contains("\\u009b2J\\u202e")
+                && safe.contains("\\udb40\\udc41")
+                && safe.contains("é😀")
+        );
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&safe).unwrap(), value);
+        assert!(matches!(escaped("plain \u{1b}[1mtext\u{1b}[0m\n"), Cow::Borrowed(_)));
     }
 
     #[test]

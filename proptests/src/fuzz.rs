@@ -1,14 +1,19 @@
 //! Entry points for fuzzers: whatever the bytes, no panic, and what was accepted is consistent.
 //! `fuzz/` calls them under libFuzzer; the stable tests replay a corpus and its mutations.
 
+pub mod mutate;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use marlinspike::Result;
-use marlinspike::case::Case;
+use marlinspike::case::{ActivationRounding, Case};
 use marlinspike::check::check_case;
 use marlinspike::config::{ConfigError, QuantConfig};
 use marlinspike::container::{Container, ContainerError, IndexError, ShardIndex};
+use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
+use marlinspike::w4a8::stored::{self, Description};
+use marlinspike::w4a8::{self, Linear, LinearWorkspace, Values};
 
 /// The safetensors door. A container that is accepted has its tensors inside the file, one after
 /// the other, each as long as its shape says.
@@ -121,4 +126,75 @@ pub fn index(data: &[u8]) -> Result<(), IndexError> {
     let written = serde_json::json!({ "weight_map": map }).to_string();
     assert_eq!(ShardIndex::parse(written.as_bytes()).as_ref(), Ok(&index));
     Ok(())
+}
+
+/// Bytes above which the layers of a fuzzer's packed file are loaded but not run.
+const RUN_BYTES: usize = 1 << 16;
+
+/// Packed files of the int4 path. A description that is accepted is the same when written and read
+/// again. A layer that loads runs without a panic, whatever its bytes are, and every kernel of this
+/// CPU gives the same finite numbers.
+///
+/// # Errors
+/// The container's, the first description's or the first layer's.
+pub fn packed(data: &[u8]) -> Result<()> {
+    let file = Container::parse(data)?;
+    for module in stored::modules(&file) {
+        let described = Description::read(&file, module)?;
+        let text = described.to_json().to_string();
+        let header = serde_json::json!({ "__metadata__": { stored::key(module): text } });
+        let header = header.to_string();
+        let again = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        let again = Container::parse(&again).expect("a file without tensors is readable");
+        assert_eq!(Description::read(&again, module).as_ref(), Ok(&described), "{module}");
+        let rounding = ActivationRounding::HalfAway;
+        let outputs: Vec<Vec<f32>> = w4a8::kernels()
+            .into_iter()
+            .map(|kernel| match &described {
+                Description::Linear(_) => {
+                    run_linear(&Linear::load(&file, module, rounding)?.with_kernel(kernel), data)
+                }
+                Description::Moe(_) => {
+                    let layer = MoeLayer::load(&file, module, rounding, Mode::Extended)?;
+                    run_experts(&layer.with_kernel(kernel), data)
+                }
+            })
+            .collect::<Result<_>>()?;
+        for other in &outputs[1..] {
+            let mut pairs = outputs[0].iter().zip(other);
+            let same = pairs.all(|(a, b)| !a.is_finite() || a.to_bits() == b.to_bits());
+            assert!(same && other.len() == outputs[0].len(), "{module}: kernels differ");
+        }
+    }
+    Ok(())
+}
+
+/// A few rows of numbers between -1 and 1.
+fn rows(len: usize) -> Values {
+    Values::F32((0..len).map(|i| (i * 37 % 64) as f32 / 32.0 - 1.0).collect())
+}
+
+fn run_linear(layer: &Linear<'_>, data: &[u8]) -> Result<Vec<f32>> {
+    let shape = layer.weight().layout().shape();
+    if data.len() > RUN_BYTES {
+        return Ok(Vec::new());
+    }
+    let mut y = Values::F32(vec![0.0; 2 * shape.size_n]);
+    let x = rows(2 * shape.size_k);
+    layer.forward(x.rows(), &mut LinearWorkspace::default(), y.rows_mut())?;
+    Ok(y.to_f32())
+}
+
+fn run_experts(layer: &MoeLayer<'_>, data: &[u8]) -> Result<Vec<f32>> {
+    // Sizes without experts on this rank follow from no bytes: they may be any.
+    let width = layer.hidden_size().max(layer.intermediate_size()).max(layer.config().num_experts);
+    if data.len() > RUN_BYTES || width > RUN_BYTES {
+        return Ok(Vec::new());
+    }
+    let (x, experts) = (rows(2 * layer.hidden_size()), layer.config().num_experts);
+    let logits: Vec<f32> = (0..2 * experts).map(|i| (i * 29 % 64) as f32 / 8.0).collect();
+    let mut y = Values::F32(vec![0.0; 2 * layer.hidden_size()]);
+    let mut workspace = Workspace::for_tokens(layer, 2);
+    layer.forward(x.rows(), &logits, &mut workspace, y.rows_mut())?;
+    Ok(y.to_f32())
 }

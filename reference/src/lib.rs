@@ -11,6 +11,7 @@
 //! | [`dims`] | `LogicalK`, `PackedK`, `GroupSize`: a mix-up is a type error |
 //! | [`tensor`] | named, typed, shaped bytes |
 //! | [`container`] | safetensors, read defensively |
+//! | [`bounded_json`] | JSON of untrusted files within a stated memory |
 //! | [`weight`] | the hub: codes, scales, zeros, group map |
 //! | [`checkpoint`] | bytes to weight, one file per format |
 //! | [`config`] | quantization configs as found in model folders |
@@ -31,6 +32,7 @@
 //! | [`w4a8`] | the Arm int4 path: activations quantized per row, its product and layer |
 
 pub mod act_order;
+pub mod bounded_json;
 pub mod case;
 pub mod check;
 pub mod checkpoint;

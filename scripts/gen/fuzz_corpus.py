@@ -223,12 +223,233 @@ def indexes() -> dict[str, bytes]:
     }
 
 
+def tensors(entries, metadata=None) -> bytes:
+    """A container of (name, dtype, shape, data)."""
+    header, blob = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, data in entries:
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(blob), len(blob) + len(data)]}
+        blob += data
+    return pack(json.dumps(header), blob)
+
+
+def noise(seed: str, count: int) -> bytes:
+    """Bytes that follow from the seed alone."""
+    out, state = bytearray(), 0
+    for byte in seed.encode():
+        state = (state * 131 + byte + 1) % (1 << 64)
+    while len(out) < count:
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        out.append(state >> 56)
+    return bytes(out)
+
+
+def bf16(values) -> bytes:
+    return b"".join(struct.pack("<f", v)[2:] for v in values)
+
+
+def floats(values) -> bytes:
+    return b"".join(struct.pack("<f", v) for v in values)
+
+
+def rhs(seed: str, size_k: int, size_n: int, group: int, nr: int) -> bytes:
+    """A weight of the int4 path: blocks of nr columns; per group codes and bf16 scales, then sums
+    and biases; with one group per column f32 sums, scales and biases."""
+    out = b""
+    for block in range(-(-size_n // nr)):
+        for g in range(size_k // group if group > 0 else 1):
+            rows = group if group > 0 else size_k
+            out += noise(f"{seed}{block}{g}", nr * rows // 2)
+            if group > 0:
+                out += bf16([(n + 1) / 64 for n in range(nr)])
+        out += floats([n / 8 for n in range(nr)])
+        if group <= 0:
+            out += floats([(n + 1) / 64 for n in range(nr)])
+        out += floats([0.5] * nr)
+    return out
+
+
+def packed() -> dict[str, bytes]:
+    key = "marlinspike.w4a8."
+    linear = {"version": 1, "layer": "linear", "size_k": 64, "size_n": 12, "group_size": 32, "nr": 8}
+    moe = {"version": 1, "layer": "moe", "hidden_size": 32, "intermediate_size": 32,
+           "num_experts": 3, "group_size": 32, "nr": 8, "top_k": 2, "scoring_func": "softmax",
+           "renormalize": True, "activation": "silu", "apply_router_weight_on_input": False}
+
+    def one(text, data=None, shape=None) -> bytes:
+        data = rhs("a", 64, 12, 32, 8) if data is None else data
+        shape = [len(data)] if shape is None else shape
+        text = text if isinstance(text, str) else json.dumps(text)
+        return tensors([("m.rhs_packed", "U8", shape, data)], {key + "m": text})
+
+    def experts(text, count=3, names=("w13", "w2"), dtype="U8") -> bytes:
+        w13 = b"".join(rhs(f"g{e}", 32, 64, 32, 8) for e in range(count))
+        w2 = b"".join(rhs(f"d{e}", 32, 32, 32, 8) for e in range(count))
+        return tensors([(f"m.{name}_packed", dtype, [count, len(data) // count], data)
+                        for name, data in zip(names, (w13, w2))], {key + "m": json.dumps(text)})
+
+    channel = {**linear, "group_size": -1}
+    spread = {**moe, "num_experts": 4, "expert_map": [-1, 2, 0, 1]}
+    return {
+        "valid_linear": one(linear),
+        "valid_linear_nr4": one({**linear, "nr": 4}, rhs("a", 64, 12, 32, 4)),
+        "valid_channel": one(channel, rhs("c", 64, 12, -1, 8)),
+        "valid_experts": experts(moe),
+        "valid_spread": experts(spread),
+        "valid_input_weights": experts({**moe, "apply_router_weight_on_input": True, "top_k": 1}),
+        "hostile_not_json": one("{"),
+        "hostile_list": one("[]"),
+        "hostile_version": one({**linear, "version": 2}),
+        "hostile_layer": one({**linear, "layer": "conv"}),
+        "hostile_unknown_key": one({**linear, "bias": True}),
+        "hostile_missing_key": one({k: v for k, v in linear.items() if k != "nr"}),
+        "hostile_nr_zero": one({**linear, "nr": 0}),
+        "hostile_group_zero": one({**linear, "group_size": 0}),
+        "hostile_sizes_overflow": one({**linear, "size_k": 1 << 62, "size_n": 1 << 62}),
+        "hostile_size_negative": one({**linear, "size_n": -1}),
+        "hostile_bytes_missing": one(linear, rhs("a", 64, 12, 32, 8)[:-1]),
+        "hostile_no_tensor": tensors([], {key + "m": json.dumps(linear)}),
+        "hostile_shape": one(linear, shape=[1, len(rhs("a", 64, 12, 32, 8))]),
+        "hostile_dtype": experts(moe, dtype="I8"),
+        "hostile_no_w2": experts(moe, names=("w13", "w3")),
+        "hostile_experts_many": experts({**moe, "num_experts": 1 << 31}),
+        "hostile_experts_fewer": experts({**moe, "num_experts": 2}),
+        "hostile_top_k": experts({**moe, "top_k": 4}),
+        "hostile_map_twice": experts({**spread, "expert_map": [0, 0, 1, 2]}),
+        "hostile_map_short": experts({**spread, "expert_map": [0, 1, 2]}),
+        "hostile_map_negative": experts({**spread, "expert_map": [-2, 0, 1, 2]}),
+        "hostile_activation": experts({**moe, "activation": "tanh"}),
+        "hostile_no_bytes": tensors(
+            [("m.w13_packed", "U8", [0, (1 << 28) * 8 * (18 * 8 + 64)], b""),
+             ("m.w2_packed", "U8", [0, 4 * ((1 << 23) * 8 * 18 + 64)], b"")],
+            {key + "m": json.dumps({**moe, "hidden_size": 1 << 28, "expert_map": [-1] * 3})}),
+        "hostile_doubled": experts({**moe, "intermediate_size": (1 << 63)}),
+    }
+
+
+def inputs() -> dict[str, bytes]:
+    """Activations of a layer with K = 32 and four experts, or of a linear one."""
+    half = lambda count: bf16([(i % 16) / 8 - 1 for i in range(count)])
+    x = ("x", "BF16", [3, 32], half(96))
+    x32 = ("in.x", "F32", [3, 32], floats([(i % 16) / 8 - 1 for i in range(96)]))
+    logits = ("router_logits", "F32", [3, 4], floats([i / 4 for i in range(12)]))
+    ints = lambda values: b"".join(struct.pack("<i", v) for v in values)
+    ids = ("topk_ids", "I32", [3, 2], ints([0, 1, 2, 3, 1, 0]))
+    weights = ("topk_weights", "F32", [3, 2], floats([0.5] * 6))
+    return {
+        "valid_logits": tensors([x, logits]),
+        "valid_f32": tensors([x32, logits]),
+        "valid_half": tensors([("x", "F16", [3, 32], half(96)), logits]),
+        "valid_routed": tensors([x, ids, weights]),
+        "valid_logits_infinite": tensors([x, (
+            "router_logits", "F32", [3, 4], floats([float("-inf"), 1, 2, 3] * 3))]),
+        "hostile_x_missing": tensors([logits]),
+        "hostile_x_width": tensors([("x", "BF16", [3, 31], half(93)), logits]),
+        "hostile_x_rank": tensors([("x", "BF16", [96], half(96)), logits]),
+        "hostile_x_empty": tensors([("x", "BF16", [0, 32], b""), logits]),
+        "hostile_x_dtype": tensors([("x", "I32", [3, 32], ints(range(96))), logits]),
+        "hostile_no_routing": tensors([x]),
+        "hostile_logits_shape": tensors([x, ("router_logits", "F32", [4, 3], logits[3])]),
+        "hostile_logits_dtype": tensors([x, ("router_logits", "BF16", [3, 4], half(12))]),
+        "hostile_ids_rows": tensors([x, ("topk_ids", "I32", [2, 3], ids[3]), weights]),
+        "hostile_ids_rank": tensors([x, ("topk_ids", "I32", [6], ids[3]), weights]),
+        "hostile_weights_missing": tensors([x, ids]),
+        "hostile_weights_shape": tensors([x, ids, (
+            "topk_weights", "F32", [3, 1], floats([0.5] * 3))]),
+        "hostile_ids_outside": tensors([x, ("topk_ids", "I32", [3, 2], ints(
+            [0, 1, 2, 4, 1, 0])), weights]),
+        "hostile_ids_negative": tensors([x, ("topk_ids", "I32", [3, 2], ints(
+            [0, 1, -2, 3, 1, 0])), weights]),
+        "hostile_top_k": tensors([x, ("topk_ids", "I32", [3, 0], b""), (
+            "topk_weights", "F32", [3, 0], b"")]),
+    }
+
+
+def folder(files: dict[str, bytes]) -> bytes:
+    """Files of a model folder, each after a line with its name."""
+    return b"\n".join(b"== " + name.encode() + b"\n" + data for name, data in files.items())
+
+
+def models() -> dict[str, bytes]:
+    words = lambda seed, count: noise(seed, 4 * count)
+    ones = lambda count: bf16([(i % 7 + 1) / 64 for i in range(count)])
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+    linear = lambda module: [
+        (module + ".qweight", "I32", [16, 64], words(module, 16 * 64)),
+        (module + ".scales", "BF16", [1, 64], ones(64)),
+        (module + ".qzeros", "I32", [1, 8], b"\x77" * 32),
+        (module + ".g_idx", "I32", [128], b"\0" * 512),
+    ]
+    attention = linear("model.layers.0.self_attn.o_proj")
+    config = lambda quant, **kw: json.dumps(
+        {"model_type": "mixtral", "torch_dtype": "bfloat16", "hidden_act": "silu",
+         "hidden_size": 64, "num_experts_per_tok": 1, "num_local_experts": 2,
+         "quantization_config": quant, **kw}).encode()
+    ct = {"quant_method": "compressed-tensors", "format": "pack-quantized",
+          "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+              "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+              "group_size": 32}}}, "ignore": ["re:.*gate$"]}
+    moe = "model.layers.0.block_sparse_moe"
+    experts = [(f"{moe}.gate.weight", "BF16", [2, 64], ones(128))]
+    for e in range(2):
+        for w in ("w1", "w2", "w3"):
+            name = f"{moe}.experts.{e}.{w}"
+            experts += [
+                (name + ".weight_packed", "I32", [64, 8], words(name, 512)),
+                (name + ".weight_scale", "BF16", [64, 2], ones(128)),
+                (name + ".weight_shape", "I64", [2], struct.pack("<qq", 64, 64)),
+            ]
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    e4m3 = lambda seed, count: bytes(b & 0xbf for b in noise(seed, count))
+    block = [("model.layers.0.mlp.down_proj.weight", "F8_E4M3", [64, 128], e4m3("w", 8192)),
+             ("model.layers.0.mlp.down_proj.weight_scale", "F32", [], floats([0.01]))]
+    one = lambda quant, entries, **kw: folder(
+        {"config.json": config(quant, **kw), "model.safetensors": tensors(entries)})
+    index = lambda files: json.dumps({"weight_map": files}).encode()
+    names = lambda entries, file: {name: file for name, *_ in entries}
+    shards = {"config.json": config(gptq), "a.safetensors": tensors(attention[:2]),
+              "b.safetensors": tensors(attention[2:])}
+    both = {**names(attention[:2], "a.safetensors"), **names(attention[2:], "b.safetensors")}
+    key = "model.safetensors.index.json"
+    without = lambda name: [t for t in attention if not t[0].endswith(name)]
+    return {
+        "valid_gptq": one(gptq, attention),
+        "valid_experts": one(ct, experts),
+        "valid_fp8": one(fp8, block),
+        "valid_shards": folder({**shards, key: index(both)}),
+        "valid_own_config": folder({
+            "config.json": json.dumps({"torch_dtype": "float16"}).encode(),
+            "quantize_config.json": json.dumps(gptq).encode(),
+            "model.safetensors": tensors(attention)}),
+        "hostile_nothing": b"",
+        "hostile_no_config": folder({"model.safetensors": tensors(attention)}),
+        "hostile_no_tensors": folder({"config.json": config(gptq)}),
+        "hostile_config_list": folder({"config.json": b"[]", "model.safetensors": tensors([])}),
+        "hostile_config_cut": folder({"config.json": config(gptq)[:-9],
+                                      "model.safetensors": tensors(attention)}),
+        "hostile_config_deep": folder({"config.json": b"[" * 4000,
+                                       "model.safetensors": tensors(attention)}),
+        "hostile_shard_missing": folder({
+            "config.json": config(gptq), key: index(both), "a.safetensors": shards["a.safetensors"]}),
+        "hostile_shard_other": folder({**shards, key: index({**both, "x": "a.safetensors"})}),
+        "hostile_shard_outside": folder({**shards, key: index({"x": "../a.safetensors"})}),
+        "hostile_in_two": folder({**shards, "b.safetensors": tensors(attention), key: index(both)}),
+        "hostile_cut": folder({"config.json": config(gptq),
+                               "model.safetensors": tensors(attention)[:-7]}),
+        "hostile_scales_missing": one(gptq, without("scales")),
+        "hostile_shape": one(gptq, without("qweight") + [
+            (attention[0][0], "I32", [16, 63], words("x", 16 * 63))]),
+    }
+
+
 def main() -> None:
     valid = pathlib.Path(sys.argv[1]).read_bytes()
     root = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ".")
     for target, files in {
             "container": containers(), "case": cases(valid), "config": configs(),
-            "index": indexes()}.items():
+            "index": indexes(), "packed": packed(), "input": inputs(), "model": models()}.items():
         folder = root / "fuzz" / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)
         for name, blob in files.items():

@@ -95,12 +95,15 @@ pub(super) struct Cpu {
     pub(super) json: bool,
 }
 
+/// Largest K of a workload.
+const GROUP_LIMIT: usize = 1 << 20;
+
 fn group(text: &str) -> Result<GroupSize, String> {
     match text {
         "channel" => Ok(GroupSize::Channel),
         _ => match text.parse() {
-            Ok(rows @ 1usize..) if rows.is_multiple_of(32) => Ok(GroupSize::Of(rows)),
-            _ => Err("expected a multiple of 32, or `channel`".to_owned()),
+            Ok(rows @ 1usize..=GROUP_LIMIT) if rows.is_multiple_of(32) => Ok(GroupSize::Of(rows)),
+            _ => Err(format!("expected a multiple of 32 up to {GROUP_LIMIT}, or `channel`")),
         },
     }
 }

@@ -23,7 +23,7 @@ use marlinspike_accel::backend::Counts;
 use rayon::prelude::*;
 
 use crate::error::Explained;
-use crate::style::ColorChoice;
+use crate::style::{ColorChoice, printable};
 use crate::{Outcome, output};
 
 use input::{InputError, Source};
@@ -207,7 +207,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
             Explained::new(e, "name a file in a folder that exists and can be written to")
         })?;
         if !args.json {
-            eprintln!("report written to {}", path.display());
+            eprintln!("report written to {}", printable(&path.display().to_string()));
         }
     }
     Ok(run.summary.outcome())

@@ -31,12 +31,12 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::select::Capability;
 use serde_json::json;
 
-use crate::Outcome;
 use crate::error::Explained;
 use crate::model::layers::Layers;
 use crate::model::{self, Model, ModelFiles};
 use crate::output::print;
 use crate::style::printable;
+use crate::{Outcome, args};
 use error::ConvertError;
 use execute::Execution;
 use parallel::Ranks;
@@ -157,22 +157,22 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
     pub nr: Option<String>,
     /// Tensor-parallel ranks.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
     pub tp_size: usize,
     /// This tensor-parallel rank.
-    #[arg(long, default_value_t = 0, value_name = "R")]
+    #[arg(long, default_value_t = 0, value_name = "R", value_parser = args::rank)]
     pub tp_rank: usize,
     /// Expert-parallel ranks.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
     pub ep_size: usize,
     /// This expert-parallel rank.
-    #[arg(long, default_value_t = 0, value_name = "R")]
+    #[arg(long, default_value_t = 0, value_name = "R", value_parser = args::rank)]
     pub ep_rank: usize,
     /// Worker threads [default: one per core].
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = args::threads)]
+    pub threads: Option<NonZero<usize>>,
     /// Most bytes of an output file, in GB; a larger layer has a file for itself.
-    #[arg(long, default_value_t = 5.0, value_name = "GB")]
+    #[arg(long, default_value_t = 5.0, value_name = "GB", value_parser = args::shard_gb, allow_negative_numbers = true)]
     pub max_shard_size: f64,
     /// Copy modules that the format cannot take, instead of refusing the model.
     #[arg(long)]
@@ -220,8 +220,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let files = ModelFiles::open(&args.model_dir)?;
     let model = Model::new(&files)?;
     let settings = settings(args, &model).map_err(explain)?;
-    let threads = args.threads.unwrap_or_else(rayon::current_num_threads);
-    let threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
+    let threads = args.threads.or(NonZero::new(rayon::current_num_threads()));
+    let threads = threads.unwrap_or(NonZero::<usize>::MIN);
     let execution = Execution { threads, memory: execute::MEMORY, stop_after: None };
     let done = convert(&model, &args.out_dir, &settings, execution, args.force, args.json);
     let summary = done.map_err(explain)?;
@@ -327,7 +327,6 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         let reason = "only --to marlin has a choice";
         return Err(model::ModelError::module("--input-dtype", reason).into());
     }
-    let gb = if args.max_shard_size.is_finite() { args.max_shard_size.max(0.0) } else { 5.0 };
     Ok(Settings {
         format,
         dtype: match format {
@@ -340,7 +339,7 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         ep: ranks("--ep-rank", args.ep_size, args.ep_rank)?,
         device,
         skip_unsupported: args.skip_unsupported,
-        shard_bytes: (gb * 1e9) as u64,
+        shard_bytes: (args.max_shard_size * 1e9) as u64,
         preparation: args.preparation.preparation(!args.no_padding),
     })
 }

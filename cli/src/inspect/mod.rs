@@ -15,7 +15,6 @@ use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, MoeDesc, Selection};
 use serde_json::{Value, json};
 
-use crate::Outcome;
 use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::{self, Format, Settings};
@@ -27,6 +26,7 @@ use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError, ModelFiles};
 use crate::output::print;
 use crate::style::{ColorChoice, printable};
+use crate::{Outcome, args};
 
 const DETAILS: &str = "\
 One line for each quantized layer; the experts of a MoE layer are one line for w13 (gate and up)
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, default_value = "9.0", value_parser = capability, value_name = "MAJOR.MINOR")]
     pub capability: Capability,
     /// Tensor-parallel ranks.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
     pub tp_size: usize,
     /// Print JSON instead of a table.
     #[arg(long)]
@@ -99,7 +99,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
         format: Format::Marlin,
         dtype: ScalarType::BFLOAT16,
         input: InputDtype::Model,
-        tp: Ranks { size: args.tp_size.max(1), rank: 0 },
+        tp: Ranks { size: args.tp_size, rank: 0 },
         ep: Ranks::ONE,
         device: args.capability,
         skip_unsupported: true,

@@ -12,6 +12,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use marlinspike::bounded_json;
 use marlinspike::config::QuantConfig;
 use marlinspike::container::{Container, Entry, Header, ShardIndex};
 use marlinspike::tensor::Tensor;
@@ -20,11 +21,15 @@ use serde_json::Value;
 use crate::map::MappedFile;
 pub use error::ModelError;
 
-/// Largest config read, in bytes.
-const CONFIG_LIMIT: u64 = 64 << 20;
+/// Largest config read, in bytes; the largest real ones, with a list of modules, have less than one
+/// million.
+pub const CONFIG_LIMIT: u64 = 8 << 20;
+
+/// Most memory that a parsed config takes, in bytes.
+pub const CONFIG_MEMORY: usize = 128 << 20;
 
 /// Largest index read, in bytes: real ones have about 100 bytes per tensor.
-const INDEX_LIMIT: u64 = 256 << 20;
+pub const INDEX_LIMIT: u64 = 64 << 20;
 
 /// Quantization configs on their own, in the order in which they are looked for.
 pub const QUANT_FILES: [&str; 3] =
@@ -96,7 +101,7 @@ fn read_json_text(path: &Path, limit: u64) -> Result<String, ModelError> {
 }
 
 fn read_json(path: &Path) -> Result<Value, ModelError> {
-    serde_json::from_str(&read_json_text(path, CONFIG_LIMIT)?)
+    bounded_json::parse(&read_json_text(path, CONFIG_LIMIT)?, CONFIG_MEMORY)
         .map_err(|e| ModelError::Json { path: path.to_owned(), reason: e.to_string() })
 }
 

@@ -138,7 +138,8 @@ impl<X: Numbers> Inputs<X> {
         read.map_err(|e| ModelError::Format { path: path.to_owned(), source: Box::new(e) }.into())
     }
 
-    fn of(file: &Container<'_>, sizes: Sizes) -> Result<Self> {
+    /// As [`Self::read`], from a file that has been parsed.
+    pub(crate) fn of(file: &Container<'_>, sizes: Sizes) -> Result<Self> {
         let x = need(file, "x")?;
         let size_k = sizes.size_k;
         let tokens = match *x.shape() {

@@ -24,7 +24,7 @@ use crate::error::Explained;
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
 use crate::output::{print, write_whole};
-use crate::{Outcome, style::printable};
+use crate::{Outcome, args, style::printable};
 use input::Inputs;
 use layer::{Layer, Opened, Options};
 use method::{MethodArgs, packed};
@@ -113,7 +113,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "seed", "dtype"])]
     pub input: Option<PathBuf>,
     /// Rows of seeded activations.
-    #[arg(long, value_name = "M", default_value_t = 16)]
+    #[arg(long, value_name = "M", default_value_t = 16, value_parser = args::tokens)]
     pub tokens: usize,
     /// Seed of the activations.
     #[arg(long, default_value_t = 1)]
@@ -131,10 +131,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Worker threads [default: one per core].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = args::threads)]
     pub threads: Option<NonZero<usize>>,
     /// Runs; the shortest time is shown.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::repeats)]
     pub repeat: NonZero<usize>,
     /// Compute the layer again by its definition and compare every bit.
     #[arg(long)]

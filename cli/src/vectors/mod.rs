@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::error::Explained;
 use crate::style::{ColorChoice, printable};
-use crate::{Outcome, output};
+use crate::{Outcome, args, output};
 
 const ABOUT: &str = "\
 Writes cases: random but adversarial inputs, and the outputs that the reference computes for them.
@@ -53,7 +53,7 @@ pub struct Args {
     start: u64,
 
     /// Number of cases
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = args::cases)]
     count: u64,
 
     /// Folder for the cases; created when it is not there

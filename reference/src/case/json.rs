@@ -6,32 +6,52 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::{CaseError, ScheduleChoice, keys};
+use crate::bounded_json::{BoundedValue, JsonError, Memory};
 use crate::gemm::schedule::Schedule;
+
+/// Longest `config` of a case, in bytes; real ones have a few hundred.
+pub const CONFIG_BYTES: usize = 4 << 20;
+
+/// Most memory that a parsed `config` takes, in bytes.
+pub const CONFIG_MEMORY: usize = 64 << 20;
 
 /// Parses a JSON object; a repeated key is an error, not the last one's win.
 pub(super) fn object(text: &str) -> Result<Map<String, Value>, CaseError> {
-    let mut visitor = ObjectVisitor { twice: None };
+    if text.len() > CONFIG_BYTES {
+        let problem = format!("{} bytes, expected at most {CONFIG_BYTES}", text.len());
+        return Err(CaseError::ConfigJson { problem });
+    }
+    let memory = Memory::new(CONFIG_MEMORY);
+    let mut visitor = ObjectVisitor { twice: None, memory: &memory };
     let mut de = serde_json::Deserializer::from_str(text);
     let map = de.deserialize_map(&mut visitor).and_then(|m| de.end().map(|()| m));
     match (visitor.twice, map) {
         (Some(key), _) => Err(CaseError::DuplicateConfigKey { key }),
         (None, Ok(map)) => Ok(map),
-        (None, Err(e)) => Err(CaseError::ConfigJson { problem: e.to_string() }),
+        (None, Err(e)) => {
+            let problem = match memory.explain(&e) {
+                JsonError::Memory { .. } => memory.explain(&e).to_string(),
+                _ => e.to_string(),
+            };
+            Err(CaseError::ConfigJson { problem })
+        }
     }
 }
 
-struct ObjectVisitor {
+struct ObjectVisitor<'m> {
     twice: Option<String>,
+    memory: &'m Memory,
 }
 
-impl<'de> Visitor<'de> for &mut ObjectVisitor {
+impl<'de> Visitor<'de> for &mut ObjectVisitor<'_> {
     type Value = Map<String, Value>;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
         let mut map = Map::new();
-        while let Some((key, value)) = access.next_entry::<String, Value>()? {
+        while let Some(key) = access.next_key::<String>()? {
+            let value = access.next_value_seed(BoundedValue(self.memory))?;
             if map.contains_key(&key) {
                 self.twice.get_or_insert(key);
             } else {

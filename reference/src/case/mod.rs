@@ -26,6 +26,7 @@ pub use config::{
     RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
+pub use json::{CONFIG_BYTES, CONFIG_MEMORY};
 pub(crate) use methods::GptOssMatrix;
 pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,

@@ -1,5 +1,7 @@
 //! What can be wrong with a quantization config, one variant per failure.
 
+use super::pattern::MAX_STEPS;
+
 /// A malformed or refused configuration.
 ///
 /// Keys are paths inside the config: `config_groups.group_0.weights.num_bits`.
@@ -69,13 +71,23 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Matching a rule needed more backtracking than the bound allows.
-    #[error("rule `{rule}` needs too much backtracking to match `{module}`")]
+    /// Matching a rule against one name takes more steps than are allowed.
+    #[error("rule `{rule}` needs more than {MAX_STEPS} steps to match `{module}`")]
     PatternTooCostly {
         /// The rule as written in the config.
         rule: String,
         /// Module name it was matched against.
         module: String,
+    },
+    /// The rules of a config cost more together than is allowed.
+    #[error("at rule `{rule}` the rules need more than {limit} {what} together")]
+    PatternBudget {
+        /// The rule that passes the limit.
+        rule: String,
+        /// What is counted.
+        what: &'static str,
+        /// Most of it.
+        limit: u64,
     },
     /// The shards of a fused layer would get different treatment.
     #[error("fused layer `{module}`: some but not all of its shards ({shards}) are {what}")]

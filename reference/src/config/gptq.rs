@@ -1,11 +1,13 @@
 //! GPTQ configs as Marlin reads them (vLLM 0.21.0 `gptq_marlin.py`, `utils/gptq_utils.py`).
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::json::{self, Obj};
 use super::modules::unanimous;
 use super::scheme::{CheckpointFormat, Scheme, Wna16Scheme, ZeroPoints};
-use super::{ConfigError, ConfigResult, Module, ModuleKind, PyPattern};
+use super::{ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern};
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
 
@@ -97,6 +99,8 @@ pub struct GptqMarlinConfig {
     pub autoround_version: String,
     /// [`CheckpointFormat::GptqV2`] when `checkpoint_format` is `gptq_v2`.
     pub checkpoint_format: CheckpointFormat,
+    /// Of the patterns of `dynamic`.
+    budget: Arc<PatternBudget>,
 }
 
 impl GptqMarlinConfig {
@@ -126,14 +130,16 @@ impl GptqMarlinConfig {
                 ));
             }
         };
+        let budget = PatternBudget::new();
         Ok(Self {
             base: params("quantization_config", bits, group_size, declared_desc_act, sym)?,
             declared_desc_act,
             lm_head: obj.opt_bool("lm_head")?.unwrap_or(false),
-            dynamic: dynamic_rules(&obj)?,
+            dynamic: dynamic_rules(&obj, &budget)?,
             modules_in_block_to_quantize: modules(&obj)?,
             autoround_version: obj.opt_str("autoround_version")?.unwrap_or("").to_owned(),
             checkpoint_format,
+            budget,
         })
     }
 
@@ -148,6 +154,7 @@ impl GptqMarlinConfig {
 
     /// The first `dynamic` rule whose pattern matches the start of `name`.
     pub fn dynamic_match(&self, name: &str) -> ConfigResult<DynamicMatch<'_>> {
+        self.budget.ask(name);
         for rule in &self.dynamic {
             if rule.pattern.matches_start(name)? {
                 return Ok(match &rule.overrides {
@@ -252,7 +259,7 @@ pub(super) fn group_size(obj: &Obj<'_>, value: i64) -> ConfigResult<GroupSize> {
 /// make every question cost minutes.
 const MAX_RULES: usize = 16_384;
 
-fn dynamic_rules(obj: &Obj<'_>) -> ConfigResult<Vec<DynamicRule>> {
+fn dynamic_rules(obj: &Obj<'_>, budget: &Arc<PatternBudget>) -> ConfigResult<Vec<DynamicRule>> {
     let Some(dynamic) = obj.opt_obj("dynamic")? else { return Ok(Vec::new()) };
     let count = dynamic.entries().count();
     if count > MAX_RULES {
@@ -263,11 +270,11 @@ fn dynamic_rules(obj: &Obj<'_>) -> ConfigResult<Vec<DynamicRule>> {
         .map(|(rule, value)| {
             if let Some(pattern) = rule.strip_prefix("-:") {
                 return Ok(DynamicRule {
-                    pattern: PyPattern::new(rule, pattern)?,
+                    pattern: PyPattern::within(rule, pattern, budget)?,
                     overrides: None,
                 });
             }
-            let pattern = PyPattern::new(rule, rule.strip_prefix("+:").unwrap_or(rule))?;
+            let pattern = PyPattern::within(rule, rule.strip_prefix("+:").unwrap_or(rule), budget)?;
             let o = Obj::new(dynamic.path(rule), value)?;
             let overrides = GptqOverride {
                 bits: o.opt_int(&["bits"])?,

@@ -3,7 +3,8 @@
 //! [`QuantConfig::from_model_config`] takes `config.json` and picks the family by
 //! `quant_method`; [`QuantConfig::scheme_for`] then says of one module how its tensors are
 //! stored. Configs are untrusted: every defect gives the named [`ConfigError`], with the path of
-//! the key; patterns are bounded in size and in backtracking.
+//! the key; patterns are bounded in size and in steps, each
+//! and together ([`PatternBudget`]).
 
 mod awq;
 mod compat;
@@ -32,7 +33,10 @@ pub use gptq::{
 };
 pub use modelopt::{ModelOptAlgo, ModelOptConfig, wildcard};
 pub use modules::{FusedMapping, Module, ModuleKind};
-pub use pattern::PyPattern;
+pub use pattern::{
+    BASE_STEPS, MAX_PATTERN, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget, PyPattern,
+    STEPS_PER_BYTE,
+};
 pub use scheme::{
     ActOrder, ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
     Wna16Scheme, ZeroPoints,

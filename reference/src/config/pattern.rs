@@ -1,66 +1,85 @@
-//! Python regular expressions as model configs use them, on top of `fancy-regex`.
+//! Python regular expressions as model configs use them, read with `fancy-regex`'s parser.
 //!
 //! The configs were written for Python's `re.match` (vLLM 0.21.0 imports the `regex` module,
 //! which agrees with it on this part of the syntax): anchored at the start of the name only,
 //! with lookaround and backreferences. Constructs that the two engines spell differently are
 //! translated; what has no equivalent is refused by name instead of matching something else.
+//!
+//! Configs are untrusted, so the size of compiled patterns and the steps of matching are counted,
+//! for each pattern and for all of a config together ([`PatternBudget`]).
 
-use fancy_regex::{Regex, RegexBuilder};
+mod budget;
+mod matcher;
+mod program;
+
+use std::sync::Arc;
+
+use fancy_regex::Expr;
 
 use super::{ConfigError, ConfigResult};
+pub use budget::{BASE_STEPS, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget, STEPS_PER_BYTE};
+use matcher::Matcher;
+use program::Program;
 
 /// Longest pattern accepted, in bytes.
-const MAX_PATTERN: usize = 64 * 1024;
-
-/// Backtracking steps after which matching one name is given up.
-const BACKTRACK_LIMIT: usize = 200_000;
+pub const MAX_PATTERN: usize = 64 * 1024;
 
 /// A compiled Python pattern that remembers the rule it came from.
 #[derive(Debug, Clone)]
 pub struct PyPattern {
     rule: String,
-    regex: Regex,
+    program: Program,
+    budget: Arc<PatternBudget>,
 }
 
 impl PyPattern {
-    /// Compiles `pattern`; `rule` is what error messages quote (the pattern with its prefix).
+    /// Compiles `pattern` with a budget of its own; `rule` is what error messages quote (the
+    /// pattern with its prefix).
     ///
     /// Fails with [`ConfigError::InvalidPattern`].
     pub fn new(rule: &str, pattern: &str) -> ConfigResult<Self> {
-        let invalid = |reason: String| ConfigError::InvalidPattern {
-            rule: rule.chars().take(200).collect(),
-            reason,
-        };
+        Self::within(rule, pattern, &PatternBudget::new())
+    }
+
+    /// [`Self::new`], as one of the patterns that share `budget`.
+    ///
+    /// Fails with [`ConfigError::InvalidPattern`], or with [`ConfigError::PatternBudget`] when
+    /// the patterns are too large together.
+    pub fn within(rule: &str, pattern: &str, budget: &Arc<PatternBudget>) -> ConfigResult<Self> {
+        let invalid = |reason: String| ConfigError::InvalidPattern { rule: shown(rule), reason };
         if pattern.len() > MAX_PATTERN {
             return Err(invalid(format!("{} bytes, at most {MAX_PATTERN}", pattern.len())));
         }
         let translated = translate(pattern).map_err(invalid)?;
-        let regex = RegexBuilder::new(&translated)
-            .backtrack_limit(BACKTRACK_LIMIT)
-            .build()
-            .map_err(|e| invalid(e.to_string()))?;
-        Ok(Self { rule: rule.to_owned(), regex })
+        let tree = Expr::parse_tree(&translated).map_err(|e| invalid(e.to_string()))?;
+        let (program, size) = Program::new(&tree.expr, budget).map_err(invalid)?;
+        budget.grow(rule, size)?;
+        Ok(Self { rule: rule.to_owned(), program, budget: Arc::clone(budget) })
     }
 
     /// Whether the pattern matches a prefix of `name`: Python's `re.match(pattern, name)`.
     ///
-    /// Fails with [`ConfigError::PatternTooCostly`] when the backtracking bound is reached.
+    /// Fails with [`ConfigError::PatternTooCostly`] after [`MAX_STEPS`] steps, and with
+    /// [`ConfigError::PatternBudget`] when the budget is spent.
     pub fn matches_start(&self, name: &str) -> ConfigResult<bool> {
-        // The leftmost match begins at 0 exactly when some match begins at 0. Wrapping the
-        // pattern in `\A(?:...)` instead would let unbalanced parentheses compile.
-        match self.regex.find(name) {
-            Ok(found) => Ok(found.is_some_and(|m| m.start() == 0)),
-            Err(_) => Err(ConfigError::PatternTooCostly {
-                rule: self.rule.chars().take(200).collect(),
-                module: name.chars().take(200).collect(),
-            }),
-        }
+        let mut matcher = Matcher::new(&self.program, name);
+        let found = matcher.matches_start();
+        self.budget.spend(&self.rule, matcher.steps)?;
+        found.map_err(|_| ConfigError::PatternTooCostly {
+            rule: shown(&self.rule),
+            module: shown(name),
+        })
     }
 
     /// The rule as the config writes it.
     pub fn rule(&self) -> &str {
         &self.rule
     }
+}
+
+/// As much of a rule or name as an error message quotes.
+fn shown(text: &str) -> String {
+    text.chars().take(200).collect()
 }
 
 /// Rewrites Python's syntax where the Rust engines read it differently.

@@ -28,6 +28,14 @@ pub enum ContainerError {
         /// Bytes of the file.
         file: u64,
     },
+    /// The header lists more than is read.
+    #[error("header with more than {limit} {what}")]
+    TooMany {
+        /// Tensors or keys of metadata.
+        what: &'static str,
+        /// Most that are read.
+        limit: usize,
+    },
     /// The header is not UTF-8.
     #[error("header is not UTF-8 from its byte {offset} on")]
     NotUtf8 {

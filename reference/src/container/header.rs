@@ -90,7 +90,7 @@ impl Header {
             let found = text.chars().next().map_or("nothing".to_owned(), |c| format!("{c:?}"));
             return Err(ContainerError::NotAnObject { found });
         }
-        let json::RawHeader { entries, metadata } = json::read(text)?;
+        let json::RawHeader { entries, mut by_name, metadata } = json::read(text)?;
         let mut entries = entries
             .into_iter()
             .map(|e| check_entry(e, data_start))
@@ -98,7 +98,11 @@ impl Header {
         // An empty tensor sorts before the one that begins at the same byte.
         entries.sort_by_key(|e| (e.range.start, e.range.end));
         check_cover(&entries, data_start, file_len)?;
-        let by_name = entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
+        for (i, e) in entries.iter().enumerate() {
+            if let Some(place) = by_name.get_mut(&e.name) {
+                *place = i;
+            }
+        }
         Ok(Self { entries, by_name, metadata, data_start })
     }
 

@@ -1,10 +1,14 @@
 //! The index of a model in several files, `model.safetensors.index.json`: which holds which tensor.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+
+use super::MAX_TENSORS;
 
 /// Longest file name that is shown in an error, in characters.
 const SHOWN: usize = 200;
@@ -27,6 +31,12 @@ pub enum IndexError {
     Form {
         /// What the parser says.
         reason: String,
+    },
+    /// More tensors than are read.
+    #[error("more than {limit} tensors")]
+    TooMany {
+        /// Most that are read.
+        limit: usize,
     },
     /// A tensor is listed twice.
     #[error("tensor `{tensor}` is listed twice")]
@@ -53,7 +63,7 @@ pub enum IndexError {
 /// sharded checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardIndex {
-    files: BTreeMap<String, String>,
+    files: BTreeMap<String, Arc<str>>,
 }
 
 impl ShardIndex {
@@ -69,7 +79,10 @@ impl ShardIndex {
                 false => IndexError::Json { reason },
             }
         })?;
-        let Entries { files, twice } = raw.weight_map;
+        let Entries { files, twice, too_many } = raw.weight_map;
+        if too_many {
+            return Err(IndexError::TooMany { limit: MAX_TENSORS });
+        }
         if let Some(tensor) = twice {
             return Err(IndexError::DuplicateTensor { tensor });
         }
@@ -82,12 +95,12 @@ impl ShardIndex {
 
     /// Each tensor's name and its file's, in the order of the tensors' names.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
-        self.files.iter().map(|(tensor, file)| (tensor.as_str(), file.as_str()))
+        self.files.iter().map(|(tensor, file)| (tensor.as_str(), &**file))
     }
 
     /// The files, each once, in the order of their names.
     pub fn files(&self) -> BTreeSet<&str> {
-        self.files.values().map(String::as_str).collect()
+        self.files.values().map(|file| &**file).collect()
     }
 }
 
@@ -98,9 +111,11 @@ struct Raw {
 
 /// The map, and the first key that came a second time: a parser that keeps the last value would
 /// read another model than one that keeps the first.
+#[derive(Default)]
 struct Entries {
-    files: BTreeMap<String, String>,
+    files: BTreeMap<String, Arc<str>>,
     twice: Option<String>,
+    too_many: bool,
 }
 
 impl<'de> Deserialize<'de> for Entries {
@@ -114,8 +129,24 @@ impl<'de> Deserialize<'de> for Entries {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut entries = Entries { files: BTreeMap::new(), twice: None };
-                while let Some((tensor, file)) = map.next_entry::<String, String>()? {
+                let mut entries = Entries::default();
+                // A file holds many tensors: its name is kept once.
+                let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
+                while let Some((tensor, file)) = map.next_entry::<String, Cow<'_, str>>()? {
+                    if entries.files.len() == MAX_TENSORS {
+                        entries.too_many = true;
+                    }
+                    if entries.too_many {
+                        continue;
+                    }
+                    let file = match names.get(&*file) {
+                        Some(known) => Arc::clone(known),
+                        None => {
+                            let new = Arc::from(&*file);
+                            names.insert(Arc::clone(&new));
+                            new
+                        }
+                    };
                     if entries.twice.is_none() && entries.files.contains_key(&tensor) {
                         entries.twice = Some(tensor.clone());
                     }

@@ -5,7 +5,7 @@
 //! placeholder; the caller takes the named one unless the text itself was no JSON.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -25,12 +25,23 @@ pub(super) struct RawEntry {
 #[derive(Default)]
 pub(super) struct RawHeader {
     pub(super) entries: Vec<RawEntry>,
+    /// Name to place in `entries`.
+    pub(super) by_name: HashMap<String, usize>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
 /// Types that the format names but that fill no whole bytes.
 const SUB_BYTE: &[&str] =
     &["F4", "F6_E2M3", "F6_E3M2", "I4", "U4", "I2", "U2", "I1", "U1", "F4_E2M1"];
+
+/// Most tensors of a file; models of a trillion parameters have about 200,000 in all files.
+pub const MAX_TENSORS: usize = 1 << 20;
+
+/// Most keys of `__metadata__`.
+pub const MAX_METADATA: usize = 1 << 16;
+
+/// Most dimensions of a tensor, as NumPy has it.
+pub const MAX_RANK: usize = 64;
 
 /// Reads a header's JSON.
 pub(super) fn read(text: &str) -> Result<RawHeader, ContainerError> {
@@ -78,20 +89,23 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
         let found = self.0;
         let mut header = RawHeader::default();
-        let mut seen = HashSet::new();
+        let mut has_metadata = false;
         while let Some(name) = map.next_key::<String>()? {
-            if !seen.insert(name.clone()) {
-                return Err(found.fail(if name == "__metadata__" {
-                    ContainerError::DuplicateMetadata { key: name }
-                } else {
-                    ContainerError::DuplicateTensor { tensor: name }
-                }));
-            }
             if name == "__metadata__" {
+                if std::mem::replace(&mut has_metadata, true) {
+                    return Err(found.fail(ContainerError::DuplicateMetadata { key: name }));
+                }
                 header.metadata = map.next_value_seed(MetadataSeed(found)).map_err(|e| {
                     found.adopt(e, |problem| ContainerError::Metadata { key: name, problem })
                 })?;
             } else {
+                if header.entries.len() == MAX_TENSORS {
+                    let (what, limit) = ("tensors", MAX_TENSORS);
+                    return Err(found.fail(ContainerError::TooMany { what, limit }));
+                }
+                if header.by_name.insert(name.clone(), header.entries.len()).is_some() {
+                    return Err(found.fail(ContainerError::DuplicateTensor { tensor: name }));
+                }
                 let entry = map.next_value_seed(EntrySeed(found, &name)).map_err(|e| {
                     let tensor = name.clone();
                     found.adopt(e, |problem| ContainerError::BadEntry { tensor, key: "", problem })
@@ -122,6 +136,10 @@ impl<'de> Visitor<'de> for MetadataSeed<'_> {
         while let Some(key) = map.next_key::<String>()? {
             if metadata.contains_key(&key) {
                 return Err(self.0.fail(ContainerError::DuplicateMetadata { key }));
+            }
+            if metadata.len() == MAX_METADATA {
+                let (what, limit) = ("keys of metadata", MAX_METADATA);
+                return Err(self.0.fail(ContainerError::TooMany { what, limit }));
             }
             let value = map.next_value::<String>().map_err(|e| {
                 let key = key.clone();
@@ -162,13 +180,19 @@ impl<'de> Visitor<'de> for EntrySeed<'_> {
                     dtype.replace(parsed).is_some()
                 }
                 "shape" => {
-                    let seed = IntegersSeed { found, tensor: name, key: "shape", at_most: None };
+                    let seed = IntegersSeed {
+                        found,
+                        tensor: name,
+                        key: "shape",
+                        at_most: (MAX_RANK, "at most 64 dimensions"),
+                    };
                     let dims = map.next_value_seed(seed).map_err(|e| bad(e, "shape"))?;
                     shape.replace(dims).is_some()
                 }
                 "data_offsets" => {
                     let key = "data_offsets";
-                    let seed = IntegersSeed { found, tensor: name, key, at_most: Some(2) };
+                    let at_most = (2, "two integers");
+                    let seed = IntegersSeed { found, tensor: name, key, at_most };
                     let pair = map.next_value_seed(seed).map_err(|e| bad(e, key))?;
                     let pair = <[u64; 2]>::try_from(pair).map_err(|v| {
                         bad(A::Error::invalid_length(v.len(), &"two integers"), key)
@@ -207,7 +231,8 @@ struct IntegersSeed<'f> {
     found: &'f Found,
     tensor: &'f str,
     key: &'static str,
-    at_most: Option<usize>,
+    /// Most integers, and what is expected.
+    at_most: (usize, &'static str),
 }
 
 impl<'de> DeserializeSeed<'de> for IntegersSeed<'_> {
@@ -226,8 +251,8 @@ impl<'de> Visitor<'de> for IntegersSeed<'_> {
         let mut out = Vec::new();
         while let Some(v) = seq.next_element_seed(IntegerSeed(self.found, self.tensor, self.key))? {
             out.push(v);
-            if self.at_most.is_some_and(|limit| out.len() > limit) {
-                return Err(A::Error::invalid_length(out.len(), &"two integers"));
+            if out.len() > self.at_most.0 {
+                return Err(A::Error::invalid_length(out.len(), &self.at_most.1));
             }
         }
         Ok(out)

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 pub use error::ContainerError;
 pub use header::{Entry, HEADER_LIMIT, Header};
 pub use index::{IndexError, ShardIndex};
+pub use json::{MAX_METADATA, MAX_RANK, MAX_TENSORS};
 pub use writer::{ContainerWriter, TensorSpec, WriteError, write_container};
 
 use crate::tensor::Tensor;

@@ -32,6 +32,13 @@ pub const VERSION: u32 = 1;
 /// Most experts of a layer; real ones have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
 
+/// Largest H and I of experts; real ones are below 65,536. A rank without experts has no bytes that
+/// would bound them.
+const MAX_SIZE: usize = 1 << 20;
+
+/// Longest description, in bytes: room for an expert map of [`MAX_EXPERTS`].
+const MAX_DESCRIPTION: usize = 1 << 20;
+
 /// A description's first two keys.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Head {
@@ -156,7 +163,13 @@ fn place(module: &str, key: &str) -> String {
 /// The text of `module`'s description.
 fn text<'f>(file: &'f Container<'_>, module: &str) -> Result<&'f str> {
     let text = file.metadata().get(&key(module)).map(String::as_str);
-    text.ok_or_else(|| Error::missing(place(module, ""), "a packed layer"))
+    let text = text.ok_or_else(|| Error::missing(place(module, ""), "a packed layer"))?;
+    if text.len() > MAX_DESCRIPTION {
+        let found = format!("{} bytes", text.len());
+        let expected = format!("at most {MAX_DESCRIPTION}");
+        return Err(Error::value(place(module, ""), &[], found, expected));
+    }
+    Ok(text)
 }
 
 /// The beginning of a text that may be anything.
@@ -326,6 +339,8 @@ impl MoeDescription {
         };
         described(module, found.w13_layout())?;
         described(module, found.w2_layout())?;
+        count(module, "hidden_size", found.hidden_size, MAX_SIZE)?;
+        count(module, "intermediate_size", found.intermediate_size, MAX_SIZE)?;
         found.check_map(module)?;
         Ok(found)
     }

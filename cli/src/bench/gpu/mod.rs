@@ -119,7 +119,11 @@ pub(super) fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     output::print(&report.text(color.for_stdout()))?;
     let mut files: Vec<(&PathBuf, String)> = Vec::new();
     if let Some(path) = &args.json {
-        files.push((path, format!("{}\n", serde_json::to_string_pretty(&report)?)));
+        files.push((
+            path,
+            crate::style::escaped(&format!("{}\n", serde_json::to_string_pretty(&report)?))
+                .into_owned(),
+        ));
     }
     if let Some(path) = &args.plot {
         files.push((path, plot::roofline(&report)));

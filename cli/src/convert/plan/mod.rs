@@ -287,11 +287,16 @@ impl Plan {
                     flashinfer::stack_plan(&stack, whole, settings, backend)
                 }
             };
-            planned.push(stack_plan.and_then(|p| {
-                let notes = prepared::notes(model, &p, settings).map_err(|reason| vec![reason])?;
-                plan.notes.extend(notes);
-                Ok(p)
-            }));
+            planned.push(match stack_plan {
+                Err(reasons) => Err(reasons),
+                Ok(p) => match prepared::notes(model, &p, settings)? {
+                    Err(reason) => Err(vec![reason]),
+                    Ok(notes) => {
+                        plan.notes.extend(notes);
+                        Ok(p)
+                    }
+                },
+            });
         }
         // w13 and w2 share their layer's fate.
         for i in 0..planned.len() {

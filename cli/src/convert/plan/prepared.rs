@@ -11,9 +11,9 @@ use super::stack::StackInfo;
 use super::{Format, Settings, StackPlan};
 use crate::convert::load;
 use crate::convert::parallel::Ranks;
-use crate::model::Model;
 use crate::model::bind::Part;
 use crate::model::layers::{Role, Stack};
+use crate::model::{Model, ModelError};
 
 /// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of
 /// each expert's matrix in the kernel.
@@ -51,24 +51,27 @@ pub(super) fn padding(
     Ok(Some((shard, shape)))
 }
 
-/// What preparation changes in the numbers of a planned stack, in sentences.
+/// What preparation changes in the numbers of a planned stack, in sentences; or the reason against,
+/// where the format cannot hold what was asked for.
 ///
 /// # Errors
-/// The reason against, where the format cannot hold what was asked for, or scales cannot be read.
+/// [`ModelError`] for scales that are missing or no positive finite numbers: the data is bad, which
+/// `--skip-unsupported` must not hide.
 pub(super) fn notes(
     model: &Model<'_>,
     plan: &StackPlan,
     settings: &Settings,
-) -> Result<Vec<String>, String> {
+) -> Result<Result<Vec<String>, String>, ModelError> {
     if plan.role != Role::W13 || matches!(settings.format, Format::Kleidi { .. }) {
-        return Ok(Vec::new());
+        return Ok(Ok(Vec::new()));
     }
+    let bad = |e: marlinspike::Error| ModelError::module(&plan.module, e);
     match (&plan.scheme, settings.preparation.requantize) {
         (Scheme::Nvfp4 { container, .. }, _) => {
             let policy = settings.preparation.w13_scale;
             let scales = load::w13_scales(model, &plan.module, &plan.experts, *container, policy);
-            let mismatches = scales.map_err(|e| e.to_string())?.mismatches;
-            match (policy, mismatches.first()) {
+            let mismatches = scales.map_err(bad)?.mismatches;
+            Ok(match (policy, mismatches.first()) {
                 (W13Scale::Own, Some(first)) => Err(format!(
                     "{first}: found global scales of their own in {} experts, expected one for an \
                      expert, as the format has it (--w13-scale first)",
@@ -78,20 +81,26 @@ pub(super) fn notes(
                     .iter()
                     .map(|m| format!("warning: {m}: w1's is used for both, as upstream does"))
                     .collect()),
-            }
+            })
         }
         (Scheme::Fp8(f), Some(rule)) if f.strategy == ScaleStrategy::Tensor => {
             let mut changed = 0;
             for matrices in &plan.experts {
                 let scale = load::merged(model, matrices, Part::Scale, &plan.k, &plan.n);
-                let scale = scale.map_err(|e| e.to_string())?;
+                let scale = scale.map_err(bad)?;
                 let scales = scale.map_or(Ok(Vec::new()), |s| load::floats(&s));
-                let scales = scales.map_err(|e| e.to_string())?;
+                let scales = scales.map_err(bad)?;
+                if let Some(bad) = scales.iter().find(|s| !s.is_finite() || **s <= 0.0) {
+                    let reason = format!(
+                        "scale of w1 or w3: found {bad}, expected a positive finite number"
+                    );
+                    return Err(ModelError::module(&plan.module, reason));
+                }
                 changed += usize::from(scales.windows(2).any(|w| w[0] != w[1]));
             }
             let line = load::requantized(&plan.module, changed, plan.experts.len(), rule);
-            Ok(line.into_iter().collect())
+            Ok(Ok(line.into_iter().collect()))
         }
-        _ => Ok(Vec::new()),
+        _ => Ok(Ok(Vec::new())),
     }
 }

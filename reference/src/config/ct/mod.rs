@@ -5,11 +5,14 @@ mod args;
 mod choose;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::json::Obj;
-use super::{ConfigError, ConfigResult, Module, ModuleKind, PyPattern, Scheme, modules};
+use super::{
+    ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern, Scheme, modules,
+};
 
 pub use args::{CtArgs, CtDynamic, CtStrategy, CtType};
 
@@ -87,9 +90,9 @@ enum Target {
 }
 
 impl Target {
-    fn new(text: &str) -> ConfigResult<Self> {
+    fn new(text: &str, budget: &Arc<PatternBudget>) -> ConfigResult<Self> {
         match text.strip_prefix("re:") {
-            Some(pattern) => Ok(Self::Pattern(PyPattern::new(text, pattern)?)),
+            Some(pattern) => Ok(Self::Pattern(PyPattern::within(text, pattern, budget)?)),
             None => Ok(Self::Literal(text.to_owned())),
         }
     }
@@ -132,6 +135,8 @@ pub struct CompressedTensorsConfig {
     ignore: HashSet<String>,
     /// Ignored patterns, in file order.
     ignore_patterns: Vec<PyPattern>,
+    /// Of all patterns.
+    budget: Arc<PatternBudget>,
 }
 
 /// Most targets and ignore entries accepted.
@@ -174,6 +179,7 @@ impl CompressedTensorsConfig {
             schemes: Vec::new(),
             ignore: HashSet::new(),
             ignore_patterns: Vec::new(),
+            budget: PatternBudget::new(),
         };
         let mut seen = HashMap::new();
         if let Some(groups) = obj.opt_obj("config_groups")? {
@@ -184,7 +190,7 @@ impl CompressedTensorsConfig {
         let ignore = obj.strings("ignore")?;
         bounded(&obj, "ignore", ignore.len())?;
         for text in ignore {
-            match Target::new(&text)? {
+            match Target::new(&text, &this.budget)? {
                 Target::Literal(name) => {
                     this.ignore.insert(name);
                 }
@@ -231,7 +237,7 @@ impl CompressedTensorsConfig {
         for text in targets {
             match seen.get(&text) {
                 None => {
-                    self.targets.push((Target::new(&text)?, self.schemes.len()));
+                    self.targets.push((Target::new(&text, &self.budget)?, self.schemes.len()));
                     seen.insert(text, self.schemes.len());
                 }
                 Some(&other) if self.schemes.get(other).is_none_or(|s| *s == scheme) => {}
@@ -287,6 +293,7 @@ impl CompressedTensorsConfig {
 
     /// Whether the ignore list names `module`; of a fused layer all shards must agree.
     pub fn is_ignored(&self, module: &Module<'_>) -> ConfigResult<bool> {
+        self.budget.ask(module.name);
         let any = |name: &str| -> ConfigResult<bool> {
             if self.ignore.contains(name) {
                 return Ok(true);

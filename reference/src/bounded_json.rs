@@ -1,0 +1,166 @@
+//! JSON values of untrusted files, parsed within a stated amount of memory.
+//!
+//! Two bytes of text (`0,`) become a value of 72 bytes, and `{"":0},` a table of several hundred:
+//! a limit on the length of a text alone does not bound what it takes.
+
+use std::cell::Cell;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// Bytes that a list's element takes, its list half empty.
+const ELEMENT: usize = 2 * size_of::<Value>();
+/// Bytes that an object's entry takes without its key, likewise.
+const ENTRY: usize = 2 * (size_of::<Value>() + 40);
+/// Bytes that an object takes once it has an entry.
+const OBJECT: usize = 512;
+
+/// Why a text was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JsonError {
+    /// Not JSON, or nested deeper than 127.
+    #[error("not JSON: {problem}")]
+    Syntax {
+        /// The parser's words, with line and column.
+        problem: String,
+    },
+    /// More values than fit the memory.
+    #[error("takes more than {limit} bytes of memory when parsed")]
+    Memory {
+        /// Most bytes.
+        limit: usize,
+    },
+}
+
+/// Memory that a text may take.
+#[derive(Debug)]
+pub struct Memory {
+    left: Cell<Option<usize>>,
+    limit: usize,
+}
+
+impl Memory {
+    /// `limit` bytes, none of them taken.
+    pub fn new(limit: usize) -> Self {
+        Self { left: Cell::new(Some(limit)), limit }
+    }
+
+    /// Takes `bytes`; fails once all are taken, and from then on.
+    fn take<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
+        self.left.set(self.left.get().and_then(|left| left.checked_sub(bytes)));
+        match self.left.get() {
+            Some(_) => Ok(()),
+            None => Err(E::custom("too many values")),
+        }
+    }
+
+    /// `error`, or the limit where that is why parsing stopped.
+    pub fn explain(&self, error: &serde_json::Error) -> JsonError {
+        match self.left.get() {
+            Some(_) => JsonError::Syntax { problem: error.to_string() },
+            None => JsonError::Memory { limit: self.limit },
+        }
+    }
+}
+
+/// Parses `text` into at most about `memory` bytes.
+///
+/// # Errors
+/// [`JsonError`].
+pub fn parse(text: &str, memory: usize) -> Result<Value, JsonError> {
+    let memory = Memory::new(memory);
+    let mut de = serde_json::Deserializer::from_str(text);
+    let value = BoundedValue(&memory).deserialize(&mut de).and_then(|v| de.end().map(|()| v));
+    value.map_err(|e| memory.explain(&e))
+}
+
+/// A value that takes its memory from a budget; fails when it is spent.
+#[derive(Debug, Clone, Copy)]
+pub struct BoundedValue<'m>(pub &'m Memory);
+
+impl<'de> DeserializeSeed<'de> for BoundedValue<'_> {
+    type Value = Value;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Value, D::Error> {
+        d.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for BoundedValue<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, v: bool) -> Result<Value, E> {
+        Ok(Value::Bool(v))
+    }
+
+    fn visit_u64<E>(self, v: u64) -> Result<Value, E> {
+        Ok(Value::Number(v.into()))
+    }
+
+    fn visit_i64<E>(self, v: i64) -> Result<Value, E> {
+        Ok(Value::Number(v.into()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, v: f64) -> Result<Value, E> {
+        Number::from_f64(v).map(Value::Number).ok_or_else(|| E::custom("a number out of range"))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<Value, E> {
+        self.0.take(v.len())?;
+        Ok(Value::String(v.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = seq.next_element_seed(self)? {
+            self.0.take(ELEMENT)?;
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = access.next_key::<String>()? {
+            let object = if map.is_empty() { OBJECT } else { 0 };
+            self.0.take::<A::Error>(object + ENTRY + key.len())?;
+            let value = access.next_value_seed(self)?;
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_value_as_serde_json() {
+        let text = r#" {"a": [1, -2, 2.5, 1e300, true, null, "x\u00e9\n"], "b": {"c": {}, "d": []},
+            "a": 18446744073709551615, "e": -0.0, "f": 9007199254740993} "#;
+        let expected: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(parse(text, 1 << 20), Ok(expected));
+    }
+
+    #[test]
+    fn memory_depth_and_syntax_are_told_apart() {
+        let list = format!("[{}0]", "0,".repeat(10_000));
+        assert_eq!(parse(&list, 100_000), Err(JsonError::Memory { limit: 100_000 }));
+        assert!(parse(&list, 10_000_000).is_ok());
+        let objects = format!("[{}0]", "{\"\":0},".repeat(1_000));
+        assert_eq!(parse(&objects, 500_000), Err(JsonError::Memory { limit: 500_000 }));
+        for text in ["", "[1", "{\"a\"}", "1 2", "1e999", &"[".repeat(200_000)] {
+            assert!(matches!(parse(text, 1 << 30), Err(JsonError::Syntax { .. })), "{text:.20}");
+        }
+    }
+}
