@@ -38,6 +38,14 @@ pub enum ConvertError {
         /// Each with its reasons.
         refused: Vec<Refused>,
     },
+    /// Experts are there, and no module can be converted.
+    #[error("{target} takes none of the modules, though there are experts{}", none(refused))]
+    NothingConverted {
+        /// The kernel format, as people call it.
+        target: &'static str,
+        /// Each with its reasons; empty where nothing is quantized.
+        refused: Vec<Refused>,
+    },
     /// The model's 16-bit type is not known.
     #[error("the model's type is {found}, expected float16 or bfloat16")]
     Dtype {
@@ -88,6 +96,14 @@ pub enum ConvertError {
         /// Files finished.
         files: usize,
     },
+}
+
+/// Why nothing was converted.
+fn none(refused: &[Refused]) -> String {
+    match refused {
+        [] => ": no module is quantized".to_owned(),
+        refused => format!(": {}", list(refused)),
+    }
 }
 
 /// The modules by their reasons, on one line.

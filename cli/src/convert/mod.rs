@@ -32,6 +32,7 @@ use marlinspike::select::Capability;
 use serde_json::json;
 
 use crate::error::Explained;
+use crate::model::fused::has_experts;
 use crate::model::layers::Layers;
 use crate::model::{self, Model, ModelFiles};
 use crate::output::print;
@@ -150,6 +151,9 @@ pub struct Args {
     /// Marlin: keep the sizes of gpt-oss's experts, instead of rounding them up as upstream does.
     #[arg(long)]
     pub no_padding: bool,
+    /// kleidiai: routing of the layers' tokens, as JSON, instead of the family's (see `run --help`).
+    #[arg(long, value_name = "FILE")]
+    pub routing: Option<PathBuf>,
     /// flashinfer: the kernel that NVFP4 is for, by upstream's name.
     #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = crate::run::method::backend, value_name = "NAME")]
     pub nvfp4_backend: Nvfp4Backend,
@@ -217,7 +221,7 @@ pub struct Summary {
 /// [`ConvertError`], with help.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
-    let files = ModelFiles::open(&args.model_dir)?;
+    let files = ModelFiles::open(&args.model_dir)?.with_routing(args.routing.as_deref())?;
     let model = Model::new(&files)?;
     let settings = settings(args, &model).map_err(explain)?;
     let threads = args.threads.or(NonZero::new(rayon::current_num_threads()));
@@ -379,6 +383,12 @@ pub fn convert(
     if !plan.refused.is_empty() && !settings.skip_unsupported {
         let target = settings.format.title();
         return Err(ConvertError::Refused { target, refused: plan.refused });
+    }
+    if plan.stacks.is_empty() && has_experts(model) {
+        return Err(ConvertError::NothingConverted {
+            target: settings.format.title(),
+            refused: plan.refused,
+        });
     }
     let items = || plan.shards.iter().flat_map(|s| &s.items);
     let mut summary = Summary {

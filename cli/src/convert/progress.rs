@@ -49,6 +49,9 @@ pub fn identity(model: &Model<'_>, settings: &Settings) -> Result<String, Conver
     hash.update(format!("{settings:?}"));
     hash.update(model.config.to_string());
     hash.update(format!("{:?}", model.quant));
+    if let Some(routing) = model.stated_routing {
+        hash.update(format!("{routing:?}"));
+    }
     for shard in &model.shards {
         let meta = fs::metadata(&shard.path).map_err(ConvertError::io(&shard.path))?;
         let time = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());

@@ -2,6 +2,7 @@
 //! upstream runs its experts with.
 
 mod experts;
+mod routing;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,6 +56,9 @@ pub struct Args {
     /// Tensor-parallel ranks.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
     pub tp_size: usize,
+    /// Routing of the layers' tokens, as JSON, instead of the family's (see `run --help`).
+    #[arg(long, value_name = "FILE")]
+    pub routing: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -92,7 +96,7 @@ struct Line {
 /// # Errors
 /// [`ModelError`] for a folder that cannot be read.
 pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
-    let files = ModelFiles::open(&args.model_dir)?;
+    let files = ModelFiles::open(&args.model_dir)?.with_routing(args.routing.as_deref())?;
     let model = Model::new(&files)?;
     let layers = Layers::group(&model)?;
     let settings = Settings {
@@ -120,6 +124,7 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
         (&l.scheme, MoeDesc::new(l.shape.size_k, inner))
     });
     let kernels = experts::kernels(w13, &args.capability);
+    let routings = routing::of(&model, &layers);
     let method = model.quant.as_ref().map_or("none", |q| q.method());
     if args.json {
         let value = json!({
@@ -129,6 +134,10 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
             "tp_size": settings.tp.size,
             "layers": lines.iter().map(as_json).collect::<Vec<_>>(),
             "moe_kernels": kernels.iter().map(experts::Kernels::as_json).collect::<Vec<_>>(),
+            "routing": routings.iter().map(routing::LayerRouting::as_json).collect::<Vec<_>>(),
+            "fused_experts": layers.fused.iter().map(|f| json!({
+                "module": f.module, "reasons_against": [f.reason],
+            })).collect::<Vec<_>>(),
             "unquantized": unquantized,
             "totals": totals(&model, &lines),
         });
@@ -144,6 +153,13 @@ pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     for l in lines.iter().filter(|l| l.chosen.is_none()) {
         let reasons = l.reasons.join("; ");
         text.push_str(&format!("{} {}\n", paint.odd(&printable(&l.module)), printable(&reasons)));
+    }
+    for f in &layers.fused {
+        text.push_str(&format!("{} {}\n", paint.odd(&printable(&f.module)), printable(&f.reason)));
+    }
+    for routing in &routings {
+        text.push_str(&printable(&routing.line()));
+        text.push('\n');
     }
     for kernels in &kernels {
         text.push_str(&printable(&kernels.line(&args.capability)));

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use marlinspike::config::Scheme;
 use marlinspike::tensor::DType;
 
+use super::fused::{self, Fused};
 use super::{Model, ModelError};
 
 /// Most experts of one layer; real models have a few hundred.
@@ -82,6 +83,8 @@ pub struct Layers {
     pub unquantized: Vec<Unquantized>,
     /// Tensors of the stacks' modules, by tensor name: they have a home in a stack.
     pub owned: BTreeSet<String>,
+    /// Experts in forms that are not read.
+    pub fused: Vec<Fused>,
 }
 
 /// The last parts of the tensor names that belong to a quantized matrix.
@@ -194,6 +197,7 @@ impl Layers {
             layers.stacks.extend(stack_experts(layer, &experts)?);
         }
         layers.stacks.sort_by(|a, b| (&a.module, a.role).cmp(&(&b.module, b.role)));
+        layers.fused = fused::find(model, &layers.owned);
         Ok(layers)
     }
 

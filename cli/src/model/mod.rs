@@ -4,6 +4,7 @@
 
 pub mod bind;
 mod error;
+pub mod fused;
 pub mod layers;
 pub mod routing;
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use marlinspike::bounded_json;
 use marlinspike::config::QuantConfig;
 use marlinspike::container::{Container, Entry, Header, ShardIndex};
+use marlinspike::moe::families::RoutingRule;
 use marlinspike::tensor::Tensor;
 use serde_json::Value;
 
@@ -47,6 +49,8 @@ pub struct ModelFiles {
     index: Option<ShardIndex>,
     /// File name and contents, in the order of the names.
     maps: Vec<(String, MappedFile)>,
+    /// Routing that the user states, in the place of the family's.
+    stated_routing: Option<RoutingRule>,
 }
 
 /// One safetensors file.
@@ -85,6 +89,8 @@ pub struct Model<'f> {
     pub shards: Vec<Shard<'f>>,
     /// Tensor name to shard and entry.
     tensors: BTreeMap<String, (usize, usize)>,
+    /// Routing that the user states, in the place of the family's.
+    pub stated_routing: Option<&'f RoutingRule>,
 }
 
 /// A small text file, at most `limit` bytes.
@@ -140,8 +146,23 @@ impl ModelFiles {
             let map = MappedFile::open(&dir.join(&name))?;
             maps.push((name, map));
         }
-        Ok(Self { dir: dir.to_owned(), index, maps })
+        Ok(Self { dir: dir.to_owned(), index, maps, stated_routing: None })
     }
+
+    /// With the routing of a file of `--routing`, where one is given.
+    ///
+    /// # Errors
+    /// [`ModelError`] for a file that cannot be read, or whose keys are no routing.
+    pub fn with_routing(self, path: Option<&Path>) -> Result<Self, ModelError> {
+        let stated_routing = path.map(read_routing).transpose()?;
+        Ok(Self { stated_routing, ..self })
+    }
+}
+
+/// A routing file.
+fn read_routing(path: &Path) -> Result<RoutingRule, ModelError> {
+    RoutingRule::from_json(&read_json(path)?)
+        .map_err(|e| ModelError::Format { path: path.to_owned(), source: Box::new(e) })
 }
 
 impl<'f> Model<'f> {
@@ -150,7 +171,7 @@ impl<'f> Model<'f> {
     /// # Errors
     /// [`ModelError`].
     pub fn new(files: &'f ModelFiles) -> Result<Self, ModelError> {
-        let ModelFiles { dir, index, maps } = files;
+        let ModelFiles { dir, index, maps, stated_routing } = files;
         let index_path = dir.join(INDEX);
         let config_path = dir.join("config.json");
         if !config_path.exists() {
@@ -185,7 +206,8 @@ impl<'f> Model<'f> {
                 }
             }
         }
-        Ok(Self { dir: dir.clone(), config, quant, shards, tensors })
+        let stated_routing = stated_routing.as_ref();
+        Ok(Self { dir: dir.clone(), config, quant, shards, tensors, stated_routing })
     }
 
     /// Every tensor's place, in the order of the names.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::layout::kleidi::{PackedRhs, PackedStack};
+use marlinspike::case::ScoringFunc;
+use marlinspike::moe::families::{Renormalize, RouterTensors, RoutingRule, Score};
 use marlinspike::moe::layer::Routed;
 use marlinspike::scalar::ScalarType;
 use marlinspike::w4a8::moe::{self, Mode, MoeLayer, Workspace};
@@ -14,6 +16,8 @@ use marlinspike::w4a8::{self, Kernel, Linear, LinearWorkspace, Values};
 use marlinspike::{Error, Result};
 
 use super::input::{Inputs, Routing, Sizes};
+use super::origin::{self, Partial};
+use super::report::RoutingReport;
 use crate::convert::error::ConvertError;
 use crate::convert::job::packed_stack;
 use crate::convert::parallel::Ranks;
@@ -22,6 +26,7 @@ use crate::convert::preparation::Preparation;
 use crate::error::Explained;
 use crate::map::MappedFile;
 use crate::model::layers::{Layers, Role};
+use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError, ModelFiles};
 
 /// The mapped files of a model.
@@ -81,6 +86,12 @@ pub struct Loaded<'f> {
     pub packed: bool,
     /// The layer.
     pub layer: Layer<'f>,
+    /// Present where the layer is one rank's part.
+    pub partial: Option<Partial>,
+    /// How it is computed, and whether its checkpoint's method does otherwise.
+    pub arithmetic: String,
+    /// What is to be said of its routing.
+    pub notes: Vec<String>,
 }
 
 /// The int4 path without ranks, for one layer.
@@ -122,11 +133,25 @@ impl Opened {
     ///
     /// # Errors
     /// [`ModelError`] or [`MapError`](crate::map::MapError) with the path.
-    pub fn open(path: &Path) -> anyhow::Result<Self> {
-        Ok(match path.is_dir() {
-            true => Self::Folder(ModelFiles::open(path)?),
+    pub fn open(path: &Path, routing: Option<&Path>) -> anyhow::Result<Self> {
+        let opened = match path.is_dir() {
+            true => Self::Folder(ModelFiles::open(path)?.with_routing(routing)?),
             false => Self::File(path.to_owned(), MappedFile::open(path)?),
-        })
+        };
+        if routing.is_some() && opened.original()?.is_none() {
+            let message = "--routing: found packed int4 layers, whose files state their routing";
+            let help = "give it to `marlinspike convert --to kleidiai`, or run the checkpoint";
+            return Err(Explained::new(message, help).into());
+        }
+        Ok(opened)
+    }
+
+    /// The `marlinspike` section of the config that belongs to packed files.
+    fn section(&self) -> Option<serde_json::Value> {
+        match self {
+            Self::File(path, _) => origin::section_beside(path),
+            Self::Folder(files) => Model::new(files).ok()?.config.get("marlinspike").cloned(),
+        }
     }
 
     /// The packed files, or none of an original checkpoint.
@@ -187,13 +212,17 @@ impl Opened {
         let containers = self.containers()?;
         match (self, containers.is_empty()) {
             (Self::Folder(files), true) => checkpoint(files, options),
-            _ => packed(&containers, options),
+            _ => packed(&containers, self.section().as_ref(), options),
         }
     }
 }
 
 /// A layer of packed files.
-fn packed<'f>(files: &[Container<'f>], options: Options<'_>) -> anyhow::Result<Loaded<'f>> {
+fn packed<'f>(
+    files: &[Container<'f>],
+    section: Option<&serde_json::Value>,
+    options: Options<'_>,
+) -> anyhow::Result<Loaded<'f>> {
     let modules: Vec<String> = files.iter().flat_map(stored::modules).map(str::to_owned).collect();
     let holder = |module: &str| {
         let key = stored::key(module);
@@ -208,7 +237,14 @@ fn packed<'f>(files: &[Container<'f>], options: Options<'_>) -> anyhow::Result<L
         return Err(Error::missing(stored::key(&module), "a packed layer").into());
     };
     let Options { rounding, kernel, .. } = options;
-    let layer = match Description::read(file, &module)? {
+    let described = Description::read(file, &module)?;
+    let moe = match &described {
+        Description::Moe(moe) => Some(moe),
+        Description::Linear(_) => None,
+    };
+    let partial = origin::partial(file, section, moe);
+    let arithmetic = origin::arithmetic(origin::quantizes(section, &module));
+    let layer = match described {
         Description::Moe(_) => {
             let layer = MoeLayer::load(file, &module, rounding, Mode::Extended)?;
             Layer::Moe(Box::new(layer.with_kernel(kernel)))
@@ -218,7 +254,7 @@ fn packed<'f>(files: &[Container<'f>], options: Options<'_>) -> anyhow::Result<L
             Layer::Linear(LinearLayer { layer, rounding })
         }
     };
-    Ok(Loaded { module, packed: true, layer })
+    Ok(Loaded { module, packed: true, layer, partial, arithmetic, notes: Vec::new() })
 }
 
 /// A layer of an original checkpoint, packed now.
@@ -259,7 +295,16 @@ fn checkpoint<'f>(files: &ModelFiles, options: Options<'_>) -> anyhow::Result<Lo
             Layer::Linear(LinearLayer { layer, rounding })
         }
     };
-    Ok(Loaded { module, packed: false, layer })
+    let notes = match &layer {
+        Layer::Moe(moe) => {
+            MoeRouting::read(&model, &module, moe.config().num_experts, false)?.notes
+        }
+        Layer::Linear(_) => Vec::new(),
+    };
+    let of_layer = plan.stacks.iter().filter(|s| s.module == module);
+    let quantizes = of_layer.clone().any(|s| s.quantizes_activations());
+    let arithmetic = origin::arithmetic(Some(quantizes));
+    Ok(Loaded { module, packed: false, layer, partial: None, arithmetic, notes })
 }
 
 impl Layer<'_> {
@@ -315,6 +360,33 @@ impl Layer<'_> {
         }
     }
 
+    /// How tokens of `inputs` found their experts; compared with a second implementation where
+    /// `check` says so.
+    ///
+    /// # Errors
+    /// For logits that cannot be routed.
+    pub(super) fn routing(
+        &self,
+        inputs: &Inputs<Values>,
+        check: bool,
+    ) -> Result<Option<RoutingReport>> {
+        let (Self::Moe(moe), Routing::Logits(logits)) = (self, &inputs.routing) else {
+            return Ok(None);
+        };
+        let config = moe.config();
+        let rule = plain_rule(config.router.scoring_func, &config.router);
+        let experts = config.num_experts;
+        let differences = match check {
+            false => None,
+            true => {
+                let made = config.router.route(logits, experts)?;
+                let found = (&made.topk_ids[..], &made.topk_weights[..]);
+                Some(rule.compare(logits, experts, RouterTensors::default(), found)?)
+            }
+        };
+        Ok(Some(RoutingReport { source: "the layer's file".to_owned(), rule, differences }))
+    }
+
     /// The output by the scalar definition, one value after the other.
     ///
     /// # Errors
@@ -351,4 +423,14 @@ impl Layer<'_> {
         };
         definition.forward(&Scalar, &inputs.x, routed)
     }
+}
+
+/// The rule of a router without groups, bias or factor, which is all that the int4 path has.
+fn plain_rule(scoring_func: ScoringFunc, router: &marlinspike::moe::router::Router<'_>) -> RoutingRule {
+    let renormalize = if router.renormalize { Renormalize::SUM } else { Renormalize::Never };
+    let scoring_func = match scoring_func {
+        ScoringFunc::Sigmoid => Score::Sigmoid,
+        _ => Score::Softmax,
+    };
+    RoutingRule { scoring_func, ..RoutingRule::softmax(router.top_k, renormalize) }
 }

@@ -7,6 +7,7 @@
 pub mod input;
 pub mod layer;
 pub mod method;
+pub mod origin;
 pub(crate) mod report;
 
 use std::num::NonZero;
@@ -47,6 +48,14 @@ Activations come from --input, a safetensors file (case files too: names may beg
   topk_ids        [M, top_k] int32 and
   topk_weights    [M, top_k] float32
 or else from --seed: M rows of numbers evenly spread over -1 to 1, the same on every machine.
+router_logits are what the router gives to the choice of experts: with a router's own bias, and
+after a soft cap.
+
+Tokens are routed as the model_type of config.json says (docs/models.md lists the families). A
+model_type that is not known is refused; --routing FILE states the routing instead, as JSON:
+  {\"scoring_func\": \"sigmoid\", \"top_k\": 8, \"renormalize\": true, \"routed_scaling_factor\": 2.5,
+   \"correction_bias\": \"gate.e_score_correction_bias\"}
+y is the sum over the routed experts: shared experts are no part of it.
 
 Examples:
   marlinspike run ./packed                                first layer of experts, 16 seeded tokens
@@ -54,6 +63,7 @@ Examples:
   marlinspike run ./packed/model.safetensors --input x.safetensors --output y.safetensors
   marlinspike run ./packed --list                         the layers there are
   marlinspike run ./Qwen3-30B-A3B-FP8 --arithmetic wgmma-promoted --check
+  marlinspike run ./my-model --routing routing.json --check
   marlinspike run ./gpt-oss-20b --tokens 4 --output y.safetensors --stages
 
 The digest is the SHA-256 of the output's little-endian bytes, row by row. Every kernel gives the
@@ -106,6 +116,9 @@ pub struct Args {
     /// Module to run [default: the first layer of experts, else the first linear layer].
     #[arg(long, value_name = "MODULE")]
     pub layer: Option<String>,
+    /// Routing of the layer's tokens, as JSON, instead of its family's.
+    #[arg(long, value_name = "FILE")]
+    pub routing: Option<PathBuf>,
     /// Print the names of the layers, and run none.
     #[arg(long)]
     pub list: bool,
@@ -160,7 +173,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let kernel = kernel(args.kernel.as_deref())?;
     let name = kernel.name();
-    let opened = Opened::open(&args.model)?;
+    let opened = Opened::open(&args.model, args.routing.as_deref())?;
     if args.list {
         let names = runnable(&opened)?;
         let lines = names.into_iter().map(|m| format!("{}\n", printable(&m)));
@@ -225,7 +238,10 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         seconds,
         check,
         checked_by: "the scalar definition",
-        notes: &[],
+        notes: &loaded.notes,
+        routing: loaded.layer.routing(&inputs, args.check)?,
+        partial: loaded.partial.as_ref(),
+        arithmetic: loaded.arithmetic.clone(),
     };
     print(&if args.json { report.json() } else { report.text() })?;
     Ok(if report.is_equal() { Outcome::Pass } else { Outcome::Mismatch })

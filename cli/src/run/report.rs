@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use marlinspike::container::write_container;
+use marlinspike::moe::families::{Differences, RoutingRule};
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::w4a8::Values;
@@ -10,6 +11,8 @@ use marlinspike::{Error, Result};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use super::origin::Partial;
+use crate::model::routing::summary;
 use crate::style::printable;
 
 /// Rows of a result, as bits.
@@ -112,6 +115,37 @@ impl Check {
     }
 }
 
+/// How tokens found their experts.
+pub(super) struct RoutingReport {
+    /// Whose rule it is.
+    pub(super) source: String,
+    pub(super) rule: RoutingRule,
+    /// Against the second implementation, where it was asked for.
+    pub(super) differences: Option<Differences>,
+}
+
+impl RoutingReport {
+    fn json(&self) -> serde_json::Value {
+        let check = self.differences.as_ref().map(|d| {
+            let first = d.ids.first().or(d.weights.first()).map(|(_, text)| text);
+            json!({"ids": d.ids.len(), "weights": d.weights.len(), "first": first})
+        });
+        json!({"source": self.source, "rule": self.rule.to_json(), "check": check})
+    }
+
+    fn line(&self) -> Option<String> {
+        let d = self.differences.as_ref()?;
+        Some(match d.ids.first().or(d.weights.first()) {
+            None => "routing equal to its definition in f64, within f32's rounding".to_owned(),
+            Some((_, first)) => format!(
+                "ROUTING DIFFERENT: {} ids, {} weights; {first}",
+                d.ids.len(),
+                d.weights.len()
+            ),
+        })
+    }
+}
+
 /// A run that is over.
 pub(super) struct Report<'r> {
     pub(super) module: &'r str,
@@ -131,6 +165,12 @@ pub(super) struct Report<'r> {
     /// What the check compared with.
     pub(super) checked_by: &'static str,
     pub(super) notes: &'r [String],
+    /// Of experts whose inputs are router logits.
+    pub(super) routing: Option<RoutingReport>,
+    /// Present where the layer is one rank's part.
+    pub(super) partial: Option<&'r Partial>,
+    /// How it was computed, and whether the checkpoint's method does otherwise.
+    pub(super) arithmetic: String,
 }
 
 /// Outputs as a safetensors file.
@@ -142,7 +182,8 @@ pub(super) fn container(outputs: &[Output]) -> anyhow::Result<Vec<u8>> {
 impl Report<'_> {
     /// Whether nothing differs.
     pub(super) fn is_equal(&self) -> bool {
-        self.check.is_none_or(|c| c.mismatches == 0)
+        let routing = self.routing.as_ref().and_then(|r| r.differences.as_ref());
+        self.check.is_none_or(|c| c.mismatches == 0) && routing.is_none_or(Differences::is_empty)
     }
 
     /// One JSON object on one line.
@@ -168,6 +209,9 @@ impl Report<'_> {
             "threads": self.threads,
             "seconds": self.seconds,
             "check": check,
+            "arithmetic": self.arithmetic,
+            "routing": self.routing.as_ref().map(RoutingReport::json),
+            "partial": self.partial.map(Partial::as_json),
         });
         if !self.notes.is_empty() {
             value["notes"] = json!(self.notes);
@@ -181,6 +225,13 @@ impl Report<'_> {
         let threads = if self.threads == 1 { "thread" } else { "threads" };
         let mut text =
             format!("{}: {}{}\n", printable(self.module), printable(&self.summary), self.source,);
+        if let Some(partial) = self.partial {
+            text.push_str(&format!("{}\n", partial.line()));
+        }
+        if let Some(routing) = &self.routing {
+            text.push_str(&format!("{}\n", printable(&summary(&routing.source, &routing.rule))));
+        }
+        text.push_str(&format!("arithmetic: {}\n", printable(&self.arithmetic)));
         for note in self.notes {
             text.push_str(&format!("{}\n", printable(note)));
         }
@@ -192,6 +243,9 @@ impl Report<'_> {
             self.kernel,
             self.threads,
         ));
+        if let Some(line) = self.routing.as_ref().and_then(RoutingReport::line) {
+            text.push_str(&format!("{}\n", printable(&line)));
+        }
         match self.check {
             None => {}
             Some(Check { first: Some(([m, n], found, expected)), mismatches, stage }) => {

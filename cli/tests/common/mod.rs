@@ -293,7 +293,7 @@ pub fn write_model(format: Format, dir: &Path) -> BTreeMap<String, Weight<'stati
     }
     let norm = vec![0x3c00u16; HIDDEN];
     tensors.push(Tensor::from_vec("model.norm.weight", DType::BF16, vec![HIDDEN], norm).unwrap());
-    let config = json!({"architectures": ["Qwen3MoeForCausalLM"], "dtype": "bfloat16",
+    let config = json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16",
         "num_key_value_heads": 4, "num_experts_per_tok": 2, "norm_topk_prob": true,
         "quantization_config": format.quant_config()});
     fs::write(dir.join("config.json"), config.to_string()).unwrap();

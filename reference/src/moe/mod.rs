@@ -10,6 +10,7 @@ pub mod activation;
 pub mod align;
 pub mod batched;
 pub mod bound;
+pub mod families;
 pub mod layer;
 pub mod math;
 pub mod router;

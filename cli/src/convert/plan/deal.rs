@@ -6,7 +6,7 @@ use std::ops::Range;
 use marlinspike::container::TensorSpec;
 use marlinspike::w4a8::stored;
 
-use super::{Item, Output, Plan, ShardPlan, Source};
+use super::{Item, Output, Plan, Settings, ShardPlan, Source};
 use crate::model::{Model, ModelError};
 
 /// Bytes of one piece of a tensor that is copied.
@@ -36,7 +36,7 @@ impl Unit {
     }
 }
 
-/// Stacks and copied tensors in files of at most `limit` bytes, in the order of their names. A
+/// Stacks and copied tensors in files of at most `settings.shard_bytes` bytes, in the order of their names. A
 /// unit that is larger has a file for itself.
 ///
 /// # Errors
@@ -45,7 +45,7 @@ pub(super) fn shards(
     plan: &Plan,
     model: &Model<'_>,
     copied: Vec<&str>,
-    limit: u64,
+    settings: &Settings,
 ) -> Result<Vec<ShardPlan>, ModelError> {
     let mut units = Vec::new();
     for name in copied {
@@ -83,7 +83,7 @@ pub(super) fn shards(
         }
     }
     let sizes: Vec<u64> = units.iter().map(|u| u.bytes).collect();
-    let runs = even_runs(&sizes, limit);
+    let runs = even_runs(&sizes, settings.shard_bytes);
     let count = runs.len();
     let name = |i: usize| match count {
         1 => "model.safetensors".to_owned(),
@@ -97,15 +97,26 @@ pub(super) fn shards(
             let bits = |x: &Item| std::cmp::Reverse(x.spec.dtype.bits());
             bits(a).cmp(&bits(b)).then_with(|| a.spec.name.cmp(&b.spec.name))
         });
-        let metadata = metadata(plan, &items);
+        let metadata = metadata(plan, settings, &items);
         ShardPlan { name: name(i), items, metadata }
     };
     Ok(runs.into_iter().enumerate().map(shard).collect())
 }
 
+/// The key of a file's metadata that says whose rank's part its described layers are: a JSON object
+/// of `tp_size`, `tp_rank`, `ep_size` and `ep_rank`; absent on a single rank.
+pub const RANKS_KEY: &str = "marlinspike.ranks";
+
 /// The metadata of a file: the usual mark, and what there is to say of its layers.
-fn metadata(plan: &Plan, items: &[Item]) -> BTreeMap<String, String> {
+fn metadata(plan: &Plan, settings: &Settings, items: &[Item]) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let (tp, ep) = (settings.tp, settings.ep);
+    if !plan.descriptions.is_empty() && (tp.size > 1 || ep.size > 1) {
+        let ranks = serde_json::json!({
+            "tp_size": tp.size, "tp_rank": tp.rank, "ep_size": ep.size, "ep_rank": ep.rank,
+        });
+        metadata.insert(RANKS_KEY.to_owned(), ranks.to_string());
+    }
     for item in items {
         let Source::Stack { stack, .. } = item.source else { continue };
         let module = &plan.stacks[stack].module;

@@ -15,6 +15,7 @@ use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layout::kleidi::RhsLayout;
 use marlinspike::moe::activation::Definition;
+use marlinspike::moe::families::Renormalize;
 use marlinspike::tensor::DType;
 use marlinspike::w4a8::moe::Refusal;
 use marlinspike::w4a8::stored::{Description, LinearDescription, MoeDescription};
@@ -193,38 +194,32 @@ fn experts(
         expert_map,
         group_size: plan.group_size,
         nr: layout.nr(),
-        top_k: routing.top_k,
+        top_k: routing.rule.top_k,
         scoring_func: ScoringFunc::Softmax,
-        renormalize: routing.renormalize,
+        renormalize: routing.rule.renormalize != Renormalize::Never,
         activation: Activation::Silu,
-        router_weight_on_input: routing.weight_on_input,
+        router_weight_on_input: routing.rule.apply_router_weight_on_input,
     })
 }
 
-/// What config.json says of routing and activation, where it is what upstream's method does: softmax
-/// without groups of experts, and SiLU.
+/// The layer's routing, where it is what upstream's method computes: softmax without groups, bias
+/// or factor, and SiLU.
 fn routing(model: &Model<'_>, module: &str, num_experts: usize) -> Result<MoeRouting, String> {
     let groups = model.config_value("n_group").and_then(Value::as_u64);
-    if groups.is_some_and(|groups| groups > 1) {
+    if model.stated_routing.is_none() && groups.is_some_and(|groups| groups > 1) {
         return Err(Refusal::GroupedTopk.to_string());
     }
-    let routing = MoeRouting::read(model, module, num_experts).map_err(|e| e.to_string())?;
-    let found = |key: &str| model.config_value(key).map_or("none".to_owned(), Value::to_string);
-    let refuse = |key: &str, expected: &str| {
-        Err(format!("config.json: {key}: found {}, expected {expected}", found(key)))
-    };
-    if routing.scoring_func != ScoringFunc::Softmax {
-        return refuse("scoring_func", "\"softmax\"");
-    }
-    if routing.activation.up_limit.is_some() {
-        // gpt-oss says "silu" and means another activation, whose gate and up alternate.
-        return refuse("swiglu_limit", "none");
+    let routing = MoeRouting::read(model, module, num_experts, false).map_err(|e| e.to_string())?;
+    let plain = routing.rule.plain().filter(|r| r.scoring_func == ScoringFunc::Softmax);
+    if plain.is_none() {
+        let found = routing.summary();
+        let expected = "\"softmax\" without groups, bias or factor";
+        return Err(format!("found {found}, expected {expected}"));
     }
     if routing.activation != Definition::new(Activation::Silu) {
-        return refuse("hidden_act", "\"silu\"");
-    }
-    if routing.bias.is_some() {
-        return Err("e_score_correction_bias: found one, expected none".to_owned());
+        let (name, limit) = (routing.rule.activation, routing.rule.swiglu_limit);
+        let limit = limit.map_or(String::new(), |l| format!(" with swiglu_limit {l}"));
+        return Err(format!("activation: found {name}{limit}, expected \"silu\""));
     }
     Ok(routing)
 }

@@ -36,7 +36,7 @@ use super::verdict;
 use crate::model::bind::Bound;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError};
-pub use deal::copy_runs;
+pub use deal::{RANKS_KEY, copy_runs};
 pub use flashinfer::{FlashinferLayout, key as flashinfer_key};
 pub use part::Part;
 use stack::{StackInfo, cut, stack_plan};
@@ -331,8 +331,12 @@ impl Plan {
                 }
             }
         }
+        plan.refused.extend(layers.fused.iter().map(|f| Refused {
+            module: f.module.clone(),
+            reasons: vec![f.reason.clone()],
+        }));
         plan.layouts = flashinfer::descriptions(&plan.stacks);
-        plan.shards = deal::shards(&plan, model, copied, settings.shard_bytes)?;
+        plan.shards = deal::shards(&plan, model, copied, settings)?;
         Ok(plan)
     }
 

@@ -19,7 +19,7 @@ use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
-use crate::run::report::Output;
+use crate::run::report::{Output, RoutingReport};
 
 /// What a layer depends on beside its checkpoint.
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +89,9 @@ impl Loaded {
                 let reason = format!("w13 is {a}, w2 {b}: expected one method");
                 return Err(ModelError::module(module, reason).into());
             }
-            let routing = MoeRouting::read(model, module, w13.experts.len())?;
+            let interleaved = w13.experts[0].iter().any(|matrix| matrix.index.is_some());
+            let routing = MoeRouting::read(model, module, w13.experts.len(), interleaved)?;
+            notes.extend(routing.notes.iter().cloned());
             let stacks = [Matrices::bind(model, w13)?, Matrices::bind(model, w2)?];
             let moe = experts(model, module, &stacks, routing, options, &mut notes);
             (w13.scheme.label(), Kind::Moe(Box::new(moe.map_err(weight_error)?)))
@@ -142,9 +144,9 @@ impl Loaded {
                         Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
                     }
                     Routing::Logits(logits) => {
-                        routing = moe.routing.router().route(logits, moe.w13.len())?;
+                        routing = moe.routing.route(logits, moe.w13.len())?;
                         let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
-                        Routed { top_k: moe.routing.top_k, topk_ids, topk_weights }
+                        Routed { top_k: moe.routing.rule.top_k, topk_ids, topk_weights }
                     }
                 };
                 let layer = MethodLayer {
@@ -157,7 +159,7 @@ impl Loaded {
                         activation: moe.routing.activation,
                         dtype: *dtype,
                         input_dtype: None,
-                        router_weight_on_input: moe.routing.weight_on_input,
+                        router_weight_on_input: moe.routing.rule.apply_router_weight_on_input,
                     },
                     quantizers: moe.quantizers.clone(),
                     w13_multipliers: moe.multipliers.as_deref(),
@@ -174,6 +176,40 @@ impl Loaded {
         }
     }
 
+    /// How activations enter the products.
+    pub fn activations(&self) -> String {
+        match &self.kind {
+            Kind::Linear { quantizer, .. } => quantizer.to_string(),
+            Kind::Moe(moe) => moe.quantizers[0].to_string(),
+        }
+    }
+
+    /// How tokens of `inputs` found their experts; compared with a second implementation where
+    /// `check` says so.
+    ///
+    /// # Errors
+    /// For logits that cannot be routed.
+    pub(in crate::run) fn routing(
+        &self,
+        inputs: &Inputs<Halves>,
+        check: bool,
+    ) -> Result<Option<RoutingReport>> {
+        let (Kind::Moe(moe), Routing::Logits(logits)) = (&self.kind, &inputs.routing) else {
+            return Ok(None);
+        };
+        let (rule, experts) = (&moe.routing.rule, moe.w13.len());
+        let differences = match check {
+            false => None,
+            true => {
+                let made = moe.routing.route(logits, experts)?;
+                let found = (&made.topk_ids[..], &made.topk_weights[..]);
+                Some(rule.compare(logits, experts, moe.routing.tensors(), found)?)
+            }
+        };
+        let (source, rule) = (moe.routing.source.clone(), rule.clone());
+        Ok(Some(RoutingReport { source, rule, differences }))
+    }
+
     /// Kind, sizes and method, for machines.
     pub fn describe(&self) -> Value {
         match &self.kind {
@@ -188,7 +224,7 @@ impl Loaded {
                 "kind": "moe",
                 "format": self.format,
                 "num_experts": moe.w13.len(),
-                "top_k": moe.routing.top_k,
+                "top_k": moe.routing.rule.top_k,
                 "hidden_size": moe.w13[0].shape().size_k,
                 "intermediate_size": moe.w2[0].shape().size_k,
                 "activations": moe.quantizers[0].to_string(),
@@ -206,7 +242,7 @@ impl Loaded {
                 "{}, {} experts, top {}, H {}, I {}, activations {}",
                 self.format,
                 moe.w13.len(),
-                moe.routing.top_k,
+                moe.routing.rule.top_k,
                 moe.w13[0].shape().size_k,
                 moe.w2[0].shape().size_k,
                 moe.quantizers[0],
@@ -216,7 +252,7 @@ impl Loaded {
 }
 
 /// What the scheme's activations are, where they are no numbers of the file.
-fn dynamic(scheme: &Scheme, how: ActivationsArg, is_moe: bool) -> Result<Option<Quantizer>> {
+pub(super) fn dynamic(scheme: &Scheme, how: ActivationsArg, is_moe: bool) -> Result<Option<Quantizer>> {
     if how == ActivationsArg::None {
         return Ok(Some(Quantizer::None));
     }

@@ -161,6 +161,9 @@ pub(super) fn run(
         check,
         checked_by: "the definition, product by product",
         notes: &loaded.notes,
+        routing: loaded.routing(&inputs, args.check)?,
+        partial: None,
+        arithmetic: format!("{}, activations {}", arithmetic.name(), loaded.activations()),
     };
     print(&if args.json { report.json() } else { report.text() })?;
     Ok(if report.is_equal() { Outcome::Pass } else { Outcome::Mismatch })

@@ -1,6 +1,7 @@
 //! A layer of a folder that `convert` has written for Marlin or FlashInfer, brought back to the hub: what
 //! runs is what the kernel's bytes stand for.
 
+use marlinspike::config::QuantConfig;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layout::flashinfer::PackedExperts;
 use marlinspike::layout::marlin::{ScalePermutation, Stored};
@@ -14,7 +15,8 @@ use marlinspike::{Error, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::load::{Kind, Loaded, Moe};
+use super::ActivationsArg;
+use super::load::{Kind, Loaded, Moe, dynamic};
 use crate::convert::error::ConvertError;
 use crate::convert::plan::FlashinferLayout;
 use crate::model::layers::Role;
@@ -236,11 +238,44 @@ impl<'m> Entry<'m> {
         Ok(made.collect())
     }
 
+    /// Whether rows of gate and up alternate in w13, as gpt-oss's file has them.
+    fn interleaved(&self) -> bool {
+        let method = self.section["source_quantization_config"]["quant_method"].as_str();
+        let gpt_oss = matches!(method, Some("mxfp4" | "gpt_oss_mxfp4"));
+        gpt_oss && self.layer["scheme"].as_str() == Some("mxfp4")
+    }
+
     /// How activations enter: as NVFP4 where the file has their multipliers.
     fn quantizer(&self) -> Result<Quantizer> {
         let scales = self.floats("input_scale", self.size("experts")?)?;
         Ok(scales.map_or(Quantizer::None, Quantizer::Nvfp4))
     }
+}
+
+/// What is to be said where the checkpoint's method quantizes activations and Marlin's form does not.
+fn quantized_by_checkpoint(section: &Value, module: &str) -> Option<String> {
+    if section["layout"].as_str() != Some("marlin") {
+        return None;
+    }
+    let source = QuantConfig::from_value(&section["source_quantization_config"]).ok()?;
+    let is_moe = is_moe(section, module);
+    let names = match is_moe {
+        true => ["gate_proj", "w1"].map(|p| format!("{module}.0.{p}")),
+        false => [module.to_owned(), module.to_owned()],
+    };
+    let quantizer = |name: &String| {
+        let scheme = source.scheme_for(name).ok()?;
+        match dynamic(&scheme, ActivationsArg::Auto, is_moe) {
+            Ok(Some(Quantizer::None)) | Err(_) => None,
+            Ok(Some(quantizer)) => Some(quantizer.to_string()),
+            Ok(None) => Some("static scales".to_owned()),
+        }
+    };
+    let method = names.iter().find_map(quantizer)?;
+    Some(format!(
+        "arithmetic differs from the checkpoint's method: activations stay in 16 bits here, the \
+         method quantizes them ({method})"
+    ))
 }
 
 /// Loads `module` of a converted folder.
@@ -258,6 +293,7 @@ pub fn load(model: &Model<'_>, section: &Value, module: &str) -> anyhow::Result<
     }
     let wrong = |e: Error| anyhow::Error::from(ConvertError::weight(module)(e));
     let find = |role| Entry::find(model, section, module, role);
+    let mut notes: Vec<String> = quantized_by_checkpoint(section, module).into_iter().collect();
     let (format, kind) = match is_moe(section, module) {
         false => {
             let entry = find(Role::Dense)?;
@@ -269,7 +305,8 @@ pub fn load(model: &Model<'_>, section: &Value, module: &str) -> anyhow::Result<
             let entries = [find(Role::W13)?, find(Role::W2)?];
             let w13 = entries[0].weights().map_err(wrong)?;
             let w2 = entries[1].weights().map_err(wrong)?;
-            let routing = MoeRouting::read(model, module, w13.len())?;
+            let routing = MoeRouting::read(model, module, w13.len(), entries[0].interleaved())?;
+            notes.extend(routing.notes.iter().cloned());
             let quantizers = [&entries[0], &entries[1]].map(|e| e.quantizer().map_err(wrong));
             let [first, second] = quantizers;
             let quantizers = [first?, second?];
@@ -280,5 +317,5 @@ pub fn load(model: &Model<'_>, section: &Value, module: &str) -> anyhow::Result<
     };
     let of = |v: &Value| v.as_str().unwrap_or_default().to_owned();
     let format = format!("{} in {}'s form", of(&format.layer["scheme"]), of(&section["layout"]));
-    Ok(Loaded { module: module.to_owned(), format, notes: Vec::new(), kind })
+    Ok(Loaded { module: module.to_owned(), format, notes, kind })
 }

@@ -1,0 +1,474 @@
+//! One layer's rule from a model's `config.json` and its family's row.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::row::{
+    ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, Same, ScoreRule, Support,
+    activation,
+};
+use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
+use super::families;
+use crate::case::Activation;
+use crate::{Error, Result};
+
+/// A layer's routing as its config has it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resolved {
+    /// The `model_type` found.
+    pub model_type: String,
+    /// What of the family is supported.
+    pub support: Support,
+    /// The key of the experts per token.
+    pub top_k_key: &'static str,
+    /// Whether the config has it.
+    pub top_k_stated: bool,
+    /// Number of experts that the config states, zero experts not included.
+    pub num_experts: Option<usize>,
+    /// The rule.
+    pub rule: RoutingRule,
+    /// Where another engine computes something else, and keys that are not read.
+    pub notes: Vec<String>,
+}
+
+/// Keys that name a scoring function in one family or another.
+const SCORE_KEYS: &[&str] = &[
+    "scoring_func",
+    "score_func",
+    "score_function",
+    "moe_router_activation_func",
+    "moe_router_activation",
+    "expert_selection_fn",
+    "router_score_function",
+];
+
+/// Keys of renormalization, and of a factor, in one family or another.
+const NORM_KEYS: &[&str] = &["norm_topk_prob", "route_norm", "moe_renormalize", "norm_expert_weight"];
+const SCALE_KEYS: &[&str] = &[
+    "routed_scaling_factor",
+    "route_scale",
+    "router_scaling_factor",
+    "moe_router_scaling_factor",
+    "moe_routed_scaling_factor",
+];
+
+/// The row of a `model_type`; `_text` after a known one is the same family.
+pub fn family(model_type: &str) -> Option<&'static Family> {
+    let find = |name: &str| families().find(|f| f.model_types.contains(&name));
+    find(model_type).or_else(|| find(model_type.strip_suffix("_text")?))
+}
+
+/// The rule of the experts `module`, as `...layers.3.mlp.experts`.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a `model_type` that is absent or unknown, or a family that is refused;
+/// [`Error::Size`] naming the key whose value cannot be used.
+pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
+    let keys = Keys::new(config, module);
+    let found = keys.objects.iter().find_map(|o| o.get("model_type")).and_then(Value::as_str);
+    let Some(model_type) = found else {
+        let reason = "config.json has no model_type, so its routing is not known";
+        return Err(Error::unsupported("routing of this model", reason));
+    };
+    let Some(family) = family(model_type) else {
+        let shown: String = model_type.chars().take(60).collect();
+        let what = format!("model_type `{shown}`: its routing");
+        return Err(Error::unsupported(what, "the family is not known"));
+    };
+    if let Support::Refused(reason) = family.support {
+        return Err(Error::unsupported(format!("routing of {model_type}"), reason));
+    }
+    let rule = rule(&keys, family)?;
+    keys.refuse_contradictions(family, &rule)?;
+    let num_experts = keys.size(family.num_experts)?.map(|(_, n)| n);
+    let notes = keys.notes(family, &rule);
+    let top_k = keys.size(family.top_k.keys)?;
+    Ok(Resolved {
+        model_type: model_type.to_owned(),
+        support: family.support,
+        top_k_key: top_k.map_or(family.top_k.keys[0], |(key, _)| key),
+        top_k_stated: top_k.is_some(),
+        num_experts,
+        rule,
+        notes,
+    })
+}
+
+/// The objects of a config in which a layer's keys are looked for.
+struct Keys<'c> {
+    objects: Vec<&'c Value>,
+    layer: Option<usize>,
+    read: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'c> Keys<'c> {
+    /// The text model's own config counts alone where it names its type, since absent keys then
+    /// have its defaults.
+    fn new(config: &'c Value, module: &str) -> Self {
+        let part = ["thinker", "talker"].iter().find(|p| module.starts_with(&format!("{p}.")));
+        let inside = match part {
+            Some(part) => config.get(format!("{part}_config")).unwrap_or(config),
+            None => config.get("thinker_config").unwrap_or(config),
+        };
+        let names = ["text_config", "language_config", "llm_config"];
+        let text = names.iter().find_map(|n| inside.get(n)).filter(|v| v.is_object());
+        let objects = match text {
+            Some(text) if text.get("model_type").is_some() => vec![text],
+            Some(text) => vec![text, inside, config],
+            None => vec![inside, config],
+        };
+        let mut parts = module.split('.').skip_while(|p| !matches!(*p, "layers" | "blocks"));
+        let layer = parts.nth(1).and_then(|n| n.parse().ok());
+        Self { objects, layer, read: RefCell::new(BTreeSet::new()) }
+    }
+
+    /// The value of a key, null included; a dot goes into an object.
+    fn raw(&self, key: &'static str) -> Option<&'c Value> {
+        self.read.borrow_mut().insert(key);
+        self.peek(key)
+    }
+
+    fn peek(&self, key: &str) -> Option<&'c Value> {
+        let inside = |object: &&'c Value| key.split('.').try_fold(*object, |v, k| v.get(k));
+        self.objects.iter().find_map(inside)
+    }
+
+    /// The first of `keys` that is there and not null.
+    fn any(&self, keys: &'static [&'static str]) -> Option<(&'static str, &'c Value)> {
+        let found = keys.iter().map(|key| (*key, self.raw(key)));
+        let mut found = found.filter_map(|(k, v)| v.filter(|v| !v.is_null()).map(|v| (k, v)));
+        found.next()
+    }
+
+    /// This layer's entry of a list, or the value itself.
+    fn of_layer(&self, value: &'c Value) -> Option<&'c Value> {
+        match value.as_array() {
+            Some(list) => list.get(self.layer?),
+            None => Some(value),
+        }
+    }
+
+    fn size(&self, keys: &'static [&'static str]) -> Result<Option<(&'static str, usize)>> {
+        let Some((key, value)) = self.any(keys) else { return Ok(None) };
+        let size = self.of_layer(value).and_then(Value::as_u64);
+        let size = size.and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0);
+        size.map(|n| Some((key, n))).ok_or_else(|| bad(key, value, "1 or more"))
+    }
+
+    fn need_size(&self, key: &Key<usize>) -> Result<usize> {
+        match (self.size(key.keys)?, key.default) {
+            (Some((_, n)), _) | (None, Some(n)) => Ok(n),
+            (None, None) => Err(absent(key.keys[0], "1 or more")),
+        }
+    }
+
+    fn number(&self, key: &Key<f32>) -> Result<f32> {
+        let Some((name, value)) = self.any(key.keys) else {
+            return key.default.ok_or_else(|| absent(key.keys[0], "a number"));
+        };
+        let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0);
+        number.ok_or_else(|| bad(name, value, "a positive number"))
+    }
+
+    fn flag(&self, key: &Key<bool>) -> Result<bool> {
+        match (self.any(key.keys), key.default) {
+            (Some((_, Value::Bool(b))), _) => Ok(*b),
+            (Some((name, value)), _) => Err(bad(name, value, "true or false")),
+            (None, Some(b)) => Ok(b),
+            (None, None) => Err(absent(key.keys[0], "true or false")),
+        }
+    }
+
+    fn text(&self, key: &'static str) -> Result<Option<&'c str>> {
+        match self.raw(key).filter(|v| !v.is_null()) {
+            None => Ok(None),
+            Some(value) => value.as_str().map(Some).ok_or_else(|| bad(key, value, "a name")),
+        }
+    }
+
+    fn score(&self, rule: &ScoreRule) -> Result<Score> {
+        let key = match rule {
+            ScoreRule::Fixed(score) => return Ok(*score),
+            ScoreRule::Key(key) => key,
+        };
+        let Some((name, value)) = self.any(key.keys) else {
+            return key.default.ok_or_else(|| absent(key.keys[0], "a scoring function"));
+        };
+        let known = [Score::Softmax, Score::Sigmoid, Score::SqrtSoftplus];
+        let found = known.into_iter().find(|s| value.as_str() == Some(s.name()));
+        found.ok_or_else(|| bad(name, value, "softmax, sigmoid or sqrtsoftplus"))
+    }
+
+    fn groups(&self, family: &Family, has_bias: bool) -> Result<Option<GroupRule>> {
+        let Some(GroupKeys { n_group, topk_group, mut score, masked }) = family.groups else {
+            return Ok(None);
+        };
+        if let Some((key, [with, without])) = family.group_method {
+            match self.text(key)? {
+                Some(found) if found == with => {}
+                None => return Ok(None),
+                Some(found) if found == without => return Ok(None),
+                Some(found) => {
+                    let expected = format!("{with} or {without}");
+                    return Err(bad(key, &Value::from(found), &expected));
+                }
+            }
+        }
+        const N: &[&str] = &["n_group", "num_expert_group"];
+        let null = |k: &&&str| self.peek(k).is_some_and(Value::is_null);
+        let default = match N.iter().find(null) {
+            Some(key) if n_group.is_none_or(|n| n > 1) => {
+                return Err(bad(key, &Value::Null, "1 or more"));
+            }
+            Some(_) => Some(1),
+            None => n_group,
+        };
+        let n_group = match (self.size(N)?, default) {
+            (Some((_, n)), _) | (None, Some(n)) => n,
+            (None, None) => return Err(absent(N[0], "1 or more")),
+        };
+        let kept = self.size(&["topk_group"])?.map(|(_, n)| n);
+        if n_group == 1 {
+            return Ok(None);
+        }
+        let Some(topk_group) = kept.or(topk_group) else {
+            let expected = format!("it with n_group {n_group}");
+            return Err(absent("topk_group", &expected));
+        };
+        if family.by_vllm && !has_bias {
+            score = GroupScore::Max;
+        }
+        Ok(Some(GroupRule { n_group, topk_group, group_score: score, masked }))
+    }
+
+    fn renormalize(&self, family: &Family, score: Score) -> Result<Renormalize> {
+        Ok(match &family.renormalize {
+            RenormRule::Never => Renormalize::Never,
+            RenormRule::Always(epsilon) => Renormalize::SumPlus(*epsilon),
+            RenormRule::Key(key, epsilon) => {
+                let chosen = family.softmax_of_chosen && score == Score::Softmax;
+                match self.flag(key)? || chosen {
+                    true => Renormalize::SumPlus(*epsilon),
+                    false => Renormalize::Never,
+                }
+            }
+            RenormRule::Floor(key) => Renormalize::SumAtLeast(self.number(key)?),
+            RenormRule::Norm(key) => match self.raw(key.keys[0]) {
+                Some(Value::Null) => Renormalize::Never,
+                _ => match self.number(key)? {
+                    1.0 => Renormalize::SUM,
+                    p => Renormalize::Norm(p),
+                },
+            },
+        })
+    }
+
+    /// Name, limit and α of the activation.
+    fn activation(&self, rule: &ActivationRule) -> Result<(Activation, Option<f32>, Option<f32>)> {
+        let not_null = |key: &'static str| match self.raw(key) {
+            Some(Value::Null) => Err(bad(key, &Value::Null, "a positive number")),
+            _ => Ok(()),
+        };
+        let named = |keys: &'static [&'static str]| match self.any(keys) {
+            None => Ok(Activation::Silu),
+            Some((key, value)) => value
+                .as_str()
+                .and_then(activation)
+                .ok_or_else(|| bad(key, value, "silu, gelu or gelu_pytorch_tanh")),
+        };
+        const ACT: &[&str] = &["hidden_act", "hidden_activation"];
+        match rule {
+            ActivationRule::Named(keys) => Ok((named(keys)?, None, None)),
+            ActivationRule::Clamped(key) => {
+                not_null(key.keys[0])?;
+                match named(ACT)? {
+                    Activation::Silu => Ok((Activation::Silu, Some(self.number(key)?), None)),
+                    other => Err(bad("hidden_act", &Value::from(other.name()), "silu")),
+                }
+            }
+            ActivationRule::Oai => {
+                not_null("swiglu_limit")?;
+                if let Some((key, beta)) = self.any(&["swiglu_beta"])
+                    && beta.as_f64() != Some(1.0)
+                {
+                    return Err(bad(key, beta, "1"));
+                }
+                let limit = self.number(&Key::new(&["swiglu_limit"], 7.0))?;
+                let alpha = self.number(&Key::new(&["swiglu_alpha"], 1.702))?;
+                Ok((Activation::SwigluOai, Some(limit), Some(alpha)))
+            }
+            ActivationRule::Step => {
+                let plain = named(ACT)?;
+                let Some((key, list)) = self.any(&["swiglu_limits"]) else {
+                    return Ok((plain, None, None));
+                };
+                match self.of_layer(list) {
+                    Some(Value::Null) => Ok((plain, None, None)),
+                    Some(v) if v.as_f64() == Some(0.0) => Ok((plain, None, None)),
+                    Some(v) => match v.as_f64().filter(|x| *x > 0.0) {
+                        Some(x) => Ok((Activation::SwigluStep, Some(x as f32), None)),
+                        None => Err(bad(key, v, "limits that are not negative")),
+                    },
+                    None => Err(bad(key, list, "a limit for each layer")),
+                }
+            }
+        }
+    }
+
+    /// Fails where the config states something else than the family computes.
+    fn refuse_contradictions(&self, family: &Family, rule: &RoutingRule) -> Result<()> {
+        for key in SCORE_KEYS {
+            let Some(value) = self.peek(key).filter(|v| !v.is_null()) else { continue };
+            if value.as_str() != Some(rule.scoring_func.name()) {
+                let expected =
+                    format!("\"{}\", as {} has it", rule.scoring_func.name(), family.model_types[0]);
+                return Err(bad(key, value, &expected));
+            }
+        }
+        for key in NORM_KEYS {
+            if let Some(value) = self.peek(key).filter(|v| !v.is_null() && !v.is_boolean()) {
+                return Err(bad(key, value, "true or false"));
+            }
+        }
+        for key in SCALE_KEYS {
+            if let Some(value) = self.peek(key).filter(|v| !v.is_null() && !v.is_number()) {
+                return Err(bad(key, value, "a number"));
+            }
+        }
+        let weights = "moe_apply_router_weight_on_input";
+        if let Some(value) = self.peek(weights)
+            && value.as_bool() == Some(true)
+            && !rule.apply_router_weight_on_input
+        {
+            return Err(bad(weights, value, "false"));
+        }
+        let kind = self.peek("mlp_layer_types").and_then(|v| self.of_layer(v)?.as_str());
+        if let Some(kind) = kind.filter(|k| k.contains("hash")) {
+            let found = Value::from(kind);
+            let expected = "a layer whose router chooses; here a table of token ids does";
+            return Err(bad("mlp_layer_types", &found, expected));
+        }
+        for key in ["swiglu_limit", "swiglu_limits"] {
+            let Some(value) = self.peek(key).and_then(|v| self.of_layer(v)) else { continue };
+            let limits = value.as_f64().is_none_or(|x| x != 0.0) && !value.is_null();
+            if limits && !self.read.borrow().contains(key) {
+                let expected = format!("none: {} has no such limit", family.model_types[0]);
+                return Err(bad(key, value, &expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// What vLLM computes otherwise, and routing keys that the family does not read.
+    fn notes(&self, family: &Family, rule: &RoutingRule) -> Vec<String> {
+        let name = family.model_types[0];
+        let mut notes = Vec::new();
+        let mut told = BTreeSet::new();
+        for other in family.vllm {
+            let Some(value) = self.peek(other.key) else { continue };
+            let same = match other.same {
+                Same::Flag(flag) => value.is_null() || value.as_bool() == Some(flag),
+                Same::Number(x) => value.as_f64() == Some(x) || value.is_null(),
+            };
+            // A null p of DBRX means no division.
+            let is_norm = matches!(rule.renormalize, Renormalize::Never) && value.is_null();
+            told.insert(other.key);
+            if !same || (is_norm && matches!(family.renormalize, RenormRule::Norm(_))) {
+                notes.push(format!(
+                    "{name} as transformers computes it; with {}: {value} vLLM {}",
+                    other.key, other.does
+                ));
+            }
+        }
+        let always = rule.renormalize != Renormalize::Never;
+        let scale = f64::from(rule.routed_scaling_factor);
+        let keys = NORM_KEYS.iter().map(|k| (*k, Value::from(always)));
+        let keys = keys.chain(SCALE_KEYS.iter().map(|k| (*k, Value::from(scale))));
+        for (key, neutral) in keys {
+            let read = self.read.borrow().contains(key) || told.contains(key);
+            let Some(value) = self.peek(key).filter(|v| !v.is_null() && !read) else { continue };
+            let same = match (value.as_f64(), neutral.as_f64()) {
+                (Some(a), Some(b)) => a as f32 == b as f32,
+                _ => *value == neutral,
+            };
+            if !same {
+                notes.push(format!("config.json: {key}: {value} is not read by {name}"));
+            }
+        }
+        let method = self.peek("topk_method").and_then(Value::as_str);
+        if let Some(found) = method.filter(|m| *m != "noaux_tc")
+            && rule.correction_bias.is_some()
+        {
+            notes.push(format!(
+                "{name} as transformers computes it; with topk_method: {found} vLLM has no \
+                 correction bias"
+            ));
+        }
+        notes
+    }
+}
+
+fn rule(keys: &Keys<'_>, family: &Family) -> Result<RoutingRule> {
+    let scoring_func = keys.score(&family.score)?;
+    let correction_bias = match family.bias {
+        BiasRule::None => None,
+        BiasRule::Required(name) => Some(name.to_owned()),
+        BiasRule::IfKey(key, default, name) => {
+            let flag = match keys.raw(key).filter(|v| !v.is_null()) {
+                None => default,
+                Some(Value::Bool(b)) => *b,
+                Some(value) => return Err(bad(key, value, "true or false")),
+            };
+            flag.then(|| name.to_owned())
+        }
+    };
+    let has_bias = correction_bias.is_some();
+    if family.by_vllm && has_bias != (scoring_func == Score::Sigmoid) {
+        let what = format!("{} with a correction bias: {has_bias}", scoring_func.name());
+        return Err(Error::unsupported(what, "a sigmoid has one, a softmax has none"));
+    }
+    let (activation, swiglu_limit, swiglu_alpha) = keys.activation(&family.activation)?;
+    Ok(RoutingRule {
+        scoring_func,
+        top_k: keys.need_size(&family.top_k)?,
+        choose_by: family.choose_by,
+        groups: keys.groups(family, has_bias)?,
+        renormalize: keys.renormalize(family, scoring_func)?,
+        routed_scaling_factor: family.scale.as_ref().map_or(Ok(1.0), |key| keys.number(key))?,
+        jitter: match scoring_func {
+            Score::SparseMixer => keys.number(&Key::new(&["router_jitter_noise"], 0.01))?,
+            _ => 0.01,
+        },
+        correction_bias,
+        expert_scale: family.expert_scale.map(str::to_owned),
+        zero_experts: match &family.zero_experts {
+            Some(key) => keys.zero_experts(key)?,
+            None => 0,
+        },
+        apply_router_weight_on_input: family.weight_on_input,
+        activation,
+        swiglu_limit,
+        swiglu_alpha,
+    })
+}
+
+impl Keys<'_> {
+    fn zero_experts(&self, key: &Key<usize>) -> Result<usize> {
+        let Some((name, value)) = self.any(key.keys) else {
+            return Ok(key.default.unwrap_or(0));
+        };
+        let count = value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|&n| n < 1 << 20);
+        count.ok_or_else(|| bad(name, value, "a number of experts"))
+    }
+}
+
+fn bad(key: &str, found: &Value, expected: &str) -> Error {
+    let shown: String = found.to_string().chars().take(60).collect();
+    Error::size(format!("config.json: {key}"), shown, expected)
+}
+
+fn absent(key: &str, expected: &str) -> Error {
+    Error::size(format!("config.json: {key}"), "none", expected)
+}

@@ -1,0 +1,268 @@
+//! A second implementation of [`RoutingRule`], in f64 and expert by expert, that shares no step
+//! with the first. `run --check` and case files compare routing with it.
+
+use super::rule::{
+    ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score,
+};
+use crate::{Error, Result};
+
+/// Unit roundoff of f32.
+const U: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// One token, exact but for f64's own rounding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Score of each expert.
+    pub scores: Vec<f64>,
+    /// What the choice goes by; −∞ for experts that cannot be chosen.
+    pub choice: Vec<f64>,
+    /// The choice, best first.
+    pub ids: Vec<usize>,
+    /// How far an f32 implementation's choice value of each expert may be off.
+    pub slack: Vec<f64>,
+    /// Whether f32 rounding decides which groups are kept; then any expert is accepted.
+    pub close_groups: bool,
+}
+
+/// Entries that an f32 implementation cannot have produced.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Differences {
+    /// Wrong ids: entry of `topk_ids`, and why.
+    pub ids: Vec<(usize, String)>,
+    /// Wrong weights: entry of `topk_weights`, and why.
+    pub weights: Vec<(usize, String)>,
+}
+
+impl Differences {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty() && self.weights.is_empty()
+    }
+}
+
+/// Errors of f32 steps, relative to a score: exponential, sum over the experts, quotient, root.
+fn relative_error(rule: &RoutingRule, row: &[f32], x: f64) -> f64 {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let steps = match rule.scoring_func {
+        Score::Softmax | Score::SparseMixer => {
+            (f64::from(max) - x).abs().min(110.0) + row.len() as f64 + 16.0
+        }
+        // An exponential of x has a relative error of |x| roundings where it dominates the sum.
+        Score::Sigmoid | Score::SqrtSoftplus => 16.0 + 2.0 * x.abs().min(110.0),
+    };
+    steps * U
+}
+
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// Softmax weight of `me` among the experts of `kept`.
+fn share(row: &[f32], kept: &[usize], me: usize) -> f64 {
+    let of = |j: &usize| f64::from(row[*j]) - f64::from(row[me]);
+    1.0 / kept.iter().map(|j| of(j).exp()).sum::<f64>()
+}
+
+/// The experts that SparseMixer's threshold keeps for its pass without `gone`, and the best one.
+/// The comparison is in f32, as the rule states it.
+fn mixer_pass(row: &[f32], gone: Option<usize>, jitter: f32) -> (Vec<usize>, usize) {
+    let here: Vec<usize> = (0..row.len()).filter(|&e| Some(e) != gone).collect();
+    let mut best = here[0];
+    for &e in &here {
+        if row[e] > row[best] {
+            best = e;
+        }
+    }
+    let top = row[best];
+    let near = |e: &usize| {
+        let scale = if row[*e].abs() > top { row[*e].abs() } else { top };
+        let distance = (top - row[*e]) / scale;
+        distance.is_nan() || distance <= 2.0 * jitter
+    };
+    (here.into_iter().filter(near).collect(), best)
+}
+
+/// The index of the largest value that `taken` leaves; of equal ones the first.
+fn largest(values: &[f64], taken: &[usize]) -> Option<usize> {
+    let mut best: Option<usize> = None;
+    for (i, v) in values.iter().enumerate() {
+        if !taken.contains(&i) && best.is_none_or(|b| *v > values[b]) {
+            best = Some(i);
+        }
+    }
+    best
+}
+
+impl RoutingRule {
+    /// One token by the second implementation. `row` is one that [`RoutingRule::validate`] takes.
+    pub fn define(&self, row: &[f32], tensors: RouterTensors<'_>) -> Token {
+        let n = row.len();
+        let all: Vec<usize> = (0..n).collect();
+        if self.scoring_func == Score::SparseMixer {
+            return self.define_mixer(row);
+        }
+        let scores: Vec<f64> = (0..n)
+            .map(|e| match self.scoring_func {
+                Score::Sigmoid => 1.0 / (1.0 + (-f64::from(row[e])).exp()),
+                Score::SqrtSoftplus => softplus(f64::from(row[e])).sqrt(),
+                _ => share(row, &all, e),
+            })
+            .collect();
+        let mut choice = Vec::with_capacity(n);
+        let mut slack = Vec::with_capacity(n);
+        for e in 0..n {
+            let x = f64::from(row[e]);
+            let bias = tensors.correction_bias.map_or(0.0, |b| f64::from(b[e]));
+            let (value, error) = match self.choose_by {
+                ChooseBy::Logit => (x, 0.0),
+                ChooseBy::Score => (scores[e], scores[e] * relative_error(self, row, x)),
+            };
+            choice.push(value + bias);
+            slack.push(error + (value + bias).abs() * U);
+        }
+        let mut close_groups = false;
+        if let Some(g) = self.groups {
+            let per = n / g.n_group;
+            let values: Vec<f64> = (0..g.n_group)
+                .map(|group| {
+                    let own = &choice[group * per..(group + 1) * per];
+                    let first = largest(own, &[]).unwrap_or(0);
+                    match (g.group_score, largest(own, &[first])) {
+                        (GroupScore::TopTwo, Some(second)) => own[first] + own[second],
+                        _ => own[first],
+                    }
+                })
+                .collect();
+            let mut kept = Vec::new();
+            while kept.len() < g.topk_group {
+                kept.extend(largest(&values, &kept));
+            }
+            if let (Some(&last), Some(next)) = (kept.last(), largest(&values, &kept)) {
+                let slack = slack.iter().fold(0.0, |a: f64, &s| a.max(s));
+                close_groups = values[last] - values[next] <= 8.0 * slack;
+            }
+            for e in (0..n).filter(|e| !kept.contains(&(e / per))) {
+                choice[e] = if g.masked == Masked::Zero { 0.0 } else { f64::NEG_INFINITY };
+            }
+        }
+        let mut ids = Vec::with_capacity(self.top_k);
+        while ids.len() < self.top_k {
+            ids.extend(largest(&choice, &ids));
+        }
+        Token { scores, choice, ids, slack, close_groups }
+    }
+
+    fn define_mixer(&self, row: &[f32]) -> Token {
+        let (near, first) = mixer_pass(row, None, self.jitter);
+        let (rest, second) = mixer_pass(row, Some(first), self.jitter);
+        let mut scores = vec![0.0; row.len()];
+        scores[first] = share(row, &near, first);
+        scores[second] = share(row, &rest, second);
+        let choice = row.iter().map(|&x| f64::from(x)).collect();
+        let slack = vec![0.0; row.len()];
+        Token { scores, choice, ids: vec![first, second], slack, close_groups: false }
+    }
+
+    /// Exact weights of `ids`, and how far relative to each an f32 implementation may be off.
+    pub fn define_weights(
+        &self,
+        row: &[f32],
+        token: &Token,
+        ids: &[usize],
+        tensors: RouterTensors<'_>,
+    ) -> Vec<(f64, f64)> {
+        let worst = ids.iter().map(|&id| relative_error(self, row, f64::from(row[id])));
+        let worst = worst.fold(0.0, f64::max);
+        let chosen: Vec<f64> = ids.iter().map(|&id| token.scores[id]).collect();
+        let mut total = 0.0;
+        chosen.iter().for_each(|w| total += w);
+        let divisor = match self.renormalize {
+            Renormalize::Never => 1.0,
+            Renormalize::SumPlus(e) => total + f64::from(e),
+            Renormalize::SumAtLeast(floor) => f64::max(total, f64::from(floor)),
+            Renormalize::Norm(p) => {
+                let p = f64::from(p);
+                chosen.iter().map(|w| w.powf(p)).sum::<f64>().powf(1.0 / p)
+            }
+        };
+        let divisor = if divisor == 0.0 { 1.0 } else { divisor };
+        let error = 2.0 * worst + (ids.len() + 6) as f64 * U;
+        let of = |(w, &id): (&f64, &usize)| {
+            let own = tensors.expert_scale.and_then(|s| s.get(id)).map_or(1.0, |&s| f64::from(s));
+            (w / divisor * f64::from(self.routed_scaling_factor) * own, error)
+        };
+        chosen.iter().zip(ids).map(of).collect()
+    }
+
+    /// Compares ids and weights of every row of `logits` with the second implementation. Of experts
+    /// closer than f32 rounding can tell apart, either may be chosen.
+    ///
+    /// # Errors
+    /// As [`RoutingRule::validate`]; [`Error::Shape`] where ids or weights have another length.
+    pub fn compare(
+        &self,
+        logits: &[f32],
+        experts: usize,
+        tensors: RouterTensors<'_>,
+        found: (&[i32], &[f32]),
+    ) -> Result<Differences> {
+        self.validate(logits, experts, tensors)?;
+        let (ids, weights) = found;
+        let entries = logits.len() / experts * self.top_k;
+        for (name, len) in [("topk_ids", ids.len()), ("topk_weights", weights.len())] {
+            if len != entries {
+                return Err(Error::shape(name, &[len], format!("[{entries}]")));
+            }
+        }
+        let mut wrong = Differences::default();
+        for (t, row) in logits.chunks_exact(experts).enumerate() {
+            let token = self.define(row, tensors);
+            let here = t * self.top_k..(t + 1) * self.top_k;
+            let before = wrong.ids.len();
+            let found = compare_ids(&token, &ids[here.clone()], here.start, &mut wrong.ids);
+            if wrong.ids.len() > before {
+                continue;
+            }
+            let exact = self.define_weights(row, &token, &found, tensors);
+            for ((j, (exact, error)), &w) in exact.into_iter().enumerate().zip(&weights[here]) {
+                let index = t * self.top_k + j;
+                // Results below the smallest normal f32 may be flushed to zero.
+                let bound = exact.abs() * error + f64::from(f32::MIN_POSITIVE);
+                if !((f64::from(w) - exact).abs() <= bound) {
+                    let text = format!("token {t}, entry {j}: found {w}, exact {exact:.9}");
+                    wrong.weights.push((index, text));
+                }
+            }
+        }
+        Ok(wrong)
+    }
+}
+
+/// The found ids of one token, of which each must be a best one of those left.
+fn compare_ids(
+    token: &Token,
+    found: &[i32],
+    start: usize,
+    wrong: &mut Vec<(usize, String)>,
+) -> Vec<usize> {
+    let mut taken: Vec<usize> = Vec::with_capacity(found.len());
+    for (j, &id) in found.iter().enumerate() {
+        let mut refuse = |text: String| {
+            wrong.push((start + j, format!("entry {}: {text}", start + j)));
+        };
+        let known = usize::try_from(id).ok().filter(|&id| id < token.choice.len());
+        let Some(id) = known.filter(|id| !taken.contains(id)) else {
+            refuse(format!("{id} is no expert, or was chosen before"));
+            return taken;
+        };
+        let best = largest(&token.choice, &taken).unwrap_or(id);
+        let (mine, other) = (token.choice[id], token.choice[best]);
+        // NaN (−∞ − −∞) cannot arise: the best one left is above −∞.
+        let decided = !token.close_groups && id != best;
+        if decided && !(other - mine <= token.slack[id] + token.slack[best]) {
+            refuse(format!("expert {id} chosen, expert {best} has a higher score"));
+        }
+        taken.push(id);
+    }
+    taken
+}

@@ -1,0 +1,35 @@
+//! How the layers of each model family route tokens to experts.
+//!
+//! [`FAMILIES`] has one row for each family, keyed by `model_type`: the keys of `config.json` with
+//! the defaults of absent ones, the score, groups, bias, renormalization and factor, and the
+//! activation between the products. [`resolve`] reads a config by its row and gives the
+//! [`RoutingRule`] of one layer. A `model_type` without a row is refused: there is no default
+//! routing. [`RoutingRule::from_json`] reads a rule that a user states instead.
+//!
+//! Rows follow the classes of transformers 5.23.0; where vLLM 0.33.0 computes something else for
+//! the same config, [`Resolved::notes`] says so. Two implementations share no step:
+//! [`RoutingRule::route`] in f32 and [`RoutingRule::define`] in f64.
+
+mod config;
+mod definition;
+mod json;
+mod row;
+mod rule;
+mod sigmoid;
+mod softmax;
+
+pub use config::{Resolved, family, resolve};
+pub use definition::{Differences, Token};
+pub use json::EXAMPLE;
+pub use row::{Family, Support};
+pub use rule::{
+    ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score,
+};
+
+/// Every known family.
+pub static FAMILIES: &[&[Family]] = &[softmax::ROWS, sigmoid::ROWS];
+
+/// The rows of [`FAMILIES`] one after the other.
+pub fn families() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().flat_map(|rows| rows.iter())
+}
