@@ -4,6 +4,7 @@
 
 pub mod bind;
 mod error;
+pub mod files;
 pub mod layers;
 pub mod routing;
 
@@ -19,6 +20,7 @@ use serde_json::Value;
 
 use crate::map::MappedFile;
 pub use error::ModelError;
+use files::Stamp;
 
 /// Largest config read, in bytes.
 const CONFIG_LIMIT: u64 = 64 << 20;
@@ -42,6 +44,8 @@ pub struct ModelFiles {
     index: Option<ShardIndex>,
     /// File name and contents, in the order of the names.
     maps: Vec<(String, MappedFile)>,
+    /// The stamps of all files above and of the configs, by name, taken before anything was read.
+    stamps: BTreeMap<String, Stamp>,
 }
 
 /// One safetensors file.
@@ -57,6 +61,11 @@ pub struct Shard<'f> {
 }
 
 impl<'f> Shard<'f> {
+    /// All bytes of the file.
+    pub fn bytes(&self) -> &'f [u8] {
+        self.bytes
+    }
+
     /// The file as a container.
     ///
     /// # Errors
@@ -78,6 +87,8 @@ pub struct Model<'f> {
     pub quant: Option<QuantConfig>,
     /// The shards, in the order of their names.
     pub shards: Vec<Shard<'f>>,
+    /// Shards, configs and index by name, each with its stamp from before it was read.
+    pub stamps: &'f BTreeMap<String, Stamp>,
     /// Tensor name to shard and entry.
     tensors: BTreeMap<String, (usize, usize)>,
 }
@@ -85,8 +96,7 @@ pub struct Model<'f> {
 /// A small text file, at most `limit` bytes.
 fn read_json_text(path: &Path, limit: u64) -> Result<String, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let file = fs::File::open(path).map_err(io)?;
-    let found = file.metadata().map_err(io)?.len();
+    let (file, Stamp { len: found, .. }) = files::open(path)?;
     if found > limit {
         return Err(ModelError::TooLarge { path: path.to_owned(), found, limit });
     }
@@ -117,6 +127,13 @@ impl ModelFiles {
             });
             return Err(ModelError::Io { path: dir.to_owned(), source });
         }
+        let mut stamps = BTreeMap::new();
+        for name in ["config.json", INDEX].into_iter().chain(QUANT_FILES) {
+            let path = dir.join(name);
+            if path.exists() {
+                stamps.insert(name.to_owned(), files::stamp(&path)?);
+            }
+        }
         let index_path = dir.join(INDEX);
         let index = index_path.exists().then(|| read_index(&index_path)).transpose()?;
         let names: Vec<String> = match &index {
@@ -132,10 +149,12 @@ impl ModelFiles {
         };
         let mut maps = Vec::with_capacity(names.len());
         for name in names {
-            let map = MappedFile::open(&dir.join(&name))?;
-            maps.push((name, map));
+            let path = dir.join(&name);
+            let (file, stamp) = files::open(&path)?;
+            stamps.insert(name.clone(), stamp);
+            maps.push((name, MappedFile::of(&file, &path)?));
         }
-        Ok(Self { dir: dir.to_owned(), index, maps })
+        Ok(Self { dir: dir.to_owned(), index, maps, stamps })
     }
 }
 
@@ -145,7 +164,7 @@ impl<'f> Model<'f> {
     /// # Errors
     /// [`ModelError`].
     pub fn new(files: &'f ModelFiles) -> Result<Self, ModelError> {
-        let ModelFiles { dir, index, maps } = files;
+        let ModelFiles { dir, index, maps, stamps } = files;
         let index_path = dir.join(INDEX);
         let config_path = dir.join("config.json");
         if !config_path.exists() {
@@ -180,7 +199,7 @@ impl<'f> Model<'f> {
                 }
             }
         }
-        Ok(Self { dir: dir.clone(), config, quant, shards, tensors })
+        Ok(Self { dir: dir.clone(), config, quant, shards, stamps, tensors })
     }
 
     /// Every tensor's place, in the order of the names.
