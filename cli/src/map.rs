@@ -48,11 +48,19 @@ impl MappedFile {
         if !fs::metadata(path).map_err(open_error)?.is_file() {
             return Err(MapError::NotAFile { path: path.to_owned() });
         }
-        let file = File::open(path).map_err(open_error)?;
+        Self::of(&File::open(path).map_err(open_error)?, path)
+    }
+
+    /// Maps a whole regular file that has been opened; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`MapError`], each with the path.
+    pub fn of(file: &File, path: &Path) -> Result<Self, MapError> {
+        let open_error = |source| MapError::Open { path: path.to_owned(), source };
         if file.metadata().map_err(open_error)?.len() == 0 {
             return Ok(Self(None));
         }
-        match vmap::Map::with_options().map(&file) {
+        match vmap::Map::with_options().map(file) {
             Ok(map) => Ok(Self(Some(map))),
             Err(source) => Err(MapError::Map { path: path.to_owned(), source }),
         }

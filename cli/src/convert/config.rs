@@ -1,5 +1,4 @@
-//! What stands beside the tensors: `config.json` with a `marlinspike` section, the index, and
-//! the model's other small files.
+//! What stands beside the tensors: `config.json` with a `marlinspike` section, and the index.
 //!
 //! `quantization_config` is taken out (no loader may mistake the tensors for the original ones)
 //! and kept under `marlinspike.source_quantization_config`. The section:
@@ -9,7 +8,7 @@
 //! | `layout` | `marlin`, `kleidiai` or `flashinfer` |
 //! | `version` | 1, the version of this section |
 //! | `producer` | program and version |
-//! | `identity` | hash of input and settings, which a rerun compares |
+//! | `identity` | hash of the program's version, the options and the inputs ([`super::manifest`]) |
 //! | `dtype`, `input_dtype` | Marlin: the model's 16-bit type; `model`, `int8` or `fp8` activations |
 //! | `tp_size`, `tp_rank`, `ep_size`, `ep_rank` | which rank this is |
 //! | `layers` | by module (`<...experts>.w13` and `.w2` of experts), see below |
@@ -23,22 +22,14 @@
 //! scales, `padded_from` where gpt-oss's sizes were rounded up (the model's own sizes), and `tensors`, the names of its tensors by role. A packed file of the int4 path also
 //! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
 
-use std::fs;
-use std::path::Path;
-
 use marlinspike::config::Scheme;
 use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
 use serde_json::{Map, Value, json};
 
-use super::error::ConvertError;
 use super::job::Constants;
 use super::names::Kind;
 use super::plan::{Format, Packing, Plan, Settings, StackPlan};
-use super::progress;
-use crate::model::{self, Model};
-
-/// Largest of the other files that is copied, in bytes.
-const OTHER_LIMIT: u64 = 256 << 20;
+use crate::model::Model;
 
 /// The meaning of a code.
 pub fn weight_type(scheme: &Scheme) -> &'static str {
@@ -177,34 +168,4 @@ pub fn index(plan: &Plan) -> Value {
         map.extend(shard.items.iter().map(|i| (i.spec.name.as_str(), shard.name.as_str())));
     }
     json!({ "metadata": { "total_size": plan.output_bytes() }, "weight_map": map })
-}
-
-/// Copies the tokenizer, generation config and the like: ordinary files that hold no weights
-/// and no quantization config. Returns their number.
-///
-/// # Errors
-/// [`ConvertError::Io`].
-pub fn copy_others(model: &Model<'_>, out: &Path) -> Result<usize, ConvertError> {
-    const WEIGHTS: [&str; 9] =
-        ["safetensors", "bin", "pt", "pth", "gguf", "onnx", "h5", "msgpack", "ckpt"];
-    let mut copied = 0;
-    for entry in fs::read_dir(&model.dir).map_err(ConvertError::io(&model.dir))? {
-        let entry = entry.map_err(ConvertError::io(&model.dir))?;
-        let (path, name) = (entry.path(), entry.file_name());
-        let shown = name.to_string_lossy();
-        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let replaced = shown == "config.json"
-            || shown.ends_with(".index.json")
-            || model::QUANT_FILES.contains(&shown.as_ref());
-        if shown.starts_with('.') || replaced || WEIGHTS.contains(&extension) {
-            continue;
-        }
-        let meta = fs::metadata(&path).map_err(ConvertError::io(&path))?;
-        if meta.is_file() && meta.len() <= OTHER_LIMIT {
-            let bytes = fs::read(&path).map_err(ConvertError::io(&path))?;
-            progress::write(&out.join(&name), &bytes)?;
-            copied += 1;
-        }
-    }
-    Ok(copied)
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use marlinspike::container;
 use marlinspike::dims::Shape;
 
+use super::io::FinishError;
 use super::plan::Refused;
 use crate::model::ModelError;
 
@@ -58,6 +59,38 @@ pub enum ConvertError {
         /// The output folder.
         dir: PathBuf,
         /// What is there.
+        reason: String,
+    },
+    /// Another process converts into the folder.
+    #[error("{}: another conversion writes here: {holder}", dir.display())]
+    Locked {
+        /// The output folder.
+        dir: PathBuf,
+        /// Who.
+        holder: String,
+    },
+    /// An input file was changed while it was converted.
+    #[error("{}: {what} changed during the conversion", path.display())]
+    InputChanged {
+        /// The file.
+        path: PathBuf,
+        /// What was found to differ.
+        what: &'static str,
+    },
+    /// An output file does not hold what was written to it.
+    #[error("{}: {reason}", path.display())]
+    ReadBack {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        reason: &'static str,
+    },
+    /// A manifest cannot be used.
+    #[error("{}: not a manifest of this version: {reason}", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// Why.
         reason: String,
     },
     /// The smallest piece of work on a matrix takes more memory than conversion may use.
@@ -128,6 +161,13 @@ fn list(refused: &[Refused]) -> String {
 impl ConvertError {
     pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         |source| Self::Io { path: path.to_owned(), source }
+    }
+
+    pub(super) fn finish(path: &Path) -> impl FnOnce(FinishError) -> Self + '_ {
+        |error| match error {
+            FinishError::Io(source) => Self::Io { path: path.to_owned(), source },
+            FinishError::ReadBack(reason) => Self::ReadBack { path: path.to_owned(), reason },
+        }
     }
 
     pub(crate) fn weight(module: &str) -> impl FnOnce(marlinspike::Error) -> Self + '_ {

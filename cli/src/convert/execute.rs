@@ -5,7 +5,6 @@
 
 use std::num::NonZero;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
@@ -14,12 +13,13 @@ use rayon::prelude::*;
 
 use super::budget::Budget;
 use super::error::ConvertError;
+use super::folder::{Folder, Place};
+use super::inputs::Inputs;
 use super::job::{self, Constants};
 use super::names::Kind;
 use super::plan::{Part, Plan, Settings, ShardPlan, Source, StackPlan, copy_runs};
-use super::progress::Progress;
 use super::report::Reporter;
-use super::shard::{self, ShardWriter};
+use super::shard::ShardWriter;
 use crate::model::Model;
 
 /// Memory that jobs in progress may take together unless the caller says otherwise, in bytes.
@@ -27,6 +27,10 @@ pub const MEMORY: u64 = 1 << 30;
 
 /// Files that are written at the same time: an interrupted run loses what they hold.
 const OPEN_FILES: usize = 4;
+
+/// Files that are verified and made durable at the same time by threads of their own, so that at most
+/// `OPEN_FILES + CLOSERS` and one per worker are open.
+const CLOSERS: usize = 4;
 
 /// How a plan is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +64,7 @@ enum Job {
 #[derive(Debug)]
 struct OpenFile<'p> {
     plan: &'p ShardPlan,
-    writer: ShardWriter,
+    writer: ShardWriter<'p>,
     jobs: Vec<Job>,
     /// The next job to take.
     next: AtomicUsize,
@@ -70,36 +74,39 @@ struct OpenFile<'p> {
 }
 
 /// What the workers share and change.
-struct Desk<'a> {
+struct Desk<'a, 's> {
     /// Files that nobody has begun.
     waiting: std::vec::IntoIter<&'a ShardPlan>,
     /// Files with jobs that nobody has taken.
     open: Vec<Arc<OpenFile<'a>>>,
     finished: usize,
-    progress: &'a mut Progress,
+    /// Threads that close files.
+    closers: usize,
+    folder: &'a mut Folder<'s>,
     failed: Option<ConvertError>,
 }
 
 /// What all jobs need.
-struct Context<'a> {
+struct Context<'a, 's> {
     model: &'a Model<'a>,
     plan: &'a Plan,
     settings: &'a Settings,
     constants: &'a [Constants],
     pool: &'a rayon::ThreadPool,
-    out: &'a Path,
+    inputs: &'a Inputs,
+    place: Place<'a>,
     reporter: &'a Reporter,
     budget: Budget,
     /// Most memory of one job, where the work can be cut that small, in bytes.
     share: u64,
     open_files: usize,
-    desk: Mutex<Desk<'a>>,
+    desk: Mutex<Desk<'a, 's>>,
     /// Whether the desk holds an error: asked before each job.
     stopped: AtomicBool,
 }
 
-impl<'a> Context<'a> {
-    fn desk(&self) -> MutexGuard<'_, Desk<'a>> {
+impl<'a, 's> Context<'a, 's> {
+    fn desk(&self) -> MutexGuard<'_, Desk<'a, 's>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,7 +166,7 @@ impl<'a> Context<'a> {
             let jobs = self.jobs(plan)?;
             let file = Arc::new(OpenFile {
                 plan,
-                writer: ShardWriter::create(self.out, plan)?,
+                writer: ShardWriter::create(&self.place, plan)?,
                 left: AtomicUsize::new(jobs.len()),
                 jobs,
                 next: AtomicUsize::new(0),
@@ -176,7 +183,7 @@ impl<'a> Context<'a> {
     }
 
     /// Takes jobs until none is left or one fails anywhere.
-    fn work<'s>(&'s self, scope: &'s Scope<'s, '_>) -> Result<(), ConvertError> {
+    fn work<'t>(&'t self, scope: &'t Scope<'t, '_>) -> Result<(), ConvertError> {
         while let Some(file) = self.next_file()? {
             // A file without jobs, of empty tensors, is done as it is begun.
             if file.jobs.is_empty() {
@@ -226,19 +233,38 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Makes a filled file durable, while the workers go on with others.
-    fn close<'s>(&'s self, file: &OpenFile<'_>, scope: &'s Scope<'s, '_>) {
-        let (name, writer) = (file.plan.name.clone(), file.writer.clone());
+    /// Verifies a filled file and makes it durable, on a thread of its own while there are few, so that
+    /// the workers go on with others.
+    fn close<'t>(&'t self, file: &OpenFile<'a>, scope: &'t Scope<'t, '_>) {
+        let (name, writer) = (file.plan.name.as_str(), file.writer.clone());
+        let spawn = {
+            let mut desk = self.desk();
+            let few = desk.closers < CLOSERS;
+            desk.closers += usize::from(few);
+            few
+        };
+        if !spawn {
+            return self.settle(name, &writer);
+        }
         scope.spawn(move || {
-            let done = writer.finish().and_then(|()| {
-                let mut desk = self.desk();
-                desk.finished += 1;
-                desk.progress.finished(self.out, name, writer.file_len())
-            });
-            if let Err(e) = done {
-                self.fail(e);
-            }
+            self.settle(name, &writer);
+            // The file is closed before another closer may begin.
+            drop(writer);
+            self.desk().closers -= 1;
         });
+    }
+
+    fn settle(&self, name: &str, writer: &ShardWriter<'_>) {
+        let done = writer.finish().and_then(|(len, sha256)| {
+            // What was converted is what was hashed, or the file does not count.
+            self.inputs.look_again(false)?;
+            let mut desk = self.desk();
+            desk.finished += 1;
+            desk.folder.record(name, len, sha256)
+        });
+        if let Err(e) = done {
+            self.fail(e);
+        }
     }
 }
 
@@ -260,7 +286,7 @@ pub fn constants(
     })
 }
 
-/// Writes every file of `plan` that `progress` does not have yet.
+/// Writes every file of `plan` that `folder` does not have yet.
 ///
 /// # Errors
 /// [`ConvertError`]; files finished before it stay, and the next run continues after them.
@@ -270,15 +296,15 @@ pub fn write_shards(
     settings: &Settings,
     constants: &[Constants],
     pool: &rayon::ThreadPool,
-    out: &Path,
-    progress: &mut Progress,
+    inputs: &Inputs,
+    folder: &mut Folder<'_>,
     execution: Execution,
     reporter: &Reporter,
 ) -> Result<Written, ConvertError> {
     let mut kept = 0;
     let mut waiting = Vec::with_capacity(plan.shards.len());
     for shard in &plan.shards {
-        if progress.has(out, &shard.name, shard::file_len(shard)?) {
+        if folder.has(&shard.name) {
             kept += 1;
             reporter.advance(shard.items.iter().filter_map(|i| i.spec.byte_len()).sum());
         } else {
@@ -288,11 +314,13 @@ pub fn write_shards(
     let left_out = execution.stop_after.is_some_and(|files| files <= waiting.len());
     waiting.truncate(execution.stop_after.unwrap_or(usize::MAX));
     let threads = execution.threads.get();
+    let place = folder.place();
     let desk = Desk {
         waiting: waiting.into_iter(),
         open: Vec::new(),
         finished: 0,
-        progress,
+        closers: 0,
+        folder,
         failed: None,
     };
     let context = Context {
@@ -301,7 +329,8 @@ pub fn write_shards(
         settings,
         constants,
         pool,
-        out,
+        inputs,
+        place,
         reporter,
         budget: Budget::new(execution.memory),
         share: execution.memory / threads as u64,

@@ -2,24 +2,31 @@
 //!
 //! First a [`plan`], pure data made from headers and config; then the work ([`mod@execute`]): every
 //! expert's rows are read from the mapped files, packed and written at their place, so memory is
-//! bounded by the jobs in progress and not by the model. Files stand under temporary names until
-//! they are whole; [`progress`] remembers the finished ones, and config and index come last.
+//! bounded by the jobs in progress and not by the model. One process at a time converts into a folder
+//! ([`lock`]). Files have temporary names until they are whole, read back and durable ([`mod@io`]);
+//! the [`manifest`] records the SHA-256 of each, is what a rerun verifies ([`folder`]), and comes last.
 
 pub mod budget;
 pub mod config;
 pub mod error;
 pub mod execute;
+pub mod folder;
+pub mod inputs;
+pub mod io;
 pub mod job;
 pub mod load;
+pub mod lock;
+pub mod manifest;
 pub mod names;
 pub mod parallel;
 pub mod plan;
 pub mod preparation;
-pub mod progress;
 pub mod report;
 pub mod shard;
+pub mod side;
 pub mod slice;
 pub mod verdict;
+pub mod verify;
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -40,11 +47,15 @@ use crate::style::printable;
 use crate::{Outcome, args};
 use error::ConvertError;
 use execute::Execution;
+use folder::{Folder, Kept};
+use inputs::Inputs;
+use io::{Disk, Storage};
+use manifest::Manifest;
 use parallel::Ranks;
 use plan::{Format, Plan, Settings};
 use preparation::PreparationArgs;
-use progress::{Progress, State};
 use report::{Reporter, size};
+use side::{LeftOut, SideFiles};
 
 const DETAILS: &str = "\
 Names of the converted tensors (E experts first, where there are experts):
@@ -87,10 +98,16 @@ Experts are prepared as upstream prepares them: FP8 with one scale for a tensor 
 the larger of w1's and w3's (--requantize), NVFP4 takes w1's global scale (--w13-scale), and
 gpt-oss's sizes are rounded up to multiples of 256 and 128 (--no-padding).
 
-An interrupted conversion is continued by the same command.
+An interrupted conversion is continued by the same command. Files that an earlier run finished are
+hashed and, where they are not right, written again. One process at a time converts into a folder.
+
+marlinspike-manifest.json in OUT_DIR has the SHA-256 of every input and output file;
+`marlinspike convert --verify OUT_DIR` compares every byte with it.
 
 Exit codes:
-  0  converted (or already complete)
+  0  every byte of the output was read back, is durable, and is in the manifest with its SHA-256;
+     with --verify: every file has the SHA-256 that the manifest says
+  1  --verify: files are damaged, missing or not listed; each is named
   2  bad input or usage, or modules that the format cannot take";
 
 /// The kernel format to convert to.
@@ -133,12 +150,14 @@ pub enum InputArg {
 #[command(after_long_help = DETAILS)]
 pub struct Args {
     /// Folder with config.json and safetensors files.
-    pub model_dir: PathBuf,
+    #[arg(required_unless_present = "verify")]
+    pub model_dir: Option<PathBuf>,
     /// Folder for the converted model; made when it is not there.
-    pub out_dir: PathBuf,
+    #[arg(required_unless_present = "verify")]
+    pub out_dir: Option<PathBuf>,
     /// Kernel format.
-    #[arg(long, value_enum)]
-    pub to: Target,
+    #[arg(long, value_enum, required_unless_present = "verify")]
+    pub to: Option<Target>,
     /// Marlin: type of scales and biases.
     #[arg(long, value_enum, default_value_t)]
     pub dtype: DtypeArg,
@@ -181,9 +200,15 @@ pub struct Args {
     /// Copy modules that the format cannot take, instead of refusing the model.
     #[arg(long)]
     pub skip_unsupported: bool,
-    /// Replace another conversion in OUT_DIR.
+    /// Replace another conversion in OUT_DIR: removes the files that its manifest lists, and no others.
     #[arg(long)]
     pub force: bool,
+    /// Convert nothing: hash every file of a converted folder and compare with its manifest.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model_dir", "out_dir", "to", "force"])]
+    pub verify: Option<PathBuf>,
+    /// With --verify: hash the inputs in this model folder, too.
+    #[arg(long, value_name = "MODEL_DIR", requires = "verify")]
+    pub against: Option<PathBuf>,
     /// Print a summary as JSON on standard output, and no progress.
     #[arg(long)]
     pub json: bool,
@@ -211,7 +236,13 @@ pub struct Summary {
     pub bytes: u64,
     /// Most memory that jobs took together, in bytes, as it is accounted for.
     pub peak_memory: u64,
-    /// Whether an earlier run had finished everything.
+    /// Files of an earlier run that were missing or had other bytes than its manifest says.
+    pub rewritten: Vec<String>,
+    /// The model's other files that were copied.
+    pub side_files: Vec<String>,
+    /// The model's other files that were not copied, with the reasons.
+    pub left_out: Vec<LeftOut>,
+    /// Whether an earlier run had finished everything, and every byte was verified now.
     pub already_complete: bool,
 }
 
@@ -221,17 +252,24 @@ pub struct Summary {
 /// [`ConvertError`], with help.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
-    let files = ModelFiles::open(&args.model_dir)?.with_routing(args.routing.as_deref())?;
+    if let Some(dir) = &args.verify {
+        return verify::run(dir, args.against.as_deref(), args.json);
+    }
+    let (Some(model_dir), Some(out_dir)) = (&args.model_dir, &args.out_dir) else {
+        anyhow::bail!("expected MODEL_DIR and OUT_DIR");
+    };
+    let files = ModelFiles::open(model_dir)?.with_routing(args.routing.as_deref())?;
     let model = Model::new(&files)?;
     let settings = settings(args, &model).map_err(explain)?;
     let threads = args.threads.or(NonZero::new(rayon::current_num_threads()));
     let threads = threads.unwrap_or(NonZero::<usize>::MIN);
     let execution = Execution { threads, memory: execute::MEMORY, stop_after: None };
-    let done = convert(&model, &args.out_dir, &settings, execution, args.force, args.json);
+    let done = convert(&model, out_dir, &settings, execution, args.force, args.json);
     let summary = done.map_err(explain)?;
     let seconds = begun.elapsed().as_secs_f64();
     if args.json {
         let unsupported = |r: &plan::Refused| json!({"module": r.module, "reasons": r.reasons});
+        let left_out = |l: &LeftOut| json!({"name": l.name, "reason": l.reason});
         let value = json!({
             "converted": summary.converted,
             "activations_quantized": summary.activations_quantized,
@@ -240,6 +278,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             "notes": summary.notes,
             "files": summary.files,
             "kept_files": summary.kept,
+            "rewritten_files": summary.rewritten,
+            "side_files": summary.side_files,
+            "left_out": summary.left_out.iter().map(left_out).collect::<Vec<_>>(),
             "bytes": summary.bytes,
             "seconds": seconds,
             "already_complete": summary.already_complete,
@@ -248,7 +289,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Pass);
     }
     if summary.already_complete {
-        print(&format!("{}: already complete\n", args.out_dir.display()))?;
+        print(&format!("{}: already complete, every byte verified\n", out_dir.display()))?;
         return Ok(Outcome::Pass);
     }
     let mut text = format!(
@@ -261,6 +302,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     );
     if summary.kept > 0 {
         text.push_str(&format!("{} files were finished by an earlier run\n", summary.kept));
+    }
+    for name in &summary.rewritten {
+        let line = format!("damaged since it was finished, and written again: {name}");
+        text.push_str(&printable(&line));
+        text.push('\n');
+    }
+    for l in &summary.left_out {
+        text.push_str(&printable(&format!("not copied: {}: {}", l.name, l.reason)));
+        text.push('\n');
     }
     if summary.activations_quantized > 0 {
         text.push_str(&format!(
@@ -289,7 +339,14 @@ fn explain(error: ConvertError) -> anyhow::Error {
             "`--skip-unsupported` copies these modules unchanged; `marlinspike inspect` shows all"
         }
         ConvertError::Dtype { .. } => "give `--dtype float16` or `--dtype bfloat16`",
-        ConvertError::Occupied { .. } => "name another folder, or replace the contents: `--force`",
+        ConvertError::Occupied { .. } => {
+            "name another folder; `--force` starts anew where a conversion is, and removes only the \
+             files that its manifest lists"
+        }
+        ConvertError::Locked { .. } => "wait for it, or stop it: the lock ends with its process",
+        ConvertError::InputChanged { .. } => "run again when nothing writes to the model folder",
+        ConvertError::ReadBack { .. } => "another program or the disk changed it; run again",
+        ConvertError::Manifest { .. } => "name another folder, or empty this one",
         ConvertError::NotQuantized { .. } => {
             "the folder needs a quantization_config in config.json, or a quantize_config.json"
         }
@@ -311,20 +368,23 @@ pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError
         let reason = format!("rank {rank} of {size}");
         Err(ConvertError::from(model::ModelError::module(what, reason)))
     };
+    let Some(to) = args.to else {
+        return Err(model::ModelError::module("--to", "expected a kernel format").into());
+    };
     let (input, device) = match args.input_dtype {
         InputArg::Model => (InputDtype::Model, Capability::cuda(8, 0)),
         InputArg::Int8 => (InputDtype::Int8, Capability::cuda(8, 0)),
         // FP8 activations exist for 8.9 and 12.0 alone.
         InputArg::Fp8 => (InputDtype::Fp8, Capability::cuda(8, 9)),
     };
-    let format = match args.to {
+    let format = match to {
         Target::Marlin => Format::Marlin,
         Target::Flashinfer => Format::Flashinfer { backend: args.nvfp4_backend },
         Target::Kleidiai => {
             Format::Kleidi { nr: if args.nr.as_deref() == Some("4") { 4 } else { 8 } }
         }
     };
-    if args.to != Target::Kleidiai && args.nr.is_some() {
+    if to != Target::Kleidiai && args.nr.is_some() {
         return Err(model::ModelError::module("--nr", "only --to kleidiai has blocks").into());
     }
     if format != Format::Marlin && input != InputDtype::Model {
@@ -375,6 +435,22 @@ pub fn convert(
     force: bool,
     quiet: bool,
 ) -> Result<Summary, ConvertError> {
+    convert_to(&Disk, model, out, settings, execution, force, quiet)
+}
+
+/// As [`convert`], into a folder of `storage`.
+///
+/// # Errors
+/// As [`convert`].
+pub fn convert_to(
+    storage: &dyn Storage,
+    model: &Model<'_>,
+    out: &Path,
+    settings: &Settings,
+    execution: Execution,
+    force: bool,
+    quiet: bool,
+) -> Result<Summary, ConvertError> {
     if model.quant.is_none() {
         return Err(ConvertError::NotQuantized { dir: model.dir.clone() });
     }
@@ -401,17 +477,31 @@ pub fn convert(
         kept: 0,
         bytes: plan.output_bytes(),
         peak_memory: 0,
+        rewritten: Vec::new(),
+        side_files: Vec::new(),
+        left_out: Vec::new(),
         already_complete: false,
     };
-    let identity = progress::identity(model, settings)?;
-    let mut progress = match Progress::open(out, &model.dir, identity, force)? {
-        State::Complete => return Ok(Summary { already_complete: true, ..summary }),
-        State::Open(progress) => progress,
-    };
+    let side = SideFiles::list(model, &plan)?;
+    let mut inputs = Inputs::list(model, &side)?;
+    summary.side_files = side.copied.clone();
+    summary.left_out = side.left_out.clone();
+    let asked = Manifest::new(settings, inputs.records(), planned(&plan, &side))
+        .with_routing(model.stated_routing);
+    let mut folder = Folder::enter(storage, out, &model.dir, asked, &inputs, force)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(execution.threads.get())
         .build()
         .map_err(|e| ConvertError::io(out)(std::io::Error::other(e.to_string())))?;
+    let Kept { complete, damaged } = pool.install(|| {
+        inputs.hash(model)?;
+        folder.open(&inputs, force)
+    })?;
+    summary.rewritten = damaged;
+    if complete {
+        inputs.look_again(true)?;
+        return Ok(Summary { already_complete: true, ..summary });
+    }
     let constants = execute::constants(model, &plan, settings, &pool)?;
     let reporter = Reporter::new(plan.output_bytes(), quiet);
     let written = execute::write_shards(
@@ -420,21 +510,33 @@ pub fn convert(
         settings,
         &constants,
         &pool,
-        out,
-        &mut progress,
+        &inputs,
+        &mut folder,
         execution,
         &reporter,
     );
     reporter.finish();
     let written = written?;
     (summary.kept, summary.peak_memory) = (written.kept, written.peak_memory);
-    config::copy_others(model, out)?;
+    side.copy(model, &inputs, &mut folder)?;
     if plan.shards.len() > 1 {
-        let text = format!("{:#}\n", config::index(&plan));
-        progress::write(&out.join(model::INDEX), text.as_bytes())?;
+        folder.write(model::INDEX, format!("{:#}\n", config::index(&plan)).as_bytes())?;
     }
-    let config = config::config(model, &plan, settings, &constants, progress.identity());
-    progress::write(&out.join("config.json"), format!("{config:#}\n").as_bytes())?;
-    progress.close(out)?;
+    let config = config::config(model, &plan, settings, &constants, &folder.identity());
+    folder.write("config.json", format!("{config:#}\n").as_bytes())?;
+    if let Err(changed) = inputs.look_again(true) {
+        folder.distrust()?;
+        return Err(changed);
+    }
+    folder.complete()?;
     Ok(summary)
+}
+
+/// The names that a conversion writes.
+fn planned(plan: &Plan, side: &SideFiles) -> Vec<String> {
+    let mut names: Vec<_> = plan.shards.iter().map(|s| s.name.clone()).collect();
+    names.extend((plan.shards.len() > 1).then(|| model::INDEX.to_owned()));
+    names.push("config.json".to_owned());
+    names.extend(side.copied.iter().cloned());
+    names
 }

@@ -1,30 +1,28 @@
 //! Writing one output file: header first, then every piece at its place, by any thread.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use marlinspike::container::{ContainerWriter, TensorSpec};
 
 use super::error::ConvertError;
+use super::folder::Place;
+use super::io::PartFile;
 use super::plan::{ShardPlan, Source};
 
 /// A file under its temporary name. Clones write to the same file.
 #[derive(Debug, Clone)]
-pub struct ShardWriter(Arc<Inner>);
+pub struct ShardWriter<'s>(Arc<Inner<'s>>);
 
 #[derive(Debug)]
-struct Inner {
-    file: File,
-    partial: PathBuf,
-    path: PathBuf,
+struct Inner<'s> {
+    file: PartFile<'s>,
     /// Where each item's data begins, in the order of the items.
     offsets: Vec<u64>,
     /// The same, by source.
     places: HashMap<Source, u64>,
-    len: u64,
 }
 
 /// The header of a shard and where the data of each item begins, from the start of the file.
@@ -43,46 +41,22 @@ fn header(plan: &ShardPlan, path: &Path) -> Result<(Vec<u8>, Vec<u64>, u64), Con
     Ok((head, offsets, at))
 }
 
-/// Bytes that a finished shard has.
-///
-/// # Errors
-/// [`ConvertError::Header`].
-pub fn file_len(plan: &ShardPlan) -> Result<u64, ConvertError> {
-    header(plan, Path::new(&plan.name)).map(|(_, _, len)| len)
-}
-
-impl ShardWriter {
-    /// Creates `.<name>.partial` in `dir`, of its final length, with its header.
+impl<'s> ShardWriter<'s> {
+    /// Creates the file under a temporary name, of its final length, with its header.
     ///
     /// # Errors
     /// [`ConvertError::Io`] or [`ConvertError::Header`].
-    pub fn create(dir: &Path, plan: &ShardPlan) -> Result<Self, ConvertError> {
-        let path = dir.join(&plan.name);
-        let partial = dir.join(format!(".{}.partial", plan.name));
+    pub fn create(place: &Place<'s>, plan: &ShardPlan) -> Result<Self, ConvertError> {
+        let path = place.dir.join(&plan.name);
         let (head, offsets, len) = header(plan, &path)?;
-        // A leftover may be a link to elsewhere: removed, not written through.
-        match fs::remove_file(&partial) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(ConvertError::io(&partial)(e));
-            }
-            _ => {}
-        }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&partial)
-            .map_err(ConvertError::io(&partial))?;
-        file.write_all(&head).map_err(ConvertError::io(&partial))?;
-        file.set_len(len).map_err(ConvertError::io(&partial))?;
+        let file = PartFile::create(place.storage, &place.dir, &plan.name)
+            .map_err(ConvertError::io(&path))?;
+        file.set_len(len).map_err(ConvertError::io(&path))?;
+        file.write_at(0, &head).map_err(ConvertError::io(&path))?;
         let places = plan.items.iter().zip(&offsets);
         let places = places.filter(|(i, _)| i.source != Source::Copy);
         let places = places.map(|(i, &at)| (i.source, at)).collect();
-        Ok(Self(Arc::new(Inner { file, partial, path, offsets, places, len })))
-    }
-
-    /// Bytes of the file.
-    pub fn file_len(&self) -> u64 {
-        self.0.len
+        Ok(Self(Arc::new(Inner { file, offsets, places })))
     }
 
     /// Writes `bytes` at `offset` of item `item`'s data.
@@ -102,48 +76,20 @@ impl ShardWriter {
             Some(at) => self.write_at(at + offset, bytes),
             None => {
                 let what = format!("{source:?} is not in this file's plan");
-                Err(ConvertError::io(&self.0.path)(io::Error::other(what)))
+                Err(ConvertError::io(self.0.file.path())(io::Error::other(what)))
             }
         }
     }
 
-    #[cfg(unix)]
     fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), ConvertError> {
-        use std::os::unix::fs::FileExt as _;
-        self.0.file.write_all_at(bytes, at).map_err(ConvertError::io(&self.0.partial))
+        self.0.file.write_at(at, bytes).map_err(ConvertError::io(self.0.file.path()))
     }
 
-    #[cfg(not(unix))]
-    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), ConvertError> {
-        use std::io::{Seek as _, SeekFrom};
-        use std::sync::Mutex;
-        // One file position for all threads.
-        static POSITION: Mutex<()> = Mutex::new(());
-        let _turn = POSITION.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut file = &self.0.file;
-        file.seek(SeekFrom::Start(at))
-            .and_then(|_| file.write_all(bytes))
-            .map_err(ConvertError::io(&self.0.partial))
-    }
-
-    /// Makes the file durable and gives it its final name.
+    /// Verifies the file, makes it durable and gives it its final name: its length and SHA-256.
     ///
     /// # Errors
-    /// [`ConvertError::Io`].
-    pub fn finish(&self) -> Result<(), ConvertError> {
-        self.0.file.sync_all().map_err(ConvertError::io(&self.0.partial))?;
-        fs::rename(&self.0.partial, &self.0.path).map_err(ConvertError::io(&self.0.path))?;
-        sync_dir(self.0.path.parent())
+    /// [`ConvertError::Io`], [`ConvertError::ReadBack`].
+    pub fn finish(&self) -> Result<(u64, String), ConvertError> {
+        self.0.file.finish().map_err(ConvertError::finish(self.0.file.path()))
     }
-}
-
-/// Makes a rename durable, where the system can.
-fn sync_dir(dir: Option<&Path>) -> Result<(), ConvertError> {
-    #[cfg(unix)]
-    if let Some(dir) = dir {
-        File::open(dir).and_then(|d| d.sync_all()).map_err(ConvertError::io(dir))?;
-    }
-    #[cfg(not(unix))]
-    let _ = dir;
-    Ok(())
 }

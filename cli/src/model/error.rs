@@ -26,6 +26,17 @@ pub enum ModelError {
         /// The file or files looked for.
         what: &'static str,
     },
+    /// A symbolic link leads out of the model folder.
+    #[error(
+        "{}: a symbolic link to {}, expected a file inside the model folder or the blobs of its Hugging Face cache",
+        path.display(), target.display()
+    )]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
     /// A JSON file is larger than any real one.
     #[error("{}: {found} bytes, expected at most {limit}", path.display())]
     TooLarge {

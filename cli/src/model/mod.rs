@@ -4,6 +4,7 @@
 
 pub mod bind;
 mod error;
+pub mod files;
 pub mod fused;
 pub mod layers;
 pub mod routing;
@@ -22,6 +23,7 @@ use serde_json::Value;
 
 use crate::map::MappedFile;
 pub use error::ModelError;
+use files::Stamp;
 
 /// Largest config read, in bytes; the largest real ones, with a list of modules, have less than one
 /// million.
@@ -51,6 +53,8 @@ pub struct ModelFiles {
     maps: Vec<(String, MappedFile)>,
     /// Routing that the user states, in the place of the family's.
     stated_routing: Option<RoutingRule>,
+    /// The stamps of all files above and of the configs, by name, taken before anything was read.
+    stamps: BTreeMap<String, Stamp>,
 }
 
 /// One safetensors file.
@@ -66,6 +70,11 @@ pub struct Shard<'f> {
 }
 
 impl<'f> Shard<'f> {
+    /// All bytes of the file.
+    pub fn bytes(&self) -> &'f [u8] {
+        self.bytes
+    }
+
     /// The file as a container.
     ///
     /// # Errors
@@ -87,6 +96,8 @@ pub struct Model<'f> {
     pub quant: Option<QuantConfig>,
     /// The shards, in the order of their names.
     pub shards: Vec<Shard<'f>>,
+    /// Shards, configs and index by name, each with its stamp from before it was read.
+    pub stamps: &'f BTreeMap<String, Stamp>,
     /// Tensor name to shard and entry.
     tensors: BTreeMap<String, (usize, usize)>,
     /// Routing that the user states, in the place of the family's.
@@ -96,8 +107,7 @@ pub struct Model<'f> {
 /// A small text file, at most `limit` bytes.
 fn read_json_text(path: &Path, limit: u64) -> Result<String, ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let file = fs::File::open(path).map_err(io)?;
-    let found = file.metadata().map_err(io)?.len();
+    let (file, Stamp { len: found, .. }) = files::open(path)?;
     if found > limit {
         return Err(ModelError::TooLarge { path: path.to_owned(), found, limit });
     }
@@ -128,6 +138,13 @@ impl ModelFiles {
             });
             return Err(ModelError::Io { path: dir.to_owned(), source });
         }
+        let mut stamps = BTreeMap::new();
+        for name in ["config.json", INDEX].into_iter().chain(QUANT_FILES) {
+            let path = dir.join(name);
+            if path.exists() {
+                stamps.insert(name.to_owned(), files::stamp(&path)?);
+            }
+        }
         let index_path = dir.join(INDEX);
         let index = index_path.exists().then(|| read_index(&index_path)).transpose()?;
         let names: Vec<String> = match &index {
@@ -143,10 +160,12 @@ impl ModelFiles {
         };
         let mut maps = Vec::with_capacity(names.len());
         for name in names {
-            let map = MappedFile::open(&dir.join(&name))?;
-            maps.push((name, map));
+            let path = dir.join(&name);
+            let (file, stamp) = files::open(&path)?;
+            stamps.insert(name.clone(), stamp);
+            maps.push((name, MappedFile::of(&file, &path)?));
         }
-        Ok(Self { dir: dir.to_owned(), index, maps, stated_routing: None })
+        Ok(Self { dir: dir.to_owned(), index, maps, stamps, stated_routing: None })
     }
 
     /// With the routing of a file of `--routing`, where one is given.
@@ -171,7 +190,7 @@ impl<'f> Model<'f> {
     /// # Errors
     /// [`ModelError`].
     pub fn new(files: &'f ModelFiles) -> Result<Self, ModelError> {
-        let ModelFiles { dir, index, maps, stated_routing } = files;
+        let ModelFiles { dir, index, maps, stamps, stated_routing } = files;
         let index_path = dir.join(INDEX);
         let config_path = dir.join("config.json");
         if !config_path.exists() {
@@ -207,7 +226,7 @@ impl<'f> Model<'f> {
             }
         }
         let stated_routing = stated_routing.as_ref();
-        Ok(Self { dir: dir.clone(), config, quant, shards, tensors, stated_routing })
+        Ok(Self { dir: dir.clone(), config, quant, shards, stamps, tensors, stated_routing })
     }
 
     /// Every tensor's place, in the order of the names.

@@ -1,6 +1,7 @@
 //! Small checkpoints of every format, made from known weights, and converted models read back.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod memory;
 pub mod runs;
 
 use std::collections::BTreeMap;
@@ -309,6 +310,31 @@ pub fn write_model(format: Format, dir: &Path) -> BTreeMap<String, Weight<'stati
     let index = json!({"metadata": {}, "weight_map": map});
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
     weights
+}
+
+/// Writes a model of `layers` small dense layers in two shards to `dir`.
+pub fn write_tiny(format: Format, dir: &Path, layers: usize) {
+    fs::create_dir_all(dir).unwrap();
+    let mut tensors = Vec::new();
+    for layer in 0..layers {
+        let name = format!("model.layers.{layer}.self_attn.q_proj");
+        tensors.extend(format.tensors(&format.weight(&name, &name, Shape::new(128, 64))));
+    }
+    let norm = vec![0x3c00u16; 128];
+    tensors.push(Tensor::from_vec("model.norm.weight", DType::BF16, vec![128], norm).unwrap());
+    let config = json!({"dtype": "bfloat16", "quantization_config": format.quant_config()});
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    fs::write(dir.join("tokenizer.json"), b"{\"tokens\": []}").unwrap();
+    let mut map = BTreeMap::new();
+    let half = tensors.len() / 2;
+    for (i, part) in tensors.chunks(half + 1).enumerate() {
+        let file = format!("model-{:05}-of-00002.safetensors", i + 1);
+        let bytes = write_container(part, &BTreeMap::new(), Vec::new()).unwrap();
+        fs::write(dir.join(&file), bytes).unwrap();
+        map.extend(part.iter().map(|t| (t.name().to_owned(), file.clone())));
+    }
+    let index = json!({"metadata": {}, "weight_map": map});
+    fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
 /// A converted model: config and all tensors.
