@@ -189,7 +189,7 @@ pub fn model(data: &[u8]) -> anyhow::Result<()> {
 
 /// The first int4 layer of a model, if there is one, on two tokens.
 fn runs(folder: &Path) -> anyhow::Result<()> {
-    let opened = Opened::open(folder)?;
+    let opened = Opened::open(folder, None)?;
     if opened.modules()?.is_empty() {
         return Ok(());
     }
