@@ -162,6 +162,11 @@ fn no_shape_or_config_value_takes_the_checker_down() {
             start.elapsed()
         );
     }
+    for raw in sweep::large() {
+        sweep.memory.0 = 0.0;
+        assert!(sweep.check(&raw, "many rows").is_some(), "{}", raw.label);
+        println!("{}: {:.2} of the memory limit", raw.label, sweep.memory.0);
+    }
     println!(
         "{} checks, {} verdicts; most memory: {:.4} of the limit, {}",
         sweep.checked, sweep.verdicts, sweep.memory.0, sweep.memory.1

@@ -100,7 +100,7 @@ pub struct Args {
     /// The most multiply-adds that a case's products may take, 10^12 unless told
     ///
     /// Sizes stand in a case's configuration, so a small file can ask for a lot of time. A case that
-    /// asks for more than this, or for more memory than 64 MiB and 64 times its own size, is an
+    /// asks for more than this, or for more memory than 64 MiB and 256 times its own size, is an
     /// error that names the sizes. With --backend the limit is always 10^12.
     #[arg(long, value_name = "N", default_value_t = Limits::default().work, hide_default_value = true)]
     max_work: u64,

@@ -9,8 +9,9 @@ use super::methods::{Fp8LayerConfig, MethodConfig};
 use super::{Case, CaseConfig, CaseError};
 use crate::Result;
 
-/// Bytes that checking may take per byte of the case's tensors.
-const MEMORY_PER_BYTE: u64 = 64;
+/// Bytes that checking may take per byte of the case's tensors. The most that was measured is 69, for a
+/// product whose values are nearly all outputs.
+const MEMORY_PER_BYTE: u64 = 256;
 /// Bytes that checking any case may take.
 const MEMORY_BASE: u64 = 64 << 20;
 /// Multiply-adds of a case's products: 10^12, a layer of Mixtral's sizes with 4096 tokens.
@@ -70,8 +71,8 @@ fn size(bytes: u64) -> String {
 }
 
 impl Limits {
-    /// Bytes that checking a case with `bytes` bytes of tensors may take: 64 MiB, and 64 times
-    /// its own.
+    /// Bytes that checking a case with `bytes` bytes of tensors may take: 64 MiB, and 256 times
+    /// that.
     pub const fn memory(bytes: u64) -> u64 {
         bytes.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY_BASE)
     }

@@ -204,6 +204,45 @@ fn routing() -> Vec<Raw> {
     all
 }
 
+/// Cases whose bytes are mostly one product's, and wrong: those that take most memory for their size.
+pub fn large() -> Vec<Raw> {
+    let rows = 700;
+    let at = |raw: &Raw, name: &str| raw.tensors.iter().position(|t| t.name() == name).unwrap();
+    let with_rows = |raw: &Raw, name: &str| {
+        let i = at(raw, name);
+        let tensor = &raw.tensors[i];
+        raw.reshaped(i, tensor.dtype(), vec![rows, tensor.shape()[1]])
+    };
+    let sized = |raw: &Raw| {
+        let mut config = raw.config();
+        config["size_m"] = json!(rows);
+        raw.with_config(&config)
+    };
+    let quant = quants().swap_remove(4);
+    let config = LinearConfig {
+        quant: QuantConfig { group_size: GroupSize::Channel, ..quant },
+        size_m: 1,
+        size_n: 1024,
+        size_k: 64,
+        scale_factor: None,
+        schedule: None,
+    };
+    let wide = smallest("linear of many columns", &CaseConfig::Linear(config));
+    let wide = ["in.x", "out.y"].iter().fold(sized(&wide), |raw, name| with_rows(&raw, name));
+    let mut unscheduled = wide.config();
+    unscheduled["schedule"] = Value::Null;
+    let by_bounds = wide.with_config(&unscheduled);
+
+    // `y` alone: all stages before it are recomputed.
+    let layer = layers().pop().unwrap();
+    let other = |t: &Tensor<'_>| t.name().starts_with("out.") && t.name() != "out.y";
+    let others: Vec<_> = layer.tensors.iter().filter(|t| other(t)).map(Tensor::name).collect();
+    let layer = sized(&layer.without(&others));
+    let names = ["in.x", "in.router_logits", "out.y"];
+    let layer = names.iter().fold(layer, |raw, name| with_rows(&raw, name));
+    vec![wide, by_bounds, layer]
+}
+
 /// Small cases of every operation.
 pub fn bases() -> Vec<Raw> {
     let mut all = [linears(), layers(), routing()].concat();
