@@ -14,6 +14,7 @@ mod methods;
 mod op;
 mod parse;
 mod rules;
+mod stated;
 mod values;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ pub use error::CaseError;
 pub(crate) use methods::GptOssMatrix;
 pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
-    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
+    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, Reciprocal, RequantizeConfig, SwizzleConfig,
 };
 pub use op::Op;
 pub use rules::{Dim, TensorRule};
@@ -171,7 +172,8 @@ impl<'a> Case<'a> {
             self.input(rule.name.trim_start_matches("in."))?;
         }
         self.check_rows()?;
-        values::check(&self.config, &self.inputs)
+        values::check(&self.config, &self.inputs)?;
+        stated::check(&self.config, &self.inputs)
     }
 
     /// The case as a file's bytes. Remarks of [`Case::raw_config`] are kept. Fails where [`Case::validate`] does.

@@ -90,8 +90,7 @@ impl Stage<'_> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
         let class = &self.declared.class.name;
-        let (mut report, wrong) =
-            measure((self.name, self.dtype), class, &bounded, &found, &bits);
+        let (mut report, wrong) = measure((self.name, self.dtype), class, &bounded, &found, &bits);
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, &bounded, &found, &wrong);
         let finding = diagnose::explain(&scene);
