@@ -1,7 +1,7 @@
 // Router logits to expert ids and weights. Upstream operators: vLLM `topk_softmax`, `topk_sigmoid`,
 // `grouped_topk`.
 //
-//   logits        f32 [rows, experts] (16-bit logits widened), finite
+//   logits        f32 [rows, experts] (16-bit logits widened), finite, or -inf for a masked expert
 //   bias          f32 [experts], added for the selection only; null: none
 //   topk_weights  f32 [rows, top_k]
 //   topk_ids      int32 [rows, top_k], best first; of equal experts the lower id

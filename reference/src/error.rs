@@ -55,7 +55,10 @@ pub enum Error {
         needed_by: String,
     },
     /// A tensor whose name is unknown to the operation or format.
-    #[error("tensor `{tensor}` is unknown to {context}{}, expected one of {expected}", hint(tensor, expected))]
+    #[error(
+        "tensor `{tensor}` is unknown to {context}{}, expected one of {expected}",
+        hint(tensor, expected)
+    )]
     Unknown {
         /// Tensor name.
         tensor: String,

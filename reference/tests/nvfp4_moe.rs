@@ -233,7 +233,11 @@ fn products_that_do_not_fit_are_errors() {
 
 /// A quantizer whose reciprocals are `steps` units of the last place off.
 fn like_a_kernel(x: &[f32], global: f32, steps: [i32; 3]) -> (Vec<u8>, Vec<u8>) {
-    let off = |x: f32, step: i32| f32::from_bits((1.0 / x).to_bits().wrapping_add_signed(step));
+    // Of multiples of an eighth of a power of two the instruction is correctly rounded.
+    let off = |x: f32, step: i32| {
+        let step = if x.to_bits() & 0xfffff == 0 { 0 } else { step };
+        f32::from_bits((1.0 / x).to_bits().wrapping_add_signed(step))
+    };
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for block in x.chunks_exact(16) {
         let max = block.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -286,7 +290,7 @@ fn gpu_quantizers_are_held_to_what_they_can_give() {
     // A value between two codes, so near their middle that kernels may differ, is rare.
     assert!(refused * 50 > changed * 49, "{refused} of {changed}");
     let zeros = nvfp4_kernel_difference(&[0.0; 16], 16, 1.0, &[7; 16], &[0]).unwrap();
-    assert_eq!(zeros, None, "under a scale of zero every code is zero");
+    assert!(zeros.is_some_and(|d| !d.is_scale && d.found == 7), "codes under a scale of zero");
     let short = nvfp4_kernel_difference(&[0.0; 16], 16, 1.0, &[7; 15], &[0]);
     assert!(matches!(short, Err(Error::Shape { .. })));
     let global = nvfp4_kernel_difference(&[0.0; 16], 16, -1.0, &[7; 16], &[0]);

@@ -49,8 +49,9 @@ pub(crate) fn router(
         .arg(&args.renormalize)
         .arg(&args.factor);
     // SAFETY: the arguments are the entry point's, in its order and of its types. `Args` is checked by the
-    // reference's router: logits are rows of `experts` finite numbers, a bias has as many; top_k experts
-    // and topk_group groups can be chosen, so that no choice comes out empty. Shared memory holds two
+    // reference's router: logits are rows of `experts` numbers, finite or -inf (whose scores are 0), a bias
+    // has as many finite ones; top_k experts and topk_group groups can be chosen, so that no choice comes
+    // out empty. Shared memory holds two
     // floats for each expert and one for each group.
     ended(router::ROW.name, unsafe { builder.launch(config) })?;
     Ok((device.download(&weights)?, device.download(&ids)?))

@@ -21,8 +21,7 @@ const QUANT: &[&str] = &[
     "tensor_parallel",
     "convention",
 ];
-const LINEAR: &[&str] =
-    &["size_m", "size_n", "size_k", "scale_factor", "schedule", "quantizer"];
+const LINEAR: &[&str] = &["size_m", "size_n", "size_k", "scale_factor", "schedule", "quantizer"];
 const MOE: &[&str] = &[
     "size_m",
     "num_experts",
@@ -123,7 +122,8 @@ fn of(op: Op) -> impl Iterator<Item = &'static str> {
 /// Fails with [`CaseError::UnknownConfigKey`] at a key of `map` that `op` does not read.
 pub(super) fn check(op: Op, map: &Map<String, Value>) -> Result<(), CaseError> {
     let known: Vec<_> = of(op).collect();
-    let unknown = |key: &&String| !known.contains(&key.as_str()) && !REMARKS.contains(&key.as_str());
+    let unknown =
+        |key: &&String| !known.contains(&key.as_str()) && !REMARKS.contains(&key.as_str());
     let Some(key) = map.keys().find(unknown) else { return Ok(()) };
     let others: Vec<_> = Op::NAMED
         .iter()

@@ -16,6 +16,7 @@ mod misfit;
 mod op;
 mod parse;
 mod rules;
+mod stated;
 mod values;
 
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ pub use json::{CONFIG_BYTES, CONFIG_MEMORY};
 pub(crate) use methods::GptOssMatrix;
 pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
-    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
+    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, Reciprocal, RequantizeConfig, SwizzleConfig,
 };
 pub use limits::Limits;
 pub use misfit::{Misfit, MisfitKind};
@@ -178,7 +179,8 @@ impl<'a> Case<'a> {
         for rule in rules.iter().filter(|r| r.required) {
             self.input(rule.name.trim_start_matches("in."))?;
         }
-        values::check(&self.config, &self.inputs)
+        values::check(&self.config, &self.inputs)?;
+        stated::check(&self.config, &self.inputs)
     }
 
     /// The case as a file's bytes. Remarks of [`Case::raw_config`] are kept. Fails where [`Case::validate`] does.

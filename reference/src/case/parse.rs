@@ -204,15 +204,16 @@ fn quant(r: &Reader<'_>) -> Result<QuantConfig> {
         let with = format!("checkpoint_format {checkpoint_format}, which has no act-order");
         return Err(contradiction("desc_act", desc_act, with));
     }
-    let tensor_parallel = match r.object("tensor_parallel", "tensor_parallel.", &["size", "rank", "style"])? {
-        None => None,
-        Some(tp) => {
-            tp.size("size")?;
-            let (size, rank) = rank(&tp, "size", "rank")?;
-            Some(TensorParallel { size, rank, style: tp.name("style", ParallelStyle::NAMED)? })
-        }
-    };
-    Ok(QuantConfig {
+    let tensor_parallel =
+        match r.object("tensor_parallel", "tensor_parallel.", &["size", "rank", "style"])? {
+            None => None,
+            Some(tp) => {
+                tp.size("size")?;
+                let (size, rank) = rank(&tp, "size", "rank")?;
+                Some(TensorParallel { size, rank, style: tp.name("style", ParallelStyle::NAMED)? })
+            }
+        };
+    let quant = QuantConfig {
         checkpoint_format,
         weight_type,
         dtype: r.name("dtype", HALF_TYPES)?,
@@ -223,7 +224,29 @@ fn quant(r: &Reader<'_>) -> Result<QuantConfig> {
         has_bias: r.flag("has_bias", false)?,
         tensor_parallel,
         convention: r.optional_name("convention", Convention::NAMED)?,
-    })
+    };
+    let cut = |tp: TensorParallel| tp.size > 1 && tp.style == ParallelStyle::Row;
+    if quant.is_k_full && quant.has_act_order() && tensor_parallel.is_some_and(cut) {
+        let with = "a row-parallel rank with act-order, which holds a slice of K";
+        return Err(contradiction("is_k_full", true, with));
+    }
+    Ok(quant)
+}
+
+/// NVFP4's power of two, which upstream finds from the block scales: 1 with f16.
+fn scale_factor(r: &Reader<'_>, key: &str, q: &QuantConfig) -> Result<Option<f64>> {
+    let Some(factor) = r.number(key)? else { return Ok(None) };
+    if q.checkpoint_format != CheckpointFormat::Nvfp4 {
+        let with = format!("checkpoint_format {}, which has none", q.checkpoint_format);
+        return Err(contradiction(key, factor, with));
+    }
+    if q.dtype == ScalarType::FLOAT16 && factor != 1.0 {
+        return Err(contradiction(key, factor, "dtype float16, whose factor is 1"));
+    }
+    if !(factor >= 1.0 && factor.log2().fract() == 0.0) {
+        return Err(r.refuse(key, factor, "a power of two, 1 or more"));
+    }
+    Ok(Some(factor))
 }
 
 /// A size that a packed axis must fill.
@@ -249,12 +272,14 @@ fn check_matrix(q: &QuantConfig, k: (&str, usize), n: (&str, usize)) -> Result<(
 }
 
 fn linear(r: &Reader<'_>) -> Result<LinearConfig> {
+    let quant = quant(r)?;
+    let scale_factor = scale_factor(r, "scale_factor", &quant)?;
     let config = LinearConfig {
-        quant: quant(r)?,
+        quant,
         size_m: r.size("size_m")?,
         size_n: r.size("size_n")?,
         size_k: r.size("size_k")?,
-        scale_factor: r.number("scale_factor")?,
+        scale_factor,
         schedule: r.schedule("schedule")?,
         quantizer: r.optional_name("quantizer", ActivationRule::NAMED)?,
     };
@@ -268,6 +293,8 @@ fn linear(r: &Reader<'_>) -> Result<LinearConfig> {
 
 fn moe(r: &Reader<'_>) -> Result<MoeConfig> {
     let quant = quant(r)?;
+    let factors = ["scale_factor_w13", "scale_factor_w2"].map(|key| scale_factor(r, key, &quant));
+    let [scale_factor_w13, scale_factor_w2] = factors;
     let (ep_size, ep_rank) = rank(r, "ep_size", "ep_rank")?;
     let config = MoeConfig {
         quant,
@@ -283,8 +310,8 @@ fn moe(r: &Reader<'_>) -> Result<MoeConfig> {
         block_size_m: r.size("block_size_m")?,
         ep_size,
         ep_rank,
-        scale_factor_w13: r.number("scale_factor_w13")?,
-        scale_factor_w2: r.number("scale_factor_w2")?,
+        scale_factor_w13: scale_factor_w13?,
+        scale_factor_w2: scale_factor_w2?,
         schedule_w13: r.schedule("schedule_w13")?,
         schedule_w2: r.schedule("schedule_w2")?,
     };
@@ -311,9 +338,14 @@ fn router(r: &Reader<'_>) -> Result<RouterConfig> {
             routed_scaling_factor: r.number("routed_scaling_factor")?.unwrap_or(1.0),
         })
     } else {
-        let given = keys::GROUPED_TOPK.iter().find(|&&key| r.map.get(key).is_some_and(|v| !v.is_null()));
+        let given =
+            keys::GROUPED_TOPK.iter().find(|&&key| r.map.get(key).is_some_and(|v| !v.is_null()));
         if let Some(key) = given {
-            return Err(contradiction(key, &r.map[*key], "use_grouped_topk false, which never reads it"));
+            return Err(contradiction(
+                key,
+                &r.map[*key],
+                "use_grouped_topk false, which never reads it",
+            ));
         }
         None
     };

@@ -82,8 +82,7 @@ fn codes_report(c: &LinearConfig, found: &StatedActivations<'_>, fit: &RuleFit) 
         found.value(bits),
         found.value(right),
     );
-    report.diagnosis =
-        Some(Diagnosis { id: "activation-codes".to_owned(), text, unexplained: 0 });
+    report.diagnosis = Some(Diagnosis { id: "activation-codes".to_owned(), text, unexplained: 0 });
     report.picture = Some(picture([c.size_m, c.size_k], wrong));
     report
 }

@@ -111,7 +111,7 @@ impl Bounds {
             // x / (x + others) grows with x. The fused operator starts its sum with 1e-20.
             let share = |x: f64, others: f64| if x > 0.0 { x / (x + others) } else { 0.0 };
             let interval = Interval { lo: share(f.lo, hi + 1e-20), hi: share(f.hi, lo) };
-            (me / (me + exact), interval.scaled((ids.len() + 3) as f64 * U))
+            (share(me, exact), interval.scaled((ids.len() + 3) as f64 * U))
         } else {
             (me * self.common.0, product(f, self.common.1).scaled(U))
         };
@@ -161,6 +161,11 @@ fn softmax(row: &[f32]) -> (Vec<f64>, Vec<Interval>, (f64, Interval)) {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let (mut exact, mut free) = (Vec::with_capacity(row.len()), Vec::with_capacity(row.len()));
     for &x in row {
+        if x == f32::NEG_INFINITY {
+            exact.push(0.0);
+            free.push(Interval::point(0.0));
+            continue;
+        }
         let d = f64::from(x) - f64::from(max);
         let e = d.exp();
         exact.push(e);
@@ -177,6 +182,10 @@ fn softmax(row: &[f32]) -> (Vec<f64>, Vec<Interval>, (f64, Interval)) {
 
 /// Exact sigmoid and its interval; with `both` also of the form by tangent.
 fn sigmoid(x: f64, both: bool) -> (f64, Interval) {
+    // Every form gives 0 for a masked expert: 1 / ∞, and ½ · tanh(−∞) + ½.
+    if x == f64::NEG_INFINITY {
+        return (0.0, Interval::point(0.0));
+    }
     let exact = 1.0 / (1.0 + (-x).exp());
     let ulps = 2.0 + (1.173 * x.abs()).floor();
     // Past the range the exponential is zero or infinite, which the ends then have to include.

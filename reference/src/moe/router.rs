@@ -5,6 +5,9 @@
 //! equal experts the lower id comes first. Grouped top-k keeps the `topk_group` best groups (by
 //! the sum of their two best biased scores, or by the best score without a bias) and selects in
 //! them. There, scores of 16-bit logits are 16-bit numbers; elsewhere everything is f32.
+//!
+//! A logit of −∞ masks its expert: its score is 0, and it is chosen after every expert of a larger
+//! (biased) score. The softmax of a token whose experts are all masked is NaN, and refused.
 
 use crate::case::{MoeConfig, RouterConfig, ScoringFunc};
 use crate::moe::math;
@@ -108,12 +111,13 @@ impl<'a> Router<'a> {
         if self.groups.is_some() { self.logits_type } else { ScalarType::FLOAT32 }
     }
 
-    /// Fails unless the sizes fit `experts` and every number is finite.
+    /// Fails unless the sizes fit `experts`, no logit is NaN or +∞, and the bias is finite.
     ///
     /// # Errors
     /// [`Error::Size`] and [`Error::Unsupported`] for sizes; [`Error::Shape`] when `logits` is not
-    /// a whole number of rows or the bias has another length; [`Error::Value`] at a logit or bias
-    /// that is not finite (a bias also in the scores' type).
+    /// a whole number of rows or the bias has another length; [`Error::Value`] at a logit that
+    /// is NaN or +∞, a token whose logits are all −∞ under a softmax, and a bias that is not finite (also
+    /// in the scores' type).
     pub fn validate(&self, logits: &[f32], experts: usize) -> Result<()> {
         let size = |what: &str, found: usize, rule: String| Err(Error::size(what, found, rule));
         if experts == 0 || self.top_k == 0 || self.top_k > experts {
@@ -147,9 +151,18 @@ impl<'a> Router<'a> {
                 return Err(Error::unsupported("a group of one expert with a bias", reason));
             }
         }
-        if let Some(i) = logits.iter().position(|x| !x.is_finite()) {
+        if let Some(i) = logits.iter().position(|x| x.is_nan() || *x == f32::INFINITY) {
             let at = [i / experts, i % experts];
-            return Err(Error::value("router_logits", &at, logits[i], "a finite number"));
+            let rule = "a finite number, or -inf for a masked expert";
+            return Err(Error::value("router_logits", &at, logits[i], rule));
+        }
+        if self.scoring_func == ScoringFunc::Softmax {
+            let masked = |row: &[f32]| row.iter().all(|x| *x == f32::NEG_INFINITY);
+            if let Some(row) = logits.chunks_exact(experts).position(masked) {
+                let found = "-inf for every expert";
+                let rule = "a finite logit in each row, since the softmax of none is NaN";
+                return Err(Error::value("router_logits", &[row], found, rule));
+            }
         }
         if let Some(bias) = self.bias {
             if bias.len() != experts {

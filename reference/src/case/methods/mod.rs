@@ -15,7 +15,7 @@ pub use fp8::{FnuzConfig, Fp8LayerConfig, RequantizeConfig};
 pub use layouts::{MxInt4Config, Nvfp4ExpertsConfig, SwizzleConfig};
 pub use mxfp4::GptOssConfig;
 pub(crate) use mxfp4::GptOssMatrix;
-pub use products::{Fp4MmConfig, Fp4QuantConfig, Fp8MmConfig};
+pub use products::{Fp4MmConfig, Fp4QuantConfig, Fp8MmConfig, Reciprocal};
 
 use super::json::Reader;
 use super::op::Op;

@@ -15,6 +15,18 @@ use crate::layout::Layout as _;
 use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
 use crate::scalar::ScalarType;
 
+/// The reciprocals of a quantizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reciprocal {
+    /// Correctly rounded.
+    Exact,
+    /// A GPU's `rcp.approx.ftz.f32`.
+    Approximate,
+}
+
+const RECIPROCALS: &[(&str, Reciprocal)] =
+    &[("exact", Reciprocal::Exact), ("approximate", Reciprocal::Approximate)];
+
 /// Config of `scaled_fp4_quant`: activations to NVFP4 under a global scale.
 ///
 /// in: `x` `[M, K]`, `input_global_scale` `[1]` (448 · 6 / largest value, usually). out: `x_fp4`
@@ -30,6 +42,9 @@ pub struct Fp4QuantConfig {
     pub size_k: usize,
     /// Whether the scales are interleaved in tiles of 128 x 4.
     pub is_sf_swizzled_layout: bool,
+    /// How the kernel computes reciprocals; where absent, as either rule explains the outputs, with
+    /// ties to even.
+    pub reciprocal: Option<Reciprocal>,
 }
 
 impl Fp4QuantConfig {
@@ -50,6 +65,7 @@ impl Method for Fp4QuantConfig {
             size_m: r.size("size_m")?,
             size_k: r.size("size_k")?,
             is_sf_swizzled_layout: r.flag("is_sf_swizzled_layout", true)?,
+            reciprocal: r.optional_name("reciprocal", RECIPROCALS)?,
         };
         super::divisible(r, "size_k", config.size_k, 16)?;
         config.layout().map_err(|e| super::refused(r, "size_m", config.size_m, &e))?;
@@ -57,10 +73,14 @@ impl Method for Fp4QuantConfig {
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut v = json!({
             "dtype": self.dtype.name(), "size_m": self.size_m, "size_k": self.size_k,
             "is_sf_swizzled_layout": self.is_sf_swizzled_layout,
-        })
+        });
+        if let Some(rule) = &self.reciprocal {
+            v["reciprocal"] = name_of(RECIPROCALS, rule).into();
+        }
+        v
     }
 
     fn rules(&self) -> Result<Vec<TensorRule>> {

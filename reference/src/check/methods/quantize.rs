@@ -1,14 +1,14 @@
-//! Activations to NVFP4. The definition has one result; a GPU's reciprocal instruction may give
-//! neighbours of it, which are accepted where any such kernel gives them.
+//! Activations to NVFP4. The definition has one result; a kernel with a GPU's reciprocal instruction
+//! gives neighbours of it, which are accepted where one set of reciprocals explains all codes.
 
 use super::{Computation, Expected, Form, Mistake, known, passing};
 use crate::Result;
-use crate::case::{Case, Fp4QuantConfig};
+use crate::case::{Case, Fp4QuantConfig, Reciprocal};
 use crate::check::compare::{Elements, Rows};
-use crate::check::{OutputReport, Verdict};
+use crate::check::{Diagnosis, OutputReport, Verdict};
 use crate::layout::Layout as _;
 use crate::moe::widen;
-use crate::quantize::{nvfp4, nvfp4_kernel_difference};
+use crate::quantize::{nvfp4, nvfp4_kernel_difference, nvfp4_ties_away};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
 use crate::weight::{Table, TableData};
@@ -126,23 +126,45 @@ impl Computation for Quantization {
     }
 }
 
-/// Both outputs: the definition's bits, or those of a kernel with the reciprocal instruction.
+/// Both outputs: the definition's bits, or, unless the case declares exact reciprocals, those of a
+/// kernel with the reciprocal instruction.
 pub(super) fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputReport>> {
     let mut reports = super::judge(case, q)?;
-    if reports.iter().all(|r| r.verdict == Verdict::Pass) {
+    let exact = reports.iter().all(|r| r.verdict == Verdict::Pass);
+    if exact || q.config.reciprocal == Some(Reciprocal::Exact) {
         return Ok(reports);
     }
     let (Some(fp4), Some(scale)) = (case.output("x_fp4"), case.output("x_scale")) else {
         return Ok(reports);
     };
-    // Kernels differ in codes and scales, never in the padding.
+    // Kernels differ in codes alone, never in scales or padding.
     let Ok(scales) = q.plain_scales(scale.bytes()) else { return Ok(reports) };
     let codes: Vec<u8> = fp4.bytes().iter().flat_map(|b| [b & 15, b >> 4]).collect();
     let k = q.config.size_k;
-    if nvfp4_kernel_difference(&q.x, k, q.global_scale, &codes, &scales)?.is_some() {
+    let kernel = nvfp4_kernel_difference(&q.x, k, q.global_scale, &codes, &scales)?;
+    let failed = reports.iter_mut().filter(|r| r.verdict == Verdict::Fail);
+    if let Some(difference) = kernel {
+        let note =
+            format!("nor does rcp.approx.ftz.f32 for the reciprocals give this: {difference}");
+        failed.for_each(|r| r.note = Some(note.clone()));
         return Ok(reports);
     }
-    for report in &mut reports {
+    let declared = q.config.reciprocal == Some(Reciprocal::Approximate);
+    if !declared && nvfp4_ties_away(&q.x, q.global_scale, &codes, &scales) {
+        let note = "a kernel with approximate reciprocals may give this by chance: declare \
+                    `\"reciprocal\": \"approximate\"` if this one has them";
+        for report in failed {
+            report.diagnosis = Some(Diagnosis {
+                id: "ties-away".to_owned(),
+                text: "values between two codes went away from zero, not to the even code"
+                    .to_owned(),
+                unexplained: 0,
+            });
+            report.note = Some(note.to_owned());
+        }
+        return Ok(reports);
+    }
+    for report in failed {
         let equal = report.equal_bits;
         let note = "not the definition's bits; a kernel whose reciprocal is rcp.approx.ftz.f32 \
                     gives them";

@@ -166,7 +166,14 @@ fn fp4_quant() -> Vec<CaseConfig> {
         for size_m in [1, 3, 127, 128, 129] {
             for size_k in [16, 48, 64, 80] {
                 all.extend(FLAGS.map(|is_sf_swizzled_layout| {
-                    Fp4QuantConfig { dtype, size_m, size_k, is_sf_swizzled_layout }.into()
+                    Fp4QuantConfig {
+                        dtype,
+                        size_m,
+                        size_k,
+                        is_sf_swizzled_layout,
+                        reciprocal: None,
+                    }
+                    .into()
                 }));
             }
         }
