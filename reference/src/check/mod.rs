@@ -6,6 +6,7 @@
 
 mod compare;
 mod dyn_quant;
+mod known;
 mod layer;
 mod marlin;
 mod methods;

@@ -4,6 +4,7 @@ use super::Declared;
 use super::diagnose::{self, Scene};
 use crate::Result;
 use crate::check::compare::{Mismatch, elements};
+use crate::check::known;
 use crate::check::picture::{Cause, ErrorMap, Picture};
 use crate::check::{OutputReport, Verdict};
 use crate::gemm::{Bounded, Extras, Judge, Recipe, Rows};
@@ -88,6 +89,9 @@ impl Stage<'_> {
 
     /// The verdict, and what explains it where it is not a pass.
     pub(in crate::check) fn judge(&self) -> Result<OutputReport> {
+        if let Some(nearest) = known::nearest(self, &self.declared.class)? {
+            return known::under(self, nearest.class, |stage| stage.judge());
+        }
         let bounded = self.bounds()?;
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
