@@ -7,6 +7,7 @@
 mod compare;
 mod dyn_quant;
 mod guard;
+mod known;
 mod layer;
 mod marlin;
 mod methods;

@@ -56,13 +56,13 @@ impl Product<'_> {
         self.weights.first().map_or(1, |w| w.shape().size_k.max(1))
     }
 
-    fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
+    pub(super) fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
         let rows: Vec<usize> = (0..self.x.len() / self.size_k()).collect();
         self.execute_part(schedule, &rows, |_| true)
     }
 
     /// The outputs of some rows, as they come out among all; those of unwanted columns are 0.
-    fn execute_part(
+    pub(super) fn execute_part(
         &self,
         schedule: &Schedule,
         rows: &[usize],

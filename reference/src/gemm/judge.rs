@@ -1,10 +1,10 @@
 //! A kernel's outputs against the exact product and the bound of its class.
 
+use super::Wide;
 use super::bound::{Class, Inputs};
 use super::centre::{Centre, Raw};
-use super::columns::{Columns, Rule, WeightColumns};
-use super::Wide;
 use super::chain::Chain;
+use super::columns::{Columns, Rule, WeightColumns};
 use super::exact::{Element, product};
 use super::recipe::{Extras, Recipe};
 use super::rows::Rows;

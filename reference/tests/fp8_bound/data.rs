@@ -22,14 +22,8 @@ pub(crate) enum Data {
     Spiked,
 }
 
-pub(crate) const DATA: [Data; 6] = [
-    Data::Normal,
-    Data::OneSigned,
-    Data::Wide,
-    Data::Cancelling,
-    Data::Subnormal,
-    Data::Spiked,
-];
+pub(crate) const DATA: [Data; 6] =
+    [Data::Normal, Data::OneSigned, Data::Wide, Data::Cancelling, Data::Subnormal, Data::Spiked];
 
 pub(crate) fn normal(random: &mut Rng) -> f64 {
     let sum: f64 = (0..12).map(|_| f64::from(random.next_u32()) / f64::from(u32::MAX)).sum();
@@ -63,7 +57,9 @@ pub(crate) fn operands(random: &mut Rng, data: Data, shape: [usize; 3]) -> [Vec<
     if data == Data::Cancelling {
         a.chunks_exact_mut(2).for_each(|pair| pair[1] = pair[0]);
         // The neighbour with the other sign.
-        let other = |code: u32, flip: u32| if code & 0x7f < 0x7e { code ^ 0x80 ^ flip } else { code ^ 0x80 };
+        let other = |code: u32, flip: u32| {
+            if code & 0x7f < 0x7e { code ^ 0x80 ^ flip } else { code ^ 0x80 }
+        };
         w.chunks_exact_mut(2).for_each(|pair| pair[1] = other(pair[0], random.next_u32() & 1));
     }
     [a, w]

@@ -95,7 +95,9 @@ impl Kernel {
         let mut parts = Vec::new();
         for start in (0..size_k).step_by(length) {
             let end = size_k.min(start + length);
-            parts.extend((start..end).step_by(promotion).map(|s| (s..end.min(s + promotion)).collect()));
+            parts.extend(
+                (start..end).step_by(promotion).map(|s| (s..end.min(s + promotion)).collect()),
+            );
         }
         Self { unit, parts }
     }
@@ -121,8 +123,7 @@ fn sums(
     let mut random = Rng::new(size_k as u64 * 31 + data as u64);
     let (rows, cols) = (12, 16);
     let [a, w] = operands(&mut random, data, [rows, cols, size_k]).map(|codes| values(&codes));
-    let columns =
-        Plain { size_k, columns: w.chunks_exact(size_k).map(<[f64]>::to_vec).collect() };
+    let columns = Plain { size_k, columns: w.chunks_exact(size_k).map(<[f64]>::to_vec).collect() };
     let activations = Rows::new(size_k, a.clone()).expect("rows");
     let inputs = Inputs { activations: E4M3, weights: E4M3, output: BF16, group_scales: false };
     let mut stripes = Vec::new();
@@ -165,11 +166,15 @@ fn no_simulated_sum_leaves_its_bound() {
     assert!(count >= 1_000_000, "{count}");
 }
 
-fn scales(random: &mut Rng, count: usize) -> Vec<f32> {
+pub(crate) fn scales(random: &mut Rng, count: usize) -> Vec<f32> {
     (0..count).map(|_| (0.002 * (1.0 + normal(random).abs())) as f32).collect()
 }
 
-fn weight(codes: &[u32], [size_k, size_n]: [usize; 2], scales: &[f32]) -> Weight<'static> {
+pub(crate) fn weight(
+    codes: &[u32],
+    [size_k, size_n]: [usize; 2],
+    scales: &[f32],
+) -> Weight<'static> {
     let shape = Shape::new(size_k, size_n);
     let bits = scales.iter().map(|s| s.to_bits()).collect();
     Weight {
@@ -196,15 +201,15 @@ fn no_simulated_output_leaves_every_member() {
             let [a, w] = codes.each_ref().map(|codes| values(codes));
             let [row_scales, column_scales] = [rows, cols].map(|n| scales(&mut random, n));
             let weight = weight(&codes[1], [size_k, cols], &column_scales);
-            let extras =
-                Extras { activation_scales: Some(&row_scales), router_weights: None };
+            let extras = Extras { activation_scales: Some(&row_scales), router_weights: None };
             let recipe = Recipe::new(Convention::ScaledMm, &weight, BF16, extras).expect("recipe");
             let rows_of = Rows::new(size_k, a.clone()).expect("rows");
             let members = Class::fp8_hopper().members(size_k);
             let bounds: Vec<_> = members
                 .iter()
                 .map(|class| {
-                    let judge = Judge { weight: &weight, order: None, recipe: &recipe, class, extras };
+                    let judge =
+                        Judge { weight: &weight, order: None, recipe: &recipe, class, extras };
                     judge.bounds(&rows_of, None).expect("bounds")
                 })
                 .collect();
@@ -226,7 +231,11 @@ fn no_simulated_output_leaves_every_member() {
                     bounds.iter().zip(&found).all(|(b, &y)| b.ratio(y) <= 1.0)
                 };
                 let parts = kernel.parts.len();
-                assert!(bounds.iter().any(fits), "{data:?}, K {size_k}: {:?}, {parts}", kernel.unit);
+                assert!(
+                    bounds.iter().any(fits),
+                    "{data:?}, K {size_k}: {:?}, {parts}",
+                    kernel.unit
+                );
                 count += found.len();
             }
         }
@@ -287,7 +296,11 @@ fn no_simulated_group_sum_leaves_its_bound() {
                     let known = if unit == Unit::Wgmma { 3 } else { 2 };
                     for (class, bounds) in classes.iter().zip(&bounds).take(known) {
                         let ratio = bounds[i].ratio(y);
-                        assert!(ratio <= 1.0, "{}, {data:?}, {group}, {unit:?}: {ratio}", class.name);
+                        assert!(
+                            ratio <= 1.0,
+                            "{}, {data:?}, {group}, {unit:?}: {ratio}",
+                            class.name
+                        );
                         largest = largest.max(ratio);
                     }
                     count += 1;

@@ -45,7 +45,8 @@ fn fused(terms: &[(f64, f64)], c: f64, least: i32, fraction: i32, kept: i32) -> 
         return 0.0;
     }
     let unit = largest - fraction;
-    let sum: f64 = truncated(c, unit) + terms.iter().map(|(a, w)| truncated(a * w, unit)).sum::<f64>();
+    let sum: f64 =
+        truncated(c, unit) + terms.iter().map(|(a, w)| truncated(a * w, unit)).sum::<f64>();
     if sum == 0.0 { 0.0 } else { truncated(sum, exponent(sum) + 1 - kept) }
 }
 

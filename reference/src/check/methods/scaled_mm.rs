@@ -4,12 +4,13 @@ use super::{Computation, Expected, Form, Mistake, codes, known};
 use crate::Result;
 use crate::case::{Case, Fp8MmConfig};
 use crate::check::compare::{Rows, elements};
+use crate::check::known;
 use crate::check::product::{Part, Stage, decoded};
 use crate::check::scheduled::{self, Product};
 use crate::check::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::dims::{GroupSize, Shape};
 use crate::gemm::schedule::{Chunks, Extras, FP8_PROMOTION, Fp8Kernel, Schedule};
-use crate::gemm::{Convention, Extras as BoundExtras};
+use crate::gemm::{Class, Convention, Extras as BoundExtras};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, TableData, Weight};
@@ -42,6 +43,11 @@ pub(super) fn declared(given: &Declared) -> Declared {
         or_exact: given.convention.is_none(),
         class: given.class.clone(),
     }
+}
+
+/// Whether a class is declared; the default one is of 16-bit operands.
+pub(super) fn is_declared(given: &Declared) -> bool {
+    given.class != Class::any_order()
 }
 
 /// Promotion added where there is none, or left out.
@@ -101,7 +107,23 @@ impl ScaledMm {
             declared: &declared,
             top_k: None,
         };
-        stage.judge().map(Some)
+        match self.config.schedule.is_some() || is_declared(given) {
+            true => stage.judge().map(Some),
+            false => known::judge(stage, &self.product()).map(Some),
+        }
+    }
+
+    fn product(&self) -> Product<'_> {
+        Product {
+            x: &self.a,
+            input: E4M3,
+            dtype: self.config.dtype,
+            weights: std::slice::from_ref(&self.weight),
+            expert_of: None,
+            orders: None,
+            activation_scales: Some(&self.a_scales),
+            router_weights: None,
+        }
     }
 }
 
@@ -148,24 +170,14 @@ impl Computation for ScaledMm {
     }
 }
 
-/// `y`: every bit where a schedule is declared, else by its bound.
+/// `y`: every bit where a schedule is declared or a known one gives it, else by its bound.
 pub(super) fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<Vec<OutputReport>> {
     let Some(found) = case.output("y") else { return Ok(Vec::new()) };
     let report = match &mm.config.schedule {
         None => mm.bounded(case, given)?,
         Some(choice) => {
-            let product = Product {
-                x: &mm.a,
-                input: E4M3,
-                dtype: mm.config.dtype,
-                weights: std::slice::from_ref(&mm.weight),
-                expert_of: None,
-                orders: None,
-                activation_scales: Some(&mm.a_scales),
-                router_weights: None,
-            };
             let bounded = || mm.bounded(case, given);
-            Some(scheduled::judge("y", found, product, choice, bounded)?)
+            Some(scheduled::judge("y", found, mm.product(), choice, bounded)?)
         }
     };
     let mut reports: Vec<OutputReport> = report.into_iter().collect();

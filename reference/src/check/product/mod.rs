@@ -20,6 +20,8 @@ pub(super) use layer::{expert_product, moe};
 pub(super) use readings::{DEQUANTIZING, Reading};
 pub(super) use stage::{Part, REMEDY, Stage, measure};
 
+const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
 /// How the products of a case are declared to be computed.
 #[derive(Debug, Clone)]
 pub struct Declared {
@@ -47,14 +49,19 @@ impl Declared {
 
     /// The classes of one matrix's sums, the narrowest first. Of int8 activations integers; of FP8
     /// ones, where no class is declared, that of units which keep f32's bits, then of those which
-    /// keep fewer; else the declared one.
+    /// keep fewer, in a known order and in any; else the declared one.
     fn classes_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Vec<Class> {
         match input_dtype {
             Some(ScalarType::INT8) => {
                 vec![Class::int8(weight.shape().size_k, weight.scales.rows())]
             }
-            Some(_) if self.class == Class::any_order() => {
-                vec![Class::any_order(), Class::fp8_any_order()]
+            Some(input) if self.class == Class::any_order() => {
+                let mut all = vec![Class::any_order()];
+                if (input, weight.ty) == (E4M3, E4M3) && weight.scales.rows() == 1 {
+                    all.push(Class::fp8_hopper());
+                }
+                all.push(Class::fp8_any_order());
+                all
             }
             _ => vec![self.class.clone()],
         }

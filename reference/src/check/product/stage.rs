@@ -5,6 +5,7 @@ use super::diagnose::{self, Scene};
 use super::readings::{self, Chosen, DEQUANTIZING};
 use crate::Result;
 use crate::check::compare::{Mismatch, elements};
+use crate::check::known::{self, Members};
 use crate::check::picture::{Cause, ErrorMap, Picture};
 use crate::check::power::{self, Accepted, Power};
 use crate::check::{OutputReport, Verdict};
@@ -78,16 +79,27 @@ impl Stage<'_> {
         all
     }
 
-    /// The classes to try, the narrowest first.
-    fn classes(&self) -> Vec<Class> {
-        match self.parts.first() {
-            Some(part) => self.declared.classes_for(part.weight, self.input_dtype),
-            None => vec![self.declared.class.clone()],
+    /// The classes to try, the narrowest first; of a class with members those that hold a sample, or
+    /// where it is the last the nearest one.
+    fn classes(&self, conventions: &[Convention]) -> Result<Vec<Class>> {
+        let Some(part) = self.parts.first() else { return Ok(vec![self.declared.class.clone()]) };
+        let given = self.declared.classes_for(part.weight, self.input_dtype);
+        let count = given.len();
+        let mut all = Vec::new();
+        for (i, class) in given.into_iter().enumerate() {
+            match known::members(self, &class, conventions)? {
+                None => all.push(class),
+                Some(Members { holding, nearest }) if holding.is_empty() && i + 1 == count => {
+                    all.push(nearest);
+                }
+                Some(members) => all.extend(members.holding),
+            }
         }
+        Ok(all)
     }
 
     /// The recipe of one matrix under a convention.
-    pub(super) fn recipe(
+    pub(in crate::check) fn recipe(
         &self,
         weight: &Weight<'_>,
         convention: Convention,
@@ -146,7 +158,8 @@ impl Stage<'_> {
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
         let or_exact = self.declared.convention.is_none() || self.declared.or_exact;
         let conventions = self.conventions();
-        let chosen = readings::choose(&self, &conventions, &self.classes(), &found, or_exact)?;
+        let classes = self.classes(&conventions)?;
+        let chosen = readings::choose(&self, &conventions, &classes, &found, or_exact)?;
         // What follows is about one reading.
         let declared = Declared {
             convention: Some(chosen.convention),

@@ -46,9 +46,7 @@ impl Class {
         }
         let sides = self.sides(element, size_k, inputs);
         let errors = match self.order {
-            Order::Any | Order::Ascending(_) => {
-                self.errors(sides.most(), element, size_k, inputs)
-            }
+            Order::Any | Order::Ascending(_) => self.errors(sides.most(), element, size_k, inputs),
             Order::Striped { .. } => self.striped(&sides, element, size_k, inputs),
             Order::Contiguous { block } => self.contiguous(block, element, size_k, inputs),
         };
@@ -73,9 +71,8 @@ impl Class {
         let tiny = 4.0 * (size_k as f64 + 1.0) * power(-149);
         let sum = element.value();
         let sums = match self.tracks_absolute() {
-            true => [sum, -sum].map(|s| {
-                (element.absolute * SLACK + s).max(0.0) / 2.0 * SLACK + element.carried
-            }),
+            true => [sum, -sum]
+                .map(|s| (element.absolute * SLACK + s).max(0.0) / 2.0 * SLACK + element.carried),
             false => [f64::INFINITY; 2],
         };
         let none = sums == [0.0; 2];

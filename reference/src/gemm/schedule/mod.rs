@@ -21,6 +21,7 @@
 mod chunks;
 mod error;
 mod execute;
+mod known;
 mod launch;
 mod named;
 mod names;
@@ -35,6 +36,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::ScheduleError;
 pub use execute::{Extras, Stack};
+pub use known::known_schedules;
 pub use launch::{Launch, Launches};
 pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};

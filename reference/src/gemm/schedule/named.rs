@@ -112,13 +112,17 @@ impl Schedule {
     /// The schedule of vLLM 0.21.0's Marlin kernel for a thread block of `cta`: weights rounded, the
     /// k of a tile shared by warps, warps added by halves, blocks added in f32 from the last k to
     /// the first. With these, an H200's outputs of that kernel are reproduced bit for bit (tests
-    /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`], but e4m3fn.
+    /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`].
     ///
     /// Column scale and bias of 4-bit weights are one multiply-add, but for some rows and columns
     /// ([`StepOp::ChannelScaleBiasMarlin`]), as the GPU computes it. int8: the
     /// integer sums of groups times their int16 scales stay integers modulo 2^32 (so does a sum
     /// that leaves that range); each warp's becomes an f32 and is multiplied by the activations'
     /// scale before the warps are added.
+    ///
+    /// e4m3fn: the sum of each group is multiplied by its scale and added in f32 by one fused
+    /// multiply-add; the rest is as with int8. It follows upstream's source, and was not compared
+    /// with outputs of a GPU.
     ///
     /// `weights.exponent` of NVFP4 in bf16 follows from this matrix's largest scale; of a stack of
     /// experts upstream takes the largest of all.
@@ -133,37 +137,50 @@ impl Schedule {
     ) -> Result<Self> {
         half(dtype)?;
         let int8 = input == ScalarType::INT8;
-        if !int8 && input != dtype {
-            return Err(Error::unsupported(input, "activations are 16-bit or int8"));
+        let fp8 = input == ScalarType::FLOAT8_E4M3FN;
+        let narrow = int8 || fp8;
+        if !narrow && input != dtype {
+            return Err(Error::unsupported(input, "activations are 16-bit, int8 or float8_e4m3fn"));
         }
         let channel_wise = weight.scales.rows() == 1
             && matches!(&weight.groups, Groups::Uniform(g) if !g.is_grouped(weight.shape().k()));
         let eight_bits = weight.codes.bits() == 8;
-        let form = if channel_wise || int8 { WeightForm::Unscaled } else { WeightForm::Rounded };
+        let form = if channel_wise || narrow { WeightForm::Unscaled } else { WeightForm::Rounded };
         let mut chunk_steps = Vec::new();
         let mut epilogue = Vec::new();
-        let warp_steps = match int8 {
+        let warp_steps = match narrow {
             true => vec![step(StepOp::ActivationScale, F32)],
             false => Vec::new(),
         };
-        if channel_wise && (int8 || eight_bits) {
+        if channel_wise && (narrow || eight_bits) {
             chunk_steps.push(step(StepOp::ChannelScale, F32));
         }
         if weight.global_scale.is_some() {
             epilogue.push(step(StepOp::GlobalScale, F32));
         }
         epilogue.push(step(StepOp::Round, dtype));
-        let op = match channel_wise && !int8 && !eight_bits {
+        let op = match channel_wise && !narrow && !eight_bits {
             true => StepOp::ChannelScaleBiasMarlin,
             false => StepOp::Bias,
         };
         epilogue.push(step(op, dtype));
         epilogue.push(step(StepOp::RouterWeight, dtype));
         let sum = Sum { order: Order::Halving, ty: F32 };
-        let scale = if channel_wise { GroupScale::One } else { GroupScale::Int16 };
+        let group_sum = match (int8, fp8 && !channel_wise) {
+            (true, _) => Some(GroupSum {
+                scale: if channel_wise { GroupScale::One } else { GroupScale::Int16 },
+                multiply_add: MultiplyAdd::Integer,
+            }),
+            (_, true) => {
+                Some(GroupSum { scale: GroupScale::Stored, multiply_add: MultiplyAdd::Fused })
+            }
+            (false, false) => None,
+        };
+        // 8-bit operands enter as they are.
+        let exponent = if fp8 { 0 } else { exponent(weight, dtype, channel_wise) };
         Ok(Self {
             unit: unit(input),
-            weights: Weights { form, exponent: exponent(weight, dtype, channel_wise) },
+            weights: Weights { form, exponent },
             rows: Rows::ByGroup,
             chunks: Chunks::Striped(Striped {
                 tile: cta.tile_k,
@@ -173,7 +190,7 @@ impl Schedule {
                 whole: cta.whole,
             }),
             stripes: Some(Stripes { tile: cta.tile_k, warps: cta.warps_k, sum }),
-            group_sum: int8.then_some(GroupSum { scale, multiply_add: MultiplyAdd::Integer }),
+            group_sum,
             warp_steps,
             chunk_steps,
             chunk_sum: Sum { order: Order::Descending, ty: F32 },

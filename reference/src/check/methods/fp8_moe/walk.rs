@@ -7,6 +7,7 @@ use super::{E4M3, Fp8Moe, QUANTIZED, scales};
 use crate::Result;
 use crate::case::{Case, CheckpointFormat, MoeConfig, QuantConfig, ScoringFunc};
 use crate::check::compare::elements;
+use crate::check::known;
 use crate::check::layer::{activated, summed};
 use crate::check::product::{Part, Stage};
 use crate::check::scheduled::{self, Product};
@@ -64,6 +65,8 @@ struct Walk<'c> {
     case: &'c Case<'c>,
     layer: &'c Fp8Moe,
     declared: Declared,
+    /// Whether the class of `declared` was given.
+    class_declared: bool,
     reports: Vec<OutputReport>,
 }
 
@@ -97,6 +100,16 @@ impl Walk<'_> {
         let (weights, router_weights) = (product.weights, product.router_weights);
         let activation_scales = Some(scales(rows));
         let values = gemm::Rows::decode(E4M3, rows.size_k, rows.codes.iter().copied())?;
+        let product = Product {
+            x: &rows.codes,
+            input: E4M3,
+            dtype: c.dtype,
+            weights,
+            expert_of: Some(&experts),
+            orders: None,
+            activation_scales,
+            router_weights,
+        };
         let bounded = || {
             let part = |(e, weight)| {
                 let mine = |row: &usize| experts[*row] == Some(e);
@@ -117,22 +130,13 @@ impl Walk<'_> {
                 declared: &self.declared,
                 top_k: Some(c.top_k),
             };
-            stage.judge()
+            match choice.is_some() || self.class_declared {
+                true => stage.judge(),
+                false => known::judge(stage, &product),
+            }
         };
         let mut report = match choice {
-            Some(choice) => {
-                let product = Product {
-                    x: &rows.codes,
-                    input: E4M3,
-                    dtype: c.dtype,
-                    weights,
-                    expert_of: Some(&experts),
-                    orders: None,
-                    activation_scales,
-                    router_weights,
-                };
-                scheduled::judge(name, found, product, choice, || bounded().map(Some))?
-            }
+            Some(choice) => scheduled::judge(name, found, product, choice, || bounded().map(Some))?,
             None => bounded()?,
         };
         if report.verdict == Verdict::Fail {
@@ -157,7 +161,8 @@ pub(in super::super) fn judge(
     let c = &layer.config;
     let (engine, routed) = (layer.layer(), layer.routed());
     let declared = scaled_mm::declared(given);
-    let mut walk = Walk { case, layer, declared, reports: Vec::new() };
+    let class_declared = scaled_mm::is_declared(given);
+    let mut walk = Walk { case, layer, declared, class_declared, reports: Vec::new() };
     let own = |name: &str| case.output(name).map(|t| t.elements::<u16>().into_owned());
 
     let expected = layer.quantize(0, &layer.x)?;
