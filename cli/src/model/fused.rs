@@ -43,6 +43,10 @@ fn module_of(name: &str, dimensions: usize) -> Option<&str> {
 
 /// Every such module of `model`; `owned` are the tensors that stacks have.
 pub(super) fn find(model: &Model<'_>, owned: &BTreeSet<String>) -> Vec<Fused> {
+    if model.config.get("marlinspike").is_some() {
+        // Converted experts are stacks; the section of the config says what they are.
+        return Vec::new();
+    }
     let mut modules: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for entry in model.entries().filter(|e| !owned.contains(e.name())) {
         let Some(module) = module_of(entry.name(), entry.shape().len()) else { continue };

@@ -185,11 +185,13 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         if let Some(section) = packed::section(&model) {
             let modules = packed::modules(section);
             let is_moe = |m: &str| packed::is_moe(section, m);
+            packed::refuse_copied(section, args.layer.as_deref())?;
             let module = layer::choose(&modules, args.layer.as_deref(), is_moe)?;
             let loaded = pool.install(|| packed::load(&model, section, module))?;
             return method::run(args, &loaded, true, &pool);
         }
         let layers = Layers::group(&model)?;
+        refuse_fused(&layers, args.layer.as_deref())?;
         if let Some(module) = method_layer(args, &opened, &layers)? {
             let loaded = method::load(&args.method, &model, &layers, &module, &pool)?;
             return method::run(args, &loaded, false, &pool);
@@ -245,6 +247,23 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     print(&if args.json { report.json() } else { report.text() })?;
     Ok(if report.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
+}
+
+/// Fails where the wanted layer's experts, or without a wanted layer any experts alone, are in a form
+/// that is not read: another layer would run in their place.
+fn refuse_fused(layers: &Layers, wanted: Option<&str>) -> anyhow::Result<()> {
+    let found = match wanted {
+        Some(name) => layers.fused.iter().find(|f| f.module == name),
+        None if layers.stacks.iter().any(|s| s.role == Role::W13) => None,
+        None => layers.fused.first(),
+    };
+    match found {
+        None => Ok(()),
+        Some(f) => {
+            let message = format!("module `{}`: {}", f.module, f.reason);
+            Err(Explained::new(message, "--layer runs a linear layer of this model").into())
+        }
+    }
 }
 
 /// The names of the layers that run without further options.

@@ -4,6 +4,7 @@ use super::op::{Op, named};
 use crate::dims::{GroupSize, LogicalK};
 use crate::gemm::Convention;
 use crate::gemm::schedule::Schedule;
+use crate::moe::families::RoutingRule;
 use crate::quantize::ActivationRule;
 use crate::scalar::ScalarType;
 
@@ -253,6 +254,8 @@ pub struct RouterConfig {
     pub renormalize: bool,
     /// Present for grouped top-k.
     pub grouped: Option<GroupedTopk>,
+    /// A family's routing, or a stated one; the keys above then say nothing.
+    pub rule: Option<RoutingRule>,
 }
 
 /// Grouped top-k: groups are chosen first, then experts in them.

@@ -8,6 +8,7 @@
 
 mod config;
 mod error;
+mod families;
 mod json;
 mod keys;
 mod limits;
@@ -90,6 +91,9 @@ impl<'a> Case<'a> {
     /// are no error: [`Case::misfits`] lists them.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let container = Container::parse(bytes)?;
+        if families::is_router_golden(&container) {
+            return families::parse(&container);
+        }
         let metadata = |key: &str| {
             container
                 .metadata()

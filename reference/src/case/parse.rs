@@ -75,6 +75,9 @@ impl CaseConfig {
                 optional(&mut v, "schedule_w2", c.schedule_w2.as_ref().map(schedule_json));
                 v
             }
+            Self::Router(RouterConfig { rule: Some(rule), .. }) => {
+                json!({ "routing": rule.to_json() })
+            }
             Self::Router(c) => {
                 let mut v = json!({
                     "scoring_func": c.scoring_func.name(), "top_k": c.top_k,
@@ -331,6 +334,9 @@ pub(super) fn at_most(key: &str, value: usize, limit_key: &str, limit: usize) ->
 }
 
 fn router(r: &Reader<'_>) -> Result<RouterConfig> {
+    if let Some(rule) = super::families::stated(r.map)? {
+        return Ok(super::families::config(rule));
+    }
     let grouped = if r.flag("use_grouped_topk", false)? {
         Some(GroupedTopk {
             num_expert_group: r.size("num_expert_group")?,
@@ -357,6 +363,7 @@ fn router(r: &Reader<'_>) -> Result<RouterConfig> {
         top_k: r.size("top_k")?,
         renormalize: r.flag("renormalize", false)?,
         grouped,
+        rule: None,
     })
 }
 

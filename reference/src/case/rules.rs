@@ -293,6 +293,7 @@ fn router(c: &RouterConfig) -> Vec<TensorRule> {
     let mut rules = vec![
         rule("in.router_logits", &logits, &[Dim::Some, Dim::Some]).required(true),
         rule("in.e_score_correction_bias", F32, &[Dim::Some]),
+        rule("in.expert_scale", F32, &[Dim::Some]),
         rule("out.token_expert_indices", I32, &[Dim::Some, Dim::Is(c.top_k)]),
     ];
     rules.extend(topk(Dim::Some, c.top_k));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::CaseError;
 use super::config::{CaseConfig, QuantConfig};
+use crate::moe::families::RouterTensors;
 use crate::checkpoint::{self, unflatten};
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
@@ -50,6 +51,13 @@ pub(super) fn check(config: &CaseConfig, inputs: &Inputs<'_>) -> Result<()> {
         CaseConfig::Router(c) => {
             if let Some(logits) = inputs.get("router_logits") {
                 let [_, experts] = logits.dims2()?;
+                if let Some(rule) = &c.rule {
+                    let floats = |name: &str| inputs.get(name).map(|t| t.elements::<f32>());
+                    let (bias, scale) = (floats("e_score_correction_bias"), floats("expert_scale"));
+                    let (correction_bias, expert_scale) = (bias.as_deref(), scale.as_deref());
+                    let tensors = RouterTensors { correction_bias, expert_scale };
+                    return rule.validate(&[], experts, tensors);
+                }
                 router_sizes(c, experts)?;
                 if let Some(bias) = inputs.get("e_score_correction_bias") {
                     bias.expect_shape(&[experts])?;

@@ -189,7 +189,14 @@ fn router() -> Vec<CaseConfig> {
                     });
                 configs.extend([None].into_iter().chain(grouped).map(|grouped| {
                     let scoring_func = *scoring_func;
-                    CaseConfig::Router(RouterConfig { scoring_func, top_k, renormalize, grouped })
+                    let rule = None;
+                    CaseConfig::Router(RouterConfig {
+                        scoring_func,
+                        top_k,
+                        renormalize,
+                        grouped,
+                        rule,
+                    })
                 }));
             }
         }

@@ -43,6 +43,30 @@ pub fn modules(section: &Value) -> Vec<String> {
     names
 }
 
+/// Fails where the wanted module was copied unconverted, or without a wanted one experts were and none
+/// were converted.
+///
+/// # Errors
+/// [`ModelError::Module`] with the reasons that `convert` gave.
+pub fn refuse_copied(section: &Value, wanted: Option<&str>) -> Result<(), ModelError> {
+    let Some(copied) = section["unsupported"].as_object() else { return Ok(()) };
+    let name = |key: &str| key.split(' ').next().unwrap_or(key).to_owned();
+    let has_moe = modules(section).iter().any(|m| is_moe(section, m));
+    let found = copied.iter().find(|(key, _)| match wanted {
+        Some(wanted) => name(key) == wanted,
+        None => !has_moe && name(key).split('.').any(|p| p == "experts"),
+    });
+    match found {
+        None => Ok(()),
+        Some((key, reasons)) => {
+            let reasons = reasons.as_array().into_iter().flatten().filter_map(Value::as_str);
+            let reasons = reasons.collect::<Vec<_>>().join("; ");
+            let reason = format!("copied unconverted: {reasons}");
+            Err(ModelError::module(name(key), reason))
+        }
+    }
+}
+
 /// Whether a module of a section is a layer of experts.
 pub fn is_moe(section: &Value, module: &str) -> bool {
     section["layers"].get(format!("{module}.w13")).is_some()

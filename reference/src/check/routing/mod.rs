@@ -1,6 +1,7 @@
 //! Verdicts on routing: expert ids, router weights, blocks of tokens.
 
 mod align;
+mod families;
 mod ids;
 mod weights;
 
@@ -40,17 +41,27 @@ impl<'c> Context<'c> {
 pub(super) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputReport>> {
     let logits = case.input("router_logits")?;
     let (values, ty) = widened(logits)?;
+    if let Some(rule) = &c.rule {
+        let mut reports = families::judge(case, rule, &values)?;
+        reports.extend(entries(case, logits, c.top_k)?);
+        return Ok(reports);
+    }
     let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
     let router = Router::from_config(c, ty, bias.as_deref());
     let mut reports = topk(case, router, &values, logits)?;
-    if let Some(found) = case.output("token_expert_indices") {
-        let [rows, _] = logits.dims2()?;
-        let expected = token_expert_indices(rows, c.top_k);
-        reports.push(exact("token_expert_indices", found, &expected, |row| {
-            format!("entry (token, j) is j times the number of tokens plus the token; {row}")
-        })?);
-    }
+    reports.extend(entries(case, logits, c.top_k)?);
     Ok(reports)
+}
+
+/// Judges `token_expert_indices`, where there are any.
+fn entries(case: &Case<'_>, logits: &Tensor<'_>, top_k: usize) -> Result<Option<OutputReport>> {
+    let Some(found) = case.output("token_expert_indices") else { return Ok(None) };
+    let [rows, _] = logits.dims2()?;
+    let expected = token_expert_indices(rows, top_k);
+    let report = exact("token_expert_indices", found, &expected, |row| {
+        format!("entry (token, j) is j times the number of tokens plus the token; {row}")
+    })?;
+    Ok(Some(report))
 }
 
 pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {

@@ -238,22 +238,34 @@ impl RoutingRule {
     }
 }
 
-/// The found ids of one token, of which each must be a best one of those left.
+/// The found ids of one token. Taken in the order of their choice values, each must be a best one of
+/// those left: producers list them by choice, by weight or in no order.
 fn compare_ids(
     token: &Token,
     found: &[i32],
     start: usize,
     wrong: &mut Vec<(usize, String)>,
 ) -> Vec<usize> {
-    let mut taken: Vec<usize> = Vec::with_capacity(found.len());
+    let mut chosen: Vec<usize> = Vec::with_capacity(found.len());
     for (j, &id) in found.iter().enumerate() {
+        let known = usize::try_from(id).ok().filter(|&id| id < token.choice.len());
+        let Some(id) = known.filter(|id| !chosen.contains(id)) else {
+            let at = start + j;
+            wrong.push((at, format!("entry {at}: {id} is no expert, or was chosen before")));
+            return chosen;
+        };
+        chosen.push(id);
+    }
+    let mut order: Vec<usize> = (0..chosen.len()).collect();
+    order.sort_by(|&a, &b| {
+        let (a, b) = (chosen[a], chosen[b]);
+        token.choice[b].total_cmp(&token.choice[a]).then(a.cmp(&b))
+    });
+    let mut taken: Vec<usize> = Vec::with_capacity(found.len());
+    for j in order {
+        let id = chosen[j];
         let mut refuse = |text: String| {
             wrong.push((start + j, format!("entry {}: {text}", start + j)));
-        };
-        let known = usize::try_from(id).ok().filter(|&id| id < token.choice.len());
-        let Some(id) = known.filter(|id| !taken.contains(id)) else {
-            refuse(format!("{id} is no expert, or was chosen before"));
-            return taken;
         };
         let best = largest(&token.choice, &taken).unwrap_or(id);
         let (mine, other) = (token.choice[id], token.choice[best]);
@@ -264,5 +276,5 @@ fn compare_ids(
         }
         taken.push(id);
     }
-    taken
+    chosen
 }

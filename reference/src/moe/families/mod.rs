@@ -12,6 +12,7 @@
 
 mod config;
 mod definition;
+mod describe;
 mod json;
 mod row;
 mod rule;
@@ -20,8 +21,11 @@ mod softmax;
 
 pub use config::{Resolved, family, resolve};
 pub use definition::{Differences, Token};
+pub use describe::markdown;
 pub use json::EXAMPLE;
-pub use row::{Family, Support};
+pub use row::{
+    ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, Same, ScoreRule, Support, VllmKey,
+};
 pub use rule::{
     ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score,
 };

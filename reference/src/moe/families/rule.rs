@@ -255,9 +255,12 @@ impl RoutingRule {
             let at = [i / experts, i % experts];
             return Err(Error::value("router_logits", &at, logits[i], "a finite number"));
         }
+        let Some(matrices) = experts.checked_sub(self.zero_experts).filter(|&n| n > 0) else {
+            return size("zero_experts", self.zero_experts, format!("below {experts} experts"));
+        };
         let stated = [
             ("correction_bias", &self.correction_bias, tensors.correction_bias, experts),
-            ("expert_scale", &self.expert_scale, tensors.expert_scale, experts - self.zero_experts),
+            ("expert_scale", &self.expert_scale, tensors.expert_scale, matrices),
         ];
         for (what, name, found, len) in stated {
             let (name, values) = match (name, found) {

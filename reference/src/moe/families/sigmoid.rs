@@ -21,6 +21,15 @@ const fn groups(n_group: usize) -> GroupKeys {
     GroupKeys { topk_group: None, ..Family::groups_of(n_group, 1) }
 }
 
+/// Groups whose keys have no known defaults.
+const STATED: Option<GroupKeys> =
+    Some(GroupKeys { n_group: None, topk_group: None, ..Family::groups_of(1, 1) });
+
+/// A flag without a known default.
+const fn stated(keys: &'static [&'static str]) -> RenormRule {
+    RenormRule::Key(Key::required(keys), 1e-20)
+}
+
 /// The rows.
 pub(super) static ROWS: &[Family] = &[
     Family {
@@ -31,7 +40,7 @@ pub(super) static ROWS: &[Family] = &[
         )
         .scaled(SCALE, 2.5)
     },
-    Family::deepseek_v3(&["glm_moe_dsa"], 8),
+    Family { renormalize: stated(NORM), ..Family::deepseek_v3(&["glm_moe_dsa"], 8) },
     Family {
         score: ScoreRule::Key(Key::new(&["scoring_func"], Score::SqrtSoftplus)),
         bias: BiasRule::Required("gate.bias"),
@@ -42,22 +51,20 @@ pub(super) static ROWS: &[Family] = &[
         ..Family::deepseek_v3(&["deepseek_v4"], 6).scaled(SCALE, 1.5)
     },
     Family::deepseek_v3(&["glm4_moe", "glm4v_moe"], 8).scaled(SCALE, 1.0),
-    Family::deepseek_v3(&["glm4_moe_lite"], 4).scaled(SCALE, 1.8),
+    Family { groups: STATED, ..Family::deepseek_v3(&["glm4_moe_lite"], 4).scaled(SCALE, 1.8) },
     Family {
+        groups: STATED,
+        renormalize: stated(NORM),
         activation: limited(10.0),
         ..Family::deepseek_v3(&["glm5_next"], 8).scaled(SCALE, 2.5)
     },
     Family {
         top_k: Key::required(&["num_experts_per_tok"]),
+        groups: STATED,
         renormalize: RenormRule::Key(Key::new(NORM, false), 1e-20),
-        ..Family::deepseek_v3(&["dots1"], 1).scaled(SCALE, 1.0)
+        ..Family::deepseek_v3(&["dots1", "dots3_note"], 1)
     },
-    Family {
-        top_k: Key::required(&["num_experts_per_tok"]),
-        renormalize: RenormRule::Key(Key::new(NORM, false), 1e-20),
-        ..Family::deepseek_v3(&["dots3_note"], 1)
-    },
-    Family::deepseek_v3(&["solar_open"], 8).scaled(SCALE, 1.0),
+    Family { groups: STATED, ..Family::deepseek_v3(&["solar_open"], 8).scaled(SCALE, 1.0) },
     Family { groups: Some(groups(8)), ..Family::deepseek_v3(&["axk1"], 8) },
     Family {
         groups: Some(GroupKeys { masked: Masked::Zero, ..groups(1) }),
@@ -66,13 +73,15 @@ pub(super) static ROWS: &[Family] = &[
     Family { groups: Some(groups(8)), ..Family::deepseek_v3(&["beam"], 8) },
     Family {
         bias: BiasRule::Required("e_score_correction_bias"),
+        groups: STATED,
         ..Family::deepseek_v3(&["exaone_moe"], 8).scaled(SCALE, 2.5)
     },
     Family {
         top_k: Key::new(&["num_experts_per_token", "num_experts_per_tok"], 8),
         bias: BiasRule::Required("gate.expert_bias"),
-        renormalize: RenormRule::Key(Key::new(&["moe_renormalize", "norm_topk_prob"], true), 1e-20),
-        ..Family::deepseek_v3(&["bailing_hybrid"], 8).scaled(SCALE, 1.0)
+        groups: STATED,
+        renormalize: stated(&["moe_renormalize", "norm_topk_prob"]),
+        ..Family::deepseek_v3(&["bailing_hybrid"], 8)
     },
     // vLLM's classes; transformers has none of these names.
     Family {
@@ -90,10 +99,12 @@ pub(super) static ROWS: &[Family] = &[
     },
     Family {
         top_k: Key::new(&["num_experts_per_token", "num_experts_per_tok"], 8),
-        renormalize: RenormRule::Key(Key::new(&["moe_renormalize", "norm_topk_prob"], true), 1e-20),
+        groups: STATED,
+        renormalize: stated(&["moe_renormalize", "norm_topk_prob"]),
         ..Family::deepseek_v3(&["kimi_linear"], 8).scaled(SCALE, 2.446)
     },
     Family {
+        groups: STATED,
         vllm: &[VllmKey {
             key: "routed_scaling_factor",
             same: Same::Number(1.0),
@@ -103,6 +114,7 @@ pub(super) static ROWS: &[Family] = &[
     },
     Family {
         support: Support::RoutingOnly("its experts have no gate projection (relu2 of up alone)"),
+        groups: STATED,
         ..Family::deepseek_v3(&["nemotron_h"], 2).scaled(SCALE, 1.0)
     },
     Family {
@@ -113,6 +125,7 @@ pub(super) static ROWS: &[Family] = &[
         ..Family::deepseek_v3(&["hy_v3"], 8).scaled(&["router_scaling_factor"], 2.826)
     },
     Family {
+        groups: STATED,
         activation: limited(10.0),
         ..Family::deepseek_v3(&["hy_v4"], 8).scaled(SCALE, 2.827)
     },

@@ -152,7 +152,8 @@ pub(super) static ROWS: &[Family] = &[
             masked: Masked::Zero,
         }),
         renormalize: RenormRule::Key(Key::new(NORM, true), 1e-20),
-        ..Family::softmax(&["mistral4"], 4).scaled(SCALE, 1.0)
+        scale: Some(Key::required(SCALE)),
+        ..Family::softmax(&["mistral4"], 4)
     },
     Family {
         groups: Some(GroupKeys {
@@ -162,7 +163,8 @@ pub(super) static ROWS: &[Family] = &[
             masked: Masked::Zero,
         }),
         renormalize: RenormRule::Always(1e-20),
-        ..Family::softmax(&["mistral_large4"], 4).scaled(SCALE, 1.0)
+        scale: Some(Key::required(SCALE)),
+        ..Family::softmax(&["mistral_large4"], 4)
     },
     Family {
         top_k: Key::required(&["top_k_experts"]),
