@@ -1,7 +1,7 @@
 //! One product of a case, judged.
 
 use super::Declared;
-use super::diagnose::{self, Scene};
+use super::diagnose::{self, Hints, Scene};
 use crate::Result;
 use crate::check::compare::{Mismatch, elements};
 use crate::check::picture::{Cause, ErrorMap, Picture};
@@ -43,6 +43,8 @@ pub(in crate::check) struct Stage<'c> {
     pub(in crate::check) producer: &'c str,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
     pub(in crate::check) top_k: Option<usize>,
+    /// What else the case says, for a diagnosis.
+    pub(in crate::check) hints: Hints<'c>,
 }
 
 impl Stage<'_> {

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::case::{Case, CheckpointFormat, MoeConfig, QuantConfig, ScoringFunc};
 use crate::check::compare::elements;
 use crate::check::layer::{activated, summed};
-use crate::check::product::{Part, Stage};
+use crate::check::product::{Hints, Part, Stage};
 use crate::check::scheduled::{self, Product};
 use crate::check::{Declared, OutputReport, Verdict};
 use crate::dims::GroupSize;
@@ -116,6 +116,11 @@ impl Walk<'_> {
                 declared: &self.declared,
                 producer: &self.case.provenance,
                 top_k: Some(c.top_k),
+                hints: Hints {
+                    router_weights: Some(&self.layer.topk_weights),
+                    is_gated: c.activation.is_gated(),
+                    ..Hints::default()
+                },
             };
             stage.judge()
         };

@@ -2,31 +2,40 @@
 //!
 //! Suspects are tried one after the other, from the most particular to the most general: each says
 //! what the elements would be if one known thing had gone wrong, and the bounds of the declared
-//! class decide whether the found elements may be those. A suspect is named only when every element
-//! of a sample falls into its bounds, right ones beside the wrong ones included; then the wrong
-//! elements that it leaves unexplained are counted.
+//! class decide whether the found elements may be those. A sample of wrong and right elements sorts
+//! most of them out. Those that are left are compared with every element of the output; see
+//! [`Comparison`](crate::check::mistake::Comparison) for when a suspect is the cause.
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
 //! * [`suspects`]: the whole matrix, bias, scale or router weight read in another way;
-//!   [`order`]: act-order.
+//!   [`order`]: act-order; [`groups`], [`shards`]: group sizes, ranks, gate and up;
+//!   [`overflow`]: integer sums.
 //! * [`moved`]: columns and rows that stand in each other's place, rows of another expert.
 //! * [`residual`]: found minus exact as the contribution of a group or a range of k;
-//!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales.
+//!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
+//!   [`stale`]: of a tile of k that was read before it was written.
 
 mod columns;
+mod groups;
+mod hints;
 mod moved;
 mod numbers;
 mod order;
+mod overflow;
 mod place;
 mod residual;
 mod scene;
+mod shards;
+mod stale;
 mod suspects;
 mod terms;
 mod weights;
 
 use crate::check::Diagnosis;
+use crate::check::mistake::{KnownMistake, Outcome};
 use crate::check::picture::Cause;
 use crate::gemm::Bounded;
+pub(in crate::check) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
 
@@ -38,39 +47,28 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    fn new(id: &str, text: impl Into<String>) -> Self {
-        let diagnosis = Diagnosis { id: id.to_owned(), text: text.into(), unexplained: 0 };
+    fn new(diagnosis: Diagnosis) -> Self {
         Self { diagnosis, cause: None }
     }
+
+    /// A fact about all wrong elements.
+    fn plain(id: &str, text: impl Into<String>) -> Self {
+        Self::new(Diagnosis::explains(id, text))
+    }
 }
 
-/// One thing that may have gone wrong everywhere.
-struct Suspect<'s> {
-    id: &'static str,
-    /// What happened, in a sentence without its end.
-    text: String,
-    /// How a part is computed then; none where it makes no difference.
-    make: Box<dyn Fn(usize) -> Option<Setup<'s>> + 's>,
-}
+/// One thing that may have gone wrong everywhere: how a part is computed then, none where it makes
+/// no difference.
+type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
 
-impl<'s> Suspect<'s> {
-    fn new(
-        id: &'static str,
-        text: impl Into<String>,
-        make: impl Fn(usize) -> Option<Setup<'s>> + 's,
-    ) -> Self {
-        Self { id, text: text.into(), make: Box::new(make) }
-    }
-
-    /// Whether it explains every sample of one of the lists.
-    fn fits(&self, scene: &Scene<'s>, samples: &[Vec<scene::Sample>; 2]) -> bool {
-        samples.iter().any(|list| {
-            !list.is_empty()
-                && list
-                    .iter()
-                    .all(|s| (self.make)(s.part).is_some_and(|setup| scene.holds(s, &setup, None)))
-        })
-    }
+/// Whether a suspect explains every sample of one of the lists.
+fn fits<'s>(suspect: &Suspect<'s>, scene: &Scene<'s>, samples: &[Vec<scene::Sample>; 2]) -> bool {
+    samples.iter().any(|list| {
+        !list.is_empty()
+            && list
+                .iter()
+                .all(|s| (suspect.make)(s.part).is_some_and(|setup| scene.holds(s, &setup, None)))
+    })
 }
 
 /// A way in which a producer's own kernels deviate from the right product, known and accepted.
@@ -111,7 +109,7 @@ pub(super) fn accepted(scene: &Scene<'_>) -> Option<Accepted> {
     let suspects: Vec<Suspect<'_>> = suspects.collect();
     DEVIATIONS.iter().filter(|d| scene.stage.producer.starts_with(d.producer)).find_map(|d| {
         let suspect = suspects.iter().find(|s| s.id == d.id)?;
-        if !suspect.fits(scene, &scene.samples()) {
+        if !fits(suspect, scene, &scene.samples()) {
             return None;
         }
         let mut all = scene.bounded.to_vec();
@@ -124,50 +122,71 @@ pub(super) fn accepted(scene: &Scene<'_>) -> Option<Accepted> {
             }
         }
         let fits = all.iter().zip(scene.found).all(|(b, &x)| b.ratio(x) <= 1.0);
-        let diagnosis = Finding::new(d.id, suspect.text.clone()).diagnosis;
+        let diagnosis = Diagnosis::explains(d.id, suspect.text.clone());
         fits.then_some(Accepted { deviation: d, diagnosis, bounded: all })
     })
 }
 
-/// The first suspect that explains the wrong elements, else where they lie.
+/// The first suspect that explains the wrong elements, else the one that leaves fewest, else where
+/// they lie.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let place = place::of(scene);
-    let finding = numbers::plain(scene)
-        .or_else(|| whole(scene))
-        .or_else(|| numbers::special(scene))
-        .or_else(|| moved::columns(scene))
-        .or_else(|| moved::rows(scene))
-        .or_else(|| residual::explain(scene))
-        .or_else(|| columns::parameters(scene))
-        .or_else(|| numbers::factor(scene));
-    match finding {
+    let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
+        numbers::plain,
+        overflow::explain,
+        whole,
+        numbers::special,
+        moved::columns,
+        moved::rows,
+        residual::explain,
+        columns::parameters,
+        stale::explain,
+        numbers::factor,
+    ];
+    let mut best: Option<Finding> = None;
+    for find in finders {
+        let Some(finding) = find(scene) else { continue };
+        let left = finding.diagnosis.unexplained;
+        if best.as_ref().is_none_or(|b| left < b.diagnosis.unexplained) {
+            best = Some(finding);
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    match best {
         Some(mut finding) => {
             if let Some(place) = place {
                 finding.diagnosis.text += &format!("; {place}");
             }
             Some(finding)
         }
-        None => place.map(|place| {
-            let mut finding = Finding::new("confined", place);
-            finding.diagnosis.unexplained = scene.wrong.len();
-            finding
-        }),
+        None => {
+            let text = place.unwrap_or_else(|| {
+                let (wrong, all) = (scene.wrong.len(), scene.found.len());
+                format!("{wrong} of {all} elements are wrong, all over the output")
+            });
+            Some(Finding::new(Diagnosis::place("confined", text, scene.wrong.len())))
+        }
     }
 }
 
 fn whole(scene: &Scene<'_>) -> Option<Finding> {
-    let samples = scene.samples();
-    let suspects = order::suspects(scene).into_iter().chain(suspects::suspects(scene));
-    for suspect in suspects {
-        if !suspect.fits(scene, &samples) {
-            continue;
+    let mut suspects = order::suspects(scene);
+    suspects.extend(suspects::suspects(scene));
+    suspects.extend(groups::suspects(scene));
+    suspects.extend(shards::suspects(scene));
+    suspects.extend(groups::padded_bytes(scene));
+    let cost = (suspects.len().max(1) as f64).log2();
+    let mut best: Option<(Outcome, &Suspect<'_>)> = None;
+    for suspect in &suspects {
+        let Some(outcome) = scene.weigh_setups(&suspect.make, None, cost) else { continue };
+        if outcome.beats(best.map(|b| b.0)) {
+            best = Some((outcome, suspect));
         }
-        let mut finding = Finding::new(suspect.id, suspect.text.clone());
-        match scene.unexplained(&suspect.make, None) {
-            Some(left) => finding.diagnosis.unexplained = left,
-            None => finding.diagnosis.text += " (seen on a sample)",
+        if outcome.unexplained == 0 {
+            break;
         }
-        return Some(finding);
     }
-    None
+    best.map(|(outcome, suspect)| Finding::new(outcome.named(suspect.id, &suspect.text)))
 }

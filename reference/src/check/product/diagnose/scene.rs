@@ -2,9 +2,12 @@
 //! that computes what the elements would be under a suspect.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use super::super::stage::{Part, Stage};
 use crate::act_order;
+pub(super) use crate::check::mistake::holds as explains;
+use crate::check::mistake::{Comparison, Outcome};
 use crate::gemm::columns::TILE;
 use crate::gemm::{Bounded, Columns, Extras, Judge, Recipe, Rows, WeightColumns};
 use crate::weight::{Groups, Weight};
@@ -13,8 +16,6 @@ use crate::weight::{Groups, Weight};
 const SAMPLE: usize = 8;
 /// Parts (experts) that a suspect is tried on.
 const PARTS: usize = 4;
-/// Products that may be computed to count what a named suspect explains.
-const MAX_COUNTED: usize = 1 << 28;
 
 /// A failed product.
 pub(in crate::check::product) struct Scene<'s> {
@@ -38,6 +39,16 @@ pub(super) struct Bad {
     pub(super) part: usize,
     pub(super) rows: Vec<usize>,
     pub(super) cols: Vec<usize>,
+    /// Without those that have far fewer wrong elements than the others: single elements that may
+    /// be wrong for another reason.
+    pub(super) main_rows: Vec<usize>,
+    pub(super) main_cols: Vec<usize>,
+}
+
+/// Those of `of` with a quarter as many wrong elements as the most, at least.
+fn main(of: &BTreeMap<usize, usize>) -> Vec<usize> {
+    let most = of.values().copied().max().unwrap_or(0);
+    of.iter().filter(|(_, count)| **count * 4 >= most).map(|(&at, _)| at).collect()
 }
 
 /// A rectangle of elements of one part.
@@ -68,6 +79,8 @@ pub(super) struct Setup<'s> {
     pub(super) groups: Option<Vec<u32>>,
     /// The activations of these rows instead of the rows' own.
     pub(super) sources: Option<Vec<usize>>,
+    /// Other activations altogether.
+    pub(super) rows: Option<Rows>,
 }
 
 /// A change of single weights: k of the product, n, weight.
@@ -126,23 +139,25 @@ impl<'s> Scene<'s> {
         for (p, part) in stage.parts.iter().enumerate() {
             part.rows.iter().for_each(|&row| home[row] = Some(p));
         }
-        let mut bad: Vec<Bad> = Vec::new();
+        let mut counts: Vec<(usize, [BTreeMap<usize, usize>; 2])> = Vec::new();
         for &i in wrong {
             let (row, n) = (i / size_n, i % size_n);
             let Some(part) = home[row] else { continue };
-            let at = bad.iter().position(|b| b.part == part).unwrap_or_else(|| {
-                bad.push(Bad { part, rows: Vec::new(), cols: Vec::new() });
-                bad.len() - 1
+            let at = counts.iter().position(|c| c.0 == part).unwrap_or_else(|| {
+                counts.push((part, Default::default()));
+                counts.len() - 1
             });
-            if bad[at].rows.last() != Some(&row) {
-                bad[at].rows.push(row);
-            }
-            bad[at].cols.push(n);
+            *counts[at].1[0].entry(row).or_default() += 1;
+            *counts[at].1[1].entry(n).or_default() += 1;
         }
-        for bad in &mut bad {
-            bad.cols.sort_unstable();
-            bad.cols.dedup();
-        }
+        let bad = |(part, [rows, cols]): (usize, [BTreeMap<usize, usize>; 2])| Bad {
+            part,
+            main_rows: main(&rows),
+            main_cols: main(&cols),
+            rows: rows.into_keys().collect(),
+            cols: cols.into_keys().collect(),
+        };
+        let bad = counts.into_iter().map(bad).collect();
         let order = |(p, part): (usize, &'s Part<'s>)| match (&part.weight.groups, stage.orders) {
             (Groups::Uniform(_), _) => None,
             (_, Some(orders)) => orders.get(p).map(|o| Cow::Borrowed(o.as_slice())),
@@ -177,6 +192,7 @@ impl<'s> Scene<'s> {
             order,
             groups: None,
             sources: None,
+            rows: None,
         }
     }
 
@@ -217,7 +233,7 @@ impl<'s> Scene<'s> {
                 None => Some(own),
             }
         };
-        let activations = read(&stage.rows)?;
+        let activations = read(setup.rows.as_ref().unwrap_or(&stage.rows))?;
         let radius = match &stage.radius {
             Some(radius) => Some(read(radius)?),
             None => None,
@@ -239,14 +255,14 @@ impl<'s> Scene<'s> {
         let of = |more_rows: bool| {
             let sample = |bad: &Bad| {
                 let part = &self.stage.parts[bad.part];
-                let (mut rows, mut cols) = (spread(&bad.rows), Vec::new());
+                let (mut rows, mut cols) = (spread(&bad.main_rows), Vec::new());
                 // Columns that these rows have wrong, lest the sample should miss all of them.
                 for &row in &rows {
                     let wrong: Vec<usize> =
-                        bad.cols.iter().copied().filter(|&n| self.is_wrong(row, n)).collect();
+                        bad.main_cols.iter().copied().filter(|&n| self.is_wrong(row, n)).collect();
                     cols.extend(spread_to(&wrong, SAMPLE.div_ceil(rows.len())));
                 }
-                cols.extend(spread(&bad.cols));
+                cols.extend(spread(&bad.main_cols));
                 if more_rows {
                     rows.extend(spread(&part.rows));
                 } else {
@@ -259,46 +275,103 @@ impl<'s> Scene<'s> {
         [of(false), of(true)]
     }
 
-    /// Whether every element of a sample may come out under `setup`.
+    /// Whether nearly every element of a sample may come out under `setup`. One wrong element in ten
+    /// may have another cause.
     pub(super) fn holds(&self, sample: &Sample, setup: &Setup<'_>, edit: Option<Edit<'_>>) -> bool {
-        let bounded = self.bounds(setup, &sample.rows, &sample.cols, edit);
+        let Some(bounded) = self.bounds(setup, &sample.rows, &sample.cols, edit) else {
+            return false;
+        };
         let places = sample.rows.iter().flat_map(|&r| sample.cols.iter().map(move |&n| (r, n)));
-        bounded.is_some_and(|bounded| {
-            places.zip(&bounded).all(|((r, n), b)| explains(b, self.found[r * self.size_n + n]))
-        })
+        let (mut left, mut wrong) = (0, 0);
+        for ((row, n), b) in places.zip(&bounded) {
+            let is_wrong = self.is_wrong(row, n);
+            wrong += usize::from(is_wrong);
+            if !explains(b, self.found[row * self.size_n + n]) {
+                if !is_wrong && !b.is_unbounded() {
+                    return false;
+                }
+                left += 1;
+            }
+        }
+        left * 8 <= wrong
     }
 
-    /// How many of the wrong elements `make`'s setups leave unexplained; none where that would be
-    /// too much work.
-    pub(super) fn unexplained(
+    /// What `make`'s setups and `edit` say of all elements, where they hold for all elements of the
+    /// parts with wrong ones, or of the rows or columns with wrong ones. Samples come first.
+    pub(super) fn weigh_setups(
         &self,
         make: &dyn Fn(usize) -> Option<Setup<'s>>,
         edit: Option<Edit<'_>>,
-    ) -> Option<usize> {
-        let work = |bad: &Bad| {
-            bad.rows.len() * bad.cols.len() * self.stage.parts[bad.part].weight.shape().size_k
+        cost: f64,
+    ) -> Option<Outcome> {
+        let samples = self.samples();
+        let sampled = |list: &Vec<Sample>| {
+            !list.is_empty()
+                && list.iter().all(|s| make(s.part).is_some_and(|m| self.holds(s, &m, edit)))
         };
-        if self.bad.iter().map(work).sum::<usize>() > MAX_COUNTED {
-            return None;
-        }
-        let absent = self.wrong.iter().filter(|&i| self.home[i / self.size_n].is_none()).count();
-        let mut left = absent;
-        for bad in &self.bad {
-            let bounded = make(bad.part).and_then(|s| self.bounds(&s, &bad.rows, &bad.cols, edit));
-            let places = bad.rows.iter().flat_map(|&r| bad.cols.iter().map(move |&n| (r, n)));
-            for (at, (row, n)) in places.enumerate() {
-                let x = self.found[row * self.size_n + n];
-                let explained = bounded.as_ref().is_some_and(|b| explains(&b[at], x));
-                left += usize::from(!explained && self.is_wrong(row, n));
+        let [rows, columns] = [sampled(&samples[0]), sampled(&samples[1])];
+        let scopes = [
+            (rows && columns, Scope::Parts),
+            (rows, Scope::Rows),
+            (columns, Scope::Columns),
+        ];
+        let mut best: Option<Outcome> = None;
+        for (_, scope) in scopes.into_iter().filter(|s| s.0) {
+            let predicted = self.predicted(make, edit, scope)?;
+            let Some(outcome) = self.weigh(predicted, cost) else { continue };
+            if outcome.beats(best) {
+                best = Some(outcome);
+            }
+            if outcome.unexplained == 0 {
+                break;
             }
         }
-        Some(left)
+        best
+    }
+
+    /// The elements that a suspect changes in a scope, as it would have them.
+    fn predicted(
+        &self,
+        make: &dyn Fn(usize) -> Option<Setup<'s>>,
+        edit: Option<Edit<'_>>,
+        scope: Scope,
+    ) -> Option<Vec<(usize, Bounded)>> {
+        let all: Vec<usize> = (0..self.size_n).collect();
+        let mut predicted = Vec::new();
+        for bad in &self.bad {
+            let part = &self.stage.parts[bad.part];
+            let (rows, cols) = match scope {
+                Scope::Parts => (&part.rows, &all),
+                Scope::Rows => (&bad.main_rows, &all),
+                Scope::Columns => (&part.rows, &bad.main_cols),
+            };
+            let bounded = self.bounds(&make(bad.part)?, rows, cols, edit)?;
+            let places = rows.iter().flat_map(|&r| cols.iter().map(move |&n| r * self.size_n + n));
+            predicted.extend(places.zip(bounded));
+        }
+        Some(predicted)
+    }
+
+    /// What a prediction of some elements says of all of them: those that it lacks are as they should
+    /// be.
+    pub(super) fn weigh(
+        &self,
+        predicted: impl IntoIterator<Item = (usize, Bounded)>,
+        cost: f64,
+    ) -> Option<Outcome> {
+        Comparison::of_bounds(self.bounded, predicted, self.found, self.wrong).outcome(cost)
     }
 }
 
-/// Whether a kernel of the class that computes what `bounded` describes may give `found`.
-pub(super) fn explains(bounded: &Bounded, found: f64) -> bool {
-    !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
+/// Where a suspect holds.
+#[derive(Clone, Copy)]
+enum Scope {
+    /// All elements of the parts with wrong ones.
+    Parts,
+    /// The rows with wrong elements.
+    Rows,
+    /// The columns with wrong elements.
+    Columns,
 }
 
 /// [`SAMPLE`] of `values`, evenly spaced.

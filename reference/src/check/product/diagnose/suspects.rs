@@ -5,8 +5,9 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
-use crate::gemm::Recipe;
+use crate::gemm::{Recipe, Rows};
 use crate::gemm::schedule::{Step, StepOp};
+use crate::interval::round_once;
 use crate::layout::marlin::{ScaleLayout, ScalePermutation};
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Table, TableData, Weight};
@@ -57,6 +58,27 @@ fn routers<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
                 Some(Setup { recipe: Some(twice), ..scene.right(part) })
             },
         ));
+    } else if let Some(weights) = scene.stage.hints.router_weights {
+        let text = "router weights multiply this product too, though the config applies them to the \
+                    other one: they are applied twice, on input and on output";
+        all.push(Suspect::new("router-weight-on-both", text, move |part| {
+            let once = |recipe: &mut Recipe| {
+                let ty = recipe.steps.last().map_or(recipe.dtype, |s| s.ty);
+                recipe.steps.push(Step { op: StepOp::RouterWeight, ty });
+            };
+            let routers = Routers::These(weights.to_vec());
+            Some(Setup { recipe: Some(once), routers, ..scene.right(part) })
+        }));
+        all.push(Suspect::new("router-weight-on-both", text, move |part| {
+            let (rows, dtype) = (&scene.stage.rows, scene.stage.dtype);
+            let times = |row: usize| {
+                let weight = f64::from(weights[row]);
+                rows.row(row).iter().map(move |x| round_once(dtype, x * weight))
+            };
+            let values = (0..rows.rows().min(weights.len())).flat_map(times).collect();
+            let rows = Rows::new(rows.size_k(), values).ok()?;
+            Some(Setup { rows: Some(rows), ..scene.right(part) })
+        }));
     }
     all
 }

@@ -1,0 +1,268 @@
+//! Known mistakes, and how an output is weighed against one of them.
+//!
+//! A mistake is the cause only if it predicts every wrong value and leaves every right one right.
+//! It must also be specific: among as many mistakes as were tried, one that predicts the wrong
+//! values by chance has to be improbable. See [`Comparison::outcome`].
+
+use serde::Serialize;
+
+use super::Diagnosis;
+use crate::gemm::Bounded;
+
+/// How sure a diagnosis is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strength {
+    /// The cause predicts every wrong value, and leaves every right value right.
+    Explains,
+    /// The cause fits, but some wrong values remain, or not all values were compared.
+    Consistent,
+    /// No cause was found; the diagnosis says where the wrong values are.
+    Place,
+}
+
+/// A wrong way to compute that is known to happen.
+pub(super) struct KnownMistake<'m, A, T> {
+    /// Short name, stable across versions.
+    pub(super) id: &'static str,
+    /// What happened, in a sentence without its end.
+    pub(super) text: String,
+    /// What the computation of an argument gives with the mistake; `None` where it does not apply.
+    pub(super) make: Box<dyn Fn(A) -> Option<T> + 'm>,
+}
+
+impl<'m, A, T> KnownMistake<'m, A, T> {
+    pub(super) fn new(
+        id: &'static str,
+        text: impl Into<String>,
+        make: impl Fn(A) -> Option<T> + 'm,
+    ) -> Self {
+        Self { id, text: text.into(), make: Box::new(make) }
+    }
+}
+
+impl<'m, T> KnownMistake<'m, (), T> {
+    /// A mistake of one computation, without an argument.
+    pub(super) fn of(
+        id: &'static str,
+        text: impl Into<String>,
+        make: impl Fn() -> Option<T> + 'm,
+    ) -> Self {
+        Self::new(id, text, move |()| make())
+    }
+}
+
+/// A predicted output, value by value, against the found one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Comparison {
+    /// Wrong values that the mistake predicts.
+    pub(super) explained: usize,
+    /// Wrong values that it does not.
+    pub(super) unexplained: usize,
+    /// Right values that it would have made wrong.
+    pub(super) broken: usize,
+    /// How improbable it is that all of this fits by chance, in bits.
+    pub(super) evidence: f64,
+}
+
+/// What a comparison says of a mistake.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) strength: Strength,
+    pub(super) unexplained: usize,
+}
+
+/// Bits by which the evidence has to exceed the number of mistakes tried: one in twenty.
+const MARGIN: f64 = 4.3;
+
+impl Comparison {
+    /// Counts one value of `width` bits that is compared for equality.
+    pub(super) fn exact(&mut self, expected: u32, made: u32, found: u32, width: u32) {
+        if found == expected {
+            self.broken += usize::from(made != expected);
+        } else if made == found {
+            self.explained += 1;
+            // Values of a tensor are not uniform: a few of them are frequent.
+            self.evidence += f64::from(width) * 0.75;
+        } else {
+            self.unexplained += 1;
+        }
+    }
+
+    /// Counts one wrong id among `count` that the mistake predicts, or not.
+    pub(super) fn id(&mut self, predicted: bool, count: usize) {
+        if predicted {
+            self.explained += 1;
+            self.evidence += (count.max(1) as f64).log2();
+        } else {
+            self.unexplained += 1;
+        }
+    }
+
+    /// Counts a wrong float whose prediction is `residual` away from what is right, with bounds of
+    /// `radius` around it.
+    pub(super) fn explained_float(&mut self, residual: f64, radius: f64) {
+        self.explained += 1;
+        let bits = (residual.abs() / radius).log2();
+        self.evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
+    }
+
+    /// A predicted product against the found one. `predicted` are the elements that the mistake
+    /// changes, each once; `wrong` are the indices out of bound, ascending.
+    ///
+    /// A right element may lie in both bounds. Then its distances decide: where the mistake had
+    /// happened, found numbers would lie nearer to its exact results than to the right ones.
+    pub(super) fn of_bounds(
+        right: &[Bounded],
+        predicted: impl IntoIterator<Item = (usize, Bounded)>,
+        found: &[f64],
+        wrong: &[usize],
+    ) -> Self {
+        let mut all = Self::default();
+        let mut ratio = Likelihood::default();
+        for (i, made) in predicted {
+            let (x, own) = (found[i], &right[i]);
+            let holds = holds(&made, x);
+            if wrong.binary_search(&i).is_err() {
+                // Nothing is promised of an element without a bound.
+                all.broken += usize::from(!holds && !made.is_unbounded() && !own.is_unbounded());
+                ratio.add(own, &made, x);
+            } else if holds {
+                let radius = made.below.max(made.above);
+                all.explained_float(x - own.exact, radius);
+            } else {
+                all.unexplained += 1;
+            }
+        }
+        all.unexplained = wrong.len() - all.explained;
+        all.broken += usize::from(ratio.contradicts());
+        all
+    }
+
+    /// Whether the mistake is the cause, where it is one of 2^`cost` that were tried. A mistake that
+    /// leaves more than a tenth of the wrong values, that contradicts a right one, or that fits by
+    /// chance is none.
+    pub(super) fn outcome(&self, cost: f64) -> Option<Outcome> {
+        let wrong = self.explained + self.unexplained;
+        let fits = self.broken == 0
+            && self.explained > 0
+            && self.unexplained * 10 <= wrong
+            && self.evidence >= cost + MARGIN;
+        let strength =
+            if self.unexplained == 0 { Strength::Explains } else { Strength::Consistent };
+        fits.then_some(Outcome { strength, unexplained: self.unexplained })
+    }
+}
+
+/// Whether a kernel of the class that computes what `bounded` describes may give `found`.
+pub(super) fn holds(bounded: &Bounded, found: f64) -> bool {
+    !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
+}
+
+/// Squared distances of right elements from two predictions, in half-widths of the bound.
+#[derive(Debug, Clone, Copy, Default)]
+struct Likelihood {
+    /// Distance from the right result less that from the mistake's.
+    gain: f64,
+    /// Distance between the two.
+    change: f64,
+    /// The smaller of the two distances: what roundings account for.
+    noise: f64,
+    count: f64,
+}
+
+impl Likelihood {
+    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64) {
+        let width = right.below.max(right.above);
+        let squared = |x: f64| (x / width).powi(2);
+        let (own, other) = (squared(found - right.exact), squared(found - made.exact));
+        let change = squared(made.exact - right.exact);
+        if own.is_finite() && other.is_finite() && change.is_finite() {
+            self.gain += own - other;
+            self.change += change;
+            self.noise += own.min(other);
+            self.count += 1.0;
+        }
+    }
+
+    /// Whether the change would show above the roundings, and does not. With the mistake, `gain` is
+    /// `change` on average, with a deviation of 2·sqrt(variance · change).
+    fn contradicts(&self) -> bool {
+        let variance = self.noise / self.count.max(1.0);
+        self.gain < 0.0 && self.change > 16.0 * variance
+    }
+}
+
+impl Outcome {
+    /// The diagnosis that names the mistake.
+    pub(super) fn named(self, id: &str, text: &str) -> Diagnosis {
+        match self.strength {
+            Strength::Explains => Diagnosis::explains(id, text),
+            _ => Diagnosis::consistent(id, text, self.unexplained),
+        }
+    }
+
+    /// Whether this one says more than the other.
+    pub(super) fn beats(self, other: Option<Self>) -> bool {
+        other.is_none_or(|other| self.unexplained < other.unexplained)
+    }
+}
+
+/// The first mistake that is the cause, else the one that leaves least unexplained. `compare` is
+/// `None` for a mistake that does not apply, or that changes nothing.
+pub(super) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
+    mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
+    compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,
+) -> Option<Diagnosis> {
+    let cost = (mistakes.len().max(1) as f64).log2();
+    let mut best: Option<(Outcome, &KnownMistake<'m, A, T>)> = None;
+    for mistake in mistakes {
+        let Some(outcome) = compare(mistake).and_then(|c| c.outcome(cost)) else { continue };
+        if outcome.beats(best.map(|b| b.0)) {
+            best = Some((outcome, mistake));
+        }
+        if outcome.unexplained == 0 {
+            break;
+        }
+    }
+    best.map(|(outcome, mistake)| outcome.named(mistake.id, &mistake.text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compared(values: &[(u32, u32, u32)], width: u32) -> Comparison {
+        let mut all = Comparison::default();
+        values.iter().for_each(|&(e, m, f)| all.exact(e, m, f, width));
+        all
+    }
+
+    #[test]
+    fn a_cause_predicts_all_that_is_wrong_and_nothing_else() {
+        let all = compared(&[(1, 2, 2), (5, 6, 6), (7, 7, 7)], 16);
+        let explains = Outcome { strength: Strength::Explains, unexplained: 0 };
+        assert_eq!(all.outcome(5.0), Some(explains));
+        // A right value that the mistake would change.
+        assert_eq!(compared(&[(1, 2, 2), (5, 6, 6), (7, 8, 7)], 16).outcome(5.0), None);
+        // Nine of ten wrong values are enough to say so, eight are not.
+        let mut values = vec![(1, 2, 2); 9];
+        values.push((1, 2, 3));
+        let some = Outcome { strength: Strength::Consistent, unexplained: 1 };
+        assert_eq!(compared(&values, 16).outcome(5.0), Some(some));
+        values[0].2 = 4;
+        assert_eq!(compared(&values, 16).outcome(5.0), None);
+    }
+
+    #[test]
+    fn a_cause_that_fits_by_chance_is_none() {
+        // One nibble of twenty mistakes says nothing; a 16-bit value does.
+        assert_eq!(compared(&[(1, 2, 2)], 4).outcome(4.3), None);
+        assert!(compared(&[(1, 2, 2)], 16).outcome(4.3).is_some());
+        let mut float = Comparison::default();
+        float.explained_float(1.2, 1.0);
+        assert_eq!(float.outcome(0.0), None);
+        float.explained_float(f64::INFINITY, 1.0);
+        assert!(float.outcome(5.0).is_some());
+    }
+}
