@@ -271,7 +271,8 @@ impl Subject<'_> {
     fn compared(&self, made: &[u32], found: &[u32]) -> Comparison {
         let (width, bits) = (self.width, self.element_bits());
         let mask = u32::MAX >> (32 - width);
-        let mut all = Comparison::default();
+        let total = found.len() * (bits / width) as usize;
+        let mut all = Comparison { total, ..Comparison::default() };
         for ((&e, &m), &f) in self.expected.iter().zip(made).zip(found) {
             if e == m && e == f {
                 continue;

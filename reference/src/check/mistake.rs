@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Diagnosis;
 use crate::gemm::Bounded;
+use crate::scalar::ScalarType;
 
 /// How sure a diagnosis is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -63,6 +64,11 @@ pub(super) struct Comparison {
     pub(super) broken: usize,
     /// How improbable it is that all of this fits by chance, in bits.
     pub(super) evidence: f64,
+    /// Values that the mistake changes visibly.
+    pub(super) changed: usize,
+    /// All values, where the mistake says which of them are wrong: then it is evidence that those
+    /// are. 0 where the wrong values were looked at to choose what the mistake applies to.
+    pub(super) total: usize,
 }
 
 /// What a comparison says of a mistake.
@@ -74,10 +80,13 @@ pub(super) struct Outcome {
 
 /// Bits by which the evidence has to exceed the number of mistakes tried: one in twenty.
 const MARGIN: f64 = 4.3;
+/// Explained values that are worth a word even where the mistake is not specific.
+const MANY: usize = 32;
 
 impl Comparison {
     /// Counts one value of `width` bits that is compared for equality.
     pub(super) fn exact(&mut self, expected: u32, made: u32, found: u32, width: u32) {
+        self.changed += usize::from(made != expected);
         if found == expected {
             self.broken += usize::from(made != expected);
         } else if made == found {
@@ -110,23 +119,26 @@ impl Comparison {
     /// A predicted product against the found one. `predicted` are the elements that the mistake
     /// changes, each once; `wrong` are the indices out of bound, ascending.
     ///
-    /// A right element may lie in both bounds. Then its distances decide: where the mistake had
-    /// happened, found numbers would lie nearer to its exact results than to the right ones.
+    /// A right element may lie in both bounds. Then distances decide: had the mistake happened, found
+    /// numbers would lie near its exact results and not near the right ones.
     pub(super) fn of_bounds(
         right: &[Bounded],
         predicted: impl IntoIterator<Item = (usize, Bounded)>,
         found: &[f64],
         wrong: &[usize],
+        ty: ScalarType,
     ) -> Self {
+        let roundoff = if ty == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
         let mut all = Self::default();
         let mut ratio = Likelihood::default();
         for (i, made) in predicted {
             let (x, own) = (found[i], &right[i]);
             let holds = holds(&made, x);
+            all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
             if wrong.binary_search(&i).is_err() {
                 // Nothing is promised of an element without a bound.
                 all.broken += usize::from(!holds && !made.is_unbounded() && !own.is_unbounded());
-                ratio.add(own, &made, x);
+                ratio.add(own, &made, x, roundoff);
             } else if holds {
                 let radius = made.below.max(made.above);
                 all.explained_float(x - own.exact, radius);
@@ -144,13 +156,25 @@ impl Comparison {
     /// chance is none.
     pub(super) fn outcome(&self, cost: f64) -> Option<Outcome> {
         let wrong = self.explained + self.unexplained;
-        let fits = self.broken == 0
-            && self.explained > 0
-            && self.unexplained * 10 <= wrong
-            && self.evidence >= cost + MARGIN;
-        let strength =
-            if self.unexplained == 0 { Strength::Explains } else { Strength::Consistent };
+        let fits =
+            self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
+        let specific = self.evidence + self.localized() >= cost + MARGIN;
+        let strength = match self.unexplained {
+            0 if specific => Strength::Explains,
+            // Bounds so wide that right values are in them, too.
+            _ if specific || self.explained >= MANY => Strength::Consistent,
+            _ => return None,
+        };
         fits.then_some(Outcome { strength, unexplained: self.unexplained })
+    }
+
+    /// How improbable it is that just the values that the mistake changes are wrong, in bits.
+    fn localized(&self) -> f64 {
+        if self.explained == 0 || self.changed > 2 * self.explained || self.total == 0 {
+            return 0.0;
+        }
+        let count = self.explained as f64;
+        (count * (self.total as f64 / count).log2()).clamp(0.0, 64.0)
     }
 }
 
@@ -159,37 +183,32 @@ pub(super) fn holds(bounded: &Bounded, found: f64) -> bool {
     !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
 }
 
-/// Squared distances of right elements from two predictions, in half-widths of the bound.
+/// How far right elements lie from two predictions, beyond what roundings account for.
 #[derive(Debug, Clone, Copy, Default)]
 struct Likelihood {
-    /// Distance from the right result less that from the mistake's.
-    gain: f64,
-    /// Distance between the two.
-    change: f64,
-    /// The smaller of the two distances: what roundings account for.
-    noise: f64,
-    count: f64,
+    /// Squared distances from the right results.
+    right: f64,
+    /// From those of the mistake.
+    made: f64,
 }
 
 impl Likelihood {
-    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64) {
+    /// Distances count where they exceed a unit in the last place and an eighth of the bound, in these
+    /// units: bounds are for the worst case, sums come much nearer.
+    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64, roundoff: f64) {
         let width = right.below.max(right.above);
-        let squared = |x: f64| (x / width).powi(2);
-        let (own, other) = (squared(found - right.exact), squared(found - made.exact));
-        let change = squared(made.exact - right.exact);
-        if own.is_finite() && other.is_finite() && change.is_finite() {
-            self.gain += own - other;
-            self.change += change;
-            self.noise += own.min(other);
-            self.count += 1.0;
+        let unit = (2.0 * roundoff * right.exact.abs()).max(width / 8.0);
+        let excess = |exact: f64| ((found - exact).abs() / unit - 1.0).max(0.0).powi(2);
+        let (own, other) = (excess(right.exact), excess(made.exact));
+        if own.is_finite() && other.is_finite() {
+            self.right += own;
+            self.made += other;
         }
     }
 
-    /// Whether the change would show above the roundings, and does not. With the mistake, `gain` is
-    /// `change` on average, with a deviation of 2·sqrt(variance · change).
+    /// Whether the mistake would have moved right elements from where they are.
     fn contradicts(&self) -> bool {
-        let variance = self.noise / self.count.max(1.0);
-        self.gain < 0.0 && self.change > 16.0 * variance
+        self.made > 4.0 * self.right + 4.0
     }
 }
 
@@ -231,6 +250,17 @@ pub(super) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where the values are, too, is evidence.
+    #[test]
+    fn a_cause_that_says_where_is_specific() {
+        let mut one = compared(&[(1, 2, 2)], 4);
+        assert_eq!(one.outcome(4.3), None);
+        one.total = 30_000;
+        assert!(one.outcome(4.3).is_some());
+        one.changed = 100;
+        assert_eq!(one.outcome(4.3), None);
+    }
 
     fn compared(values: &[(u32, u32, u32)], width: u32) -> Comparison {
         let mut all = Comparison::default();

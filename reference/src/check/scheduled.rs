@@ -249,8 +249,9 @@ fn diagnose(
 /// Every bit under another schedule. Another order of additions moves a result by a few units in the
 /// last place, so that an equal one says little: a bit, and more for each doubling of the distance.
 fn compared(ty: ScalarType, expected: &[u32], made: &[u32], found: &[u32]) -> Comparison {
-    let mut all = Comparison::default();
+    let mut all = Comparison { total: found.len(), ..Comparison::default() };
     for ((&e, &m), &f) in expected.iter().zip(made).zip(found) {
+        all.changed += usize::from(m != e);
         match (f == e, m == f) {
             (true, _) => all.broken += usize::from(m != e),
             (false, true) => {

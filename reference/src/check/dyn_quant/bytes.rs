@@ -172,7 +172,7 @@ pub(super) fn judge(
 
 /// The values of a predicted buffer against the found one: right, predicted, found.
 fn compared(places: &impl Places, [expected, made, found]: [&[u8]; 3]) -> Comparison {
-    let mut all = Comparison::default();
+    let mut all = Comparison { total: places.values(), ..Comparison::default() };
     for value in differences(places, expected, found) {
         let [e, m, f] = [expected, made, found].map(|bytes| bits_of(bytes, &value));
         all.exact(e, m, f, value.bits);

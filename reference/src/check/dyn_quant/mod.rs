@@ -183,19 +183,22 @@ impl Sources<'_> {
         }
         let pair = |&i: &usize| (ty.to_f64(found[i]), ty.to_f64(expected[i]));
         let pairs: Vec<(f64, f64)> = wrong.iter().map(pair).collect();
-        if let Some((id, text)) = plain::floats(&pairs, found.len()) {
-            return Some(Diagnosis::explains(id, text));
+        let plain = plain::floats(&pairs, found.len()).map(|(id, t)| Diagnosis::explains(id, t));
+        // What is infinite may say why.
+        if plain.is_some() && !pairs.iter().all(|p| p.0.is_infinite()) {
+            return plain;
         }
         let candidates = self.y_candidates(rows, columns, own);
         search(candidates.iter(), |candidate| {
             let made = (candidate.make)(()).filter(|m| m.len() == found.len())?;
-            let mut all = Comparison::default();
+            let mut all = Comparison { total: found.len(), ..Comparison::default() };
             for ((&e, &f), &m) in expected.iter().zip(&found).zip(&made) {
                 let m = same(e, m);
                 all.exact(e, if is_nan(ty, m) { same(f, m) } else { m }, f, ty.size_bits());
             }
             (all.explained + all.broken > 0).then_some(all)
         })
+        .or(plain)
     }
 
     /// NaN in the rows whose activations are all the same number, and nowhere else.

@@ -118,11 +118,12 @@ impl Stage<'_> {
 
     /// Every value under a known mistake, whose bounds are `made`.
     fn compared(&self, wrong: &[usize], mut made: impl FnMut(usize) -> Bound) -> Comparison {
-        let mut all = Comparison::default();
+        let mut all = Comparison { total: self.found.len(), ..Comparison::default() };
         let mut left = wrong.iter().copied().peekable();
         for (i, &bits) in self.found.iter().enumerate() {
             let (bound, found) = (made(i), self.value(bits));
             let holds = bound.allows(found);
+            all.changed += usize::from(!bound.allows(self.value(self.expected[i])));
             if left.next_if_eq(&i).is_none() {
                 all.broken += usize::from(!holds);
             } else if holds {
@@ -143,9 +144,10 @@ impl Stage<'_> {
         steps: f64,
         made: impl Fn(usize) -> u16,
     ) -> Comparison {
-        let mut all = Comparison::default();
+        let mut all = Comparison { total: self.found.len(), ..Comparison::default() };
         let mut left = wrong.iter().copied().peekable();
         for (i, &bits) in self.found.iter().enumerate() {
+            all.changed += usize::from(self.steps(self.expected[i], made(i)) > steps);
             let holds = self.steps(bits, made(i)) <= steps;
             if left.next_if_eq(&i).is_none() {
                 all.broken += usize::from(!holds);
@@ -163,6 +165,10 @@ impl Stage<'_> {
         let value = |bits: u16| f64::from(self.value(bits));
         let of = |&i: &usize| (value(self.found[i]), value(self.expected[i]));
         let pairs: Vec<(f64, f64)> = wrong.iter().map(of).collect();
+        // What is infinite may say why.
+        if pairs.iter().all(|p| p.0.is_infinite()) {
+            return None;
+        }
         let (id, text) = plain::floats(&pairs, self.found.len())?;
         let place = self.look(wrong, |values| values.extent());
         Some(Diagnosis::explains(id, format!("{text}: {place}")))

@@ -166,6 +166,7 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
             with_expert(expert(case, token * t.top_k + slot)),
         );
         let mut comparison = t.stage.compared(wrong, made);
+        comparison.total = 0;
         comparison.evidence -= tokens.len() as f64 * (t.top_k as f64).log2();
         best.offer(id, &text, comparison);
     }

@@ -214,6 +214,8 @@ fn diagnose(
     let mistakes = Fp4Mm::mistakes();
     search(mistakes.iter(), |mistake| {
         let bounded = (mistake.make)(mm.clone())?.bounds().ok()?;
-        Some(Comparison::of_bounds(right, bounded.iter().copied().enumerate(), found, wrong))
+        let predicted = bounded.iter().copied().enumerate();
+        let all = Comparison::of_bounds(right, predicted, found, wrong, mm.config.dtype);
+        Some(Comparison { total: found.len(), ..all })
     })
 }

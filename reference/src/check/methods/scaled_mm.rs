@@ -195,7 +195,7 @@ pub(super) fn better_diagnosis<C: Computation>(
         if made.elements.len() != found.len() || made.elements == expected.elements {
             return None;
         }
-        let mut all = Comparison::default();
+        let mut all = Comparison { total: found.len(), ..Comparison::default() };
         for ((&e, &m), &f) in expected.elements.iter().zip(&made.elements).zip(found) {
             // The declared schedule need not be the kernel's: only all bits will do.
             match m == f {

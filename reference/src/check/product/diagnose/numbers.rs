@@ -12,8 +12,11 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     if let Some(finding) = constant_rows(scene) {
         return Some(finding);
     }
-    if scene.wrong.iter().all(|&i| scene.home[i / scene.size_n].is_none()) {
-        return Some(absent(scene));
+    let count = scene.wrong.iter().filter(|&i| scene.home[i / scene.size_n].is_none()).count();
+    if count * 10 >= scene.wrong.len() * 9
+        && let Some(finding) = absent(scene, count)
+    {
+        return Some(finding);
     }
     let pair = |&i: &usize| (scene.found[i], scene.bounded[i].exact);
     let pairs: Vec<(f64, f64)> = scene.wrong.iter().map(pair).collect();
@@ -29,13 +32,12 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::plain(id, text))
 }
 
-/// Rows of experts of other ranks: the product of an expert of this rank, or anything else.
-fn absent(scene: &Scene<'_>) -> Finding {
-    let rows: Vec<usize> = {
-        let mut rows: Vec<usize> = scene.wrong.iter().map(|i| i / scene.size_n).collect();
-        rows.dedup();
-        rows
-    };
+/// Rows of experts of other ranks, with `count` wrong elements: the product of an expert of this rank,
+/// or anything else.
+fn absent(scene: &Scene<'_>, count: usize) -> Option<Finding> {
+    let mut rows: Vec<usize> = scene.wrong.iter().map(|i| i / scene.size_n).collect();
+    rows.retain(|&row| scene.home[row].is_none());
+    rows.dedup();
     let cols: Vec<usize> = (0..scene.size_n).collect();
     let parts = scene.stage.parts;
     for (p, part) in parts.iter().enumerate() {
@@ -48,13 +50,11 @@ fn absent(scene: &Scene<'_>) -> Finding {
                  id, -1, was used as an index",
                 part.global
             );
-            return Finding::new(outcome.named("absent-expert-indexed", &text));
+            return Some(Finding::new(outcome.named("absent-expert-indexed", &text)));
         }
     }
-    Finding::plain(
-        "absent-expert-not-zero",
-        "rows of experts that are not on this rank are not zero",
-    )
+    let text = "rows of experts that are not on this rank are not zero";
+    (count == scene.wrong.len()).then(|| Finding::plain("absent-expert-not-zero", text))
 }
 
 /// NaN in rows of constant activations.

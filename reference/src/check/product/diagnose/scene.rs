@@ -34,11 +34,9 @@ pub(in crate::check::product) struct Scene<'s> {
     pub(super) orders: Vec<Option<Cow<'s, [u32]>>>,
 }
 
-/// Wrong rows and columns of one part.
+/// Rows and columns of one part that have wrong elements.
 pub(super) struct Bad {
     pub(super) part: usize,
-    pub(super) rows: Vec<usize>,
-    pub(super) cols: Vec<usize>,
     /// Without those that have far fewer wrong elements than the others: single elements that may
     /// be wrong for another reason.
     pub(super) main_rows: Vec<usize>,
@@ -154,8 +152,6 @@ impl<'s> Scene<'s> {
             part,
             main_rows: main(&rows),
             main_cols: main(&cols),
-            rows: rows.into_keys().collect(),
-            cols: cols.into_keys().collect(),
         };
         let bad = counts.into_iter().map(bad).collect();
         let order = |(p, part): (usize, &'s Part<'s>)| match (&part.weight.groups, stage.orders) {
@@ -318,7 +314,10 @@ impl<'s> Scene<'s> {
         let mut best: Option<Outcome> = None;
         for (_, scope) in scopes.into_iter().filter(|s| s.0) {
             let predicted = self.predicted(make, edit, scope)?;
-            let Some(outcome) = self.weigh(predicted, cost) else { continue };
+            let mut all = self.compared(predicted);
+            // Rows and columns were chosen for their wrong elements.
+            all.total = if matches!(scope, Scope::Parts) { self.found.len() } else { 0 };
+            let Some(outcome) = all.outcome(cost) else { continue };
             if outcome.beats(best) {
                 best = Some(outcome);
             }
@@ -359,7 +358,12 @@ impl<'s> Scene<'s> {
         predicted: impl IntoIterator<Item = (usize, Bounded)>,
         cost: f64,
     ) -> Option<Outcome> {
-        Comparison::of_bounds(self.bounded, predicted, self.found, self.wrong).outcome(cost)
+        self.compared(predicted).outcome(cost)
+    }
+
+    fn compared(&self, predicted: impl IntoIterator<Item = (usize, Bounded)>) -> Comparison {
+        let ty = self.stage.dtype;
+        Comparison::of_bounds(self.bounded, predicted, self.found, self.wrong, ty)
     }
 }
 
