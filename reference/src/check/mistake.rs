@@ -62,6 +62,12 @@ pub(super) struct Comparison {
     pub(super) unexplained: usize,
     /// Right values that it would have made wrong.
     pub(super) broken: usize,
+    /// Of those that it does not predict, values that are within a few units in the last place.
+    pub(super) near: usize,
+    /// Of those that it would have made wrong, likewise.
+    pub(super) near_broken: usize,
+    /// Evidence of values that are near.
+    near_evidence: f64,
     /// How improbable it is that all of this fits by chance, in bits.
     pub(super) evidence: f64,
     /// Values that the mistake changes visibly.
@@ -76,10 +82,16 @@ pub(super) struct Comparison {
 pub(super) struct Outcome {
     pub(super) strength: Strength,
     pub(super) unexplained: usize,
+    /// Whether values are a few units in the last place away from what is predicted.
+    pub(super) near: bool,
 }
 
 /// Bits by which the evidence has to exceed the number of mistakes tried: one in twenty.
 const MARGIN: f64 = 4.3;
+/// What is said of a prediction that values are near.
+pub(super) const NEARLY: &str = "(to within a few units in the last place)";
+/// Units in the last place within which a value is near a prediction.
+const NEAR: f64 = 4.0;
 /// Explained values that are worth a word even where the mistake is not specific.
 const MANY: usize = 32;
 
@@ -128,22 +140,28 @@ impl Comparison {
         wrong: &[usize],
         ty: ScalarType,
     ) -> Self {
-        let roundoff = if ty == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
         let mut all = Self::default();
         let mut ratio = Likelihood::default();
         for (i, made) in predicted {
             let (x, own) = (found[i], &right[i]);
             let holds = holds(&made, x);
+            let size = made.exact.abs().max(x.abs());
+            let near = near(&made, x, size, ty);
             all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
             if wrong.binary_search(&i).is_err() {
                 // Nothing is promised of an element without a bound.
-                all.broken += usize::from(!holds && !made.is_unbounded() && !own.is_unbounded());
-                ratio.add(own, &made, x, roundoff);
+                let broken = !holds && !made.is_unbounded() && !own.is_unbounded();
+                all.broken += usize::from(broken);
+                all.near_broken += usize::from(broken && near);
+                ratio.add(own, &made, x, ty);
             } else if holds {
                 let radius = made.below.max(made.above);
                 all.explained_float(x - own.exact, radius);
-            } else {
-                all.unexplained += 1;
+            } else if near {
+                all.near += 1;
+                let radius = reach(size, ty) + made.below.max(made.above);
+                let bits = ((x - own.exact).abs() / radius).log2();
+                all.near_evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
             }
         }
         all.unexplained = wrong.len() - all.explained;
@@ -163,9 +181,22 @@ impl Comparison {
             0 if specific => Strength::Explains,
             // Bounds so wide that right values are in them, too.
             _ if specific || self.explained >= MANY => Strength::Consistent,
-            _ => return None,
+            _ => return self.nearly(cost),
         };
-        fits.then_some(Outcome { strength, unexplained: self.unexplained })
+        let outcome = Outcome { strength, unexplained: self.unexplained, near: false };
+        if fits { Some(outcome) } else { self.nearly(cost) }
+    }
+
+    /// The same where values within a few units in the last place count as predicted: the bug, with
+    /// another rounding than is known.
+    fn nearly(&self, cost: f64) -> Option<Outcome> {
+        let (wrong, left) = (self.explained + self.unexplained, self.unexplained - self.near);
+        let fits = self.broken == self.near_broken
+            && self.explained + self.near >= MANY
+            && left * 10 <= wrong
+            && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN;
+        let (strength, unexplained) = (Strength::Consistent, left);
+        fits.then_some(Outcome { strength, unexplained, near: true })
     }
 
     /// How improbable it is that just the values that the mistake changes are wrong, in bits.
@@ -183,6 +214,21 @@ pub(super) fn holds(bounded: &Bounded, found: f64) -> bool {
     !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
 }
 
+/// Half a unit in the last place, relative to the number.
+fn roundoff(ty: ScalarType) -> f64 {
+    if ty == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) }
+}
+
+/// [`NEAR`] units in the last place of numbers of a size.
+fn reach(size: f64, ty: ScalarType) -> f64 {
+    NEAR * 2.0 * roundoff(ty) * size
+}
+
+/// Whether a number is within its bound and a few units in the last place more.
+pub(super) fn near(made: &Bounded, found: f64, size: f64, ty: ScalarType) -> bool {
+    (found - made.exact).abs() <= reach(size, ty) + made.below.max(made.above)
+}
+
 /// How far right elements lie from two predictions, beyond what roundings account for.
 #[derive(Debug, Clone, Copy, Default)]
 struct Likelihood {
@@ -195,9 +241,9 @@ struct Likelihood {
 impl Likelihood {
     /// Distances count where they exceed a unit in the last place and an eighth of the bound, in these
     /// units: bounds are for the worst case, sums come much nearer.
-    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64, roundoff: f64) {
+    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64, ty: ScalarType) {
         let width = right.below.max(right.above);
-        let unit = (2.0 * roundoff * right.exact.abs()).max(width / 8.0);
+        let unit = (2.0 * roundoff(ty) * right.exact.abs()).max(width / 8.0);
         let excess = |exact: f64| ((found - exact).abs() / unit - 1.0).max(0.0).powi(2);
         let (own, other) = (excess(right.exact), excess(made.exact));
         if own.is_finite() && other.is_finite() {
@@ -217,13 +263,22 @@ impl Outcome {
     pub(super) fn named(self, id: &str, text: &str) -> Diagnosis {
         match self.strength {
             Strength::Explains => Diagnosis::explains(id, text),
+            _ if self.near => {
+                let text = format!("{text} {NEARLY}");
+                Diagnosis::consistent(id, text, self.unexplained)
+            }
             _ => Diagnosis::consistent(id, text, self.unexplained),
         }
     }
 
     /// Whether this one says more than the other.
     pub(super) fn beats(self, other: Option<Self>) -> bool {
-        other.is_none_or(|other| self.unexplained < other.unexplained)
+        other.is_none_or(|other| (self.near, self.unexplained) < (other.near, other.unexplained))
+    }
+
+    /// Whether nothing can say more.
+    pub(super) fn is_final(self) -> bool {
+        self.strength == Strength::Explains
     }
 }
 
@@ -240,7 +295,7 @@ pub(super) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
         if outcome.beats(best.map(|b| b.0)) {
             best = Some((outcome, mistake));
         }
-        if outcome.unexplained == 0 {
+        if outcome.is_final() {
             break;
         }
     }
@@ -271,14 +326,14 @@ mod tests {
     #[test]
     fn a_cause_predicts_all_that_is_wrong_and_nothing_else() {
         let all = compared(&[(1, 2, 2), (5, 6, 6), (7, 7, 7)], 16);
-        let explains = Outcome { strength: Strength::Explains, unexplained: 0 };
+        let explains = Outcome { strength: Strength::Explains, unexplained: 0, near: false };
         assert_eq!(all.outcome(5.0), Some(explains));
         // A right value that the mistake would change.
         assert_eq!(compared(&[(1, 2, 2), (5, 6, 6), (7, 8, 7)], 16).outcome(5.0), None);
         // Nine of ten wrong values are enough to say so, eight are not.
         let mut values = vec![(1, 2, 2); 9];
         values.push((1, 2, 3));
-        let some = Outcome { strength: Strength::Consistent, unexplained: 1 };
+        let some = Outcome { strength: Strength::Consistent, unexplained: 1, near: false };
         assert_eq!(compared(&values, 16).outcome(5.0), Some(some));
         values[0].2 = 4;
         assert_eq!(compared(&values, 16).outcome(5.0), None);

@@ -26,7 +26,7 @@ impl Values<'_> {
         }
         let value = |i: usize| (self.ty.to_f64(self.found[i]), self.ty.to_f64(self.expected[i]));
         let pairs: Vec<(f64, f64)> = self.wrong.iter().map(|&i| value(i)).collect();
-        if let Some((id, text)) = plain::floats(&pairs, self.found.len()) {
+        if let Some((id, text)) = plain::floats(&pairs, self.found.iter().all(|&b| self.ty.to_f64(b) == 0.0)) {
             return Some(Diagnosis::explains(id, format!("{text}: {}", self.extent())));
         }
         let (id, text) = self

@@ -7,8 +7,8 @@ use super::compare::{Rows, Subject};
 /// The ids that are given here.
 pub(super) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
 
-/// What all wrong floats have in common; `total` values, of which `wrong` are wrong, as (found, right).
-pub(super) fn floats(wrong: &[(f64, f64)], total: usize) -> Option<(&'static str, String)> {
+/// What all wrong floats have in common, as (found, right); `is_zero`: whether the whole output is.
+pub(super) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static str, String)> {
     let &(first, _) = wrong.first()?;
     let count = wrong.len();
     let all = |holds: &dyn Fn(f64, f64) -> bool| wrong.iter().all(|&(f, r)| holds(f, r));
@@ -24,13 +24,13 @@ pub(super) fn floats(wrong: &[(f64, f64)], total: usize) -> Option<(&'static str
         return Some(("not-finite", text));
     }
     if all(&|f, _| f == 0.0) {
-        let text = if count == total {
+        let text = if is_zero {
             "every element of the output is zero".to_owned()
         } else {
             let all = if count == 1 { "the only wrong element is" } else { "all wrong elements are" };
             format!("{all} zero: not written, or multiplied by zero")
         };
-        return Some((if count == total { "all-zeros" } else { "zeros" }, text));
+        return Some((if is_zero { "all-zeros" } else { "zeros" }, text));
     }
     let distinct = wrong.iter().any(|&(_, r)| r != wrong[0].1);
     if count >= 8 && distinct && all(&|f, _| f == first) {

@@ -239,7 +239,7 @@ fn diagnose(
         if outcome.beats(best.map(|b| b.0)) {
             best = Some((outcome, candidate));
         }
-        if outcome.unexplained == 0 {
+        if outcome.is_final() {
             break;
         }
     }

@@ -307,10 +307,12 @@ fn batch() -> OutputReport {
 
 /// A recorded output of the other rounding.
 fn ties(even: bool) -> OutputReport {
-    let names = ["dyn_quant_linear-cw10_half_even", "dyn_quant_linear-cw22_half_even"];
-    let (rounding, names): (_, &[&str]) = match even {
-        true => (ActivationRounding::HalfAway, &names),
-        false => (ActivationRounding::HalfEven, &["dyn_quant_linear-cw11", "dyn_quant_linear-cw01", "dyn_quant_linear-cw13"]),
+    let (rounding, names): (_, &[&str]) = if even {
+        let recorded = &["dyn_quant_linear-cw10_half_even", "dyn_quant_linear-cw22_half_even"];
+        (ActivationRounding::HalfAway, recorded)
+    } else {
+        let recorded = &["dyn_quant_linear-cw11", "dyn_quant_linear-cw01", "dyn_quant_linear-cw13"];
+        (ActivationRounding::HalfEven, recorded)
     };
     let reports = names.iter().map(|name| {
         let mut case = case(name);

@@ -18,8 +18,12 @@ pub(crate) fn generated(name: &str, keys: Value, seed: u64) -> Case<'static> {
     let model = case(name);
     let mut config: Map<String, Value> = model.config.to_json();
     let Value::Object(keys) = keys else { panic!("keys") };
-    config.extend(keys);
-    config.retain(|_, value| !value.is_null());
+    for (key, value) in keys {
+        match value {
+            Value::Null => config.remove(&key),
+            value => config.insert(key, value),
+        };
+    }
     let config = CaseConfig::from_json(model.op, &config).expect("a config");
     let mut case = vectors::case_of(config, &mut Rng::new(seed)).expect("a case");
     case.name = format!("{name}, changed");

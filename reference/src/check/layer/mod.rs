@@ -169,7 +169,7 @@ impl Stage<'_> {
         if pairs.iter().all(|p| p.0.is_infinite()) {
             return None;
         }
-        let (id, text) = plain::floats(&pairs, self.found.len())?;
+        let (id, text) = plain::floats(&pairs, self.found.iter().all(|&b| self.value(b) == 0.0))?;
         let place = self.look(wrong, |values| values.extent());
         Some(Diagnosis::explains(id, format!("{text}: {place}")))
     }
@@ -233,7 +233,7 @@ impl Best {
 
     /// Whether everything is explained.
     fn done(&self) -> bool {
-        self.found.is_some_and(|o| o.unexplained == 0)
+        self.found.is_some_and(Outcome::is_final)
     }
 }
 

@@ -208,7 +208,7 @@ fn diagnose(
 ) -> Option<Diagnosis> {
     let of = |i: &usize| (found[*i], right[*i].exact);
     let wrong_values: Vec<(f64, f64)> = wrong.iter().map(of).collect();
-    if let Some((id, text)) = plain::floats(&wrong_values, found.len()) {
+    if let Some((id, text)) = plain::floats(&wrong_values, found.iter().all(|x| *x == 0.0)) {
         return Some(Diagnosis::explains(id, text));
     }
     let mistakes = Fp4Mm::mistakes();

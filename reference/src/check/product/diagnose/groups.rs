@@ -44,10 +44,13 @@ fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     for rank in ranks {
         let start = (rank * own).min(rows - own);
         // What a kernel reads for a group that is not among the rank's.
-        let reads: [fn(usize, usize, usize) -> usize; 3] = [
+        let reads: [fn(usize, usize, usize) -> usize; 5] = [
             |g, own, start| start + g % own,
             |g, own, start| start + g.min(own - 1),
             |g, own, start| start + g.saturating_sub(start).min(own - 1),
+            // Groups counted from the rank's first, in a table that has all of them.
+            |g, _, start| g.saturating_sub(start),
+            |g, own, start| g.saturating_sub(start).min(own - 1),
         ];
         for read in reads {
             let text = format!(
@@ -71,8 +74,8 @@ fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
 fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let Some(first) = scene.stage.parts.first() else { return Vec::new() };
     let (rows, size_k) = (first.weight.scales.rows(), first.weight.shape().size_k);
-    let Groups::Uniform(GroupSize::Of(size)) = first.weight.groups else { return Vec::new() };
-    if rows < 2 {
+    let GroupSize::Of(size) = first.weight.groups.group_size() else { return Vec::new() };
+    if rows < 2 || size == 0 {
         return Vec::new();
     }
     let mut sizes = vec![size / 2, size * 2, 16, 32, 64, 128, size_k];
@@ -84,10 +87,28 @@ fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         // Past the last group a kernel reads that one, or begins again.
         let reads: [fn(usize, usize) -> usize; 2] = [|g, rows| g.min(rows - 1), |g, rows| g % rows];
         for read in reads.into_iter().take(if other < size { 2 } else { 1 }) {
-            let text = format!("groups of {other} k were taken, the matrix has groups of {size}");
-            all.push(Suspect::new("wrong-group-size", text, move |part| {
-                let groups =
-                    stored(scene, part).map(|k| read(k / other, rows) as u32).collect();
+            let (id, text) = if other == size_k {
+                (
+                    "group-size-as-stride",
+                    "every row got the scales of group 0, as where a group size of -1 is taken as a \
+                     number or for another"
+                        .to_owned(),
+                )
+            } else {
+                let text =
+                    format!("groups of {other} k were taken, the matrix has groups of {size}");
+                ("wrong-group-size", text)
+            };
+            all.push(Suspect::new(id, text, move |part| {
+                let groups = match &scene.stage.parts[part].weight.groups {
+                    Groups::Uniform(_) => {
+                        stored(scene, part).map(|k| read(k / other, rows) as u32).collect()
+                    }
+                    // g_idx in groups of the other size.
+                    Groups::Indexed { g_idx, .. } => stored(scene, part)
+                        .map(|k| read(g_idx[k] as usize * size / other, rows) as u32)
+                        .collect(),
+                };
                 Some(Setup { groups: Some(groups), ..scene.right(part) })
             }));
         }

@@ -31,10 +31,10 @@ mod suspects;
 mod terms;
 mod weights;
 
-use crate::check::Diagnosis;
-use crate::check::mistake::{KnownMistake, Outcome};
+use crate::check::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::check::picture::Cause;
-use crate::gemm::Bounded;
+use crate::check::{Diagnosis, Strength};
+use crate::gemm::{Bounded, Convention};
 pub(in crate::check) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
@@ -49,6 +49,15 @@ pub(super) struct Finding {
 impl Finding {
     fn new(diagnosis: Diagnosis) -> Self {
         Self { diagnosis, cause: None }
+    }
+
+    /// Whether this one is surer than the other, or leaves less.
+    fn says_more(&self, other: &Self) -> bool {
+        let rank = |f: &Self| {
+            let near = f.diagnosis.text.contains(NEARLY);
+            (f.diagnosis.strength as u8, near, f.diagnosis.unexplained)
+        };
+        rank(self) < rank(other)
     }
 
     /// A fact about all wrong elements.
@@ -127,31 +136,37 @@ pub(super) fn accepted(scene: &Scene<'_>) -> Option<Accepted> {
     })
 }
 
-/// The first suspect that explains the wrong elements, else the one that leaves fewest, else where
-/// they lie.
+/// What explains the wrong elements under any known convention: a kernel may follow another one than the
+/// report does, and have a bug. Without a cause, where the wrong elements lie.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let place = place::of(scene);
-    let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
-        numbers::plain,
-        overflow::explain,
-        whole,
-        numbers::special,
-        moved::columns,
-        moved::rows,
-        residual::explain,
-        columns::parameters,
-        stale::explain,
-        numbers::factor,
-    ];
-    let mut best: Option<Finding> = None;
-    for find in finders {
-        let Some(finding) = find(scene) else { continue };
-        let left = finding.diagnosis.unexplained;
-        if best.as_ref().is_none_or(|b| left < b.diagnosis.unexplained) {
-            best = Some(finding);
-        }
-        if left == 0 {
+    let mut best = search(scene);
+    let is_final = |best: &Option<Finding>| {
+        best.as_ref().is_some_and(|f| f.diagnosis.strength == Strength::Explains)
+    };
+    for &(name, convention) in Convention::NAMED {
+        if is_final(&best) {
             break;
+        }
+        let same = convention == scene.convention
+            || convention.dequantizes() != scene.convention.dequantizes();
+        if same {
+            continue;
+        }
+        let Some(bounded) = scene.bounded_as(convention) else { continue };
+        let wrong: Vec<usize> =
+            (0..bounded.len()).filter(|&i| bounded[i].ratio(scene.found[i]) > 1.0).collect();
+        if wrong.is_empty() {
+            let text = format!("every element is right under the convention `{name}`");
+            best = Some(Finding::plain("other-convention", text));
+            break;
+        }
+        let other = scene.under(convention, &bounded, &wrong);
+        if let Some(mut found) = search(&other)
+            && best.as_ref().is_none_or(|b| found.says_more(b))
+        {
+            found.diagnosis.text += &format!(" (of a kernel of the convention `{name}`)");
+            best = Some(found);
         }
     }
     match best {
@@ -171,6 +186,34 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     }
 }
 
+/// The first suspect that explains the wrong elements, else the one that leaves fewest.
+fn search(scene: &Scene<'_>) -> Option<Finding> {
+    let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
+        numbers::plain,
+        overflow::explain,
+        whole,
+        numbers::special,
+        moved::columns,
+        moved::rows,
+        residual::explain,
+        columns::parameters,
+        stale::explain,
+        numbers::factor,
+    ];
+    let mut best: Option<Finding> = None;
+    for find in finders {
+        let Some(finding) = find(scene) else { continue };
+        let explains = finding.diagnosis.strength == Strength::Explains;
+        if best.as_ref().is_none_or(|b| finding.says_more(b)) {
+            best = Some(finding);
+        }
+        if explains {
+            break;
+        }
+    }
+    best
+}
+
 fn whole(scene: &Scene<'_>) -> Option<Finding> {
     let mut suspects = order::suspects(scene);
     suspects.extend(suspects::suspects(scene));
@@ -184,7 +227,7 @@ fn whole(scene: &Scene<'_>) -> Option<Finding> {
         if outcome.beats(best.map(|b| b.0)) {
             best = Some((outcome, suspect));
         }
-        if outcome.unexplained == 0 {
+        if outcome.is_final() {
             break;
         }
     }

@@ -5,7 +5,7 @@ use super::scene::Scene;
 use crate::check::numbers::number;
 use crate::check::plain::{self as plain_names, floats};
 use crate::check::{Diagnosis, Strength};
-use crate::gemm::Bounded;
+use crate::gemm::{Bounded, Convention};
 
 /// Zeros, NaN, infinities or one number in the place of numbers, and numbers in the place of zeros.
 pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
@@ -20,12 +20,12 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     }
     let pair = |&i: &usize| (scene.found[i], scene.bounded[i].exact);
     let pairs: Vec<(f64, f64)> = scene.wrong.iter().map(pair).collect();
-    let (id, text) = floats(&pairs, scene.found.len())?;
+    let (id, text) = floats(&pairs, scene.found.iter().all(|x| *x == 0.0))?;
     // Of infinities alone a suspect may say which elements overflow, and why.
     let infinite = pairs.iter().all(|(x, _)| x.is_infinite());
     if id == "not-finite"
         && infinite
-        && let Some(finding) = super::whole(scene).filter(|f| f.diagnosis.unexplained == 0)
+        && let Some(finding) = super::whole(scene).filter(|f| f.diagnosis.unexplained == 0 && f.diagnosis.strength != Strength::Place)
     {
         return Some(finding);
     }
@@ -41,10 +41,15 @@ fn absent(scene: &Scene<'_>, count: usize) -> Option<Finding> {
     let cols: Vec<usize> = (0..scene.size_n).collect();
     let parts = scene.stage.parts;
     for (p, part) in parts.iter().enumerate() {
-        let Some(bounded) = scene.bounds(&scene.right(p), &rows, &cols, None) else { continue };
-        let places = rows.iter().flat_map(|row| cols.iter().map(move |n| row * scene.size_n + n));
-        let cost = (parts.len() as f64).log2();
-        if let Some(outcome) = scene.weigh(places.zip(bounded), cost) {
+        let cost = (parts.len() as f64).log2() + 2.0;
+        let outcome = Convention::NAMED.iter().find_map(|&(_, convention)| {
+            let other = scene.under(convention, scene.bounded, scene.wrong);
+            let bounded = other.bounds(&other.right(p), &rows, &cols, None)?;
+            let places =
+                rows.iter().flat_map(|row| cols.iter().map(move |n| row * scene.size_n + n));
+            other.weigh(places.zip(bounded), cost)
+        });
+        if let Some(outcome) = outcome {
             let text = format!(
                 "rows of experts that are not on this rank hold the product with expert {}: their \
                  id, -1, was used as an index",
@@ -92,7 +97,7 @@ pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
 
 /// One factor for all wrong elements of a part.
 pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
-    if scene.stage.parts.iter().any(|p| p.weight.bias.is_some()) || scene.wrong.len() < 4 {
+    if scene.wrong.len() < 4 {
         return None;
     }
     let mut factors = Vec::new();

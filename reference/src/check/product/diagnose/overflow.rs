@@ -12,6 +12,8 @@ struct Adder {
     /// Products of neighbouring k that are added in 16 bits; 0 where all are in 32.
     run: usize,
     saturates: bool,
+    /// What products are multiplied with: 16 for codes in the high nibble of a byte.
+    factor: i64,
     /// Whether scaled sums of groups are added in 32 bits.
     scaled: bool,
 }
@@ -27,11 +29,13 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut adders = Vec::new();
     for run in [2, 4, 8, 16, 32, 64, 128, 256, usize::MAX] {
         for saturates in [false, true] {
-            adders.push(Adder { run, saturates, scaled: false });
+            for factor in [1, 16] {
+                adders.push(Adder { run, saturates, factor, scaled: false });
+            }
         }
     }
-    adders.push(Adder { run: 0, saturates: false, scaled: true });
-    adders.push(Adder { run: 0, saturates: true, scaled: true });
+    adders.push(Adder { run: 0, saturates: false, factor: 1, scaled: true });
+    adders.push(Adder { run: 0, saturates: true, factor: 1, scaled: true });
     let cost = (adders.len() as f64).log2();
     let sample = spread_to(scene.wrong, TRIED);
     for adder in adders {
@@ -83,7 +87,7 @@ fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
             };
             sum = accumulator as f64;
         } else {
-            sum += narrow_sum(range, products, adder) as f64 * scale;
+            sum += narrow_sum(range, products, adder) * scale;
         }
     }
     if sum == right {
@@ -93,7 +97,7 @@ fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
         activation_scales: stage.extras.activation_scales.map(|s| &s[row..=row]),
         router_weights: stage.extras.router_weights.map(|s| &s[row..=row]),
     };
-    let recipe = Recipe::new(stage.declared.convention, weight, stage.dtype, extras).ok()?;
+    let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
     let chain = recipe.chain(weight, extras, 0, n);
     // f32 additions of a sum for each group.
     let error = sum.abs() * (groups + 1) as f64 * 2f64.powi(-24);
@@ -118,10 +122,10 @@ fn narrow_sum(
     range: std::ops::Range<usize>,
     product: impl Fn(usize) -> i64,
     adder: Adder,
-) -> i64 {
+) -> f64 {
     let (mut sum, mut run, mut count) = (0i64, 0i64, 0usize);
     for k in range {
-        let next = run + product(k);
+        let next = run + product(k) * adder.factor;
         run = match adder.saturates {
             true => next.clamp(i16::MIN.into(), i16::MAX.into()),
             false => i64::from(next as i16),
@@ -131,5 +135,5 @@ fn narrow_sum(
             (sum, run, count) = (sum + run, 0, 0);
         }
     }
-    sum + run
+    (sum + run) as f64 / adder.factor as f64
 }

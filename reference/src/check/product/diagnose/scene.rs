@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use super::super::stage::{Part, Stage};
 use crate::act_order;
 pub(super) use crate::check::mistake::holds as explains;
-use crate::check::mistake::{Comparison, Outcome};
+use crate::check::mistake::{Comparison, Outcome, near};
 use crate::gemm::columns::TILE;
-use crate::gemm::{Bounded, Columns, Extras, Judge, Recipe, Rows, WeightColumns};
+use crate::gemm::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows, WeightColumns};
 use crate::weight::{Groups, Weight};
 
 /// Wrong rows and columns that a suspect is tried on, and as many of the others.
@@ -20,6 +20,8 @@ const PARTS: usize = 4;
 /// A failed product.
 pub(in crate::check::product) struct Scene<'s> {
     pub(super) stage: &'s Stage<'s>,
+    /// How the kernel is taken to compute.
+    pub(super) convention: Convention,
     /// What each element should be.
     pub(in crate::check::product) bounded: &'s [Bounded],
     pub(in crate::check::product) found: &'s [f64],
@@ -132,6 +134,40 @@ impl<'s> Scene<'s> {
         found: &'s [f64],
         wrong: &'s [usize],
     ) -> Self {
+        Self::of(stage, stage.declared.convention, bounded, found, wrong)
+    }
+
+    /// The same output under another convention.
+    pub(super) fn under<'o>(
+        &'o self,
+        convention: Convention,
+        bounded: &'o [Bounded],
+        wrong: &'o [usize],
+    ) -> Scene<'o> {
+        Scene::of(self.stage, convention, bounded, self.found, wrong)
+    }
+
+    /// What each element should be under another convention; none where the product has no such.
+    pub(super) fn bounded_as(&self, convention: Convention) -> Option<Vec<Bounded>> {
+        let other = Scene::of(self.stage, convention, self.bounded, self.found, &[]);
+        let cols: Vec<usize> = (0..self.size_n).collect();
+        let mut all = vec![Bounded::ZERO; self.found.len()];
+        for (p, part) in self.stage.parts.iter().enumerate() {
+            let bounded = other.bounds(&other.right(p), &part.rows, &cols, None)?;
+            for (row, bounded) in part.rows.iter().zip(bounded.chunks_exact(self.size_n)) {
+                all[row * self.size_n..][..self.size_n].copy_from_slice(bounded);
+            }
+        }
+        Some(all)
+    }
+
+    fn of(
+        stage: &'s Stage<'s>,
+        convention: Convention,
+        bounded: &'s [Bounded],
+        found: &'s [f64],
+        wrong: &'s [usize],
+    ) -> Self {
         let size_n = stage.found.shape().last().copied().unwrap_or(1).max(1);
         let mut home = vec![None; found.len() / size_n];
         for (p, part) in stage.parts.iter().enumerate() {
@@ -160,7 +196,7 @@ impl<'s> Scene<'s> {
             (Groups::Indexed { g_idx, .. }, None) => Some(act_order::sort(g_idx).perm.into()),
         };
         let orders = stage.parts.iter().enumerate().map(order).collect();
-        Self { stage, bounded, found, wrong, size_n, home, bad, orders }
+        Self { stage, convention, bounded, found, wrong, size_n, home, bad, orders }
     }
 
     /// `row 5 (token 2, slot 1, expert 3)`, or `row 5` outside a layer.
@@ -216,7 +252,7 @@ impl<'s> Scene<'s> {
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
         let mut recipe =
-            Recipe::new(stage.declared.convention, weight, stage.dtype, extras).ok()?;
+            Recipe::new(self.convention, weight, stage.dtype, extras).ok()?;
         if let Some(change) = setup.recipe {
             change(&mut recipe);
         }
@@ -282,7 +318,8 @@ impl<'s> Scene<'s> {
         for ((row, n), b) in places.zip(&bounded) {
             let is_wrong = self.is_wrong(row, n);
             wrong += usize::from(is_wrong);
-            if !explains(b, self.found[row * self.size_n + n]) {
+            let x = self.found[row * self.size_n + n];
+            if !explains(b, x) && !self.is_near(b, x) {
                 if !is_wrong && !b.is_unbounded() {
                     return false;
                 }
@@ -290,6 +327,11 @@ impl<'s> Scene<'s> {
             }
         }
         left * 8 <= wrong
+    }
+
+    /// Whether a number is within a few units in the last place of a prediction.
+    fn is_near(&self, made: &Bounded, found: f64) -> bool {
+        near(made, found, made.exact.abs(), self.stage.dtype)
     }
 
     /// What `make`'s setups and `edit` say of all elements, where they hold for all elements of the
@@ -306,10 +348,18 @@ impl<'s> Scene<'s> {
                 && list.iter().all(|s| make(s.part).is_some_and(|m| self.holds(s, &m, edit)))
         };
         let [rows, columns] = [sampled(&samples[0]), sampled(&samples[1])];
+        let tile = rows
+            || columns
+            || self.bad.iter().take(PARTS).all(|bad| {
+                let (rows, cols) = (spread(&bad.main_rows), spread(&bad.main_cols));
+                let sample = Sample { part: bad.part, rows, cols };
+                make(bad.part).is_some_and(|m| self.holds(&sample, &m, edit))
+            });
         let scopes = [
             (rows && columns, Scope::Parts),
             (rows, Scope::Rows),
             (columns, Scope::Columns),
+            (tile, Scope::Tile),
         ];
         let mut best: Option<Outcome> = None;
         for (_, scope) in scopes.into_iter().filter(|s| s.0) {
@@ -321,7 +371,7 @@ impl<'s> Scene<'s> {
             if outcome.beats(best) {
                 best = Some(outcome);
             }
-            if outcome.unexplained == 0 {
+            if outcome.is_final() {
                 break;
             }
         }
@@ -343,6 +393,7 @@ impl<'s> Scene<'s> {
                 Scope::Parts => (&part.rows, &all),
                 Scope::Rows => (&bad.main_rows, &all),
                 Scope::Columns => (&part.rows, &bad.main_cols),
+                Scope::Tile => (&bad.main_rows, &bad.main_cols),
             };
             let bounded = self.bounds(&make(bad.part)?, rows, cols, edit)?;
             let places = rows.iter().flat_map(|&r| cols.iter().map(move |&n| r * self.size_n + n));
@@ -376,6 +427,8 @@ enum Scope {
     Rows,
     /// The columns with wrong elements.
     Columns,
+    /// The rectangle of both.
+    Tile,
 }
 
 /// [`SAMPLE`] of `values`, evenly spaced.

@@ -60,7 +60,7 @@ impl<'s> Terms<'s> {
         let routers = stage.extras.router_weights.map(pick);
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
-        let recipe = Recipe::new(stage.declared.convention, weight, stage.dtype, extras).ok()?;
+        let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
         let columns =
             WeightColumns::new(weight, recipe.rule, order).ok()?.times_power(recipe.power);
         let size_k = weight.shape().size_k;
