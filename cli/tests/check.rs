@@ -220,6 +220,7 @@ fn json_lines_have_the_documented_keys() {
                 "max_error_over_bound",
                 "first_mismatch",
                 "diagnosis",
+                "diagnosis_strength",
             ] {
                 assert!(o.get(key).is_some(), "{key} in {o}");
             }

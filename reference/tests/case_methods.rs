@@ -82,7 +82,7 @@ operations! {
     swizzled_scales wrong_swizzled_scales SwizzleBlockscale 150 20 5,
     mxint4 wrong_mxint4 TrtllmMxInt4 2 2 9,
     nvfp4_experts wrong_nvfp4_experts Nvfp4Experts 24 16 14,
-    requantized wrong_requantized Fp8Requantize 36 30 9,
+    requantized wrong_requantized Fp8Requantize 36 30 10,
     fnuz wrong_fnuz NormalizeFnuz 12 12 5,
     gpt_oss wrong_gpt_oss GptOssMxfp4 60 30 8,
     fp4_quantized wrong_fp4_quantized ScaledFp4Quant 60 30 5,

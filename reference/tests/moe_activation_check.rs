@@ -223,7 +223,7 @@ fn a_slot_dropped_in_one_token() {
 fn nothing_but_numbers() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (name, at) in [("activated", 300), ("y", 300)] {
-            let o = expect("moe-fp8_f16_ch", name, "outside-bound", |case, c| {
+            let o = expect("moe-fp8_f16_ch", name, "not-finite", |case, c| {
                 let mut values = halves(case, name);
                 values[at] = narrow(c.quant.dtype, bad);
                 values

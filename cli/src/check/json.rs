@@ -1,7 +1,7 @@
 //! What `--json` prints: an object per case and line, then one with the summary and, where a backend
 //! was checked, what its operations were held to.
 
-use marlinspike::check::{Mismatch, OutputReport, Power, Verdict};
+use marlinspike::check::{Mismatch, OutputReport, Power, Strength, Verdict};
 use serde::Serialize;
 
 use super::{Checked, Run};
@@ -33,6 +33,8 @@ struct Output<'r> {
     diagnosis_id: Option<&'r str>,
     /// Mismatches that the diagnosis leaves unexplained.
     diagnosis_unexplained: Option<usize>,
+    /// `explains`, `consistent` or `place`.
+    diagnosis_strength: Option<Strength>,
     /// The readings that explain a product, most specific first; null where none is tried.
     conventions: Option<&'r [String]>,
     /// What the verdict could not have missed.
@@ -55,6 +57,7 @@ impl<'r> From<&'r OutputReport> for Output<'r> {
             diagnosis: diagnosis.map(|d| d.text.as_str()),
             diagnosis_id: diagnosis.map(|d| d.id.as_str()),
             diagnosis_unexplained: diagnosis.map(|d| d.unexplained),
+            diagnosis_strength: diagnosis.map(|d| d.strength),
             conventions: Some(&o.conventions[..]).filter(|c| !c.is_empty()),
             power: o.power.as_ref(),
             note: o.note.as_deref(),

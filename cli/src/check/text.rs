@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use marlinspike::check::{Diagnosis, Mismatch, OutputReport, Verdict};
+use marlinspike::check::{Diagnosis, Mismatch, OutputReport, Strength, Verdict};
 
 /// The word for a verdict.
 pub(super) fn verdict(verdict: Verdict) -> &'static str {
@@ -71,8 +71,11 @@ pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
     if mismatches == 0 {
         return format!("accepted, though not right: {}", d.text);
     }
-    if explained == 0 {
-        return format!("no known variant explains it; {}", d.text);
+    match d.strength {
+        Strength::Place => return format!("no known mistake explains it; {}", d.text),
+        // The text counts what is left.
+        Strength::Consistent => return d.text.clone(),
+        Strength::Explains => {}
     }
     format!("{explained} of {mismatches} mismatches explained: {}", d.text)
 }
@@ -155,11 +158,13 @@ mod tests {
 
     #[test]
     fn nothing_explained_is_said_so() {
-        let d = |unexplained| Diagnosis { id: "i".into(), text: "t".into(), unexplained };
-        assert_eq!(diagnosis(&d(0), 7), "7 of 7 mismatches explained: t");
-        assert_eq!(diagnosis(&d(2), 7), "5 of 7 mismatches explained: t");
-        assert_eq!(diagnosis(&d(7), 7), "no known variant explains it; t");
-        assert_eq!(diagnosis(&d(0), 0), "accepted, though not right: t");
+        let explains = Diagnosis::explains("i", "t");
+        assert_eq!(diagnosis(&explains, 7), "7 of 7 mismatches explained: t");
+        let some = Diagnosis::consistent("i", "t", 2);
+        assert_eq!(diagnosis(&some, 7), "consistent with: t; 2 wrong values are not explained by it");
+        let place = Diagnosis::place("i", "t", 7);
+        assert_eq!(diagnosis(&place, 7), "no known mistake explains it; t");
+        assert_eq!(diagnosis(&explains, 0), "accepted, though not right: t");
     }
 
     #[test]

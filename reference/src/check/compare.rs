@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
+use super::mistake::{Comparison, KnownMistake, search};
 use super::picture::Picture;
-use super::{Diagnosis, OutputReport, Verdict, structure};
+use super::{Diagnosis, OutputReport, Verdict, plain, structure};
 use crate::layout::{Fragment, Layout, Place, Slot};
 use crate::tensor::Tensor;
 
@@ -152,13 +153,8 @@ pub(super) fn elements(tensor: &Tensor<'_>) -> Elements {
     }
 }
 
-/// A wrong way to compute an output that is known to happen.
-pub(super) struct Candidate<'c> {
-    pub(super) id: &'static str,
-    pub(super) text: String,
-    /// The output it would give; `None` where it does not apply.
-    pub(super) make: Box<dyn Fn() -> Option<Elements> + 'c>,
-}
+/// A wrong way to compute an output: the elements that it would give.
+pub(super) type Candidate<'c> = KnownMistake<'c, (), Elements>;
 
 /// An output to judge.
 pub(super) struct Subject<'c> {
@@ -254,47 +250,39 @@ impl Subject<'_> {
         report
     }
 
-    /// The variant that explains most, when it explains at least nine tenths; else a structure
-    /// (columns, rows or experts moved); else where the mismatches are confined.
+    /// The known mistake that explains the output; else a structure (columns, rows or experts moved);
+    /// else where the mismatches are confined.
     fn diagnose(&self, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
-        let mut best: Option<Diagnosis> = None;
-        for candidate in &self.candidates {
-            let Some(made) = (candidate.make)().filter(|m| m.len() == found.len()) else {
-                continue;
-            };
+        let best = search(self.candidates.iter(), |candidate| {
+            let made = (candidate.make)(()).filter(|m| m.len() == found.len())?;
             // A variant that changes nothing here explains nothing.
-            if made == self.expected {
-                continue;
-            }
-            let (mask, bits) = (u32::MAX >> (32 - self.width), self.element_bits());
-            let unexplained = made
-                .iter()
-                .zip(found)
-                .filter(|(m, f)| m != f)
-                .map(|(m, f)| {
-                    let differs = m ^ f;
-                    (0..bits)
-                        .step_by(self.width as usize)
-                        .filter(|b| differs >> b & mask != 0)
-                        .count()
-                })
-                .sum::<usize>();
-            if best.as_ref().is_none_or(|b| unexplained < b.unexplained) {
-                let (id, text) = (candidate.id.to_owned(), candidate.text.clone());
-                best = Some(Diagnosis { id, text, unexplained });
-            }
-            if unexplained == 0 {
-                break;
-            }
-        }
-        let best = best.filter(|b| b.unexplained * 10 <= mismatches);
+            (made != self.expected).then(|| self.compared(&made, found))
+        });
         match best {
             Some(b) if b.unexplained == 0 => Some(b),
             best => structure::diagnose(self, found, mismatches)
-                .filter(|s| best.as_ref().is_none_or(|b| s.unexplained < b.unexplained))
                 .or(best)
+                .or_else(|| plain::bits(self, found, mismatches))
                 .or_else(|| structure::confined(self, found)),
         }
+    }
+
+    /// Every value of a predicted output against the found one.
+    fn compared(&self, made: &[u32], found: &[u32]) -> Comparison {
+        let (width, bits) = (self.width, self.element_bits());
+        let mask = u32::MAX >> (32 - width);
+        let total = found.len() * (bits / width) as usize;
+        let mut all = Comparison { total, ..Comparison::default() };
+        for ((&e, &m), &f) in self.expected.iter().zip(made).zip(found) {
+            if e == m && e == f {
+                continue;
+            }
+            for bit in (0..bits).step_by(width as usize) {
+                let of = |x: u32| x >> bit & mask;
+                all.exact(of(e), of(m), of(f), width);
+            }
+        }
+        all
     }
 
     /// The values of one matrix, row-major.

@@ -130,6 +130,6 @@ fn report(misfit: &Misfit, elements: usize) -> OutputReport {
     report.equal_bits = Some(0.0);
     report.mismatches = elements.max(1);
     report.note = None;
-    report.diagnosis = Some(Diagnosis { id: id.to_owned(), text, unexplained: 0 });
+    report.diagnosis = Some(Diagnosis::explains(id, text));
     report
 }

@@ -69,6 +69,7 @@ fn matrices(
         intermediate_size,
         // Without an up projection, halves of N have no names.
         is_w13: intermediate_size.is_some_and(|i| shape.size_n == 2 * i),
+        is_one_shard: intermediate_size.is_some_and(|i| shape.size_n == i),
         stated: stated.as_ref().map(|(perms, _)| perms.as_slice()),
     };
 
@@ -95,9 +96,13 @@ fn matrices(
         let layout =
             if e8 && options.input_dtype != InputDtype::Fp8 { layout.with_quads() } else { layout };
         let candidates = variants::scales(&context);
-        reports.push(
-            stack.subject("marlin_scales", found, expected, Box::new(layout), candidates).judge(),
-        );
+        reports.push(match variants::scales_of_a_rank(&context, quant, &stack.name("marlin_scales"), found) {
+            Some(report) => report,
+            None => {
+                let layout = Box::new(layout);
+                stack.subject("marlin_scales", found, expected, layout, candidates).judge()
+            }
+        });
     }
     if let (Some(found), Some((layout, words))) = (output("marlin_zeros"), &prepared.zeros) {
         let subject = Subject {
@@ -174,6 +179,11 @@ struct Stack<'p> {
 }
 
 impl<'p> Stack<'p> {
+    /// An output's name in the case.
+    fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
     /// An output of scales' shape; the caller overrides what differs.
     fn subject<'c>(
         &self,
@@ -188,7 +198,7 @@ impl<'p> Stack<'p> {
             _ => self.prepared.groups(),
         };
         Subject {
-            name: format!("{}{name}", self.prefix),
+            name: self.name(name),
             width: found.dtype().bits() as u32,
             found,
             expected,
@@ -232,10 +242,8 @@ pub(super) fn preprocess(case: &Case<'_>, c: &PreprocessConfig) -> Result<Vec<Ou
         }
         _ => symmetric.clone(),
     };
-    let candidate = |id, text: &str, made: Elements| Candidate {
-        id,
-        text: text.to_owned(),
-        make: Box::new(move || Some(made.clone())),
+    let candidate = |id, text: &str, made: Elements| {
+        Candidate::new(id, text, move |()| Some(made.clone()))
     };
     let candidates = vec![
         candidate("preprocess-missing", "the codes were not rewritten", input.clone()),

@@ -11,8 +11,11 @@ mod known;
 mod layer;
 mod marlin;
 mod methods;
+mod mistake;
+mod numbers;
 mod pattern;
 mod picture;
+mod plain;
 mod power;
 mod product;
 mod quantized;
@@ -28,6 +31,7 @@ pub use compare::Mismatch;
 pub use guard::{beside_misfits, check_case_within, without_misfits};
 pub use layer::Source as LayerSource;
 pub use methods::{add_outputs, mistaken, mistakes};
+pub use mistake::Strength;
 pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use power::{Accepted, Power, Rejects};
 pub use product::Declared;
@@ -57,6 +61,31 @@ pub struct Diagnosis {
     pub text: String,
     /// Mismatching values that the explanation leaves unexplained; 0 when it explains all.
     pub unexplained: usize,
+    /// How sure it is.
+    pub strength: Strength,
+}
+
+impl Diagnosis {
+    /// A cause that predicts every wrong value and leaves every right one right.
+    pub fn explains(id: impl Into<String>, text: impl Into<String>) -> Self {
+        let (id, text) = (id.into(), text.into());
+        Self { id, text, unexplained: 0, strength: Strength::Explains }
+    }
+
+    /// A cause that fits, but leaves `unexplained` of the wrong values, or was not verified on all.
+    pub fn consistent(id: impl Into<String>, text: impl Into<String>, unexplained: usize) -> Self {
+        let mut text = format!("consistent with: {}", text.into());
+        if unexplained > 0 {
+            text += &format!("; {unexplained} wrong values are not explained by it");
+        }
+        Self { id: id.into(), text, unexplained, strength: Strength::Consistent }
+    }
+
+    /// Where the wrong values are; none of them is explained.
+    pub fn place(id: impl Into<String>, text: impl Into<String>, mismatches: usize) -> Self {
+        let (id, text) = (id.into(), text.into());
+        Self { id, text, unexplained: mismatches, strength: Strength::Place }
+    }
 }
 
 /// The verdict on one output tensor.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Diagnosis, OutputReport, Verdict};
+use super::{Diagnosis, OutputReport, Strength, Verdict, numbers, plain};
 use crate::moe::narrow;
 use crate::scalar::ScalarType;
 
@@ -21,14 +21,20 @@ pub(super) struct Values<'v> {
 impl Values<'_> {
     /// The pattern that all wrong values follow.
     pub(super) fn explain(&self) -> Option<Diagnosis> {
+        if let Some((id, text)) = self.not_numbers() {
+            return Some(Diagnosis::explains(id, text));
+        }
+        let value = |i: usize| (self.ty.to_f64(self.found[i]), self.ty.to_f64(self.expected[i]));
+        let pairs: Vec<(f64, f64)> = self.wrong.iter().map(|&i| value(i)).collect();
+        if let Some((id, text)) = plain::floats(&pairs, self.found.iter().all(|&b| self.ty.to_f64(b) == 0.0)) {
+            return Some(Diagnosis::explains(id, format!("{text}: {}", self.extent())));
+        }
         let (id, text) = self
-            .not_numbers()
-            .or_else(|| self.unwritten())
-            .or_else(|| self.halves())
+            .halves()
             .or_else(|| self.moved(true))
             .or_else(|| self.moved(false))
             .or_else(|| self.multiplied())?;
-        Some(Diagnosis { id: id.to_owned(), text, unexplained: 0 })
+        Some(Diagnosis::explains(id, text))
     }
 
     /// The rows and columns that all wrong values lie in, from first to last.
@@ -60,21 +66,17 @@ impl Values<'_> {
         })
     }
 
-    fn unwritten(&self) -> Option<(&'static str, String)> {
-        let is_zero = self.wrong.len() > 1 && self.all(|found, _| found == 0);
-        is_zero.then(|| {
-            let text = format!("all of them are 0, as if never written: {}", self.extent());
-            ("zeros", text)
-        })
-    }
-
     /// Left and right half of each row, as gate and up are, each in the other's place.
     fn halves(&self) -> Option<(&'static str, String)> {
         let half = self.cols / 2;
         let partner = |i: usize| i / self.cols * self.cols + (i % self.cols + half) % self.cols;
         let fits = self.cols.is_multiple_of(2)
             && self.wrong.len() > 2
-            && self.wrong.iter().all(|&i| self.found[i] == self.expected[partner(i)]);
+            && self.wrong.iter().all(|&i| self.found[i] == self.expected[partner(i)])
+            && self.wrong.chunk_by(|a, b| a / self.cols == b / self.cols).all(|row| {
+                let row = row[0] / self.cols * self.cols;
+                (row..row + self.cols).all(|i| self.found[i] == self.expected[partner(i)])
+            });
         fits.then(|| ("halves-exchanged", "the halves of each row are exchanged".to_owned()))
     }
 
@@ -126,7 +128,10 @@ impl Values<'_> {
         let numbers =
             self.wrong.iter().copied().filter(|&i| ratio(i).is_finite() && ratio(i) != 0.0);
         let factor = ratio(numbers.max_by(|&a, &b| size(a).total_cmp(&size(b)))?);
-        if self.wrong.len() < 4 {
+        // A factor that the type cannot tell from 1 is no factor, but roundings; one that makes zeros of
+        // numbers is none either.
+        let unit = if self.ty == ScalarType::FLOAT16 { 2f64.powi(-10) } else { 2f64.powi(-7) };
+        if self.wrong.len() < 4 || (factor.abs() - 1.0).abs() < 4.0 * unit && factor > 0.0 {
             return None;
         }
         let fits = |i: usize| {
@@ -136,7 +141,10 @@ impl Values<'_> {
         self.wrong
             .iter()
             .all(|&i| fits(i))
-            .then(|| ("multiplied", format!("each is {factor:.4} times what belongs there")))
+            .then(|| {
+                let factor = numbers::number(factor);
+                ("multiplied", format!("each is {factor} times what belongs there"))
+            })
     }
 }
 
@@ -161,12 +169,14 @@ pub(super) fn explain(
                      or rounded in another order than declared",
                     bounded.max_error_over_bound.unwrap_or(0.0)
                 );
-                place = Some(Diagnosis { id: "within-bound".to_owned(), text, unexplained: 0 });
+                place = Some(Diagnosis::explains("within-bound", text));
             }
             (Verdict::Pass, Some(known)) => report.diagnosis = Some(known),
             (_, Some(known)) if known.unexplained < bounded.mismatches => {
                 let unexplained = known.unexplained + inside;
-                report.diagnosis = Some(Diagnosis { unexplained, ..known });
+                let strength =
+                    if inside > 0 { Strength::Consistent } else { known.strength };
+                report.diagnosis = Some(Diagnosis { unexplained, strength, ..known });
             }
             (_, known) => {
                 place = known.map(|d| Diagnosis { unexplained: report.mismatches, ..d });
@@ -231,13 +241,14 @@ mod tests {
     #[test]
     fn values_that_changed() {
         let (id_of, text) = explained(|v| v[10..13].fill(0)).expect("a pattern");
-        let wanted = "all of them are 0, as if never written: all in row 1, columns 2 to 4";
+        let wanted = "all wrong elements are zero: not written, or multiplied by zero: all in row 1, \
+                      columns 2 to 4";
         assert_eq!((&*id_of, &*text), ("zeros", wanted));
         // A power of two, exactly; and 1.5 times, rounded.
         let twice = |v: &mut [u32]| v[..6].iter_mut().for_each(|b| *b += 0x80);
         assert_eq!(
             explained(twice).expect("a pattern").1,
-            "each is 2.0000 times what belongs there"
+            "each is 2 times what belongs there"
         );
         let half_more = |v: &mut [u32]| {
             for b in v {

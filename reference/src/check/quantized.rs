@@ -82,7 +82,7 @@ fn codes_report(c: &LinearConfig, found: &StatedActivations<'_>, fit: &RuleFit) 
         found.value(bits),
         found.value(right),
     );
-    report.diagnosis = Some(Diagnosis { id: "activation-codes".to_owned(), text, unexplained: 0 });
+    report.diagnosis = Some(Diagnosis::place("activation-codes", text, wrong.len()));
     report.picture = Some(picture([c.size_m, c.size_k], wrong));
     report
 }
@@ -128,7 +128,7 @@ fn diagnose(found: &StatedActivations<'_>, fit: &RuleFit) -> Diagnosis {
             found.scales[row],
             fit.scales[row],
         );
-        ("activation-scales", text)
+        return Diagnosis::place("activation-scales", text, wrong.len());
     };
-    Diagnosis { id: id.to_owned(), text, unexplained: 0 }
+    Diagnosis::explains(id, text)
 }

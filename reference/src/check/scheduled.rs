@@ -1,6 +1,9 @@
 //! Products whose case declares a schedule: every bit.
 
+use std::collections::HashMap;
+
 use super::compare::{Mismatch, elements};
+use super::mistake::{Comparison, Outcome};
 use super::pattern::{self, Values};
 use super::weights::Source;
 use super::power::Power;
@@ -142,13 +145,39 @@ pub(super) fn judge(
     let width = product.dtype.size_bits();
     report.first_mismatch =
         Some(Mismatch::element(vec![m, n], width, expert, Some(n), expected[first], bits[first]));
-    report.diagnosis = diagnose(&product, &schedule, &bits, &differing, size_n);
+    report.diagnosis = diagnose(&product, &schedule, &expected, &bits, &differing, size_n);
     if report.diagnosis.is_none() {
         let (ty, cols) = (product.dtype, size_n);
         let values = Values { ty, cols, found: &bits, expected: &expected, wrong: &differing };
         pattern::explain(&mut report, &values, bounded()?);
+        if report.diagnosis.as_ref().is_some_and(|d| d.id == "within-bound")
+            && let Some(text) = rows_differ(&product, &bits, size_n)
+        {
+            report.diagnosis = Some(Diagnosis::explains("rows-differ", text));
+        }
     }
     Ok(report)
+}
+
+/// Two rows of the same activations, expert and factors whose results differ.
+fn rows_differ(product: &Product<'_>, found: &[u32], size_n: usize) -> Option<String> {
+    let size_k = product.size_k();
+    let mut seen: HashMap<(&[u32], Option<usize>, [u32; 2]), usize> = HashMap::new();
+    for (row, x) in product.x.chunks_exact(size_k).enumerate() {
+        let expert = product.expert_of.and_then(|e| e[row]);
+        let factor = |of: Option<&[f32]>| of.map_or(0, |f| f[row].to_bits());
+        let factors = [factor(product.activation_scales), factor(product.router_weights)];
+        let first = *seen.entry((x, expert, factors)).or_insert(row);
+        let of = |row: usize| &found[row * size_n..][..size_n];
+        if let Some(n) = (0..size_n).find(|&n| of(first)[n] != of(row)[n]) {
+            return Some(format!(
+                "rows {first} and {row} have the same activations and different results, first at n \
+                 {n}, all of them right numbers: sums are added in an order that depends on the row or \
+                 on time (not batch-invariant, or atomics)"
+            ));
+        }
+    }
+    None
 }
 
 /// Rows that differ, and runs of columns in them, that are recomputed with every related schedule.
@@ -157,10 +186,12 @@ const SAMPLE_COLUMNS: usize = 4;
 /// Candidates that are recomputed in whole.
 const WHOLE_CANDIDATES: usize = 24;
 
-/// The related schedule that gives the found bits, or nine tenths of those that differ.
+/// The related schedule that gives the found bits, or nine tenths of those that differ and every
+/// bit that does not.
 fn diagnose(
     product: &Product<'_>,
     declared: &Schedule,
+    expected: &[u32],
     found: &[u32],
     differing: &[usize],
     size_n: usize,
@@ -195,27 +226,44 @@ fn diagnose(
             left.push((unexplained(&made, &sample, Some(&columns)), candidate));
         }
     }
+    let cost = (left.len().max(1) as f64).log2();
     let in_sample =
         |i: &&usize| rows.contains(&(*i / size_n)) && columns.contains(&column(*i % size_n));
     let sampled = differing.iter().filter(in_sample).count();
     left.retain(|&(left, _)| left * 10 <= sampled);
     left.sort_by_key(|&(left, _)| left);
-    let mut best: Option<(usize, &Related)> = None;
+    let mut best: Option<(Outcome, &Related)> = None;
     for &(_, candidate) in left.iter().take(WHOLE_CANDIDATES) {
-        let whole = unexplained(&product.execute(&candidate.schedule).ok()?, found, None);
-        if best.is_none_or(|(b, _)| whole < b) {
-            best = Some((whole, candidate));
+        let made = product.execute(&candidate.schedule).ok()?;
+        let Some(outcome) = compared(product.dtype, expected, &made, found).outcome(cost) else {
+            continue;
+        };
+        if outcome.beats(best.map(|b| b.0)) {
+            best = Some((outcome, candidate));
         }
-        if whole == 0 {
+        if outcome.is_final() {
             break;
         }
     }
-    let (unexplained, best) = best?;
-    (unexplained * 10 <= differing.len()).then(|| Diagnosis {
-        id: best.id.to_owned(),
-        text: best.text.clone(),
-        unexplained,
-    })
+    best.map(|(outcome, related)| outcome.named(related.id, &related.text))
+}
+
+/// Every bit under another schedule. Another order of additions moves a result by a few units in the
+/// last place, so that an equal one says little: a bit, and more for each doubling of the distance.
+fn compared(ty: ScalarType, expected: &[u32], made: &[u32], found: &[u32]) -> Comparison {
+    let mut all = Comparison { total: found.len(), ..Comparison::default() };
+    for ((&e, &m), &f) in expected.iter().zip(made).zip(found) {
+        all.changed += usize::from(m != e);
+        match (f == e, m == f) {
+            (true, _) => all.broken += usize::from(m != e),
+            (false, true) => {
+                all.explained += 1;
+                all.evidence += 1.0 + ty.steps(f, e).max(1.0).log2().min(10.0);
+            }
+            (false, false) => all.unexplained += 1,
+        }
+    }
+    all
 }
 
 /// The report on `y` of a `linear` case that declares a schedule.

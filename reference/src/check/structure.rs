@@ -15,7 +15,7 @@ pub(super) fn diagnose(
         return None;
     }
     let explained =
-        |id: &str, text: String| Some(Diagnosis { id: id.to_owned(), text, unexplained: 0 });
+        |id: &str, text: String| Some(Diagnosis::explains(id, text));
     let per = subject.layout.packed_len();
     if subject.experts > 1 {
         let slices = |t: &[u32]| t.chunks(per).map(<[u32]>::to_vec).collect::<Vec<_>>();
@@ -111,12 +111,11 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
         }
         _ => {}
     }
-    (!parts.is_empty()).then(|| Diagnosis {
-        id: "confined".to_owned(),
-        text: match count {
+    (!parts.is_empty()).then(|| {
+        let text = match count {
             1 => format!("the only mismatch is in {}", parts.join(", ")),
             _ => format!("all {count} mismatches are in {}", parts.join(", ")),
-        },
-        unexplained: count,
+        };
+        Diagnosis::place("confined", text, count)
     })
 }

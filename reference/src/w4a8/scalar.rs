@@ -30,6 +30,17 @@ pub(crate) struct Steps {
     pub(crate) bias_fused: bool,
     /// Infinities stay.
     pub(crate) unclamped: bool,
+    /// Sums of so many neighbouring products are 16 bits wide.
+    pub(crate) narrow: Option<Narrow>,
+}
+
+/// A 16-bit sum of products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Narrow {
+    /// Products that are added in 16 bits.
+    pub(crate) run: usize,
+    /// Whether the sum stops at its ends, or wraps around.
+    pub(crate) saturates: bool,
 }
 
 pub(crate) fn product_with(
@@ -76,7 +87,7 @@ impl Row<'_> {
         let zero = if steps.no_correction { 0 } else { self.zero };
         match columns.factors() {
             Factors::Channel { scales, sums } => {
-                let sum = channel_wise_sum(dot(self.codes, column), sums[n], zero);
+                let sum = channel_wise_sum(dot_with(self.codes, column, steps), sums[n], zero);
                 [sum, scales[n] * self.reciprocal]
             }
             Factors::Group { group_size, scales, sums } => {
@@ -91,7 +102,7 @@ impl Row<'_> {
                 }
                 for i in 0..groups {
                     let i = if steps.descending { groups - 1 - i } else { i };
-                    let sum = dot(&self.codes[i * g..][..g], &column[i * g..][..g]);
+                    let sum = dot_with(&self.codes[i * g..][..g], &column[i * g..][..g], steps);
                     a = add(a, sum as f32, bf16_to_f32(scales[n * groups + i]));
                 }
                 if !steps.correction_first && !steps.no_correction {
@@ -106,6 +117,17 @@ impl Row<'_> {
 /// Σ q·w in int32.
 fn dot(q: &[i8], w: &[i8]) -> i32 {
     q.iter().zip(w).fold(0i32, |sum, (&q, &w)| sum.wrapping_add(i32::from(q) * i32::from(w)))
+}
+
+/// [`dot`], or its 16-bit runs.
+fn dot_with(q: &[i8], w: &[i8], steps: Steps) -> i32 {
+    let Some(Narrow { run, saturates }) = steps.narrow else { return dot(q, w) };
+    let add = |sum: i16, (&q, &w): (&i8, &i8)| {
+        let product = i16::from(q) * i16::from(w);
+        if saturates { sum.saturating_add(product) } else { sum.wrapping_add(product) }
+    };
+    let runs = q.chunks(run).zip(w.chunks(run));
+    runs.map(|(q, w)| i32::from(q.iter().zip(w).fold(0, add))).sum()
 }
 
 /// `dot` = Σ q·w, `sum` = 16 · Σw, `zero` = −zero point.

@@ -119,6 +119,14 @@ fn matrix(
             let groups = k / 16;
             m.s = (0..groups * n).map(|i| e4m3(scales[i % n * groups + i / n])).collect();
         }
+        CheckpointFormat::Mxfp8 => {
+            let (bytes, scales) = (get("weight"), get("weight_scale"));
+            let (bytes, scales) = (bytes.bytes(), scales.bytes());
+            m.q = (0..k * n).map(|i| e4m3(bytes[i % n * k + i / n])).collect();
+            let groups = k / 32;
+            let scale = |i: usize| (f64::from(scales[i % n * groups + i / n]) - 127.0).exp2();
+            m.s = (0..groups * n).map(scale).collect();
+        }
         other => panic!("{other}"),
     }
     let groups = m.s.len() / n;
@@ -163,8 +171,11 @@ impl Model {
             }
             CaseConfig::Moe(c) => {
                 let (h, i) = (c.hidden_size, c.intermediate_size);
-                let (prefix, k, n) =
-                    if output == "gate_up" { ("w13_", h, 2 * i) } else { ("w2_", i, h) };
+                let (prefix, k, n) = match output {
+                    "gate_up" if c.activation.is_gated() => ("w13_", h, 2 * i),
+                    "gate_up" => ("w13_", h, i),
+                    _ => ("w2_", i, h),
+                };
                 let mut model = blank(n, k, &c.quant);
                 let stack = |name: &str| case.inputs.get(&format!("{prefix}{name}"));
                 let first = stack("qweight").or(stack("weight")).expect("a weight");

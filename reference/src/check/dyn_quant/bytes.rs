@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Candidate, best};
+use super::Candidate;
 use crate::check::compare::Mismatch;
+use crate::check::mistake::{Comparison, search};
 use crate::check::{Diagnosis, OutputReport, Verdict};
 use crate::layout::kleidi::{LhsLayout, LhsPart, RhsLayout, RhsPart, padded_k};
 use crate::tensor::Tensor;
@@ -152,17 +153,36 @@ pub(super) fn judge(
         expected: hex(expected),
         found: hex(bytes),
     });
-    let known = best(candidates, mismatches, |made: &Vec<u8>| {
-        (made != expected && made.len() == bytes.len())
-            .then(|| differences(places, made, bytes).count())
+    let known = search(candidates.iter(), |candidate| {
+        let made = (candidate.make)(()).filter(|m| m.len() == bytes.len() && m != expected)?;
+        Some(compared(places, [expected, &made, bytes]))
     });
     report.diagnosis = known.or_else(|| {
         let parts: Vec<_> = parts.into_iter().collect();
-        (parts.len() == 1).then(|| Diagnosis {
-            id: "confined".to_owned(),
-            text: format!("all {mismatches} mismatches are in the {}", parts[0]),
-            unexplained: mismatches,
+        (parts.len() == 1).then(|| {
+            let text = match mismatches {
+                1 => format!("the only mismatch is in the {}", parts[0]),
+                _ => format!("all {mismatches} mismatches are in the {}", parts[0]),
+            };
+            Diagnosis::place("confined", text, mismatches)
         })
     });
     report
+}
+
+/// The values of a predicted buffer against the found one: right, predicted, found.
+fn compared(places: &impl Places, [expected, made, found]: [&[u8]; 3]) -> Comparison {
+    let mut all = Comparison { total: places.values(), ..Comparison::default() };
+    for value in differences(places, expected, found) {
+        let [e, m, f] = [expected, made, found].map(|bytes| bits_of(bytes, &value));
+        all.exact(e, m, f, value.bits);
+    }
+    // Right values that the prediction changes.
+    for value in differences(places, expected, made) {
+        let [e, m, f] = [expected, made, found].map(|bytes| bits_of(bytes, &value));
+        if e == f {
+            all.exact(e, m, f, value.bits);
+        }
+    }
+    all
 }

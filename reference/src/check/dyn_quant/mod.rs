@@ -7,7 +7,8 @@ mod bytes;
 mod variants;
 
 use super::compare::{Mismatch, elements};
-use super::{Diagnosis, OutputReport, Verdict};
+use super::mistake::{Comparison, KnownMistake, search};
+use super::{Diagnosis, OutputReport, Verdict, plain};
 use crate::case::{Case, DynQuantConfig, Packing};
 use crate::dims::{GroupSize, Shape};
 use crate::layout::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, QuantizedRows, RhsLayout};
@@ -25,18 +26,8 @@ struct Sources<'c> {
     columns: Columns,
 }
 
-/// A wrong way to make an output that is known to happen.
-struct Candidate<'c, T> {
-    id: &'static str,
-    text: &'static str,
-    make: Box<dyn Fn() -> Option<T> + 'c>,
-}
-
-impl<'c, T> Candidate<'c, T> {
-    fn new(id: &'static str, text: &'static str, make: impl Fn() -> Option<T> + 'c) -> Self {
-        Self { id, text, make: Box::new(make) }
-    }
-}
+/// A wrong way to make an output.
+type Candidate<'c, T> = KnownMistake<'c, (), T>;
 
 /// The reports on every output of a `dyn_quant_linear` case.
 ///
@@ -169,35 +160,57 @@ impl Sources<'_> {
             expected[first],
             bits[first],
         ));
-        let candidates = self.y_candidates(&rows, &columns, own);
-        report.diagnosis = best(&candidates, mismatches, |made: &Vec<u32>| {
-            (count(made, &expected) > 0 && made.len() == bits.len()).then(|| count(made, &bits))
-        });
+        report.diagnosis = self.diagnose_y(&rows, &columns, own, &expected, &bits);
         Ok(report)
+    }
+
+    /// Zeros, NaN and the like; else the known mistake that gives the found bits.
+    fn diagnose_y(
+        &self,
+        rows: &QuantizedRows,
+        columns: &Columns,
+        own: [bool; 2],
+        expected: &[u32],
+        found: &[u32],
+    ) -> Option<Diagnosis> {
+        let ty = self.config.dtype;
+        // A NaN's sign and payload are the processor's business.
+        let same = |a: u32, b: u32| if is_nan(ty, a) && is_nan(ty, b) { a } else { b };
+        let found: Vec<u32> = expected.iter().zip(found).map(|(&e, &f)| same(e, f)).collect();
+        let wrong: Vec<usize> = (0..found.len()).filter(|&i| found[i] != expected[i]).collect();
+        if let Some(finding) = self.constant_rows(&found, &wrong) {
+            return Some(finding);
+        }
+        let pair = |&i: &usize| (ty.to_f64(found[i]), ty.to_f64(expected[i]));
+        let pairs: Vec<(f64, f64)> = wrong.iter().map(pair).collect();
+        let plain = plain::floats(&pairs, found.iter().all(|&b| ty.to_f64(b) == 0.0)).map(|(id, t)| Diagnosis::explains(id, t));
+        // What is infinite may say why.
+        if plain.is_some() && !pairs.iter().all(|p| p.0.is_infinite()) {
+            return plain;
+        }
+        let candidates = self.y_candidates(rows, columns, own);
+        search(candidates.iter(), |candidate| {
+            let made = (candidate.make)(()).filter(|m| m.len() == found.len())?;
+            let mut all = Comparison { total: found.len(), ..Comparison::default() };
+            for ((&e, &f), &m) in expected.iter().zip(&found).zip(&made) {
+                let m = same(e, m);
+                all.exact(e, if is_nan(ty, m) { same(f, m) } else { m }, f, ty.size_bits());
+            }
+            (all.explained + all.broken > 0).then_some(all)
+        })
+        .or(plain)
+    }
+
+    /// NaN in the rows whose activations are all the same number, and nowhere else.
+    fn constant_rows(&self, found: &[u32], wrong: &[usize]) -> Option<Diagnosis> {
+        let (ty, size_n, size_k) = (self.config.dtype, self.config.size_n, self.config.size_k);
+        let numbers = self.x.as_ref()?.to_f32();
+        let constant: Vec<bool> =
+            numbers.chunks(size_k.max(1)).map(|row| row.iter().all(|x| *x == row[0])).collect();
+        plain::constant_rows(&constant, size_n, wrong, |i| ty.to_f64(found[i]).is_nan())
     }
 }
 
 fn is_nan(ty: crate::scalar::ScalarType, bits: u32) -> bool {
     ty.to_f64(bits).is_nan()
-}
-
-/// The candidate that leaves fewest of `mismatches` unexplained, when that is at most a tenth.
-/// `unexplained` is `None` for one that changes nothing.
-fn best<T>(
-    candidates: &[Candidate<'_, T>],
-    mismatches: usize,
-    unexplained: impl Fn(&T) -> Option<usize>,
-) -> Option<Diagnosis> {
-    let mut best: Option<Diagnosis> = None;
-    for candidate in candidates {
-        let Some(left) = (candidate.make)().and_then(|made| unexplained(&made)) else { continue };
-        if best.as_ref().is_none_or(|b| left < b.unexplained) {
-            let (id, text) = (candidate.id.to_owned(), candidate.text.to_owned());
-            best = Some(Diagnosis { id, text, unexplained: left });
-        }
-        if left == 0 {
-            break;
-        }
-    }
-    best.filter(|b| b.unexplained * 10 <= mismatches)
 }

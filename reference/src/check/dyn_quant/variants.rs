@@ -7,7 +7,7 @@ use crate::layout::kleidi::{
 };
 use crate::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rtz};
 use crate::w4a8::quantize::{self, quantize_with};
-use crate::w4a8::scalar::{self, Steps, product_with};
+use crate::w4a8::scalar::{self, Narrow, Steps, product_with};
 
 type Packed<'c> = Vec<Candidate<'c, Vec<u8>>>;
 
@@ -62,7 +62,7 @@ impl Sources<'_> {
             .quantizations()
             .into_iter()
             .map(|(id, text, steps)| {
-                Candidate::new(id, text, move || pack(&self.requantized(steps)?))
+                Candidate::of(id, text, move || pack(&self.requantized(steps)?))
             })
             .collect();
         let size_k = layout.size_k();
@@ -74,22 +74,22 @@ impl Sources<'_> {
                 }
             })
         };
-        all.push(Candidate::new(
+        all.push(Candidate::of(
             "padding-zero",
             "codes past K are 0, not those of the last activation",
             move || padded(|_, _| 0),
         ));
-        all.push(Candidate::new(
+        all.push(Candidate::of(
             "padding-zero-point",
             "codes past K are the zero point, not those of the last activation",
             move || padded(|rows, m| -rows.negated_zero_points[m] as i8),
         ));
-        all.push(Candidate::new(
+        all.push(Candidate::of(
             "zero-point-not-negated",
             "the zero points are stored, not their negatives",
             move || changed(&|w| w.negated_zero_points.iter_mut().for_each(|z| *z = -*z)),
         ));
-        all.push(Candidate::new(
+        all.push(Candidate::of(
             "scale-for-reciprocal",
             "the scales are stored, not their reciprocals",
             move || changed(&|w| w.reciprocals.iter_mut().for_each(|r| *r = 1.0 / *r)),
@@ -99,7 +99,7 @@ impl Sources<'_> {
             ("k-interleave-16", "rows are interleaved by 16 k, not 8", 16),
             ("rows-not-interleaved", "the rows of a block follow each other whole", usize::MAX),
         ] {
-            all.push(Candidate::new(id, text, move || interleaved(layout, rows, piece)));
+            all.push(Candidate::of(id, text, move || interleaved(layout, rows, piece)));
         }
         all
     }
@@ -130,18 +130,18 @@ impl Sources<'_> {
             inside.then(|| pack(&columns.with_codes(code)))?
         };
         let mut all: Packed<'_> = vec![
-            Candidate::new("nibbles-exchanged", "high and low nibbles are exchanged", move || {
+            Candidate::of("nibbles-exchanged", "high and low nibbles are exchanged", move || {
                 bytes(|b| b.rotate_left(4))
             }),
-            Candidate::new("nibbles-unsigned", "nibbles hold the code + 8", move || {
+            Candidate::of("nibbles-unsigned", "nibbles hold the code + 8", move || {
                 bytes(|b| b ^ 0x88)
             }),
-            Candidate::new(
+            Candidate::of(
                 "k-pairs-exchanged",
                 "each even k and the next are exchanged",
                 move || moved(|k| k ^ 1),
             ),
-            Candidate::new(
+            Candidate::of(
                 "k-interleave-adjacent",
                 "a byte holds neighbouring k, not k and k + 16",
                 move || {
@@ -152,7 +152,7 @@ impl Sources<'_> {
                     })
                 },
             ),
-            Candidate::new(
+            Candidate::of(
                 "k-interleave-8",
                 "a byte holds k and k + 8, not k and k + 16",
                 move || {
@@ -162,7 +162,7 @@ impl Sources<'_> {
                     })
                 },
             ),
-            Candidate::new(
+            Candidate::of(
                 "padding-columns-zero",
                 "columns past N are zero, not the last column again",
                 move || {
@@ -177,7 +177,7 @@ impl Sources<'_> {
             ),
         ];
         let wrong = self.wrong_columns().into_iter();
-        all.extend(wrong.map(|(id, text, make)| Candidate::new(id, text, move || pack(&make()?))));
+        all.extend(wrong.map(|(id, text, make)| Candidate::of(id, text, move || pack(&make()?))));
         all
     }
 
@@ -320,12 +320,22 @@ impl Sources<'_> {
         ];
         let mut all: Vec<Candidate<'c, Vec<u32>>> = steps
             .into_iter()
-            .map(|(id, text, steps)| Candidate::new(id, text, move || stepped(steps)))
+            .map(|(id, text, steps)| Candidate::of(id, text, move || stepped(steps)))
             .collect();
-        all.push(Candidate::new("bias-missing", "the bias is left out", move || {
+        for run in [8, 16, 32, 64, 128, 256] {
+            for (saturates, how) in [(false, "wrap around"), (true, "saturate")] {
+                let text = format!(
+                    "products of {run} neighbouring k were added in 16 bits, where large sums {how}"
+                );
+                let steps = Steps { narrow: Some(Narrow { run, saturates }), ..right };
+                let make = move || stepped(steps);
+                all.push(Candidate::of("int8-accumulation-overflow", text, make));
+            }
+        }
+        all.push(Candidate::of("bias-missing", "the bias is left out", move || {
             made(rows, &columns.with(|_, bias| bias.fill(0.0)))
         }));
-        all.push(Candidate::new("scale-not-divided", "scales are not divided by 16", move || {
+        all.push(Candidate::of("scale-not-divided", "scales are not divided by 16", move || {
             let Factors::Channel { .. } = columns.factors() else { return None };
             made(
                 rows,
@@ -337,14 +347,14 @@ impl Sources<'_> {
             )
         }));
         if ty == ScalarType::BFLOAT16 {
-            all.push(Candidate::new("output-truncated", "y is cut off, not rounded", move || {
+            all.push(Candidate::of("output-truncated", "y is cut off, not rounded", move || {
                 let y = scalar::product(rows, columns, ScalarType::FLOAT32).ok()?.to_f32();
                 Some(y.into_iter().map(|y| f32_to_bf16_rtz(y).into()).collect())
             }));
         }
         if !own[0] {
             all.extend(self.quantizations().into_iter().map(|(id, text, steps)| {
-                Candidate::new(id, text, move || made(&self.requantized(steps)?, columns))
+                Candidate::of(id, text, move || made(&self.requantized(steps)?, columns))
             }));
         }
         if !own[1] {
@@ -354,11 +364,11 @@ impl Sources<'_> {
                 made(rows, &columns.with_codes(code))
             };
             let text = "each even k and the next are exchanged in the weights";
-            all.push(Candidate::new("k-pairs-exchanged", text, exchanged));
+            all.push(Candidate::of("k-pairs-exchanged", text, exchanged));
             let wrong = self.wrong_columns().into_iter();
             all.extend(
                 wrong
-                    .map(|(id, text, make)| Candidate::new(id, text, move || made(rows, &make()?))),
+                    .map(|(id, text, make)| Candidate::of(id, text, move || made(rows, &make()?))),
             );
         }
         all

@@ -56,7 +56,10 @@ pub(super) fn bounded(
         let row = first / size_i;
         let expert = expert(case, row);
         report.first_mismatch = Some(stage.mismatch(first, expert));
-        let known = diagnose(&stage, &source, definition, c.activation, wrong.len())?;
+        let known = match stage.plain(&wrong) {
+            Some(plain) => Some(plain),
+            None => diagnose(&stage, &source, definition, c.activation, &wrong)?,
+        };
         report.diagnosis = Some(known.unwrap_or_else(|| {
             let (token, slot) = (row / c.top_k, row % c.top_k);
             rest(&stage, &wrong, &format!("token {token}, slot {slot}{}", with_expert(expert)))
@@ -80,27 +83,21 @@ impl Source<'_> {
     }
 }
 
-/// How many values of `stage` lie outside the bounds of a variant; counting ends past `limit`.
-fn unexplained(stage: &Stage<'_>, limit: usize, mut bound: impl FnMut(usize) -> Bound) -> usize {
-    let outside = |&i: &usize| !bound(i).allows(stage.value(stage.found[i]));
-    (0..stage.found.len()).filter(outside).take(limit + 1).count()
-}
-
 fn diagnose(
     stage: &Stage<'_>,
     source: &Source<'_>,
     right: Definition,
     activation: Activation,
-    mismatches: usize,
+    wrong: &[usize],
 ) -> Result<Option<Diagnosis>> {
-    let mut best = Best::new(mismatches);
+    let mut best = Best::new();
     for (id, text, definition) in variants(right, activation) {
         let mut bounds = Bounds::new(definition, stage.ty)?;
         let of = |i| {
             let [gate, up] = source.pair(&definition, i);
             bounds.of_bits(gate, up)
         };
-        best.offer(&id, &text, unexplained(stage, best.limit, of));
+        best.offer(&id, &text, stage.compared(wrong, of));
         if best.done() {
             return Ok(best.diagnosis);
         }
@@ -113,7 +110,7 @@ fn diagnose(
         let one = narrow(ty, 1.0);
         let of = |i| bounds.of_bits(source.pair(&right, i)[0], one);
         let text = "the activated gate was not multiplied with up";
-        best.offer("up-forgotten", text, unexplained(stage, best.limit, of));
+        best.offer("up-forgotten", text, stage.compared(wrong, of));
     }
     let linear = |i| {
         let [gate, up] = source.pair(&right, i).map(|bits| f64::from(widen(ty, bits)));
@@ -126,7 +123,7 @@ fn diagnose(
         }
     };
     let text = "the activation function was left out: gate times up";
-    best.offer("activation-forgotten", text, unexplained(stage, best.limit, linear));
+    best.offer("activation-forgotten", text, stage.compared(wrong, linear));
     Ok(best.diagnosis)
 }
 

@@ -11,10 +11,11 @@ pub use source::Source;
 use std::borrow::Cow;
 
 use super::compare::Mismatch;
+use super::mistake::{Comparison, Outcome};
 use super::pattern::Values;
 use super::picture::Picture;
 use super::power::{Accepted, Power};
-use super::{Declared, Diagnosis, OutputReport, Verdict};
+use super::{Declared, Diagnosis, OutputReport, Verdict, plain};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
 use crate::interval::Bound;
@@ -129,6 +130,64 @@ impl Stage<'_> {
         Mismatch::element(index, 16, expert, Some(i % cols), expected, found)
     }
 
+    /// Every value under a known mistake, whose bounds are `made`.
+    fn compared(&self, wrong: &[usize], mut made: impl FnMut(usize) -> Bound) -> Comparison {
+        let mut all = Comparison { total: self.found.len(), ..Comparison::default() };
+        let mut left = wrong.iter().copied().peekable();
+        for (i, &bits) in self.found.iter().enumerate() {
+            let (bound, found) = (made(i), self.value(bits));
+            let holds = bound.allows(found);
+            all.changed += usize::from(!bound.allows(self.value(self.expected[i])));
+            if left.next_if_eq(&i).is_none() {
+                all.broken += usize::from(!holds);
+            } else if holds {
+                let residual = f64::from(found) - f64::from(self.value(self.expected[i]));
+                let radius = (bound.interval.hi - bound.interval.lo) / 2.0;
+                all.explained_float(residual, if radius > 0.0 { radius } else { 0.0 });
+            } else {
+                all.unexplained += 1;
+            }
+        }
+        all
+    }
+
+    /// Every value under a known mistake that gives the bits `made`, to within `steps` of the type.
+    fn compared_bits(
+        &self,
+        wrong: &[usize],
+        steps: f64,
+        made: impl Fn(usize) -> u16,
+    ) -> Comparison {
+        let mut all = Comparison { total: self.found.len(), ..Comparison::default() };
+        let mut left = wrong.iter().copied().peekable();
+        for (i, &bits) in self.found.iter().enumerate() {
+            all.changed += usize::from(self.steps(self.expected[i], made(i)) > steps);
+            let holds = self.steps(bits, made(i)) <= steps;
+            if left.next_if_eq(&i).is_none() {
+                all.broken += usize::from(!holds);
+            } else if holds {
+                all.explained_float(2.0 * self.steps(bits, self.expected[i]), 1.0 + steps);
+            } else {
+                all.unexplained += 1;
+            }
+        }
+        all
+    }
+
+    /// Zeros, NaN and the like, before any mistake is looked for.
+    fn plain(&self, wrong: &[usize]) -> Option<Diagnosis> {
+        let value = |bits: u16| f64::from(self.value(bits));
+        let of = |&i: &usize| (value(self.found[i]), value(self.expected[i]));
+        let pairs: Vec<(f64, f64)> = wrong.iter().map(of).collect();
+        // What is infinite may say why.
+        if pairs.iter().all(|p| p.0.is_infinite()) {
+            return None;
+        }
+        let (id, text) = plain::floats(&pairs, self.found.iter().all(|&b| self.value(b) == 0.0))?;
+        let place = self.look(wrong, |values| values.extent());
+        Some(Diagnosis::explains(id, format!("{text}: {place}")))
+    }
+
     /// Where no variant explains: the pattern that the wrong values follow, or how many they are
     /// and where, the first of them at `place`.
     fn pattern_or_place(&self, wrong: &[usize], place: &str) -> Diagnosis {
@@ -153,7 +212,7 @@ impl Stage<'_> {
                 self.ty.to_f64(expected),
                 values.extent(),
             );
-            Diagnosis { id: "outside-bound".to_owned(), text, unexplained: wrong.len() }
+            Diagnosis::place("outside-bound", text, wrong.len())
         })
     }
 
@@ -165,28 +224,30 @@ impl Stage<'_> {
     }
 }
 
-/// The variant that leaves least unexplained, if that is a tenth of the mismatches at most.
+/// The known mistake that is the cause, else the one that leaves least unexplained.
 struct Best {
     diagnosis: Option<Diagnosis>,
-    limit: usize,
+    found: Option<Outcome>,
 }
 
+/// Mistakes of a stage that are tried, in bits: about thirty.
+const COST: f64 = 5.0;
+
 impl Best {
-    fn new(mismatches: usize) -> Self {
-        Self { diagnosis: None, limit: mismatches / 10 }
+    fn new() -> Self {
+        Self { diagnosis: None, found: None }
     }
 
-    fn offer(&mut self, id: &str, text: &str, unexplained: usize) {
-        let better = self.diagnosis.as_ref().is_none_or(|d| unexplained < d.unexplained);
-        if unexplained <= self.limit && better {
-            let (id, text) = (id.to_owned(), text.to_owned());
-            self.diagnosis = Some(Diagnosis { id, text, unexplained });
+    fn offer(&mut self, id: &str, text: &str, comparison: Comparison) {
+        if let Some(outcome) = comparison.outcome(COST).filter(|o| o.beats(self.found)) {
+            self.found = Some(outcome);
+            self.diagnosis = Some(outcome.named(id, text));
         }
     }
 
     /// Whether everything is explained.
     fn done(&self) -> bool {
-        self.diagnosis.as_ref().is_some_and(|d| d.unexplained == 0)
+        self.found.is_some_and(Outcome::is_final)
     }
 }
 

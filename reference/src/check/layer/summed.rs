@@ -3,10 +3,11 @@
 use super::{Best, REMEDY, Rest, Stage, expert, nearer, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig};
-use crate::check::{Diagnosis, OutputReport};
-use crate::interval::Bound;
+use crate::check::{Diagnosis, OutputReport, routing};
+use crate::interval::{Bound, Interval};
 use crate::moe::sum::{bound, sum};
 use crate::moe::{Chain, narrow, widen};
+use crate::scalar::ScalarType;
 
 const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4 also the 16-bit \
                      type from the first slot to the last";
@@ -36,12 +37,14 @@ pub(super) fn bounded(
     let (class, shape) = (CLASS.into(), [c.size_m, h]);
     let stage =
         Stage { name: "y", class, remedy: REMEDY, ty, found: values, shape, expected, chain };
-    let terms = Terms { down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
+    let terms = Terms { config: c, down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
     let (mut report, wrong) = stage.judge(|i| terms.bound(i, |j| Some((j, 1.0))));
     if let Some(&first) = wrong.first() {
         report.first_mismatch = Some(stage.mismatch(first, None));
         report.diagnosis = Some(
-            diagnose(&terms, case, &wrong)
+            stage
+                .plain(&wrong)
+                .or_else(|| diagnose(&terms, case, &wrong))
                 .unwrap_or_else(|| rest(&stage, &wrong, &format!("token {}", first / h))),
         );
     }
@@ -50,6 +53,7 @@ pub(super) fn bounded(
 
 /// The sum's terms.
 struct Terms<'c> {
+    config: &'c MoeConfig,
     down: &'c [u16],
     top_k: usize,
     size_m: usize,
@@ -67,6 +71,14 @@ impl Terms<'_> {
         (0..self.top_k).map(move |j| widen(self.stage.ty, self.term(i, j)))
     }
 
+    /// A bound whose terms were rounded to the type before they were added.
+    fn rounded(&self, bound: Bound) -> Bound {
+        let unit = bound.exact.abs().max(bound.interval.magnitude())
+            * if self.stage.ty == ScalarType::FLOAT16 { 2f64.powi(-10) } else { 2f64.powi(-7) };
+        let interval = Interval { lo: bound.interval.lo - unit, hi: bound.interval.hi + unit };
+        Bound { interval, ..bound }
+    }
+
     /// The bound of output `i` when slot j adds the term of slot `change(j).0`, times a factor.
     fn bound(&self, i: usize, change: impl Fn(usize) -> Option<(usize, f64)>) -> Bound {
         let term =
@@ -74,53 +86,46 @@ impl Terms<'_> {
         let slots: Vec<Bound> = (0..self.top_k).filter_map(change).map(term).collect();
         bound(&slots, self.stage.ty)
     }
-
-    fn allows(&self, i: usize, bound: &Bound) -> bool {
-        bound.allows(self.stage.value(self.stage.found[i]))
-    }
-
-    /// Values whose bits are not those of `make`.
-    fn others(&self, limit: usize, make: impl Fn(usize) -> u16) -> usize {
-        let found = self.stage.found;
-        (0..found.len()).filter(|&i| make(i) != found[i]).take(limit + 1).count()
-    }
 }
 
 fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis> {
-    let mut best = Best::new(wrong.len());
+    let mut best = Best::new();
     let ty = t.stage.ty;
     let half = |x: f32| widen(ty, narrow(ty, x));
-    let limit = best.limit;
     if t.top_k > 2 {
-        let forward = t.others(limit, |i| narrow(ty, t.terms(i).fold(0.0, |a, x| half(a + x))));
+        let forward = |i| narrow(ty, t.terms(i).fold(0.0, |a, x| half(a + x)));
         let text =
             "every addition was rounded to the 16-bit type; for this top_k the sum is in f32";
-        best.offer("sum-in-activation-type", text, forward);
-        let backward =
-            t.others(limit, |i| narrow(ty, t.terms(i).rev().fold(0.0, |a, x| half(a + x))));
+        best.offer("sum-in-activation-type", text, t.stage.compared_bits(wrong, 0.0, forward));
+        let backward = |i| narrow(ty, t.terms(i).rev().fold(0.0, |a, x| half(a + x)));
         let text = "every addition was rounded to the 16-bit type, from the last slot to the first";
-        best.offer("sum-in-another-order", text, backward);
+        best.offer("sum-in-another-order", text, t.stage.compared_bits(wrong, 0.0, backward));
     }
     if t.top_k > 1 {
         let factor = 1.0 / t.top_k as f64;
-        let mean = (0..t.stage.found.len()).filter(|&i| {
-            let exact = t.bound(i, |j| Some((j, 1.0))).exact * factor;
-            // A mean has one more rounding than the sum: a value of the type beside the exact one.
-            let near = t.stage.steps(t.stage.found[i], narrow(ty, exact as f32)) <= 1.0;
-            !near
-        });
+        // A mean has one more rounding than the sum: a value of the type beside the exact one.
+        let mean = |i| narrow(ty, (t.bound(i, |j| Some((j, 1.0))).exact * factor) as f32);
         let text = "the sum over the slots was divided by top_k";
-        best.offer("mean-of-slots", text, mean.take(limit + 1).count());
-        let transposed = (0..t.stage.found.len()).filter(|&i| {
+        best.offer("mean-of-slots", text, t.stage.compared_bits(wrong, 1.0, mean));
+        let transposed = |i: usize| {
             let (token, n) = (i / t.size_n, i % t.size_n);
             let row = |j: usize| (j * t.size_m + token) * t.size_n + n;
             let slots: Vec<Bound> = (0..t.top_k)
                 .map(|j| Bound::exactly(f64::from(widen(ty, t.down[row(j)]))))
                 .collect();
-            !t.allows(i, &bound(&slots, ty))
-        });
+            bound(&slots, ty)
+        };
         let text = "the rows were taken slot by slot; they are stored token by token";
-        best.offer("slots-transposed", text, transposed.take(limit + 1).count());
+        best.offer("slots-transposed", text, t.stage.compared(wrong, transposed));
+    }
+    if let Ok((_, weights)) = routing::stated_or_routed(case, t.config) {
+        let weighted = |i: usize| {
+            let weight = |j: usize| f64::from(weights[i / t.size_n * t.top_k + j]);
+            t.bound(i, |j| Some((j, weight(j))))
+        };
+        let text = "the sum multiplied each slot with its router weight, which `down` has already: \
+                    router weights were applied twice";
+        best.offer("router-weight-twice", text, t.stage.compared(wrong, |i| t.rounded(weighted(i))));
     }
     if best.done() {
         return best.diagnosis;
@@ -131,29 +136,40 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
         ("slot-doubled", "was added twice", Some(2.0)),
         ("slot-subtracted", "was subtracted", Some(-1.0)),
     ] {
-        let (mut unexplained, mut tokens) = (0, Vec::new());
+        let slot_changed = |i: usize, slot: usize| {
+            t.bound(i, |j| match factor {
+                _ if j != slot => Some((j, 1.0)),
+                None => None,
+                Some(f) => Some((j, f)),
+            })
+        };
+        // The slot of each token that has wrong values; the other tokens are as they should be.
+        let mut slots: Vec<Option<usize>> = vec![None; t.size_m];
         for of_token in wrong.chunk_by(|a, b| a / t.size_n == b / t.size_n) {
-            let token = of_token[0] / t.size_n;
-            let row = token * t.size_n..(token + 1) * t.size_n;
             let outside = |slot: usize| {
-                let change = |j| match factor {
-                    _ if j != slot => Some((j, 1.0)),
-                    None => None,
-                    Some(f) => Some((j, f)),
+                let holds = |i: &&usize| {
+                    slot_changed(**i, slot).allows(t.stage.value(t.stage.found[**i]))
                 };
-                row.clone().filter(|&i| !t.allows(i, &t.bound(i, change))).count()
+                of_token.len() - of_token.iter().filter(holds).count()
             };
-            let (count, slot) = (0..t.top_k).map(|j| (outside(j), j)).min()?;
-            unexplained += count;
-            tokens.push((token, slot));
+            slots[of_token[0] / t.size_n] = (0..t.top_k).min_by_key(|&slot| outside(slot));
         }
-        let (token, slot) = tokens[0];
+        let made = |i: usize| match slots[i / t.size_n] {
+            Some(slot) => slot_changed(i, slot),
+            None => t.bound(i, |j| Some((j, 1.0))),
+        };
+        let tokens: Vec<(usize, usize)> =
+            slots.iter().enumerate().filter_map(|(token, slot)| Some((token, (*slot)?))).collect();
+        let &(token, slot) = tokens.first()?;
         let text = format!(
             "the term of one slot {what} in {} tokens; first in token {token}: slot {slot}{}",
             tokens.len(),
             with_expert(expert(case, token * t.top_k + slot)),
         );
-        best.offer(id, &text, unexplained);
+        let mut comparison = t.stage.compared(wrong, made);
+        comparison.total = 0;
+        comparison.evidence -= tokens.len() as f64 * (t.top_k as f64).log2();
+        best.offer(id, &text, comparison);
     }
     best.diagnosis
 }

@@ -12,7 +12,7 @@ use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
 use crate::check::power::Power;
 use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, Diagnosis, OutputReport, Verdict, pattern, product};
+use crate::check::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern, product};
 use crate::interval::Bound;
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
@@ -271,8 +271,9 @@ impl<'c> Walk<'c> {
         // What is outside the bounds may follow a pattern that last bits inside of them hide.
         if unexplained == wrong.len() && outside.len() < wrong.len() {
             let inside = wrong.len() - outside.len();
-            let pattern =
-                stage_of.pattern(&outside).map(|d| Diagnosis { unexplained: inside, ..d });
+            let pattern = stage_of
+                .pattern(&outside)
+                .map(|d| Diagnosis { unexplained: inside, strength: Strength::Consistent, ..d });
             report.diagnosis = pattern.or(report.diagnosis);
         }
         report.diagnosis = report.diagnosis.or_else(|| Some(stage_of.place(&wrong, &place)));

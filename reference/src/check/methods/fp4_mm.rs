@@ -5,7 +5,9 @@ use crate::Error;
 use crate::Result;
 use crate::case::{Case, Fp4MmConfig};
 use crate::check::compare::{Elements, Mismatch, Rows, elements};
+use crate::check::mistake::{Comparison, search};
 use crate::check::pattern::Values;
+use crate::check::plain;
 use crate::check::power::{Accepted, Power, rejects_sample};
 use crate::check::product::{REMEDY, measure};
 use crate::check::{Diagnosis, OutputReport};
@@ -217,25 +219,28 @@ pub(super) fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
         let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
         let (found, wrong) = (&bits, &wrong);
         let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
-        report.diagnosis = diagnose(mm, &values, wrong).or_else(|| pattern.explain());
+        report.diagnosis = diagnose(mm, &bounded, &values, wrong).or_else(|| pattern.explain());
     }
     Ok(vec![report])
 }
 
-/// The mistake under whose bounds all elements are, or all but a tenth of the wrong ones.
-fn diagnose(mm: &Fp4Mm, found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
-    let left = |mistake: &Mistake<Fp4Mm>| {
-        let mut other = mm.clone();
-        (mistake.change)(&mut other);
-        let bounded = other.bounds().ok()?;
-        Some(bounded.iter().zip(found).filter(|(b, x)| b.ratio(**x) > 1.0).count())
-    };
-    let all = Fp4Mm::mistakes();
-    let best = all.iter().filter_map(|m| Some((left(m)?, m))).min_by_key(|(left, _)| *left)?;
-    let (unexplained, mistake) = best;
-    (unexplained * 10 <= wrong.len()).then(|| Diagnosis {
-        id: mistake.id.to_owned(),
-        text: mistake.text.to_owned(),
-        unexplained,
+/// The mistake under whose bounds all elements are, the right ones too.
+fn diagnose(
+    mm: &Fp4Mm,
+    right: &[Bounded],
+    found: &[f64],
+    wrong: &[usize],
+) -> Option<Diagnosis> {
+    let of = |i: &usize| (found[*i], right[*i].exact);
+    let wrong_values: Vec<(f64, f64)> = wrong.iter().map(of).collect();
+    if let Some((id, text)) = plain::floats(&wrong_values, found.iter().all(|x| *x == 0.0)) {
+        return Some(Diagnosis::explains(id, text));
+    }
+    let mistakes = Fp4Mm::mistakes();
+    search(mistakes.iter(), |mistake| {
+        let bounded = (mistake.make)(mm.clone())?.bounds().ok()?;
+        let predicted = bounded.iter().copied().enumerate();
+        let all = Comparison::of_bounds(right, predicted, found, wrong, mm.config.dtype);
+        Some(Comparison { total: found.len(), ..all })
     })
 }

@@ -25,6 +25,8 @@ pub(super) struct Requantization {
     /// Whether the codes are rewritten.
     rewrites: bool,
     largest: fn(&[f32]) -> f32,
+    /// A last step of every code.
+    end: fn(u8) -> u8,
 }
 
 impl Requantization {
@@ -41,6 +43,7 @@ impl Requantization {
             target: |[w1, w3]| w1.max(w3),
             rewrites: true,
             largest: largest_scale,
+            end: |code| code,
         })
     }
 
@@ -79,7 +82,7 @@ impl Computation for Requantization {
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         for (expert, own) in self.experts.iter().zip(&self.scales) {
             let (expert, scale) = self.expert(expert, *own)?;
-            codes.extend(expert.iter().map(|&b| u32::from(b)));
+            codes.extend(expert.iter().map(|&b| u32::from((self.end)(b))));
             scales.push(scale);
         }
         let mut all = vec![
@@ -115,6 +118,12 @@ impl Computation for Requantization {
                 |c| c.with_rule(Requantize::UpstreamCpu);
             "requantized-exactly", "the codes were rounded once; the rule is upstream's" =>
                 |c| c.with_rule(Requantize::Exact);
+            "e4m3-saturates-early", "codes saturate at 240, e4m3fnuz's largest number; e4m3fn's is 448" =>
+                |c| c.end = |code| match code & 0x7f {
+                    // e4m3fn: 0x77 is 240, 0x7f NaN.
+                    0x78..=0x7e => code & 0x80 | 0x77,
+                    _ => code,
+                };
             "input-scale-first", "the first expert's activation scale was taken, not the largest" =>
                 |c| c.largest = |scales| scales[0];
             "input-scale-smallest", "the smallest activation scale was taken, not the largest" =>

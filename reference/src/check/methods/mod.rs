@@ -15,6 +15,7 @@ mod scaled_mm;
 mod swizzle;
 
 use super::compare::{Candidate, Elements, Rows, Subject};
+use super::mistake::KnownMistake;
 use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::case::{Case, CaseConfig, MethodConfig, Op};
 use crate::checkpoint::transpose_words;
@@ -25,7 +26,7 @@ use crate::weight::{Codes, Table};
 use crate::{Error, Result};
 
 /// What an operation makes of a case's inputs.
-trait Computation: Clone {
+trait Computation: Clone + 'static {
     /// Every output, whether the case has it or not.
     ///
     /// # Errors
@@ -36,20 +37,21 @@ trait Computation: Clone {
     fn mistakes() -> Vec<Mistake<Self>>;
 }
 
-/// A wrong way to compute that is known to happen.
-struct Mistake<C> {
-    /// Short name, stable across versions.
-    id: &'static str,
-    /// What happened, in a sentence.
-    text: &'static str,
-    /// Makes the computation one with this mistake.
-    change: fn(&mut C),
+/// A mistake makes of a computation one with that mistake.
+type Mistake<C> = KnownMistake<'static, C, C>;
+
+/// The mistake that changes a computation so.
+fn mistake<C: 'static>(id: &'static str, text: &'static str, change: fn(&mut C)) -> Mistake<C> {
+    KnownMistake::new(id, text, move |mut computation: C| {
+        change(&mut computation);
+        Some(computation)
+    })
 }
 
 /// Lists [`Mistake`]s.
 macro_rules! known {
     ($($id:literal, $text:literal => $change:expr;)+) => {
-        vec![$(crate::check::methods::Mistake { id: $id, text: $text, change: $change }),+]
+        vec![$(crate::check::methods::mistake($id, $text, $change)),+]
     };
 }
 use known;
@@ -148,8 +150,7 @@ impl Expected {
         let mut report = subject.judge();
         if in_padding > 0 && report.diagnosis.as_ref().is_none_or(|d| d.unexplained > 0) {
             let text = format!("{in_padding} values of the padding are not zero");
-            let id = "padding-not-zero".to_owned();
-            report.diagnosis = Some(Diagnosis { id, text, unexplained: 0 });
+            report.diagnosis = Some(Diagnosis::explains("padding-not-zero", text));
         }
         report
     }
@@ -171,12 +172,10 @@ fn judge_some<C: Computation>(
         let Some(found) = case.output(&expected.name) else { continue };
         let candidates = C::mistakes().into_iter().map(|mistake| {
             let name = expected.name.clone();
-            let (id, text) = (mistake.id, mistake.text.to_owned());
-            let make = move || {
+            Candidate::new(mistake.id, mistake.text.clone(), move |()| {
                 let made = made(computation, &mistake)?;
                 Some(made.into_iter().find(|o| o.name == name)?.elements)
-            };
-            Candidate { id, text, make: Box::new(make) }
+            })
         });
         let candidates = candidates.collect();
         reports.push(expected.judge(found, candidates));
@@ -186,9 +185,7 @@ fn judge_some<C: Computation>(
 
 /// What comes out with a mistake; `None` where it cannot be made here.
 fn made<C: Computation>(right: &C, mistake: &Mistake<C>) -> Option<Vec<Expected>> {
-    let mut wrong = right.clone();
-    (mistake.change)(&mut wrong);
-    wrong.outputs().ok()
+    (mistake.make)(right.clone())?.outputs().ok()
 }
 
 /// The outputs with mistake `id`, where they are of the right shapes and differ from what is right.

@@ -154,12 +154,8 @@ pub(super) fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputRepor
         let note = "a kernel with approximate reciprocals may give this by chance: declare \
                     `\"reciprocal\": \"approximate\"` if this one has them";
         for report in failed {
-            report.diagnosis = Some(Diagnosis {
-                id: "ties-away".to_owned(),
-                text: "values between two codes went away from zero, not to the even code"
-                    .to_owned(),
-                unexplained: 0,
-            });
+            let text = "values between two codes went away from zero, not to the even code";
+            report.diagnosis = Some(Diagnosis::explains("ties-away", text));
             report.note = Some(note.to_owned());
         }
         return Ok(reports);

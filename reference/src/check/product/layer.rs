@@ -5,7 +5,7 @@
 //! schedule, of 8-bit activations, or after a stage that the case lacks are `check::layer`'s.
 
 use super::stage::{Part, Stage};
-use super::{Declared, decoded};
+use super::{Declared, Hints, decoded};
 use crate::case::{Case, MoeConfig};
 use crate::check::weights::Source;
 use crate::check::{OutputReport, routing};
@@ -128,6 +128,12 @@ pub(in crate::check) fn expert_product(
         input_dtype: None,
         declared,
         top_k: Some(c.top_k),
+        hints: Hints {
+            router_weights: Some(&assignment.weights),
+            tensor_parallel: c.quant.tensor_parallel.filter(|_| !first),
+            unused_g_idx: None,
+            is_gated: c.activation.is_gated(),
+        },
     };
     stage.judge().map(Some)
 }

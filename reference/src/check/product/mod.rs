@@ -16,6 +16,7 @@ use crate::moe::layer::bounds::with_integer_scales;
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
+pub(super) use diagnose::Hints;
 pub(super) use layer::{expert_product, moe};
 pub(super) use readings::{DEQUANTIZING, Reading};
 pub(super) use stage::{Part, REMEDY, Stage, measure};
@@ -95,6 +96,8 @@ pub(super) fn linear(
     let parts =
         [Part { weight: &weights[0], rows: (0..c.size_m).collect(), expert: None, global: 0 }];
     let order = source.orders(&weights)?;
+    let unused = case.inputs.get("g_idx").filter(|_| !quant.has_act_order());
+    let unused = unused.map(|g| g.elements::<u32>());
     let stage = Stage {
         name: "y",
         found,
@@ -107,6 +110,11 @@ pub(super) fn linear(
         input_dtype: quant.input_dtype,
         declared,
         top_k: None,
+        hints: Hints {
+            tensor_parallel: quant.tensor_parallel,
+            unused_g_idx: unused.as_deref(),
+            ..Hints::default()
+        },
     };
     stage.judge().map(Some)
 }

@@ -1,7 +1,7 @@
 //! One product of a case, judged.
 
 use super::Declared;
-use super::diagnose::{self, Scene};
+use super::diagnose::{self, Hints, Scene};
 use super::readings::{self, Chosen, DEQUANTIZING};
 use crate::Result;
 use crate::check::compare::{Mismatch, elements};
@@ -52,6 +52,8 @@ pub(in crate::check) struct Stage<'c> {
     pub(in crate::check) declared: &'c Declared,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
     pub(in crate::check) top_k: Option<usize>,
+    /// What else the case says, for a diagnosis.
+    pub(in crate::check) hints: Hints<'c>,
 }
 
 impl Stage<'_> {

@@ -92,10 +92,10 @@ fn tokens(
         1 => String::new(),
         n => format!(" ({n} wrong positions, {alike} of this kind)"),
     };
-    report.diagnosis = Some(Diagnosis {
-        id: first.id.to_owned(),
-        text: format!("{}{more}", first.text),
-        unexplained: wrong.len() - alike,
+    let text = format!("{}{more}", first.text);
+    report.diagnosis = Some(match wrong.len() - alike {
+        0 => Diagnosis::explains(first.id, text),
+        others => Diagnosis::consistent(first.id, text, others),
     });
     let places: Vec<usize> = wrong.iter().map(|w| w.position).collect();
     report.picture = Some(picture("block", values.len() / block.max(1), block, &places));

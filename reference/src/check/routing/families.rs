@@ -38,11 +38,8 @@ pub(super) fn judge(
         report.mismatches = wrong.len();
         let at = vec![first / k, first % k];
         report.first_mismatch = Some(mismatch(at, None, expected[*first], bits[*first]));
-        report.diagnosis = Some(Diagnosis {
-            id: format!("{name}-differ"),
-            text: format!("{text} ({} wrong entries)", wrong.len()),
-            unexplained: 0,
-        });
+        let text = format!("{text} ({} wrong entries)", wrong.len());
+        report.diagnosis = Some(Diagnosis::place(format!("{name}-differ"), text, wrong.len()));
         report
     };
     let mut reports = Vec::new();

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::{Context, mismatch, passing, picture};
 use crate::Result;
 use crate::case::ScoringFunc;
+use crate::check::mistake::Comparison;
 use crate::check::{Diagnosis, OutputReport, Verdict};
 use crate::interval::Interval;
 use crate::moe::bound::Bounds;
@@ -175,9 +176,17 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
     for (id, text, made) in variants {
         let Some(made) = made.filter(|m| m != expected) else { continue };
         // Rows that the judge accepted need no explanation.
-        let unexplained = wrong.iter().filter(|w| made[w.index] != ids[w.index]).count();
-        if unexplained * 10 <= wrong.len() {
-            return Diagnosis { id: id.to_owned(), text: text.to_owned(), unexplained };
+        let mut all = Comparison::default();
+        let mut of_wrong = wrong.iter().map(|w| w.index).peekable();
+        for i in 0..ids.len() {
+            if of_wrong.next_if_eq(&i).is_some() {
+                all.id(made[i] == ids[i], c.experts);
+            } else if ids[i] == expected[i] {
+                all.broken += usize::from(made[i] != ids[i]);
+            }
+        }
+        if let Some(outcome) = all.outcome(2.0) {
+            return outcome.named(id, text);
         }
     }
     let sorted = |v: &[i32]| {
@@ -192,8 +201,8 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
     let first = &wrong[0].text;
     if wrong.iter().all(|w| same_set(&w)) {
         let text = format!("the right experts in another order; {first}");
-        return Diagnosis { id: "ids-in-another-order".to_owned(), text, unexplained: 0 };
+        return Diagnosis::explains("ids-in-another-order", text);
     }
     let text = format!("{} wrong ids; {first}", wrong.len());
-    Diagnosis { id: "wrong-experts".to_owned(), text, unexplained: 0 }
+    Diagnosis::place("wrong-experts", text, wrong.len())
 }

@@ -182,7 +182,7 @@ fn exact(
         let same = values.iter().zip(expected).filter(|(f, e)| f == e).count();
         report.equal_bits = Some(same as f64 / expected.len().max(values.len()).max(1) as f64);
         let text = format!("{} values where {} belong", values.len(), expected.len());
-        report.diagnosis = Some(Diagnosis { id: "length".to_owned(), text, unexplained: 0 });
+        report.diagnosis = Some(Diagnosis::place("length", text, report.mismatches));
         return Ok(report);
     }
     let wrong: Vec<usize> = (0..values.len()).filter(|&i| values[i] != expected[i]).collect();
@@ -195,7 +195,7 @@ fn exact(
     report.first_mismatch =
         Some(mismatch(index, None, expected[first] as u32, values[first] as u32));
     let text = explain(place);
-    report.diagnosis = Some(Diagnosis { id: format!("{name}-values"), text, unexplained: 0 });
+    report.diagnosis = Some(Diagnosis::place(format!("{name}-values"), text, wrong.len()));
     report.picture = Some(picture("row", rows, cols, &wrong));
     Ok(report)
 }

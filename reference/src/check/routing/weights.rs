@@ -3,8 +3,9 @@
 use super::{Context, mismatch, passing, picture};
 use crate::Result;
 use crate::case::ScoringFunc;
+use crate::check::mistake::{self, Comparison};
 use crate::check::power::{Accepted, Power};
-use crate::check::{Diagnosis, OutputReport, Verdict};
+use crate::check::{Diagnosis, OutputReport, Verdict, plain};
 use crate::moe::bound::Bounds;
 use crate::moe::router::Router;
 use crate::scalar::ScalarType;
@@ -182,22 +183,40 @@ fn diagnose(
     wrong: &[usize],
     wanted: f32,
 ) -> Diagnosis {
-    let mut best: Option<Diagnosis> = None;
-    let mut offer = |id: &str, text: String, unexplained: usize| {
-        if best.as_ref().is_none_or(|b| unexplained < b.unexplained) {
-            best = Some(Diagnosis { id: id.to_owned(), text, unexplained });
+    let right = |i: usize| f64::from(expected(c, &c.router, i / c.router.top_k, ids_of(c, ids, i))[i % c.router.top_k]);
+    let pairs: Vec<(f64, f64)> = wrong.iter().map(|&i| (f64::from(found[i]), right(i))).collect();
+    if wrong.len() > 1
+        && let Some((id, text)) = plain::floats(&pairs, found.iter().all(|x| *x == 0.0))
+    {
+        return Diagnosis::explains(id, text);
+    }
+    let mut best: Option<(mistake::Outcome, Diagnosis)> = None;
+    // `left`: every weight that the mistake does not give.
+    let mut offer = |id: &str, text: &str, left: &[usize]| {
+        let mut all = Comparison::default();
+        all.broken = left.iter().filter(|i| wrong.binary_search(i).is_err()).count();
+        all.unexplained = left.len() - all.broken;
+        all.explained = wrong.len() - all.unexplained;
+        // The bounds are a few units in the last place of f32.
+        all.evidence = 8.0 * all.explained as f64;
+        if let Some(outcome) = all.outcome(3.0)
+            && outcome.beats(best.as_ref().map(|b| b.0))
+        {
+            best = Some((outcome, outcome.named(id, text)));
         }
     };
     for (id, text, router) in variants(&c.router) {
         let rows = c.logits.chunks_exact(c.experts);
         let bounds: Vec<Bounds> = rows.map(|row| Bounds::new(&router, row)).collect();
-        offer(id, text.to_owned(), compare(c, &router, &bounds, ids, found).wrong.len());
+        offer(id, text, &compare(c, &router, &bounds, ids, found).wrong);
     }
-    offer(
-        "biased-weights",
-        "the correction bias is in the weights; it is for the selection only".to_owned(),
-        biased(c, ids, found),
-    );
+    if c.router.bias.is_some() {
+        offer(
+            "biased-weights",
+            "the correction bias is in the weights; it is for the selection only",
+            &biased(c, ids, found),
+        );
+    }
     let k = c.router.top_k;
     let moved = |t: usize| {
         let row = &ids[t * k..][..k];
@@ -208,41 +227,42 @@ fn diagnose(
             free.iter().position(fits).map(|p| free.swap_remove(p)).is_some()
         })
     };
-    let outside = wrong.iter().filter(|&&i| !moved(i / k)).count();
+    let outside: Vec<usize> = wrong.iter().copied().filter(|&i| !moved(i / k)).collect();
     offer(
         "weights-in-another-order",
-        "a token's weights are right but belong to other entries of its topk_ids".to_owned(),
-        outside,
+        "a token's weights are right but belong to other entries of its topk_ids",
+        &outside,
     );
-    match best.filter(|b| b.unexplained * 10 <= wrong.len()) {
-        Some(best) => best,
-        None => {
-            let (t, j) = (wrong[0] / k, wrong[0] % k);
-            let text = format!(
-                "{} of {} weights; first token {t}, entry {j} (expert {}): {} where {wanted} belongs",
-                wrong.len(),
-                found.len(),
-                ids[wrong[0]],
-                found[wrong[0]],
-            );
-            Diagnosis { id: "outside-bound".to_owned(), text, unexplained: 0 }
-        }
+    if let Some((_, best)) = best {
+        return best;
     }
+    let (t, j) = (wrong[0] / k, wrong[0] % k);
+    let text = format!(
+        "{} of {} weights; first token {t}, entry {j} (expert {}): {} where {wanted} belongs",
+        wrong.len(),
+        found.len(),
+        ids[wrong[0]],
+        found[wrong[0]],
+    );
+    Diagnosis::place("outside-bound", text, wrong.len())
+}
+
+/// The chosen experts of the token that weight `i` belongs to.
+fn ids_of<'i>(c: &Context<'_>, ids: &'i [usize], i: usize) -> &'i [usize] {
+    &ids[i / c.router.top_k * c.router.top_k..][..c.router.top_k]
 }
 
 /// Weights that are not what biased scores give, up to sixteen units in the last place (a
 /// diagnosis, not a verdict).
-fn biased(c: &Context<'_>, ids: &[usize], found: &[f32]) -> usize {
-    if c.router.bias.is_none() {
-        return usize::MAX;
-    }
+fn biased(c: &Context<'_>, ids: &[usize], found: &[f32]) -> Vec<usize> {
     let k = c.router.top_k;
-    let rows = c.logits.chunks_exact(c.experts).zip(ids.chunks_exact(k)).zip(found.chunks_exact(k));
-    rows.map(|((row, ids), found)| {
-        let mut scores = c.router.scores(row);
-        scores.scores.clone_from(&scores.choice);
-        let made = c.router.weights(&scores, ids);
-        made.iter().zip(found).filter(|(m, f)| ulps(f64::from(**m), **f) > 16.0).count()
-    })
-    .sum()
+    let rows = c.logits.chunks_exact(c.experts).zip(ids.chunks_exact(k));
+    let made: Vec<f32> = rows
+        .flat_map(|(row, ids)| {
+            let mut scores = c.router.scores(row);
+            scores.scores.clone_from(&scores.choice);
+            c.router.weights(&scores, ids)
+        })
+        .collect();
+    (0..found.len()).filter(|&i| ulps(f64::from(made[i]), found[i]) > 16.0).collect()
 }

@@ -3,10 +3,12 @@
 //! When a kernel's output differs from the reference, being equal to one of these says why.
 
 mod other;
+mod ranks;
 mod scales;
 mod weight;
 
 pub(super) use other::{bias, global_scale, input_global_scale, sort_indices, sorted_g_idx, zeros};
+pub(super) use ranks::scales_of_a_rank;
 pub(super) use scales::scales;
 pub(super) use weight::qweight;
 
@@ -23,6 +25,8 @@ pub(super) struct Context<'c> {
     /// Of a MoE's w13: the rank's intermediate size.
     pub(super) intermediate_size: Option<usize>,
     pub(super) is_w13: bool,
+    /// Whether this is a MoE's w13 without an up projection.
+    pub(super) is_one_shard: bool,
     /// The permutations that the case states, valid or not.
     pub(super) stated: Option<&'c [Vec<u32>]>,
 }
@@ -32,7 +36,37 @@ fn candidate<'c>(
     text: impl Into<String>,
     make: impl Fn() -> Option<Elements> + 'c,
 ) -> Candidate<'c> {
-    Candidate { id, text: text.into(), make: Box::new(make) }
+    Candidate::of(id, text, make)
+}
+
+/// Ways to take columns of a MoE's w13 for others: id, what happened, and the column whose place n is.
+type ColumnMistake = (&'static str, &'static str, fn(usize, usize) -> usize);
+
+/// The halves, or the pairs of interleaved columns, that a matrix of N columns has.
+fn column_mistakes(c: &Context<'_>) -> Vec<ColumnMistake> {
+    let pairs: ColumnMistake = (
+        "gate-up-swapped",
+        "gate and up, in interleaved columns, are swapped",
+        |n, _| n ^ 1,
+    );
+    match (c.is_w13, c.is_one_shard) {
+        (true, _) => vec![pairs],
+        (_, true) => vec![
+            (
+                "two-shards-not-gated",
+                "w13 was loaded as two shards, though the activation has no gate: the first half \
+                 stands in both",
+                |n, half| n % half,
+            ),
+            (
+                "two-shards-not-gated",
+                "w13 was loaded as two shards, though the activation has no gate: the second half \
+                 stands in both",
+                |n, half| half + n % half,
+            ),
+        ],
+        _ => Vec::new(),
+    }
 }
 
 /// Each packed word with its values in another order: position p takes position `order[p]`.

@@ -130,6 +130,32 @@ pub(in crate::check) fn scales<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
             })
         }),
     );
+    for (id, text, from) in super::column_mistakes(&c) {
+        let text = format!("of the scales: {text}");
+        add(
+            id,
+            text,
+            Box::new(move || {
+                each(unpermuted(&c), |t| layout.pack(&columns_from(t, from)).ok())
+            }),
+        );
+    }
+    for offset in strides(&c) {
+        add(
+            "group-size-as-stride",
+            format!(
+                "column n has the scale of column n + {offset}, as where a group size of -1 is used as \
+                 a stride or divisor"
+            ),
+            Box::new(move || {
+                each(unpermuted(&c), |t| {
+                    let order: Vec<usize> =
+                        (0..t.cols()).map(|n| (n + offset) % t.cols()).collect();
+                    layout.pack(&t.permute_columns(&order).ok()?).ok()
+                })
+            }),
+        );
+    }
     add(
         "scales-transposed",
         "the scales are read as [N, groups] where they are [groups, N]".to_owned(),
@@ -143,6 +169,27 @@ pub(in crate::check) fn scales<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     );
     scale_values(&c, &mut add);
     list
+}
+
+/// The table with column n taken from column `from(n, half of N)`.
+fn columns_from(t: &Table, from: fn(usize, usize) -> usize) -> Table {
+    let (mut i, half) = (0, t.cols() / 2);
+    t.map(t.ty(), |_| {
+        let (row, col) = (i / t.cols(), i % t.cols());
+        i += 1;
+        t.bits(row, from(col, half).min(t.cols() - 1))
+    })
+}
+
+/// Offsets into scales of whole columns that a group size of -1 leads to.
+fn strides(c: &Context<'_>) -> Vec<usize> {
+    let (shape, rows) = (c.weights[0].shape(), c.weights[0].scales.rows());
+    let size_n = shape.size_n.max(1);
+    let mut offsets = vec![size_n - 1, 1, shape.size_k % size_n, size_n - shape.size_k % size_n];
+    offsets.sort_unstable();
+    offsets.dedup();
+    offsets.retain(|&o| rows == 1 && o % size_n != 0);
+    offsets
 }
 
 /// Wrong scale values: a processing step left out or done otherwise.

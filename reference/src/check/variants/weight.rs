@@ -179,6 +179,16 @@ pub(in crate::check) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
             repack(&c, activations, |w| map_columns(&codes(w)?, from), sorted)
         }),
     );
+    for (id, text, from) in super::column_mistakes(&c) {
+        add(
+            id,
+            text,
+            Box::new(move || {
+                let half = c.prepared.weight_layout.shape().size_n / 2;
+                repack(&c, activations, |w| map_columns(&codes(w)?, |n| from(n, half)), sorted)
+            }),
+        );
+    }
     let other = match activations {
         Activations::Bits16 => Activations::Bits8,
         Activations::Bits8 => Activations::Bits16,

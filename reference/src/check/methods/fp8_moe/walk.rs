@@ -9,7 +9,7 @@ use crate::case::{Case, CheckpointFormat, MoeConfig, QuantConfig, ScoringFunc};
 use crate::check::compare::elements;
 use crate::check::known;
 use crate::check::layer::{activated, summed};
-use crate::check::product::{Part, Stage};
+use crate::check::product::{Hints, Part, Stage};
 use crate::check::scheduled::{self, Product};
 use crate::check::{Declared, OutputReport, Verdict};
 use crate::dims::GroupSize;
@@ -129,6 +129,11 @@ impl Walk<'_> {
                 input_dtype: Some(E4M3),
                 declared: &self.declared,
                 top_k: Some(c.top_k),
+                hints: Hints {
+                    router_weights: Some(&self.layer.topk_weights),
+                    is_gated: c.activation.is_gated(),
+                    ..Hints::default()
+                },
             };
             match choice.is_some() || self.class_declared {
                 true => stage.judge(),

@@ -14,7 +14,7 @@ const NEAREST: usize = 6;
 
 /// Bias or scales of another column, for each wrong column of each part.
 pub(super) fn parameters(scene: &Scene<'_>) -> Option<Finding> {
-    let count: usize = scene.bad.iter().map(|b| b.cols.len()).sum();
+    let count: usize = scene.bad.iter().map(|b| b.main_cols.len()).sum();
     if count > MAX_COLUMNS {
         return None;
     }
@@ -40,6 +40,23 @@ fn with_column(table: &Table, n: usize, from: usize) -> Table {
     })
 }
 
+/// Column `n` of bias and scales as `from` has it.
+fn merge_column(weight: &mut Weight<'_>, from: &Weight<'_>, n: usize) {
+    let merged = |to: &Table, from: &Table| {
+        let mut i = 0;
+        to.map(to.ty(), |bits| {
+            let (row, col) = (i / to.cols(), i % to.cols());
+            i += 1;
+            if col == n { from.bits(row, n) } else { bits }
+        })
+    };
+    weight.scales = merged(&weight.scales, &from.scales);
+    weight.bias = match (&weight.bias, &from.bias) {
+        (Some(to), Some(from)) => Some(merged(to, from)),
+        _ => None,
+    };
+}
+
 fn of(
     scene: &Scene<'_>,
     id: &str,
@@ -47,10 +64,11 @@ fn of(
     nearest: fn(&Terms<'_>) -> Vec<usize>,
     change: fn(&mut Weight<'_>, usize, usize) -> Option<()>,
 ) -> Option<Finding> {
-    let mut used = Vec::new();
+    let (mut used, mut predicted) = (Vec::new(), Vec::new());
     for bad in &scene.bad {
         let rows = &scene.stage.parts[bad.part].rows;
-        for &n in &bad.cols {
+        let mut all = scene.stage.parts[bad.part].weight.clone();
+        for &n in &bad.main_cols {
             let terms = Terms::new(scene, bad.part, n)?;
             let sample = Sample { part: bad.part, rows: spread(rows), cols: vec![n] };
             let from = nearest(&terms).into_iter().find(|&from| {
@@ -62,7 +80,21 @@ fn of(
             })?;
             used.push((n, from));
         }
+        let original = all.clone();
+        for &(n, from) in &used[used.len() - bad.main_cols.len()..] {
+            // Each from the columns as they were.
+            let mut one = original.clone();
+            change(&mut one, n, from)?;
+            merge_column(&mut all, &one, n);
+        }
+        let setup = Setup { weight: Cow::Owned(all), ..scene.right(bad.part) };
+        let bounded = scene.bounds(&setup, rows, &bad.main_cols, None)?;
+        let cols = &bad.main_cols;
+        let places = rows.iter().flat_map(|r| cols.iter().map(move |n| r * scene.size_n + n));
+        predicted.extend(places.zip(bounded));
     }
+    let cost = 1.0 + used.len() as f64 * (scene.size_n as f64).log2();
+    let outcome = scene.weigh(predicted, cost)?;
     let text = match used[..] {
         [(a, from_a), (b, from_b)] if (from_a, from_b) == (b, a) => {
             format!("the {what} of columns {a} and {b} are swapped")
@@ -73,7 +105,7 @@ fn of(
             format!("columns have the {what} of another: {}", named.join(", "))
         }
     };
-    Some(Finding::new(id, text))
+    Some(Finding::new(outcome.named(id, &text)))
 }
 
 /// The columns other than n for which `distance` is least.

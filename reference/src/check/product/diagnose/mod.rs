@@ -2,30 +2,40 @@
 //!
 //! Suspects are tried one after the other, from the most particular to the most general: each says
 //! what the elements would be if one known thing had gone wrong, and the bounds of the declared
-//! class decide whether the found elements may be those. A suspect is named only when every element
-//! of a sample falls into its bounds, right ones beside the wrong ones included; then the wrong
-//! elements that it leaves unexplained are counted.
+//! class decide whether the found elements may be those. A sample of wrong and right elements sorts
+//! most of them out. Those that are left are compared with every element of the output; see
+//! [`Comparison`](crate::check::mistake::Comparison) for when a suspect is the cause.
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
 //! * [`suspects`]: the whole matrix, bias, scale or router weight read in another way;
-//!   [`order`]: act-order.
+//!   [`order`]: act-order; [`groups`], [`shards`]: group sizes, ranks, gate and up;
+//!   [`overflow`]: integer sums.
 //! * [`moved`]: columns and rows that stand in each other's place, rows of another expert.
 //! * [`residual`]: found minus exact as the contribution of a group or a range of k;
-//!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales.
+//!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
+//!   [`stale`]: of a tile of k that was read before it was written.
 
 mod columns;
+mod groups;
+mod hints;
 mod moved;
 mod numbers;
 mod order;
+mod overflow;
 mod place;
 mod residual;
 mod scene;
+mod shards;
+mod stale;
 mod suspects;
 mod terms;
 mod weights;
 
-use crate::check::Diagnosis;
+use crate::check::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::check::picture::Cause;
+use crate::check::{Diagnosis, Strength};
+use crate::gemm::Convention;
+pub(in crate::check) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
 
@@ -37,80 +47,123 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    fn new(id: &str, text: impl Into<String>) -> Self {
-        let diagnosis = Diagnosis { id: id.to_owned(), text: text.into(), unexplained: 0 };
+    fn new(diagnosis: Diagnosis) -> Self {
         Self { diagnosis, cause: None }
     }
-}
 
-/// One thing that may have gone wrong everywhere.
-struct Suspect<'s> {
-    id: &'static str,
-    /// What happened, in a sentence without its end.
-    text: String,
-    /// How a part is computed then; none where it makes no difference.
-    make: Box<dyn Fn(usize) -> Option<Setup<'s>> + 's>,
-}
-
-impl<'s> Suspect<'s> {
-    fn new(
-        id: &'static str,
-        text: impl Into<String>,
-        make: impl Fn(usize) -> Option<Setup<'s>> + 's,
-    ) -> Self {
-        Self { id, text: text.into(), make: Box::new(make) }
+    /// Whether this one is surer than the other, or leaves less.
+    fn says_more(&self, other: &Self) -> bool {
+        let rank = |f: &Self| {
+            let near = f.diagnosis.text.contains(NEARLY);
+            (f.diagnosis.strength as u8, near, f.diagnosis.unexplained)
+        };
+        rank(self) < rank(other)
     }
 
-    /// Whether it explains every sample of one of the lists.
-    fn fits(&self, scene: &Scene<'s>, samples: &[Vec<scene::Sample>; 2]) -> bool {
-        samples.iter().any(|list| {
-            !list.is_empty()
-                && list
-                    .iter()
-                    .all(|s| (self.make)(s.part).is_some_and(|setup| scene.holds(s, &setup, None)))
-        })
+    /// A fact about all wrong elements.
+    fn plain(id: &str, text: impl Into<String>) -> Self {
+        Self::new(Diagnosis::explains(id, text))
     }
 }
 
-/// The first suspect that explains the wrong elements, else where they lie.
+/// One thing that may have gone wrong everywhere: how a part is computed then, none where it makes
+/// no difference.
+type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
+
+/// What explains the wrong elements under any known convention: a kernel may follow another one than the
+/// report does, and have a bug. Without a cause, where the wrong elements lie.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let place = place::of(scene);
-    let finding = numbers::plain(scene)
-        .or_else(|| whole(scene))
-        .or_else(|| numbers::special(scene))
-        .or_else(|| moved::columns(scene))
-        .or_else(|| moved::rows(scene))
-        .or_else(|| residual::explain(scene))
-        .or_else(|| columns::parameters(scene))
-        .or_else(|| numbers::factor(scene));
-    match finding {
+    let mut best = search(scene);
+    let is_final = |best: &Option<Finding>| {
+        best.as_ref().is_some_and(|f| f.diagnosis.strength == Strength::Explains)
+    };
+    for &(name, convention) in Convention::NAMED {
+        if is_final(&best) {
+            break;
+        }
+        let same = convention == scene.convention
+            || convention.dequantizes() != scene.convention.dequantizes();
+        if same {
+            continue;
+        }
+        let Some(bounded) = scene.bounded_as(convention) else { continue };
+        let wrong: Vec<usize> =
+            (0..bounded.len()).filter(|&i| bounded[i].ratio(scene.found[i]) > 1.0).collect();
+        if wrong.is_empty() {
+            let text = format!("every element is right under the convention `{name}`");
+            best = Some(Finding::plain("other-convention", text));
+            break;
+        }
+        let other = scene.under(convention, &bounded, &wrong);
+        if let Some(mut found) = search(&other)
+            && best.as_ref().is_none_or(|b| found.says_more(b))
+        {
+            found.diagnosis.text += &format!(" (of a kernel of the convention `{name}`)");
+            best = Some(found);
+        }
+    }
+    match best {
         Some(mut finding) => {
             if let Some(place) = place {
                 finding.diagnosis.text += &format!("; {place}");
             }
             Some(finding)
         }
-        None => place.map(|place| {
-            let mut finding = Finding::new("confined", place);
-            finding.diagnosis.unexplained = scene.wrong.len();
-            finding
-        }),
+        None => {
+            let text = place.unwrap_or_else(|| {
+                let (wrong, all) = (scene.wrong.len(), scene.found.len());
+                format!("{wrong} of {all} elements are wrong, all over the output")
+            });
+            Some(Finding::new(Diagnosis::place("confined", text, scene.wrong.len())))
+        }
     }
 }
 
-fn whole(scene: &Scene<'_>) -> Option<Finding> {
-    let samples = scene.samples();
-    let suspects = order::suspects(scene).into_iter().chain(suspects::suspects(scene));
-    for suspect in suspects {
-        if !suspect.fits(scene, &samples) {
-            continue;
+/// The first suspect that explains the wrong elements, else the one that leaves fewest.
+fn search(scene: &Scene<'_>) -> Option<Finding> {
+    let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
+        numbers::plain,
+        overflow::explain,
+        whole,
+        numbers::special,
+        moved::columns,
+        moved::rows,
+        residual::explain,
+        columns::parameters,
+        stale::explain,
+        numbers::factor,
+    ];
+    let mut best: Option<Finding> = None;
+    for find in finders {
+        let Some(finding) = find(scene) else { continue };
+        let explains = finding.diagnosis.strength == Strength::Explains;
+        if best.as_ref().is_none_or(|b| finding.says_more(b)) {
+            best = Some(finding);
         }
-        let mut finding = Finding::new(suspect.id, suspect.text.clone());
-        match scene.unexplained(&suspect.make, None) {
-            Some(left) => finding.diagnosis.unexplained = left,
-            None => finding.diagnosis.text += " (seen on a sample)",
+        if explains {
+            break;
         }
-        return Some(finding);
     }
-    None
+    best
+}
+
+fn whole(scene: &Scene<'_>) -> Option<Finding> {
+    let mut suspects = order::suspects(scene);
+    suspects.extend(suspects::suspects(scene));
+    suspects.extend(groups::suspects(scene));
+    suspects.extend(shards::suspects(scene));
+    suspects.extend(groups::padded_bytes(scene));
+    let cost = (suspects.len().max(1) as f64).log2();
+    let mut best: Option<(Outcome, &Suspect<'_>)> = None;
+    for suspect in &suspects {
+        let Some(outcome) = scene.weigh_setups(&suspect.make, None, cost) else { continue };
+        if outcome.beats(best.map(|b| b.0)) {
+            best = Some((outcome, suspect));
+        }
+        if outcome.is_final() {
+            break;
+        }
+    }
+    best.map(|(outcome, suspect)| Finding::new(outcome.named(suspect.id, &suspect.text)))
 }

@@ -7,7 +7,9 @@ use crate::layout::marlin::ScalePermutation;
 
 /// Columns or rows that are looked at one by one.
 const LOOKED_AT: usize = 64;
-/// Wrong rows that are computed in another way, and columns of each.
+/// Wrong rows that are computed in another way, at most.
+const MAX_ROWS: usize = 256;
+/// Columns of each that are looked at first.
 const COMPUTED: usize = 12;
 
 /// `3 and 9 are swapped`, or the first few pairs of place and what it holds.
@@ -26,7 +28,8 @@ fn pairs(moved: &[(usize, usize)]) -> String {
 /// Columns n that hold what belongs to column n'.
 pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
     let size_n = scene.size_n;
-    let mut wrong: Vec<usize> = scene.bad.iter().flat_map(|b| b.cols.iter().copied()).collect();
+    let mut wrong: Vec<usize> =
+        scene.bad.iter().flat_map(|b| b.main_cols.iter().copied()).collect();
     wrong.sort_unstable();
     wrong.dedup();
     if wrong.len() < 2 {
@@ -38,9 +41,13 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
         .flat_map(|b| scene.stage.parts[b.part].rows.iter().copied())
         .take(4 * LOOKED_AT)
         .collect();
+    // Single elements may be wrong for another reason.
+    let outliers = if rows.len() < 8 { 0 } else { rows.len() / 16 + 1 };
     let holds = |n: usize, from: usize| {
-        rows.iter()
-            .all(|row| explains(&scene.bounded[row * size_n + from], scene.found[row * size_n + n]))
+        let other = |row: &&usize| {
+            !explains(&scene.bounded[**row * size_n + from], scene.found[**row * size_n + n])
+        };
+        rows.iter().filter(other).take(outliers + 1).count() <= outliers
     };
     // Few rows let a column pass for many others by chance: then only wrong columns come into
     // question, each once.
@@ -55,25 +62,77 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
         })?;
         moved.push((n, from));
     }
-    let half = size_n / 2;
-    let is = |map: &dyn Fn(usize) -> usize| moved.iter().all(|&(n, from)| from == map(n));
-    let gate_up = scene.stage.name == "gate_up";
-    let (id, text) = if gate_up && is(&|n| (n + half) % size_n) {
-        ("gate-up-swapped", "the gate and up halves are exchanged".to_owned())
-    } else if gate_up && is(&|n| n ^ 1) {
-        ("gate-up-swapped", "gate and up, interleaved, are exchanged".to_owned())
-    } else if gate_up && is(&|n| n % 2 * half + n / 2) {
-        ("gate-up-interleaved", "gate and up are interleaved instead of in halves".to_owned())
-    } else if gate_up && is(&|n| n % half * 2 + n / half) {
-        ("gate-up-in-halves", "gate and up are in halves instead of interleaved".to_owned())
-    } else if let Some(how) = known_order(&moved) {
-        ("columns-moved", format!("the columns (n) are in the order of {how}"))
-    } else {
-        let count = wrong.len();
-        let all = if count > 2 { format!(" ({count} in all)") } else { String::new() };
-        ("columns-moved", format!("columns (n) are in another order: {}{all}", pairs(&moved)))
+    let (id, text, map) = name_columns(scene, &moved, wrong.len());
+    let all: Vec<(usize, usize)> = match &map {
+        // An order by name says where every column comes from.
+        Some(map) => (0..size_n).map(|n| (n, map(n))).collect(),
+        None if wrong.len() <= LOOKED_AT => moved.clone(),
+        None => {
+            let find = |&n: &usize| {
+                let from = (0..size_n).find(|&from| from != n && holds(n, from))?;
+                Some((n, from))
+            };
+            wrong.iter().map(find).collect::<Option<_>>()?
+        }
     };
-    Some(Finding::new(id, text))
+    let bad: Vec<usize> = scene
+        .bad
+        .iter()
+        .flat_map(|b| scene.stage.parts[b.part].rows.iter().copied())
+        .collect();
+    let predicted = bad.iter().flat_map(|row| {
+        all.iter().map(move |(n, from)| (row * size_n + n, scene.bounded[row * size_n + from]))
+    });
+    let cost = if map.is_some() { 4.0 } else { all.len() as f64 * (size_n as f64).log2() };
+    let outcome = scene.weigh(predicted, cost)?;
+    Some(Finding::new(outcome.named(id, &text)))
+}
+
+/// Where a column of an order by name comes from.
+type ColumnMap = Box<dyn Fn(usize) -> usize>;
+
+/// What an order of columns is called.
+fn name_columns(
+    scene: &Scene<'_>,
+    moved: &[(usize, usize)],
+    count: usize,
+) -> (&'static str, String, Option<ColumnMap>) {
+    let half = scene.size_n / 2;
+    if scene.stage.name == "gate_up" && scene.size_n.is_multiple_of(2) {
+        let named: [(&str, &str, ColumnMap); 4] = [
+            (
+                "gate-up-swapped",
+                "the gate and up halves are exchanged",
+                Box::new(move |n| (n + half) % (2 * half)),
+            ),
+            (
+                "gate-up-swapped",
+                "gate and up, interleaved, are exchanged",
+                Box::new(|n| n ^ 1),
+            ),
+            (
+                "gate-up-interleaved",
+                "gate and up are interleaved instead of in halves",
+                Box::new(move |n| n % 2 * half + n / 2),
+            ),
+            (
+                "gate-up-in-halves",
+                "gate and up are in halves instead of interleaved",
+                Box::new(move |n| n % half * 2 + n / half),
+            ),
+        ];
+        for (id, text, map) in named {
+            if moved.iter().all(|&(n, from)| from == map(n)) {
+                return (id, text.to_owned(), Some(map));
+            }
+        }
+    }
+    if let Some(how) = known_order(moved) {
+        return ("columns-moved", format!("the columns (n) are in the order of {how}"), None);
+    }
+    let all = if count > 2 { format!(" ({count} in all)") } else { String::new() };
+    let text = format!("columns (n) are in another order: {}{all}", pairs(moved));
+    ("columns-moved", text, None)
 }
 
 /// Whether the columns were moved by one of Marlin's permutations.
@@ -94,25 +153,42 @@ fn known_order(moved: &[(usize, usize)]) -> Option<&'static str> {
 /// Rows that hold what belongs to another row, or were computed with something that does.
 pub(super) fn rows(scene: &Scene<'_>) -> Option<Finding> {
     let wrong: Vec<(usize, usize)> =
-        scene.bad.iter().flat_map(|b| b.rows.iter().map(|&row| (b.part, row))).collect();
-    let sample = spread_to(&(0..wrong.len()).collect::<Vec<_>>(), COMPUTED);
-    let sample: Vec<Row> = sample
+        scene.bad.iter().flat_map(|b| b.main_rows.iter().map(|&row| (b.part, row))).collect();
+    if wrong.is_empty() || wrong.len() > MAX_ROWS {
+        return None;
+    }
+    let rows: Vec<Row> = wrong
         .into_iter()
-        .map(|i| {
-            let (part, row) = wrong[i];
+        .map(|(part, row)| {
             let cols: Vec<usize> = (0..scene.size_n).filter(|&n| scene.is_wrong(row, n)).collect();
             let mut cols = spread_to(&cols, COMPUTED);
             cols.extend(spread_to(&(0..scene.size_n).collect::<Vec<_>>(), COMPUTED));
             Row { part, row, cols }
         })
         .collect();
-    if sample.is_empty() {
-        return None;
+    moved_rows(scene, &rows)
+        .or_else(|| experts(scene, &rows))
+        .or_else(|| tokens(scene, &rows))
+        .or_else(|| slots(scene, &rows))
+}
+
+/// The finding that rows were computed by these setups, where all of their elements say so.
+fn confirmed<'s>(
+    scene: &Scene<'s>,
+    id: &str,
+    text: &str,
+    choices: usize,
+    rows: impl Iterator<Item = (usize, Setup<'s>)>,
+) -> Option<Finding> {
+    let cols: Vec<usize> = (0..scene.size_n).collect();
+    let (mut predicted, mut cost) = (Vec::new(), 2.0);
+    for (row, setup) in rows {
+        let bounded = scene.bounds(&setup, &[row], &cols, None)?;
+        predicted.extend(cols.iter().map(|n| row * scene.size_n + n).zip(bounded));
+        cost += (choices.max(1) as f64).log2();
     }
-    moved_rows(scene, &sample)
-        .or_else(|| experts(scene, &sample))
-        .or_else(|| tokens(scene, &sample))
-        .or_else(|| slots(scene, &sample))
+    let outcome = scene.weigh(predicted, cost)?;
+    Some(Finding::new(outcome.named(id, text)))
 }
 
 /// A wrong row, and some of its columns.
@@ -129,9 +205,11 @@ impl Row {
             .is_some_and(|b| self.explained(scene, &b))
     }
 
+    /// All of the columns but two, which may be wrong for another reason.
     fn explained(&self, scene: &Scene<'_>, bounded: &[Bounded]) -> bool {
         let found = self.cols.iter().map(|n| scene.found[self.row * scene.size_n + n]);
-        bounded.iter().zip(found).all(|(b, x)| explains(b, x))
+        let outliers = if self.cols.len() < COMPUTED { 0 } else { 2 };
+        bounded.iter().zip(found).filter(|(b, x)| !explains(b, *x)).count() <= outliers
     }
 }
 
@@ -159,7 +237,12 @@ fn moved_rows(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
             format!("rows are in another order: {}", named.join(", "))
         }
     };
-    Some(Finding::new("rows-moved", text))
+    let predicted = moved.iter().flat_map(|&(at, from)| {
+        (0..size_n).map(move |n| (at * size_n + n, scene.bounded[from * size_n + n]))
+    });
+    let cost = 2.0 + moved.len() as f64 * (scene.home.len() as f64).log2();
+    let outcome = scene.weigh(predicted, cost)?;
+    Some(Finding::new(outcome.named("rows-moved", &text)))
 }
 
 fn experts(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
@@ -179,7 +262,8 @@ fn experts(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
         })
         .collect();
     let text = format!("rows were multiplied with another expert's matrix: {}", named.join(", "));
-    Some(Finding::new("wrong-expert", text))
+    let setups = used.iter().map(|&(row, p)| (row.row, scene.right(p)));
+    confirmed(scene, "wrong-expert", &text, parts.len(), setups)
 }
 
 fn tokens(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
@@ -204,7 +288,11 @@ fn tokens(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
         .map(|&(at, from)| format!("{} with those of {}", scene.row_name(at), name(from)))
         .collect();
     let text = format!("rows were computed with other activations: {}", named.join(", "));
-    Some(Finding::new("wrong-token", text))
+    let setups = used.iter().map(|&(row, from)| {
+        let part = scene.home[row].unwrap_or(0);
+        (row, Setup { sources: Some(vec![from]), ..scene.right(part) })
+    });
+    confirmed(scene, "wrong-token", &text, scene.home.len(), setups)
 }
 
 fn slots(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
@@ -239,5 +327,11 @@ fn slots(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
         })
         .collect();
     let text = format!("the router weight is another slot's: {}", named.join(", "));
-    Some(Finding::new("router-weight-of-another-slot", text))
+    let setups = used.iter().map(|&(row, from)| {
+        let mut other = weights.to_vec();
+        other[row] = weights[from];
+        let part = scene.home[row].unwrap_or(0);
+        (row, Setup { routers: Routers::These(other), ..scene.right(part) })
+    });
+    confirmed(scene, "router-weight-of-another-slot", &text, scene.home.len(), setups)
 }

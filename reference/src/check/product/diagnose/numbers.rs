@@ -2,27 +2,80 @@
 
 use super::Finding;
 use super::scene::Scene;
-use crate::gemm::Bounded;
+use crate::check::numbers::number;
+use crate::check::plain::{self as plain_names, floats};
+use crate::check::{Diagnosis, Strength};
+use crate::gemm::{Bounded, Convention};
 
-/// Zeros in the place of numbers, and numbers in the place of zeros.
+/// Zeros, NaN, infinities or one number in the place of numbers, and numbers in the place of zeros.
 pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
-    if !scene.found.is_empty() && scene.found.iter().all(|x| *x == 0.0) {
-        return Some(Finding::new("all-zeros", "every element of the output is zero"));
+    if let Some(finding) = constant_rows(scene) {
+        return Some(finding);
     }
-    if scene.wrong.iter().all(|&i| scene.home[i / scene.size_n].is_none()) {
-        return Some(Finding::new(
-            "absent-expert-not-zero",
-            "rows of experts that are not on this rank are not zero",
-        ));
+    let count = scene.wrong.iter().filter(|&i| scene.home[i / scene.size_n].is_none()).count();
+    if count * 10 >= scene.wrong.len() * 9
+        && let Some(finding) = absent(scene, count)
+    {
+        return Some(finding);
     }
-    if scene.wrong.iter().all(|&i| scene.found[i] == 0.0) {
-        let text = "every wrong element is zero: not written, or multiplied by zero";
-        return Some(Finding::new("zeros", text));
+    let pair = |&i: &usize| (scene.found[i], scene.bounded[i].exact);
+    let pairs: Vec<(f64, f64)> = scene.wrong.iter().map(pair).collect();
+    let (id, text) = floats(&pairs, scene.found.iter().all(|x| *x == 0.0))?;
+    // Of infinities alone a suspect may say which elements overflow, and why.
+    let infinite = pairs.iter().all(|(x, _)| x.is_infinite());
+    if id == "not-finite"
+        && infinite
+        && let Some(finding) = super::whole(scene).filter(|f| f.diagnosis.unexplained == 0 && f.diagnosis.strength != Strength::Place)
+    {
+        return Some(finding);
     }
-    None
+    Some(Finding::plain(id, text))
 }
 
-/// Infinities and NaN.
+/// Rows of experts of other ranks, with `count` wrong elements: the product of an expert of this rank,
+/// or anything else.
+fn absent(scene: &Scene<'_>, count: usize) -> Option<Finding> {
+    let mut rows: Vec<usize> = scene.wrong.iter().map(|i| i / scene.size_n).collect();
+    rows.retain(|&row| scene.home[row].is_none());
+    rows.dedup();
+    let cols: Vec<usize> = (0..scene.size_n).collect();
+    let parts = scene.stage.parts;
+    for (p, part) in parts.iter().enumerate() {
+        let cost = (parts.len() as f64).log2() + 2.0;
+        let outcome = Convention::NAMED.iter().find_map(|&(_, convention)| {
+            let other = scene.under(convention, scene.bounded, scene.wrong);
+            let bounded = other.bounds(&other.right(p), &rows, &cols, None)?;
+            let places =
+                rows.iter().flat_map(|row| cols.iter().map(move |n| row * scene.size_n + n));
+            other.weigh(places.zip(bounded), cost)
+        });
+        if let Some(outcome) = outcome {
+            let text = format!(
+                "rows of experts that are not on this rank hold the product with expert {}: their \
+                 id, -1, was used as an index",
+                part.global
+            );
+            return Some(Finding::new(outcome.named("absent-expert-indexed", &text)));
+        }
+    }
+    let text = "rows of experts that are not on this rank are not zero";
+    (count == scene.wrong.len()).then(|| Finding::plain("absent-expert-not-zero", text))
+}
+
+/// NaN in rows of constant activations.
+fn constant_rows(scene: &Scene<'_>) -> Option<Finding> {
+    let rows = &scene.stage.rows;
+    let constant = |row: usize| {
+        let values = rows.row(row);
+        values.iter().all(|x| *x == values[0])
+    };
+    let constant: Vec<bool> =
+        (0..scene.home.len().min(rows.rows())).map(constant).collect();
+    let is_nan = |i: usize| scene.found[i].is_nan();
+    plain_names::constant_rows(&constant, scene.size_n, scene.wrong, is_nan).map(Finding::new)
+}
+
+/// Infinities and NaN among other wrong numbers.
 pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
     let special = scene.wrong.iter().filter(|&&i| !scene.found[i].is_finite()).count();
     if special == 0 {
@@ -33,39 +86,46 @@ pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
     let text = format!(
         "{special} elements are no numbers where one belongs ({nan} NaN, {infinite} infinite)"
     );
-    let mut finding = Finding::new("not-finite", text);
-    finding.diagnosis.unexplained = scene.wrong.len() - special;
-    Some(finding)
+    let diagnosis = Diagnosis {
+        id: "not-finite".to_owned(),
+        text,
+        unexplained: scene.wrong.len() - special,
+        strength: Strength::Place,
+    };
+    Some(Finding::new(diagnosis))
 }
 
 /// One factor for all wrong elements of a part.
 pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
-    if scene.stage.parts.iter().any(|p| p.weight.bias.is_some()) || scene.wrong.len() < 4 {
+    if scene.wrong.len() < 4 {
         return None;
     }
     let mut factors = Vec::new();
     for bad in &scene.bad {
-        let (mut lo, mut hi) = (f64::NEG_INFINITY, f64::INFINITY);
-        for &i in scene.wrong {
-            if scene.home[i / scene.size_n] == Some(bad.part) {
-                let (a, b) = ratios(&scene.bounded[i], scene.found[i])?;
-                (lo, hi) = (lo.max(a), hi.min(b));
-            }
-        }
-        if lo > hi || (lo..=hi).contains(&1.0) {
-            return None;
-        }
-        factors.push((bad.part, (lo + hi) / 2.0));
+        factors.push((bad.part, of_part(scene, bad.part)?));
     }
     let &(_, first) = factors.first()?;
+    let scaled = |i: usize| {
+        let part = scene.home[i / scene.size_n];
+        let &(_, f) = factors.iter().find(|(p, _)| Some(*p) == part)?;
+        let b = &scene.bounded[i];
+        // The errors grow with the number; an ulp at most doubles them.
+        let radius = b.below.max(b.above) * f.abs().max(1.0) * 2.0;
+        let exact = b.exact * f;
+        let (lo, hi) = (exact - radius, exact + radius);
+        Some((i, Bounded { exact, lo, hi, below: radius, above: radius, ..*b }))
+    };
+    // The factor itself is fitted to one element of each part.
+    let cost = 12.0 * factors.len() as f64;
+    let outcome = scene.weigh(scene.wrong.iter().filter_map(|&i| scaled(i)), cost)?;
     let named: Vec<String> = factors
         .iter()
         .take(4)
         .map(|&(part, f)| {
             if scene.stage.parts.len() > 1 {
-                format!("{f:.6} (expert {})", scene.stage.parts[part].global)
+                format!("{} (expert {})", number(f), scene.stage.parts[part].global)
             } else {
-                format!("{f:.6}")
+                number(f)
             }
         })
         .collect();
@@ -82,9 +142,34 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
     let global = scene.stage.parts.iter().any(|p| p.weight.global_scale.is_some());
     if scene.stage.name == "gate_up" && one_half && global {
         text += ": gate and up have a global scale each, and one of them was applied to both";
-        return Some(Finding::new("gate-scale-on-up", text));
+        return Some(Finding::new(outcome.named("gate-scale-on-up", &text)));
     }
-    Some(Finding::new("constant-factor", text))
+    Some(Finding::new(outcome.named("constant-factor", &text)))
+}
+
+/// The factor that most of a part's wrong elements allow; none where that is 1, or where it makes
+/// zeros of numbers.
+fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
+    let of = |&i: &usize| ratios(&scene.bounded[i], scene.found[i]);
+    let mut all: Vec<(f64, f64)> = scene
+        .wrong
+        .iter()
+        .filter(|&&i| scene.home[i / scene.size_n] == Some(part))
+        .filter_map(of)
+        .collect();
+    // Narrow ranges say most; the median of them is one of those that agree.
+    all.sort_by(|a, b| (a.1 - a.0).total_cmp(&(b.1 - b.0)));
+    all.truncate(all.len().div_ceil(2));
+    let mut middles: Vec<f64> = all.iter().map(|(a, b)| (a + b) / 2.0).collect();
+    middles.sort_by(f64::total_cmp);
+    let median = *middles.get(middles.len() / 2)?;
+    let (mut lo, mut hi) = (f64::NEG_INFINITY, f64::INFINITY);
+    for (a, b) in all.into_iter().filter(|(a, b)| (*a..=*b).contains(&median)) {
+        (lo, hi) = (lo.max(a), hi.min(b));
+    }
+    let factor = (lo + hi) / 2.0;
+    let known = factor.is_finite() && factor != 0.0 && !(lo..=hi).contains(&1.0);
+    (known && !(lo..=hi).contains(&0.0)).then_some(factor)
 }
 
 /// The factors by which the exact number may have been multiplied before its roundings.

@@ -20,7 +20,7 @@ enum Walk {
 }
 
 /// Suspects: id, what happened, and how weights, activations and groups are walked.
-const WALKS: [(&str, &str, Walk, Walk, Walk); 7] = [
+const WALKS: [(&str, &str, Walk, Walk, Walk); 9] = [
     (
         "act-order-activations-not-permuted",
         "the act-order permutation was applied to the weights but not to the activations",
@@ -34,6 +34,20 @@ const WALKS: [(&str, &str, Walk, Walk, Walk); 7] = [
         Walk::Stored,
         Walk::Sorted,
         Walk::Sorted,
+    ),
+    (
+        "act-order-weights-not-permuted",
+        "the act-order permutation was applied to the activations but not to weights and their scales",
+        Walk::Stored,
+        Walk::Sorted,
+        Walk::Stored,
+    ),
+    (
+        "act-order-weights-inverted",
+        "the inverse of the act-order permutation was applied to the weights and their scales",
+        Walk::Inverse,
+        Walk::Sorted,
+        Walk::Inverse,
     ),
     (
         "act-order-activations-inverted",
@@ -100,9 +114,19 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             differs.then(|| Setup { groups: Some(groups), ..scene.right(part) })
         },
     )];
+    let rank = scene.stage.hints.tensor_parallel.map_or(0, |tp| tp.rank);
+    let (id, text) = match rank {
+        0 => ("act-order-ignored", "g_idx was ignored: row k got the scale of group k / group_size"),
+        // The first groups of the whole table belong to rank 0.
+        _ => (
+            "scales-not-sharded",
+            "row k of this rank got the scale of group k / group_size of the whole matrix: neither was \
+             g_idx followed, nor did the rank begin at its own first group",
+        ),
+    };
     all.push(Suspect::new(
-        "act-order-ignored",
-        "g_idx was ignored: row k got the scale of group k / group_size",
+        id,
+        text,
         move |part| {
             let (g_idx, _) = g_idx(part)?;
             let weight = scene.stage.parts[part].weight;

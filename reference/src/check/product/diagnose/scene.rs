@@ -2,23 +2,26 @@
 //! that computes what the elements would be under a suspect.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use super::super::stage::{Part, Stage};
 use crate::act_order;
+pub(super) use crate::check::mistake::holds as explains;
+use crate::check::mistake::{Comparison, Outcome, near};
 use crate::gemm::columns::TILE;
-use crate::gemm::{Bounded, Columns, Extras, Judge, Recipe, Rows, WeightColumns};
+use crate::gemm::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows, WeightColumns};
 use crate::weight::{Groups, Weight};
 
 /// Wrong rows and columns that a suspect is tried on, and as many of the others.
 const SAMPLE: usize = 8;
 /// Parts (experts) that a suspect is tried on.
 const PARTS: usize = 4;
-/// Products that may be computed to count what a named suspect explains.
-const MAX_COUNTED: usize = 1 << 28;
 
 /// A failed product.
 pub(in crate::check::product) struct Scene<'s> {
     pub(super) stage: &'s Stage<'s>,
+    /// How the kernel is taken to compute.
+    pub(super) convention: Convention,
     /// What each element should be.
     pub(in crate::check::product) bounded: &'s [Bounded],
     pub(in crate::check::product) found: &'s [f64],
@@ -33,11 +36,19 @@ pub(in crate::check::product) struct Scene<'s> {
     pub(super) orders: Vec<Option<Cow<'s, [u32]>>>,
 }
 
-/// Wrong rows and columns of one part.
+/// Rows and columns of one part that have wrong elements.
 pub(super) struct Bad {
     pub(super) part: usize,
-    pub(super) rows: Vec<usize>,
-    pub(super) cols: Vec<usize>,
+    /// Without those that have far fewer wrong elements than the others: single elements that may
+    /// be wrong for another reason.
+    pub(super) main_rows: Vec<usize>,
+    pub(super) main_cols: Vec<usize>,
+}
+
+/// Those of `of` with a quarter as many wrong elements as the most, at least.
+fn main(of: &BTreeMap<usize, usize>) -> Vec<usize> {
+    let most = of.values().copied().max().unwrap_or(0);
+    of.iter().filter(|(_, count)| **count * 4 >= most).map(|(&at, _)| at).collect()
 }
 
 /// A rectangle of elements of one part.
@@ -68,6 +79,8 @@ pub(super) struct Setup<'s> {
     pub(super) groups: Option<Vec<u32>>,
     /// The activations of these rows instead of the rows' own.
     pub(super) sources: Option<Vec<usize>>,
+    /// Other activations altogether.
+    pub(super) rows: Option<Rows>,
 }
 
 /// A change of single weights: k of the product, n, weight.
@@ -121,35 +134,69 @@ impl<'s> Scene<'s> {
         found: &'s [f64],
         wrong: &'s [usize],
     ) -> Self {
+        Self::of(stage, stage.convention(), bounded, found, wrong)
+    }
+
+    /// The same output under another convention.
+    pub(super) fn under<'o>(
+        &'o self,
+        convention: Convention,
+        bounded: &'o [Bounded],
+        wrong: &'o [usize],
+    ) -> Scene<'o> {
+        Scene::of(self.stage, convention, bounded, self.found, wrong)
+    }
+
+    /// What each element should be under another convention; none where the product has no such.
+    pub(super) fn bounded_as(&self, convention: Convention) -> Option<Vec<Bounded>> {
+        let other = Scene::of(self.stage, convention, self.bounded, self.found, &[]);
+        let cols: Vec<usize> = (0..self.size_n).collect();
+        let mut all = vec![Bounded::ZERO; self.found.len()];
+        for (p, part) in self.stage.parts.iter().enumerate() {
+            let bounded = other.bounds(&other.right(p), &part.rows, &cols, None)?;
+            for (row, bounded) in part.rows.iter().zip(bounded.chunks_exact(self.size_n)) {
+                all[row * self.size_n..][..self.size_n].copy_from_slice(bounded);
+            }
+        }
+        Some(all)
+    }
+
+    fn of(
+        stage: &'s Stage<'s>,
+        convention: Convention,
+        bounded: &'s [Bounded],
+        found: &'s [f64],
+        wrong: &'s [usize],
+    ) -> Self {
         let size_n = stage.found.shape().last().copied().unwrap_or(1).max(1);
         let mut home = vec![None; found.len() / size_n];
         for (p, part) in stage.parts.iter().enumerate() {
             part.rows.iter().for_each(|&row| home[row] = Some(p));
         }
-        let mut bad: Vec<Bad> = Vec::new();
+        let mut counts: Vec<(usize, [BTreeMap<usize, usize>; 2])> = Vec::new();
         for &i in wrong {
             let (row, n) = (i / size_n, i % size_n);
             let Some(part) = home[row] else { continue };
-            let at = bad.iter().position(|b| b.part == part).unwrap_or_else(|| {
-                bad.push(Bad { part, rows: Vec::new(), cols: Vec::new() });
-                bad.len() - 1
+            let at = counts.iter().position(|c| c.0 == part).unwrap_or_else(|| {
+                counts.push((part, Default::default()));
+                counts.len() - 1
             });
-            if bad[at].rows.last() != Some(&row) {
-                bad[at].rows.push(row);
-            }
-            bad[at].cols.push(n);
+            *counts[at].1[0].entry(row).or_default() += 1;
+            *counts[at].1[1].entry(n).or_default() += 1;
         }
-        for bad in &mut bad {
-            bad.cols.sort_unstable();
-            bad.cols.dedup();
-        }
+        let bad = |(part, [rows, cols]): (usize, [BTreeMap<usize, usize>; 2])| Bad {
+            part,
+            main_rows: main(&rows),
+            main_cols: main(&cols),
+        };
+        let bad = counts.into_iter().map(bad).collect();
         let order = |(p, part): (usize, &'s Part<'s>)| match (&part.weight.groups, stage.orders) {
             (Groups::Uniform(_), _) => None,
             (_, Some(orders)) => orders.get(p).map(|o| Cow::Borrowed(o.as_slice())),
             (Groups::Indexed { g_idx, .. }, None) => Some(act_order::sort(g_idx).perm.into()),
         };
         let orders = stage.parts.iter().enumerate().map(order).collect();
-        Self { stage, bounded, found, wrong, size_n, home, bad, orders }
+        Self { stage, convention, bounded, found, wrong, size_n, home, bad, orders }
     }
 
     /// `row 5 (token 2, slot 1, expert 3)`, or `row 5` outside a layer.
@@ -177,6 +224,7 @@ impl<'s> Scene<'s> {
             order,
             groups: None,
             sources: None,
+            rows: None,
         }
     }
 
@@ -204,7 +252,7 @@ impl<'s> Scene<'s> {
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
         let mut recipe =
-            Recipe::new(stage.convention(), weight, stage.dtype, extras).ok()?;
+            Recipe::new(self.convention, weight, stage.dtype, extras).ok()?;
         if let Some(change) = setup.recipe {
             change(&mut recipe);
         }
@@ -217,7 +265,7 @@ impl<'s> Scene<'s> {
                 None => Some(own),
             }
         };
-        let activations = read(&stage.rows)?;
+        let activations = read(setup.rows.as_ref().unwrap_or(&stage.rows))?;
         let radius = match &stage.radius {
             Some(radius) => Some(read(radius)?),
             None => None,
@@ -239,14 +287,14 @@ impl<'s> Scene<'s> {
         let of = |more_rows: bool| {
             let sample = |bad: &Bad| {
                 let part = &self.stage.parts[bad.part];
-                let (mut rows, mut cols) = (spread(&bad.rows), Vec::new());
+                let (mut rows, mut cols) = (spread(&bad.main_rows), Vec::new());
                 // Columns that these rows have wrong, lest the sample should miss all of them.
                 for &row in &rows {
                     let wrong: Vec<usize> =
-                        bad.cols.iter().copied().filter(|&n| self.is_wrong(row, n)).collect();
+                        bad.main_cols.iter().copied().filter(|&n| self.is_wrong(row, n)).collect();
                     cols.extend(spread_to(&wrong, SAMPLE.div_ceil(rows.len())));
                 }
-                cols.extend(spread(&bad.cols));
+                cols.extend(spread(&bad.main_cols));
                 if more_rows {
                     rows.extend(spread(&part.rows));
                 } else {
@@ -259,46 +307,128 @@ impl<'s> Scene<'s> {
         [of(false), of(true)]
     }
 
-    /// Whether every element of a sample may come out under `setup`.
+    /// Whether nearly every element of a sample may come out under `setup`. One wrong element in ten
+    /// may have another cause.
     pub(super) fn holds(&self, sample: &Sample, setup: &Setup<'_>, edit: Option<Edit<'_>>) -> bool {
-        let bounded = self.bounds(setup, &sample.rows, &sample.cols, edit);
+        let Some(bounded) = self.bounds(setup, &sample.rows, &sample.cols, edit) else {
+            return false;
+        };
         let places = sample.rows.iter().flat_map(|&r| sample.cols.iter().map(move |&n| (r, n)));
-        bounded.is_some_and(|bounded| {
-            places.zip(&bounded).all(|((r, n), b)| explains(b, self.found[r * self.size_n + n]))
-        })
+        let (mut left, mut wrong) = (0, 0);
+        for ((row, n), b) in places.zip(&bounded) {
+            let is_wrong = self.is_wrong(row, n);
+            wrong += usize::from(is_wrong);
+            let x = self.found[row * self.size_n + n];
+            if !explains(b, x) && !self.is_near(b, x) {
+                if !is_wrong && !b.is_unbounded() {
+                    return false;
+                }
+                left += 1;
+            }
+        }
+        left * 8 <= wrong
     }
 
-    /// How many of the wrong elements `make`'s setups leave unexplained; none where that would be
-    /// too much work.
-    pub(super) fn unexplained(
+    /// Whether a number is within a few units in the last place of a prediction.
+    fn is_near(&self, made: &Bounded, found: f64) -> bool {
+        near(made, found, made.exact.abs(), self.stage.dtype)
+    }
+
+    /// What `make`'s setups and `edit` say of all elements, where they hold for all elements of the
+    /// parts with wrong ones, or of the rows or columns with wrong ones. Samples come first.
+    pub(super) fn weigh_setups(
         &self,
         make: &dyn Fn(usize) -> Option<Setup<'s>>,
         edit: Option<Edit<'_>>,
-    ) -> Option<usize> {
-        let work = |bad: &Bad| {
-            bad.rows.len() * bad.cols.len() * self.stage.parts[bad.part].weight.shape().size_k
+        cost: f64,
+    ) -> Option<Outcome> {
+        let samples = self.samples();
+        let sampled = |list: &Vec<Sample>| {
+            !list.is_empty()
+                && list.iter().all(|s| make(s.part).is_some_and(|m| self.holds(s, &m, edit)))
         };
-        if self.bad.iter().map(work).sum::<usize>() > MAX_COUNTED {
-            return None;
-        }
-        let absent = self.wrong.iter().filter(|&i| self.home[i / self.size_n].is_none()).count();
-        let mut left = absent;
-        for bad in &self.bad {
-            let bounded = make(bad.part).and_then(|s| self.bounds(&s, &bad.rows, &bad.cols, edit));
-            let places = bad.rows.iter().flat_map(|&r| bad.cols.iter().map(move |&n| (r, n)));
-            for (at, (row, n)) in places.enumerate() {
-                let x = self.found[row * self.size_n + n];
-                let explained = bounded.as_ref().is_some_and(|b| explains(&b[at], x));
-                left += usize::from(!explained && self.is_wrong(row, n));
+        let [rows, columns] = [sampled(&samples[0]), sampled(&samples[1])];
+        let tile = rows
+            || columns
+            || self.bad.iter().take(PARTS).all(|bad| {
+                let (rows, cols) = (spread(&bad.main_rows), spread(&bad.main_cols));
+                let sample = Sample { part: bad.part, rows, cols };
+                make(bad.part).is_some_and(|m| self.holds(&sample, &m, edit))
+            });
+        let scopes = [
+            (rows && columns, Scope::Parts),
+            (rows, Scope::Rows),
+            (columns, Scope::Columns),
+            (tile, Scope::Tile),
+        ];
+        let mut best: Option<Outcome> = None;
+        for (_, scope) in scopes.into_iter().filter(|s| s.0) {
+            let predicted = self.predicted(make, edit, scope)?;
+            let mut all = self.compared(predicted);
+            // Rows and columns were chosen for their wrong elements.
+            all.total = if matches!(scope, Scope::Parts) { self.found.len() } else { 0 };
+            let Some(outcome) = all.outcome(cost) else { continue };
+            if outcome.beats(best) {
+                best = Some(outcome);
+            }
+            if outcome.is_final() {
+                break;
             }
         }
-        Some(left)
+        best
+    }
+
+    /// The elements that a suspect changes in a scope, as it would have them.
+    fn predicted(
+        &self,
+        make: &dyn Fn(usize) -> Option<Setup<'s>>,
+        edit: Option<Edit<'_>>,
+        scope: Scope,
+    ) -> Option<Vec<(usize, Bounded)>> {
+        let all: Vec<usize> = (0..self.size_n).collect();
+        let mut predicted = Vec::new();
+        for bad in &self.bad {
+            let part = &self.stage.parts[bad.part];
+            let (rows, cols) = match scope {
+                Scope::Parts => (&part.rows, &all),
+                Scope::Rows => (&bad.main_rows, &all),
+                Scope::Columns => (&part.rows, &bad.main_cols),
+                Scope::Tile => (&bad.main_rows, &bad.main_cols),
+            };
+            let bounded = self.bounds(&make(bad.part)?, rows, cols, edit)?;
+            let places = rows.iter().flat_map(|&r| cols.iter().map(move |&n| r * self.size_n + n));
+            predicted.extend(places.zip(bounded));
+        }
+        Some(predicted)
+    }
+
+    /// What a prediction of some elements says of all of them: those that it lacks are as they should
+    /// be.
+    pub(super) fn weigh(
+        &self,
+        predicted: impl IntoIterator<Item = (usize, Bounded)>,
+        cost: f64,
+    ) -> Option<Outcome> {
+        self.compared(predicted).outcome(cost)
+    }
+
+    fn compared(&self, predicted: impl IntoIterator<Item = (usize, Bounded)>) -> Comparison {
+        let ty = self.stage.dtype;
+        Comparison::of_bounds(self.bounded, predicted, self.found, self.wrong, ty)
     }
 }
 
-/// Whether a kernel of the class that computes what `bounded` describes may give `found`.
-pub(super) fn explains(bounded: &Bounded, found: f64) -> bool {
-    !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
+/// Where a suspect holds.
+#[derive(Clone, Copy)]
+enum Scope {
+    /// All elements of the parts with wrong ones.
+    Parts,
+    /// The rows with wrong elements.
+    Rows,
+    /// The columns with wrong elements.
+    Columns,
+    /// The rectangle of both.
+    Tile,
 }
 
 /// [`SAMPLE`] of `values`, evenly spaced.

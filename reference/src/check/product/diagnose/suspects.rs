@@ -5,8 +5,9 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
-use crate::gemm::Recipe;
+use crate::gemm::{Recipe, Rows};
 use crate::gemm::schedule::{Step, StepOp};
+use crate::interval::round_once;
 use crate::layout::marlin::{ScaleLayout, ScalePermutation};
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Table, TableData, Weight};
@@ -51,12 +52,46 @@ fn routers<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             "router weights were applied twice",
             |part| {
                 let twice = |recipe: &mut Recipe| {
-                    let ty = recipe.steps.last().map_or(recipe.dtype, |s| s.ty);
-                    recipe.steps.push(Step { op: StepOp::RouterWeight, ty });
+                    let router = [StepOp::RouterWeight, StepOp::RouterWeightGlobal];
+                    let at = recipe.steps.iter().position(|s| router.contains(&s.op));
+                    let at = at.unwrap_or(recipe.steps.len() - 1);
+                    let ty = recipe.steps[at].ty;
+                    recipe.steps.insert(at + 1, Step { op: StepOp::RouterWeight, ty });
                 };
                 Some(Setup { recipe: Some(twice), ..scene.right(part) })
             },
         ));
+    } else if let Some(weights) = scene.stage.hints.router_weights {
+        let text = "router weights multiply this product too, though the config applies them to the \
+                    other one: they are applied twice, on input and on output";
+        all.push(Suspect::new("router-weight-on-both", text, move |part| {
+            let once = |recipe: &mut Recipe| {
+                let ty = recipe.steps.last().map_or(recipe.dtype, |s| s.ty);
+                recipe.steps.push(Step { op: StepOp::RouterWeight, ty });
+            };
+            let routers = Routers::These(weights.to_vec());
+            Some(Setup { recipe: Some(once), routers, ..scene.right(part) })
+        }));
+        all.push(Suspect::new("router-weight-on-both", text, move |part| {
+            // Before the last rounding.
+            let once = |recipe: &mut Recipe| {
+                let at = recipe.steps.len().saturating_sub(1);
+                let step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
+                recipe.steps.insert(at, step);
+            };
+            let routers = Routers::These(weights.to_vec());
+            Some(Setup { recipe: Some(once), routers, ..scene.right(part) })
+        }));
+        all.push(Suspect::new("router-weight-on-both", text, move |part| {
+            let (rows, dtype) = (&scene.stage.rows, scene.stage.dtype);
+            let times = |row: usize| {
+                let weight = f64::from(weights[row]);
+                rows.row(row).iter().map(move |x| round_once(dtype, x * weight))
+            };
+            let values = (0..rows.rows().min(weights.len())).flat_map(times).collect();
+            let rows = Rows::new(rows.size_k(), values).ok()?;
+            Some(Setup { rows: Some(rows), ..scene.right(part) })
+        }));
     }
     all
 }
@@ -275,6 +310,26 @@ fn zeros<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
                 })
             }));
         }
+        all.push(Suspect::new(
+            "zero-off-by-one",
+            "the zero points are one too high, 16 among them (GPTQ v2's zeros taken for v1's)",
+            move |part| {
+                with(scene, part, |w| {
+                    w.zeros = Some(w.zeros.as_ref()?.map(ScalarType::UINT8, |z| z + 1));
+                    Some(())
+                })
+            },
+        ));
+        all.push(Suspect::new(
+            "zeros-missing",
+            "the zero points were ignored: 8 was subtracted",
+            move |part| {
+                with(scene, part, |w| {
+                    w.zeros = Some(w.zeros.as_ref()?.map(ScalarType::UINT8, |_| 8));
+                    Some(())
+                })
+            },
+        ));
         all.push(Suspect::new(
             "zeros-missing",
             "the zero points were not subtracted",

@@ -20,11 +20,17 @@ pub(super) struct Terms<'s> {
     /// Group and stored row of each k of the product.
     pub(super) groups: Vec<usize>,
     pub(super) stored: Vec<usize>,
+    /// What enters the product for each k.
+    pub(super) weights: Vec<f64>,
 }
 
 /// The products of one element, as they enter the output.
 pub(super) struct Line {
     pub(super) wrong: bool,
+    /// Activations, for each k of the product.
+    pub(super) x: Vec<f64>,
+    /// What multiplies the sum.
+    pub(super) factor: f64,
     /// activation · weight times everything that multiplies the sum, for each k of the product.
     pub(super) products: Vec<f64>,
     /// The same for a weight whose q − z is one.
@@ -54,7 +60,7 @@ impl<'s> Terms<'s> {
         let routers = stage.extras.router_weights.map(pick);
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
-        let recipe = Recipe::new(stage.convention(), weight, stage.dtype, extras).ok()?;
+        let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
         let columns =
             WeightColumns::new(weight, recipe.rule, order).ok()?.times_power(recipe.power);
         let size_k = weight.shape().size_k;
@@ -85,6 +91,8 @@ impl<'s> Terms<'s> {
             let grown = (found.abs() - b.exact.abs()).max(0.0);
             Line {
                 wrong: scene.is_wrong(row, n),
+                x: activations.row(m).to_vec(),
+                factor,
                 products: activations
                     .row(m)
                     .iter()
@@ -98,7 +106,8 @@ impl<'s> Terms<'s> {
             }
         };
         let lines = rows.iter().enumerate().map(line).collect();
-        Some(Self { part, n, weight, lines, groups, stored })
+        let weights = tile.iter().map(|w| w[n % TILE]).collect();
+        Some(Self { part, n, weight, lines, groups, stored, weights })
     }
 
     /// What each group contributes to an element.

@@ -6,22 +6,38 @@ use super::Finding;
 use super::residual::cause;
 use super::scene::{Sample, Scene, Setup, spread_to};
 use super::terms::{Line, ROWS, Terms};
+use crate::gemm::Bounded;
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Weight};
 
 /// Wrong columns that may each have a cause of their own.
 const OWN_CAUSE: usize = 8;
+/// Numbers near a fitted scale that are tried.
+const SCALES_TRIED: usize = 16;
 
 /// Part and column of every wrong column, where they are few and have enough rows.
 fn few_columns(scene: &Scene<'_>) -> Option<Vec<(usize, usize)>> {
-    let all: Vec<_> = scene.bad.iter().flat_map(|b| b.cols.iter().map(|&n| (b.part, n))).collect();
+    let all: Vec<_> =
+        scene.bad.iter().flat_map(|b| b.main_cols.iter().map(|&n| (b.part, n))).collect();
     let rows = |&(part, _): &(usize, usize)| scene.stage.parts[part].rows.len() >= 2;
     (all.len() <= OWN_CAUSE && all.iter().all(rows)).then_some(all)
 }
 
+/// Every element of a part's column under a setup.
+fn column(
+    scene: &Scene<'_>,
+    part: usize,
+    n: usize,
+    setup: &Setup<'_>,
+) -> Option<Vec<(usize, Bounded)>> {
+    let rows = &scene.stage.parts[part].rows;
+    let bounded = scene.bounds(setup, rows, &[n], None)?;
+    Some(rows.iter().map(|row| row * scene.size_n + n).zip(bounded).collect())
+}
+
 /// One wrong code in each wrong column.
 pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
-    let mut texts = Vec::new();
+    let (mut texts, mut predicted, mut cost) = (Vec::new(), Vec::new(), 0.0);
     let mut shown = None;
     for (part, n) in few_columns(scene)? {
         let terms = Terms::new(scene, part, n)?;
@@ -29,12 +45,15 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
         }
+        cost += (terms.stored.len() as f64).log2() + f64::from(terms.weight.codes.bits());
         let (k, old, new) = clearest(fitting)?;
+        predicted.extend(column(scene, part, n, &with_code(scene, part, [k, n], new)?)?);
         texts.push(format!("k {k}, n {n}: code {new} instead of {old}"));
         shown.get_or_insert(cause(&terms, |at| terms.stored[at] == k));
     }
+    let outcome = scene.weigh(predicted, cost)?;
     let text = format!("one weight of a column is wrong: {}", texts.join("; "));
-    let mut finding = Finding::new("wrong-code", text);
+    let mut finding = Finding::new(outcome.named("wrong-code", &text));
     finding.cause = shown;
     Some(finding)
 }
@@ -80,25 +99,68 @@ fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, Code
 /// Whether the column of a matrix with another code in it explains all its elements.
 fn column_holds(scene: &Scene<'_>, terms: &Terms<'_>, k: usize, code: u8) -> bool {
     let part = &scene.stage.parts[terms.part];
-    let codes = &part.weight.codes;
-    let (bits, pack) = (codes.bits(), codes.pack());
-    let mut words = codes.words().to_vec();
-    let word = &mut words[k / pack * scene.size_n + terms.n];
-    let shift = (k % pack) as u32 * bits;
-    *word = *word & !((u32::MAX >> (32 - bits)) << shift) | u32::from(code) << shift;
-    let Ok(codes) = Codes::from_words(bits, codes.shape(), words) else { return false };
-    let weight = Weight { codes, ..part.weight.clone() };
-    let setup = Setup { weight: Cow::Owned(weight), ..scene.right(terms.part) };
+    let Some(setup) = with_code(scene, terms.part, [k, terms.n], code) else { return false };
     let sample =
         Sample { part: terms.part, rows: spread_to(&part.rows, 2 * ROWS), cols: vec![terms.n] };
     scene.holds(&sample, &setup, None)
+}
+
+/// A part's product with another code at (k, n).
+fn with_code<'s>(
+    scene: &Scene<'s>,
+    part: usize,
+    [k, n]: [usize; 2],
+    code: u8,
+) -> Option<Setup<'s>> {
+    let weight = scene.stage.parts[part].weight;
+    let codes = &weight.codes;
+    let (bits, pack) = (codes.bits(), codes.pack());
+    let mut words = codes.words().to_vec();
+    let word = &mut words[k / pack * scene.size_n + n];
+    let shift = (k % pack) as u32 * bits;
+    *word = *word & !((u32::MAX >> (32 - bits)) << shift) | u32::from(code) << shift;
+    let codes = Codes::from_words(bits, codes.shape(), words).ok()?;
+    let weight = Weight { codes, ..weight.clone() };
+    Some(Setup { weight: Cow::Owned(weight), ..scene.right(part) })
+}
+
+/// A part's product with the bits of one scale replaced.
+fn with_scale<'s>(
+    scene: &Scene<'s>,
+    part: usize,
+    [group, n]: [usize; 2],
+    bits: u32,
+) -> Option<Setup<'s>> {
+    let mut weight = scene.stage.parts[part].weight.clone();
+    let (mut i, cols) = (0, weight.scales.cols());
+    weight.scales = weight.scales.map(weight.scales.ty(), |old| {
+        i += 1;
+        if (i - 1) / cols == group && (i - 1) % cols == n { bits } else { old }
+    });
+    Some(Setup { weight: Cow::Owned(weight), ..scene.right(part) })
+}
+
+/// Scales of a column's type whose values are between two, as bits; the nearest to `wanted` first.
+fn scales_near(weight: &Weight<'_>, [lo, hi]: [f64; 2], wanted: f64) -> Vec<u32> {
+    let ty = weight.scales.ty();
+    let bits = weight.scales.ty().storage_bits();
+    if bits > 16 {
+        return Vec::new();
+    }
+    let mut all: Vec<(f64, u32)> = (0..1u32 << bits)
+        .map(|code| (ty.to_f64(code), code))
+        .filter(|(value, _)| (lo..=hi).contains(value))
+        .collect();
+    all.sort_by(|a, b| (a.0 - wanted).abs().total_cmp(&(b.0 - wanted).abs()));
+    all.truncate(SCALES_TRIED);
+    all.into_iter().map(|(_, code)| code).collect()
 }
 
 /// One group's scale off by a factor, in each wrong column.
 pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
     let half = scene.stage.dtype == ScalarType::FLOAT16;
     let roundoff = if half { 2f64.powi(-11) } else { 2f64.powi(-8) };
-    let mut texts = Vec::new();
+    let (mut texts, mut predicted, mut cost) = (Vec::new(), Vec::new(), 0.0);
     let mut shown = None;
     for (part, n) in few_columns(scene)? {
         let terms = Terms::new(scene, part, n)?;
@@ -117,15 +179,33 @@ pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
             }
             if lo <= hi && !(lo..=hi).contains(&0.0) && lo.is_finite() && hi.is_finite() {
                 let change = (lo + hi) / 2.0;
-                fitting.push((g, (g, change), left(&terms, |i, _| sums[i][g] * change)));
+                let fit = (g, [lo, change, hi]);
+                fitting.push((g, fit, left(&terms, |i, _| sums[i][g] * change)));
             }
         }
-        let (g, change) = clearest(fitting)?;
-        let percent = change * 100.0;
+        // The scale is fitted to the elements: one of 2^16.
+        cost += (terms.weight.scales.rows() as f64).log2() + 16.0;
+        let (g, [lo, change, hi]) = clearest(fitting)?;
+        let old = terms.weight.scales.value(g, n);
+        let ends = [old * (1.0 + lo), old * (1.0 + hi)];
+        let range = [ends[0].min(ends[1]), ends[0].max(ends[1])];
+        let (bits, of_column, _) = scales_near(terms.weight, range, old * (1.0 + change))
+            .into_iter()
+            .filter_map(|bits| {
+                let setup = with_scale(scene, part, [g, n], bits)?;
+                let made = column(scene, part, n, &setup)?;
+                let far = |(i, b): &(usize, Bounded)| b.ratio(scene.found[*i]).min(1e6);
+                let distance: f64 = made.iter().map(far).fold(0.0, f64::max);
+                Some((bits, made, distance))
+            })
+            .min_by(|a, b| a.2.total_cmp(&b.2))?;
+        predicted.extend(of_column);
+        let percent = (terms.weight.scales.ty().to_f64(bits) / old - 1.0) * 100.0;
         texts.push(format!("the scale of group {g}, n {n} is off by {percent:+.2} %"));
         shown.get_or_insert(cause(&terms, |at| terms.groups[at] == g));
     }
-    let mut finding = Finding::new("group-scale-off", texts.join("; "));
+    let outcome = scene.weigh(predicted, cost)?;
+    let mut finding = Finding::new(outcome.named("group-scale-off", &texts.join("; ")));
     finding.cause = shown;
     Some(finding)
 }

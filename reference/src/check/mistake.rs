@@ -1,0 +1,353 @@
+//! Known mistakes, and how an output is weighed against one of them.
+//!
+//! A mistake is the cause only if it predicts every wrong value and leaves every right one right.
+//! It must also be specific: among as many mistakes as were tried, one that predicts the wrong
+//! values by chance has to be improbable. See [`Comparison::outcome`].
+
+use serde::Serialize;
+
+use super::Diagnosis;
+use crate::gemm::Bounded;
+use crate::scalar::ScalarType;
+
+/// How sure a diagnosis is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strength {
+    /// The cause predicts every wrong value, and leaves every right value right.
+    Explains,
+    /// The cause fits, but some wrong values remain, or not all values were compared.
+    Consistent,
+    /// No cause was found; the diagnosis says where the wrong values are.
+    Place,
+}
+
+/// A wrong way to compute that is known to happen.
+pub(super) struct KnownMistake<'m, A, T> {
+    /// Short name, stable across versions.
+    pub(super) id: &'static str,
+    /// What happened, in a sentence without its end.
+    pub(super) text: String,
+    /// What the computation of an argument gives with the mistake; `None` where it does not apply.
+    pub(super) make: Box<dyn Fn(A) -> Option<T> + 'm>,
+}
+
+impl<'m, A, T> KnownMistake<'m, A, T> {
+    pub(super) fn new(
+        id: &'static str,
+        text: impl Into<String>,
+        make: impl Fn(A) -> Option<T> + 'm,
+    ) -> Self {
+        Self { id, text: text.into(), make: Box::new(make) }
+    }
+}
+
+impl<'m, T> KnownMistake<'m, (), T> {
+    /// A mistake of one computation, without an argument.
+    pub(super) fn of(
+        id: &'static str,
+        text: impl Into<String>,
+        make: impl Fn() -> Option<T> + 'm,
+    ) -> Self {
+        Self::new(id, text, move |()| make())
+    }
+}
+
+/// A predicted output, value by value, against the found one.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Comparison {
+    /// Wrong values that the mistake predicts.
+    pub(super) explained: usize,
+    /// Wrong values that it does not.
+    pub(super) unexplained: usize,
+    /// Right values that it would have made wrong.
+    pub(super) broken: usize,
+    /// Of those that it does not predict, values that are within a few units in the last place.
+    pub(super) near: usize,
+    /// Of those that it would have made wrong, likewise.
+    pub(super) near_broken: usize,
+    /// Evidence of values that are near.
+    pub(super) near_evidence: f64,
+    /// How improbable it is that all of this fits by chance, in bits.
+    pub(super) evidence: f64,
+    /// Values that the mistake changes visibly.
+    pub(super) changed: usize,
+    /// All values, where the mistake says which of them are wrong: then it is evidence that those
+    /// are. 0 where the wrong values were looked at to choose what the mistake applies to.
+    pub(super) total: usize,
+}
+
+/// What a comparison says of a mistake.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) strength: Strength,
+    pub(super) unexplained: usize,
+    /// Whether values are a few units in the last place away from what is predicted.
+    pub(super) near: bool,
+}
+
+/// Bits by which the evidence has to exceed the number of mistakes tried: one in twenty.
+const MARGIN: f64 = 4.3;
+/// What is said of a prediction that values are near.
+pub(super) const NEARLY: &str = "(to within a few units in the last place)";
+/// Units in the last place within which a value is near a prediction.
+const NEAR: f64 = 4.0;
+/// Explained values that are worth a word even where the mistake is not specific.
+const MANY: usize = 32;
+
+impl Comparison {
+    /// Counts one value of `width` bits that is compared for equality.
+    pub(super) fn exact(&mut self, expected: u32, made: u32, found: u32, width: u32) {
+        self.changed += usize::from(made != expected);
+        if found == expected {
+            self.broken += usize::from(made != expected);
+        } else if made == found {
+            self.explained += 1;
+            // Values of a tensor are not uniform: a few of them are frequent.
+            self.evidence += f64::from(width) * 0.75;
+        } else {
+            self.unexplained += 1;
+        }
+    }
+
+    /// Counts one wrong id among `count` that the mistake predicts, or not.
+    pub(super) fn id(&mut self, predicted: bool, count: usize) {
+        if predicted {
+            self.explained += 1;
+            self.evidence += (count.max(1) as f64).log2();
+        } else {
+            self.unexplained += 1;
+        }
+    }
+
+    /// Counts a wrong float whose prediction is `residual` away from what is right, with bounds of
+    /// `radius` around it.
+    pub(super) fn explained_float(&mut self, residual: f64, radius: f64) {
+        self.explained += 1;
+        let bits = (residual.abs() / radius).log2();
+        self.evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
+    }
+
+    /// A predicted product against the found one. `predicted` are the elements that the mistake
+    /// changes, each once; `wrong` are the indices out of bound, ascending.
+    ///
+    /// A right element may lie in both bounds. Then distances decide: had the mistake happened, found
+    /// numbers would lie near its exact results and not near the right ones.
+    pub(super) fn of_bounds(
+        right: &[Bounded],
+        predicted: impl IntoIterator<Item = (usize, Bounded)>,
+        found: &[f64],
+        wrong: &[usize],
+        ty: ScalarType,
+    ) -> Self {
+        let mut all = Self::default();
+        let mut ratio = Likelihood::default();
+        for (i, made) in predicted {
+            let (x, own) = (found[i], &right[i]);
+            let holds = holds(&made, x);
+            let size = made.exact.abs().max(x.abs());
+            let near = near(&made, x, size, ty);
+            all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
+            if wrong.binary_search(&i).is_err() {
+                // Nothing is promised of an element without a bound.
+                let broken = !holds && !made.is_unbounded() && !own.is_unbounded();
+                all.broken += usize::from(broken);
+                all.near_broken += usize::from(broken && near);
+                ratio.add(own, &made, x, ty);
+            } else if holds {
+                let radius = made.below.max(made.above);
+                all.explained_float(x - own.exact, radius);
+            } else if near {
+                all.near += 1;
+                let radius = reach(size, ty) + made.below.max(made.above);
+                let bits = ((x - own.exact).abs() / radius).log2();
+                all.near_evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
+            }
+        }
+        all.unexplained = wrong.len() - all.explained;
+        all.broken += usize::from(ratio.contradicts());
+        all
+    }
+
+    /// Whether the mistake is the cause, where it is one of 2^`cost` that were tried. A mistake that
+    /// leaves more than a tenth of the wrong values, that contradicts a right one, or that fits by
+    /// chance is none.
+    pub(super) fn outcome(&self, cost: f64) -> Option<Outcome> {
+        let wrong = self.explained + self.unexplained;
+        let fits =
+            self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
+        let specific = self.evidence + self.localized() >= cost + MARGIN;
+        let strength = match self.unexplained {
+            0 if specific => Strength::Explains,
+            // Bounds so wide that right values are in them, too.
+            _ if specific || self.explained >= MANY => Strength::Consistent,
+            _ => return self.nearly(cost),
+        };
+        let outcome = Outcome { strength, unexplained: self.unexplained, near: false };
+        if fits { Some(outcome) } else { self.nearly(cost) }
+    }
+
+    /// The same where values within a few units in the last place count as predicted: the bug, with
+    /// another rounding than is known.
+    fn nearly(&self, cost: f64) -> Option<Outcome> {
+        let (wrong, left) = (self.explained + self.unexplained, self.unexplained - self.near);
+        let fits = self.broken == self.near_broken
+            && self.explained + self.near >= MANY
+            && left * 10 <= wrong
+            && self.evidence + self.near_evidence >= cost + 4.0 * MARGIN;
+        let (strength, unexplained) = (Strength::Consistent, left);
+        fits.then_some(Outcome { strength, unexplained, near: true })
+    }
+
+    /// How improbable it is that just the values that the mistake changes are wrong, in bits.
+    fn localized(&self) -> f64 {
+        if self.explained == 0 || self.changed > 2 * self.explained || self.total == 0 {
+            return 0.0;
+        }
+        let count = self.explained as f64;
+        (count * (self.total as f64 / count).log2()).clamp(0.0, 64.0)
+    }
+}
+
+/// Whether a kernel of the class that computes what `bounded` describes may give `found`.
+pub(super) fn holds(bounded: &Bounded, found: f64) -> bool {
+    !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
+}
+
+/// Half a unit in the last place, relative to the number.
+fn roundoff(ty: ScalarType) -> f64 {
+    if ty == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) }
+}
+
+/// [`NEAR`] units in the last place of numbers of a size.
+fn reach(size: f64, ty: ScalarType) -> f64 {
+    NEAR * 2.0 * roundoff(ty) * size
+}
+
+/// Whether a number is within its bound and a few units in the last place more.
+pub(super) fn near(made: &Bounded, found: f64, size: f64, ty: ScalarType) -> bool {
+    (found - made.exact).abs() <= reach(size, ty) + made.below.max(made.above)
+}
+
+/// How far right elements lie from two predictions, beyond what roundings account for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Likelihood {
+    /// Squared distances from the right results.
+    right: f64,
+    /// From those of the mistake.
+    made: f64,
+}
+
+impl Likelihood {
+    /// Distances count where they exceed a unit in the last place and an eighth of the bound, in these
+    /// units: bounds are for the worst case, sums come much nearer.
+    fn add(&mut self, right: &Bounded, made: &Bounded, found: f64, ty: ScalarType) {
+        let width = right.below.max(right.above);
+        let unit = (2.0 * roundoff(ty) * right.exact.abs()).max(width / 8.0);
+        let excess = |exact: f64| ((found - exact).abs() / unit - 1.0).max(0.0).powi(2);
+        let (own, other) = (excess(right.exact), excess(made.exact));
+        if own.is_finite() && other.is_finite() {
+            self.right += own;
+            self.made += other;
+        }
+    }
+
+    /// Whether the mistake would have moved right elements from where they are.
+    fn contradicts(&self) -> bool {
+        self.made > 4.0 * self.right + 4.0
+    }
+}
+
+impl Outcome {
+    /// The diagnosis that names the mistake.
+    pub(super) fn named(self, id: &str, text: &str) -> Diagnosis {
+        match self.strength {
+            Strength::Explains => Diagnosis::explains(id, text),
+            _ if self.near => {
+                let text = format!("{text} {NEARLY}");
+                Diagnosis::consistent(id, text, self.unexplained)
+            }
+            _ => Diagnosis::consistent(id, text, self.unexplained),
+        }
+    }
+
+    /// Whether this one says more than the other.
+    pub(super) fn beats(self, other: Option<Self>) -> bool {
+        other.is_none_or(|other| (self.near, self.unexplained) < (other.near, other.unexplained))
+    }
+
+    /// Whether nothing can say more.
+    pub(super) fn is_final(self) -> bool {
+        self.strength == Strength::Explains
+    }
+}
+
+/// The first mistake that is the cause, else the one that leaves least unexplained. `compare` is
+/// `None` for a mistake that does not apply, or that changes nothing.
+pub(super) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
+    mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
+    compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,
+) -> Option<Diagnosis> {
+    let cost = (mistakes.len().max(1) as f64).log2();
+    let mut best: Option<(Outcome, &KnownMistake<'m, A, T>)> = None;
+    for mistake in mistakes {
+        let Some(outcome) = compare(mistake).and_then(|c| c.outcome(cost)) else { continue };
+        if outcome.beats(best.map(|b| b.0)) {
+            best = Some((outcome, mistake));
+        }
+        if outcome.is_final() {
+            break;
+        }
+    }
+    best.map(|(outcome, mistake)| outcome.named(mistake.id, &mistake.text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the values are, too, is evidence.
+    #[test]
+    fn a_cause_that_says_where_is_specific() {
+        let mut one = compared(&[(1, 2, 2)], 4);
+        assert_eq!(one.outcome(4.3), None);
+        one.total = 30_000;
+        assert!(one.outcome(4.3).is_some());
+        one.changed = 100;
+        assert_eq!(one.outcome(4.3), None);
+    }
+
+    fn compared(values: &[(u32, u32, u32)], width: u32) -> Comparison {
+        let mut all = Comparison::default();
+        values.iter().for_each(|&(e, m, f)| all.exact(e, m, f, width));
+        all
+    }
+
+    #[test]
+    fn a_cause_predicts_all_that_is_wrong_and_nothing_else() {
+        let all = compared(&[(1, 2, 2), (5, 6, 6), (7, 7, 7)], 16);
+        let explains = Outcome { strength: Strength::Explains, unexplained: 0, near: false };
+        assert_eq!(all.outcome(5.0), Some(explains));
+        // A right value that the mistake would change.
+        assert_eq!(compared(&[(1, 2, 2), (5, 6, 6), (7, 8, 7)], 16).outcome(5.0), None);
+        // Nine of ten wrong values are enough to say so, eight are not.
+        let mut values = vec![(1, 2, 2); 9];
+        values.push((1, 2, 3));
+        let some = Outcome { strength: Strength::Consistent, unexplained: 1, near: false };
+        assert_eq!(compared(&values, 16).outcome(5.0), Some(some));
+        values[0].2 = 4;
+        assert_eq!(compared(&values, 16).outcome(5.0), None);
+    }
+
+    #[test]
+    fn a_cause_that_fits_by_chance_is_none() {
+        // One nibble of twenty mistakes says nothing; a 16-bit value does.
+        assert_eq!(compared(&[(1, 2, 2)], 4).outcome(4.3), None);
+        assert!(compared(&[(1, 2, 2)], 16).outcome(4.3).is_some());
+        let mut float = Comparison::default();
+        float.explained_float(1.2, 1.0);
+        assert_eq!(float.outcome(0.0), None);
+        float.explained_float(f64::INFINITY, 1.0);
+        assert!(float.outcome(5.0).is_some());
+    }
+}

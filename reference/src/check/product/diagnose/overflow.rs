@@ -1,0 +1,140 @@
+//! Integer sums that overflow: int8 products added in 16 bits, or scaled group sums in 32.
+
+use super::Finding;
+use super::scene::{Scene, spread_to};
+use crate::gemm::{Bounded, Extras, Recipe};
+use crate::scalar::ScalarType;
+use crate::weight::Weight;
+
+/// How products are added.
+#[derive(Debug, Clone, Copy)]
+struct Adder {
+    /// Products of neighbouring k that are added in 16 bits; 0 where all are in 32.
+    run: usize,
+    saturates: bool,
+    /// What products are multiplied with: 16 for codes in the high nibble of a byte.
+    factor: i64,
+    /// Whether scaled sums of groups are added in 32 bits.
+    scaled: bool,
+}
+
+/// Wrong elements that every adder is tried on.
+const TRIED: usize = 24;
+
+/// The adder whose overflows explain the wrong elements.
+pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
+    if scene.stage.input_dtype != Some(ScalarType::INT8) {
+        return None;
+    }
+    let mut adders = Vec::new();
+    for run in [2, 4, 8, 16, 32, 64, 128, 256, usize::MAX] {
+        for saturates in [false, true] {
+            for factor in [1, 16] {
+                adders.push(Adder { run, saturates, factor, scaled: false });
+            }
+        }
+    }
+    adders.push(Adder { run: 0, saturates: false, factor: 1, scaled: true });
+    adders.push(Adder { run: 0, saturates: true, factor: 1, scaled: true });
+    let cost = (adders.len() as f64).log2();
+    let sample = spread_to(scene.wrong, TRIED);
+    for adder in adders {
+        let holds = |&&i: &&usize| {
+            let made = element(scene, i, adder);
+            made.is_some_and(|b| super::scene::explains(&b, scene.found[i]))
+        };
+        if sample.iter().filter(holds).count() * 10 < sample.len() * 9 {
+            continue;
+        }
+        let predicted = (0..scene.found.len()).filter_map(|i| Some((i, element(scene, i, adder)?)));
+        let Some(outcome) = scene.weigh(predicted, cost) else { continue };
+        let what = match adder {
+            Adder { scaled: true, .. } => "the scaled sums of groups were added in 32 bits".to_owned(),
+            Adder { run: usize::MAX, .. } => "all products were added in 16 bits".to_owned(),
+            Adder { run, .. } => format!("products of {run} neighbouring k were added in 16 bits"),
+        };
+        let how = if adder.saturates { "saturate" } else { "wrap around" };
+        let text = format!("{what}, where large sums {how}");
+        return Some(Finding::new(outcome.named("int8-accumulation-overflow", &text)));
+    }
+    None
+}
+
+/// Element `i` under an adder, where that differs from the right one.
+fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
+    let (row, n) = (i / scene.size_n, i % scene.size_n);
+    let part = scene.home[row]?;
+    let stage = scene.stage;
+    let weight = stage.parts[part].weight;
+    let size_k = weight.shape().size_k;
+    let x = stage.rows.row(row);
+    let groups = weight.scales.rows();
+    let by_column = groups == 1;
+    let products = |k: usize| x[k] as i64 * code(weight, k, n);
+    let group_size = size_k.div_ceil(groups);
+    let (mut sum, mut right) = (0f64, 0f64);
+    let mut accumulator = 0i64;
+    for g in 0..groups {
+        let scale = if by_column { 1.0 } else { weight.scales.value(g, n) };
+        let range = g * group_size..size_k.min((g + 1) * group_size);
+        let exact: i64 = range.clone().map(products).sum();
+        right += exact as f64 * scale;
+        if adder.scaled {
+            let next = accumulator + exact * scale as i64;
+            accumulator = match adder.saturates {
+                true => next.clamp(i32::MIN.into(), i32::MAX.into()),
+                false => i64::from(next as i32),
+            };
+            sum = accumulator as f64;
+        } else {
+            sum += narrow_sum(range, products, adder) * scale;
+        }
+    }
+    if sum == right {
+        return None;
+    }
+    let extras = Extras {
+        activation_scales: stage.extras.activation_scales.map(|s| &s[row..=row]),
+        router_weights: stage.extras.router_weights.map(|s| &s[row..=row]),
+    };
+    let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
+    let chain = recipe.chain(weight, extras, 0, n);
+    // f32 additions of a sum for each group.
+    let error = sum.abs() * (groups + 1) as f64 * 2f64.powi(-24);
+    let narrow = |x: f64| f64::from(x as f32);
+    let ends = chain.interval(narrow(sum - error), narrow(sum + error));
+    let unit = if stage.dtype == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
+    let exact = (ends.before.0 + ends.before.1) / 2.0;
+    let radius = (ends.before.1 - ends.before.0).abs() / 2.0 + exact.abs() * unit;
+    let rounded = scene.bounded[i].rounded;
+    let (lo, hi, centre) = (ends.lo, ends.hi, exact);
+    Some(Bounded { exact, rounded, centre, lo, hi, below: radius, above: radius })
+}
+
+/// q - z of one weight.
+fn code(weight: &Weight<'_>, k: usize, n: usize) -> i64 {
+    let value = weight.ty.to_f64(u32::from(weight.codes.get(k, n))) as i64;
+    let zero = weight.zeros.as_ref().map_or(0, |z| z.bits(weight.groups.group_of(k), n));
+    value - i64::from(zero)
+}
+
+/// Products in runs of 16-bit sums, which are added in 32 bits.
+fn narrow_sum(
+    range: std::ops::Range<usize>,
+    product: impl Fn(usize) -> i64,
+    adder: Adder,
+) -> f64 {
+    let (mut sum, mut run, mut count) = (0i64, 0i64, 0usize);
+    for k in range {
+        let next = run + product(k) * adder.factor;
+        run = match adder.saturates {
+            true => next.clamp(i16::MIN.into(), i16::MAX.into()),
+            false => i64::from(next as i16),
+        };
+        count += 1;
+        if count == adder.run {
+            (sum, run, count) = (sum + run, 0, 0);
+        }
+    }
+    (sum + run) as f64 / adder.factor as f64
+}

@@ -1,0 +1,95 @@
+//! The bug bank as cases: each bug is computed here by plain loops over decoded numbers, written into a
+//! case, and checked. Every one must be rejected, under its own name where there is one.
+//!
+//! `cargo test -p marlinspike --test bug_bank -- --nocapture` prints the table of docs/diagnoses.md.
+
+#[path = "../product_model/mod.rs"]
+mod product_model;
+
+mod bank;
+mod layouts;
+mod layers;
+mod near;
+mod own;
+mod products;
+mod tools;
+
+use marlinspike::check::{OutputReport, Strength, Verdict};
+
+/// One bug, as it shows in one output.
+pub(crate) struct Run {
+    /// Number in the bank, or a letter.
+    pub(crate) bug: &'static str,
+    /// What is wrong.
+    pub(crate) what: &'static str,
+    /// Names that are right; none where the bug cannot be named.
+    pub(crate) names: &'static [&'static str],
+    pub(crate) report: OutputReport,
+}
+
+/// A row of the table.
+pub(crate) fn run(
+    bug: &'static str,
+    what: &'static str,
+    names: &'static [&'static str],
+    report: OutputReport,
+) -> Run {
+    Run { bug, what, names, report }
+}
+
+/// Prints the runs, and counts bugs of which every output is rejected, and named rightly.
+fn table(runs: &[Run]) -> (usize, usize, Vec<String>) {
+    let mut faults = Vec::new();
+    let mut bugs: Vec<(&str, bool)> = Vec::new();
+    println!("| bug | what | output | rejected | named | strength |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for run in runs {
+        let rejected = run.report.verdict == Verdict::Fail;
+        let diagnosis = run.report.diagnosis.as_ref();
+        let id = diagnosis.map_or("-", |d| d.id.as_str());
+        let strength = match diagnosis.map(|d| d.strength) {
+            Some(Strength::Explains) => "explains",
+            Some(Strength::Consistent) => "consistent",
+            Some(Strength::Place) => "place",
+            None => "-",
+        };
+        let named = run.names.contains(&id) && strength != "place";
+        let (mark, output) = (if rejected { "yes" } else { "NO" }, &run.report.name);
+        println!("| {} | {} | `{output}` | {mark} | `{id}` | {strength} |", run.bug, run.what);
+        if !rejected {
+            faults.push(format!("{} ({}): not rejected", run.bug, run.what));
+        }
+        // A name that is not among the right ones is wrong, unless it only says where.
+        if !named && strength != "place" && strength != "-" {
+            faults.push(format!("{} ({}): named {diagnosis:?}", run.bug, run.what));
+        }
+        match bugs.iter_mut().find(|b| b.0 == run.bug) {
+            Some(bug) => bug.1 |= named,
+            None => bugs.push((run.bug, named)),
+        }
+    }
+    let named = bugs.iter().filter(|b| b.1).count();
+    (bugs.len(), named, faults)
+}
+
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
+fn the_bank() {
+    let runs = bank::runs();
+    let (bugs, named, faults) = table(&runs);
+    println!("\n{named} of {bugs} bugs are named");
+    assert!(faults.is_empty(), "{faults:#?}");
+    assert_eq!(bugs, 31);
+    assert!(named >= 28, "{named}");
+}
+
+#[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
+fn the_projects_own() {
+    let runs = own::runs();
+    let (bugs, named, faults) = table(&runs);
+    println!("\n{named} of {bugs} bugs are named");
+    assert!(faults.is_empty(), "{faults:#?}");
+    assert!(bugs >= 20, "{bugs}");
+    assert_eq!(named, bugs);
+}
