@@ -102,7 +102,8 @@ mod tests {
             ("mamba.conv1d.weight", 3, None),
         ] {
             let expected = module.map(|m| format!("{layer}.{m}"));
-            assert_eq!(of(&format!("{layer}.{name}"), dimensions), expected.as_deref(), "{name}");
+            let name = format!("{layer}.{name}");
+            assert_eq!(of(&name, dimensions), expected.as_deref(), "{name}");
         }
     }
 }

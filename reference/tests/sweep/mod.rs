@@ -78,6 +78,7 @@ fn quant(format: CheckpointFormat, weight: ScalarType, dtype: ScalarType, g: i64
         is_k_full: true,
         has_bias: false,
         tensor_parallel: None,
+        convention: None,
     }
 }
 
@@ -127,6 +128,7 @@ fn linears() -> Vec<Raw> {
         size_k: 128,
         scale_factor: None,
         schedule: None,
+        quantizer: None,
     };
     let raw = |(i, quant)| smallest(&format!("linear {i}"), &CaseConfig::Linear(config(quant)));
     quants().into_iter().enumerate().map(raw).collect()
@@ -226,6 +228,7 @@ pub fn large() -> Vec<Raw> {
         size_k: 64,
         scale_factor: None,
         schedule: None,
+        quantizer: None,
     };
     let wide = smallest("linear of many columns", &CaseConfig::Linear(config));
     let wide = ["in.x", "out.y"].iter().fold(sized(&wide), |raw, name| with_rows(&raw, name));
