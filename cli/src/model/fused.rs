@@ -85,7 +85,6 @@ mod tests {
 
     #[test]
     fn names_of_fused_experts() {
-        let of = |name, dimensions| module_of(name, dimensions);
         let layer = "model.layers.0";
         for (name, dimensions, module) in [
             ("mlp.experts.gate_up_proj", 3, Some("mlp.experts")),
@@ -103,7 +102,7 @@ mod tests {
         ] {
             let expected = module.map(|m| format!("{layer}.{m}"));
             let name = format!("{layer}.{name}");
-            assert_eq!(of(&name, dimensions), expected.as_deref(), "{name}");
+            assert_eq!(module_of(&name, dimensions), expected.as_deref(), "{name}");
         }
     }
 }
