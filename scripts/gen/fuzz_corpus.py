@@ -440,7 +440,7 @@ def models() -> dict[str, bytes]:
                                "model.safetensors": tensors(attention)[:-7]}),
         "hostile_scales_missing": one(gptq, without("scales")),
         "hostile_shape": one(gptq, without("qweight") + [
-            (attention[0][0], "I32", [16, 63], words("x", 16 * 63))]),
+            (attention[0][0], "I32", [15, 64], words("x", 15 * 64))]),
     }
 
 
