@@ -179,8 +179,11 @@ pub fn model(data: &[u8]) -> anyhow::Result<()> {
         let (settings, out) = (settings(format, 1), temp.path().join(name));
         let done = convert(&model, &out, &settings, execution, false, true)?;
         assert!(!done.already_complete);
-        let again = convert(&model, &out, &settings, execution, false, true)?;
-        assert!(again.already_complete);
+        // A folder that nothing was converted for does not say whose it is.
+        if done.converted > 0 {
+            let again = convert(&model, &out, &settings, execution, false, true)?;
+            assert!(again.already_complete);
+        }
         Model::new(&ModelFiles::open(&out)?)?;
     }
     runs(&folder)?;

@@ -96,7 +96,7 @@ fn input_corpus() {
             ("weights_shape", &["topk_weights", "[3, 1]", "[3, 2]"]),
             ("ids_outside", &["topk_ids", "4"]),
             ("ids_negative", &["topk_ids", "-2"]),
-            ("top_k", &["top_k"]),
+            ("top_k", &["topk_ids", "[3, 0]", "1 or more"]),
         ],
     );
 }
@@ -119,7 +119,7 @@ fn model_corpus() {
             ("in_two", &["a.safetensors", "b.safetensors"]),
             ("cut", &["model.safetensors"]),
             ("scales_missing", &["scales"]),
-            ("shape", &["qweight", "63"]),
+            ("shape", &["o_proj", "120"]),
         ],
     );
 }

@@ -55,8 +55,8 @@ fn numbers_out_of_range_are_refused_with_the_range() {
     let threads = "from 1 to 1024";
     let ranks = "from 1 to 4096";
     let size = "from 0.000001 to 1000000";
-    let convert = ["convert", model, out, "--to", "marlin"].as_slice();
-    let vectors = ["vectors", "--op", "linear", "--out", out].as_slice();
+    let convert: &[&str] = &["convert", model, out, "--to", "marlin"];
+    let vectors: &[&str] = &["vectors", "--op", "linear", "--out", out];
     let cases: &[(&[&str], &str, &[&str], &str)] = &[
         (convert, "--threads", &["100000", "0", "-1", "many"], threads),
         (convert, "--max-shard-size", &["-1", "nan", "inf", "0", "1e300"], size),

@@ -14,8 +14,11 @@ use marlinspike::vectors::Rng;
 use marlinspike_proptests::fuzz::mutate::mutate;
 use marlinspike_proptests::fuzz::{self, ConfigFailure as F};
 
-/// Mutations per target.
-const MUTATIONS: usize = 25_000;
+/// Mutations per target, unless a variable says more: for a longer run by hand.
+fn mutations() -> usize {
+    let given = std::env::var("MARLINSPIKE_MUTATIONS").ok();
+    given.map_or(25_000, |text| text.parse().expect("a number of mutations"))
+}
 
 fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
@@ -51,8 +54,8 @@ fn replay<X: Debug>(target: &str, door: fn(&[u8]) -> Result<(), X>, table: &[Nam
 fn hammer<X>(target: &str, door: fn(&[u8]) -> Result<(), X>, binary: bool) {
     let files: Vec<_> = corpus(target).into_iter().collect();
     let start = Instant::now();
-    let mut accepted = 0;
-    for i in 0..MUTATIONS {
+    let (count, mut accepted) = (mutations(), 0);
+    for i in 0..count {
         let mut rng = Rng::for_case(0xf022, i as u64);
         // Two changes in three start from a file that is right.
         let valid = rng.chance(2, 3);
@@ -66,10 +69,14 @@ fn hammer<X>(target: &str, door: fn(&[u8]) -> Result<(), X>, binary: bool) {
             Err(_) => panic!("{target}: mutation {i} of {name} panics"),
         }
     }
-    println!("{target}: {MUTATIONS} mutations, {accepted} accepted, in {:.1?}", start.elapsed());
+    println!("{target}: {count} mutations, {accepted} accepted, in {:.1?}", start.elapsed());
     // Mutations that are all refused at the first byte would test little.
-    assert!(accepted > MUTATIONS / 100, "{target}: only {accepted} accepted");
-    assert!(start.elapsed().as_secs() < 120, "{target} took {:?}", start.elapsed());
+    assert!(accepted > count / 100, "{target}: only {accepted} accepted");
+    assert!(
+        count > 25_000 || start.elapsed().as_secs() < 120,
+        "{target} took {:?}",
+        start.elapsed()
+    );
 }
 
 #[test]

@@ -172,6 +172,39 @@ fn groups_conditions_and_loops() {
 }
 
 #[test]
+fn lists_and_wildcards_have_a_limit() {
+    let config = |key: &str, list: Vec<String>| {
+        QuantConfig::from_value(&json!({
+            "quant_method": if key == "ignore" { "modelopt" } else { "fp8" },
+            "quant_algo": "NVFP4", "activation_scheme": "dynamic", key: list,
+        }))
+        .unwrap()
+    };
+    let name = "a".repeat(50_000);
+    // Every `*` is followed by text that nearly matches everywhere.
+    let slow = config("ignore", vec![format!("{}b", "*aaaaaaaaaaaaaaaa[b]".repeat(400))]);
+    let begun = Instant::now();
+    let one_by_one =
+        config("ignore", (0..400).map(|i| format!("*{}b{i}", "a".repeat(99))).collect());
+    for config in [slow, one_by_one] {
+        match config.scheme_for(&name) {
+            Err(ConfigError::PatternBudget { rule, what, .. }) => {
+                assert!(rule.starts_with("*aaaa") && what.contains("list"), "{rule} {what}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let long = config("ignored_layers", (0..60_000).map(|i| format!("layer{i}")).collect());
+    assert!(matches!(long.scheme_for(&name), Err(ConfigError::PatternBudget { .. })));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    // Long lists of real names are no matter.
+    let name = "model.layers.3.mlp.down_proj";
+    assert!(long.scheme_for(name).is_ok());
+    let many = (0..5_000).map(|i| format!("model.layers.{i}.self_attn*")).collect();
+    assert!(config("ignore", many).scheme_for(name).is_ok());
+}
+
+#[test]
 fn a_budget_is_shared() {
     let budget = PatternBudget::new();
     let big = "a".repeat(30_000);

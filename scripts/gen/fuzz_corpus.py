@@ -258,6 +258,8 @@ def rhs(seed: str, size_k: int, size_n: int, group: int, nr: int) -> bytes:
     """A weight of the int4 path: blocks of nr columns; per group codes and bf16 scales, then sums
     and biases; with one group per column f32 sums, scales and biases."""
     out = b""
+    if group == size_k:
+        group = -1
     for block in range(-(-size_n // nr)):
         for g in range(size_k // group if group > 0 else 1):
             rows = group if group > 0 else size_k
@@ -274,7 +276,7 @@ def rhs(seed: str, size_k: int, size_n: int, group: int, nr: int) -> bytes:
 def packed() -> dict[str, bytes]:
     key = "marlinspike.w4a8."
     linear = {"version": 1, "layer": "linear", "size_k": 64, "size_n": 12, "group_size": 32, "nr": 8}
-    moe = {"version": 1, "layer": "moe", "hidden_size": 32, "intermediate_size": 32,
+    moe = {"version": 1, "layer": "moe", "hidden_size": 64, "intermediate_size": 32,
            "num_experts": 3, "group_size": 32, "nr": 8, "top_k": 2, "scoring_func": "softmax",
            "renormalize": True, "activation": "silu", "apply_router_weight_on_input": False}
 
@@ -285,8 +287,8 @@ def packed() -> dict[str, bytes]:
         return tensors([("m.rhs_packed", "U8", shape, data)], {key + "m": text})
 
     def experts(text, count=3, names=("w13", "w2"), dtype="U8") -> bytes:
-        w13 = b"".join(rhs(f"g{e}", 32, 64, 32, 8) for e in range(count))
-        w2 = b"".join(rhs(f"d{e}", 32, 32, 32, 8) for e in range(count))
+        w13 = b"".join(rhs(f"g{e}", 64, 64, 32, 8) for e in range(count))
+        w2 = b"".join(rhs(f"d{e}", 32, 64, 32, 8) for e in range(count))
         return tensors([(f"m.{name}_packed", dtype, [count, len(data) // count], data)
                         for name, data in zip(names, (w13, w2))], {key + "m": json.dumps(text)})
 
@@ -322,8 +324,8 @@ def packed() -> dict[str, bytes]:
         "hostile_map_negative": experts({**spread, "expert_map": [-2, 0, 1, 2]}),
         "hostile_activation": experts({**moe, "activation": "tanh"}),
         "hostile_no_bytes": tensors(
-            [("m.w13_packed", "U8", [0, (1 << 28) * 8 * (18 * 8 + 64)], b""),
-             ("m.w2_packed", "U8", [0, 4 * ((1 << 23) * 8 * 18 + 64)], b"")],
+            [("m.w13_packed", "U8", [0, 8 * ((1 << 23) * 144 + 64)], b""),
+             ("m.w2_packed", "U8", [0, (1 << 25) * 224], b"")],
             {key + "m": json.dumps({**moe, "hidden_size": 1 << 28, "expert_map": [-1] * 3})}),
         "hostile_doubled": experts({**moe, "intermediate_size": (1 << 63)}),
     }
@@ -440,7 +442,7 @@ def models() -> dict[str, bytes]:
                                "model.safetensors": tensors(attention)[:-7]}),
         "hostile_scales_missing": one(gptq, without("scales")),
         "hostile_shape": one(gptq, without("qweight") + [
-            (attention[0][0], "I32", [16, 63], words("x", 16 * 63))]),
+            (attention[0][0], "I32", [15, 64], words("x", 15 * 64))]),
     }
 
 

@@ -164,8 +164,9 @@ impl<X: Numbers> Inputs<X> {
         let ids = need(file, "topk_ids")?;
         let weights = need(file, "topk_weights")?;
         let [rows, top_k] = ids.expect_dtype(&[DType::I32])?.dims2()?;
-        if rows != tokens {
-            return Err(Error::shape(ids.name(), ids.shape(), format!("[{tokens}, top_k]")));
+        if rows != tokens || top_k == 0 {
+            let expected = format!("[{tokens}, top_k], top_k 1 or more");
+            return Err(Error::shape(ids.name(), ids.shape(), expected));
         }
         weights.expect_dtype(&[DType::F32])?.expect_shape(&[tokens, top_k])?;
         inputs(Routing::Given {

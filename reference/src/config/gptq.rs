@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::json::{self, Obj};
-use super::modules::unanimous;
+use super::modules::{ListSteps, unanimous};
 use super::scheme::{CheckpointFormat, Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern};
 use crate::dims::GroupSize;
@@ -181,6 +181,7 @@ impl GptqMarlinConfig {
             return Ok(Err("lm_head is not quantized".to_owned()));
         }
         let list = &self.modules_in_block_to_quantize;
+        ListSteps::new(list, module.name)?;
         let listed = list.is_empty()
             || matches!(module.kind, ModuleKind::Expert | ModuleKind::FusedMoe)
             || unanimous(module, "quantized", |name| {

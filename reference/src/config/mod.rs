@@ -34,8 +34,8 @@ pub use gptq::{
 pub use modelopt::{ModelOptAlgo, ModelOptConfig, wildcard};
 pub use modules::{FusedMapping, Module, ModuleKind};
 pub use pattern::{
-    BASE_STEPS, MAX_PATTERN, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget, PyPattern,
-    STEPS_PER_BYTE,
+    BASE_STEPS, MAX_LIST_STEPS, MAX_PATTERN, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget,
+    PyPattern, STEPS_PER_BYTE,
 };
 pub use scheme::{
     ActOrder, ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::json::Obj;
-use super::modules::{SkipMatch, is_skipped};
+use super::modules::{ListSteps, SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
 
@@ -79,10 +79,17 @@ impl ModelOptConfig {
             return Ok(true);
         }
         let bare = module.name.strip_prefix("language_model.").unwrap_or(module.name);
-        Ok(self.exclude.iter().any(|e| {
-            module.name != e && (module.name.contains(e.as_str()) || bare.contains(e.as_str()))
-                || wildcard(e, module.name)
-        }))
+        let mut left = ListSteps::new(&self.exclude, module.name)?;
+        for e in &self.exclude {
+            let part = module.name.contains(e.as_str()) || bare.contains(e.as_str());
+            if module.name != e && part {
+                return Ok(true);
+            }
+            if wildcard_within(e, module.name, |steps| left.take(e, steps))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// How one module's tensors are to be read.
@@ -115,19 +122,32 @@ impl ModelOptConfig {
 /// Shell wildcards as Python's `fnmatch` reads them, in time proportional to the product of the
 /// lengths: `*` any run, `?` one character, `[...]` one of a set (`!` negates, `a-z` ranges).
 pub fn wildcard(pattern: &str, name: &str) -> bool {
+    wildcard_within(pattern, name, |_| Ok(())).unwrap_or(false)
+}
+
+/// [`wildcard`], which calls `take` with its steps and ends with its error.
+fn wildcard_within(
+    pattern: &str,
+    name: &str,
+    mut take: impl FnMut(u64) -> ConfigResult<()>,
+) -> ConfigResult<bool> {
+    take((pattern.len() + name.len()) as u64 / 8)?;
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
     let (mut p, mut n) = (0, 0);
     // Where to resume when the text after the last `*` does not fit.
     let mut star: Option<(usize, usize)> = None;
     loop {
+        // Looking for the end of a set may take the rest of the pattern.
+        let set_len = if pattern.get(p) == Some(&'[') { pattern.len() - p } else { 0 };
+        take(1 + set_len as u64 / 8)?;
         let step = match pattern.get(p) {
             Some('*') => {
                 star = Some((p + 1, n));
                 p += 1;
                 continue;
             }
-            None if n == name.len() => return true,
+            None if n == name.len() => return Ok(true),
             None => None,
             Some(_) if n == name.len() => None,
             Some('?') => Some(p + 1),
@@ -144,7 +164,7 @@ pub fn wildcard(pattern: &str, name: &str) -> bool {
                 p = after;
                 n = at + 1;
             }
-            _ => return false,
+            _ => return Ok(false),
         }
     }
 }

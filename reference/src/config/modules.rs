@@ -1,5 +1,6 @@
 //! Which module is asked about, and the skip lists that name modules literally.
 
+use super::pattern::MAX_LIST_STEPS;
 use super::{ConfigError, ConfigResult};
 
 /// What kind of layer a name belongs to; configs match layer classes as well as names.
@@ -125,6 +126,37 @@ pub(super) fn unanimous(
     Ok(first)
 }
 
+/// Steps that are left for comparing one name with a list.
+pub(super) struct ListSteps(u64);
+
+impl ListSteps {
+    /// The steps of comparing `name` with every entry literally are taken at once.
+    ///
+    /// Fails with [`ConfigError::PatternBudget`].
+    pub(super) fn new(list: &[String], name: &str) -> ConfigResult<Self> {
+        let mut left = Self(MAX_LIST_STEPS);
+        for entry in list {
+            left.take(entry, 1 + (entry.len() + name.len()) as u64 / 8)?;
+        }
+        Ok(left)
+    }
+
+    /// Takes `steps` for `entry`.
+    pub(super) fn take(&mut self, entry: &str, steps: u64) -> ConfigResult<()> {
+        match self.0.checked_sub(steps) {
+            Some(left) => {
+                self.0 = left;
+                Ok(())
+            }
+            None => Err(ConfigError::PatternBudget {
+                rule: entry.chars().take(200).collect(),
+                what: "steps of comparing a name with a list",
+                limit: MAX_LIST_STEPS,
+            }),
+        }
+    }
+}
+
 /// How a literal list of names is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SkipMatch {
@@ -144,6 +176,7 @@ pub(super) fn is_skipped(
     list: &[String],
     how: SkipMatch,
 ) -> ConfigResult<bool> {
+    ListSteps::new(list, module.name)?;
     let fused = module.fused.shards(module.name).is_some();
     if !fused && how == SkipMatch::Exact && module.name.contains("experts") {
         let layer = match module.name.find(".experts.") {

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use fancy_regex::Expr;
 
 use super::{ConfigError, ConfigResult};
-pub use budget::{BASE_STEPS, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget, STEPS_PER_BYTE};
+pub use budget::{
+    BASE_STEPS, MAX_LIST_STEPS, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget, STEPS_PER_BYTE,
+};
 use matcher::Matcher;
 use program::Program;
 

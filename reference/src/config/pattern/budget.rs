@@ -23,6 +23,9 @@ pub const BASE_STEPS: u64 = 1 << 28;
 /// Further steps for each byte of the names that the config is asked about.
 pub const STEPS_PER_BYTE: u64 = 2048;
 
+/// Most steps of comparing one name with a list of names and wildcards.
+pub const MAX_LIST_STEPS: u64 = 1 << 22;
+
 /// Counts the size of compiled patterns and the steps of matching them.
 ///
 /// Steps depend on patterns and names alone, so that a config is refused on every machine or on
