@@ -15,46 +15,46 @@ use serde_json::{Value, json};
 
 /// A case file taken apart.
 #[derive(Clone)]
-pub struct Raw {
+pub(crate) struct Raw {
     /// For messages.
-    pub label: String,
+    pub(crate) label: String,
     metadata: BTreeMap<String, String>,
-    pub tensors: Vec<Tensor<'static>>,
+    pub(crate) tensors: Vec<Tensor<'static>>,
 }
 
 impl Raw {
-    pub fn of(label: &str, case: &Case<'_>) -> Self {
+    pub(crate) fn of(label: &str, case: &Case<'_>) -> Self {
         Self::parse(label, &case.to_bytes().unwrap())
     }
 
-    pub fn parse(label: &str, bytes: &[u8]) -> Self {
+    pub(crate) fn parse(label: &str, bytes: &[u8]) -> Self {
         let container = Container::parse(bytes).unwrap();
         let tensors = container.tensors().map(|t| t.unwrap().into_owned()).collect();
         Self { label: label.to_owned(), metadata: container.metadata().clone(), tensors }
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         write_container(&self.tensors, &self.metadata, Vec::new()).unwrap()
     }
 
-    pub fn config(&self) -> Value {
+    pub(crate) fn config(&self) -> Value {
         serde_json::from_str(&self.metadata["config"]).unwrap()
     }
 
-    pub fn with_config(&self, config: &Value) -> Self {
+    pub(crate) fn with_config(&self, config: &Value) -> Self {
         let mut changed = self.clone();
         changed.metadata.insert("config".to_owned(), config.to_string());
         changed
     }
 
-    pub fn without(&self, names: &[&str]) -> Self {
+    pub(crate) fn without(&self, names: &[&str]) -> Self {
         let mut changed = self.clone();
         changed.tensors.retain(|t| !names.contains(&t.name()));
         changed
     }
 
     /// With tensor `i` as `dtype` and `shape`, its bytes repeated or cut.
-    pub fn reshaped(&self, i: usize, dtype: DType, shape: Vec<usize>) -> Self {
+    pub(crate) fn reshaped(&self, i: usize, dtype: DType, shape: Vec<usize>) -> Self {
         let mut changed = self.clone();
         let old = &self.tensors[i];
         let len = shape.iter().product::<usize>() * dtype.bytes();
@@ -205,7 +205,7 @@ fn routing() -> Vec<Raw> {
 }
 
 /// Cases whose bytes are mostly one product's, and wrong: those that take most memory for their size.
-pub fn large() -> Vec<Raw> {
+pub(crate) fn large() -> Vec<Raw> {
     let rows = 700;
     let at = |raw: &Raw, name: &str| raw.tensors.iter().position(|t| t.name() == name).unwrap();
     let with_rows = |raw: &Raw, name: &str| {
@@ -244,7 +244,7 @@ pub fn large() -> Vec<Raw> {
 }
 
 /// Small cases of every operation.
-pub fn bases() -> Vec<Raw> {
+pub(crate) fn bases() -> Vec<Raw> {
     let mut all = [linears(), layers(), routing()].concat();
     let own = [Op::Linear, Op::Moe, Op::Router, Op::MoeAlignBlockSize];
     for &(name, op) in Op::NAMED.iter().filter(|(_, op)| !own.contains(op)) {
@@ -258,7 +258,7 @@ pub fn bases() -> Vec<Raw> {
 }
 
 /// Shapes that are not `shape`.
-pub fn shapes(shape: &[usize]) -> Vec<Vec<usize>> {
+pub(crate) fn shapes(shape: &[usize]) -> Vec<Vec<usize>> {
     let mut all = vec![
         shape.iter().rev().copied().collect(),
         vec![shape.iter().product()],
@@ -280,14 +280,14 @@ pub fn shapes(shape: &[usize]) -> Vec<Vec<usize>> {
 }
 
 /// Element types that are not `dtype`: of its width and of others.
-pub fn dtypes(dtype: DType) -> impl Iterator<Item = DType> {
+pub(crate) fn dtypes(dtype: DType) -> impl Iterator<Item = DType> {
     [DType::U8, DType::BF16, DType::I32, DType::F32, DType::I64]
         .into_iter()
         .filter(move |&other| other != dtype)
 }
 
 /// Every string that stands as a value in `config`.
-pub fn names(config: &Value, into: &mut BTreeSet<String>) {
+pub(crate) fn names(config: &Value, into: &mut BTreeSet<String>) {
     match config {
         Value::String(name) => {
             into.insert(name.clone());
@@ -335,7 +335,7 @@ fn values(old: &Value, names: &BTreeSet<String>) -> Vec<Value> {
 }
 
 /// `config` with one value changed or left out, at any depth, and what was changed.
-pub fn configs(config: &Value, names: &BTreeSet<String>) -> Vec<(String, Value)> {
+pub(crate) fn configs(config: &Value, names: &BTreeSet<String>) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     let keys: Vec<Value> = match config {
         Value::Object(map) => map.keys().map(|key| json!(key)).collect(),

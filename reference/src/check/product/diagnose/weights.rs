@@ -11,6 +11,8 @@ use crate::weight::{Codes, Weight};
 
 /// Wrong columns that may each have a cause of their own.
 const OWN_CAUSE: usize = 8;
+/// Codes of a column that may explain it before the search is given up.
+const FITTING_CODES: usize = 256;
 
 /// Part and column of every wrong column, where they are few and have enough rows.
 fn few_columns(scene: &Scene<'_>) -> Option<Vec<(usize, usize)>> {
@@ -28,6 +30,10 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let mut fitting = Vec::new();
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
+            // Each costs a copy of the weight, and of so many none is the clearest.
+            if fitting.len() > FITTING_CODES {
+                return None;
+            }
         }
         let (k, old, new) = clearest(fitting)?;
         texts.push(format!("k {k}, n {n}: code {new} instead of {old}"));
