@@ -25,12 +25,12 @@ pub use config::{
     RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
 };
 pub use error::CaseError;
+pub use limits::Limits;
 pub(crate) use methods::GptOssMatrix;
 pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
     MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, RequantizeConfig, SwizzleConfig,
 };
-pub use limits::Limits;
 pub use misfit::{Misfit, MisfitKind};
 pub use op::Op;
 pub use rules::{Dim, TensorRule};

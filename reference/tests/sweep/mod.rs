@@ -53,6 +53,15 @@ impl Raw {
         changed
     }
 
+    pub(crate) fn zeroed(&self, name: &str) -> Self {
+        let mut changed = self.clone();
+        for tensor in changed.tensors.iter_mut().filter(|t| t.name() == name) {
+            let bytes = vec![0; tensor.bytes().len()];
+            *tensor = Tensor::new(name, tensor.dtype(), tensor.shape().to_vec(), bytes).unwrap();
+        }
+        changed
+    }
+
     /// With tensor `i` as `dtype` and `shape`, its bytes repeated or cut.
     pub(crate) fn reshaped(&self, i: usize, dtype: DType, shape: Vec<usize>) -> Self {
         let mut changed = self.clone();
@@ -112,11 +121,13 @@ fn quants() -> Vec<QuantConfig> {
     ]
 }
 
-/// The case of `config` with the fewest rows among those of some seeds.
+/// A case of `config`, of one row: the first number that is drawn picks one of seven row counts.
 fn smallest(label: &str, config: &CaseConfig) -> Raw {
-    let case = |seed| case_of(config.clone(), &mut Rng::new(seed)).unwrap();
-    let bytes = (0..12).map(|seed| case(seed).to_bytes().unwrap());
-    Raw::parse(label, &bytes.min_by_key(Vec::len).unwrap())
+    let seed = (0..).find(|&seed| Rng::new(seed).below(7) == 0).unwrap();
+    let case = case_of(config.clone(), &mut Rng::new(seed)).unwrap();
+    let rows = case.inputs["x"].shape()[0];
+    assert_eq!(rows, 1, "{label}");
+    Raw::of(label, &case)
 }
 
 fn linears() -> Vec<Raw> {
@@ -219,19 +230,27 @@ pub(crate) fn large() -> Vec<Raw> {
         raw.with_config(&config)
     };
     let quant = quants().swap_remove(4);
-    let config = LinearConfig {
+    let config = CaseConfig::Linear(LinearConfig {
         quant: QuantConfig { group_size: GroupSize::Channel, ..quant },
         size_m: 1,
         size_n: 1024,
         size_k: 64,
         scale_factor: None,
         schedule: None,
-    };
-    let wide = smallest("linear of many columns", &CaseConfig::Linear(config));
+    });
+    let wide = smallest("linear of many columns", &config);
     let wide = ["in.x", "out.y"].iter().fold(sized(&wide), |raw, name| with_rows(&raw, name));
     let mut unscheduled = wide.config();
     unscheduled["schedule"] = Value::Null;
     let by_bounds = wide.with_config(&unscheduled);
+
+    // A sum of many steps, all of it missing: very many ranges of k explain the zeros.
+    let CaseConfig::Linear(c) = config.clone() else { unreachable!() };
+    let long = CaseConfig::Linear(LinearConfig { size_n: 64, size_k: 1 << 16, ..c });
+    let long = smallest("linear of a long sum", &long).zeroed("out.y");
+    let mut config = long.config();
+    config["schedule"] = Value::Null;
+    let long = long.with_config(&config).without(&["out.marlin_qweight"]);
 
     // `y` alone: all stages before it are recomputed.
     let layer = layers().pop().unwrap();
@@ -240,7 +259,7 @@ pub(crate) fn large() -> Vec<Raw> {
     let layer = sized(&layer.without(&others));
     let names = ["in.x", "in.router_logits", "out.y"];
     let layer = names.iter().fold(layer, |raw, name| with_rows(&raw, name));
-    vec![wide, by_bounds, layer]
+    vec![wide, by_bounds, long, layer]
 }
 
 /// Small cases of every operation.
