@@ -57,8 +57,18 @@ fn place(rng: &mut Rng, text: &str, wanted: impl Fn(char) -> bool) -> Option<usi
 }
 
 const NUMBERS: [&str; 12] = [
-    "0", "1", "2", "3", "-1", "16", "128", "2147483647", "2147483648", "9223372036854775808",
-    "1.5", "1e308",
+    "0",
+    "1",
+    "2",
+    "3",
+    "-1",
+    "16",
+    "128",
+    "2147483647",
+    "2147483648",
+    "9223372036854775808",
+    "1.5",
+    "1e308",
 ];
 const VALUES: [&str; 8] = ["null", "true", "false", "[]", "{}", "[[[[]]]]", "\"\"", "\\\"int8\\\""];
 const TYPES: [&str; 8] = ["U8", "I8", "F16", "BF16", "I32", "F32", "F8_E4M3", "I64"];
@@ -82,7 +92,8 @@ fn change_text(rng: &mut Rng, text: &mut String) {
         }
         // An element type by another, of the same width or not.
         3 => {
-            let all: Vec<usize> = text.match_indices("\"dtype\":\"").map(|(at, _)| at + 9).collect();
+            let all: Vec<usize> =
+                text.match_indices("\"dtype\":\"").map(|(at, _)| at + 9).collect();
             if all.is_empty() {
                 return;
             }

@@ -49,10 +49,8 @@ fn install() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
         let location = info.location().map(|l| format!("{}:{}", l.file(), l.line()));
-        let seen = Seen {
-            message: message_of(info.payload()),
-            location: location.unwrap_or_default(),
-        };
+        let seen =
+            Seen { message: message_of(info.payload()), location: location.unwrap_or_default() };
         let mut all = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
         all.push_back(seen);
         if all.len() > REMEMBERED {

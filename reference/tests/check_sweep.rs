@@ -95,7 +95,8 @@ impl Sweep {
             let text = format!("{}: {what}: an error, not a verdict", changed.label);
             return self.wrong.push(text);
         };
-        let mut wrong = |text: String| self.wrong.push(format!("{}: {what}: {text}", changed.label));
+        let mut wrong =
+            |text: String| self.wrong.push(format!("{}: {what}: {text}", changed.label));
         for output in &report.outputs {
             let before = base.outputs.iter().find(|o| o.name == output.name);
             let passed = before.is_some_and(|o| o.verdict == Verdict::Pass);

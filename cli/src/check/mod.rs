@@ -277,7 +277,8 @@ mod tests {
         let config =
             AlignConfig { block_size: 2, num_experts: 2, top_k: 1, ep_size: 1, ep_rank: 0 };
         let mut case = Case::new(name, CaseConfig::Align(config), "");
-        let list = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let list =
+            |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         let ids = Tensor::new("", DType::I32, vec![3, 1], list(&[1, 0, 1])).unwrap();
         case.add_input("topk_ids", ids);
         let sorted = Tensor::new("", DType::I32, vec![4], list(&[1, 3, 0, 2])).unwrap();
@@ -308,7 +309,10 @@ mod tests {
         assert_eq!(verdicts, [Some("pass"), Some("error"), Some("pass")]);
         let error = lines[1]["error"].as_str().unwrap();
         let path = folder.path().join("b.safetensors").display().to_string();
-        assert!(error.starts_with(&format!("{path}: internal error: b has no verdict at ")), "{error}");
+        assert!(
+            error.starts_with(&format!("{path}: internal error: b has no verdict at ")),
+            "{error}"
+        );
         let (place, rest) = error.split_once(file!()).expect(error);
         assert!(place.ends_with(" at ") && rest.ends_with("; please report it"), "{error}");
     }

@@ -176,14 +176,18 @@ fn align(case: &Case<'_>, entries: usize, num_experts: usize, block_size: usize)
          {num_experts}"
     );
     let bytes = padded.saturating_mul(8).saturating_add(times(&[num_experts, 32]));
-    vec![Demand { what, bytes, work: times(&[entries, runs]) }]
+    vec![Demand::memory(what, bytes)]
 }
+
+/// What a comparison of two scores, bounds included, weighs in multiply-adds.
+const PER_COMPARISON: u64 = 16;
 
 /// Scores of all experts, from which `top_k` are chosen one after the other.
 fn choice(tokens: usize, experts: usize, top_k: usize, groups: usize) -> Demand {
     let what = format!("choosing top_k {top_k} of {experts} experts for {tokens} tokens");
     let by_group = times(&[tokens, groups, experts]);
-    Demand::work(what, times(&[tokens, experts, top_k]).saturating_add(by_group))
+    let comparisons = times(&[tokens, experts, top_k]).saturating_add(by_group);
+    Demand::work(what, comparisons.saturating_mul(PER_COMPARISON))
 }
 
 fn router(case: &Case<'_>, c: &RouterConfig) -> Vec<Demand> {

@@ -29,12 +29,12 @@ pub use config::{
 };
 pub use error::CaseError;
 pub use json::{CONFIG_BYTES, CONFIG_MEMORY};
+pub use limits::Limits;
 pub(crate) use methods::GptOssMatrix;
 pub use methods::{
     FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
     MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, Reciprocal, RequantizeConfig, SwizzleConfig,
 };
-pub use limits::Limits;
 pub use misfit::{Misfit, MisfitKind};
 pub use op::Op;
 pub use rules::{Dim, TensorRule};

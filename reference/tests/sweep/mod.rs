@@ -15,46 +15,55 @@ use serde_json::{Value, json};
 
 /// A case file taken apart.
 #[derive(Clone)]
-pub struct Raw {
+pub(crate) struct Raw {
     /// For messages.
-    pub label: String,
+    pub(crate) label: String,
     metadata: BTreeMap<String, String>,
-    pub tensors: Vec<Tensor<'static>>,
+    pub(crate) tensors: Vec<Tensor<'static>>,
 }
 
 impl Raw {
-    pub fn of(label: &str, case: &Case<'_>) -> Self {
+    pub(crate) fn of(label: &str, case: &Case<'_>) -> Self {
         Self::parse(label, &case.to_bytes().unwrap())
     }
 
-    pub fn parse(label: &str, bytes: &[u8]) -> Self {
+    pub(crate) fn parse(label: &str, bytes: &[u8]) -> Self {
         let container = Container::parse(bytes).unwrap();
         let tensors = container.tensors().map(|t| t.unwrap().into_owned()).collect();
         Self { label: label.to_owned(), metadata: container.metadata().clone(), tensors }
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         write_container(&self.tensors, &self.metadata, Vec::new()).unwrap()
     }
 
-    pub fn config(&self) -> Value {
+    pub(crate) fn config(&self) -> Value {
         serde_json::from_str(&self.metadata["config"]).unwrap()
     }
 
-    pub fn with_config(&self, config: &Value) -> Self {
+    pub(crate) fn with_config(&self, config: &Value) -> Self {
         let mut changed = self.clone();
         changed.metadata.insert("config".to_owned(), config.to_string());
         changed
     }
 
-    pub fn without(&self, names: &[&str]) -> Self {
+    pub(crate) fn without(&self, names: &[&str]) -> Self {
         let mut changed = self.clone();
         changed.tensors.retain(|t| !names.contains(&t.name()));
         changed
     }
 
+    pub(crate) fn zeroed(&self, name: &str) -> Self {
+        let mut changed = self.clone();
+        for tensor in changed.tensors.iter_mut().filter(|t| t.name() == name) {
+            let bytes = vec![0; tensor.bytes().len()];
+            *tensor = Tensor::new(name, tensor.dtype(), tensor.shape().to_vec(), bytes).unwrap();
+        }
+        changed
+    }
+
     /// With tensor `i` as `dtype` and `shape`, its bytes repeated or cut.
-    pub fn reshaped(&self, i: usize, dtype: DType, shape: Vec<usize>) -> Self {
+    pub(crate) fn reshaped(&self, i: usize, dtype: DType, shape: Vec<usize>) -> Self {
         let mut changed = self.clone();
         let old = &self.tensors[i];
         let len = shape.iter().product::<usize>() * dtype.bytes();
@@ -113,11 +122,13 @@ fn quants() -> Vec<QuantConfig> {
     ]
 }
 
-/// The case of `config` with the fewest rows among those of some seeds.
+/// A case of `config`, of one row: the first number that is drawn picks one of seven row counts.
 fn smallest(label: &str, config: &CaseConfig) -> Raw {
-    let case = |seed| case_of(config.clone(), &mut Rng::new(seed)).unwrap();
-    let bytes = (0..12).map(|seed| case(seed).to_bytes().unwrap());
-    Raw::parse(label, &bytes.min_by_key(Vec::len).unwrap())
+    let seed = (0..).find(|&seed| Rng::new(seed).below(7) == 0).unwrap();
+    let case = case_of(config.clone(), &mut Rng::new(seed)).unwrap();
+    let rows = case.inputs["x"].shape()[0];
+    assert_eq!(rows, 1, "{label}");
+    Raw::of(label, &case)
 }
 
 fn linears() -> Vec<Raw> {
@@ -207,7 +218,7 @@ fn routing() -> Vec<Raw> {
 }
 
 /// Cases whose bytes are mostly one product's, and wrong: those that take most memory for their size.
-pub fn large() -> Vec<Raw> {
+pub(crate) fn large() -> Vec<Raw> {
     let rows = 700;
     let at = |raw: &Raw, name: &str| raw.tensors.iter().position(|t| t.name() == name).unwrap();
     let with_rows = |raw: &Raw, name: &str| {
@@ -221,20 +232,27 @@ pub fn large() -> Vec<Raw> {
         raw.with_config(&config)
     };
     let quant = quants().swap_remove(4);
-    let config = LinearConfig {
+    let config = CaseConfig::Linear(LinearConfig {
         quant: QuantConfig { group_size: GroupSize::Channel, ..quant },
         size_m: 1,
         size_n: 1024,
         size_k: 64,
         scale_factor: None,
         schedule: None,
-        quantizer: None,
-    };
-    let wide = smallest("linear of many columns", &CaseConfig::Linear(config));
+    });
+    let wide = smallest("linear of many columns", &config);
     let wide = ["in.x", "out.y"].iter().fold(sized(&wide), |raw, name| with_rows(&raw, name));
     let mut unscheduled = wide.config();
     unscheduled["schedule"] = Value::Null;
     let by_bounds = wide.with_config(&unscheduled);
+
+    // A sum of many steps, all of it missing: very many ranges of k explain the zeros.
+    let CaseConfig::Linear(c) = config.clone() else { unreachable!() };
+    let long = CaseConfig::Linear(LinearConfig { size_n: 64, size_k: 1 << 16, ..c });
+    let long = smallest("linear of a long sum", &long).zeroed("out.y");
+    let mut config = long.config();
+    config["schedule"] = Value::Null;
+    let long = long.with_config(&config).without(&["out.marlin_qweight"]);
 
     // `y` alone: all stages before it are recomputed.
     let layer = layers().pop().unwrap();
@@ -243,11 +261,11 @@ pub fn large() -> Vec<Raw> {
     let layer = sized(&layer.without(&others));
     let names = ["in.x", "in.router_logits", "out.y"];
     let layer = names.iter().fold(layer, |raw, name| with_rows(&raw, name));
-    vec![wide, by_bounds, layer]
+    vec![wide, by_bounds, long, layer]
 }
 
 /// Small cases of every operation.
-pub fn bases() -> Vec<Raw> {
+pub(crate) fn bases() -> Vec<Raw> {
     let mut all = [linears(), layers(), routing()].concat();
     let own = [Op::Linear, Op::Moe, Op::Router, Op::MoeAlignBlockSize];
     for &(name, op) in Op::NAMED.iter().filter(|(_, op)| !own.contains(op)) {
@@ -261,7 +279,7 @@ pub fn bases() -> Vec<Raw> {
 }
 
 /// Shapes that are not `shape`.
-pub fn shapes(shape: &[usize]) -> Vec<Vec<usize>> {
+pub(crate) fn shapes(shape: &[usize]) -> Vec<Vec<usize>> {
     let mut all = vec![
         shape.iter().rev().copied().collect(),
         vec![shape.iter().product()],
@@ -283,14 +301,14 @@ pub fn shapes(shape: &[usize]) -> Vec<Vec<usize>> {
 }
 
 /// Element types that are not `dtype`: of its width and of others.
-pub fn dtypes(dtype: DType) -> impl Iterator<Item = DType> {
+pub(crate) fn dtypes(dtype: DType) -> impl Iterator<Item = DType> {
     [DType::U8, DType::BF16, DType::I32, DType::F32, DType::I64]
         .into_iter()
         .filter(move |&other| other != dtype)
 }
 
 /// Every string that stands as a value in `config`.
-pub fn names(config: &Value, into: &mut BTreeSet<String>) {
+pub(crate) fn names(config: &Value, into: &mut BTreeSet<String>) {
     match config {
         Value::String(name) => {
             into.insert(name.clone());
@@ -338,7 +356,7 @@ fn values(old: &Value, names: &BTreeSet<String>) -> Vec<Value> {
 }
 
 /// `config` with one value changed or left out, at any depth, and what was changed.
-pub fn configs(config: &Value, names: &BTreeSet<String>) -> Vec<(String, Value)> {
+pub(crate) fn configs(config: &Value, names: &BTreeSet<String>) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     let keys: Vec<Value> = match config {
         Value::Object(map) => map.keys().map(|key| json!(key)).collect(),

@@ -17,6 +17,13 @@ const COLUMNS: usize = 6;
 /// k per step of Marlin's kernels.
 const STEP: usize = 16;
 
+/// Parts of the sum that are tried: each costs a product, and a list of all k.
+const TRIED: usize = 8;
+/// Pairs of a first and a last step whose range is looked at: all of them up to a K of 92,000.
+const RANGES: usize = 1 << 24;
+/// Other scales of groups that are tried: each costs a copy of the weight.
+const SCALES: usize = 64;
+
 /// A set of k whose products were left out or counted twice.
 struct Part {
     id: &'static str,
@@ -43,7 +50,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     }
     let tried = terms.iter().map(|t| t.weight.scales.rows()).max().unwrap_or(1);
     let cost = hypotheses(first.stored.len(), tried);
-    for part in parts.into_iter().take(8) {
+    for part in parts.into_iter().take(TRIED) {
         let edit: &(dyn Fn(usize, usize, f64) -> f64 + Sync) =
             &|at, _, w| if part.k[at] { w * part.factor } else { w };
         if let Some(outcome) = scene.weigh_setups(&|p| Some(scene.right(p)), Some(edit), cost) {
@@ -102,7 +109,7 @@ fn groups(terms: &[Terms<'_>]) -> Vec<Part> {
     let mut parts = Vec::new();
     for g in 0..count {
         for (sign, factor) in WAYS {
-            if !fits(terms, |t, l, _| sign * sum(t, l, g)) {
+            if parts.len() == TRIED || !fits(terms, |t, l, _| sign * sum(t, l, g)) {
                 continue;
             }
             let k = first.groups.iter().map(|&group| group == g).collect();
@@ -133,9 +140,12 @@ fn ranges(terms: &[Terms<'_>]) -> Vec<Part> {
     };
     let sums: Vec<Vec<Vec<f64>>> = terms.iter().map(|t| t.judged().map(prefix).collect()).collect();
     let mut parts = Vec::new();
-    for length in 1..steps {
+    for length in (1..steps).take((RANGES / steps.max(1)).max(1)) {
         for from in 0..=steps - length {
             for (sign, factor) in WAYS {
+                if parts.len() == TRIED {
+                    return parts;
+                }
                 let sum = |t: usize, l: usize| sums[t][l][from + length] - sums[t][l][from];
                 if !fits(terms, |t, l, _| sign * sum(t, l)) {
                     continue;
@@ -185,7 +195,7 @@ fn single(terms: &[Terms<'_>]) -> Vec<Part> {
     let mut parts = Vec::new();
     for at in 0..size_k {
         for (sign, factor) in WAYS {
-            if fits(terms, |_, _, line| sign * line.products[at]) {
+            if parts.len() < TRIED && fits(terms, |_, _, line| sign * line.products[at]) {
                 let row = terms[0].stored[at];
                 let k = (0..size_k).map(|k| k == at).collect();
                 parts.push(if factor == 0.0 {
@@ -210,11 +220,12 @@ fn other_groups_scales(scene: &Scene<'_>, terms: &[Terms<'_>]) -> Option<Finding
         t.weight.scales.value(from, t.n) / t.weight.scales.value(g, t.n)
     };
     let sum = |t: usize, l: usize, g: usize| sums[t][l][g];
+    let mut tries = 0..SCALES;
     for g in 0..count {
         for from in (0..count).filter(|&from| from != g) {
             let of =
                 |t: usize, l: usize, _: &Line| sum(t, l, g) * (ratio(&terms[t], g, from) - 1.0);
-            if !fits(terms, of) {
+            if !fits(terms, of) || tries.next().is_none() {
                 continue;
             }
             let setup = |part: usize| {

@@ -14,6 +14,8 @@ use crate::weight::{Codes, Weight};
 const OWN_CAUSE: usize = 8;
 /// Numbers near a fitted scale that are tried.
 const SCALES_TRIED: usize = 16;
+/// Codes of a column that may explain it before the search is given up.
+const FITTING_CODES: usize = 256;
 
 /// Part and column of every wrong column, where they are few and have enough rows.
 fn few_columns(scene: &Scene<'_>) -> Option<Vec<(usize, usize)>> {
@@ -44,6 +46,10 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let mut fitting = Vec::new();
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
+            // Each costs a copy of the weight, and of so many none is the clearest.
+            if fitting.len() > FITTING_CODES {
+                return None;
+            }
         }
         cost += (terms.stored.len() as f64).log2() + f64::from(terms.weight.codes.bits());
         let (k, old, new) = clearest(fitting)?;
