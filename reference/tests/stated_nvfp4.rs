@@ -99,7 +99,7 @@ fn case(x: &[f32], global: f32, (codes, scales): (Vec<u8>, Vec<u8>)) -> Case<'st
     case.add_input("x", Tensor::from_vec("x", DType::BF16, vec![rows, 64], x).expect("x"));
     let global = Tensor::from_vec("", DType::F32, vec![1], vec![global]);
     case.add_input("input_global_scale", global.expect("a scale"));
-    let bytes = codes.chunks(2).map(|p| p[0] | p[1] << 4).collect();
+    let bytes: Vec<u8> = codes.chunks(2).map(|p| p[0] | p[1] << 4).collect();
     case.add_output("x_fp4", Tensor::new("", DType::U8, vec![rows, 32], bytes).expect("codes"));
     let scales = Tensor::new("", DType::F8E4M3, vec![rows, 4], scales).expect("scales");
     case.add_output("x_scale", scales);
