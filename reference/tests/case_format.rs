@@ -480,8 +480,13 @@ fn values_of_inputs() {
         let mut g_idx = vec![0; 32];
         g_idx[7] = g;
         bad(gptq().tensor(ints("in.g_idx", &[32], g_idx.clone())), "in.g_idx", &[7]);
-        // Nobody reads it without act-order.
-        gptq().tensor(ints("in.g_idx", &[32], g_idx)).with("desc_act", json!(false)).ok();
+        // Without act-order it must say what the config does.
+        let unordered = |g_idx| {
+            let file = gptq().tensor(ints("in.g_idx", &[32], g_idx));
+            file.with("desc_act", json!(false))
+        };
+        bad(unordered(g_idx), "in.g_idx", &[7]);
+        unordered((0..32).map(|k| k / 16).collect()).ok();
     }
     let mut nan = vec![0u8; 16];
     nan[5] = 0xff;

@@ -180,11 +180,10 @@ fn the_map_of_experts_is_the_ranks() {
     };
     put(&mut case, &|e| (e >= half).then(|| e - half)).expect("linear placement");
     put(&mut case, &|e| (e % 2 == 1).then_some(e / 2)).expect("round-robin placement");
-    // Those of rank 0.
-    let error = put(&mut case, &|e| (e < half).then_some(e)).expect_err("another rank's");
+    let error = put(&mut case, &|e| (e + 1 < half).then_some(e)).expect_err("too few");
     let text = error.to_string();
     assert!(text.contains("`ep_size`") && text.contains("`in.expert_map`"), "{text}");
-    put(&mut case, &|e| (e + 1 < half).then_some(e)).expect_err("too few");
+    put(&mut case, &|e| (e <= half).then_some(e)).expect_err("too many");
 }
 
 #[test]

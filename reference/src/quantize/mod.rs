@@ -14,6 +14,7 @@ pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_tok
 pub use block::{mxfp4, mxfp8, nvfp4};
 pub use fp8_group::per_group_fp8;
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
+pub(crate) use nvfp4_kernel::with_ties_away;
 pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference, nvfp4_ties_away};
 pub use rules::{ActivationRule, RuleFit, StatedActivations};
 

@@ -185,24 +185,40 @@ pub fn nvfp4_kernel_difference(
     Ok(furthest)
 }
 
+/// Where v · factor lies exactly between two codes: the lower one, if it is the even one. Where the
+/// upper one is even, both rules for ties take it.
+fn even_below(v: f32, factor: f32) -> Option<u8> {
+    const TIES: [(f32, u8); 4] = [(0.25, 0), (1.25, 2), (2.5, 4), (5.0, 6)];
+    let scaled = v.abs() * factor;
+    TIES.iter().find(|(tie, _)| *tie == scaled).map(|(_, below)| *below)
+}
+
 /// Whether every value that lies exactly between two codes, by the correctly rounded reciprocals of
 /// [`super::nvfp4`], went to the larger one where the definition takes the smaller, even one.
 ///
 /// Reciprocals that are all too large do the same to ties, so that this alone is no proof of a mistake.
 pub fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
-    // The code below of each tie that two rules round apart.
-    const TIES: [(f32, u8); 4] = [(0.25, 0), (1.25, 2), (2.5, 4), (5.0, 6)];
     let rows = Rows { x, cols: x.len(), codes, scales };
     let (mut even, mut away) = (0usize, 0usize);
     for (_, x, codes, scale) in rows.blocks().filter(|(.., scale)| *scale != 0) {
         let factor = 1.0 / (e4m3fn_to_f32(scale) * (1.0 / global_scale));
         for (v, code) in x.iter().zip(codes) {
-            let scaled = v.abs() * factor;
-            if let Some((_, below)) = TIES.iter().find(|(tie, _)| *tie == scaled) {
-                even += usize::from(code & 7 == *below);
+            if let Some(below) = even_below(*v, factor) {
+                even += usize::from(code & 7 == below);
                 away += usize::from(code & 7 == below + 1);
             }
         }
     }
     away > 0 && even == 0
+}
+
+/// The definition's `codes` with ties away from zero in the place of ties to even.
+pub(crate) fn with_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> Vec<u8> {
+    let rows = Rows { x, cols: x.len(), codes, scales };
+    let block = |(_, x, codes, scale): (usize, &[f32], &[u8], u8)| -> Vec<u8> {
+        let factor = 1.0 / (e4m3fn_to_f32(scale) * (1.0 / global_scale));
+        let tie = |v: f32| scale != 0 && even_below(v, factor).is_some();
+        x.iter().zip(codes).map(|(v, code)| code + u8::from(tie(*v))).collect()
+    };
+    rows.blocks().flat_map(block).collect()
 }

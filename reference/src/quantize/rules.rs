@@ -113,8 +113,10 @@ impl RuleFit {
         self.wrong_codes.is_empty() && self.wrong_scales.is_empty()
     }
 
-    fn wrong(&self) -> usize {
-        self.wrong_codes.len() + self.wrong_scales.len()
+    /// The shares of codes and of scales that differ.
+    fn wrong(&self) -> f64 {
+        let share = |wrong: &[usize], of: usize| wrong.len() as f64 / of.max(1) as f64;
+        share(&self.wrong_codes, self.codes.len()) + share(&self.wrong_scales, self.scales.len())
     }
 }
 
@@ -190,9 +192,9 @@ impl StatedActivations<'_> {
         let scale = if floored { floor } else { scale };
         let scaling = match rule {
             rule if rule.is_product() && !floored => Scaling::Multiply(limit / max),
-            ActivationRule::Reciprocal | ActivationRule::ReciprocalExact => {
-                Scaling::Multiply(1.0 / scale)
-            }
+            ActivationRule::Reciprocal
+            | ActivationRule::ReciprocalExact
+            | ActivationRule::ReciprocalAway => Scaling::Multiply(1.0 / scale),
             ActivationRule::SixteenBit if scale > 0.0 => Scaling::Narrowed(scale),
             _ => Scaling::Divide(if scale > 0.0 { scale } else { 1.0 }),
         };

@@ -239,6 +239,7 @@ pub(crate) fn large() -> Vec<Raw> {
         size_k: 64,
         scale_factor: None,
         schedule: None,
+        quantizer: None,
     });
     let wide = smallest("linear of many columns", &config);
     let wide = ["in.x", "out.y"].iter().fold(sized(&wide), |raw, name| with_rows(&raw, name));

@@ -8,7 +8,7 @@ use crate::check::compare::{Elements, Rows};
 use crate::check::{Diagnosis, OutputReport, Verdict};
 use crate::layout::Layout as _;
 use crate::moe::widen;
-use crate::quantize::{nvfp4, nvfp4_kernel_difference, nvfp4_ties_away};
+use crate::quantize::{nvfp4, nvfp4_kernel_difference, nvfp4_ties_away, with_ties_away};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
 use crate::weight::{Table, TableData};
@@ -142,22 +142,24 @@ pub(super) fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputRepor
     let codes: Vec<u8> = fp4.bytes().iter().flat_map(|b| [b & 15, b >> 4]).collect();
     let k = q.config.size_k;
     let kernel = nvfp4_kernel_difference(&q.x, k, q.global_scale, &codes, &scales)?;
+    let declared = q.config.reciprocal == Some(Reciprocal::Approximate);
+    let away = match kernel {
+        // All else must be the definition's.
+        Some(_) => {
+            let (exact, exact_scales) = nvfp4(&q.x, k, q.global_scale)?;
+            scales == exact_scales && codes == with_ties_away(&q.x, q.global_scale, &exact, &scales)
+        }
+        None => !declared && nvfp4_ties_away(&q.x, q.global_scale, &codes, &scales),
+    };
     let failed = reports.iter_mut().filter(|r| r.verdict == Verdict::Fail);
+    if away {
+        failed.for_each(|report| ties_away(report, kernel.is_none()));
+        return Ok(reports);
+    }
     if let Some(difference) = kernel {
         let note =
             format!("nor does rcp.approx.ftz.f32 for the reciprocals give this: {difference}");
         failed.for_each(|r| r.note = Some(note.clone()));
-        return Ok(reports);
-    }
-    let declared = q.config.reciprocal == Some(Reciprocal::Approximate);
-    if !declared && nvfp4_ties_away(&q.x, q.global_scale, &codes, &scales) {
-        let note = "a kernel with approximate reciprocals may give this by chance: declare \
-                    `\"reciprocal\": \"approximate\"` if this one has them";
-        for report in failed {
-            let text = "values between two codes went away from zero, not to the even code";
-            report.diagnosis = Some(Diagnosis::explains("ties-away", text));
-            report.note = Some(note.to_owned());
-        }
         return Ok(reports);
     }
     for report in failed {
@@ -168,4 +170,18 @@ pub(super) fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputRepor
         *report = OutputReport { equal_bits: equal, ..made };
     }
     Ok(reports)
+}
+
+/// Names the mistake; `chance` says that approximate reciprocals may give the same.
+fn ties_away(report: &mut OutputReport, chance: bool) {
+    report.diagnosis = Some(Diagnosis {
+        id: "ties-away".to_owned(),
+        text: "values between two codes went away from zero, not to the even code".to_owned(),
+        unexplained: 0,
+    });
+    if chance {
+        let note = "a kernel with approximate reciprocals may give this by chance: declare \
+                    `\"reciprocal\": \"approximate\"` if this one has them";
+        report.note = Some(note.to_owned());
+    }
 }
