@@ -223,7 +223,8 @@ impl MemoryDisk {
     /// Runs `hook` before the call of this number, counted from now.
     pub fn hook(&self, at: u64, hook: impl FnOnce() + Send + 'static) {
         let mut state = self.state();
-        (state.calls, state.hook) = (0, Some((at, Box::new(hook))));
+        state.calls = 0;
+        state.hook = Some((at, Box::new(hook)));
     }
 
     /// Whether the hook has not been run.
