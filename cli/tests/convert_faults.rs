@@ -179,7 +179,13 @@ fn every_fault_at_every_call_of_a_repair() {
     world.run(&disk, false).unwrap();
     let shard = world.right.keys().find(|n| n.ends_with(".safetensors")).unwrap();
     disk.edit(&Path::new(OUT).join(shard), |bytes| *bytes.last_mut().unwrap() ^= 1);
-    // The folder was complete and was damaged from outside: it does say "complete".
+    // A repair takes "complete" back before it writes.
+    let killed = disk.copy();
+    killed.fail(world.calls(&disk, false) / 2, Fault::Kill);
+    world.run(&killed, false).unwrap_err();
+    let names = killed.contents();
+    assert!(names.contains_key(PROGRESS) && !names.contains_key(MANIFEST), "{:?}", names.keys());
+    // Until then the folder says so, though it was damaged from outside.
     sweep(&world, &disk, false, &[], false);
 }
 

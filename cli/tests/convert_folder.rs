@@ -66,6 +66,14 @@ impl World {
         Self { temp, model, out }
     }
 
+    /// A model that two tensor-parallel ranks can share.
+    fn with_ranks() -> Self {
+        let world = Self::new();
+        fs::remove_dir_all(&world.model).unwrap();
+        write_model(Format::Gptq4, &world.model);
+        world
+    }
+
     fn occupied(&self, settings: &Settings) -> String {
         match run(&self.model, &self.out, settings).unwrap_err() {
             ConvertError::Occupied { reason, .. } => reason,
@@ -105,7 +113,7 @@ fn a_left_lock_file_locks_nothing() {
 /// is there then is right.
 #[test]
 fn writers_that_begin_together_never_mix() {
-    let world = World::new();
+    let world = World::with_ranks();
     let right = world.temp.path().join("right");
     run(&world.model, &right, &settings()).unwrap();
     let other = Settings { tp: Ranks { size: 2, rank: 0 }, ..settings() };
@@ -169,7 +177,7 @@ fn killed_processes_leave_nothing_behind() {
 
 #[test]
 fn other_ranks_models_and_files_are_refused_by_name() {
-    let world = World::new();
+    let world = World::with_ranks();
     let rank = |rank| Settings { tp: Ranks { size: 2, rank }, ..settings() };
     run(&world.model, &world.out, &rank(0)).unwrap();
     let reason = world.occupied(&rank(1));
@@ -371,7 +379,7 @@ fn side_files_are_copied_or_named() {
     let world = World::new();
     // Larger than any buffer; sparse, so that it costs no disk.
     let large = fs::File::create(world.model.join("large.txt")).unwrap();
-    large.set_len(300 << 20).unwrap();
+    large.set_len(257 << 20).unwrap();
     for name in ["README.md", "pytorch_model.bin", "pytorch_model.bin.index.json", ".gitattributes"]
     {
         fs::write(world.model.join(name), name).unwrap();
@@ -397,7 +405,7 @@ fn side_files_are_copied_or_named() {
             "pytorch_model.bin.index.json"
         ]
     );
-    assert_eq!(fs::metadata(world.out.join("large.txt")).unwrap().len(), 300 << 20);
+    assert_eq!(fs::metadata(world.out.join("large.txt")).unwrap().len(), 257 << 20);
     assert_eq!(fs::read(world.out.join("README.md")).unwrap(), b"README.md");
 }
 

@@ -127,8 +127,11 @@ impl<'s> Folder<'s> {
     pub fn open(&mut self, inputs: &Inputs, force: bool) -> Result<Kept, ConvertError> {
         self.manifest.set_inputs(inputs.records());
         let changed = self.found.as_ref().and_then(|m| m.changed_input(&self.manifest));
+        // Where nothing is finished, nothing can mix.
+        let empty = self.found.as_ref().is_some_and(|m| !m.complete && m.files.is_empty());
+        let anew = force || (empty && changed.is_some());
         if let Some(input) = changed
-            && !force
+            && !anew
         {
             let reason =
                 format!("was converted from another `{input}`: its SHA-256 has changed since then");
@@ -136,7 +139,7 @@ impl<'s> Folder<'s> {
         }
         self.sweep()?;
         match self.found.take() {
-            Some(found) if force => {
+            Some(found) if anew => {
                 self.clear(found)?;
                 self.save()?;
                 Ok(Kept::default())

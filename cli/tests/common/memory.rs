@@ -253,7 +253,7 @@ impl MemoryDisk {
         self.revive();
         let mut state = self.state();
         let mut noise = Noise::new(&format!("{power:?}"));
-        let mut survives = || noise.next() % 2 == 0;
+        let mut survives = || noise.next().is_multiple_of(2);
         let state = &mut *state;
         if let Power::Some(_) = power {
             for change in state.pending.iter().filter(|_| survives()) {

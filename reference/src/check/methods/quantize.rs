@@ -174,11 +174,8 @@ pub(super) fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputRepor
 
 /// Names the mistake; `chance` says that approximate reciprocals may give the same.
 fn ties_away(report: &mut OutputReport, chance: bool) {
-    report.diagnosis = Some(Diagnosis {
-        id: "ties-away".to_owned(),
-        text: "values between two codes went away from zero, not to the even code".to_owned(),
-        unexplained: 0,
-    });
+    let text = "values between two codes went away from zero, not to the even code";
+    report.diagnosis = Some(Diagnosis::explains("ties-away", text));
     if chance {
         let note = "a kernel with approximate reciprocals may give this by chance: declare \
                     `\"reciprocal\": \"approximate\"` if this one has them";
