@@ -77,7 +77,9 @@ impl Block {
     fn parent(&self) -> String {
         let names = ["mlp", "block_sparse_moe", "feed_forward"];
         let file = self.file();
-        let of = |p: &&&str| file.tensors().any(|t| t.unwrap().name().starts_with(&format!("in.{p}.experts.")));
+        let of = |p: &&&str| {
+            file.tensors().any(|t| t.unwrap().name().starts_with(&format!("in.{p}.experts.")))
+        };
         (*names.iter().find(of).unwrap()).to_owned()
     }
 
@@ -123,7 +125,8 @@ impl Block {
         let biases = self.has(&bias).then(|| {
             let (_, gate_up) = self.floats(&bias);
             let (_, down) = self.floats(&format!("in.{parent}.experts.down_proj_bias"));
-            let side = |up: usize| (0..inner).map(|i| gate_up[e * 2 * inner + column(up, i)]).collect();
+            let side =
+                |up: usize| (0..inner).map(|i| gate_up[e * 2 * inner + column(up, i)]).collect();
             [side(0), side(1), down[e * hidden..][..hidden].to_vec()]
         });
         Expert { matrices: [side(0), side(1), w2], biases }
@@ -237,8 +240,18 @@ fn quantized(module: &str, values: &[f32], n: usize, k: usize) -> [Tensor<'stati
         codes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
     let side = PADDED as i64;
     [
-        Tensor::from_vec(format!("{module}.weight_packed"), DType::I32, vec![PADDED, PADDED / 4], words),
-        Tensor::from_vec(format!("{module}.weight_scale"), DType::BF16, vec![PADDED, PADDED / GROUP], scales),
+        Tensor::from_vec(
+            format!("{module}.weight_packed"),
+            DType::I32,
+            vec![PADDED, PADDED / 4],
+            words,
+        ),
+        Tensor::from_vec(
+            format!("{module}.weight_scale"),
+            DType::BF16,
+            vec![PADDED, PADDED / GROUP],
+            scales,
+        ),
         Tensor::from_vec(format!("{module}.weight_shape"), DType::I64, vec![2], vec![side, side]),
     ]
     .map(Result::unwrap)
@@ -247,9 +260,7 @@ fn quantized(module: &str, values: &[f32], n: usize, k: usize) -> [Tensor<'stati
 /// `run --json --check` of a converted folder, and y.
 fn run_block(out: &Path, model: &Path, more: &[&str]) -> (Value, Vec<f32>) {
     let y = model.join("y.st");
-    let mut arguments = vec![
-        "run", out.to_str().unwrap(), "--json", "--check", "--input",
-    ];
+    let mut arguments = vec!["run", out.to_str().unwrap(), "--json", "--check", "--input"];
     let input = model.join("input.st");
     arguments.extend([input.to_str().unwrap(), "--output", y.to_str().unwrap()]);
     arguments.extend(more);
@@ -281,7 +292,8 @@ fn converted_blocks_give_transformers_outputs() {
     let blocks = Block::all();
     assert!(blocks.len() >= 11);
     for block in &blocks {
-        let (model, out) = (temp.path().join(&block.name), temp.path().join(format!("{}-out", block.name)));
+        let (model, out) =
+            (temp.path().join(&block.name), temp.path().join(format!("{}-out", block.name)));
         block.write(&model, |_| {});
         convert(&model, &out, &settings()).unwrap();
         let (report, y) = run_block(&out, &model, &[]);
@@ -289,7 +301,12 @@ fn converted_blocks_give_transformers_outputs() {
         assert!(error < 0.012, "{}: {error}", block.name);
         assert_eq!(report["routing"]["check"], json!({"ids": 0, "weights": 0, "first": null}));
         let shared = block.file().tensors().any(|t| t.unwrap().name().contains(".shared_expert"));
-        assert_eq!(report.to_string().contains("routed experts"), shared, "{}: {report}", block.name);
+        assert_eq!(
+            report.to_string().contains("routed experts"),
+            shared,
+            "{}: {report}",
+            block.name
+        );
     }
 }
 
@@ -343,7 +360,10 @@ fn an_unknown_model_type_is_refused_and_can_be_stated() {
         state(all);
     };
     with("scoring_fun", json!("sigmoid"));
-    refused(&["run", &path("out"), "--routing", &routing], &["scoring_fun", "`scoring_func`", "routing.json"]);
+    refused(
+        &["run", &path("out"), "--routing", &routing],
+        &["scoring_fun", "`scoring_func`", "routing.json"],
+    );
     with("correction_bias", json!("gate.bias"));
     refused(&["run", &path("out"), "--routing", &routing], &["mlp.gate.bias", "missing"]);
     with("top_k", json!(17));
@@ -414,7 +434,10 @@ fn fused_experts_are_never_skipped() {
     }
     // Nothing converted is an error even where experts may be copied.
     let skip = "--skip-unsupported";
-    refused(&["convert", &path("alone"), &path("out"), "--to", "marlin", skip], &["none of the modules", experts]);
+    refused(
+        &["convert", &path("alone"), &path("out"), "--to", "marlin", skip],
+        &["none of the modules", experts],
+    );
     assert!(!Path::new(&path("out/config.json")).exists());
     let output = run(["convert", &path("dense"), &path("out"), "--to", "marlin", skip]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -424,7 +447,11 @@ fn fused_experts_are_never_skipped() {
     let output = run(["run", &path("out"), "--layer", "model.layers.0.self_attn.o_proj", "--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     // The method quantizes activations, Marlin's form does not.
-    assert!(stdout(&output).contains("differs from the checkpoint's method"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("differs from the checkpoint's method"),
+        "{}",
+        stdout(&output)
+    );
 }
 
 #[test]
@@ -436,14 +463,16 @@ fn a_ranks_output_is_labelled() {
     let experts = "model.layers.0.mlp.experts";
     let linear = "model.layers.0.self_attn.o_proj";
     let report = |model: &Path, layer: &str| -> Value {
-        let output = run(["run", model.to_str().unwrap(), "--json", "--layer", layer, "--tokens", "3"]);
+        let output =
+            run(["run", model.to_str().unwrap(), "--json", "--layer", layer, "--tokens", "3"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         serde_json::from_str(stdout(&output)).unwrap()
     };
     let ranked = |name: &str, tp: usize, ep: usize| {
         let out = temp.path().join(name);
         let ranks = |size: usize| Ranks { size, rank: size - 1 };
-        convert(&model, &out, &Settings { tp: ranks(tp), ep: ranks(ep), ..kleidi.clone() }).unwrap();
+        convert(&model, &out, &Settings { tp: ranks(tp), ep: ranks(ep), ..kleidi.clone() })
+            .unwrap();
         out
     };
     let whole = ranked("whole", 1, 1);
@@ -461,15 +490,26 @@ fn a_ranks_output_is_labelled() {
         assert_eq!((&partial["local_experts"], &partial["num_experts"]), (&json!(1), &json!(3)));
         assert_eq!(report(&place, linear)["partial"], Value::Null);
         let output = run(["run", place.to_str().unwrap()]);
-        assert!(stdout(&output).contains("PARTIAL: expert-parallel rank 1 of 2"), "{}", stdout(&output));
+        assert!(
+            stdout(&output).contains("PARTIAL: expert-parallel rank 1 of 2"),
+            "{}",
+            stdout(&output)
+        );
     }
     for place in [tp.clone(), temp.path().join("tp.safetensors")] {
         for layer in [experts, linear] {
             let partial = &report(&place, layer)["partial"];
             assert_eq!((&partial["tp_rank"], &partial["tp_size"]), (&json!(1), &json!(2)));
         }
+        let column = "model.layers.0.self_attn.q_proj";
+        assert_eq!(report(&place, linear)["partial"]["y"], "partial sum");
+        assert_eq!(report(&place, column)["partial"]["y"], "columns");
         let output = run(["run", place.to_str().unwrap(), "--layer", linear]);
-        assert!(stdout(&output).contains("PARTIAL: tensor-parallel rank 1 of 2"), "{}", stdout(&output));
+        assert!(
+            stdout(&output).contains("PARTIAL: tensor-parallel rank 1 of 2"),
+            "{}",
+            stdout(&output)
+        );
     }
 }
 
@@ -489,7 +529,8 @@ fn arithmetic_that_differs_from_the_method_is_announced() {
         found
     };
     convert(&model, &temp.path().join("w4a16"), &kleidi).unwrap();
-    for place in [&model, &temp.path().join("w4a16"), &temp.path().join("w4a16/model.safetensors")] {
+    for place in [&model, &temp.path().join("w4a16"), &temp.path().join("w4a16/model.safetensors")]
+    {
         let found = said(place, &[]);
         assert!(found.contains("int8 activations") && found.contains("W4A16"), "{found}");
     }

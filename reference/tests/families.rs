@@ -42,7 +42,8 @@ fn transformers_routing_is_repeated() {
         let rule = resolved.rule;
         let logits = file.tensor("out.router_logits").unwrap();
         let [tokens, experts] = logits.dims2().unwrap();
-        let bias = rule.correction_bias.as_ref().map(|_| floats(&file, "in.correction_bias").unwrap());
+        let bias =
+            rule.correction_bias.as_ref().map(|_| floats(&file, "in.correction_bias").unwrap());
         let tensors = RouterTensors { correction_bias: bias.as_deref(), expert_scale: None };
         let made = rule.route(&logits.elements::<f32>(), experts, tensors).unwrap();
         let ids = file.tensor("out.topk_ids").unwrap().elements::<i32>().into_owned();
@@ -50,7 +51,8 @@ fn transformers_routing_is_repeated() {
         assert_eq!(made.topk_ids.len(), tokens * rule.top_k, "{name}");
         // The file's entries are sorted by weight.
         let sorted = |ids: &[i32], weights: &[f32]| {
-            let mut all: Vec<(i32, f32)> = ids.iter().copied().zip(weights.iter().copied()).collect();
+            let mut all: Vec<(i32, f32)> =
+                ids.iter().copied().zip(weights.iter().copied()).collect();
             all.sort_by_key(|(id, _)| *id);
             all
         };
@@ -83,7 +85,8 @@ fn check_judges_the_files() {
             change(&mut words);
             let shape = tensor.shape().to_vec();
             let tensor =
-                marlinspike::tensor::Tensor::from_vec(output, tensor.dtype(), shape, words).unwrap();
+                marlinspike::tensor::Tensor::from_vec(output, tensor.dtype(), shape, words)
+                    .unwrap();
             case.add_output(output, tensor);
             let report = check(&case).unwrap();
             report.outputs.iter().any(|o| o.verdict == Verdict::Fail)
@@ -187,7 +190,10 @@ fn mixer_of(l: &[f32], jitter: f32) -> Row {
         let mut sum = 0.0;
         for (i, &x) in l.iter().enumerate() {
             let scale = x.abs().max(max);
-            if Some(i) != gone && ((max - x) / scale).partial_cmp(&(2.0 * jitter)) != Some(std::cmp::Ordering::Greater) {
+            if Some(i) != gone
+                && ((max - x) / scale).partial_cmp(&(2.0 * jitter))
+                    != Some(std::cmp::Ordering::Greater)
+            {
                 sum += (f64::from(x) - f64::from(max)).exp();
             }
         }
@@ -294,21 +300,33 @@ fn described() -> Vec<(&'static str, Value, Expected)> {
             let w = take(&s, &ids);
             (ids, over(w, 1.0 / 6.0))
         }),
-        ("mistral4", json!({"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}), |l, _| {
-            let s = softmax(l);
-            shared(s.clone(), grouped(&s, 4, 2, 2, 0.0), 4, 1.5)
+        (
+            "mistral4",
+            json!({"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}),
+            |l, _| {
+                let s = softmax(l);
+                shared(s.clone(), grouped(&s, 4, 2, 2, 0.0), 4, 1.5)
+            },
+        ),
+        ("mistral_large4", json!({"routed_scaling_factor": 1.0}), |l, _| {
+            shared(softmax(l), softmax(l), 4, 1.0)
         }),
-        ("mistral_large4", json!({"routed_scaling_factor": 1.0}), |l, _| shared(softmax(l), softmax(l), 4, 1.0)),
         (
             "deepseek_v3",
             json!({"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}),
             |l, b| deepseek_v3_of(l, b, (4, 2), 2.5),
         ),
-        ("deepseek_v3", json!({"num_experts_per_tok": 4}), |l, b| deepseek_v3_of(l, b, (8, 4), 2.5)),
+        ("deepseek_v3", json!({"num_experts_per_tok": 4}), |l, b| {
+            deepseek_v3_of(l, b, (8, 4), 2.5)
+        }),
         ("glm4_moe", json!({"num_experts_per_tok": 4}), |l, b| deepseek_v3_of(l, b, (1, 1), 1.0)),
         ("glm4_moe_lite", json!({"n_group": 1}), |l, b| deepseek_v3_of(l, b, (1, 1), 1.8)),
-        ("solar_open", json!({"num_experts_per_tok": 4, "n_group": 1}), |l, b| deepseek_v3_of(l, b, (1, 1), 1.0)),
-        ("exaone_moe", json!({"num_experts_per_tok": 4, "n_group": 1}), |l, b| deepseek_v3_of(l, b, (1, 1), 2.5)),
+        ("solar_open", json!({"num_experts_per_tok": 4, "n_group": 1}), |l, b| {
+            deepseek_v3_of(l, b, (1, 1), 1.0)
+        }),
+        ("exaone_moe", json!({"num_experts_per_tok": 4, "n_group": 1}), |l, b| {
+            deepseek_v3_of(l, b, (1, 1), 2.5)
+        }),
         (
             "beam",
             json!({"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
@@ -321,9 +339,11 @@ fn described() -> Vec<(&'static str, Value, Expected)> {
                 "moe_renormalize": true, "routed_scaling_factor": 2.5}),
             |l, b| deepseek_v3_of(l, b, (4, 2), 2.5),
         ),
-        ("kimi_linear", json!({"num_experts_per_token": 4, "num_expert_group": 1, "moe_renormalize": true}), |l, b| {
-            deepseek_v3_of(l, b, (1, 1), 2.446)
-        }),
+        (
+            "kimi_linear",
+            json!({"num_experts_per_token": 4, "num_expert_group": 1, "moe_renormalize": true}),
+            |l, b| deepseek_v3_of(l, b, (1, 1), 2.446),
+        ),
         ("hy_v3", json!({"num_experts_per_tok": 4}), |l, b| deepseek_v3_of(l, b, (1, 1), 2.826)),
         ("afmoe", json!({"num_experts_per_tok": 4, "route_scale": 2.0}), |l, b| {
             deepseek_v3_of(l, b, (1, 1), 2.0)
@@ -332,22 +352,22 @@ fn described() -> Vec<(&'static str, Value, Expected)> {
             deepseek_v3_of(l, b, (1, 1), 1.0)
         }),
         ("minimax_m3_vl_text", json!({}), |l, b| deepseek_v3_of(l, b, (1, 1), 2.0)),
-        (
-            "step3p5",
-            json!({"moe_top_k": 4, "moe_router_scaling_factor": 3.0}),
-            |l, b| deepseek_v3_of(l, b, (1, 1), 3.0),
-        ),
-        (
-            "laguna",
-            json!({"num_experts_per_tok": 4, "moe_routed_scaling_factor": 2.5}),
-            |l, b| deepseek_v3_of(l, b, (1, 1), 2.5),
-        ),
-        ("dots1", json!({"num_experts_per_tok": 4, "n_group": 1, "routed_scaling_factor": 1.0}), |l, b| {
-            let s: Vec<f64> = l.iter().map(|&x| sigmoid(x)).collect();
-            let ids = best(&add(&s, b), 4);
-            let w = take(&s, &ids);
-            (ids, w)
+        ("step3p5", json!({"moe_top_k": 4, "moe_router_scaling_factor": 3.0}), |l, b| {
+            deepseek_v3_of(l, b, (1, 1), 3.0)
         }),
+        ("laguna", json!({"num_experts_per_tok": 4, "moe_routed_scaling_factor": 2.5}), |l, b| {
+            deepseek_v3_of(l, b, (1, 1), 2.5)
+        }),
+        (
+            "dots1",
+            json!({"num_experts_per_tok": 4, "n_group": 1, "routed_scaling_factor": 1.0}),
+            |l, b| {
+                let s: Vec<f64> = l.iter().map(|&x| sigmoid(x)).collect();
+                let ids = best(&add(&s, b), 4);
+                let w = take(&s, &ids);
+                (ids, w)
+            },
+        ),
         (
             "axk2",
             json!({"num_experts_per_tok": 4, "n_group": 4, "topk_group": 2,
@@ -422,7 +442,8 @@ fn families_route_as_described() {
         for (t, row) in logits.chunks_exact(EXPERTS).enumerate() {
             let (ids, weights) = expected(row, bias.unwrap_or(&zeros));
             let here = t * rule.top_k..(t + 1) * rule.top_k;
-            let found: Vec<usize> = made.topk_ids[here.clone()].iter().map(|&i| i as usize).collect();
+            let found: Vec<usize> =
+                made.topk_ids[here.clone()].iter().map(|&i| i as usize).collect();
             assert_eq!(found, ids, "{model_type} {config}, token {t}");
             for (w, v) in made.topk_weights[here].iter().zip(weights) {
                 let w = f64::from(*w);
@@ -439,6 +460,52 @@ fn families_route_as_described() {
         assert_eq!((wrong.ids.len(), wrong.weights.len()), (0, 1), "{model_type}");
         // The rule as JSON is the rule.
         assert_eq!(RoutingRule::from_json(&rule.to_json()).unwrap(), rule, "{model_type}");
+    }
+}
+
+/// No correct router is called wrong: ties, saturated scores, logits whose exponentials underflow.
+#[test]
+fn the_two_implementations_agree_on_hard_logits() {
+    let scores = ["softmax", "sigmoid", "sqrtsoftplus", "sparsemixer"];
+    let mut rng = Rng::new(5);
+    let mut below = |n: u32| rng.next_u32() % n;
+    for round in 0..4000u64 {
+        let score = scores[below(4) as usize];
+        let mixer = score == "sparsemixer";
+        let mut rule = json!({"scoring_func": score, "top_k": if mixer { 2 } else { 1 + below(6) },
+            "renormalize": below(2) == 0});
+        if below(2) == 0 && !mixer {
+            rule["n_group"] = json!(4);
+            rule["topk_group"] = json!(2 + below(3));
+            rule["group_score"] = json!(["top_two", "max"][below(2) as usize]);
+            rule["masked_groups"] = json!(["excluded", "zero"][below(2) as usize]);
+        }
+        let key = ["renormalize_epsilon", "renormalize_floor", "renormalize_p"][below(3) as usize];
+        if rule["renormalize"] == true && below(2) == 0 {
+            rule[key] =
+                json!(if key == "renormalize_p" { 2.0 } else { [1e-6, 1e-12][below(2) as usize] });
+        }
+        if below(3) == 0 {
+            rule["choose_by"] = json!("logit");
+        }
+        rule["routed_scaling_factor"] = json!([1.0, 2.5, 16.0][below(3) as usize]);
+        let has_bias = below(2) == 0 && !mixer;
+        if has_bias {
+            rule["correction_bias"] = json!("gate.bias");
+        }
+        let spread = [0.001, 1.0, 20.0, 300.0][below(4) as usize];
+        let whole = below(3) == 0;
+        let round_off =
+            |v: Vec<f32>| v.into_iter().map(|x| if whole { x.round() } else { x }).collect();
+        let logits: Vec<f32> = round_off(numbers(round, 8 * 16, spread));
+        let bias: Vec<f32> = round_off(numbers(round + 9000, 16, 0.5));
+        let rule = RoutingRule::from_json(&rule).unwrap();
+        let correction_bias = has_bias.then_some(&bias[..]);
+        let tensors = RouterTensors { correction_bias, expert_scale: None };
+        let made = rule.route(&logits, 16, tensors).unwrap();
+        let found = (&made.topk_ids[..], &made.topk_weights[..]);
+        let same = rule.compare(&logits, 16, tensors, found).unwrap();
+        assert!(same.is_empty(), "{} spread {spread}: {same:?}", rule.to_json());
     }
 }
 
@@ -465,10 +532,12 @@ fn every_model_type_is_right_or_refused() {
         assert!(matches!(support(name), Support::RoutingOnly(_)), "{name}");
     }
     for name in refused.split_whitespace() {
-        let error = resolve(&json!({"model_type": name}), "model.layers.0.mlp.experts").unwrap_err();
+        let error =
+            resolve(&json!({"model_type": name}), "model.layers.0.mlp.experts").unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
     }
-    let listed: Vec<&str> = [right, routing_only, refused].iter().flat_map(|s| s.split_whitespace()).collect();
+    let listed: Vec<&str> =
+        [right, routing_only, refused].iter().flat_map(|s| s.split_whitespace()).collect();
     for name in families().flat_map(|f| f.model_types) {
         let known = listed.contains(name) || name.starts_with("qwen3_omni_moe") || *name == "aria";
         assert!(known, "{name} is in the table, but not in this test");
@@ -477,7 +546,8 @@ fn every_model_type_is_right_or_refused() {
     let unique: std::collections::BTreeSet<_> = names.iter().collect();
     assert_eq!(names.len(), unique.len());
     for unknown in ["llama5_text", "text", "", "_text", "mixtral2", "step3_text"] {
-        let error = resolve(&json!({"model_type": unknown}), "model.layers.0.mlp.experts").unwrap_err();
+        let error =
+            resolve(&json!({"model_type": unknown}), "model.layers.0.mlp.experts").unwrap_err();
         assert!(error.to_string().contains(&format!("`{unknown}`")), "{error}");
     }
     let error = resolve(&json!({}), "model.layers.0.mlp.experts").unwrap_err();
@@ -496,26 +566,50 @@ fn configs_that_say_something_else_are_refused() {
     refused(json!({"model_type": "mixtral", "norm_topk_prob": 1}), "norm_topk_prob");
     refused(json!({"model_type": "mixtral", "num_experts_per_tok": 0}), "num_experts_per_tok");
     refused(json!({"model_type": "mixtral", "hidden_act": "mish"}), "hidden_act");
-    refused(json!({"model_type": "exaone_moe", "n_group": 1, "swiglu_limits": [0, 7.0]}), "swiglu_limits");
+    refused(
+        json!({"model_type": "exaone_moe", "n_group": 1, "swiglu_limits": [0, 7.0]}),
+        "swiglu_limits",
+    );
     refused(json!({"model_type": "dots1"}), "num_experts_per_tok");
-    refused(json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "topk_method": "x"}), "topk_method");
+    refused(
+        json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "topk_method": "x"}),
+        "topk_method",
+    );
     refused(json!({"model_type": "deepseek_v3", "n_group": null}), "n_group");
     refused(json!({"model_type": "axk1", "routed_scaling_factor": 1.0}), "topk_group");
-    refused(json!({"model_type": "laguna", "moe_routed_scaling_factor": 1.0,
-        "moe_apply_router_weight_on_input": true}), "router_weight_on_input");
-    refused(json!({"model_type": "deepseek_v4", "mlp_layer_types": ["moe", "hash_moe"]}), "hash_moe");
-    refused(json!({"model_type": "bailing_moe_v2", "num_experts_per_tok": 2, "norm_topk_prob": true,
-        "score_function": "sigmoid"}), "sigmoid");
+    refused(
+        json!({"model_type": "laguna", "moe_routed_scaling_factor": 1.0,
+        "moe_apply_router_weight_on_input": true}),
+        "router_weight_on_input",
+    );
+    refused(
+        json!({"model_type": "deepseek_v4", "mlp_layer_types": ["moe", "hash_moe"]}),
+        "hash_moe",
+    );
+    refused(
+        json!({"model_type": "bailing_moe_v2", "num_experts_per_tok": 2, "norm_topk_prob": true,
+        "score_function": "sigmoid"}),
+        "sigmoid",
+    );
     refused(json!({"model_type": "minimax_m3_vl", "swiglu_beta": 0.5}), "swiglu_beta");
     // Where engines differ, the rule is transformers', and a note says what vLLM does.
     let notes = |config: Value| resolve(&config, module).unwrap().notes.join("; ");
     let note = notes(json!({"model_type": "olmoe", "norm_topk_prob": true}));
     assert!(note.contains("vLLM") && note.contains("never renormalizes"), "{note}");
-    let note = notes(json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "norm_topk_prob": true}));
+    let note = notes(
+        json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "norm_topk_prob": true}),
+    );
     assert!(note.contains("renormalizes"), "{note}");
     let note = notes(json!({"model_type": "mixtral", "norm_topk_prob": false}));
     assert!(note.contains("not read"), "{note}");
     assert_eq!(notes(json!({"model_type": "mixtral", "norm_topk_prob": true})), "");
+    let note = notes(json!({"model_type": "deepseek_v2", "num_experts_per_tok": 2, "n_group": 8}));
+    assert!(note.contains("groups first"), "{note}");
+    let note = notes(json!({"model_type": "cohere2_moe", "norm_topk_prob": false}));
+    assert!(note.contains("does not"), "{note}");
+    let note = notes(json!({"model_type": "laguna", "moe_routed_scaling_factor": 1.0,
+        "moe_router_logit_softcapping": 30.0}));
+    assert!(note.contains("soft cap"), "{note}");
     // The text model's own config counts.
     let nested = json!({"model_type": "llama4", "text_config": {"model_type": "llama4_text",
         "num_experts_per_tok": 2}, "num_experts_per_tok": 7});
@@ -530,7 +624,10 @@ fn configs_that_say_something_else_are_refused() {
     // Limits by layer.
     let step = json!({"model_type": "step3p5", "moe_router_scaling_factor": 1.0, "swiglu_limits": [0, 7.0]});
     let limit = |module: &str| resolve(&step, module).unwrap().rule.swiglu_limit;
-    assert_eq!((limit("model.layers.0.moe.experts"), limit("model.layers.1.moe.experts")), (None, Some(7.0)));
+    assert_eq!(
+        (limit("model.layers.0.moe.experts"), limit("model.layers.1.moe.experts")),
+        (None, Some(7.0))
+    );
 }
 
 #[test]
@@ -566,17 +663,27 @@ fn a_router_case_states_its_family() {
     use marlinspike::tensor::{DType, Tensor};
     let logits = numbers(77, 4 * 16, 1.5);
     let bias = numbers(78, 16, 0.2);
-    let rule = rule_of("glm4_moe", &json!({"num_experts_per_tok": 4, "routed_scaling_factor": 2.5}));
+    let rule =
+        rule_of("glm4_moe", &json!({"num_experts_per_tok": 4, "routed_scaling_factor": 2.5}));
     let tensors = RouterTensors { correction_bias: Some(&bias), expert_scale: None };
     let made = rule.route(&logits, 16, tensors).unwrap();
-    let config = json!({"model_type": "glm4_moe", "num_experts_per_tok": 4, "routed_scaling_factor": 2.5});
+    let config =
+        json!({"model_type": "glm4_moe", "num_experts_per_tok": 4, "routed_scaling_factor": 2.5});
     let parsed = CaseConfig::from_json(marlinspike::case::Op::Router, config.as_object().unwrap());
     let mut case = Case::new("glm", parsed.unwrap(), "here");
-    let tensor = |name: &str, dtype, shape: [usize; 2], v: Vec<f32>| Tensor::from_vec(name, dtype, shape.to_vec(), v).unwrap();
+    let tensor = |name: &str, dtype, shape: [usize; 2], v: Vec<f32>| {
+        Tensor::from_vec(name, dtype, shape.to_vec(), v).unwrap()
+    };
     case.add_input("router_logits", tensor("l", DType::F32, [4, 16], logits));
-    case.add_input("e_score_correction_bias", Tensor::from_vec("b", DType::F32, vec![16], bias).unwrap());
+    case.add_input(
+        "e_score_correction_bias",
+        Tensor::from_vec("b", DType::F32, vec![16], bias).unwrap(),
+    );
     case.add_output("topk_weights", tensor("w", DType::F32, [4, 4], made.topk_weights.clone()));
-    case.add_output("topk_ids", Tensor::from_vec("i", DType::I32, vec![4, 4], made.topk_ids).unwrap());
+    case.add_output(
+        "topk_ids",
+        Tensor::from_vec("i", DType::I32, vec![4, 4], made.topk_ids).unwrap(),
+    );
     // Through bytes and back.
     let bytes = case.to_bytes().unwrap();
     let case = Case::parse(&bytes).unwrap();

@@ -33,9 +33,8 @@ fn module_of(name: &str, dimensions: usize) -> Option<&str> {
     }
     // `block_sparse_moe.input_linear.weight`, `moe.gate_proj.weight`.
     const PARENTS: &[&str] = &["mlp", "moe", "block_sparse_moe", "feed_forward", "ffn", "mixer"];
-    const MATRICES: &[&str] = &[
-        "input_linear", "output_linear", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
-    ];
+    const MATRICES: &[&str] =
+        &["input_linear", "output_linear", "gate_proj", "up_proj", "down_proj", "gate_up_proj"];
     let parent = parts.iter().rposition(|p| PARENTS.contains(p))?;
     let matrix = parts.get(parent + 1).is_some_and(|p| MATRICES.contains(p));
     (matrix && dimensions > 2).then(|| &name[..parts[..=parent].join(".").len()])

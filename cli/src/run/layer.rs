@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::layout::kleidi::{PackedRhs, PackedStack};
-use marlinspike::case::ScoringFunc;
-use marlinspike::moe::families::{Renormalize, RouterTensors, RoutingRule, Score};
+use marlinspike::moe::families::RouterTensors;
 use marlinspike::moe::layer::Routed;
 use marlinspike::scalar::ScalarType;
 use marlinspike::w4a8::moe::{self, Mode, MoeLayer, Workspace};
@@ -17,7 +16,7 @@ use marlinspike::{Error, Result};
 
 use super::input::{Inputs, Routing, Sizes};
 use super::origin::{self, Partial};
-use super::report::RoutingReport;
+use super::routing::{self, RoutingReport};
 use crate::convert::error::ConvertError;
 use crate::convert::job::packed_stack;
 use crate::convert::parallel::Ranks;
@@ -242,7 +241,7 @@ fn packed<'f>(
         Description::Moe(moe) => Some(moe),
         Description::Linear(_) => None,
     };
-    let partial = origin::partial(file, section, moe);
+    let partial = origin::partial(file, section, &module, moe);
     let arithmetic = origin::arithmetic(origin::quantizes(section, &module));
     let layer = match described {
         Description::Moe(_) => {
@@ -373,18 +372,12 @@ impl Layer<'_> {
         let (Self::Moe(moe), Routing::Logits(logits)) = (self, &inputs.routing) else {
             return Ok(None);
         };
-        let config = moe.config();
-        let rule = plain_rule(config.router.scoring_func, &config.router);
-        let experts = config.num_experts;
-        let differences = match check {
-            false => None,
-            true => {
-                let made = config.router.route(logits, experts)?;
-                let found = (&made.topk_ids[..], &made.topk_weights[..]);
-                Some(rule.compare(logits, experts, RouterTensors::default(), found)?)
-            }
-        };
-        Ok(Some(RoutingReport { source: "the layer's file".to_owned(), rule, differences }))
+        let (router, experts) = (&moe.config().router, moe.config().num_experts);
+        let made = check.then(|| router.route(logits, experts)).transpose()?;
+        let rule = routing::plain_rule(router);
+        let source = "the layer's file".to_owned();
+        let (tensors, given) = (RouterTensors::default(), (&logits[..], experts));
+        RoutingReport::new(source, rule, tensors, given, made).map(Some)
     }
 
     /// The output by the scalar definition, one value after the other.
@@ -423,14 +416,4 @@ impl Layer<'_> {
         };
         definition.forward(&Scalar, &inputs.x, routed)
     }
-}
-
-/// The rule of a router without groups, bias or factor, which is all that the int4 path has.
-fn plain_rule(scoring_func: ScoringFunc, router: &marlinspike::moe::router::Router<'_>) -> RoutingRule {
-    let renormalize = if router.renormalize { Renormalize::SUM } else { Renormalize::Never };
-    let scoring_func = match scoring_func {
-        ScoringFunc::Sigmoid => Score::Sigmoid,
-        _ => Score::Softmax,
-    };
-    RoutingRule { scoring_func, ..RoutingRule::softmax(router.top_k, renormalize) }
 }

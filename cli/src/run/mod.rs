@@ -9,6 +9,7 @@ pub mod layer;
 pub mod method;
 pub mod origin;
 pub(crate) mod report;
+mod routing;
 
 use std::num::NonZero;
 use std::path::PathBuf;

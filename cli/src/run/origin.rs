@@ -7,6 +7,8 @@ use marlinspike::container::Container;
 use marlinspike::w4a8::stored::MoeDescription;
 use serde_json::{Value, json};
 
+use crate::convert::parallel::Style;
+
 /// The key of a file's `__metadata__` under which `convert` says whose ranks' part it is.
 pub use crate::convert::plan::RANKS_KEY;
 
@@ -28,8 +30,26 @@ pub struct Partial {
     pub ep: Option<Rank>,
     /// Experts here and experts of all ranks, where they are spread.
     pub experts: Option<[usize; 2]>,
-    /// Whether the layer is one of experts.
-    pub is_moe: bool,
+    /// What y is.
+    pub part: Part,
+}
+
+/// What a rank's output is of the layer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A summand: the ranks' outputs are added.
+    Sum,
+    /// Some of its columns.
+    Columns,
+}
+
+impl Part {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "partial sum",
+            Self::Columns => "columns",
+        }
+    }
 }
 
 impl Partial {
@@ -43,6 +63,7 @@ impl Partial {
             "ep_size": self.ep.map(|r| r.size),
             "local_experts": local,
             "num_experts": all,
+            "y": self.part.name(),
         })
     }
 
@@ -58,11 +79,8 @@ impl Partial {
         if let Some([local, all]) = self.experts {
             ranks.push(format!("{local} of {all} experts"));
         }
-        let what = match self.is_moe {
-            true => "y is this rank's partial sum, not the layer's output",
-            false => "y is this rank's columns or partial sum, not the layer's output",
-        };
-        format!("PARTIAL: {}: {what}", ranks.join(", "))
+        let part = self.part.name();
+        format!("PARTIAL: {}: y is this rank's {part}, not the layer's output", ranks.join(", "))
     }
 }
 
@@ -82,6 +100,7 @@ pub fn section_beside(file: &Path) -> Option<Value> {
 pub fn partial(
     file: &Container<'_>,
     section: Option<&Value>,
+    module: &str,
     moe: Option<&MoeDescription>,
 ) -> Option<Partial> {
     let stated = file.metadata().get(RANKS_KEY);
@@ -96,8 +115,15 @@ pub fn partial(
     let experts = experts.map(|m| [m.local_num_experts(), m.num_experts]);
     let found = match moe {
         // With experts dealt whole, tensor parallelism cuts the dense layers alone.
-        Some(_) => Partial { tp: tp.filter(|_| ep.is_none()), ep, experts, is_moe: true },
-        None => Partial { tp, ep: None, experts: None, is_moe: false },
+        Some(_) => Partial { tp: tp.filter(|_| ep.is_none()), ep, experts, part: Part::Sum },
+        None => {
+            let part = match Style::of(module) {
+                Style::Row => Part::Sum,
+                Style::Column | Style::KeyValue => Part::Columns,
+                Style::Replicated | Style::Merged => return None,
+            };
+            Partial { tp, ep: None, experts: None, part }
+        }
     };
     (found.tp.is_some() || found.ep.is_some() || found.experts.is_some()).then_some(found)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use marlinspike::container::write_container;
-use marlinspike::moe::families::{Differences, RoutingRule};
+use marlinspike::moe::families::Differences;
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::w4a8::Values;
@@ -12,6 +12,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::origin::Partial;
+use super::routing::RoutingReport;
 use crate::model::routing::summary;
 use crate::style::printable;
 
@@ -112,37 +113,6 @@ impl Check {
             }
         }
         last
-    }
-}
-
-/// How tokens found their experts.
-pub(super) struct RoutingReport {
-    /// Whose rule it is.
-    pub(super) source: String,
-    pub(super) rule: RoutingRule,
-    /// Against the second implementation, where it was asked for.
-    pub(super) differences: Option<Differences>,
-}
-
-impl RoutingReport {
-    fn json(&self) -> serde_json::Value {
-        let check = self.differences.as_ref().map(|d| {
-            let first = d.ids.first().or(d.weights.first()).map(|(_, text)| text);
-            json!({"ids": d.ids.len(), "weights": d.weights.len(), "first": first})
-        });
-        json!({"source": self.source, "rule": self.rule.to_json(), "check": check})
-    }
-
-    fn line(&self) -> Option<String> {
-        let d = self.differences.as_ref()?;
-        Some(match d.ids.first().or(d.weights.first()) {
-            None => "routing equal to its definition in f64, within f32's rounding".to_owned(),
-            Some((_, first)) => format!(
-                "ROUTING DIFFERENT: {} ids, {} weights; {first}",
-                d.ids.len(),
-                d.weights.len()
-            ),
-        })
     }
 }
 

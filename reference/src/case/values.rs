@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::CaseError;
 use super::config::{CaseConfig, QuantConfig};
-use crate::moe::families::RouterTensors;
 use crate::checkpoint::{self, unflatten};
+use crate::moe::families::RouterTensors;
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
 

@@ -331,10 +331,12 @@ impl Plan {
                 }
             }
         }
-        plan.refused.extend(layers.fused.iter().map(|f| Refused {
-            module: f.module.clone(),
-            reasons: vec![f.reason.clone()],
-        }));
+        plan.refused.extend(
+            layers
+                .fused
+                .iter()
+                .map(|f| Refused { module: f.module.clone(), reasons: vec![f.reason.clone()] }),
+        );
         plan.layouts = flashinfer::descriptions(&plan.stacks);
         plan.shards = deal::shards(&plan, model, copied, settings)?;
         Ok(plan)

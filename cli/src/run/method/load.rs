@@ -19,7 +19,8 @@ use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
-use crate::run::report::{Output, RoutingReport};
+use crate::run::report::Output;
+use crate::run::routing::RoutingReport;
 
 /// What a layer depends on beside its checkpoint.
 #[derive(Debug, Clone, Copy)]
@@ -197,17 +198,11 @@ impl Loaded {
         let (Kind::Moe(moe), Routing::Logits(logits)) = (&self.kind, &inputs.routing) else {
             return Ok(None);
         };
-        let (rule, experts) = (&moe.routing.rule, moe.w13.len());
-        let differences = match check {
-            false => None,
-            true => {
-                let made = moe.routing.route(logits, experts)?;
-                let found = (&made.topk_ids[..], &made.topk_weights[..]);
-                Some(rule.compare(logits, experts, moe.routing.tensors(), found)?)
-            }
-        };
-        let (source, rule) = (moe.routing.source.clone(), rule.clone());
-        Ok(Some(RoutingReport { source, rule, differences }))
+        let (routing, experts) = (&moe.routing, moe.w13.len());
+        let made = check.then(|| routing.route(logits, experts)).transpose()?;
+        let (source, rule) = (routing.source.clone(), routing.rule.clone());
+        let given = (&logits[..], experts);
+        RoutingReport::new(source, rule, routing.tensors(), given, made).map(Some)
     }
 
     /// Kind, sizes and method, for machines.
@@ -252,7 +247,11 @@ impl Loaded {
 }
 
 /// What the scheme's activations are, where they are no numbers of the file.
-pub(super) fn dynamic(scheme: &Scheme, how: ActivationsArg, is_moe: bool) -> Result<Option<Quantizer>> {
+pub(super) fn dynamic(
+    scheme: &Scheme,
+    how: ActivationsArg,
+    is_moe: bool,
+) -> Result<Option<Quantizer>> {
     if how == ActivationsArg::None {
         return Ok(Some(Quantizer::None));
     }

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::families;
 use super::row::{
-    ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, Same, ScoreRule, Support,
-    activation,
+    ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, ScoreRule, Support, activation,
 };
 use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
-use super::families;
 use crate::case::Activation;
 use crate::{Error, Result};
 
@@ -32,27 +31,6 @@ pub struct Resolved {
     /// Where another engine computes something else, and keys that are not read.
     pub notes: Vec<String>,
 }
-
-/// Keys that name a scoring function in one family or another.
-const SCORE_KEYS: &[&str] = &[
-    "scoring_func",
-    "score_func",
-    "score_function",
-    "moe_router_activation_func",
-    "moe_router_activation",
-    "expert_selection_fn",
-    "router_score_function",
-];
-
-/// Keys of renormalization, and of a factor, in one family or another.
-const NORM_KEYS: &[&str] = &["norm_topk_prob", "route_norm", "moe_renormalize", "norm_expert_weight"];
-const SCALE_KEYS: &[&str] = &[
-    "routed_scaling_factor",
-    "route_scale",
-    "router_scaling_factor",
-    "moe_router_scaling_factor",
-    "moe_routed_scaling_factor",
-];
 
 /// The row of a `model_type`; `_text` after a known one is the same family.
 pub fn family(model_type: &str) -> Option<&'static Family> {
@@ -97,10 +75,10 @@ pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
 }
 
 /// The objects of a config in which a layer's keys are looked for.
-struct Keys<'c> {
+pub(super) struct Keys<'c> {
     objects: Vec<&'c Value>,
     layer: Option<usize>,
-    read: RefCell<BTreeSet<&'static str>>,
+    pub(super) read: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'c> Keys<'c> {
@@ -130,7 +108,7 @@ impl<'c> Keys<'c> {
         self.peek(key)
     }
 
-    fn peek(&self, key: &str) -> Option<&'c Value> {
+    pub(super) fn peek(&self, key: &str) -> Option<&'c Value> {
         let inside = |object: &&'c Value| key.split('.').try_fold(*object, |v, k| v.get(k));
         self.objects.iter().find_map(inside)
     }
@@ -143,7 +121,7 @@ impl<'c> Keys<'c> {
     }
 
     /// This layer's entry of a list, or the value itself.
-    fn of_layer(&self, value: &'c Value) -> Option<&'c Value> {
+    pub(super) fn of_layer(&self, value: &'c Value) -> Option<&'c Value> {
         match value.as_array() {
             Some(list) => list.get(self.layer?),
             None => Some(value),
@@ -316,98 +294,6 @@ impl<'c> Keys<'c> {
             }
         }
     }
-
-    /// Fails where the config states something else than the family computes.
-    fn refuse_contradictions(&self, family: &Family, rule: &RoutingRule) -> Result<()> {
-        for key in SCORE_KEYS {
-            let Some(value) = self.peek(key).filter(|v| !v.is_null()) else { continue };
-            if value.as_str() != Some(rule.scoring_func.name()) {
-                let expected =
-                    format!("\"{}\", as {} has it", rule.scoring_func.name(), family.model_types[0]);
-                return Err(bad(key, value, &expected));
-            }
-        }
-        for key in NORM_KEYS {
-            if let Some(value) = self.peek(key).filter(|v| !v.is_null() && !v.is_boolean()) {
-                return Err(bad(key, value, "true or false"));
-            }
-        }
-        for key in SCALE_KEYS {
-            if let Some(value) = self.peek(key).filter(|v| !v.is_null() && !v.is_number()) {
-                return Err(bad(key, value, "a number"));
-            }
-        }
-        let weights = "moe_apply_router_weight_on_input";
-        if let Some(value) = self.peek(weights)
-            && value.as_bool() == Some(true)
-            && !rule.apply_router_weight_on_input
-        {
-            return Err(bad(weights, value, "false"));
-        }
-        let kind = self.peek("mlp_layer_types").and_then(|v| self.of_layer(v)?.as_str());
-        if let Some(kind) = kind.filter(|k| k.contains("hash")) {
-            let found = Value::from(kind);
-            let expected = "a layer whose router chooses; here a table of token ids does";
-            return Err(bad("mlp_layer_types", &found, expected));
-        }
-        for key in ["swiglu_limit", "swiglu_limits"] {
-            let Some(value) = self.peek(key).and_then(|v| self.of_layer(v)) else { continue };
-            let limits = value.as_f64().is_none_or(|x| x != 0.0) && !value.is_null();
-            if limits && !self.read.borrow().contains(key) {
-                let expected = format!("none: {} has no such limit", family.model_types[0]);
-                return Err(bad(key, value, &expected));
-            }
-        }
-        Ok(())
-    }
-
-    /// What vLLM computes otherwise, and routing keys that the family does not read.
-    fn notes(&self, family: &Family, rule: &RoutingRule) -> Vec<String> {
-        let name = family.model_types[0];
-        let mut notes = Vec::new();
-        let mut told = BTreeSet::new();
-        for other in family.vllm {
-            let Some(value) = self.peek(other.key) else { continue };
-            let same = match other.same {
-                Same::Flag(flag) => value.is_null() || value.as_bool() == Some(flag),
-                Same::Number(x) => value.as_f64() == Some(x) || value.is_null(),
-            };
-            // A null p of DBRX means no division.
-            let is_norm = matches!(rule.renormalize, Renormalize::Never) && value.is_null();
-            told.insert(other.key);
-            if !same || (is_norm && matches!(family.renormalize, RenormRule::Norm(_))) {
-                notes.push(format!(
-                    "{name} as transformers computes it; with {}: {value} vLLM {}",
-                    other.key, other.does
-                ));
-            }
-        }
-        let always = rule.renormalize != Renormalize::Never;
-        let scale = f64::from(rule.routed_scaling_factor);
-        let keys = NORM_KEYS.iter().map(|k| (*k, Value::from(always)));
-        let keys = keys.chain(SCALE_KEYS.iter().map(|k| (*k, Value::from(scale))));
-        for (key, neutral) in keys {
-            let read = self.read.borrow().contains(key) || told.contains(key);
-            let Some(value) = self.peek(key).filter(|v| !v.is_null() && !read) else { continue };
-            let same = match (value.as_f64(), neutral.as_f64()) {
-                (Some(a), Some(b)) => a as f32 == b as f32,
-                _ => *value == neutral,
-            };
-            if !same {
-                notes.push(format!("config.json: {key}: {value} is not read by {name}"));
-            }
-        }
-        let method = self.peek("topk_method").and_then(Value::as_str);
-        if let Some(found) = method.filter(|m| *m != "noaux_tc")
-            && rule.correction_bias.is_some()
-        {
-            notes.push(format!(
-                "{name} as transformers computes it; with topk_method: {found} vLLM has no \
-                 correction bias"
-            ));
-        }
-        notes
-    }
 }
 
 fn rule(keys: &Keys<'_>, family: &Family) -> Result<RoutingRule> {
@@ -464,7 +350,7 @@ impl Keys<'_> {
     }
 }
 
-fn bad(key: &str, found: &Value, expected: &str) -> Error {
+pub(super) fn bad(key: &str, found: &Value, expected: &str) -> Error {
     let shown: String = found.to_string().chars().take(60).collect();
     Error::size(format!("config.json: {key}"), shown, expected)
 }

@@ -1,13 +1,14 @@
 //! A second implementation of [`RoutingRule`], in f64 and expert by expert, that shares no step
 //! with the first. `run --check` and case files compare routing with it.
 
-use super::rule::{
-    ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score,
-};
+use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
 use crate::{Error, Result};
 
 /// Unit roundoff of f32.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Results below the smallest normal f32 may be flushed to zero.
+const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
 /// One token, exact but for f64's own rounding.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,7 +116,7 @@ impl RoutingRule {
             let bias = tensors.correction_bias.map_or(0.0, |b| f64::from(b[e]));
             let (value, error) = match self.choose_by {
                 ChooseBy::Logit => (x, 0.0),
-                ChooseBy::Score => (scores[e], scores[e] * relative_error(self, row, x)),
+                ChooseBy::Score => (scores[e], scores[e] * relative_error(self, row, x) + FLUSH),
             };
             choice.push(value + bias);
             slack.push(error + (value + bias).abs() * U);
@@ -163,7 +164,7 @@ impl RoutingRule {
         Token { scores, choice, ids: vec![first, second], slack, close_groups: false }
     }
 
-    /// Exact weights of `ids`, and how far relative to each an f32 implementation may be off.
+    /// Exact weights of `ids`, and how far an f32 implementation may be off.
     pub fn define_weights(
         &self,
         row: &[f32],
@@ -189,7 +190,10 @@ impl RoutingRule {
         let error = 2.0 * worst + (ids.len() + 6) as f64 * U;
         let of = |(w, &id): (&f64, &usize)| {
             let own = tensors.expert_scale.and_then(|s| s.get(id)).map_or(1.0, |&s| f64::from(s));
-            (w / divisor * f64::from(self.routed_scaling_factor) * own, error)
+            let factor = f64::from(self.routed_scaling_factor) * own / divisor;
+            // Each score of the sum may have been flushed, and the result.
+            let flushed = FLUSH * ((ids.len() + 1) as f64 * factor.abs() + 1.0);
+            (w * factor, (w * factor).abs() * error + flushed)
         };
         chosen.iter().zip(ids).map(of).collect()
     }
@@ -224,10 +228,8 @@ impl RoutingRule {
                 continue;
             }
             let exact = self.define_weights(row, &token, &found, tensors);
-            for ((j, (exact, error)), &w) in exact.into_iter().enumerate().zip(&weights[here]) {
+            for ((j, (exact, bound)), &w) in exact.into_iter().enumerate().zip(&weights[here]) {
                 let index = t * self.top_k + j;
-                // Results below the smallest normal f32 may be flushed to zero.
-                let bound = exact.abs() * error + f64::from(f32::MIN_POSITIVE);
                 if !((f64::from(w) - exact).abs() <= bound) {
                     let text = format!("token {t}, entry {j}: found {w}, exact {exact:.9}");
                     wrong.weights.push((index, text));

@@ -38,7 +38,8 @@ impl Family {
             let of = |n: Option<usize>| n.map_or("required".to_owned(), number);
             let by = if g.score == GroupScore::Max { "their best" } else { "their two best" };
             let zero = if g.masked == Masked::Zero { ", others 0" } else { "" };
-            let sizes = format!("`n_group` ({}), `topk_group` ({})", of(g.n_group), of(g.topk_group));
+            let sizes =
+                format!("`n_group` ({}), `topk_group` ({})", of(g.n_group), of(g.topk_group));
             parts.push(format!("groups by {by}{zero}: {sizes}"));
         }
         parts.join("; ")
@@ -49,7 +50,9 @@ impl Family {
             RenormRule::Never => vec!["not renormalized".to_owned()],
             RenormRule::Always(_) => vec!["renormalized".to_owned()],
             RenormRule::Key(k, _) => vec![format!("renormalized if {}", key(k, number))],
-            RenormRule::Floor(k) => vec![format!("divided by the sum, at least {}", key(k, number))],
+            RenormRule::Floor(k) => {
+                vec![format!("divided by the sum, at least {}", key(k, number))]
+            }
             RenormRule::Norm(k) => vec![format!("divided by the p-norm, p {}", key(k, number))],
         };
         if let Some(scale) = &self.scale {

@@ -24,9 +24,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rule::{
-    ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RoutingRule, Score,
-};
+use super::rule::{ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RoutingRule, Score};
 use crate::case::Activation;
 use crate::{Error, Result};
 
@@ -186,7 +184,11 @@ impl Stated {
             (true, [None, None, Some(x)]) if x > 0.0 => Renormalize::Norm(x),
             _ => {
                 let found = format!("{} with {dividing:?}", self.renormalize);
-                return bad("renormalize", found, "true with one of epsilon, floor and p (above 0)");
+                return bad(
+                    "renormalize",
+                    found,
+                    "true with one of epsilon, floor and p (above 0)",
+                );
             }
         };
         let groups = match (self.n_group, self.topk_group) {

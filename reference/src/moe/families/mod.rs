@@ -10,10 +10,12 @@
 //! the same config, [`Resolved::notes`] says so. Two implementations share no step:
 //! [`RoutingRule::route`] in f32 and [`RoutingRule::define`] in f64.
 
+mod checks;
 mod config;
 mod definition;
 mod describe;
 mod json;
+mod route;
 mod row;
 mod rule;
 mod sigmoid;

@@ -34,11 +34,8 @@ const fn stated(keys: &'static [&'static str]) -> RenormRule {
 pub(super) static ROWS: &[Family] = &[
     Family {
         groups: Some(Family::groups_of(8, 4)),
-        ..Family::deepseek_v3(
-            &["deepseek_v3", "kimi_k2", "kimi_k25", "deepseek_v32"],
-            8,
-        )
-        .scaled(SCALE, 2.5)
+        ..Family::deepseek_v3(&["deepseek_v3", "kimi_k2", "kimi_k25", "deepseek_v32"], 8)
+            .scaled(SCALE, 2.5)
     },
     Family { renormalize: stated(NORM), ..Family::deepseek_v3(&["glm_moe_dsa"], 8) },
     Family {

@@ -44,11 +44,7 @@ pub(super) static ROWS: &[Family] = &[
             8,
         )
     },
-    Family {
-        renormalize: by_key(false),
-        vllm: &[VLLM_NEVER],
-        ..Family::softmax(&["olmoe"], 8)
-    },
+    Family { renormalize: by_key(false), vllm: &[VLLM_NEVER], ..Family::softmax(&["olmoe"], 8) },
     Family { renormalize: by_key(false), ..Family::softmax(&["flex_olmo"], 5) },
     Family { renormalize: by_key(true), ..Family::softmax(&["mellum"], 8) },
     Family { renormalize: RenormRule::Never, ..Family::softmax(&["jamba"], 2) },
@@ -56,10 +52,7 @@ pub(super) static ROWS: &[Family] = &[
         top_k: Key::new(&["moe_topk", "num_experts_per_tok"], 1),
         ..Family::softmax(&["hunyuan_v1_moe"], 1)
     },
-    Family::softmax(
-        &["granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa"],
-        2,
-    ),
+    Family::softmax(&["granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoe_swa"], 2),
     Family {
         support: Support::RoutingOnly(
             "the block adds a tensor mlp.bias to its output, which is not computed",
@@ -78,10 +71,7 @@ pub(super) static ROWS: &[Family] = &[
         ..Family::softmax(&["gpt_oss"], 4)
     },
     // Weights are divided by top_k, and the output multiplied with it.
-    Family {
-        activation: ActivationRule::Oai,
-        ..Family::softmax(&["openai_privacy_filter"], 4)
-    },
+    Family { activation: ActivationRule::Oai, ..Family::softmax(&["openai_privacy_filter"], 4) },
     Family {
         top_k: Key::required(&["ffn_config.moe_top_k"]),
         num_experts: &["ffn_config.moe_num_experts"],
