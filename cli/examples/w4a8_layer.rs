@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let tokens = args.next().map_or(Ok(16), |n| n.parse()).context("TOKENS")?;
 
     // A packed layer borrows the mapped file: opening it reads a header, and nothing else.
-    let opened = Opened::open(&path)?;
+    let opened = Opened::open(&path, None)?;
     let pool = rayon::ThreadPoolBuilder::new().build()?;
     let kernel = w4a8::fastest();
     let kernel_name = kernel.name();
