@@ -84,7 +84,6 @@ mod tests {
 
     #[test]
     fn names_of_fused_experts() {
-        let of = |name, dimensions| module_of(name, dimensions);
         let layer = "model.layers.0";
         for (name, dimensions, module) in [
             ("mlp.experts.gate_up_proj", 3, Some("mlp.experts")),
@@ -100,8 +99,9 @@ mod tests {
             ("mlp.gate_proj.weight", 2, None),
             ("mamba.conv1d.weight", 3, None),
         ] {
-            let expected = module.map(|m| format!("{layer}.{m}"));
-            assert_eq!(of(&format!("{layer}.{name}"), dimensions), expected.as_deref(), "{name}");
+            let (full, expected) =
+                (format!("{layer}.{name}"), module.map(|m| format!("{layer}.{m}")));
+            assert_eq!(module_of(&full, dimensions), expected.as_deref(), "{name}");
         }
     }
 }
