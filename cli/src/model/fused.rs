@@ -99,9 +99,9 @@ mod tests {
             ("mlp.gate_proj.weight", 2, None),
             ("mamba.conv1d.weight", 3, None),
         ] {
-            let expected = module.map(|m| format!("{layer}.{m}"));
-            let name = format!("{layer}.{name}");
-            assert_eq!(module_of(&name, dimensions), expected.as_deref(), "{name}");
+            let (full, expected) =
+                (format!("{layer}.{name}"), module.map(|m| format!("{layer}.{m}")));
+            assert_eq!(module_of(&full, dimensions), expected.as_deref(), "{name}");
         }
     }
 }

@@ -111,12 +111,12 @@ impl RoutingRule {
             .collect();
         let mut choice = Vec::with_capacity(n);
         let mut slack = Vec::with_capacity(n);
-        for e in 0..n {
-            let x = f64::from(row[e]);
+        for (e, (&x, &score)) in row.iter().zip(&scores).enumerate() {
+            let x = f64::from(x);
             let bias = tensors.correction_bias.map_or(0.0, |b| f64::from(b[e]));
             let (value, error) = match self.choose_by {
                 ChooseBy::Logit => (x, 0.0),
-                ChooseBy::Score => (scores[e], scores[e] * relative_error(self, row, x) + FLUSH),
+                ChooseBy::Score => (score, score * relative_error(self, row, x) + FLUSH),
             };
             choice.push(value + bias);
             slack.push(error + (value + bias).abs() * U);
@@ -230,7 +230,8 @@ impl RoutingRule {
             let exact = self.define_weights(row, &token, &found, tensors);
             for ((j, (exact, bound)), &w) in exact.into_iter().enumerate().zip(&weights[here]) {
                 let index = t * self.top_k + j;
-                if !((f64::from(w) - exact).abs() <= bound) {
+                let off = (f64::from(w) - exact).abs();
+                if off.is_nan() || off > bound {
                     let text = format!("token {t}, entry {j}: found {w}, exact {exact:.9}");
                     wrong.weights.push((index, text));
                 }
@@ -271,9 +272,8 @@ fn compare_ids(
         };
         let best = largest(&token.choice, &taken).unwrap_or(id);
         let (mine, other) = (token.choice[id], token.choice[best]);
-        // NaN (−∞ − −∞) cannot arise: the best one left is above −∞.
         let decided = !token.close_groups && id != best;
-        if decided && !(other - mine <= token.slack[id] + token.slack[best]) {
+        if decided && other - mine > token.slack[id] + token.slack[best] {
             refuse(format!("expert {id} chosen, expert {best} has a higher score"));
         }
         taken.push(id);
