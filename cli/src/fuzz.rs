@@ -80,7 +80,7 @@ pub fn input(data: &[u8]) -> Result<()> {
     }
     if let Ok(found) = Inputs::<Values>::of(&file, sizes(None)) {
         assert_eq!(found.routing, Routing::Logits(Vec::new()));
-        assert!(found.x.len() > 0 && found.x.len().is_multiple_of(SIZE_K));
+        assert!(!found.x.is_empty() && found.x.len().is_multiple_of(SIZE_K));
     }
     let inputs = match Inputs::<Values>::of(&file, sizes(Some(EXPERTS))) {
         Ok(inputs) => inputs,

@@ -119,7 +119,7 @@ fn model_corpus() {
             ("in_two", &["a.safetensors", "b.safetensors"]),
             ("cut", &["model.safetensors"]),
             ("scales_missing", &["scales"]),
-            ("shape", &["o_proj", "120"]),
+            ("shape", &["scales", "[1, 63]"]),
         ],
     );
 }

@@ -76,7 +76,12 @@ fn numbers_out_of_range_are_refused_with_the_range() {
         (&["bench", "cpu"], "--tokens", &["0", "65537"], "1..=65536"),
         (&["bench", "cpu"], "--calls", &["0", "1000001"], "1..=1000000"),
         (&["bench", "cpu"], "--seconds", &["nan", "inf", "86401"], "from 0 to 86400"),
-        (&["bench", "cpu"], "--group", &["0", "33", "1048608"], "multiple of 32 up to 1048576"),
+        (
+            &["bench", "cpu"],
+            "--group",
+            &["0", "33", "1048608"],
+            "multiple of 32, or `channel`; at most 1048576",
+        ),
         (&["bench", "gpu"], "--replays", &["0", "1001"], "1..=1000"),
         (&["warm", "--list"], "--capability", &["6.0", "100.0", "9"], "such as 8.0 or 9.0"),
     ];

@@ -204,6 +204,21 @@ fn lists_and_wildcards_have_a_limit() {
     assert!(config("ignore", many).scheme_for(name).is_ok());
 }
 
+/// `convert` recognizes its own output by it.
+#[test]
+fn a_config_is_shown_the_same_every_time() {
+    let ignore: Vec<_> = (0..50).map(|i| format!("a{i}")).chain(["re:b.*".to_owned()]).collect();
+    let value = json!({
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ignore,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "symmetric": true, "strategy": "group", "group_size": 32,
+        }}},
+    });
+    let [a, b] = [(); 2].map(|()| QuantConfig::from_value(&value).unwrap());
+    a.scheme_for("model.layers.0.mlp.down_proj").unwrap();
+    assert_eq!(format!("{a:?}"), format!("{b:?}"));
+}
+
 #[test]
 fn a_budget_is_shared() {
     let budget = PatternBudget::new();

@@ -345,8 +345,6 @@ def inputs() -> dict[str, bytes]:
         "valid_f32": tensors([x32, logits]),
         "valid_half": tensors([("x", "F16", [3, 32], half(96)), logits]),
         "valid_routed": tensors([x, ids, weights]),
-        "valid_logits_infinite": tensors([x, (
-            "router_logits", "F32", [3, 4], floats([float("-inf"), 1, 2, 3] * 3))]),
         "hostile_x_missing": tensors([logits]),
         "hostile_x_width": tensors([("x", "BF16", [3, 31], half(93)), logits]),
         "hostile_x_rank": tensors([("x", "BF16", [96], half(96)), logits]),
@@ -441,8 +439,8 @@ def models() -> dict[str, bytes]:
         "hostile_cut": folder({"config.json": config(gptq),
                                "model.safetensors": tensors(attention)[:-7]}),
         "hostile_scales_missing": one(gptq, without("scales")),
-        "hostile_shape": one(gptq, without("qweight") + [
-            (attention[0][0], "I32", [15, 64], words("x", 15 * 64))]),
+        "hostile_shape": one(gptq, without("scales") + [
+            (attention[1][0], "BF16", [1, 63], ones(63))]),
     }
 
 

@@ -103,7 +103,7 @@ fn group(text: &str) -> Result<GroupSize, String> {
         "channel" => Ok(GroupSize::Channel),
         _ => match text.parse() {
             Ok(rows @ 1usize..=GROUP_LIMIT) if rows.is_multiple_of(32) => Ok(GroupSize::Of(rows)),
-            _ => Err(format!("expected a multiple of 32 up to {GROUP_LIMIT}, or `channel`")),
+            _ => Err(format!("expected a multiple of 32, or `channel`; at most {GROUP_LIMIT}")),
         },
     }
 }

@@ -12,6 +12,7 @@ mod budget;
 mod matcher;
 mod program;
 
+use std::fmt;
 use std::sync::Arc;
 
 use fancy_regex::Expr;
@@ -27,11 +28,17 @@ use program::Program;
 pub const MAX_PATTERN: usize = 64 * 1024;
 
 /// A compiled Python pattern that remembers the rule it came from.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct PyPattern {
     rule: String,
     program: Program,
     budget: Arc<PatternBudget>,
+}
+
+impl fmt::Debug for PyPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PyPattern({:?})", self.rule)
+    }
 }
 
 impl PyPattern {

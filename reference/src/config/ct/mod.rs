@@ -4,7 +4,7 @@
 mod args;
 mod choose;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -132,7 +132,7 @@ pub struct CompressedTensorsConfig {
     targets: Vec<(Target, usize)>,
     schemes: Vec<CtScheme>,
     /// Ignored names.
-    ignore: HashSet<String>,
+    ignore: BTreeSet<String>,
     /// Ignored patterns, in file order.
     ignore_patterns: Vec<PyPattern>,
     /// Of all patterns.
@@ -177,7 +177,7 @@ impl CompressedTensorsConfig {
             format,
             targets: Vec::new(),
             schemes: Vec::new(),
-            ignore: HashSet::new(),
+            ignore: BTreeSet::new(),
             ignore_patterns: Vec::new(),
             budget: PatternBudget::new(),
         };
