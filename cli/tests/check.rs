@@ -23,6 +23,13 @@ fn golden_cases_have_no_wrong_bit() {
     assert_eq!((&summary["fail"], &summary["error"]), (&json!(0), &json!(0)));
     let count = |key: &str| summary[key].as_u64().unwrap();
     assert!(count("outputs_pass") > 100, "{summary}");
+    // Outputs with a known fault of their producer fail as the manifest says.
+    let faults = manifest.cases().iter().filter(|c| c.known_fault.is_some()).count();
+    assert_eq!((faults, &summary["fail_as_recorded"]), (4, &json!(4)));
+    for (case, entry) in cases.iter().zip(manifest.cases()) {
+        assert_eq!(case["known_fault"], json!(entry.known_fault), "{}", entry.path);
+        assert_eq!(case["verdict"] == "fail", entry.known_fault.is_some(), "{}", entry.path);
+    }
     let complete = count("outputs_unchecked") == 0;
     assert_eq!(output.status.code(), Some(if complete { 0 } else { 1 }));
     // Every layout output was judged, in the order of the manifest.
@@ -46,6 +53,39 @@ fn exit_0_only_when_everything_was_checked_and_passed() {
     let arguments = ["--only".as_ref(), "marlin_*".as_ref(), linear.as_path()];
     let (code, lines) = check_json(&arguments);
     assert_eq!((code, lines[0]["outputs"].as_array().unwrap().len()), (0, 3));
+}
+
+/// Named as a file, a golden case with a known fault of its producer fails like any other.
+#[test]
+fn a_known_fault_fails_whoever_made_it() {
+    let path = golden("linear-tp2_0_rank0");
+    let (code, lines) = check_json(&[&path]);
+    assert_eq!((code, &lines[0]["verdict"]), (1, &json!("fail")));
+    assert_eq!(lines[0].get("known_fault"), None);
+    let y = output(&lines[0], "y");
+    assert_eq!(y["diagnosis_id"], "upstream-k-slice-scales");
+    assert_eq!(lines[1]["summary"]["fail"], 1);
+    // A case whose damage the fault does not explain is no known fault.
+    let root = folder();
+    let manifest = marlinspike_golden::Manifest::load().unwrap();
+    let mut list: Value =
+        serde_json::from_str(&std::fs::read_to_string(manifest.path("manifest.json")).unwrap())
+            .unwrap();
+    let cases = list["cases"].as_array_mut().unwrap();
+    cases.retain(|c| c["path"].as_str().unwrap().contains("linear-tp2_0_rank"));
+    cases[1]["known_fault"] = json!("upstream-nvfp4-bias-scaled");
+    (list["tables"], list["checkpoints"]) = (json!([]), json!([]));
+    std::fs::create_dir_all(root.path().join("data/cases")).unwrap();
+    for entry in list["cases"].as_array().unwrap() {
+        let path = entry["path"].as_str().unwrap();
+        std::fs::copy(manifest.path(path), root.path().join(path)).unwrap();
+    }
+    std::fs::write(root.path().join("manifest.json"), list.to_string()).unwrap();
+    let output = command().arg("check").env("MARLINSPIKE_GOLDEN", root.path()).output().unwrap();
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("fails as recorded: upstream-k-slice-scales"), "{text}");
+    assert!(text.contains("1 failed") && text.contains("1 fail as recorded"), "{text}");
 }
 
 #[test]

@@ -116,8 +116,15 @@ fn hint(found: &str, known: &str) -> String {
         .map_or_else(String::new, |near| format!(" (did you mean `{near}`?)"))
 }
 
+/// The longest name that is looked at for a misspelling.
+const MAX_MISSPELT: usize = 64;
+
 /// The known name that `found` is most likely a misspelling of.
 pub(crate) fn nearest<'k>(found: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+    // The distance takes time and memory with the product of both lengths.
+    if found.len() > MAX_MISSPELT {
+        return None;
+    }
     let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
     let found = plain(found);
     known

@@ -252,6 +252,7 @@ fn every_operation_reads_and_writes() {
     gptq()
         .with("weight_type", json!("uint8b128"))
         .with("desc_act", json!(false))
+        .tensor(ints("in.g_idx", &[32], (0..32).map(|k| k / 16).collect()))
         .tensor(zeros("in.qweight", DType::I32, &[8, 8]))
         .tensor(zeros("out.marlin_qweight", DType::I32, &[2, 32]))
         .ok();

@@ -205,55 +205,56 @@ fn stepped(x: f32, steps: impl Fn(u32) -> i32) -> f32 {
 
 #[test]
 fn approximate_reciprocals_are_one_function() {
-    let global = 448.0 * 6.0 / 5.3;
-    // Values that a factor one unit off moves, in blocks of two scales.
-    let mut state = 3;
+    // The reciprocal is 17/16: both scales below have factors that f32 rounds, under which numbers of
+    // bf16 lie between two codes, so that one unit of the factor decides.
+    let global = 16f32 / 17f32;
+    assert_eq!(1.0 / global, 1.0625);
+    let ties = [0.25f32, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
     let mut x = Vec::new();
-    for block in 0..256 {
-        let max = if block % 2 == 0 { 5.25f32 } else { 3.0 };
-        let scale = nearest((global * (max * (1.0 / 6.0))).into(), (0..0x7f).map(e4m3), Ties::Even);
-        let argument = e4m3(scale) as f32 * (1.0 / global);
-        let ends = [-1, 1].map(|step| stepped(argument, |_| step));
-        let moves = |v: f32| {
-            let [low, high] =
-                ends.map(|f| nearest((v.abs() * f).into(), E2M1.into_iter(), Ties::Even));
-            low != high
-        };
-        x.push(max);
-        while x.len() % 16 != 0 {
-            let v = draw(&mut state, max);
-            // One in three of those that can move is such a value, as far as there are any.
-            let found = (0..4000).map(|_| draw(&mut state, max)).find(|v| moves(*v));
-            x.push(if x.len() % 3 == 0 { found.unwrap_or(v) } else { v });
+    for block in 0..16 {
+        let (scale, count) = if block % 2 == 0 { (1.0, 7) } else { (1.25, 2) };
+        let argument = scale * 1.0625;
+        x.push(6.0 * argument);
+        for i in 1..16 {
+            x.push(ties[i % count] * argument * if i % 3 == 0 { -1.0 } else { 1.0 });
         }
     }
     let exact = kernel(global).run(&x);
+    assert_eq!(exact.1[..2], [0x38, 0x3a]);
     assert_eq!(judge(&case(&x, global, exact.clone())).verdict, Verdict::Pass);
-    let mut moved = 0;
-    for (even, odd) in [(1, 1), (-1, -1), (1, -1), (0, 1), (-1, 0)] {
-        let approximate =
-            |v: f32| stepped(v, |mantissa| if mantissa & 1 == 0 { even } else { odd });
-        let made = Kernel { reciprocal: &approximate, ..kernel(global) }.run(&x);
-        let differs = made.0 != exact.0;
-        moved += usize::from(differs);
+    // Units by which the factors of the two scales are off.
+    for (first, second) in [(1, 1), (-1, -1), (1, -1), (0, 1), (-1, 0)] {
+        let off = |v: f32| match v == global {
+            true => 1.0 / v,
+            false => stepped(v, |mantissa| if mantissa < 0x20_0000 { first } else { second }),
+        };
+        let made = Kernel { reciprocal: &off, ..kernel(global) }.run(&x);
+        assert_ne!(made.0, exact.0);
         let made = case(&x, global, made);
         assert_eq!(judge(&declared(made.clone(), Reciprocal::Approximate)).verdict, Verdict::Pass);
-        let strict = judge(&declared(made, Reciprocal::Exact)).verdict;
-        assert_eq!(strict == Verdict::Fail, differs, "{even} {odd}");
+        assert_eq!(judge(&declared(made.clone(), Reciprocal::Exact)).verdict, Verdict::Fail);
+        // Without a declaration, factors that are all too large are taken for a mistake.
+        let report = judge(&made);
+        let away = (first, second) == (1, 1);
+        assert_eq!(report.verdict == Verdict::Fail, away, "{first} {second}");
+        if away {
+            let codes = report.outputs.iter().find(|o| o.name == "x_fp4").expect("x_fp4");
+            assert_eq!(codes.diagnosis.as_ref().expect("a diagnosis").id, "ties-away");
+            let note = codes.note.as_ref().expect("a note");
+            assert!(note.contains("\"reciprocal\": \"approximate\""), "{note}");
+        }
     }
-    assert!(moved >= 2, "{moved}");
     // Blocks of one scale by two factors: no function gives that, though each block is possible.
     let [low, high] = [-1, 1].map(|step| {
-        let off = move |v: f32| stepped(v, |_| if v == global { 0 } else { step });
+        let off = move |v: f32| if v == global { 1.0 / v } else { stepped(v, |_| step) };
         Kernel { reciprocal: &off, ..kernel(global) }.run(&x).0
     });
     let mut mixed = exact.clone();
-    for block in 0..256 {
+    for block in 0..16 {
         let part = block * 16..block * 16 + 16;
         let from = if block / 2 % 2 == 0 { &low } else { &high };
         mixed.0[part.clone()].copy_from_slice(&from[part]);
     }
-    assert!(mixed.0 != low && mixed.0 != high);
     let mixed = declared(case(&x, global, mixed), Reciprocal::Approximate);
     assert_eq!(judge(&mixed).verdict, Verdict::Fail);
 }
