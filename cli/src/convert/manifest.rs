@@ -35,7 +35,7 @@ pub const PROGRESS: &str = ".marlinspike-progress.json";
 /// Version of the manifest.
 const VERSION: u32 = 1;
 /// Largest manifest that is read, in bytes: real ones have about 200 bytes per file.
-const LIMIT: u64 = 64 << 20;
+const LIMIT: u64 = 8 << 20;
 
 /// An input file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
