@@ -220,6 +220,8 @@ fn json_lines_have_the_documented_keys() {
                 "max_error_over_bound",
                 "first_mismatch",
                 "diagnosis",
+                "conventions",
+                "power",
             ] {
                 assert!(o.get(key).is_some(), "{key} in {o}");
             }

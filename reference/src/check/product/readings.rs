@@ -33,6 +33,13 @@ impl Reading {
         }
     }
 
+    /// Leaves of the bounds of a convention what the reading accepts.
+    pub(super) fn narrow(self, bounded: &mut [Bounded], dtype: ScalarType) {
+        if matches!(self, Self::Exact { .. }) {
+            bounded.iter_mut().for_each(|b| *b = once_rounded(b, dtype));
+        }
+    }
+
     /// What it says of the kernel.
     pub(in crate::check) fn text(self, dtype: ScalarType) -> String {
         match self {
@@ -171,9 +178,7 @@ fn choose_in(
         }
     };
     let Tried { convention, mut bounded, .. } = tried.swap_remove(at);
-    if matches!(reading, Reading::Exact { .. }) {
-        bounded.iter_mut().for_each(|b| *b = once_rounded(b, stage.dtype));
-    }
+    reading.narrow(&mut bounded, stage.dtype);
     Ok(Some(Chosen { reading, convention, class: class.clone(), bounded, fits }))
 }
 

@@ -1,0 +1,193 @@
+//! What a verdict could not have missed.
+//!
+//! A pass says something only if wrong answers fail. [`Power`] is computed from the interval that the
+//! verdict accepts for each element: which trivial wrong answers it rejects, and the smallest
+//! relative error, the same in every element, that it rejects.
+//!
+//! The right answer is any one inside the intervals. A wrong answer made of it (−y, y/2, permuted
+//! columns) is an interval, too; it is rejected for certain where the two do not meet.
+//!
+//! Zeros, −y and y/2 have to be rejected in every row, since a kernel may go wrong in a few rows
+//! only; permuted columns and a missing half of k have to be rejected somewhere. An alternative
+//! counts where it is more than two units in the last place away from the exact result. Where it is
+//! nowhere, it is not applicable: zeros in place of zeros are no error.
+
+use serde::Serialize;
+
+use crate::gemm::Bounded;
+use crate::interval::{Bound, FLUSH, round_once};
+use crate::scalar::ScalarType;
+
+/// An alternative as far from the right result as this many units in the last place is no error
+/// that a bound has to see.
+const NEAR: f64 = 2.0;
+
+/// What a verdict accepts for one element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Accepted {
+    /// The exact result; NaN where it is none.
+    pub exact: f64,
+    /// Least number.
+    pub lo: f64,
+    /// Greatest number; below `lo` where no number is accepted.
+    pub hi: f64,
+    /// Whether NaN is.
+    pub nan: bool,
+}
+
+impl Accepted {
+    /// Whether the verdict accepts `x`.
+    pub fn accepts(&self, x: f64) -> bool {
+        if x.is_nan() { self.nan } else { self.lo <= x && x <= self.hi }
+    }
+
+    /// Whether a wrong answer somewhere in `other` is rejected for certain.
+    fn excludes(&self, other: &Self) -> bool {
+        let meet = self.lo.max(other.lo) <= self.hi.min(other.hi);
+        !meet && !(self.nan && other.nan)
+    }
+
+    /// What becomes of it through a function that keeps the order of numbers, or turns it around.
+    fn map(self, f: impl Fn(f64) -> f64) -> Self {
+        let (a, b) = (f(self.lo), f(self.hi));
+        let is_empty = self.lo > self.hi;
+        let (lo, hi) = if is_empty { (self.lo, self.hi) } else { (a.min(b), a.max(b)) };
+        Self { exact: f(self.exact), lo, hi, nan: self.nan }
+    }
+
+    /// Whether every number is accepted.
+    pub fn is_unbounded(&self) -> bool {
+        self.lo == f64::NEG_INFINITY && self.hi == f64::INFINITY
+    }
+
+    /// Of a result that must be one number of the type, or NaN.
+    pub const fn only(exact: f64, value: f64) -> Self {
+        match value.is_nan() {
+            true => Self { exact, lo: f64::INFINITY, hi: f64::NEG_INFINITY, nan: true },
+            false => Self { exact, lo: value, hi: value, nan: false },
+        }
+    }
+}
+
+impl From<&Bounded> for Accepted {
+    fn from(b: &Bounded) -> Self {
+        if b.exact.is_nan() {
+            return Self::only(b.exact, f64::NAN);
+        }
+        Self { exact: b.exact, lo: b.lo, hi: b.hi, nan: b.is_unbounded() }
+    }
+}
+
+impl From<&Bound> for Accepted {
+    fn from(b: &Bound) -> Self {
+        Self { exact: b.exact, lo: b.interval.lo, hi: b.interval.hi, nan: b.nan }
+    }
+}
+
+/// Which wrong answers a verdict rejects; `None` where one is not applicable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Rejects {
+    /// All zeros.
+    pub zeros: Option<bool>,
+    /// −y.
+    pub negated: Option<bool>,
+    /// y/2.
+    pub halved: Option<bool>,
+    /// Columns rotated by one, and neighbours swapped.
+    pub columns_permuted: Option<bool>,
+    /// The first half of k left out of a product, on a sample of rows and columns.
+    pub half_k_missing: Option<bool>,
+}
+
+impl Rejects {
+    /// Each with its name for people.
+    fn named(&self) -> [(&'static str, Option<bool>); 5] {
+        [
+            ("zeros", self.zeros),
+            ("-y", self.negated),
+            ("y/2", self.halved),
+            ("permuted columns", self.columns_permuted),
+            ("a missing half of k", self.half_k_missing),
+        ]
+    }
+}
+
+/// What a verdict could not have missed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Power {
+    /// Whether every bit was compared with one expected result: then every change is rejected.
+    pub every_bit: bool,
+    /// Trivial wrong answers.
+    pub rejects: Rejects,
+    /// Every error above this one that is the same share of every element is rejected, upward and
+    /// downward; `None` where none is.
+    pub uniform_error: Option<f64>,
+    /// Whether an output that is truncated instead of rounded is rejected; `None` where it is the same.
+fn rejects_truncated(elements: &[Accepted], ty: ScalarType) -> Option<bool> {
+    rejects_values(ty, elements.iter().map(|e| (truncated(ty, e.exact), *e)))
+}
+
+/// Whether `value` is more than `near` units in the last place from the `right` one.
+fn differs(ty: ScalarType, value: f64, right: f64, near: f64) -> bool {
+    if value == right || value.is_nan() && right.is_nan() {
+        return false;
+    }
+    let distance = (value - right).abs();
+    // f32 units flush what is below the normal numbers.
+    let flushed = if ty == ScalarType::FLOAT32 { FLUSH } else { 0.0 };
+    let enough = (near * unit(ty, value.abs().max(right.abs()))).max(flushed);
+    !distance.is_finite() || distance > enough
+}
+
+/// The smallest e such that y · (1 ± f), rounded, is rejected for every f above e and every accepted y.
+fn uniform_error(elements: &[Accepted], ty: ScalarType) -> Option<f64> {
+    let (mut up, mut down) = (f64::INFINITY, f64::INFINITY);
+    for e in elements {
+        let (far, near) = if e.lo > 0.0 { (e.hi, e.lo) } else { (-e.lo, -e.hi) };
+        if near <= 0.0 || !far.is_finite() {
+            continue;
+        }
+        // What is rounded to the next number of the type is outside.
+        if far / near - 1.0 < up {
+            up = up.min((far + unit(ty, far) / 2.0) / near - 1.0);
+        }
+        if 1.0 - near / far < down {
+            down = down.min(1.0 - (near - unit(ty, near) / 2.0) / far);
+        }
+    }
+    let error = up.max(down);
+    error.is_finite().then_some(error)
+}
+
+/// `x` rounded toward zero to `ty`.
+fn truncated(ty: ScalarType, x: f64) -> f64 {
+    let rounded = round_once(ty, x);
+    if !rounded.is_finite() && !x.is_finite() || rounded.abs() <= x.abs() {
+        return rounded;
+    }
+    if rounded.is_infinite() {
+        let (mantissa, exponent) = match ty {
+            ScalarType::FLOAT16 => (10, 15),
+            ScalarType::BFLOAT16 => (7, 127),
+            _ => (23, 127),
+        };
+        return ((2.0 - f64::from(-mantissa).exp2()) * f64::from(exponent).exp2()).copysign(x);
+    }
+    // The unit below a power of two is half of the one above.
+    let next = rounded.abs() - unit(ty, rounded.abs().next_down());
+    next.copysign(x)
+}
+
+/// One unit in the last place of `ty` at `x`.
+pub(in crate::check) fn unit(ty: ScalarType, x: f64) -> f64 {
+    let (mantissa, least) = match ty {
+        ScalarType::FLOAT16 => (10, -14),
+        ScalarType::BFLOAT16 => (7, -126),
+        _ => (23, -126),
+    };
+    let exponent = ((x.to_bits() >> 52) as i32 & 0x7ff) - 1023;
+    f64::from(exponent.max(least) - mantissa).exp2()
+}
+
+#[cfg(test)]
+mod tests;
