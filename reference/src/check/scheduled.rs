@@ -2,8 +2,8 @@
 
 use super::compare::{Mismatch, elements};
 use super::pattern::{self, Values};
-use super::weights::Source;
 use super::power::Power;
+use super::weights::Source;
 use super::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::Result;
 use crate::case::{Case, LinearConfig, ScheduleChoice};

@@ -122,7 +122,189 @@ pub struct Power {
     /// Every error above this one that is the same share of every element is rejected, upward and
     /// downward; `None` where none is.
     pub uniform_error: Option<f64>,
-    /// Whether an output that is truncated instead of rounded is rejected; `None` where it is the same.
+    /// Whether an output that is truncated instead of rounded is rejected. Not required of a pass.
+    pub output_truncated: Option<bool>,
+    /// Whether a product in two parts of k, each rounded to the output's type, is rejected, on a
+    /// sample of rows and columns. Not required of a pass.
+    pub split_k_16_bit: Option<bool>,
+    /// Elements for which everything is accepted.
+    pub unbounded: usize,
+}
+
+impl Power {
+    /// Of a comparison of every bit.
+    pub const fn every_bit() -> Self {
+        let all = Some(true);
+        Self {
+            every_bit: true,
+            rejects: Rejects {
+                zeros: all,
+                negated: all,
+                halved: all,
+                columns_permuted: all,
+                half_k_missing: all,
+            },
+            uniform_error: Some(0.0),
+            output_truncated: all,
+            split_k_16_bit: all,
+            unbounded: 0,
+        }
+    }
+
+    /// Of a verdict that accepts these `elements` `[rows, cols]` of the type `ty`.
+    pub fn of(elements: &[Accepted], cols: usize, ty: ScalarType) -> Self {
+        let cols = cols.max(1);
+        let whole = Scan { elements, ty, cols: elements.len().max(1) };
+        let by_row = Scan { elements, ty, cols };
+        let next = |i: usize| if (i + 1).is_multiple_of(cols) { i + 1 - cols } else { i + 1 };
+        let neighbour = |i: usize| match i % cols ^ 1 {
+            n if n < cols => i - i % cols + n,
+            _ => i,
+        };
+        Self {
+            every_bit: false,
+            rejects: Rejects {
+                zeros: by_row.rejects(|_| Accepted::only(0.0, 0.0)),
+                negated: by_row.rejects(|i| elements[i].map(|x| -x)),
+                halved: by_row.rejects(|i| elements[i].map(|x| round_once(ty, x / 2.0))),
+                columns_permuted: both(
+                    whole.rejects(|i| elements[next(i)]),
+                    whole.rejects(|i| elements[neighbour(i)]),
+                ),
+                half_k_missing: None,
+            },
+            uniform_error: uniform_error(elements, ty),
+            output_truncated: rejects_truncated(elements, ty),
+            split_k_16_bit: None,
+            unbounded: elements.iter().filter(|e| e.is_unbounded()).count(),
+        }
+    }
+
+    /// Whether no trivial wrong answer is accepted.
+    pub fn is_enough(&self) -> bool {
+        self.gaps().is_empty()
+    }
+
+    /// Known faults of kernels that are not excluded, although a pass does not depend on them.
+    pub fn not_excluded(&self) -> Vec<&'static str> {
+        let known = [
+            ("truncation of the output", self.output_truncated),
+            ("split-K through 16 bits", self.split_k_16_bit),
+        ];
+        known.iter().filter(|(_, r)| *r == Some(false)).map(|(name, _)| *name).collect()
+    }
+
+    /// The trivial wrong answers that are accepted.
+    pub fn gaps(&self) -> Vec<&'static str> {
+        let named = self.rejects.named();
+        named.iter().filter(|(_, r)| *r == Some(false)).map(|(name, _)| *name).collect()
+    }
+
+    /// What is rejected, in a sentence without its end.
+    pub fn text(&self) -> String {
+        if self.every_bit {
+            return "every bit".to_owned();
+        }
+        let list = |wanted: Option<bool>| -> Vec<&str> {
+            let named = self.rejects.named();
+            named.iter().filter(|(_, r)| *r == wanted).map(|(name, _)| *name).collect()
+        };
+        let mut rejected: Vec<String> = list(Some(true)).into_iter().map(str::to_owned).collect();
+        if let Some(error) = self.uniform_error {
+            rejected.push(format!("any uniform error above {}", percent(error)));
+        }
+        let mut text = match rejected.split_last() {
+            None => "rejects no trivial wrong answer".to_owned(),
+            Some((last, [])) => format!("rejects {last}"),
+            Some((last, rest)) => format!("rejects {} and {last}", rest.join(", ")),
+        };
+        let accepted = list(Some(false));
+        if !accepted.is_empty() {
+            text += &format!("; accepts {}", accepted.join(", "));
+        }
+        let none = list(None);
+        if !none.is_empty() {
+            text += &format!("; not applicable: {}", none.join(", "));
+        }
+        text
+    }
+}
+
+/// A share in percent, rounded up in its second digit.
+fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent == 0.0 || !percent.is_finite() {
+        return format!("{percent} %");
+    }
+    let digits = (1 - percent.log10().floor() as i32).clamp(0, 12);
+    let scale = 10f64.powi(digits);
+    format!("{} %", (percent * scale).ceil() / scale)
+}
+
+/// One rejected alternative of two is not enough.
+fn both(a: Option<bool>, b: Option<bool>) -> Option<bool> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a && b),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Elements in rows, each to be looked at apart.
+struct Scan<'e> {
+    elements: &'e [Accepted],
+    ty: ScalarType,
+    cols: usize,
+}
+
+impl Scan<'_> {
+    /// Whether every row in which `alternative` is an error rejects it; `None` where there is none.
+    fn rejects(&self, alternative: impl Fn(usize) -> Accepted) -> Option<bool> {
+        let mut rejected = None;
+        for (row, elements) in self.elements.chunks(self.cols).enumerate() {
+            let pairs = elements.iter().enumerate();
+            let pairs = pairs.map(|(j, e)| (alternative(row * self.cols + j), *e));
+            match rejects_sample(self.ty, pairs) {
+                Some(false) => return Some(false),
+                outcome => rejected = rejected.or(outcome),
+            }
+        }
+        rejected
+    }
+}
+
+/// Whether a sample of alternatives, each with what is accepted in its place, is rejected; `None`
+/// where no alternative is an error.
+pub(in crate::check) fn rejects_sample(
+    ty: ScalarType,
+    sample: impl IntoIterator<Item = (Accepted, Accepted)>,
+) -> Option<bool> {
+    let mut is_error = false;
+    for (alternative, element) in sample {
+        if element.excludes(&alternative) {
+            return Some(true);
+        }
+        is_error |= differs(ty, alternative.exact, element.exact, NEAR);
+    }
+    is_error.then_some(false)
+}
+
+/// Whether single values, each with what is accepted in its place, are rejected; `None` where all are
+/// the exact results rounded once.
+pub(in crate::check) fn rejects_values(
+    ty: ScalarType,
+    values: impl IntoIterator<Item = (f64, Accepted)>,
+) -> Option<bool> {
+    let mut is_error = false;
+    for (value, element) in values {
+        if !element.accepts(value) {
+            return Some(true);
+        }
+        is_error |= differs(ty, value, round_once(ty, element.exact), 0.0);
+    }
+    is_error.then_some(false)
+}
+
+/// Whether an output that is truncated instead of rounded is rejected; `None` where it is the same.
 fn rejects_truncated(elements: &[Accepted], ty: ScalarType) -> Option<bool> {
     rejects_values(ty, elements.iter().map(|e| (truncated(ty, e.exact), *e)))
 }

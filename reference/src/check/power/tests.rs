@@ -20,9 +20,7 @@ fn numbers(lo: f64, hi: f64) -> impl Iterator<Item = f64> {
 
 /// Every right answer times 1 ± e is rejected, by trying them all.
 fn rejects_factor(elements: &[Accepted], factor: f64) -> bool {
-    elements
-        .iter()
-        .any(|e| numbers(e.lo, e.hi).all(|y| !e.accepts(round_once(TY, y * factor))))
+    elements.iter().any(|e| numbers(e.lo, e.hi).all(|y| !e.accepts(round_once(TY, y * factor))))
 }
 
 #[test]

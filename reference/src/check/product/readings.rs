@@ -16,9 +16,7 @@ const FIRST_ROWS: usize = 2;
 pub(in crate::check) enum Reading {
     /// Every element is the exact result rounded once; of the weights as they are, or rounded to
     /// the activation type first.
-    Exact {
-        rounded_weights: bool,
-    },
+    Exact { rounded_weights: bool },
     /// Every element is within the bound of a convention.
     Within(Convention),
 }

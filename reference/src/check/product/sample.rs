@@ -23,7 +23,7 @@ struct Sample<'s, 'c> {
     places: Vec<usize>,
 }
 
-impl Stage<'_> {
+impl<'c> Stage<'c> {
     /// Adds what is looked at on a sample: half of k left out, and split-K through 16 bits.
     pub(super) fn sample_power(&self, chosen: &Chosen, power: &mut Power) -> Result<()> {
         let (mut missing, mut split) = (Vec::new(), Vec::new());
@@ -36,9 +36,11 @@ impl Stage<'_> {
             if sample.weight.bias.is_none() {
                 let first_half = self.of_range(&sample, chosen, |k, size_k| k < size_k / 2)?;
                 let value = |b: &Bounded| self.dtype.to_f64(b.rounded);
-                split.extend(pairs().zip(&first_half).map(|((i, b), a)| {
-                    (round_once(self.dtype, value(a) + value(b)), right(i))
-                }));
+                split.extend(
+                    pairs()
+                        .zip(&first_half)
+                        .map(|((i, b), a)| (round_once(self.dtype, value(a) + value(b)), right(i))),
+                );
             }
         }
         power.rejects.half_k_missing = rejects_sample(self.dtype, missing);
@@ -46,28 +48,23 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn samples(&self) -> Result<Vec<Sample<'_, '_>>> {
+    fn samples(&self) -> Result<Vec<Sample<'_, 'c>>> {
         let size_n = self.size_n();
         let start = (size_n / 2).min(size_n.saturating_sub(COLUMNS));
         let columns = start..size_n.min(start + COLUMNS);
-        let mut parts: Vec<&Part<'_>> = self.parts.iter().filter(|p| !p.rows.is_empty()).collect();
+        let mut parts: Vec<&Part<'c>> = self.parts.iter().filter(|p| !p.rows.is_empty()).collect();
         parts.sort_by_key(|p| std::cmp::Reverse(p.rows.len()));
-        let sample = |part: &'_ Part<'_>| {
+        let mut samples = Vec::new();
+        for part in parts.into_iter().take(PARTS) {
             let last = part.rows.len() - 1;
             let mut rows = vec![part.rows[0], part.rows[last / 2], part.rows[last]];
             rows.dedup();
             let weight = part.weight.slice_columns(columns.clone())?;
-            let place = |row: &usize| columns.clone().map(move |n| (row, n));
-            let places = rows.iter().flat_map(place).map(|(row, n)| row * size_n + n).collect();
-            Ok((rows, weight, places))
-        };
-        let parts = parts.into_iter().take(PARTS);
-        parts
-            .map(|part| {
-                let (rows, weight, places) = sample(part)?;
-                Ok(Sample { part, rows, weight, places })
-            })
-            .collect()
+            let place = |&row: &usize| columns.clone().map(move |n| row * size_n + n);
+            let places = rows.iter().flat_map(place).collect();
+            samples.push(Sample { part, rows, weight, places });
+        }
+        Ok(samples)
     }
 
     /// The sample's elements of a part of k; the rest of the activations is zero.
