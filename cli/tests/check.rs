@@ -261,6 +261,8 @@ fn json_lines_have_the_documented_keys() {
                 "first_mismatch",
                 "diagnosis",
                 "diagnosis_strength",
+                "conventions",
+                "power",
             ] {
                 assert!(o.get(key).is_some(), "{key} in {o}");
             }

@@ -156,7 +156,7 @@ fn every(mut visit: impl FnMut(&str, Linear)) {
         for group_size in [-1, 32, 128] {
             for has_bias in [false, true] {
                 for size_k in [256, 1024] {
-                    let seed = size_k as u64 + group_size as u64 * 7 + u64::from(has_bias);
+                    let seed = size_k as u64 + group_size.unsigned_abs() * 7 + u64::from(has_bias);
                     let linear = Linear::new(dtype, size_k, group_size, has_bias, seed);
                     let name = format!("{dtype} group {group_size} bias {has_bias} K {size_k}");
                     visit(&name, linear);

@@ -214,7 +214,8 @@ impl<O: Operations> Work<'_, O> {
         choose(&mut config, Some(ScheduleChoice::Canonical));
         let mut report = self.judged(&made, context, &config, self.declared)?;
         choose(&mut config, None);
-        let declared = Declared { convention: Some(Convention::Canonical), ..self.declared.clone() };
+        let declared =
+            Declared { convention: Some(Convention::Canonical), ..self.declared.clone() };
         let bound = self.judged(&made, context, &config, &declared)?;
         report.max_error_over_bound = bound.max_error_over_bound;
         if bound.verdict == Verdict::Fail && report.verdict == Verdict::Pass {

@@ -364,10 +364,7 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
                 continue;
             }
         };
-        let judged: Vec<_> =
-            report.outputs.iter().filter(|o| o.verdict != Verdict::Unchecked).collect();
-        let rest: Vec<_> =
-            report.outputs.iter().filter(|o| o.verdict == Verdict::Unchecked).collect();
+        let (judged, rest): (Vec<_>, Vec<_>) = report.outputs.iter().partition(|o| o.is_compared());
         let span = judged.len() + usize::from(!rest.is_empty() || judged.is_empty());
         let mut case = format!("<td class=\"case\" rowspan=\"{span}\">{label}</td>");
         for o in judged {
@@ -377,8 +374,10 @@ fn outputs(out: &mut String, run: &Run) -> fmt::Result {
                 number += 1;
                 let link = format!("<a href=\"#f{}\">{name}</a>", number - 1);
                 (if linked { link } else { name }, "<span class=\"badge fail\">fail</span>")
-            } else {
+            } else if o.verdict == Verdict::Pass {
                 (name, "<span class=\"badge pass\">pass</span>")
+            } else {
+                (name, "<span class=\"badge unchecked\">not checked</span>")
             };
             writeln!(
                 out,

@@ -36,9 +36,12 @@ A case is a safetensors file: the inputs of one operation, its configuration, an
 some implementation produced. Packed weights, permuted scales, zero points, biases and sorted \
 indices must be equal in every bit; so must a product whose case declares its schedule. Other \
 products are compared with the exact result: what counts is the error over the bound that follows \
-from the operations which the kernel is declared to use (--convention, --class). Above 1 no such \
-kernel can be right. An output that is not computed here is left unchecked, and keeps its case from \
-passing.
+from the operations which the kernel may use (--convention, --class). Above 1 no such kernel can be \
+right. Unless a convention is named, all known ones are tried, and the verdict says which fit.
+
+Each verdict says what it could not have missed: zeros, -y, y/2, permuted columns, half of k, and the \
+smallest uniform error that is rejected. An output whose bound would accept one of these, or that is \
+not computed here, is left unchecked, and keeps its case from passing.
 
 For a wrong output: how many values differ; the first one, as an index into the tensor, as (k, n), \
 and as the tile, lane and register that loads it; its bits; and, where the values give it away, the \
@@ -63,7 +66,7 @@ Examples:
 
 Exit codes:
   0  every output was checked and passed
-  1  an output failed, or was left unchecked (no kernel of the backend computes it)
+  1  an output failed, or was left unchecked
   2  a file could not be read as a case, a case asks for more time or memory than it may take, the
      program panicked on one (an internal error: the other cases are still judged), the command line is
      wrong, or the backend lacks its device or compiler";

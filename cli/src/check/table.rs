@@ -134,9 +134,8 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
         lines.row(&checked.label, "(no outputs)", &[], Verdict::Unchecked);
     }
     // An output that was compared has something to say, checked or not.
-    let one_by_one = |o: &&OutputReport| {
-        verbose || o.verdict != Verdict::Unchecked || o.equal_bits.is_some()
-    };
+    let one_by_one =
+        |o: &&OutputReport| verbose || o.verdict != Verdict::Unchecked || o.equal_bits.is_some();
     for output in report.outputs.iter().filter(one_by_one) {
         one(lines, &checked.label, output, verbose);
         if let (Verdict::Fail, Some(fault)) = (output.verdict, checked.fails_as_recorded()) {

@@ -166,8 +166,9 @@ impl OutputReport {
         if !gaps.is_empty() {
             self.add_note(&format!("the bound would accept {}", gaps.join(", ")));
         }
-        if power.output_truncated == Some(false) {
-            self.add_note("it does not exclude truncation of the output");
+        let faults = power.not_excluded();
+        if !faults.is_empty() {
+            self.add_note(&format!("the bound does not exclude {}", faults.join(", ")));
         }
         if self.verdict == Verdict::Pass && (self.unbounded > 0 || !gaps.is_empty()) {
             self.verdict = Verdict::Unchecked;

@@ -191,6 +191,7 @@ impl Fp8LayerConfig {
 
 impl Method for Fp8LayerConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        super::products::scaled_mm_convention(r)?;
         let num_experts = r.size("num_experts")?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,

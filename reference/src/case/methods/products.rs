@@ -220,8 +220,14 @@ pub struct Fp8MmConfig {
     pub schedule: Option<ScheduleChoice>,
 }
 
+/// The only convention of products of 8-bit codes; a config may name it.
+pub(super) fn scaled_mm_convention(r: &Reader<'_>) -> Result<(), CaseError> {
+    r.optional_name("convention", &[("scaled_mm", ())]).map(|_| ())
+}
+
 impl Method for Fp8MmConfig {
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        scaled_mm_convention(r)?;
         let config = Self {
             dtype: r.name("dtype", HALF_TYPES)?,
             size_m: r.size("size_m")?,

@@ -3,6 +3,7 @@
 mod diagnose;
 mod layer;
 mod readings;
+mod sample;
 mod stage;
 
 use super::OutputReport;

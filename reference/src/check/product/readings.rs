@@ -16,9 +16,7 @@ const FIRST_ROWS: usize = 2;
 pub(in crate::check) enum Reading {
     /// Every element is the exact result rounded once; of the weights as they are, or rounded to
     /// the activation type first.
-    Exact {
-        rounded_weights: bool,
-    },
+    Exact { rounded_weights: bool },
     /// Every element is within the bound of a convention.
     Within(Convention),
 }
@@ -30,6 +28,13 @@ impl Reading {
             Self::Exact { rounded_weights: false } => "exact",
             Self::Exact { rounded_weights: true } => "exact_rounded_weights",
             Self::Within(convention) => name(convention),
+        }
+    }
+
+    /// Leaves of the bounds of a convention what the reading accepts.
+    pub(super) fn narrow(self, bounded: &mut [Bounded], dtype: ScalarType) {
+        if matches!(self, Self::Exact { .. }) {
+            bounded.iter_mut().for_each(|b| *b = once_rounded(b, dtype));
         }
     }
 
@@ -171,9 +176,7 @@ fn choose_in(
         }
     };
     let Tried { convention, mut bounded, .. } = tried.swap_remove(at);
-    if matches!(reading, Reading::Exact { .. }) {
-        bounded.iter_mut().for_each(|b| *b = once_rounded(b, stage.dtype));
-    }
+    reading.narrow(&mut bounded, stage.dtype);
     Ok(Some(Chosen { reading, convention, class: class.clone(), bounded, fits }))
 }
 

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::check::compare::{Mismatch, elements};
 use crate::check::known::{self, Members};
 use crate::check::picture::{Cause, ErrorMap, Picture};
-use crate::check::power::{self, Accepted, Power};
+use crate::check::power::Power;
 use crate::check::{OutputReport, Verdict};
 use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::scalar::ScalarType;
@@ -17,11 +17,6 @@ use crate::weight::Weight;
 /// What to declare where a class cannot tell a right product from a wrong one.
 pub(in crate::check) const REMEDY: &str =
     "declare the kernel's order: `schedule` in the case's config, or --class";
-/// Columns of the sample that half of k is left out of.
-const SAMPLE_COLUMNS: usize = 64;
-/// Matrices of that sample.
-const SAMPLE_PARTS: usize = 2;
-
 /// Rows that are multiplied with one matrix.
 pub(in crate::check) struct Part<'c> {
     pub(in crate::check) weight: &'c Weight<'c>,
@@ -128,7 +123,7 @@ impl Stage<'_> {
 
     /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
     /// columns of the part's matrix.
-    fn bounds(
+    pub(super) fn bounds(
         &self,
         part: &Part<'_>,
         weight: &Weight<'_>,
@@ -186,20 +181,19 @@ impl Stage<'_> {
             |bounded: &[Bounded]| measure((self.name, self.dtype), class, bounded, found, bits);
         let (mut report, wrong) = measure(bounded);
         report.conventions = chosen.ids();
-        if wrong.is_empty() {
-            let note = format!(
-                "passes as `{}`: {}",
-                chosen.reading.id(),
-                chosen.reading.text(self.dtype)
-            );
-            report.add_note(&note);
-        } else if several {
-            let id = chosen.reading.id();
-            let note = format!("fits no known convention; compared with `{id}`, the nearest");
-            report.add_note(&note);
-        }
         let mut power = Power::of(&readings::accepted(bounded), self.size_n(), self.dtype);
-        power.rejects.half_k_missing = self.rejects_half_k(chosen)?;
+        self.sample_power(chosen, &mut power)?;
+        let (id, text) = (chosen.reading.id(), chosen.reading.text(self.dtype));
+        report.add_note(&match (wrong.is_empty(), several) {
+            (true, _) if power.is_enough() && report.unbounded == 0 => {
+                format!("passes as `{id}`: {text}")
+            }
+            (true, _) => format!("within the bounds of `{id}`: {text}"),
+            (false, true) => {
+                format!("fits no known convention; compared with `{id}`, the nearest: {text}")
+            }
+            (false, false) => format!("compared with `{id}`, as declared: {text}"),
+        });
         report.settle(power, REMEDY);
         let Some(&first) = wrong.first() else { return Ok(report) };
         let scene = Scene::new(self, bounded, found, &wrong);
@@ -208,35 +202,6 @@ impl Stage<'_> {
         report.picture = Some(self.picture(&scene, finding.as_ref().and_then(|f| f.cause.clone())));
         report.diagnosis = finding.map(|f| f.diagnosis);
         Ok(report)
-    }
-
-    /// Whether the output of x whose first half of k is zero would be rejected, looked at in a few
-    /// rows of the largest parts and a run of columns.
-    fn rejects_half_k(&self, chosen: &Chosen) -> Result<Option<bool>> {
-        let (size_n, size_k) = (self.size_n(), self.rows.size_k());
-        let start = (size_n / 2).min(size_n.saturating_sub(SAMPLE_COLUMNS));
-        let columns = start..size_n.min(start + SAMPLE_COLUMNS);
-        let mut parts: Vec<&Part<'_>> = self.parts.iter().filter(|p| !p.rows.is_empty()).collect();
-        parts.sort_by_key(|p| std::cmp::Reverse(p.rows.len()));
-        let mut sample = Vec::new();
-        for part in parts.into_iter().take(SAMPLE_PARTS) {
-            let last = part.rows.len() - 1;
-            let mut of = vec![part.rows[0], part.rows[last / 2], part.rows[last]];
-            of.dedup();
-            let halved = of.iter().flat_map(|&row| {
-                let row = self.rows.row(row);
-                (0..size_k).map(move |k| if k < size_k / 2 { 0.0 } else { row[k] })
-            });
-            let rows = Rows::new(size_k, halved.collect())?;
-            let weight = part.weight.slice_columns(columns.clone())?;
-            let how = (chosen.convention, &chosen.class);
-            let made = self.bounds(part, &weight, &of, how, (&rows, None))?;
-            let places = of.iter().flat_map(|row| columns.clone().map(move |n| row * size_n + n));
-            sample.extend(
-                places.zip(&made).map(|(i, b)| (Accepted::from(b), Accepted::from(&chosen.bounded[i]))),
-            );
-        }
-        Ok(power::rejects_sample(self.dtype, sample))
     }
 
     fn mismatch(&self, i: usize, bounded: &[Bounded], bits: &[u32]) -> Mismatch {
@@ -283,8 +248,8 @@ pub(in crate::check) fn measure(
         max_ratio = max_ratio.max(ratio);
         max_ulp = max_ulp.max(b.ulps(dtype, x));
         equal += usize::from(bits == b.rounded);
-        // An infinity that is the exact result was compared.
-        let compared = b.exact.is_infinite() && x == b.exact;
+        // An infinity that the exact result is, or is rounded to, was compared.
+        let compared = x.is_infinite() && x == dtype.to_f64(b.rounded);
         unbounded += usize::from(b.is_unbounded() && !compared);
     }
     report.equal_bits = Some(equal as f64 / found.len().max(1) as f64);

@@ -101,7 +101,8 @@ pub(super) fn judge(
             Accepted { exact, lo: interval.lo, hi: interval.hi, nan: false }
         })
         .collect();
-    report.settle(Power::of(&accepted, k, ScalarType::FLOAT32), "its weights are too small to tell");
+    report
+        .settle(Power::of(&accepted, k, ScalarType::FLOAT32), "its weights are too small to tell");
     let Some(&first) = outcome.wrong.first() else { return Ok(report) };
     let (t, j) = (first / k, first % k);
     let wanted = expected(c, &c.router, t, &right[t * k..][..k])[j];
