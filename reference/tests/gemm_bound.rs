@@ -167,7 +167,7 @@ fn ratios(
     let activations = Rows::decode(ty, size_k, a.iter().copied()).expect("rows");
     let values = b.chunks_exact(size_k).map(|c| c.iter().map(|&x| ty.to_f64(x)).collect());
     let columns = Plain { size_k, values: values.collect() };
-    let inputs = Inputs { activations: ty, weights: ty, output: ty, group_scales: false };
+    let inputs = Inputs { activations: ty, weights: ty, output: ty, group_scales: None };
     let mut stripes = Vec::new();
     let request = class.request(&mut stripes);
     let bounds =

@@ -30,7 +30,9 @@ pub(crate) struct Args {
     /// `f32-any-order`: on a matrix unit from Turing on, or in f32, in any order; `hopper-any-order`;
     /// `marlin-hopper`: in the order of the Marlin kernels, which gives a bound many times narrower;
     /// `fused-f32`, `separate-f32`: without a matrix unit; `fp8-any-order`: e4m3 on a matrix unit
-    /// from Ada on, with or without promotion to f32. JSON as
+    /// from Ada on, with or without promotion to f32; `fp8-contiguous`: likewise, in ascending runs of k;
+    /// `fp8-hopper`: in one of the orders of Hopper's kernels (promotion every 32, 64 or 128 k or none,
+    /// split-K in up to 16 parts), which gives a bound of about one rounding. JSON as
     /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
     /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
     #[arg(long, value_name = "CLASS", default_value = "f32-any-order")]

@@ -6,15 +6,17 @@ use super::product::{Part, Stage};
 use super::scheduled::Product;
 use super::power::Power;
 use super::{OutputReport, Verdict};
-use crate::gemm::schedule::{Schedule, known_schedules};
+use crate::gemm::schedule::{Extras, Sample, Schedule, known_schedules};
 use crate::gemm::tensor_core::LANES;
-use crate::gemm::{Bounded, Class, Convention, Extras, Judge};
+use crate::gemm::{self, Bounded, Class, Convention, Judge};
 use crate::tensor::Tensor;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
 /// Schedules that hold in the sample and are carried out in full.
-const WHOLE_CANDIDATES: usize = 6;
+const WHOLE_CANDIDATES: usize = 16;
+/// Rows of the sample; each with its first and its last columns.
+const SPOT_ROWS: usize = 4;
 /// Parts, and rows of each, that members are tried on.
 const SAMPLE_PARTS: usize = 2;
 const SAMPLE_ROWS: usize = 2;
@@ -35,30 +37,10 @@ pub(super) fn by_schedule(
     product: &Product<'_>,
 ) -> Option<OutputReport> {
     let bits = elements(found);
-    let size_n = product.weights.first()?.shape().size_n;
-    let expert = |m: usize| product.expert_of.map_or(Some(0), |e| e[m]);
-    let rows = bits.chunks_exact(size_n.max(1)).enumerate();
-    // The first row that says something: zeros are every schedule's.
-    let says = |(m, row): &(usize, &[u32])| {
-        expert(*m).is_some() && row.iter().any(|&b| product.dtype.to_f64(b) != 0.0)
-    };
-    let (m, row) = rows.clone().find(says).or_else(|| rows.clone().next())?;
-    let n = row.iter().position(|&b| product.dtype.to_f64(b) != 0.0).unwrap_or(0) / LANES * LANES;
-    let e = expert(m).unwrap_or(0);
-    let sample = Product {
-        weights: std::slice::from_ref(product.weights.get(e)?),
-        expert_of: None,
-        orders: product.orders.and_then(|o| o.get(e)).map(std::slice::from_ref),
-        ..*product
-    };
-    let width = LANES.min(size_n - n);
-    let holds = |schedule: &Schedule| {
-        let made = sample.execute_part(schedule, &[m], |first| first == n);
-        made.is_ok_and(|made| made[n..n + width] == row[n..n + width])
-    };
+    let mut spots = Spots::new(product, &bits)?;
     let all = known_schedules(product.weights, product.dtype, product.input);
-    let left = all.into_iter().filter(|(_, schedule)| holds(schedule)).take(WHOLE_CANDIDATES);
-    for (text, schedule) in left {
+    let left = all.into_iter().filter(|(_, schedule)| spots.hold(schedule));
+    for (text, schedule) in left.take(WHOLE_CANDIDATES) {
         if product.execute(&schedule).is_ok_and(|made| made == bits) {
             let mut report = OutputReport::unchecked(name, bits.len(), "");
             report.verdict = Verdict::Pass;
@@ -70,6 +52,58 @@ pub(super) fn by_schedule(
         }
     }
     None
+}
+
+/// Outputs here and there that a schedule has to give before it is carried out in full.
+struct Spots<'p> {
+    spots: Vec<(Sample<'p>, &'p [u32])>,
+}
+
+impl<'p> Spots<'p> {
+    fn new(product: &Product<'p>, bits: &'p [u32]) -> Option<Self> {
+        let shape = product.weights.first()?.shape();
+        let (size_k, size_n) = (shape.size_k, shape.size_n);
+        let expert = |m: usize| product.expert_of.map_or(Some(0), |e| e[m]);
+        let row = |m: usize| &bits[m * size_n..][..size_n];
+        // Zeros are every schedule's.
+        let says = |b: &u32| product.dtype.to_f64(*b) != 0.0;
+        let some = |m: &usize| expert(*m).is_some() && row(*m).iter().any(says);
+        let rows: Vec<usize> = (0..bits.len() / size_n.max(1)).filter(some).collect();
+        let scales = product.weights.iter().map(|w| &w.scales);
+        let scales = scales.flat_map(|s| s.iter_bits().map(|b| s.ty().to_f64(b) as f32));
+        let scale_max = scales.fold(f32::NEG_INFINITY, f32::max);
+        let last = rows.len().checked_sub(1)?;
+        let mut spots = Vec::new();
+        for i in distinct((0..SPOT_ROWS).map(|i| i * last / (SPOT_ROWS - 1))) {
+            let m = rows[i];
+            let e = expert(m)?;
+            let ends = [row(m).iter().position(says)?, row(m).iter().rposition(says)?];
+            for n in distinct(ends.map(|n| n / LANES * LANES)) {
+                let one = |all: Option<&'p [f32]>| all.map(|all| &all[m..=m]);
+                let extras = Extras {
+                    activation_scales: one(product.activation_scales),
+                    router_weights: one(product.router_weights),
+                    order: product.orders.and_then(|o| o.get(e)).map(Vec::as_slice),
+                };
+                let (x, weight) = (&product.x[m * size_k..][..size_k], product.weights.get(e)?);
+                let found = &row(m)[n..size_n.min(n + LANES)];
+                spots.push((Sample::new(x, weight, scale_max, extras, [m, n]), found));
+            }
+        }
+        Some(Self { spots })
+    }
+
+    fn hold(&mut self, schedule: &Schedule) -> bool {
+        let mut spots = self.spots.iter_mut();
+        spots.all(|(sample, found)| sample.outputs(schedule).is_ok_and(|made| made == *found))
+    }
+}
+
+/// Ascending numbers without those that repeat.
+fn distinct(numbers: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    let mut numbers: Vec<usize> = numbers.into_iter().collect();
+    numbers.dedup();
+    numbers
 }
 
 /// The members of a class, compared with a sample of an output.
@@ -179,8 +213,10 @@ impl Probe<'_> {
         };
         let scales = pick(stage.extras.activation_scales);
         let routers = pick(stage.extras.router_weights);
-        let extras =
-            Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
+        let extras = gemm::Extras {
+            activation_scales: scales.as_deref(),
+            router_weights: routers.as_deref(),
+        };
         let weight = &self.weight;
         let recipe = stage.recipe(weight, convention, extras)?;
         let judge = Judge { weight, order: self.order, recipe: &recipe, class, extras };

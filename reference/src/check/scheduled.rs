@@ -65,7 +65,7 @@ impl Product<'_> {
     }
 
     /// The outputs of some rows, as they come out among all; those of unwanted columns are 0.
-    pub(super) fn execute_part(
+    fn execute_part(
         &self,
         schedule: &Schedule,
         rows: &[usize],

@@ -9,8 +9,9 @@ use super::exact::{Element, product};
 use super::recipe::{Extras, Recipe};
 use super::rows::Rows;
 use crate::Result;
+use crate::dims::GroupSize;
 use crate::scalar::{ScalarType, f64_to_f32_rne};
-use crate::weight::Weight;
+use crate::weight::{Groups, Weight};
 
 /// What is known of one element.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,6 +112,14 @@ impl Judge<'_> {
         self.bounds_with(&columns, Some(raw), &|n| n, rows, radius)
     }
 
+    /// k of each group, all of k where groups have no one size.
+    fn group_size(&self) -> usize {
+        match &self.weight.groups {
+            Groups::Uniform(GroupSize::Of(size)) => *size,
+            _ => self.weight.shape().size_k,
+        }
+    }
+
     /// Whether the unit sums codes, and the scale of each group multiplies its sum.
     fn group_scales(&self) -> bool {
         self.recipe.rule == Rule::Exact && self.recipe.operands.size_bits() == 8
@@ -160,7 +169,7 @@ impl Judge<'_> {
             activations: operands,
             weights: if group_scales { self.weight.ty } else { operands },
             output: self.recipe.dtype,
-            group_scales,
+            group_scales: group_scales.then(|| self.group_size()),
         };
         let centres = match raw {
             Some(raw) if radius.is_none() => raw.centres(self.class, rows)?,

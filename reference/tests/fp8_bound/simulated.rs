@@ -16,9 +16,9 @@ const BF16: ScalarType = ScalarType::BFLOAT16;
 const F32: ScalarType = ScalarType::FLOAT32;
 
 /// Columns of any numbers.
-struct Plain {
-    size_k: usize,
-    columns: Vec<Vec<f64>>,
+pub(crate) struct Plain {
+    pub(crate) size_k: usize,
+    pub(crate) columns: Vec<Vec<f64>>,
 }
 
 impl Columns for Plain {
@@ -125,7 +125,7 @@ fn sums(
     let [a, w] = operands(&mut random, data, [rows, cols, size_k]).map(|codes| values(&codes));
     let columns = Plain { size_k, columns: w.chunks_exact(size_k).map(<[f64]>::to_vec).collect() };
     let activations = Rows::new(size_k, a.clone()).expect("rows");
-    let inputs = Inputs { activations: E4M3, weights: E4M3, output: BF16, group_scales: false };
+    let inputs = Inputs { activations: E4M3, weights: E4M3, output: BF16, group_scales: None };
     let mut stripes = Vec::new();
     let request = class.request(&mut stripes);
     let bounds = product(&activations, &columns, request, |e| class.bound(e, size_k, inputs));

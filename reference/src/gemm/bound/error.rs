@@ -48,8 +48,10 @@ impl Class {
         let errors = match self.order {
             Order::Any | Order::Ascending(_) => self.errors(sides.most(), element, size_k, inputs),
             Order::Striped { .. } => self.striped(&sides, element, size_k, inputs),
-            Order::Contiguous { block } => self.contiguous(block, element, size_k, inputs),
+            Order::Contiguous { block } => self.contiguous(&sides, block, element, inputs),
         };
+        let grouped = self.grouped(&sides, element, inputs);
+        let errors = [0, 1].map(|side: usize| f64::min(errors[side], grouped[side]));
         let caps = sides.caps();
         // Past the largest f32 nothing is promised, and no cap holds.
         std::array::from_fn(|side| match errors[side] {
@@ -177,7 +179,9 @@ impl Class {
         let uncertain = element.carried.min(size_k as f64 * unit);
         let known = self.tracks_absolute();
         // Units that are small beside the products need no second look at each of them.
-        let coarse = known && 8.0 * (by_count[0] + by_count[1]) > element.absolute;
+        let eight_bits = matches!(self.adder, Adder::MatrixUnit { fraction_bits: ..20, .. });
+        let small = 8.0 * (by_count[0] + by_count[1]) > element.absolute;
+        let coarse = known && (eight_bits || small);
         let lost = if coarse { capped(unit, element) } else { by_count };
         std::array::from_fn(|side| lost[side].min(by_count[side]) + uncertain)
     }
@@ -186,61 +190,94 @@ impl Class {
     /// difference of two prefix sums, so that each block has a unit of its own.
     fn contiguous(
         &self,
+        sides: &Sides,
         block: usize,
         element: &Element<'_>,
-        size_k: usize,
         inputs: Inputs,
     ) -> [f64; 2] {
+        let (mut prefix, mut least, mut greatest) = (0.0f64, 0.0f64, 0.0f64);
+        self.by_block(sides, block, element, inputs, |run, errors| {
+            let span = (prefix - least).max(greatest - prefix);
+            prefix += run.sums[0] - run.sums[1];
+            (least, greatest) = (least.min(prefix), greatest.max(prefix));
+            span + run.sums[0].max(run.sums[1]) + errors[0].max(errors[1])
+        })
+    }
+
+    /// Sums that end with each group, in any order within it; infinite without group scales.
+    fn grouped(&self, sides: &Sides, element: &Element<'_>, inputs: Inputs) -> [f64; 2] {
+        let Some(group) = inputs.group_scales else { return [f64::INFINITY; 2] };
+        self.by_block(sides, group, element, inputs, |run, _| run.sums[0].max(run.sums[1]))
+    }
+
+    /// What all additions lose where each block of k has a reach of its own, which `reach` says of
+    /// the block and the errors before it. Infinite where the class has no such blocks.
+    fn by_block(
+        &self,
+        sides: &Sides,
+        block: usize,
+        element: &Element<'_>,
+        inputs: Inputs,
+        mut reach: impl FnMut(&Run, [f64; 2]) -> f64,
+    ) -> [f64; 2] {
+        let most = sides.most();
         let Adder::MatrixUnit { products, fraction_bits, kept_bits } = self.adder else {
-            let most = self.sides(element, size_k, inputs).most();
-            return self.errors(most, element, size_k, inputs);
+            return [f64::INFINITY; 2];
         };
-        let most = self.sides(element, size_k, inputs).most();
-        if most >= f64::from(f32::MAX) {
+        let in_f32 = matches!(self.reduction, Reduction::F32 { .. });
+        let finite = most < f64::from(f32::MAX);
+        if !finite || !in_f32 || !self.tracks_absolute() {
             return [f64::INFINITY; 2];
         }
-        let per_block = block.div_ceil(products) as f64;
-        let growth = self.sides(element, size_k, inputs).growth;
-        let (mut prefix, mut least, mut greatest) = (0.0f64, 0.0f64, 0.0f64);
+        let per_block = block.div_ceil(products);
         let (mut errors, mut blocks) = ([0.0f64; 2], 0);
-        let mut products = element.products().peekable();
-        let slack = element.absolute * power(-40);
-        while products.peek().is_some() {
-            let mut sums = [0.0f64; 2];
-            let mut largest = 0.0f64;
-            let run: Vec<f64> = products
-                .by_ref()
-                .take(block)
-                .map(|(a, w)| {
-                    if a * w != 0.0 {
-                        largest = largest.max(inputs.product_exponent(a, w));
-                    }
-                    let p = a * w;
-                    sums[usize::from(p < 0.0)] += p.abs();
-                    p
-                })
-                .collect();
-            let span = (prefix - least).max(greatest - prefix);
-            let error = errors[0].max(errors[1]);
-            let reach = span + sums[0].max(sums[1]) + error + element.carried + slack;
-            let reach = (reach * growth).min(most);
-            if reach > 0.0 && (span > 0.0 || sums != [0.0; 2] || element.carried > 0.0) {
-                let top = inputs.top(reach);
-                let unit = top.max(largest) * power(-(fraction_bits as i32));
-                let each = per_block * (unit + top * power(1 - kept_bits as i32));
-                for p in &run {
-                    errors[usize::from(*p < 0.0)] += p.abs().min(unit);
-                }
-                let uncertain = element.carried.min(run.len() as f64 * unit);
-                errors = errors.map(|e| e + each + uncertain);
-            }
-            prefix += sums[0] - sums[1];
-            (least, greatest) = (least.min(prefix), greatest.max(prefix));
+        let mut factors = element.products().peekable();
+        let slack = element.absolute * power(-40) + element.carried + sides.tiny;
+        let mut run = Run::default();
+        while factors.peek().is_some() {
+            run.fill(factors.by_ref().take(block), inputs);
+            let reach = ((reach(&run, errors) + slack) * sides.growth).min(most);
             blocks += 1;
+            if reach <= 0.0 {
+                continue;
+            }
+            let top = inputs.top(reach);
+            let unit = top.max(run.largest + element.carried) * power(-(fraction_bits as i32));
+            let each = per_block as f64 * (unit + top * power(1 - kept_bits as i32));
+            for p in &run.products {
+                errors[usize::from(*p < 0.0)] += p.abs().min(unit);
+            }
+            let uncertain = element.carried.min(run.products.len() as f64 * unit);
+            errors = errors.map(|e| e + each + uncertain);
         }
-        // Where a run ends, its sum is scaled or added in f32.
-        let rounded = 3.0 * f64::from(blocks) * nearest(most);
+        // Where a sum ends, it is scaled, and added in f32.
+        let rounded = 3.0 * (blocks * per_block) as f64 * nearest(most);
         errors.map(|e| (e + rounded) * SLACK)
+    }
+}
+
+/// The products of one block of k.
+#[derive(Default)]
+struct Run {
+    products: Vec<f64>,
+    /// Sums of the positive ones, and of the negative ones' magnitudes.
+    sums: [f64; 2],
+    /// 2^exponent of the one with the largest, in the unit's terms.
+    largest: f64,
+}
+
+impl Run {
+    fn fill(&mut self, factors: impl Iterator<Item = (f64, f64)>, inputs: Inputs) {
+        (self.sums, self.largest) = ([0.0; 2], 0.0);
+        self.products.clear();
+        for (a, w) in factors {
+            let p = a * w;
+            if p != 0.0 {
+                self.largest = self.largest.max(inputs.product_exponent(a, w));
+            }
+            self.sums[usize::from(p < 0.0)] += p.abs();
+            self.products.push(p);
+        }
     }
 }
 
@@ -259,13 +296,13 @@ impl Inputs {
     /// below it; with group scales, which the unit does not see, up to the sum itself.
     fn top(self, reach: f64) -> f64 {
         // Alignment ends at 2^-133, f32's subnormals share one unit.
-        if self.group_scales { reach } else { power(exponent(reach).max(-126)) }
+        if self.group_scales.is_some() { reach } else { power(exponent(reach).max(-126)) }
     }
 
     /// 2^exponent of a product in the unit's terms: a subnormal factor has its type's least exponent.
     fn product_exponent(self, a: f64, w: f64) -> f64 {
         let of = |x: f64, ty| power(exponent(x).max(least_exponent(ty)));
-        if self.group_scales {
+        if self.group_scales.is_some() {
             // The weight is code times scale: 2^exponent of the code is at most the code, or for a
             // subnormal e4m3 code eight times that.
             let lift = if self.weights == ScalarType::FLOAT8_E4M3FN { 8.0 } else { 1.0 };
@@ -281,7 +318,7 @@ impl Inputs {
             return 0.0;
         }
         // Both are powers of two above the largest number.
-        self.product_exponent(a / 2.0, if self.group_scales { w } else { w / 2.0 })
+        self.product_exponent(a / 2.0, if self.group_scales.is_some() { w } else { w / 2.0 })
     }
 }
 

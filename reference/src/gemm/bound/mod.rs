@@ -37,8 +37,8 @@
 //! the difference of the prefix sum there and an earlier one, which gives each block a reach, and a
 //! u, of its own.
 //!
-//! *Group scales that multiply sums* (8-bit activations): the unit sees codes, and aligns them
-//! without the scale s. In terms of the scaled sum, 2^⌊log₂ c⌋·s is at most Ĉ itself; ⌊log₂⌋ is not
+//! *Group scales that multiply sums* (8-bit activations): the unit's sums end with each group, so
+//! that each group has a Ĉ of its own. The unit sees codes, and aligns them without the scale s: in terms of the scaled sum, 2^⌊log₂ c⌋·s is at most Ĉ itself; ⌊log₂⌋ is not
 //! taken, neither of sums nor of weights. A group's multiply-add rounds by less than the truncation
 //! of the accumulator that its first sum does not have.
 //!
@@ -198,7 +198,11 @@ impl Class {
             Order::Contiguous { block } => {
                 expect("block", *block, (1..=4096).contains(block), "1 to 4096")?;
             }
-            Order::Ascending(runs) => runs.validate(&self.name)?,
+            Order::Ascending(runs) => {
+                let unit = matches!(self.adder, Adder::MatrixUnit { .. });
+                expect("members with another adder", runs.units.len(), unit, "a matrix unit")?;
+                runs.validate(&self.name)?;
+            }
             Order::Any | Order::Striped { .. } => {}
         }
         match self.reduction {
@@ -244,7 +248,7 @@ pub struct Inputs {
     pub weights: ScalarType,
     /// Output.
     pub output: ScalarType,
-    /// Whether the unit sums codes whose group scale multiplies the sum, so that a product's scale
-    /// is no part of what the unit aligns.
-    pub group_scales: bool,
+    /// k per group where the unit sums codes whose group scale multiplies the sum: a product's scale
+    /// is no part of what the unit aligns, and no sum of the unit goes on over groups.
+    pub group_scales: Option<usize>,
 }

@@ -2,13 +2,9 @@
 
 use super::{Adder, Ascending, Class, Order, Reduction, Split};
 use crate::gemm::kernel::Stripe;
-use crate::gemm::schedule::{FP8_PROMOTION, FP8_UNIT, UnitName};
+use crate::gemm::schedule::{FP8_UNIT, MOST_PARTS, PROMOTIONS, SPLIT_TILES, UnitName};
 use crate::gemm::tensor_core::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit};
 use crate::scalar::ScalarType;
-
-/// The most parts of split-K, and k of the tiles that they are cut into, of `fp8-hopper`.
-const MOST_PARTS: usize = 16;
-const TILES: [usize; 2] = [128, 64];
 
 impl Class {
     /// The classes that have names of their own.
@@ -69,15 +65,15 @@ impl Class {
     }
 
     /// Kernels with e4m3 operands on Hopper: k ascending on `wgmma` or `mma.sync`, with or without
-    /// promotion to f32 every 32, 64 or 128 k; in 1 to 16 parts of equally many tiles of 64 or 128 k
-    /// (the last part may have fewer), added in f32 in any order.
+    /// promotion to f32 every 32, 64 or 128 k; in 1 to 16 parts of equally many tiles of 64, 128 or
+    /// 256 k (the last part may have fewer), added in f32 in any order.
     pub fn fp8_hopper() -> Self {
         let mma = UnitName { instruction: Instruction::Mma, ..FP8_UNIT };
         let parts = |tile| (2..=MOST_PARTS).map(move |parts| Split::Parts { parts, tile });
-        let splits = std::iter::once(Split::Whole).chain(TILES.into_iter().flat_map(parts));
+        let splits = std::iter::once(Split::Whole).chain(SPLIT_TILES.into_iter().flat_map(parts));
         let order = Order::Ascending(Ascending {
             units: vec![FP8_UNIT, mma],
-            promotions: vec![0, FP8_PROMOTION, 64, 32],
+            promotions: std::iter::once(0).chain(PROMOTIONS).collect(),
             splits: splits.collect(),
         });
         Self { name: "fp8-hopper".to_owned(), order, ..Self::fp8_any_order() }

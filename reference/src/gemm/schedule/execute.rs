@@ -132,7 +132,7 @@ impl Schedule {
         Ok(out)
     }
 
-    fn expect_extras(&self, size_m: usize, extras: Extras<'_>) -> Result<()> {
+    pub(super) fn expect_extras(&self, size_m: usize, extras: Extras<'_>) -> Result<()> {
         let all = [
             ("activation_scales", extras.activation_scales),
             ("router_weights", extras.router_weights),
@@ -228,7 +228,7 @@ struct Warp {
 
 impl Plan<'_> {
     /// Sixteen outputs of one row.
-    fn outputs(
+    pub(super) fn outputs(
         &self,
         row: &Row,
         columns: &Columns,

@@ -10,11 +10,11 @@ use crate::weight::Weight;
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
 /// The most parts of split-K.
-const MOST_PARTS: usize = 16;
+pub(crate) const MOST_PARTS: usize = 16;
 /// k of the tiles that parts are made of.
-const TILES: [usize; 2] = [128, 64];
+pub(crate) const SPLIT_TILES: [usize; 3] = [128, 64, 256];
 /// k after which a sum is promoted to f32.
-const PROMOTIONS: [usize; 3] = [FP8_PROMOTION, 64, 32];
+pub(crate) const PROMOTIONS: [usize; 3] = [FP8_PROMOTION, 64, 32];
 
 /// Every known schedule of a product with one of `weights` (a matrix, or a stack of experts), whose
 /// activations enter the unit as `input` and whose output is `dtype`, with what it is; likely ones
@@ -100,7 +100,7 @@ fn w8a8(weight: &Weight<'_>, dtype: ScalarType) -> Vec<(String, Schedule)> {
     let size_k = weight.shape().size_k;
     let mut lengths = Vec::new();
     for parts in 2..=MOST_PARTS {
-        for tile in TILES {
+        for tile in SPLIT_TILES {
             let length = size_k.div_ceil(tile).div_ceil(parts) * tile;
             if length < size_k && !lengths.contains(&length) && !PROMOTIONS.contains(&length) {
                 lengths.push(length);

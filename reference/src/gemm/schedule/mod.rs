@@ -29,6 +29,7 @@ mod operand;
 mod parse;
 mod reduce;
 mod related;
+mod sample;
 mod steps;
 mod w8a8;
 
@@ -37,10 +38,12 @@ use serde::{Deserialize, Serialize};
 pub use error::ScheduleError;
 pub use execute::{Extras, Stack};
 pub use known::known_schedules;
+pub(crate) use known::{MOST_PARTS, PROMOTIONS, SPLIT_TILES};
 pub use launch::{Launch, Launches};
 pub use named::Cta;
 pub use names::{AccumulatorType, UnitName};
 pub use related::Related;
+pub(crate) use sample::Sample;
 pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8Kernel};
 
 use crate::scalar::ScalarType;
