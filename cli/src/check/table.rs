@@ -134,8 +134,7 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
         lines.row(&checked.label, "(no outputs)", &[], Verdict::Unchecked);
     }
     // An output that was compared has something to say, checked or not.
-    let one_by_one =
-        |o: &&OutputReport| verbose || o.verdict != Verdict::Unchecked || o.equal_bits.is_some();
+    let one_by_one = |o: &&OutputReport| verbose || o.is_compared();
     for output in report.outputs.iter().filter(one_by_one) {
         one(lines, &checked.label, output, verbose);
         if let (Verdict::Fail, Some(fault)) = (output.verdict, checked.fails_as_recorded()) {
@@ -152,7 +151,7 @@ fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
 
 fn one(lines: &mut Lines, case: &str, o: &OutputReport, verbose: bool) {
     let mut cells = vec![o.elements.to_string()];
-    let compared = o.verdict != Verdict::Unchecked || o.equal_bits.is_some();
+    let compared = o.is_compared();
     if compared {
         cells.extend([text::share(o), o.mismatches.to_string()]);
         if lines.errors {

@@ -145,6 +145,11 @@ impl OutputReport {
         }
     }
 
+    /// Whether the output was compared with something, even if the comparison says too little to pass.
+    pub fn is_compared(&self) -> bool {
+        self.verdict != Verdict::Unchecked || self.equal_bits.is_some()
+    }
+
     /// Adds a sentence to the note.
     fn add_note(&mut self, more: &str) {
         match self.note.as_mut().filter(|note| !note.is_empty()) {
