@@ -67,7 +67,7 @@ pub(super) struct Comparison {
     /// Of those that it would have made wrong, likewise.
     pub(super) near_broken: usize,
     /// Evidence of values that are near.
-    near_evidence: f64,
+    pub(super) near_evidence: f64,
     /// How improbable it is that all of this fits by chance, in bits.
     pub(super) evidence: f64,
     /// Values that the mistake changes visibly.
@@ -146,7 +146,7 @@ impl Comparison {
             let (x, own) = (found[i], &right[i]);
             let holds = holds(&made, x);
             let size = made.exact.abs().max(x.abs());
-            let near = near(&made, x, size, ty);
+            let near = x.is_finite() && near(&made, x, size, ty);
             all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
             if wrong.binary_search(&i).is_err() {
                 // Nothing is promised of an element without a bound.
