@@ -251,8 +251,7 @@ impl<'s> Scene<'s> {
         };
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
-        let mut recipe =
-            Recipe::new(self.convention, weight, stage.dtype, extras).ok()?;
+        let mut recipe = Recipe::new(self.convention, weight, stage.dtype, extras).ok()?;
         if let Some(change) = setup.recipe {
             change(&mut recipe);
         }
