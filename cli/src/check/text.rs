@@ -161,7 +161,10 @@ mod tests {
         let explains = Diagnosis::explains("i", "t");
         assert_eq!(diagnosis(&explains, 7), "7 of 7 mismatches explained: t");
         let some = Diagnosis::consistent("i", "t", 2);
-        assert_eq!(diagnosis(&some, 7), "consistent with: t; 2 wrong values are not explained by it");
+        assert_eq!(
+            diagnosis(&some, 7),
+            "consistent with: t; 2 wrong values are not explained by it"
+        );
         let place = Diagnosis::place("i", "t", 7);
         assert_eq!(diagnosis(&place, 7), "no known mistake explains it; t");
         assert_eq!(diagnosis(&explains, 0), "accepted, though not right: t");

@@ -96,13 +96,15 @@ fn matrices(
         let layout =
             if e8 && options.input_dtype != InputDtype::Fp8 { layout.with_quads() } else { layout };
         let candidates = variants::scales(&context);
-        reports.push(match variants::scales_of_a_rank(&context, quant, &stack.name("marlin_scales"), found) {
-            Some(report) => report,
-            None => {
-                let layout = Box::new(layout);
-                stack.subject("marlin_scales", found, expected, layout, candidates).judge()
-            }
-        });
+        reports.push(
+            match variants::scales_of_a_rank(&context, quant, &stack.name("marlin_scales"), found) {
+                Some(report) => report,
+                None => {
+                    let layout = Box::new(layout);
+                    stack.subject("marlin_scales", found, expected, layout, candidates).judge()
+                }
+            },
+        );
     }
     if let (Some(found), Some((layout, words))) = (output("marlin_zeros"), &prepared.zeros) {
         let subject = Subject {
@@ -242,9 +244,8 @@ pub(super) fn preprocess(case: &Case<'_>, c: &PreprocessConfig) -> Result<Vec<Ou
         }
         _ => symmetric.clone(),
     };
-    let candidate = |id, text: &str, made: Elements| {
-        Candidate::new(id, text, move |()| Some(made.clone()))
-    };
+    let candidate =
+        |id, text: &str, made: Elements| Candidate::new(id, text, move |()| Some(made.clone()));
     let candidates = vec![
         candidate("preprocess-missing", "the codes were not rewritten", input.clone()),
         candidate(

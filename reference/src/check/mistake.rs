@@ -146,7 +146,7 @@ impl Comparison {
             let (x, own) = (found[i], &right[i]);
             let holds = holds(&made, x);
             let size = made.exact.abs().max(x.abs());
-            let near = near(&made, x, size, ty);
+            let near = x.is_finite() && near(&made, x, size, ty);
             all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
             if wrong.binary_search(&i).is_err() {
                 // Nothing is promised of an element without a bound.
@@ -174,8 +174,7 @@ impl Comparison {
     /// chance is none.
     pub(super) fn outcome(&self, cost: f64) -> Option<Outcome> {
         let wrong = self.explained + self.unexplained;
-        let fits =
-            self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
+        let fits = self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
         let specific = self.evidence + self.localized() >= cost + MARGIN;
         let strength = match self.unexplained {
             0 if specific => Strength::Explains,
@@ -201,7 +200,8 @@ impl Comparison {
 
     /// How improbable it is that just the values that the mistake changes are wrong, in bits.
     fn localized(&self) -> f64 {
-        if self.explained == 0 || self.changed > 2 * self.explained || self.total == 0 {
+        let says_where = (self.explained / 2..=2 * self.explained).contains(&self.changed);
+        if self.explained == 0 || self.changed == 0 || !says_where || self.total == 0 {
             return 0.0;
         }
         let count = self.explained as f64;

@@ -26,7 +26,9 @@ impl Values<'_> {
         }
         let value = |i: usize| (self.ty.to_f64(self.found[i]), self.ty.to_f64(self.expected[i]));
         let pairs: Vec<(f64, f64)> = self.wrong.iter().map(|&i| value(i)).collect();
-        if let Some((id, text)) = plain::floats(&pairs, self.found.iter().all(|&b| self.ty.to_f64(b) == 0.0)) {
+        if let Some((id, text)) =
+            plain::floats(&pairs, self.found.iter().all(|&b| self.ty.to_f64(b) == 0.0))
+        {
             return Some(Diagnosis::explains(id, format!("{text}: {}", self.extent())));
         }
         let (id, text) = self
@@ -48,6 +50,20 @@ impl Values<'_> {
         };
         let (rows, cols) = (span(&|i| i / self.cols, "row"), span(&|i| i % self.cols, "column"));
         format!("all in {rows}, {cols}")
+    }
+
+    /// How many values are wrong, and where.
+    fn place(&self) -> Option<Diagnosis> {
+        let &first = self.wrong.first()?;
+        let (count, total) = (self.wrong.len(), self.found.len());
+        let text = match count {
+            1 => {
+                let (row, n) = (first / self.cols, first % self.cols);
+                format!("the only wrong element is at row {row}, n {n}")
+            }
+            _ => format!("{count} of {total} elements are wrong: {}", self.extent()),
+        };
+        Some(Diagnosis::place("confined", text, count))
     }
 
     fn all(&self, holds: impl Fn(u32, u32) -> bool) -> bool {
@@ -138,13 +154,10 @@ impl Values<'_> {
             let wanted = self.ty.to_f64(self.expected[i]) * factor;
             self.ty.steps(self.found[i], narrow(self.ty, wanted as f32).into()) <= 2.0
         };
-        self.wrong
-            .iter()
-            .all(|&i| fits(i))
-            .then(|| {
-                let factor = numbers::number(factor);
-                ("multiplied", format!("each is {factor} times what belongs there"))
-            })
+        self.wrong.iter().all(|&i| fits(i)).then(|| {
+            let factor = numbers::number(factor);
+            ("multiplied", format!("each is {factor} times what belongs there"))
+        })
     }
 }
 
@@ -174,8 +187,7 @@ pub(super) fn explain(
             (Verdict::Pass, Some(known)) => report.diagnosis = Some(known),
             (_, Some(known)) if known.unexplained < bounded.mismatches => {
                 let unexplained = known.unexplained + inside;
-                let strength =
-                    if inside > 0 { Strength::Consistent } else { known.strength };
+                let strength = if inside > 0 { Strength::Consistent } else { known.strength };
                 report.diagnosis = Some(Diagnosis { unexplained, strength, ..known });
             }
             (_, known) => {
@@ -185,7 +197,7 @@ pub(super) fn explain(
     }
     if report.diagnosis.as_ref().is_none_or(|known| known.unexplained > 0) {
         let known = report.diagnosis.take();
-        report.diagnosis = values.explain().or(known).or(place);
+        report.diagnosis = values.explain().or(known).or(place).or_else(|| values.place());
     }
 }
 
@@ -246,10 +258,7 @@ mod tests {
         assert_eq!((&*id_of, &*text), ("zeros", wanted));
         // A power of two, exactly; and 1.5 times, rounded.
         let twice = |v: &mut [u32]| v[..6].iter_mut().for_each(|b| *b += 0x80);
-        assert_eq!(
-            explained(twice).expect("a pattern").1,
-            "each is 2 times what belongs there"
-        );
+        assert_eq!(explained(twice).expect("a pattern").1, "each is 2 times what belongs there");
         let half_more = |v: &mut [u32]| {
             for b in v {
                 let x = f32::from_bits(*b << 16) * 1.5;

@@ -19,7 +19,10 @@ pub(super) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static st
             (1, _) => "the wrong element is infinite".to_owned(),
             (_, 0) => format!("all {count} wrong elements are infinite"),
             _ if nan == count => format!("all {count} wrong elements are NaN"),
-            _ => format!("all {count} wrong elements are no numbers ({nan} NaN, {} infinite)", count - nan),
+            _ => format!(
+                "all {count} wrong elements are no numbers ({nan} NaN, {} infinite)",
+                count - nan
+            ),
         };
         return Some(("not-finite", text));
     }
@@ -27,7 +30,8 @@ pub(super) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static st
         let text = if is_zero {
             "every element of the output is zero".to_owned()
         } else {
-            let all = if count == 1 { "the only wrong element is" } else { "all wrong elements are" };
+            let all =
+                if count == 1 { "the only wrong element is" } else { "all wrong elements are" };
             format!("{all} zero: not written, or multiplied by zero")
         };
         return Some((if is_zero { "all-zeros" } else { "zeros" }, text));

@@ -14,8 +14,7 @@ pub(super) fn diagnose(
     if subject.rows == Rows::List {
         return None;
     }
-    let explained =
-        |id: &str, text: String| Some(Diagnosis::explains(id, text));
+    let explained = |id: &str, text: String| Some(Diagnosis::explains(id, text));
     let per = subject.layout.packed_len();
     if subject.experts > 1 {
         let slices = |t: &[u32]| t.chunks(per).map(<[u32]>::to_vec).collect::<Vec<_>>();

@@ -16,7 +16,12 @@ const PARALLEL: &str = "moe-ep0_bf16_u4";
 
 pub(crate) fn runs() -> Vec<Run> {
     vec![
-        run("1", "w13 scale order chosen with the intermediate size", &["scales-other-permutation"], w13_order()),
+        run(
+            "1",
+            "w13 scale order chosen with the intermediate size",
+            &["scales-other-permutation"],
+            w13_order(),
+        ),
         run(
             "8",
             "gate and up swapped",
@@ -61,7 +66,12 @@ pub(crate) fn runs() -> Vec<Run> {
                 (0..y.len()).map(|i| if up(i) { m.round(y[i] * 0.75) } else { y[i] }).collect()
             }),
         ),
-        run("11", "two shards of w13 for an activation without a gate", &["two-shards-not-gated"], two_shards()),
+        run(
+            "11",
+            "two shards of w13 for an activation without a gate",
+            &["two-shards-not-gated"],
+            two_shards(),
+        ),
         run(
             "14",
             "expert -1 used as an index",
@@ -72,7 +82,12 @@ pub(crate) fn runs() -> Vec<Run> {
                 m.compute()
             }),
         ),
-        run("15", "padding of sorted_token_ids holds a token", &["padding-holds-token"], sentinel()),
+        run(
+            "15",
+            "padding of sorted_token_ids holds a token",
+            &["padding-holds-token"],
+            sentinel(),
+        ),
         run(
             "15",
             "the sentinel read as the last row",
@@ -83,7 +98,12 @@ pub(crate) fn runs() -> Vec<Run> {
                 m.compute()
             }),
         ),
-        run("19", "f16 overflow before the global scale", &["overflow-before-global-scale"], early()),
+        run(
+            "19",
+            "f16 overflow before the global scale",
+            &["overflow-before-global-scale"],
+            early(),
+        ),
         run(
             "24",
             "router weight applied twice",
@@ -194,7 +214,8 @@ fn again() -> OutputReport {
         .map(|i| (0..top_k).map(|j| term(i / h * top_k + j, i % h)).sum())
         .collect();
     put(&mut case, "y", &y);
-    case.outputs.retain(|name, _| ["y", "down", "topk_ids", "topk_weights"].contains(&name.as_str()));
+    case.outputs
+        .retain(|name, _| ["y", "down", "topk_ids", "topk_weights"].contains(&name.as_str()));
     report(&case, "y")
 }
 
@@ -245,7 +266,8 @@ fn folded() -> OutputReport {
     let half: Vec<u16> = bias.iter().map(|&b| f64_to_f16_rne(b)).collect();
     let tensor = Tensor::from_vec("w2_bias", DType::F16, vec![experts, h], half);
     case.add_input("w2_bias", tensor.expect("a tensor"));
-    let wide = Tensor::from_vec("w13_bias", DType::F16, vec![experts, 2 * i], vec![0u16; experts * 2 * i]);
+    let wide =
+        Tensor::from_vec("w13_bias", DType::F16, vec![experts, 2 * i], vec![0u16; experts * 2 * i]);
     case.add_input("w13_bias", wide.expect("a tensor"));
     case.outputs.remove("gate_up");
     case.provenance = "anyone".to_owned();

@@ -11,19 +11,24 @@ const BIASED: &str = "linear-f16_u4b8_g128_act0";
 
 pub(crate) fn runs() -> Vec<Run> {
     vec![
-        run("1", "w13 scale order chosen with the intermediate size", &["scales-other-permutation"], w13_order()),
         run(
-            "2",
-            "scale order chosen with the packed K",
+            "1",
+            "w13 scale order chosen with the intermediate size",
             &["scales-other-permutation"],
-            {
-                let mut case = case(GROUPED);
-                let scales = case.input("scales").expect("scales").clone();
-                let n = scales.shape()[1];
-                set(&mut case, "marlin_scales", scales.shape().to_vec(), &permuted(&elements(&scales), n, single));
-                report(&case, "marlin_scales")
-            },
+            w13_order(),
         ),
+        run("2", "scale order chosen with the packed K", &["scales-other-permutation"], {
+            let mut case = case(GROUPED);
+            let scales = case.input("scales").expect("scales").clone();
+            let n = scales.shape()[1];
+            set(
+                &mut case,
+                "marlin_scales",
+                scales.shape().to_vec(),
+                &permuted(&elements(&scales), n, single),
+            );
+            report(&case, "marlin_scales")
+        }),
         run("3", "act-order rank with its own share of the scales", &["scales-sharded"], sharded()),
         run("6", "group_size -1 used as a stride", &["group-size-as-stride"], stride()),
         run(
@@ -47,7 +52,12 @@ pub(crate) fn runs() -> Vec<Run> {
             &["gate-up-swapped"],
             changed(case("moe-top1_f16_u4"), "w13_marlin_scales", halves),
         ),
-        run("11", "two shards of w13 for an activation without a gate", &["two-shards-not-gated"], two_shards()),
+        run(
+            "11",
+            "two shards of w13 for an activation without a gate",
+            &["two-shards-not-gated"],
+            two_shards(),
+        ),
         run(
             "12",
             "even k in the high nibble",
@@ -65,23 +75,13 @@ pub(crate) fn runs() -> Vec<Run> {
                 v.iter().map(|&b| if number(b) > 0x77 { b & 0x80 | 0x77 } else { b }).collect()
             }),
         ),
-        run(
-            "27",
-            "bias not permuted",
-            &["bias-not-permuted"],
-            {
-                let mut case = case(BIASED);
-                let bias = case.input("bias").expect("a bias").clone();
-                set(&mut case, "marlin_bias", bias.shape().to_vec(), &elements(&bias));
-                report(&case, "marlin_bias")
-            },
-        ),
-        run(
-            "28",
-            "weights not gathered by act-order",
-            &["act-order-ignored"],
-            not_gathered(),
-        ),
+        run("27", "bias not permuted", &["bias-not-permuted"], {
+            let mut case = case(BIASED);
+            let bias = case.input("bias").expect("a bias").clone();
+            set(&mut case, "marlin_bias", bias.shape().to_vec(), &elements(&bias));
+            report(&case, "marlin_bias")
+        }),
+        run("28", "weights not gathered by act-order", &["act-order-ignored"], not_gathered()),
     ]
 }
 

@@ -7,8 +7,8 @@
 mod product_model;
 
 mod bank;
-mod layouts;
 mod layers;
+mod layouts;
 mod near;
 mod own;
 mod products;

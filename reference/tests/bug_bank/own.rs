@@ -51,108 +51,204 @@ fn sums() -> Vec<Run> {
             planted(SCALED, "y", |m| range(m, 160..256, 2.0)),
         ),
         run("e", "the last k left out", &["k-dropped"], product(|m| range(m, 255..256, 0.0))),
-        run("f", "columns stored in another order", &["columns-moved"], product(|m| {
-            let y = m.compute();
-            (0..y.len()).map(|i| y[i - i % m.n + crate::tools::grouped(i % m.n)]).collect()
-        })),
-        run("g", "a row of C not written", &["zeros"], product(|m| {
-            let mut y = m.compute();
-            y[2 * m.n..3 * m.n].fill(0.0);
-            y
-        })),
-        run("h", "everything twice as large", &["constant-factor"], product(|m| {
-            m.compute().iter().map(|y| y * 2.0).collect()
-        })),
+        run(
+            "f",
+            "columns stored in another order",
+            &["columns-moved"],
+            product(|m| {
+                let y = m.compute();
+                (0..y.len()).map(|i| y[i - i % m.n + crate::tools::grouped(i % m.n)]).collect()
+            }),
+        ),
+        run(
+            "g",
+            "a row of C not written",
+            &["zeros"],
+            product(|m| {
+                let mut y = m.compute();
+                y[2 * m.n..3 * m.n].fill(0.0);
+                y
+            }),
+        ),
+        run(
+            "h",
+            "everything twice as large",
+            &["constant-factor"],
+            product(|m| m.compute().iter().map(|y| y * 2.0).collect()),
+        ),
     ]
 }
 
 fn parameters() -> Vec<Run> {
     let product = |change: fn(&mut Model) -> Vec<f64>| planted(GROUPED, "y", change);
     vec![
-        run("i", "a group with another group's scales", &["group-scales-of-another-group"], product(|m| {
-            let n = m.n;
-            m.matrices[0].s.copy_within(3 * n..4 * n, n);
-            m.compute()
-        })),
-        run("j", "one scale wrong", &["group-scale-off"], product(|m| {
-            let i = 2 * m.n + 30;
-            m.matrices[0].s[i] = m.round(m.matrices[0].s[i] * 1.25);
-            m.compute()
-        })),
-        run("k", "one code wrong", &["wrong-code"], product(|m| {
-            let q = &mut m.matrices[0].q[90 * m.n + 17];
-            *q = if *q < 8.0 { *q + 6.0 } else { *q - 6.0 };
-            m.compute()
-        })),
-        run("l", "two columns with each other's scales", &["scale-of-another-column"], product(|m| {
-            let n = m.n;
-            m.matrices[0].s.chunks_mut(n).for_each(|row| row.swap(11, 70));
-            m.compute()
-        })),
-        run("m", "zero points not subtracted", &["zeros-missing"], product(|m| {
-            m.matrices[0].z.fill(0.0);
-            m.compute()
-        })),
-        run("n", "bias added by two blocks", &["bias-twice"], planted(BIASED, "y", |m| {
-            m.biases = 2;
-            m.compute()
-        })),
-        run("o", "a word read from its high end", &["words-reversed"], planted(BIASED, "y", |m| {
-            let (q, n) = (m.matrices[0].q.clone(), m.n);
-            m.matrices[0].q = (0..q.len()).map(|i| q[(i / n ^ 7) * n + i % n]).collect();
-            m.compute()
-        })),
-        run("p", "interleave in a word not undone", &["interleave-not-undone"], planted(BIASED, "y", |m| {
-            let (q, n) = (m.matrices[0].q.clone(), m.n);
-            let from = |k: usize| k / 8 * 8 + AWQ[k % 8];
-            m.matrices[0].q = (0..q.len()).map(|i| q[from(i / n) * n + i % n]).collect();
-            m.compute()
-        })),
-        run("q", "signed codes where biased ones belong", &["sign-bit"], changed(case(BIASED), "marlin_qweight", |v, _| {
-            v.iter().map(|x| x ^ 0x8888_8888).collect()
-        })),
-        run("r", "words not interleaved", &["word-order-plain"], changed(case(BIASED), "marlin_qweight", |v, _| {
-            // Position p holds value 0, 2, 4, 6, 1, 3, 5, 7: value i goes to position i.
-            let at = [0, 4, 1, 5, 2, 6, 3, 7];
-            v.iter().map(|w| (0..8).map(|p| (w >> (4 * at[p]) & 15) << (4 * p)).sum()).collect()
-        })),
+        run(
+            "i",
+            "a group with another group's scales",
+            &["group-scales-of-another-group"],
+            product(|m| {
+                let n = m.n;
+                m.matrices[0].s.copy_within(3 * n..4 * n, n);
+                m.compute()
+            }),
+        ),
+        run(
+            "j",
+            "one scale wrong",
+            &["group-scale-off"],
+            product(|m| {
+                let i = 2 * m.n + 30;
+                m.matrices[0].s[i] = m.round(m.matrices[0].s[i] * 1.25);
+                m.compute()
+            }),
+        ),
+        run(
+            "k",
+            "one code wrong",
+            &["wrong-code"],
+            product(|m| {
+                let q = &mut m.matrices[0].q[90 * m.n + 17];
+                *q = if *q < 8.0 { *q + 6.0 } else { *q - 6.0 };
+                m.compute()
+            }),
+        ),
+        run(
+            "l",
+            "two columns with each other's scales",
+            &["scale-of-another-column"],
+            product(|m| {
+                let n = m.n;
+                m.matrices[0].s.chunks_mut(n).for_each(|row| row.swap(11, 70));
+                m.compute()
+            }),
+        ),
+        run(
+            "m",
+            "zero points not subtracted",
+            &["zeros-missing"],
+            product(|m| {
+                m.matrices[0].z.fill(0.0);
+                m.compute()
+            }),
+        ),
+        run(
+            "n",
+            "bias added by two blocks",
+            &["bias-twice"],
+            planted(BIASED, "y", |m| {
+                m.biases = 2;
+                m.compute()
+            }),
+        ),
+        run(
+            "o",
+            "a word read from its high end",
+            &["words-reversed"],
+            planted(BIASED, "y", |m| {
+                let (q, n) = (m.matrices[0].q.clone(), m.n);
+                m.matrices[0].q = (0..q.len()).map(|i| q[(i / n ^ 7) * n + i % n]).collect();
+                m.compute()
+            }),
+        ),
+        run(
+            "p",
+            "interleave in a word not undone",
+            &["interleave-not-undone"],
+            planted(BIASED, "y", |m| {
+                let (q, n) = (m.matrices[0].q.clone(), m.n);
+                let from = |k: usize| k / 8 * 8 + AWQ[k % 8];
+                m.matrices[0].q = (0..q.len()).map(|i| q[from(i / n) * n + i % n]).collect();
+                m.compute()
+            }),
+        ),
+        run(
+            "q",
+            "signed codes where biased ones belong",
+            &["sign-bit"],
+            changed(case(BIASED), "marlin_qweight", |v, _| {
+                v.iter().map(|x| x ^ 0x8888_8888).collect()
+            }),
+        ),
+        run(
+            "r",
+            "words not interleaved",
+            &["word-order-plain"],
+            changed(case(BIASED), "marlin_qweight", |v, _| {
+                // Position p holds value 0, 2, 4, 6, 1, 3, 5, 7: value i goes to position i.
+                let at = [0, 4, 1, 5, 2, 6, 3, 7];
+                v.iter().map(|w| (0..8).map(|p| (w >> (4 * at[p]) & 15) << (4 * p)).sum()).collect()
+            }),
+        ),
     ]
 }
 
 fn layers() -> Vec<Run> {
     vec![
-        run("s", "rows of one expert exchanged", &["rows-moved"], planted(LAYER, "gate_up", |m| {
-            let mut y = m.compute();
-            let first = m.expert[0];
-            let other = (1..m.rows()).rfind(|&row| m.expert[row] == first).expect("a row");
-            (0..m.n).for_each(|n| y.swap(n, other * m.n + n));
-            y
-        })),
-        run("t", "a row multiplied with another expert", &["wrong-expert"], planted(LAYER, "gate_up", |m| {
-            m.expert[4] = m.expert[4].map(|e| (e + 1) % 4);
-            m.compute()
-        })),
-        run("u", "a row of another token", &["wrong-token"], planted(LAYER, "gate_up", |m| {
-            let k = m.k;
-            m.x.copy_within(10 * k..11 * k, 4 * k);
-            m.compute()
-        })),
-        run("v", "router weight of the other slot", &["router-weight-of-another-slot"], planted(EXPERTS, "down", |m| {
-            m.router.as_mut().expect("weights").swap(6, 7);
-            m.compute()
-        })),
-        run("w", "router weight left out", &["router-weight-missing"], planted(LAYER, "down", |m| {
-            m.routers = 0;
-            m.compute()
-        })),
-        run("x", "the scales of one expert for all", &["scales-of-another-expert"], planted(EXPERTS, "gate_up", |m| {
-            let other = m.matrices[1].s.clone();
-            m.matrices.iter_mut().for_each(|matrix| matrix.s = other.clone());
-            m.compute()
-        })),
-        run("y", "a mean in the place of the sum over slots", &["mean-of-slots"], summed(|slots| {
-            slots.iter().sum::<f64>() / slots.len() as f64
-        })),
+        run(
+            "s",
+            "rows of one expert exchanged",
+            &["rows-moved"],
+            planted(LAYER, "gate_up", |m| {
+                let mut y = m.compute();
+                let first = m.expert[0];
+                let other = (1..m.rows()).rfind(|&row| m.expert[row] == first).expect("a row");
+                (0..m.n).for_each(|n| y.swap(n, other * m.n + n));
+                y
+            }),
+        ),
+        run(
+            "t",
+            "a row multiplied with another expert",
+            &["wrong-expert"],
+            planted(LAYER, "gate_up", |m| {
+                m.expert[4] = m.expert[4].map(|e| (e + 1) % 4);
+                m.compute()
+            }),
+        ),
+        run(
+            "u",
+            "a row of another token",
+            &["wrong-token"],
+            planted(LAYER, "gate_up", |m| {
+                let k = m.k;
+                m.x.copy_within(10 * k..11 * k, 4 * k);
+                m.compute()
+            }),
+        ),
+        run(
+            "v",
+            "router weight of the other slot",
+            &["router-weight-of-another-slot"],
+            planted(EXPERTS, "down", |m| {
+                m.router.as_mut().expect("weights").swap(6, 7);
+                m.compute()
+            }),
+        ),
+        run(
+            "w",
+            "router weight left out",
+            &["router-weight-missing"],
+            planted(LAYER, "down", |m| {
+                m.routers = 0;
+                m.compute()
+            }),
+        ),
+        run(
+            "x",
+            "the scales of one expert for all",
+            &["scales-of-another-expert"],
+            planted(EXPERTS, "gate_up", |m| {
+                let other = m.matrices[1].s.clone();
+                m.matrices.iter_mut().for_each(|matrix| matrix.s = other.clone());
+                m.compute()
+            }),
+        ),
+        run(
+            "y",
+            "a mean in the place of the sum over slots",
+            &["mean-of-slots"],
+            summed(|slots| slots.iter().sum::<f64>() / slots.len() as f64),
+        ),
         run("z", "the last slot left out of the sum", &["slot-dropped"], summed(|slots| slots[0])),
     ]
 }
@@ -170,6 +266,7 @@ fn summed(of: fn(&[f64]) -> f64) -> OutputReport {
         })
         .collect();
     put(&mut case, "y", &y);
-    case.outputs.retain(|name, _| ["y", "down", "topk_ids", "topk_weights"].contains(&name.as_str()));
+    case.outputs
+        .retain(|name, _| ["y", "down", "topk_ids", "topk_weights"].contains(&name.as_str()));
     report(&case, "y")
 }

@@ -55,7 +55,12 @@ pub(crate) fn runs() -> Vec<Run> {
                 m.compute()
             }),
         ),
-        run("5", "static groups taken for act-order", &["act-order-static-as-group"], static_order()),
+        run(
+            "5",
+            "static groups taken for act-order",
+            &["act-order-static-as-group"],
+            static_order(),
+        ),
         run("6", "group_size -1 used as a stride", &["group-size-as-stride"], stride()),
         run(
             "7",
@@ -75,7 +80,12 @@ pub(crate) fn runs() -> Vec<Run> {
                 m.compute()
             }),
         ),
-        run("10", "global scale multiplied where the format divides", &["global-scale-inverted"], inverted()),
+        run(
+            "10",
+            "global scale multiplied where the format divides",
+            &["global-scale-inverted"],
+            inverted(),
+        ),
         run(
             "12",
             "even k in the high nibble",
@@ -100,7 +110,12 @@ pub(crate) fn runs() -> Vec<Run> {
         run("16", "padded e8m0 bytes of 1", &["padded-scale-bytes"], padded(1.0)),
         run("17", "a pipeline stage read before it was written", &["stale-k-tile"], stale()),
         run("18", "partial sums added by atomics", &["rows-differ"], atomics()),
-        run("21", "ties to even where the definition says away", &["rounding-half-even"], ties(true)),
+        run(
+            "21",
+            "ties to even where the definition says away",
+            &["rounding-half-even"],
+            ties(true),
+        ),
         run("21", "ties away where the definition says even", &["rounding-half-away"], ties(false)),
         run("22", "int8 products overflow 16 bits", &["int8-accumulation-overflow"], overflow()),
         run(
@@ -261,17 +276,18 @@ fn stale() -> OutputReport {
 /// A product of equal rows, and f32 sums of four partial sums for each element, added in an order of
 /// `order`(row, column).
 fn partial_sums(size_m: usize, order: impl Fn(usize, usize) -> [usize; 4]) -> OutputReport {
-    let keys = json!({"size_m": size_m, "size_n": 1024, "size_k": 1024, "has_bias": false});
+    let keys = json!({"size_n": 1024, "size_k": 1024, "has_bias": false});
     let mut case = generated(BIASED, keys, 18);
     let CaseConfig::Linear(c) = &mut case.config else { panic!("a linear case") };
+    c.size_m = size_m;
     c.schedule = Some(ScheduleChoice::Canonical);
     let (n, k) = (c.size_n, c.size_k);
     // Every row is row 0.
-    let x = case.input("x").expect("x");
-    let shape = x.shape().to_vec();
-    let row = x.elements::<u16>()[..k].to_vec();
+    let row = case.input("x").expect("x").elements::<u16>()[..k].to_vec();
     let rows: Vec<u16> = (0..size_m).flat_map(|_| row.clone()).collect();
-    case.add_input("x", Tensor::from_vec("x", DType::F16, shape, rows).expect("x"));
+    case.add_input("x", Tensor::from_vec("x", DType::F16, vec![size_m, k], rows).expect("x"));
+    let blank = vec![0u16; size_m * n];
+    case.add_output("y", Tensor::from_vec("y", DType::F16, vec![size_m, n], blank).expect("y"));
     let model = Model::new(&case, "y");
     let m = &model.matrices[0];
     let mut y = vec![0.0; size_m * n];
@@ -384,17 +400,16 @@ fn zero_row() -> OutputReport {
 }
 
 fn constant_row() -> OutputReport {
-    let keys = json!({"size_m": 4});
-    let mut case = generated("dyn_quant_linear-cw11", keys, 30);
+    let mut case = generated("dyn_quant_linear-cw11", json!({}), 30);
     let CaseConfig::DynQuant(c) = &case.config else { panic!("an int4 case") };
-    let (n, k) = (c.size_n, c.size_k);
+    let (m, n, k) = (c.size_m, c.size_n, c.size_k);
     let mut x = case.input("x").expect("x").elements::<f32>().into_owned();
     x[k..2 * k].fill(0.0);
-    case.add_input("x", Tensor::from_vec("x", DType::F32, vec![4, k], x).expect("x"));
+    case.add_input("x", Tensor::from_vec("x", DType::F32, vec![m, k], x).expect("x"));
     // The other rows are what they were: rows do not depend on each other.
     let mut y = case.output("y").expect("y").elements::<f32>().into_owned();
     y[n..2 * n].fill(f32::NAN);
     case.outputs.retain(|name, _| name == "y");
-    case.add_output("y", Tensor::from_vec("y", DType::F32, vec![4, n], y).expect("y"));
+    case.add_output("y", Tensor::from_vec("y", DType::F32, vec![m, n], y).expect("y"));
     report(&case, "y")
 }

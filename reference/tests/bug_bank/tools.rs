@@ -13,7 +13,7 @@ pub(crate) fn case(name: &str) -> Case<'static> {
     Case::parse(Box::leak(golden(name).into_boxed_slice())).expect("a case")
 }
 
-/// A generated case whose config is a golden one's with some keys changed.
+/// A generated case of five rows or more, whose config is a golden one's with some keys changed.
 pub(crate) fn generated(name: &str, keys: Value, seed: u64) -> Case<'static> {
     let model = case(name);
     let mut config: Map<String, Value> = model.config.to_json();
@@ -25,7 +25,12 @@ pub(crate) fn generated(name: &str, keys: Value, seed: u64) -> Case<'static> {
         };
     }
     let config = CaseConfig::from_json(model.op, &config).expect("a config");
-    let mut case = vectors::case_of(config, &mut Rng::new(seed)).expect("a case");
+    // The rows of x are drawn as well: a few of them are wanted.
+    let rows = |case: &Case<'_>| case.input("x").expect("x").shape()[0];
+    let mut case = (0..)
+        .map(|i| vectors::case_of(config.clone(), &mut Rng::new(seed + 1000 * i)).expect("a case"))
+        .find(|case| (5..100).contains(&rows(case)))
+        .expect("a case of a few rows");
     case.name = format!("{name}, changed");
     case.provenance = "bug bank".to_owned();
     case

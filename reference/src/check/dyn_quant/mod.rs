@@ -183,7 +183,8 @@ impl Sources<'_> {
         }
         let pair = |&i: &usize| (ty.to_f64(found[i]), ty.to_f64(expected[i]));
         let pairs: Vec<(f64, f64)> = wrong.iter().map(pair).collect();
-        let plain = plain::floats(&pairs, found.iter().all(|&b| ty.to_f64(b) == 0.0)).map(|(id, t)| Diagnosis::explains(id, t));
+        let plain = plain::floats(&pairs, found.iter().all(|&b| ty.to_f64(b) == 0.0))
+            .map(|(id, t)| Diagnosis::explains(id, t));
         // What is infinite may say why.
         if plain.is_some() && !pairs.iter().all(|p| p.0.is_infinite()) {
             return plain;

@@ -367,8 +367,7 @@ impl Sources<'_> {
             all.push(Candidate::of("k-pairs-exchanged", text, exchanged));
             let wrong = self.wrong_columns().into_iter();
             all.extend(
-                wrong
-                    .map(|(id, text, make)| Candidate::of(id, text, move || made(rows, &make()?))),
+                wrong.map(|(id, text, make)| Candidate::of(id, text, move || made(rows, &make()?))),
             );
         }
         all

@@ -37,7 +37,8 @@ pub(super) fn bounded(
     let (class, shape) = (CLASS.into(), [c.size_m, h]);
     let stage =
         Stage { name: "y", class, remedy: REMEDY, ty, found: values, shape, expected, chain };
-    let terms = Terms { config: c, down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
+    let terms =
+        Terms { config: c, down, top_k: c.top_k, size_m: c.size_m, size_n: h, stage: &stage };
     let (mut report, wrong) = stage.judge(|i| terms.bound(i, |j| Some((j, 1.0))));
     if let Some(&first) = wrong.first() {
         report.first_mismatch = Some(stage.mismatch(first, None));
@@ -118,14 +119,20 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
         let text = "the rows were taken slot by slot; they are stored token by token";
         best.offer("slots-transposed", text, t.stage.compared(wrong, transposed));
     }
-    if let Ok((_, weights)) = routing::stated_or_routed(case, t.config) {
+    if let Ok((_, weights)) = routing::stated_or_routed(case, t.config)
+        && weights.iter().any(|w| *w != 1.0)
+    {
         let weighted = |i: usize| {
             let weight = |j: usize| f64::from(weights[i / t.size_n * t.top_k + j]);
             t.bound(i, |j| Some((j, weight(j))))
         };
         let text = "the sum multiplied each slot with its router weight, which `down` has already: \
                     router weights were applied twice";
-        best.offer("router-weight-twice", text, t.stage.compared(wrong, |i| t.rounded(weighted(i))));
+        best.offer(
+            "router-weight-twice",
+            text,
+            t.stage.compared(wrong, |i| t.rounded(weighted(i))),
+        );
     }
     if best.done() {
         return best.diagnosis;
@@ -147,9 +154,8 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
         let mut slots: Vec<Option<usize>> = vec![None; t.size_m];
         for of_token in wrong.chunk_by(|a, b| a / t.size_n == b / t.size_n) {
             let outside = |slot: usize| {
-                let holds = |i: &&usize| {
-                    slot_changed(**i, slot).allows(t.stage.value(t.stage.found[**i]))
-                };
+                let holds =
+                    |i: &&usize| slot_changed(**i, slot).allows(t.stage.value(t.stage.found[**i]));
                 of_token.len() - of_token.iter().filter(holds).count()
             };
             slots[of_token[0] / t.size_n] = (0..t.top_k).min_by_key(|&slot| outside(slot));

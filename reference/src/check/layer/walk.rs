@@ -271,9 +271,11 @@ impl<'c> Walk<'c> {
         // What is outside the bounds may follow a pattern that last bits inside of them hide.
         if unexplained == wrong.len() && outside.len() < wrong.len() {
             let inside = wrong.len() - outside.len();
-            let pattern = stage_of
-                .pattern(&outside)
-                .map(|d| Diagnosis { unexplained: inside, strength: Strength::Consistent, ..d });
+            let pattern = stage_of.pattern(&outside).map(|d| Diagnosis {
+                unexplained: inside,
+                strength: Strength::Consistent,
+                ..d
+            });
             report.diagnosis = pattern.or(report.diagnosis);
         }
         report.diagnosis = report.diagnosis.or_else(|| Some(stage_of.place(&wrong, &place)));

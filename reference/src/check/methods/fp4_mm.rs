@@ -255,12 +255,7 @@ pub(super) fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
 }
 
 /// The mistake under whose bounds all elements are, the right ones too.
-fn diagnose(
-    mm: &Fp4Mm,
-    right: &[Bounded],
-    found: &[f64],
-    wrong: &[usize],
-) -> Option<Diagnosis> {
+fn diagnose(mm: &Fp4Mm, right: &[Bounded], found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
     let of = |i: &usize| (found[*i], right[*i].exact);
     let wrong_values: Vec<(f64, f64)> = wrong.iter().map(of).collect();
     if let Some((id, text)) = plain::floats(&wrong_values, found.iter().all(|x| *x == 0.0)) {

@@ -184,7 +184,9 @@ fn diagnose(
     wrong: &[usize],
     wanted: f32,
 ) -> Diagnosis {
-    let right = |i: usize| f64::from(expected(c, &c.router, i / c.router.top_k, ids_of(c, ids, i))[i % c.router.top_k]);
+    let right = |i: usize| {
+        f64::from(expected(c, &c.router, i / c.router.top_k, ids_of(c, ids, i))[i % c.router.top_k])
+    };
     let pairs: Vec<(f64, f64)> = wrong.iter().map(|&i| (f64::from(found[i]), right(i))).collect();
     if wrong.len() > 1
         && let Some((id, text)) = plain::floats(&pairs, found.iter().all(|x| *x == 0.0))

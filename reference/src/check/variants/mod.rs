@@ -44,11 +44,8 @@ type ColumnMistake = (&'static str, &'static str, fn(usize, usize) -> usize);
 
 /// The halves, or the pairs of interleaved columns, that a matrix of N columns has.
 fn column_mistakes(c: &Context<'_>) -> Vec<ColumnMistake> {
-    let pairs: ColumnMistake = (
-        "gate-up-swapped",
-        "gate and up, in interleaved columns, are swapped",
-        |n, _| n ^ 1,
-    );
+    let pairs: ColumnMistake =
+        ("gate-up-swapped", "gate and up, in interleaved columns, are swapped", |n, _| n ^ 1);
     match (c.is_w13, c.is_one_shard) {
         (true, _) => vec![pairs],
         (_, true) => vec![

@@ -42,7 +42,8 @@ pub(in crate::check) fn scales_of_a_rank(
         );
         Diagnosis::explains("scales-sharded", text)
     } else {
-        let rank = quant.tensor_parallel.map_or(String::new(), |tp| format!(" of rank {}", tp.rank));
+        let rank =
+            quant.tensor_parallel.map_or(String::new(), |tp| format!(" of rank {}", tp.rank));
         let text = format!(
             "the scales have {found_rows} groups, and only groups {range} are those{rank}: they were \
              not cut along K as the weight was"

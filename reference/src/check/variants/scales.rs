@@ -135,9 +135,7 @@ pub(in crate::check) fn scales<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
         add(
             id,
             text,
-            Box::new(move || {
-                each(unpermuted(&c), |t| layout.pack(&columns_from(t, from)).ok())
-            }),
+            Box::new(move || each(unpermuted(&c), |t| layout.pack(&columns_from(t, from)).ok())),
         );
     }
     for offset in strides(&c) {

@@ -155,7 +155,8 @@ fn static_order<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let text = "g_idx was followed, though the config has no act-order: rows of a matrix with static \
                 groups were taken for rows in any order";
     vec![Suspect::new("act-order-static-as-group", text, move |part| {
-        let groups: Vec<u32> = stored(scene, part).map(|k| g_idx.get(k).copied()).collect::<Option<_>>()?;
+        let groups: Vec<u32> =
+            stored(scene, part).map(|k| g_idx.get(k).copied()).collect::<Option<_>>()?;
         Some(Setup { groups: Some(groups), ..scene.right(part) })
     })]
 }

@@ -75,11 +75,8 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
             wrong.iter().map(find).collect::<Option<_>>()?
         }
     };
-    let bad: Vec<usize> = scene
-        .bad
-        .iter()
-        .flat_map(|b| scene.stage.parts[b.part].rows.iter().copied())
-        .collect();
+    let bad: Vec<usize> =
+        scene.bad.iter().flat_map(|b| scene.stage.parts[b.part].rows.iter().copied()).collect();
     let predicted = bad.iter().flat_map(|row| {
         all.iter().map(move |(n, from)| (row * size_n + n, scene.bounded[row * size_n + from]))
     });
@@ -105,11 +102,7 @@ fn name_columns(
                 "the gate and up halves are exchanged",
                 Box::new(move |n| (n + half) % (2 * half)),
             ),
-            (
-                "gate-up-swapped",
-                "gate and up, interleaved, are exchanged",
-                Box::new(|n| n ^ 1),
-            ),
+            ("gate-up-swapped", "gate and up, interleaved, are exchanged", Box::new(|n| n ^ 1)),
             (
                 "gate-up-interleaved",
                 "gate and up are interleaved instead of in halves",

@@ -25,7 +25,8 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     let infinite = pairs.iter().all(|(x, _)| x.is_infinite());
     if id == "not-finite"
         && infinite
-        && let Some(finding) = super::whole(scene).filter(|f| f.diagnosis.unexplained == 0 && f.diagnosis.strength != Strength::Place)
+        && let Some(finding) = super::whole(scene)
+            .filter(|f| f.diagnosis.unexplained == 0 && f.diagnosis.strength != Strength::Place)
     {
         return Some(finding);
     }
@@ -69,8 +70,7 @@ fn constant_rows(scene: &Scene<'_>) -> Option<Finding> {
         let values = rows.row(row);
         values.iter().all(|x| *x == values[0])
     };
-    let constant: Vec<bool> =
-        (0..scene.home.len().min(rows.rows())).map(constant).collect();
+    let constant: Vec<bool> = (0..scene.home.len().min(rows.rows())).map(constant).collect();
     let is_nan = |i: usize| scene.found[i].is_nan();
     plain_names::constant_rows(&constant, scene.size_n, scene.wrong, is_nan).map(Finding::new)
 }
@@ -109,8 +109,7 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
         let part = scene.home[i / scene.size_n];
         let &(_, f) = factors.iter().find(|(p, _)| Some(*p) == part)?;
         let b = &scene.bounded[i];
-        // The errors grow with the number; an ulp at most doubles them.
-        let radius = b.below.max(b.above) * f.abs().max(1.0) * 2.0;
+        let radius = spread(b, f);
         let exact = b.exact * f;
         let (lo, hi) = (exact - radius, exact + radius);
         Some((i, Bounded { exact, lo, hi, below: radius, above: radius, ..*b }))
@@ -178,7 +177,12 @@ fn ratios(b: &Bounded, found: f64) -> Option<(f64, f64)> {
         return None;
     }
     let factor = found / b.exact;
-    // The errors grow with the number; an ulp at most doubles them.
-    let radius = b.below.max(b.above) / b.exact.abs() * factor.abs().max(1.0) * 2.0;
+    let radius = spread(b, factor) / b.exact.abs();
     Some((factor - radius, factor + radius))
+}
+
+/// How far from its exact number an element may be after a factor: the errors grow with the number, an
+/// ulp at most doubles them.
+fn spread(b: &Bounded, factor: f64) -> f64 {
+    b.below.max(b.above) * factor.abs() * 2.0
 }

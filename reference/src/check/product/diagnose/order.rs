@@ -116,7 +116,9 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     )];
     let rank = scene.stage.hints.tensor_parallel.map_or(0, |tp| tp.rank);
     let (id, text) = match rank {
-        0 => ("act-order-ignored", "g_idx was ignored: row k got the scale of group k / group_size"),
+        0 => {
+            ("act-order-ignored", "g_idx was ignored: row k got the scale of group k / group_size")
+        }
         // The first groups of the whole table belong to rank 0.
         _ => (
             "scales-not-sharded",
@@ -124,18 +126,14 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
              g_idx followed, nor did the rank begin at its own first group",
         ),
     };
-    all.push(Suspect::new(
-        id,
-        text,
-        move |part| {
-            let (g_idx, _) = g_idx(part)?;
-            let weight = scene.stage.parts[part].weight;
-            let rows = weight.scales.rows();
-            let size = weight.groups.group_size().rows(weight.shape().k());
-            let groups = (0..g_idx.len()).map(|k| (k / size).min(rows - 1) as u32).collect();
-            Some(Setup { order: None, gather: None, groups: Some(groups), ..scene.right(part) })
-        },
-    ));
+    all.push(Suspect::new(id, text, move |part| {
+        let (g_idx, _) = g_idx(part)?;
+        let weight = scene.stage.parts[part].weight;
+        let rows = weight.scales.rows();
+        let size = weight.groups.group_size().rows(weight.shape().k());
+        let groups = (0..g_idx.len()).map(|k| (k / size).min(rows - 1) as u32).collect();
+        Some(Setup { order: None, gather: None, groups: Some(groups), ..scene.right(part) })
+    }));
     for (id, text, weights, activations, groups) in WALKS {
         all.push(Suspect::new(id, text, move |part| {
             let (g_idx, order) = g_idx(part)?;

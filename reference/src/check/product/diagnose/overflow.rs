@@ -49,7 +49,9 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
         let predicted = (0..scene.found.len()).filter_map(|i| Some((i, element(scene, i, adder)?)));
         let Some(outcome) = scene.weigh(predicted, cost) else { continue };
         let what = match adder {
-            Adder { scaled: true, .. } => "the scaled sums of groups were added in 32 bits".to_owned(),
+            Adder { scaled: true, .. } => {
+                "the scaled sums of groups were added in 32 bits".to_owned()
+            }
             Adder { run: usize::MAX, .. } => "all products were added in 16 bits".to_owned(),
             Adder { run, .. } => format!("products of {run} neighbouring k were added in 16 bits"),
         };
@@ -119,11 +121,7 @@ fn code(weight: &Weight<'_>, k: usize, n: usize) -> i64 {
 }
 
 /// Products in runs of 16-bit sums, which are added in 32 bits.
-fn narrow_sum(
-    range: std::ops::Range<usize>,
-    product: impl Fn(usize) -> i64,
-    adder: Adder,
-) -> f64 {
+fn narrow_sum(range: std::ops::Range<usize>, product: impl Fn(usize) -> i64, adder: Adder) -> f64 {
     let (mut sum, mut run, mut count) = (0i64, 0i64, 0usize);
     for k in range {
         let next = run + product(k) * adder.factor;

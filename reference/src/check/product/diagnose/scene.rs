@@ -9,7 +9,7 @@ use crate::act_order;
 pub(super) use crate::check::mistake::holds as explains;
 use crate::check::mistake::{Comparison, Outcome, near};
 use crate::gemm::columns::TILE;
-use crate::gemm::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows, WeightColumns};
+use crate::gemm::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::{Groups, Weight};
 
 /// Wrong rows and columns that a suspect is tried on, and as many of the others.
@@ -269,9 +269,7 @@ impl<'s> Scene<'s> {
             Some(radius) => Some(read(radius)?),
             None => None,
         };
-        let mut columns = WeightColumns::new(weight, recipe.rule, setup.order.as_deref())
-            .ok()?
-            .times_power(recipe.power);
+        let mut columns = recipe.columns(weight, setup.order.as_deref()).ok()?;
         if let Some(groups) = &setup.groups {
             columns = columns.with_groups(groups.clone()).ok()?;
         }

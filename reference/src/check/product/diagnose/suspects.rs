@@ -5,8 +5,8 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
-use crate::gemm::{Recipe, Rows};
 use crate::gemm::schedule::{Step, StepOp};
+use crate::gemm::{Recipe, Rows};
 use crate::interval::round_once;
 use crate::layout::marlin::{ScaleLayout, ScalePermutation};
 use crate::scalar::ScalarType;

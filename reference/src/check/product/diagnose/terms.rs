@@ -3,7 +3,7 @@
 use super::scene::{Scene, spread_to};
 use crate::gemm::chain::Action;
 use crate::gemm::columns::TILE;
-use crate::gemm::{Columns, Extras, Recipe, Rule, WeightColumns};
+use crate::gemm::{Columns, Extras, Recipe, Rule};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 
@@ -61,8 +61,7 @@ impl<'s> Terms<'s> {
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
         let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
-        let columns =
-            WeightColumns::new(weight, recipe.rule, order).ok()?.times_power(recipe.power);
+        let columns = recipe.columns(weight, order).ok()?;
         let size_k = weight.shape().size_k;
         let mut tile = vec![[0.0; TILE]; size_k];
         columns.tile(n / TILE * TILE, &mut tile);
