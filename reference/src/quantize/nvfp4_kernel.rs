@@ -128,8 +128,8 @@ impl Rows<'_> {
                     E2M1.encode_rne_saturating(scaled.into()) as u8
                 };
                 let made: Vec<u8> = factors.iter().map(code).collect();
-                for step in 0..3 {
-                    left[step] &= made.get(step) == Some(&codes[j]);
+                for (step, left) in left.iter_mut().enumerate() {
+                    *left &= made.get(step) == Some(&codes[j]);
                 }
                 if *left == [false; 3] {
                     let magnitude = |c: &u8| c & 7;
