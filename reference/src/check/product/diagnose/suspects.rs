@@ -131,10 +131,17 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         }
     }
     // A kernel's sum is 2^power of the number that it stands for, or that number.
-    let ways: [fn(&mut Recipe); 2] = [round_early, |recipe| {
-        recipe.power = 0;
-        round_early(recipe);
-    }];
+    let ways: [fn(&mut Recipe); 3] = [
+        round_early,
+        |recipe| {
+            recipe.power = 0;
+            round_early(recipe);
+        },
+        |recipe| {
+            recipe.power = -recipe.power;
+            round_early(recipe);
+        },
+    ];
     for change in ways {
         let (id, text) = if scene.found.iter().any(|x| x.is_infinite()) {
             (
