@@ -2,7 +2,8 @@
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, check_case};
-use marlinspike::tensor::Tensor;
+use marlinspike::scalar::f64_to_f16_rne;
+use marlinspike::tensor::{DType, Tensor};
 use marlinspike::vectors::{self, Rng};
 use serde_json::{Map, Value};
 
@@ -33,6 +34,17 @@ pub(crate) fn generated(name: &str, keys: Value, seed: u64) -> Case<'static> {
         .expect("a case of a few rows");
     case.name = format!("{name}, changed");
     case.provenance = "bug bank".to_owned();
+    case
+}
+
+/// The case with numbers of ordinary size as its activations; generated ones are of every size.
+pub(crate) fn ordinary(mut case: Case<'static>) -> Case<'static> {
+    let x = case.input("x").expect("x");
+    let (dtype, shape) = (x.dtype(), x.shape().to_vec());
+    let value = |i: usize| f64_to_f16_rne(((i * 37 + i / 64 * 11) % 101) as f64 / 32.0 - 1.5);
+    let values: Vec<u16> = (0..x.len()).map(value).collect();
+    assert_eq!(dtype, DType::F16);
+    case.add_input("x", Tensor::from_vec("x", dtype, shape, values).expect("x"));
     case
 }
 

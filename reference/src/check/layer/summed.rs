@@ -126,8 +126,8 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
             let weight = |j: usize| f64::from(weights[i / t.size_n * t.top_k + j]);
             t.bound(i, |j| Some((j, weight(j))))
         };
-        let text = "the sum multiplied each slot with its router weight, which `down` has already: \
-                    router weights were applied twice";
+        let text = "the sum multiplied each slot with its router weight; `down` is multiplied with it \
+                    already: router weights were applied twice";
         best.offer(
             "router-weight-twice",
             text,

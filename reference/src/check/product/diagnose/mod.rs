@@ -73,7 +73,8 @@ type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
 /// What explains the wrong elements under any known convention: a kernel may follow another one than the
 /// report does, and have a bug. Without a cause, where the wrong elements lie.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
-    let place = place::of(scene);
+    let mut place = place::of(scene);
+    let mut fewest = scene.wrong.len();
     let mut best = search(scene);
     let is_final = |best: &Option<Finding>| {
         best.as_ref().is_some_and(|f| f.diagnosis.strength == Strength::Explains)
@@ -96,6 +97,11 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             break;
         }
         let other = scene.under(convention, &bounded, &wrong);
+        // The convention that leaves far fewer wrong elements is more likely the kernel's.
+        if wrong.len() * 2 < fewest {
+            fewest = wrong.len();
+            place = place::of(&other).map(|p| format!("{p} (under the convention `{name}`)"));
+        }
         if let Some(mut found) = search(&other)
             && best.as_ref().is_none_or(|b| found.says_more(b))
         {
@@ -135,7 +141,12 @@ fn search(scene: &Scene<'_>) -> Option<Finding> {
         numbers::factor,
     ];
     let mut best: Option<Finding> = None;
-    for find in finders {
+    for (i, find) in finders.into_iter().enumerate() {
+        // A known mistake that nearly fits says more than a factor without a name.
+        let named = best.as_ref().is_some_and(|b| b.diagnosis.strength == Strength::Consistent);
+        if named && i + 1 == finders.len() {
+            break;
+        }
         let Some(finding) = find(scene) else { continue };
         let explains = finding.diagnosis.strength == Strength::Explains;
         if best.as_ref().is_none_or(|b| finding.says_more(b)) {

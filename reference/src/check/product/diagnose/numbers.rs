@@ -184,5 +184,5 @@ fn ratios(b: &Bounded, found: f64) -> Option<(f64, f64)> {
 /// How far from its exact number an element may be after a factor: the errors grow with the number, an
 /// ulp at most doubles them.
 fn spread(b: &Bounded, factor: f64) -> f64 {
-    b.below.max(b.above) * factor.abs() * 2.0
+    b.below.max(b.above) * factor.abs() * 3.0
 }

@@ -65,22 +65,11 @@ fn routers<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         let text = "router weights multiply this product too, though the config applies them to the \
                     other one: they are applied twice, on input and on output";
         all.push(Suspect::new("router-weight-on-both", text, move |part| {
-            let once = |recipe: &mut Recipe| {
-                let ty = recipe.steps.last().map_or(recipe.dtype, |s| s.ty);
-                recipe.steps.push(Step { op: StepOp::RouterWeight, ty });
-            };
-            let routers = Routers::These(weights.to_vec());
-            Some(Setup { recipe: Some(once), routers, ..scene.right(part) })
+            Some(Setup { routers: Routers::These(weights.to_vec()), ..scene.right(part) })
         }));
         all.push(Suspect::new("router-weight-on-both", text, move |part| {
-            // Before the last rounding.
-            let once = |recipe: &mut Recipe| {
-                let at = recipe.steps.len().saturating_sub(1);
-                let step = Step { op: StepOp::RouterWeight, ty: ScalarType::FLOAT32 };
-                recipe.steps.insert(at, step);
-            };
             let routers = Routers::These(weights.to_vec());
-            Some(Setup { recipe: Some(once), routers, ..scene.right(part) })
+            Some(Setup { recipe: Some(unfold_global), routers, ..scene.right(part) })
         }));
         all.push(Suspect::new("router-weight-on-both", text, move |part| {
             let (rows, dtype) = (&scene.stage.rows, scene.stage.dtype);
@@ -131,10 +120,17 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         }
     }
     // A kernel's sum is 2^power of the number that it stands for, or that number.
-    let ways: [fn(&mut Recipe); 2] = [round_early, |recipe| {
-        recipe.power = 0;
-        round_early(recipe);
-    }];
+    let ways: [fn(&mut Recipe); 3] = [
+        round_early,
+        |recipe| {
+            recipe.power = 0;
+            round_early(recipe);
+        },
+        |recipe| {
+            recipe.power = -recipe.power;
+            round_early(recipe);
+        },
+    ];
     for change in ways {
         let (id, text) = if scene.found.iter().any(|x| x.is_infinite()) {
             (
@@ -171,6 +167,15 @@ fn fold_global(recipe: &mut Recipe) {
         if step.op == StepOp::RouterWeight {
             step.op = StepOp::RouterWeightGlobal;
         }
+    }
+}
+
+/// Takes the global scale out of the router weight, to where it is without router weights.
+fn unfold_global(recipe: &mut Recipe) {
+    let folded = recipe.steps.iter_mut().find(|s| s.op == StepOp::RouterWeightGlobal);
+    if let Some(step) = folded {
+        step.op = StepOp::RouterWeight;
+        recipe.steps.insert(0, Step { op: StepOp::GlobalScale, ty: ScalarType::FLOAT32 });
     }
 }
 
