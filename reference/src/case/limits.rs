@@ -179,8 +179,9 @@ fn align(case: &Case<'_>, entries: usize, num_experts: usize, block_size: usize)
     vec![Demand::memory(what, bytes)]
 }
 
-/// What a comparison of two scores, bounds included, weighs in multiply-adds.
-const PER_COMPARISON: u64 = 16;
+/// What a comparison of two scores weighs in multiply-adds: it is done for ids, weights and each known
+/// mistake, with their bounds.
+const PER_COMPARISON: u64 = 256;
 
 /// Scores of all experts, from which `top_k` are chosen one after the other.
 fn choice(tokens: usize, experts: usize, top_k: usize, groups: usize) -> Demand {

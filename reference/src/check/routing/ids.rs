@@ -194,12 +194,12 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
         v.sort_unstable();
         v
     };
-    let same_set = |w: &&Wrong| {
-        let row = w.index / k * k;
+    let same_set = |of: &[Wrong]| {
+        let row = of[0].index / k * k;
         sorted(&ids[row..row + k]) == sorted(&expected[row..row + k])
     };
     let first = &wrong[0].text;
-    if wrong.iter().all(|w| same_set(&w)) {
+    if wrong.chunk_by(|a, b| a.index / k == b.index / k).all(same_set) {
         let text = format!("the right experts in another order; {first}");
         return Diagnosis::explains("ids-in-another-order", text);
     }

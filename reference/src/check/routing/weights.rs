@@ -230,7 +230,9 @@ fn diagnose(
             free.iter().position(fits).map(|p| free.swap_remove(p)).is_some()
         })
     };
-    let outside: Vec<usize> = wrong.iter().copied().filter(|&i| !moved(i / k)).collect();
+    // Once for each token: a token may have as many weights as there are experts.
+    let of_tokens = wrong.chunk_by(|a, b| a / k == b / k).filter(|of| !moved(of[0] / k));
+    let outside: Vec<usize> = of_tokens.flatten().copied().collect();
     offer(
         "weights-in-another-order",
         "a token's weights are right but belong to other entries of its topk_ids",
