@@ -7,6 +7,7 @@ use marlinspike::container;
 use marlinspike::dims::Shape;
 
 use super::io::FinishError;
+use super::manifest::MANIFEST;
 use super::plan::Refused;
 use crate::model::ModelError;
 
@@ -84,6 +85,12 @@ pub enum ConvertError {
         path: PathBuf,
         /// What was found.
         reason: &'static str,
+    },
+    /// There is nothing to verify.
+    #[error("{}: no {MANIFEST}, which a finished conversion has", dir.display())]
+    NoManifest {
+        /// The folder.
+        dir: PathBuf,
     },
     /// A manifest cannot be used.
     #[error("{}: not a manifest of this version: {reason}", path.display())]

@@ -346,6 +346,8 @@ fn explain(error: ConvertError) -> anyhow::Error {
         ConvertError::Locked { .. } => "wait for it, or stop it: the lock ends with its process",
         ConvertError::InputChanged { .. } => "run again when nothing writes to the model folder",
         ConvertError::ReadBack { .. } => "another program or the disk changed it; run again",
+        ConvertError::NoManifest { .. } => "give the output folder of a conversion",
+        ConvertError::Io { .. } => "the same command continues; what was finished is kept",
         ConvertError::Manifest { .. } => "name another folder, or empty this one",
         ConvertError::NotQuantized { .. } => {
             "the folder needs a quantization_config in config.json, or a quantize_config.json"

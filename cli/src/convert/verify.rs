@@ -40,7 +40,7 @@ pub struct Verification {
 /// Hashes every file of a converted folder, and of the model `against` every input, where given.
 ///
 /// # Errors
-/// [`ConvertError::Manifest`] for a folder without one; [`ConvertError::Io`] for a folder that cannot be
+/// [`ConvertError::NoManifest`]; [`ConvertError::Io`] for a folder that cannot be
 /// listed. Files that cannot be read count as damaged.
 pub fn verify(
     storage: &dyn Storage,
@@ -61,10 +61,7 @@ pub fn verify(
         Ok(None) if storage.stat(&dir.join(PROGRESS)).is_ok() => {
             return Ok(one(damage(PROGRESS, "the conversion is unfinished".to_owned())));
         }
-        Ok(None) => {
-            let reason = "there is none".to_owned();
-            return Err(ConvertError::Manifest { path, reason });
-        }
+        Ok(None) => return Err(ConvertError::NoManifest { dir: dir.to_owned() }),
         Err(ConvertError::Manifest { reason, .. }) => return Ok(one(damage(MANIFEST, reason))),
         Err(e) => return Err(e),
     };
