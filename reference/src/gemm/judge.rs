@@ -114,8 +114,8 @@ impl Judge<'_> {
 
     /// k of each group, all of k where groups have no one size.
     fn group_size(&self) -> usize {
-        match &self.weight.groups {
-            Groups::Uniform(GroupSize::Of(size)) => *size,
+        match (&self.weight.groups, self.order) {
+            (Groups::Uniform(GroupSize::Of(size)), None) => *size,
             _ => self.weight.shape().size_k,
         }
     }

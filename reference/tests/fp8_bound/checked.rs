@@ -105,7 +105,7 @@ fn outputs_of_known_kernels_pass_by_their_order() {
             assert_eq!((report.mismatches, report.equal_bits), (0, Some(1.0)), "{report:?}");
         }
         // Promotion inside of parts has no schedule, but is one of the class's members.
-        let y = mm.made(parts(Unit::Wgmma, size_k / 2, 64));
+        let y = mm.made(parts(Unit::Wgmma, 192, 128));
         let report = mm.report(&y, &Declared::default());
         assert_eq!(report.verdict, Verdict::Pass, "{report:?}");
         assert!(
