@@ -159,10 +159,13 @@ pub(super) fn judge(
     Ok(report)
 }
 
+/// All that a row's results depend on: activations, expert, bits of its scale and router weight.
+type RowInputs<'a> = (&'a [u32], Option<usize>, [u32; 2]);
+
 /// Two rows of the same activations, expert and factors whose results differ.
 fn rows_differ(product: &Product<'_>, found: &[u32], size_n: usize) -> Option<String> {
     let size_k = product.size_k();
-    let mut seen: HashMap<(&[u32], Option<usize>, [u32; 2]), usize> = HashMap::new();
+    let mut seen: HashMap<RowInputs<'_>, usize> = HashMap::new();
     for (row, x) in product.x.chunks_exact(size_k).enumerate() {
         let expert = product.expert_of.and_then(|e| e[row]);
         let factor = |of: Option<&[f32]>| of.map_or(0, |f| f[row].to_bits());

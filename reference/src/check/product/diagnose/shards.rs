@@ -15,6 +15,11 @@ struct Which {
     bias: bool,
 }
 
+/// The column that a column is taken from.
+type ColumnMap = Box<dyn Fn(usize) -> usize>;
+/// The same, of a column and half of N.
+type HalfMap = fn(usize, usize) -> usize;
+
 /// Every suspect that makes sense for the product.
 pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     if scene.stage.name != "gate_up" || !scene.size_n.is_multiple_of(2) {
@@ -55,7 +60,7 @@ fn exchanged<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     ];
     let mut suspects = Vec::new();
     for (_, text, which) in all.into_iter().filter(|a| a.0) {
-        let maps: [(&str, Box<dyn Fn(usize) -> usize>); 2] = [
+        let maps: [(&str, ColumnMap); 2] = [
             ("", Box::new(move |n| (n + half) % (2 * half))),
             (" (interleaved columns)", Box::new(|n| n ^ 1)),
         ];
@@ -73,7 +78,7 @@ fn exchanged<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
 fn two_shards<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let half = scene.size_n / 2;
     let all = Which { codes: true, scales: true, bias: true };
-    let maps: [(&str, fn(usize, usize) -> usize); 3] = [
+    let maps: [(&str, HalfMap); 3] = [
         ("the first half stands in both", |n, half| n % half),
         ("the second half stands in both", |n, half| half + n % half),
         ("each half holds every second column", |n, half| n % half * 2 + n / half),
