@@ -92,7 +92,7 @@ pub(crate) fn runs() -> Vec<Run> {
             &["nibbles-swapped"],
             planted(SCALED, "y", |m| {
                 let (q, n) = (m.matrices[0].q.clone(), m.n);
-                m.matrices[0].q = (0..q.len()).map(|i| q[(i / n ^ 1) * n + i % n]).collect();
+                m.matrices[0].q = (0..q.len()).map(|i| q[((i / n) ^ 1) * n + i % n]).collect();
                 m.compute()
             }),
         ),
