@@ -7,7 +7,7 @@ use marlinspike::tensor::{DType, Tensor};
 use serde_json::json;
 
 use crate::product_model::{Model, judged, planted, put};
-use crate::tools::{case, changed, generated, grouped, misread, ordinary, report, single};
+use crate::tools::{case, changed, generated, grouped, misread, report, single};
 use crate::{Run, run};
 
 const SCALED: &str = "moe-nvfp4_f16";
@@ -129,16 +129,13 @@ pub(crate) fn runs() -> Vec<Run> {
 }
 
 fn w13_order() -> OutputReport {
-    let keys = json!({"intermediate_size": 128, "group_size": 128, "schedule_w13": null, "schedule_w2": null});
-    let mut case = ordinary(undeclared(generated("moe-top1_f16_u4", keys, 1)));
-    let mut model = Model::new(&case, "gate_up");
-    let n = model.n;
-    for matrix in &mut model.matrices {
-        matrix.s = misread(&matrix.s, n, single, grouped);
-    }
-    let y = model.compute();
-    put(&mut case, "gate_up", &y);
-    judged(&mut case, "gate_up")
+    planted("moe-top1_f16_u4", "gate_up", |m| {
+        let n = m.n;
+        for matrix in &mut m.matrices {
+            matrix.s = misread(&matrix.s, n, single, grouped);
+        }
+        m.compute()
+    })
 }
 
 /// Without a schedule: products are judged by their bound.

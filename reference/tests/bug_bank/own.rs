@@ -146,7 +146,7 @@ fn parameters() -> Vec<Run> {
             &["words-reversed"],
             planted(BIASED, "y", |m| {
                 let (q, n) = (m.matrices[0].q.clone(), m.n);
-                m.matrices[0].q = (0..q.len()).map(|i| q[(i / n ^ 7) * n + i % n]).collect();
+                m.matrices[0].q = (0..q.len()).map(|i| q[((i / n) ^ 7) * n + i % n]).collect();
                 m.compute()
             }),
         ),
