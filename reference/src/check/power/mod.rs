@@ -283,7 +283,8 @@ pub(in crate::check) fn rejects_sample(
         if element.excludes(&alternative) {
             return Some(true);
         }
-        is_error |= differs(ty, alternative.exact, element.exact, NEAR);
+        let [other, right] = [alternative.exact, element.exact].map(|x| round_once(ty, x));
+        is_error |= differs(ty, other, right, NEAR);
     }
     is_error.then_some(false)
 }
