@@ -153,7 +153,7 @@ fn judged(case: &Case<'_>, declared: &Declared) -> OutputReport {
 
 fn every(mut visit: impl FnMut(&str, Linear)) {
     for dtype in [F16, BF16] {
-        for group_size in [-1, 32, 128] {
+        for group_size in [-1i64, 32, 128] {
             for has_bias in [false, true] {
                 for size_k in [256, 1024] {
                     let seed = size_k as u64 + group_size.unsigned_abs() * 7 + u64::from(has_bias);
