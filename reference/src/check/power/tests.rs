@@ -125,3 +125,12 @@ fn power_in_words() {
     assert_eq!(percent(0.5), "50 %");
     assert_eq!(percent(1.2345), "124 %");
 }
+
+#[test]
+fn results_that_overflow_alike_are_no_error() {
+    let overflown = |exact: f64| Accepted::only(exact, exact.signum() * f64::INFINITY);
+    let half = ScalarType::FLOAT16;
+    let rejects = Power::of(&[overflown(1e7), overflown(4e6)], 2, half).rejects;
+    assert_eq!((rejects.halved, rejects.columns_permuted), (None, None));
+    assert_eq!((rejects.zeros, rejects.negated), (Some(true), Some(true)));
+}
