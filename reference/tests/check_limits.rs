@@ -30,7 +30,15 @@ fn linear(size_m: usize, size_n: usize, size_k: usize) -> LinearConfig {
         tensor_parallel: None,
         convention: None,
     };
-    LinearConfig { quant, size_m, size_n, size_k, scale_factor: None, schedule: None, quantizer: None }
+    LinearConfig {
+        quant,
+        size_m,
+        size_n,
+        size_k,
+        scale_factor: None,
+        schedule: None,
+        quantizer: None,
+    }
 }
 
 fn golden(name: &str) -> Vec<u8> {

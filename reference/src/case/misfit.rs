@@ -1,7 +1,7 @@
 //! Outputs of a type or shape that their configuration does not allow. They are what a kernel made
 //! wrong, so they are verdicts and not errors.
 
-use super::config::QuantConfig;
+use super::config::{ParallelStyle, QuantConfig};
 use super::rules::TensorRule;
 use super::{Case, CaseConfig, Op};
 use crate::Result;
@@ -18,6 +18,8 @@ pub enum MisfitKind {
     Shape,
     /// An act-order rank's scales were cut to the groups of its own rows.
     ShardedScales,
+    /// A rank's scales were not cut along K as its rows were.
+    UnshardedScales,
 }
 
 /// An output whose element type or shape the configuration does not allow.
@@ -73,7 +75,10 @@ impl Case<'_> {
         for (name, tensor) in &self.outputs {
             let full = |rule: &&TensorRule| rule.name.strip_prefix("out.") == Some(name);
             let Some(rule) = rules.iter().find(full) else { continue };
-            let misfit = Misfit::of(name, tensor, rule);
+            let mut misfit = Misfit::of(name, tensor, rule);
+            if let Some(misfit) = misfit.as_mut().filter(|_| self.has_all_groups(name, tensor)) {
+                misfit.kind = MisfitKind::UnshardedScales;
+            }
             misfits.extend(misfit.or_else(|| self.unlike_input(name, tensor, rule)));
         }
         Ok(misfits)
@@ -100,6 +105,18 @@ impl Case<'_> {
         let sharded = found.is_some() && found == self.groups_of_rank(prefix);
         let kind = if sharded { MisfitKind::ShardedScales } else { MisfitKind::Shape };
         Some(Misfit::new(name, kind, tensor, rule, format!("{:?}", input.shape())))
+    }
+
+    /// Whether scales of a row-parallel rank without act-order have the groups of the whole matrix.
+    fn has_all_groups(&self, name: &str, tensor: &Tensor<'_>) -> bool {
+        let CaseConfig::Linear(c) = &self.config else { return false };
+        let cut =
+            c.quant.tensor_parallel.filter(|tp| tp.style == ParallelStyle::Row && tp.size > 1);
+        let (Some(tp), "marlin_scales") = (cut, name) else { return false };
+        let groups = c.quant.group_size.groups(LogicalK(c.size_k));
+        let found = tensor.shape().iter().rev().nth(1).copied();
+        !c.quant.has_act_order()
+            && groups.is_ok_and(|own| found == own.checked_mul(tp.size).filter(|all| *all > own))
     }
 
     /// Groups that the rank's own rows of an act-order matrix would fill.

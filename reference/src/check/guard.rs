@@ -121,6 +121,10 @@ fn report(misfit: &Misfit, elements: usize) -> OutputReport {
             "; the scales were cut to the groups of this rank's rows, but with act-order a row may \
              belong to any group, so each rank keeps the scales of the whole matrix",
         ),
+        MisfitKind::UnshardedScales => (
+            "scales-not-sharded",
+            "; the scales are those of all ranks: they were not cut along K as the weight was",
+        ),
         _ => ("wrong-shape", ""),
     };
     let text = format!("found {found}, expected {expected}{why}");

@@ -2,9 +2,9 @@
 //! class. A sample of the output rules most of them out.
 
 use super::compare::elements;
+use super::power::Power;
 use super::product::{Part, Stage};
 use super::scheduled::Product;
-use super::power::Power;
 use super::{OutputReport, Verdict};
 use crate::gemm::schedule::{Extras, Sample, Schedule, known_schedules};
 use crate::gemm::tensor_core::LANES;

@@ -74,6 +74,13 @@ impl Weight<'_> {
         self.codes.shape()
     }
 
+    /// Whether a code is e4m3's NaN.
+    pub fn has_nan_codes(&self) -> bool {
+        // A byte without its sign is 0x7f.
+        let nan = |word: &u32| word.to_le_bytes().iter().any(|b| b & 0x7f == 0x7f);
+        self.ty == ScalarType::FLOAT8_E4M3FN && self.codes.words().iter().any(nan)
+    }
+
     /// Checks that the parts fit each other: table shapes, group range.
     pub fn validate(&self) -> Result<()> {
         let Shape { size_k, size_n } = self.shape();

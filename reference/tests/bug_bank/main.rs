@@ -57,7 +57,8 @@ fn table(runs: &[Run]) -> (usize, usize, Vec<String>) {
         let (mark, output) = (if rejected { "yes" } else { "NO" }, &run.report.name);
         println!("| {} | {} | `{output}` | {mark} | `{id}` | {strength} |", run.bug, run.what);
         if !rejected {
-            faults.push(format!("{} ({}): not rejected", run.bug, run.what));
+            let (verdict, note) = (run.report.verdict, &run.report.note);
+            faults.push(format!("{} ({}): {verdict:?}, {note:?}", run.bug, run.what));
         }
         // A name that is not among the right ones is wrong, unless it only says where.
         if !named && strength != "place" && strength != "-" {

@@ -166,14 +166,14 @@ impl Power {
             rejects: Rejects {
                 zeros: by_row.rejects(|_| Accepted::only(0.0, 0.0)),
                 negated: by_row.rejects(|i| elements[i].map(|x| -x)),
-                halved: by_row.rejects(|i| elements[i].map(|x| round_once(ty, x / 2.0))),
+                halved: by_row.rejects(|i| halved(elements[i], ty)),
                 columns_permuted: both(
                     whole.rejects(|i| elements[next(i)]),
                     whole.rejects(|i| elements[neighbour(i)]),
                 ),
                 half_k_missing: None,
             },
-            uniform_error: uniform_error(elements, ty),
+            uniform_error: uniform_error(ty, elements.iter().map(|e| (*e, *e))),
             output_truncated: rejects_truncated(elements, ty),
             split_k_16_bit: None,
             unbounded: elements.iter().filter(|e| e.is_unbounded()).count(),
@@ -227,6 +227,14 @@ impl Power {
             text += &format!("; not applicable: {}", none.join(", "));
         }
         text
+    }
+}
+
+/// Half of an element; an infinite one is its own half.
+fn halved(element: Accepted, ty: ScalarType) -> Accepted {
+    match round_once(ty, element.exact).is_infinite() {
+        true => element,
+        false => element.map(|x| round_once(ty, x / 2.0)),
     }
 }
 
@@ -323,20 +331,27 @@ fn differs(ty: ScalarType, value: f64, right: f64, near: f64) -> bool {
     !distance.is_finite() || distance > enough
 }
 
-/// The smallest e such that y · (1 ± f), rounded, is rejected for every f above e and every accepted y.
-fn uniform_error(elements: &[Accepted], ty: ScalarType) -> Option<f64> {
+/// The smallest e such that y · (1 ± f), rounded, is rejected for every f above e and every y that is
+/// accepted. Each element comes with what is accepted of y, and of what y is scaled to.
+pub(in crate::check) fn uniform_error(
+    ty: ScalarType,
+    elements: impl IntoIterator<Item = (Accepted, Accepted)>,
+) -> Option<f64> {
     let (mut up, mut down) = (f64::INFINITY, f64::INFINITY);
-    for e in elements {
-        let (far, near) = if e.lo > 0.0 { (e.hi, e.lo) } else { (-e.lo, -e.hi) };
-        if near <= 0.0 || !far.is_finite() {
+    for (y, scaled) in elements {
+        let [y, scaled] = match y.lo > 0.0 {
+            true => [(y.lo, y.hi), (scaled.lo, scaled.hi)],
+            false => [(-y.hi, -y.lo), (-scaled.hi, -scaled.lo)],
+        };
+        if y.0 <= 0.0 || !y.1.is_finite() || !scaled.1.is_finite() {
             continue;
         }
         // What is rounded to the next number of the type is outside.
-        if far / near - 1.0 < up {
-            up = up.min((far + unit(ty, far) / 2.0) / near - 1.0);
+        if scaled.1 / y.0 - 1.0 < up {
+            up = up.min((scaled.1 + unit(ty, scaled.1) / 2.0) / y.0 - 1.0);
         }
-        if 1.0 - near / far < down {
-            down = down.min(1.0 - (near - unit(ty, near) / 2.0) / far);
+        if scaled.0 > 0.0 && 1.0 - scaled.0 / y.1 < down {
+            down = down.min(1.0 - (scaled.0 - unit(ty, scaled.0) / 2.0) / y.1);
         }
     }
     let error = up.max(down);

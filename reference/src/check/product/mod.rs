@@ -52,20 +52,17 @@ impl Declared {
     }
 
     /// The classes of one matrix's sums, the narrowest first. Of int8 activations integers; of FP8
-    /// ones, where no class is declared, that of units which keep f32's bits, then of those which
-    /// keep fewer, in a known order and in any; else the declared one.
+    /// ones, where no class is declared, Hopper's unit in known orders, then in any order units that
+    /// keep f32's bits, then those that keep fewer; else the declared one.
     fn classes_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Vec<Class> {
         match input_dtype {
             Some(ScalarType::INT8) => {
                 vec![Class::int8(weight.shape().size_k, weight.scales.rows())]
             }
             Some(input) if self.class == Class::any_order() => {
-                let mut all = vec![Class::any_order()];
-                if (input, weight.ty) == (E4M3, E4M3) && weight.scales.rows() == 1 {
-                    all.push(Class::fp8_hopper());
-                }
-                all.push(Class::fp8_any_order());
-                all
+                let codes = (input, weight.ty) == (E4M3, E4M3) && weight.scales.rows() == 1;
+                let hopper = codes.then(Class::fp8_hopper);
+                hopper.into_iter().chain([Class::any_order(), Class::fp8_any_order()]).collect()
             }
             _ => vec![self.class.clone()],
         }

@@ -3,11 +3,11 @@
 
 use super::readings::Chosen;
 use super::stage::{Part, Stage};
-use crate::Result;
-use crate::check::power::{Accepted, Power, rejects_sample, rejects_values};
-use crate::gemm::{Bounded, Rows};
+use crate::check::power::{Accepted, Power, rejects_sample, rejects_values, uniform_error};
+use crate::gemm::{Bounded, Convention, Rows};
 use crate::interval::round_once;
 use crate::weight::Weight;
+use crate::{Error, Result};
 
 /// Columns of the sample.
 const COLUMNS: usize = 64;
@@ -24,8 +24,14 @@ struct Sample<'s, 'c> {
 }
 
 impl<'c> Stage<'c> {
-    /// Adds what is looked at on a sample: half of k left out, and split-K through 16 bits.
-    pub(super) fn sample_power(&self, chosen: &Chosen, power: &mut Power) -> Result<()> {
+    /// Adds what is looked at on a sample: half of k left out, split-K through 16 bits, and the
+    /// uniform errors that other `conventions` would admit.
+    pub(super) fn sample_power(
+        &self,
+        chosen: &Chosen,
+        conventions: &[Convention],
+        power: &mut Power,
+    ) -> Result<()> {
         let (mut missing, mut split) = (Vec::new(), Vec::new());
         for sample in self.samples()? {
             let last_half = self.of_range(&sample, chosen, |k, size_k| k >= size_k / 2)?;
@@ -42,6 +48,21 @@ impl<'c> Stage<'c> {
                         .map(|((i, b), a)| (round_once(self.dtype, value(a) + value(b)), right(i))),
                 );
             }
+        }
+        for &other in conventions.iter().filter(|c| **c != chosen.convention) {
+            let mut pairs = Vec::new();
+            for sample in self.samples()? {
+                let rows = self.rows.select(&sample.rows).ok_or_else(|| {
+                    Error::size("rows", self.rows.rows(), "one for each output row")
+                })?;
+                let how = (other, &chosen.class);
+                let made =
+                    self.bounds(sample.part, &sample.weight, &sample.rows, how, (&rows, None))?;
+                let right = |i: &usize| Accepted::from(&chosen.bounded[*i]);
+                pairs.extend(sample.places.iter().map(right).zip(made.iter().map(Accepted::from)));
+            }
+            let error = uniform_error(self.dtype, pairs);
+            power.uniform_error = power.uniform_error.zip(error).map(|(a, b)| a.max(b));
         }
         power.rejects.half_k_missing = rejects_sample(self.dtype, missing);
         power.split_k_16_bit = rejects_values(self.dtype, split);

@@ -63,9 +63,15 @@ impl Stage<'_> {
     }
 
     /// The conventions to try: the declared one, else all that apply.
+    ///
+    /// Of a weight with e4m3's NaN codes only `marlin` is tried, which reads them as ±480: a NaN in
+    /// the output is no evidence for another convention, and passes only where one is declared.
     fn conventions(&self) -> Vec<Convention> {
         if let Some(declared) = self.declared.convention {
             return vec![declared];
+        }
+        if self.parts.iter().any(|p| p.weight.has_nan_codes()) {
+            return vec![Convention::Marlin];
         }
         let mut all = DEQUANTIZING.to_vec();
         let e4m3 = ScalarType::FLOAT8_E4M3FN;
@@ -163,18 +169,18 @@ impl Stage<'_> {
             class: chosen.class.clone(),
             or_exact: false,
         };
-        let several = conventions.len() > 1;
-        Stage { declared: &declared, ..self }.judge_as(&chosen, several, &found, &bits)
+        Stage { declared: &declared, ..self }.judge_as(&chosen, &conventions, &found, &bits)
     }
 
     /// The verdict under the chosen reading.
     fn judge_as(
         &self,
         chosen: &Chosen,
-        several: bool,
+        conventions: &[Convention],
         found: &[f64],
         bits: &[u32],
     ) -> Result<OutputReport> {
+        let several = conventions.len() > 1;
         let bounded = &chosen.bounded;
         let class = &chosen.class.name;
         let measure =
@@ -182,7 +188,7 @@ impl Stage<'_> {
         let (mut report, wrong) = measure(bounded);
         report.conventions = chosen.ids();
         let mut power = Power::of(&readings::accepted(bounded), self.size_n(), self.dtype);
-        self.sample_power(chosen, &mut power)?;
+        self.sample_power(chosen, conventions, &mut power)?;
         let (id, text) = (chosen.reading.id(), chosen.reading.text(self.dtype));
         report.add_note(&match (wrong.is_empty(), several) {
             (true, _) if power.is_enough() && report.unbounded == 0 => {
