@@ -70,7 +70,7 @@ fn a_mixture_of_conventions_fails() {
     let model = Model::new(&case, "down");
     let (a, b) = (model.compute(), float(&model, |w| w));
     let mixed: Vec<f64> =
-        (0..a.len()).map(|i| if i / model.n % 2 == 0 { a[i] } else { b[i] }).collect();
+        (0..a.len()).map(|i| if (i / model.n).is_multiple_of(2) { a[i] } else { b[i] }).collect();
     for (values, verdict) in [(&a, Verdict::Pass), (&b, Verdict::Pass), (&mixed, Verdict::Fail)] {
         let mut case = case.clone();
         put(&mut case, "down", values);

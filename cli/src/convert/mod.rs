@@ -462,7 +462,9 @@ pub fn convert_to(
         let target = settings.format.title();
         return Err(ConvertError::Refused { target, refused: plan.refused });
     }
-    if plan.stacks.is_empty() && has_experts(model) {
+    // Experts that no rule refused by name would be left out without a word.
+    let unseen = !layers.fused.is_empty() || plan.refused.is_empty() && has_experts(model);
+    if plan.stacks.is_empty() && unseen {
         return Err(ConvertError::NothingConverted {
             target: settings.format.title(),
             refused: plan.refused,

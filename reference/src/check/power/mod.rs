@@ -44,7 +44,7 @@ impl Accepted {
     /// Whether a wrong answer somewhere in `other` is rejected for certain.
     fn excludes(&self, other: &Self) -> bool {
         let meet = self.lo.max(other.lo) <= self.hi.min(other.hi);
-        !meet && !(self.nan && other.nan)
+        !(meet || self.nan && other.nan)
     }
 
     /// What becomes of it through a function that keeps the order of numbers, or turns it around.
@@ -157,7 +157,7 @@ impl Power {
         let whole = Scan { elements, ty, cols: elements.len().max(1) };
         let by_row = Scan { elements, ty, cols };
         let next = |i: usize| if (i + 1).is_multiple_of(cols) { i + 1 - cols } else { i + 1 };
-        let neighbour = |i: usize| match i % cols ^ 1 {
+        let neighbour = |i: usize| match (i % cols) ^ 1 {
             n if n < cols => i - i % cols + n,
             _ => i,
         };

@@ -1,7 +1,7 @@
 //! What a product's verdict could not have missed, looked at in a few rows and columns: outputs that
 //! take a product of their own to compute.
 
-use super::readings::Chosen;
+use super::readings::{Chosen, Reading};
 use super::stage::{Part, Stage};
 use crate::check::power::{Accepted, Power, rejects_sample, rejects_values, uniform_error};
 use crate::gemm::{Bounded, Convention, Rows};
@@ -49,7 +49,9 @@ impl<'c> Stage<'c> {
                 );
             }
         }
-        for &other in conventions.iter().filter(|c| **c != chosen.convention) {
+        // An exact result is one number, and its convention admits more.
+        let whole = |c: &Convention| chosen.reading == Reading::Within(*c);
+        for &other in conventions.iter().filter(|c| !whole(c)) {
             let mut pairs = Vec::new();
             for sample in self.samples()? {
                 let rows = self.rows.select(&sample.rows).ok_or_else(|| {
