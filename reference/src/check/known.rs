@@ -8,7 +8,7 @@ use super::scheduled::Product;
 use super::{OutputReport, Verdict};
 use crate::gemm::schedule::{Extras, Sample, Schedule, known_schedules};
 use crate::gemm::tensor_core::LANES;
-use crate::gemm::{self, Bounded, Class, Convention, Judge};
+use crate::gemm::{self, Bounded, Class, Convention, Judge, Recipe};
 use crate::tensor::Tensor;
 use crate::weight::Weight;
 use crate::{Error, Result};
@@ -24,22 +24,33 @@ const SAMPLE_ROWS: usize = 2;
 /// The verdict on a product of two e4m3 operands of which neither a schedule nor a class is declared:
 /// a pass where a known schedule gives every bit, else that of the stage's classes.
 pub(super) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
-    match by_schedule(stage.name, stage.found, product) {
+    match by_schedule(stage.name, stage.found, product, |s| follows(s, &stage)) {
         Some(report) => Ok(report),
         None => stage.judge(),
     }
 }
 
-/// A pass where a known schedule gives every bit of `found`.
-pub(super) fn by_schedule(
+/// Whether a schedule's weights and the steps after its sums are those of the declared convention,
+/// which is strict. `scaled_mm` admits its scales in any order.
+fn follows(schedule: &Schedule, stage: &Stage<'_>) -> bool {
+    let declared = stage.declared.convention.filter(|c| c.dequantizes());
+    let (Some(convention), Some(part)) = (declared, stage.parts.first()) else { return true };
+    let own = Recipe::of_schedule(schedule, stage.dtype);
+    let recipe = stage.recipe(part.weight, convention, stage.extras);
+    recipe.is_ok_and(|r| (r.rule, &r.steps) == (own.rule, &own.steps))
+}
+
+/// A pass where a known schedule that `may` gives every bit of `found`.
+fn by_schedule(
     name: &str,
     found: &Tensor<'_>,
     product: &Product<'_>,
+    may: impl Fn(&Schedule) -> bool,
 ) -> Option<OutputReport> {
     let bits = elements(found);
     let mut spots = Spots::new(product, &bits)?;
     let all = known_schedules(product.weights, product.dtype, product.input);
-    let left = all.into_iter().filter(|(_, schedule)| spots.hold(schedule));
+    let left = all.into_iter().filter(|(_, schedule)| may(schedule) && spots.hold(schedule));
     for (text, schedule) in left.take(WHOLE_CANDIDATES) {
         if product.execute(&schedule).is_ok_and(|made| made == bits) {
             let mut report = OutputReport::unchecked(name, bits.len(), "");

@@ -116,10 +116,7 @@ pub(super) fn linear(
             ..Hints::default()
         },
     };
-    // A declared convention is strict; a known schedule may follow another.
-    let undeclared = c.schedule.is_none()
-        && declared.convention.is_none()
-        && declared.class == Class::any_order();
+    let undeclared = c.schedule.is_none() && declared.class == Class::any_order();
     if quant.input_dtype == Some(ScalarType::FLOAT8_E4M3FN) && undeclared {
         let product = Product {
             x: &elements(input),
