@@ -121,8 +121,8 @@ impl Schedule {
     /// scale before the warps are added.
     ///
     /// e4m3fn: the sum of each group is multiplied by its scale and added in f32 by one fused
-    /// multiply-add; the rest is as with int8. It follows upstream's source, and was not compared
-    /// with outputs of a GPU.
+    /// multiply-add; the rest is as with int8. The order of sums is
+    /// assumed to be that of 16-bit activations: no output of a GPU was compared.
     ///
     /// `weights.exponent` of NVFP4 in bf16 follows from this matrix's largest scale; of a stack of
     /// experts upstream takes the largest of all.
