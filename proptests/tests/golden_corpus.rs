@@ -145,6 +145,7 @@ fn mutate(rng: &mut Rng, seed: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn golden_cases_are_accepted_by_the_door() {
     for (name, bytes) in seeds() {
         fuzz::case(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -152,6 +153,7 @@ fn golden_cases_are_accepted_by_the_door() {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn mutations_of_golden_cases() {
     let seeds = seeds();
     let (start, mut accepted) = (Instant::now(), 0);

@@ -142,6 +142,7 @@ impl Sweep {
 
 /// The only test of this file: another one's allocations would be counted too.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_shape_or_config_value_takes_the_checker_down() {
     let bases = sweep::bases();
     let mut names = BTreeSet::new();

@@ -36,6 +36,7 @@ fn float(m: &Model, weight: impl Fn(f64) -> f64) -> Vec<f64> {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn products_of_a_layer_pass_under_other_conventions() {
     let marlin = Declared { convention: Some(Convention::Marlin), ..Declared::default() };
     let mut refused = 0;
@@ -64,6 +65,7 @@ fn products_of_a_layer_pass_under_other_conventions() {
 
 /// Rows of two conventions in one output.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_mixture_of_conventions_fails() {
     let bytes = golden("moe-top8_f16_u4");
     let case = Case::parse(&bytes).expect("a case");
@@ -81,6 +83,7 @@ fn a_mixture_of_conventions_fails() {
 
 /// Every judged stage says what it could not have missed, and zeros are part of it.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn every_stage_has_power() {
     for name in LAYERS {
         let bytes = golden(name);

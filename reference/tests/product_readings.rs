@@ -168,6 +168,7 @@ fn every(mut visit: impl FnMut(&str, Linear)) {
 
 /// 96 legitimate results pass without a word about conventions.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn legitimate_results_pass_by_default() {
     let mut passed = 0;
     every(|name, linear| {
@@ -195,6 +196,7 @@ fn legitimate_results_pass_by_default() {
 
 /// What the power promises holds: each trivial wrong answer made of a right output fails.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn trivial_wrong_answers_fail() {
     every(|name, linear| {
         let y = linear.float();
@@ -224,6 +226,7 @@ fn trivial_wrong_answers_fail() {
 
 /// One convention has to explain every element.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_mixture_of_conventions_fails() {
     let linear = Linear::new(F16, 1024, 128, true, 5);
     let (a, b) = (linear.separate_bias(), linear.exact());
@@ -239,6 +242,7 @@ fn a_mixture_of_conventions_fails() {
 
 /// A declared convention is demanded, by the caller or by the case's config.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_declared_convention_is_strict() {
     let linear = Linear::new(F16, 1024, 128, true, 6);
     let strict = |convention| Declared { convention: Some(convention), ..Declared::default() };
@@ -259,6 +263,7 @@ fn a_declared_convention_is_strict() {
 
 /// Partial sums near f32's largest number have no bound: only the exact result passes.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn elements_without_a_bound_do_not_pass() {
     let mut linear = Linear::new(BF16, 256, 64, false, 7);
     linear.x.iter_mut().for_each(|x| *x = rounded(BF16, *x * 1e37));

@@ -45,6 +45,7 @@ const INT8: [&str; 5] = [
 ];
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn recorded_activations_pass_by_one_rule() {
     for name in INT8 {
         let bytes = golden(name);
@@ -60,6 +61,7 @@ fn recorded_activations_pass_by_one_rule() {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn damaged_activations_fail() {
     for name in INT8 {
         let bytes = golden(name);
@@ -169,6 +171,7 @@ fn ties() -> (Case<'static>, bool) {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn every_known_rule_is_recognized_and_two_are_not_mixed() {
     let (mut case, f16) = ties();
     let (x, ..) = stated(&case);
@@ -224,6 +227,7 @@ fn every_known_rule_is_recognized_and_two_are_not_mixed() {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn triton_has_one_factor_for_each_row() {
     let (mut case, _) = ties();
     let (x, ..) = stated(&case);
@@ -287,6 +291,7 @@ fn nearest(v: f32) -> u8 {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn e4m3_activations() {
     let generator = Generator::new(Op::Linear, 8).expect("the operation");
     let wanted = |c: &Case<'_>| {

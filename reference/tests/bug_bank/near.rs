@@ -101,6 +101,7 @@ fn a_bug_and_one_more_wrong_element() {
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn an_overflow_elsewhere_is_none() {
     let (mut case, mut y) = overflowing();
     let n = y.len() / 17;
@@ -119,6 +120,7 @@ fn an_overflow_elsewhere_is_none() {
 
 /// One element times 1.003 has no cause: a scale that is off by a little would change its whole column.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn one_element_a_little_off() {
     let mut failed = 0;
     for name in ["linear-f16_awq_u4_g64", "linear-f16_u4b8_g128_act0", "linear-f16_u4b8_g32_act1"] {
@@ -144,6 +146,7 @@ fn one_element_a_little_off() {
 
 /// A kernel that keeps e4m3's NaN gives NaN in its column, which is no permutation of scales.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_nan_code() {
     let mut case = case("linear-bf16_fp8_g128");
     let weight = case.input("weight").expect("a weight");
@@ -166,6 +169,7 @@ fn changed_column(mut case: marlinspike::case::Case<'static>, at: usize, n: usiz
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn zeros_and_nan_have_no_other_name() {
     let generator = Generator::new(Op::Fp8Moe, 3).expect("a generator");
     let mut zeros = 0;
@@ -198,6 +202,7 @@ fn zeros_and_nan_have_no_other_name() {
 
 /// Factors that look like zero or one in a text.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn factors_are_readable() {
     for factor in [1e-9, 1.0 / 1024.0, 3e4] {
         let report =
@@ -217,6 +222,7 @@ fn factors_are_readable() {
 
 /// A bit that flips in one element has no schedule as its cause.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn one_bit_is_no_schedule() {
     for seed in 0..6 {
         let keys = json!({"size_n": 64, "size_k": 128, "has_bias": false});
@@ -236,6 +242,7 @@ fn one_bit_is_no_schedule() {
 
 /// A constant where different numbers belong.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn a_constant_output() {
     let report = planted("linear-f16_awq_u4_g64", "y", |m| vec![1.0; m.rows() * m.n]);
     assert_eq!(diagnosis(&report).id, "constant");

@@ -88,6 +88,7 @@ fn parts(unit: Unit, length: usize, promotion: usize) -> impl Fn(&[(f64, f64)]) 
 }
 
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn outputs_of_known_kernels_pass_by_their_order() {
     for size_k in [1024, 2048] {
         let mm = Mm::new([5, 40, size_k]);
@@ -117,6 +118,7 @@ fn outputs_of_known_kernels_pass_by_their_order() {
 
 /// Outputs that passed with error / bound below 1 when the bound of any order was the only one.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn trivial_damage_of_a_known_kernel_does_not_pass() {
     let hopper = Declared { class: Class::fp8_hopper(), ..Declared::default() };
     for size_k in [1024, 7168] {
@@ -149,6 +151,7 @@ fn trivial_damage_of_a_known_kernel_does_not_pass() {
 /// Cases of the generator whose schedule is taken away: the layer's products, and 4-bit weights with
 /// e4m3 activations.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn schedules_of_layers_and_linear_cases_are_found() {
     let mut found = 0;
     for op in [Op::Linear, Op::Fp8Moe] {

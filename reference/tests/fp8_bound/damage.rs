@@ -74,6 +74,7 @@ const DAMAGES: [&str; 7] =
 
 /// Prints the table of docs/numerics.md.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn what_each_class_rejects() {
     println!("| K | class | honest | {} |", DAMAGES.join(" | "));
     println!("{}", "| --- ".repeat(10) + "|");

@@ -150,6 +150,7 @@ fn sums(
 
 /// Over a million simulated sums: orders, splits, promotions, units, lengths, distributions.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_simulated_sum_leaves_its_bound() {
     let mut count = 0;
     for data in DATA {
@@ -191,6 +192,7 @@ pub(crate) fn weight(
 
 /// Outputs of Hopper kernels, one kernel for each: some member of the class holds every element.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_simulated_output_leaves_every_member() {
     let mut random = Rng::new(5);
     let mut count = 0;
@@ -245,6 +247,7 @@ fn no_simulated_output_leaves_every_member() {
 
 /// Group scales that multiply sums of codes: 4-bit weights, and e4m3 weights.
 #[test]
+#[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn no_simulated_group_sum_leaves_its_bound() {
     let mut random = Rng::new(6);
     let (rows, cols, size_k) = (6, 16, 512);
