@@ -10,9 +10,8 @@ use marlinspike::panics;
 use marlinspike_accel::Device;
 use marlinspike_accel::backend::{self, BackendError, Counts};
 use marlinspike_golden::{CaseEntry, GoldenError, Manifest};
+use marlinspike_model::map::{MapError, MappedFile};
 use walkdir::WalkDir;
-
-use crate::map::{MapError, MappedFile};
 
 /// A file that could not be read as a case.
 #[derive(Debug, thiserror::Error)]

@@ -28,7 +28,8 @@ use serde_json::{Map, Value, json};
 
 use super::job::Constants;
 use super::names::Kind;
-use super::plan::{Format, Packing, Plan, Settings, StackPlan};
+use super::plan::{Packing, Plan, StackPlan};
+use super::settings::{Format, Settings};
 use crate::model::Model;
 
 /// The meaning of a code.

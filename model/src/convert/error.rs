@@ -7,9 +7,17 @@ use marlinspike::container;
 use marlinspike::dims::Shape;
 
 use super::io::FinishError;
-use super::manifest::MANIFEST;
-use super::plan::Refused;
+use super::paths::MANIFEST;
 use crate::model::ModelError;
+
+/// A module that the kernel format cannot take, with every reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The module, with `w13` or `w2` for experts.
+    pub module: String,
+    /// Why.
+    pub reasons: Vec<String>,
+}
 
 /// A conversion that was not finished.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +61,22 @@ pub enum ConvertError {
     Dtype {
         /// What the config says.
         found: String,
+    },
+    /// A rank outside its group.
+    #[error("{name}: found {rank}, expected a rank below {size}, the size of its group")]
+    Rank {
+        /// `tp_rank` or `ep_rank`.
+        name: &'static str,
+        /// The rank.
+        rank: usize,
+        /// Ranks in the group.
+        size: usize,
+    },
+    /// Quantized activations of a format that has its own.
+    #[error("input_dtype: {format} has one type of activations alone, only marlin has a choice")]
+    Activations {
+        /// The format's name.
+        format: &'static str,
     },
     /// The output folder holds something else.
     #[error("{}: {reason}", dir.display())]
@@ -177,7 +201,7 @@ impl ConvertError {
         }
     }
 
-    pub(crate) fn weight(module: &str) -> impl FnOnce(marlinspike::Error) -> Self + '_ {
+    pub(super) fn weight(module: &str) -> impl FnOnce(marlinspike::Error) -> Self + '_ {
         |source| Self::Weight { module: module.to_owned(), source: Box::new(source) }
     }
 }

@@ -3,7 +3,6 @@
 //! Systems let one thread at a time write to a file, so each worker begins a file of its own and
 //! helps with the others' when no new one is left.
 
-use std::num::NonZero;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,13 +16,12 @@ use super::folder::{Folder, Place};
 use super::inputs::Inputs;
 use super::job::{self, Constants};
 use super::names::Kind;
-use super::plan::{Part, Plan, Settings, ShardPlan, Source, StackPlan, copy_runs};
-use super::report::Reporter;
+use super::plan::{Part, Plan, ShardPlan, Source, StackPlan, copy_runs};
+use super::progress::Progress;
+use super::settings::Settings;
+pub use super::settings::{Execution, MEMORY};
 use super::shard::ShardWriter;
 use crate::model::Model;
-
-/// Memory that jobs in progress may take together unless the caller says otherwise, in bytes.
-pub const MEMORY: u64 = 1 << 30;
 
 /// Files that are written at the same time: an interrupted run loses what they hold.
 const OPEN_FILES: usize = 4;
@@ -31,18 +29,6 @@ const OPEN_FILES: usize = 4;
 /// Files that are verified and made durable at the same time by threads of their own, so that at most
 /// `OPEN_FILES + CLOSERS` and one per worker are open.
 const CLOSERS: usize = 4;
-
-/// How a plan is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Execution {
-    /// Worker threads.
-    pub threads: NonZero<usize>,
-    /// Memory that jobs in progress may take together, in bytes. Mapped input, the system's cache
-    /// and a few bytes for each tensor's name come on top.
-    pub memory: u64,
-    /// Stop after this many files have been finished in this run. For tests of resumption.
-    pub stop_after: Option<usize>,
-}
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,16 +72,29 @@ struct Desk<'a, 's> {
     failed: Option<ConvertError>,
 }
 
+/// A plan and what its jobs read.
+#[derive(Clone, Copy)]
+pub struct Work<'a> {
+    /// The model that is converted.
+    pub model: &'a Model<'a>,
+    /// What to write.
+    pub plan: &'a Plan,
+    /// What the plan was made from.
+    pub settings: &'a Settings,
+    /// The constants of each of the plan's stacks.
+    pub constants: &'a [Constants],
+    /// Threads for jobs that are worth several.
+    pub pool: &'a rayon::ThreadPool,
+    /// The hashed input files.
+    pub inputs: &'a Inputs,
+    /// Receives what is written.
+    pub progress: &'a dyn Progress,
+}
+
 /// What all jobs need.
 struct Context<'a, 's> {
-    model: &'a Model<'a>,
-    plan: &'a Plan,
-    settings: &'a Settings,
-    constants: &'a [Constants],
-    pool: &'a rayon::ThreadPool,
-    inputs: &'a Inputs,
+    work: Work<'a>,
     place: Place<'a>,
-    reporter: &'a Reporter,
     budget: Budget,
     /// Most memory of one job, where the work can be cut that small, in bytes.
     share: u64,
@@ -125,7 +124,7 @@ impl<'a, 's> Context<'a, 's> {
                     jobs.extend(copy_runs(len).map(|bytes| Job::Copy { item: i, bytes }));
                 }
                 Source::Stack { stack, kind: Kind::Weight } => {
-                    let plan = &self.plan.stacks[stack];
+                    let plan = &self.work.plan.stacks[stack];
                     let parts = plan.parts(self.share);
                     self.expect_room(plan, &parts)?;
                     for expert in 0..plan.experts.len() {
@@ -162,7 +161,7 @@ impl<'a, 's> Context<'a, 's> {
         if desk.open.len() < self.open_files
             && let Some(plan) = desk.waiting.next()
         {
-            self.reporter.file(&plan.name);
+            self.work.progress.file(&plan.name);
             let jobs = self.jobs(plan)?;
             let file = Arc::new(OpenFile {
                 plan,
@@ -207,11 +206,13 @@ impl<'a, 's> Context<'a, 's> {
     fn run(&self, job: &Job, file: &OpenFile<'_>) -> Result<(), ConvertError> {
         match job {
             Job::Part { stack, expert, part } => {
-                let (plan, constants) = (&self.plan.stacks[*stack], self.constants[*stack]);
+                let work = &self.work;
+                let (plan, constants) =
+                    (&self.work.plan.stacks[*stack], self.work.constants[*stack]);
                 let _share = self.budget.take(plan.part_bytes(part));
-                let pack = || job::run(self.model, plan, constants, self.settings, *expert, part);
+                let pack = || job::run(work.model, plan, constants, work.settings, *expert, part);
                 let pieces = match plan.is_large(part) {
-                    true => self.pool.install(pack),
+                    true => work.pool.install(pack),
                     false => pack(),
                 };
                 for piece in pieces.map_err(ConvertError::weight(&plan.module))? {
@@ -219,15 +220,15 @@ impl<'a, 's> Context<'a, 's> {
                     for (at, bytes) in piece.runs() {
                         file.writer.write(source, at, bytes)?;
                     }
-                    self.reporter.advance(piece.bytes.get().len() as u64);
+                    self.work.progress.advance(piece.bytes.get().len() as u64);
                 }
             }
             // Written from the mapped file.
             Job::Copy { item, bytes } => {
-                let tensor = self.model.tensor(&file.plan.items[*item].spec.name)?;
+                let tensor = self.work.model.tensor(&file.plan.items[*item].spec.name)?;
                 let piece = &tensor.bytes()[bytes.start as usize..bytes.end as usize];
                 file.writer.write_item(*item, bytes.start, piece)?;
-                self.reporter.advance(piece.len() as u64);
+                self.work.progress.advance(piece.len() as u64);
             }
         }
         Ok(())
@@ -257,7 +258,7 @@ impl<'a, 's> Context<'a, 's> {
     fn settle(&self, name: &str, writer: &ShardWriter<'_>) {
         let done = writer.finish().and_then(|(len, sha256)| {
             // What was converted is what was hashed, or the file does not count.
-            self.inputs.look_again(false)?;
+            self.work.inputs.look_again(false)?;
             let mut desk = self.desk();
             desk.finished += 1;
             desk.folder.record(name, len, sha256)
@@ -286,27 +287,21 @@ pub fn constants(
     })
 }
 
-/// Writes every file of `plan` that `folder` does not have yet.
+/// Writes every file of the plan that `folder` does not have yet.
 ///
 /// # Errors
 /// [`ConvertError`]; files finished before it stay, and the next run continues after them.
 pub fn write_shards(
-    model: &Model<'_>,
-    plan: &Plan,
-    settings: &Settings,
-    constants: &[Constants],
-    pool: &rayon::ThreadPool,
-    inputs: &Inputs,
+    work: Work<'_>,
     folder: &mut Folder<'_>,
     execution: Execution,
-    reporter: &Reporter,
 ) -> Result<Written, ConvertError> {
     let mut kept = 0;
-    let mut waiting = Vec::with_capacity(plan.shards.len());
-    for shard in &plan.shards {
+    let mut waiting = Vec::with_capacity(work.plan.shards.len());
+    for shard in &work.plan.shards {
         if folder.has(&shard.name) {
             kept += 1;
-            reporter.advance(shard.items.iter().filter_map(|i| i.spec.byte_len()).sum());
+            work.progress.advance(shard.items.iter().filter_map(|i| i.spec.byte_len()).sum());
         } else {
             waiting.push(shard);
         }
@@ -324,14 +319,8 @@ pub fn write_shards(
         failed: None,
     };
     let context = Context {
-        model,
-        plan,
-        settings,
-        constants,
-        pool,
-        inputs,
+        work,
         place,
-        reporter,
         budget: Budget::new(execution.memory),
         share: execution.memory / threads as u64,
         open_files: threads.min(OPEN_FILES),

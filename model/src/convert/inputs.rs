@@ -15,7 +15,6 @@ use sha2::{Digest as _, Sha256};
 use super::error::ConvertError;
 use super::io;
 use super::manifest::InputRecord;
-use super::side::SideFiles;
 use crate::model::Model;
 use crate::model::files::{self, Stamp};
 
@@ -45,13 +44,13 @@ fn hash(path: &std::path::Path) -> Result<String, ConvertError> {
 }
 
 impl Inputs {
-    /// The configs and shards of `model` and the side files, not yet hashed.
+    /// The configs and shards of `model` and the side files of these names, not yet hashed.
     ///
     /// # Errors
     /// [`ConvertError::Model`] for a side file that cannot be looked at.
-    pub fn list(model: &Model<'_>, side: &SideFiles) -> Result<Self, ConvertError> {
+    pub fn list(model: &Model<'_>, side: &[String]) -> Result<Self, ConvertError> {
         let mut stamps = model.stamps.clone();
-        for name in &side.copied {
+        for name in side {
             stamps.insert(name.clone(), files::stamp(&model.dir.join(name))?);
         }
         let input = |(name, stamp): (String, Stamp)| Input {

@@ -14,11 +14,12 @@ use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike::{Error, Result};
 use rayon::prelude::*;
 
-use super::load;
 use super::names::Kind;
-use super::plan::{FlashinferLayout, Packing, Part, Settings, StackPlan};
+use super::plan::{FlashinferLayout, Packing, Part, StackPlan};
+use super::settings::Settings;
+use crate::load;
 use crate::model::layers::Role;
-use crate::model::{Model, bind};
+use crate::model::{Model, bind, values};
 
 /// All of a stack's output in memory, for the int4 path: `[experts][packed_len]` bytes, packed on
 /// rayon's current pool.
@@ -245,7 +246,7 @@ fn input_multipliers(model: &Model<'_>, plan: &StackPlan, expert: usize) -> Resu
         Scheme::Nvfp4 { container, .. } => {
             nvfp4::multipliers(&tensor, load::global_scale(*container))
         }
-        _ => load::floats(&tensor),
+        _ => values::floats(&tensor),
     }
 }
 

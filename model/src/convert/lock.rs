@@ -10,9 +10,7 @@ use serde_json::{Value, json};
 
 use super::error::ConvertError;
 use super::io::{Locked, Storage, StorageLock};
-
-/// The lock file.
-pub const LOCK: &str = ".marlinspike-convert.lock";
+pub use super::paths::LOCK;
 
 /// A folder that this process alone converts into.
 #[derive(Debug)]

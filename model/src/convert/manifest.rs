@@ -25,12 +25,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::ConvertError;
 use super::io::{self, Storage};
-use super::plan::{Format, Settings};
-
-/// The manifest of a finished conversion.
-pub const MANIFEST: &str = "marlinspike-manifest.json";
-/// The manifest of an unfinished conversion.
-pub const PROGRESS: &str = ".marlinspike-progress.json";
+pub use super::paths::{MANIFEST, PROGRESS};
+use super::settings::{Format, Settings};
 
 /// Version of the manifest.
 const VERSION: u32 = 1;

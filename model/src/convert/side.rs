@@ -3,13 +3,9 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::Read as _;
 
 use super::error::ConvertError;
-use super::folder::Folder;
-use super::inputs::Inputs;
-use super::io::PartFile;
-use super::manifest::MANIFEST;
+use super::paths::MANIFEST;
 use super::plan::Plan;
 use crate::map::MapError;
 use crate::model::{Model, ModelError, files};
@@ -84,46 +80,5 @@ impl SideFiles {
         side.copied.sort();
         side.left_out.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(side)
-    }
-
-    /// Copies the files that the folder does not have yet.
-    ///
-    /// # Errors
-    /// [`ConvertError::InputChanged`] when a file is not the one that was hashed.
-    pub fn copy(
-        &self,
-        model: &Model<'_>,
-        inputs: &Inputs,
-        folder: &mut Folder<'_>,
-    ) -> Result<(), ConvertError> {
-        const CHUNK: usize = 1 << 20;
-        for name in self.copied.iter() {
-            if folder.has(name) {
-                continue;
-            }
-            let path = model.dir.join(name);
-            let (mut file, stamp) = files::open(&path)?;
-            let part = folder.create(name)?;
-            let mut buffer = vec![0; stamp.len.clamp(1, CHUNK as u64) as usize];
-            let mut at = 0;
-            loop {
-                let n = match file.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(n) => n,
-                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                    Err(e) => return Err(ConvertError::io(&path)(e)),
-                };
-                part.write_at(at, &buffer[..n]).map_err(ConvertError::io(part.path()))?;
-                at += n as u64;
-            }
-            let finish =
-                |part: &PartFile<'_>| part.finish().map_err(ConvertError::finish(part.path()));
-            let (bytes, sha256) = finish(&part)?;
-            if inputs.sha256(name) != Some(sha256.as_str()) {
-                return Err(ConvertError::InputChanged { path, what: "its contents" });
-            }
-            folder.record(name, bytes, sha256)?;
-        }
-        Ok(())
     }
 }

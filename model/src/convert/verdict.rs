@@ -6,7 +6,7 @@ use marlinspike::select::{
     Backend, InputType, LinearDesc, MoeDesc, Options, Selection, select_linear, select_moe,
 };
 
-use super::plan::Settings;
+use super::settings::Settings;
 use crate::model::layers::{Role, Stack};
 
 /// The selection's answer about `stack`, of which this rank holds `shape` out of `full_k` rows.

@@ -4,18 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rayon::prelude::*;
-use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::error::ConvertError;
 use super::folder::is_model_file;
 use super::io::{self, Disk, Storage};
 use super::manifest::{MANIFEST, Manifest, PROGRESS};
-use super::report::size;
-use crate::Outcome;
 use crate::model::files;
-use crate::output::print;
-use crate::style::printable;
 
 /// A file that is not what the manifest says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,9 +35,17 @@ pub struct Verification {
 /// Hashes every file of a converted folder, and of the model `against` every input, where given.
 ///
 /// # Errors
+/// As [`verify_in`].
+pub fn verify(dir: &Path, against: Option<&Path>) -> Result<Verification, ConvertError> {
+    verify_in(&Disk, dir, against)
+}
+
+/// As [`verify`], a folder of any storage: hashes every file of a converted folder, and of the model `against` every input, where given.
+///
+/// # Errors
 /// [`ConvertError::NoManifest`]; [`ConvertError::Io`] for a folder that cannot be
 /// listed. Files that cannot be read count as damaged.
-pub fn verify(
+pub fn verify_in(
     storage: &dyn Storage,
     dir: &Path,
     against: Option<&Path>,
@@ -118,34 +121,4 @@ fn compare(found: &(u64, String), expected: (u64, &String)) -> Result<(), String
         true => Ok(()),
         false => Err(format!("its SHA-256 is {sha256}, expected {expected_sha256}")),
     }
-}
-
-/// Runs `convert --verify`.
-///
-/// # Errors
-/// As [`verify`].
-pub fn run(dir: &Path, against: Option<&Path>, json: bool) -> anyhow::Result<Outcome> {
-    let found = verify(&Disk, dir, against).map_err(super::explain)?;
-    let mut text = String::new();
-    if json {
-        let damaged = |d: &Damage| json!({"name": d.name, "reason": d.reason});
-        let value = json!({
-            "verified": found.damaged.is_empty(),
-            "files": found.files,
-            "bytes": found.bytes,
-            "damaged": found.damaged.iter().map(damaged).collect::<Vec<_>>(),
-        });
-        text = format!("{value}\n");
-    } else {
-        for Damage { name, reason } in &found.damaged {
-            text.push_str(&printable(&format!("damaged: {name}: {reason}")));
-            text.push('\n');
-        }
-        if found.damaged.is_empty() {
-            let (files, bytes) = (found.files, size(found.bytes));
-            text.push_str(&format!("{}: {files} files verified, {bytes}\n", dir.display()));
-        }
-    }
-    print(&text)?;
-    Ok(if found.damaged.is_empty() { Outcome::Pass } else { Outcome::Mismatch })
 }

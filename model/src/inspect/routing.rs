@@ -1,15 +1,16 @@
 //! How the experts of a model are routed, or why that is not known.
 
-use serde_json::{Value, json};
-
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
 
 /// The layers that share one answer.
-pub(super) struct LayerRouting {
-    modules: Vec<String>,
-    found: Result<MoeRouting, String>,
+#[derive(Debug, Clone)]
+pub struct LayerRouting {
+    /// The layers' modules; at least one.
+    pub modules: Vec<String>,
+    /// The answer, or why there is none.
+    pub found: Result<MoeRouting, String>,
 }
 
 /// Asks about every layer of experts.
@@ -36,37 +37,4 @@ pub(super) fn of(model: &Model<'_>, layers: &Layers) -> Vec<LayerRouting> {
         }
     }
     all
-}
-
-impl LayerRouting {
-    /// One line for people.
-    pub(super) fn line(&self) -> String {
-        let more = match self.modules.len() {
-            1 => String::new(),
-            n => format!(" and {} more", n - 1),
-        };
-        let answer = match &self.found {
-            Ok(routing) => {
-                let notes = routing.notes.iter().map(|n| format!("; {n}")).collect::<String>();
-                format!("{}{notes}", routing.summary())
-            }
-            Err(reason) => format!("does not run: {reason}"),
-        };
-        format!("{}{more}: {answer}", self.modules[0])
-    }
-
-    /// The rule, or the reason against.
-    pub(super) fn as_json(&self) -> Value {
-        let (source, rule, notes) = match &self.found {
-            Ok(r) => (Some(&r.source), Some(r.rule.to_json()), Some(&r.notes)),
-            Err(_) => (None, None, None),
-        };
-        json!({
-            "modules": self.modules,
-            "source": source,
-            "rule": rule,
-            "notes": notes,
-            "error": self.found.as_ref().err(),
-        })
-    }
 }

@@ -8,6 +8,7 @@ pub mod files;
 pub mod fused;
 pub mod layers;
 pub mod routing;
+pub mod values;
 
 use std::collections::BTreeMap;
 use std::fs;

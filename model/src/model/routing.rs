@@ -187,7 +187,7 @@ fn floats(
     if tensor.shape() != [1, len] {
         tensor.expect_shape(&[len]).map_err(wrong)?;
     }
-    crate::convert::load::floats(&tensor).map(Some).map_err(wrong)
+    super::values::floats(&tensor).map(Some).map_err(wrong)
 }
 
 /// The prefix of a layer's tensors: up to and with the layer's number.

@@ -9,7 +9,7 @@ use marlinspike::vectors::Rng;
 use marlinspike::w4a8::Values;
 use marlinspike::{Error, Result};
 
-use super::DtypeArg;
+use super::error::RunError;
 use crate::map::MappedFile;
 use crate::model::ModelError;
 
@@ -111,7 +111,7 @@ impl<X: Numbers> Inputs<X> {
     ///
     /// # Errors
     /// [`Error::Size`] for no tokens or too many.
-    pub fn seeded(seed: u64, tokens: usize, dtype: DtypeArg, sizes: Sizes) -> Result<Self> {
+    pub fn seeded(seed: u64, tokens: usize, dtype: ScalarType, sizes: Sizes) -> Result<Self> {
         let experts = sizes.num_experts.unwrap_or(0);
         let widest = sizes.size_k.max(experts);
         if tokens == 0 || tokens.checked_mul(widest).is_none_or(|n| n > MAX_VALUES) {
@@ -125,14 +125,14 @@ impl<X: Numbers> Inputs<X> {
         };
         let x = numbers(tokens * sizes.size_k);
         let logits = numbers(tokens * experts);
-        Ok(Self { x: X::from_f32(x, dtype.scalar())?, routing: Routing::Logits(logits) })
+        Ok(Self { x: X::from_f32(x, dtype)?, routing: Routing::Logits(logits) })
     }
 
     /// The tensors of a file, checked against the layer's sizes.
     ///
     /// # Errors
     /// [`ModelError::Format`] with the path and the tensor that is missing or does not fit.
-    pub fn read(path: &Path, sizes: Sizes) -> anyhow::Result<Self> {
+    pub fn read(path: &Path, sizes: Sizes) -> Result<Self, RunError> {
         let map = MappedFile::open(path)?;
         let read = Container::parse(&map).map_err(Error::from).and_then(|f| Self::of(&f, sizes));
         read.map_err(|e| ModelError::Format { path: path.to_owned(), source: Box::new(e) }.into())

@@ -7,22 +7,21 @@ use marlinspike::container::Container;
 use marlinspike::layout::kleidi::{PackedRhs, PackedStack};
 use marlinspike::moe::families::RouterTensors;
 use marlinspike::moe::layer::Routed;
-use marlinspike::scalar::ScalarType;
 use marlinspike::w4a8::moe::{self, Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, Kernel, Linear, LinearWorkspace, Values};
 use marlinspike::{Error, Result};
 
+use super::error::RunError;
 use super::input::{Inputs, Routing, Sizes};
 use super::origin::{self, Partial};
+use super::output::LayerKind;
 use super::routing::{self, RoutingReport};
-use crate::convert::error::ConvertError;
+use crate::convert::error::{ConvertError, Refused};
 use crate::convert::job::packed_stack;
-use crate::convert::parallel::Ranks;
-use crate::convert::plan::{Format, Plan, Refused, Settings};
-use crate::convert::preparation::Preparation;
-use crate::error::Explained;
+use crate::convert::plan::Plan;
+use crate::convert::settings::{Format, Settings};
 use crate::map::MappedFile;
 use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
@@ -39,7 +38,7 @@ pub enum Opened {
 
 /// Which layer, and how it runs.
 #[derive(Debug)]
-pub struct Options<'o> {
+pub struct LoadOptions<'o> {
     /// Its module, or the first.
     pub layer: Option<&'o str>,
     /// How activations are rounded.
@@ -95,17 +94,7 @@ pub struct Loaded<'f> {
 
 /// The int4 path without ranks, for one layer.
 fn settings() -> Settings {
-    Settings {
-        format: Format::Kleidi { nr: 8 },
-        dtype: ScalarType::BFLOAT16,
-        input: marlinspike::layout::marlin::InputDtype::Model,
-        tp: Ranks::ONE,
-        ep: Ranks::ONE,
-        device: marlinspike::select::Capability::cuda(8, 0),
-        skip_unsupported: true,
-        shard_bytes: u64::MAX,
-        preparation: Preparation::UPSTREAM,
-    }
+    Settings::new(Format::Kleidi { nr: 8 })
 }
 
 /// The wanted module, or the first that `is_moe` says yes to, or the first.
@@ -113,17 +102,14 @@ pub(super) fn choose<'m>(
     modules: &'m [String],
     wanted: Option<&str>,
     is_moe: impl Fn(&str) -> bool,
-) -> anyhow::Result<&'m str> {
+) -> Result<&'m str, RunError> {
     let found = match wanted {
         Some(name) => modules.iter().find(|m| *m == name),
         None => modules.iter().find(|m| is_moe(m)).or(modules.first()),
     };
-    found.map(String::as_str).ok_or_else(|| {
-        let what = match wanted {
-            Some(name) => format!("--layer: found no layer `{name}` that runs"),
-            None => "the model has no layer that runs".to_owned(),
-        };
-        Explained::new(what, "`marlinspike run MODEL --list` names the layers there are").into()
+    found.map(String::as_str).ok_or_else(|| match wanted {
+        Some(name) => RunError::NoSuchLayer { wanted: name.to_owned() },
+        None => RunError::NoLayer,
     })
 }
 
@@ -132,15 +118,13 @@ impl Opened {
     ///
     /// # Errors
     /// [`ModelError`] or [`MapError`](crate::map::MapError) with the path.
-    pub fn open(path: &Path, routing: Option<&Path>) -> anyhow::Result<Self> {
+    pub fn open(path: &Path, routing: Option<&Path>) -> Result<Self, RunError> {
         let opened = match path.is_dir() {
             true => Self::Folder(ModelFiles::open(path)?.with_routing(routing)?),
             false => Self::File(path.to_owned(), MappedFile::open(path)?),
         };
         if routing.is_some() && opened.original()?.is_none() {
-            let message = "--routing: found packed int4 layers, whose files state their routing";
-            let help = "give it to `marlinspike convert --to kleidiai`, or run the checkpoint";
-            return Err(Explained::new(message, help).into());
+            return Err(RunError::PackedRouting);
         }
         Ok(opened)
     }
@@ -178,7 +162,7 @@ impl Opened {
     ///
     /// # Errors
     /// As [`Opened::modules`].
-    pub fn original(&self) -> anyhow::Result<Option<&ModelFiles>> {
+    pub fn original(&self) -> Result<Option<&ModelFiles>, RunError> {
         Ok(match self {
             Self::Folder(files) if self.containers()?.is_empty() => Some(files),
             _ => None,
@@ -189,7 +173,7 @@ impl Opened {
     ///
     /// # Errors
     /// [`ModelError`] for files that cannot be read.
-    pub fn modules(&self) -> anyhow::Result<Vec<String>> {
+    pub fn modules(&self) -> Result<Vec<String>, RunError> {
         let containers = self.containers()?;
         let mut names: Vec<String> = match (self, containers.is_empty()) {
             (Self::Folder(files), true) => {
@@ -207,7 +191,7 @@ impl Opened {
     ///
     /// # Errors
     /// What the model, its description or its weights are refused for.
-    pub fn load(&self, options: Options<'_>) -> anyhow::Result<Loaded<'_>> {
+    pub fn load(&self, options: LoadOptions<'_>) -> Result<Loaded<'_>, RunError> {
         let containers = self.containers()?;
         match (self, containers.is_empty()) {
             (Self::Folder(files), true) => checkpoint(files, options),
@@ -220,8 +204,8 @@ impl Opened {
 fn packed<'f>(
     files: &[Container<'f>],
     section: Option<&serde_json::Value>,
-    options: Options<'_>,
-) -> anyhow::Result<Loaded<'f>> {
+    options: LoadOptions<'_>,
+) -> Result<Loaded<'f>, RunError> {
     let modules: Vec<String> = files.iter().flat_map(stored::modules).map(str::to_owned).collect();
     let holder = |module: &str| {
         let key = stored::key(module);
@@ -235,7 +219,7 @@ fn packed<'f>(
     let Some(file) = holder(&module) else {
         return Err(Error::missing(stored::key(&module), "a packed layer").into());
     };
-    let Options { rounding, kernel, .. } = options;
+    let LoadOptions { rounding, kernel, .. } = options;
     let described = Description::read(file, &module)?;
     let moe = match &described {
         Description::Moe(moe) => Some(moe),
@@ -257,8 +241,8 @@ fn packed<'f>(
 }
 
 /// A layer of an original checkpoint, packed now.
-fn checkpoint<'f>(files: &ModelFiles, options: Options<'_>) -> anyhow::Result<Loaded<'f>> {
-    let Options { layer: wanted, rounding, kernel, pool } = options;
+fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded<'f>, RunError> {
+    let LoadOptions { layer: wanted, rounding, kernel, pool } = options;
     let model = Model::new(files)?;
     let (layers, settings) = (Layers::group(&model)?, settings());
     let plan = Plan::new(&model, &layers, &settings)?;
@@ -269,7 +253,7 @@ fn checkpoint<'f>(files: &ModelFiles, options: Options<'_>) -> anyhow::Result<Lo
     let refused: Vec<_> = plan.refused.iter().filter(concerns).cloned().collect();
     if !refused.is_empty() {
         let target = settings.format.title();
-        return Err(ConvertError::Refused { target, refused }.into());
+        return Err(RunError::Refused(ConvertError::Refused { target, refused }));
     }
     let modules: Vec<String> = plan.descriptions.keys().cloned().collect();
     let is_moe = |m: &str| matches!(plan.descriptions.get(m), Some(Description::Moe(_)));
@@ -307,6 +291,27 @@ fn checkpoint<'f>(files: &ModelFiles, options: Options<'_>) -> anyhow::Result<Lo
 }
 
 impl Layer<'_> {
+    /// Kind and sizes.
+    pub fn kind(&self) -> LayerKind {
+        match self {
+            Self::Moe(moe) => LayerKind::Moe {
+                num_experts: moe.config().num_experts,
+                top_k: moe.config().router.top_k,
+                hidden_size: moe.hidden_size(),
+                intermediate_size: moe.intermediate_size(),
+            },
+            Self::Linear(linear) => LayerKind::Linear(linear.weight().layout().shape()),
+        }
+    }
+
+    /// N of the output: H of experts.
+    pub fn size_n(&self) -> usize {
+        match self {
+            Self::Moe(moe) => moe.hidden_size(),
+            Self::Linear(linear) => linear.weight().layout().shape().size_n,
+        }
+    }
+
     /// K of the activations.
     pub fn size_k(&self) -> usize {
         match self {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use marlinspike::container::Container;
 use marlinspike::w4a8::stored::MoeDescription;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::convert::parallel::Style;
 
@@ -41,47 +41,6 @@ pub enum Part {
     Sum,
     /// Some of its columns.
     Columns,
-}
-
-impl Part {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "partial sum",
-            Self::Columns => "columns",
-        }
-    }
-}
-
-impl Partial {
-    /// For machines.
-    pub fn as_json(&self) -> Value {
-        let [local, all] = self.experts.map_or([None, None], |e| e.map(Some));
-        json!({
-            "tp_rank": self.tp.map(|r| r.rank),
-            "tp_size": self.tp.map(|r| r.size),
-            "ep_rank": self.ep.map(|r| r.rank),
-            "ep_size": self.ep.map(|r| r.size),
-            "local_experts": local,
-            "num_experts": all,
-            "y": self.part.name(),
-        })
-    }
-
-    /// For people.
-    pub fn line(&self) -> String {
-        let mut ranks = Vec::new();
-        if let Some(Rank { rank, size }) = self.ep {
-            ranks.push(format!("expert-parallel rank {rank} of {size}"));
-        }
-        if let Some(Rank { rank, size }) = self.tp {
-            ranks.push(format!("tensor-parallel rank {rank} of {size}"));
-        }
-        if let Some([local, all]) = self.experts {
-            ranks.push(format!("{local} of {all} experts"));
-        }
-        let part = self.part.name();
-        format!("PARTIAL: {}: y is this rank's {part}, not the layer's output", ranks.join(", "))
-    }
 }
 
 /// The `marlinspike` section of the config next to a packed file, if there is one.

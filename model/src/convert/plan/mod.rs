@@ -19,20 +19,19 @@ use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::{ExpertMap, ExpertPlacement, determine_expert_map};
-use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::layout::kleidi::RhsLayout;
-use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
+use marlinspike::layout::marlin::ScalePermutation;
 use marlinspike::prepare::gpt_oss::GptOssShard;
-use marlinspike::scalar::ScalarType;
-use marlinspike::select::{Capability, Selection};
-
+use marlinspike::select::Selection;
 use marlinspike::w4a8::stored::Description;
 
-use super::load::Reading;
+pub use super::error::Refused;
 use super::names::Kind;
 use super::parallel::Ranks;
-use super::preparation::Preparation;
+pub use super::settings::{Format, Settings};
 use super::verdict;
+use crate::load::Reading;
+use crate::load::preparation::Preparation;
 use crate::model::bind::Bound;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError};
@@ -40,66 +39,6 @@ pub use deal::{RANKS_KEY, copy_runs};
 pub use flashinfer::{FlashinferLayout, key as flashinfer_key};
 pub use part::Part;
 use stack::{StackInfo, cut, stack_plan};
-
-/// The kernel format that comes out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// Marlin's tiles.
-    Marlin,
-    /// Blocks of `nr` columns of the int4 path.
-    Kleidi {
-        /// Columns of a block: 4 or 8.
-        nr: usize,
-    },
-    /// FlashInfer's and CUTLASS's 4-bit experts.
-    Flashinfer {
-        /// The kernel that NVFP4 is for; integers have one alone.
-        backend: Nvfp4Backend,
-    },
-}
-
-impl Format {
-    /// The name that the command line and the converted config have for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Marlin => "marlin",
-            Self::Kleidi { .. } => "kleidiai",
-            Self::Flashinfer { .. } => "flashinfer",
-        }
-    }
-
-    /// The name for people.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Marlin => "Marlin",
-            Self::Kleidi { .. } => "the int4 path of KleidiAI",
-            Self::Flashinfer { .. } => "FlashInfer",
-        }
-    }
-}
-
-/// What a conversion depends on beside the model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// What comes out.
-    pub format: Format,
-    /// Marlin: the model's 16-bit type.
-    pub dtype: ScalarType,
-    /// Marlin: activations inside the product.
-    pub input: InputDtype,
-    /// Tensor parallelism.
-    pub tp: Ranks,
-    /// Expert parallelism.
-    pub ep: Ranks,
-    /// Marlin: the device that the kernel is for.
-    pub device: Capability,
-    /// Whether modules that the format cannot take are copied.
-    pub skip_unsupported: bool,
-    /// Most bytes of a shard; a layer larger than that has one for itself.
-    pub shard_bytes: u64,
-    /// How experts' numbers go into the format.
-    pub preparation: Preparation,
-}
 
 /// A tensor in the kernel's format.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -218,15 +157,6 @@ pub struct ShardPlan {
     pub items: Vec<Item>,
     /// Its `__metadata__`.
     pub metadata: BTreeMap<String, String>,
-}
-
-/// A module that the kernel format cannot take, with every reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// The module, with `w13` or `w2` for experts.
-    pub module: String,
-    /// Why.
-    pub reasons: Vec<String>,
 }
 
 /// What a conversion will do.

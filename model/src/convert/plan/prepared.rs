@@ -9,11 +9,11 @@ use marlinspike::select::Platform;
 
 use super::stack::StackInfo;
 use super::{Format, Settings, StackPlan};
-use crate::convert::load;
 use crate::convert::parallel::Ranks;
+use crate::load;
 use crate::model::bind::Part;
 use crate::model::layers::{Role, Stack};
-use crate::model::{Model, ModelError};
+use crate::model::{Model, ModelError, values};
 
 /// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of
 /// each expert's matrix in the kernel.
@@ -88,7 +88,7 @@ pub(super) fn notes(
             for matrices in &plan.experts {
                 let scale = load::merged(model, matrices, Part::Scale, &plan.k, &plan.n);
                 let scale = scale.map_err(bad)?;
-                let scales = scale.map_or(Ok(Vec::new()), |s| load::floats(&s));
+                let scales = scale.map_or(Ok(Vec::new()), |s| values::floats(&s));
                 let scales = scales.map_err(bad)?;
                 if let Some(bad) = scales.iter().find(|s| !s.is_finite() || **s <= 0.0) {
                     let reason = format!(

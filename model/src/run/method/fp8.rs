@@ -7,11 +7,12 @@ use marlinspike::method::Quantizer;
 use marlinspike::prepare::fp8::{ExpertMatrix, Fp8Experts, Fp8Options, largest_scale};
 use marlinspike::tensor::{DType, Tensor};
 
-use super::load::{Moe, Options};
 use super::matrices::Matrices;
-use crate::convert::load;
+use super::parts::Moe;
+use crate::load;
 use crate::model::Model;
 use crate::model::routing::MoeRouting;
+use crate::run::options::MethodOptions;
 
 /// The layer of these experts, w13's first.
 ///
@@ -22,7 +23,7 @@ pub(super) fn experts(
     stacks: &[Matrices<'_>; 2],
     scheme: &Fp8Scheme,
     routing: MoeRouting,
-    options: Options,
+    options: MethodOptions,
     notes: &mut Vec<String>,
 ) -> Result<Moe> {
     let [w13, w2] = stacks;

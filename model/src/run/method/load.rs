@@ -2,36 +2,24 @@
 
 use marlinspike::checkpoint::nvfp4::W13Scale;
 use marlinspike::config::{ActivationScheme, Scheme};
-use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::prepare::fp8::largest_scale;
-use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
-use serde_json::{Value, json};
 
+use super::fp8;
 use super::matrices::Matrices;
-use super::{ActivationsArg, fp8};
-use crate::convert::error::ConvertError;
-use crate::convert::load;
-use crate::convert::preparation::Preparation;
+use super::parts::{Kind, Moe};
+use crate::load;
+use crate::load::preparation::Preparation;
 use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
+use crate::run::error::RunError;
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
-use crate::run::report::Output;
+use crate::run::options::{Activations, MethodOptions};
+use crate::run::output::{LayerKind, Output};
 use crate::run::routing::RoutingReport;
-
-/// What a layer depends on beside its checkpoint.
-#[derive(Debug, Clone, Copy)]
-pub struct Options {
-    /// How activations enter.
-    pub activations: ActivationsArg,
-    /// NVFP4: whose rule gives the activations' global scales.
-    pub backend: Nvfp4Backend,
-    /// How experts' numbers are prepared.
-    pub preparation: Preparation,
-}
 
 /// A layer that can run.
 #[derive(Debug)]
@@ -45,23 +33,6 @@ pub struct Loaded {
     pub(super) kind: Kind,
 }
 
-/// What runs.
-#[derive(Debug)]
-pub(super) enum Kind {
-    Linear { weight: Box<Weight<'static>>, quantizer: Quantizer },
-    Moe(Box<Moe>),
-}
-
-/// A layer of experts.
-#[derive(Debug)]
-pub(super) struct Moe {
-    pub(super) w13: Vec<Weight<'static>>,
-    pub(super) w2: Vec<Weight<'static>>,
-    pub(super) quantizers: [Quantizer; 2],
-    pub(super) multipliers: Option<Vec<[f32; 2]>>,
-    pub(super) routing: MoeRouting,
-}
-
 impl Loaded {
     /// The layer `module`.
     ///
@@ -71,14 +42,14 @@ impl Loaded {
         model: &Model<'_>,
         layers: &Layers,
         module: &str,
-        options: Options,
-    ) -> anyhow::Result<Self> {
+        options: MethodOptions,
+    ) -> Result<Self, RunError> {
         let stack = |role| layers.stacks.iter().find(|s| s.module == module && s.role == role);
-        let weight_error = |e: Error| anyhow::Error::from(ConvertError::weight(module)(e));
         let mut notes = Vec::new();
         let (format, kind) = if let Some(stack) = stack(Role::Dense) {
             let matrices = Matrices::bind(model, stack)?;
-            let kind = linear(model, &matrices, options, &mut notes).map_err(weight_error)?;
+            let kind =
+                linear(model, &matrices, options, &mut notes).map_err(RunError::weight(module))?;
             (stack.scheme.label(), kind)
         } else {
             let (Some(w13), Some(w2)) = (stack(Role::W13), stack(Role::W2)) else {
@@ -95,7 +66,7 @@ impl Loaded {
             notes.extend(routing.notes.iter().cloned());
             let stacks = [Matrices::bind(model, w13)?, Matrices::bind(model, w2)?];
             let moe = experts(model, module, &stacks, routing, options, &mut notes);
-            (w13.scheme.label(), Kind::Moe(Box::new(moe.map_err(weight_error)?)))
+            (w13.scheme.label(), Kind::Moe(Box::new(moe.map_err(RunError::weight(module))?)))
         };
         Ok(Self { module: module.to_owned(), format, notes, kind })
     }
@@ -190,11 +161,7 @@ impl Loaded {
     ///
     /// # Errors
     /// For logits that cannot be routed.
-    pub(in crate::run) fn routing(
-        &self,
-        inputs: &Inputs<Halves>,
-        check: bool,
-    ) -> Result<Option<RoutingReport>> {
+    pub fn routing(&self, inputs: &Inputs<Halves>, check: bool) -> Result<Option<RoutingReport>> {
         let (Kind::Moe(moe), Routing::Logits(logits)) = (&self.kind, &inputs.routing) else {
             return Ok(None);
         };
@@ -205,43 +172,16 @@ impl Loaded {
         RoutingReport::new(source, rule, routing.tensors(), given, made).map(Some)
     }
 
-    /// Kind, sizes and method, for machines.
-    pub fn describe(&self) -> Value {
+    /// Kind and sizes.
+    pub fn kind(&self) -> LayerKind {
         match &self.kind {
-            Kind::Linear { weight, quantizer } => json!({
-                "kind": "linear",
-                "format": self.format,
-                "size_k": weight.shape().size_k,
-                "size_n": weight.shape().size_n,
-                "activations": quantizer.to_string(),
-            }),
-            Kind::Moe(moe) => json!({
-                "kind": "moe",
-                "format": self.format,
-                "num_experts": moe.w13.len(),
-                "top_k": moe.routing.rule.top_k,
-                "hidden_size": moe.w13[0].shape().size_k,
-                "intermediate_size": moe.w2[0].shape().size_k,
-                "activations": moe.quantizers[0].to_string(),
-            }),
-        }
-    }
-
-    /// The same for people.
-    pub fn summary(&self) -> String {
-        match &self.kind {
-            Kind::Linear { weight, quantizer } => {
-                format!("{}, {}, activations {quantizer}", self.format, weight.shape())
-            }
-            Kind::Moe(moe) => format!(
-                "{}, {} experts, top {}, H {}, I {}, activations {}",
-                self.format,
-                moe.w13.len(),
-                moe.routing.rule.top_k,
-                moe.w13[0].shape().size_k,
-                moe.w2[0].shape().size_k,
-                moe.quantizers[0],
-            ),
+            Kind::Linear { weight, .. } => LayerKind::Linear(weight.shape()),
+            Kind::Moe(moe) => LayerKind::Moe {
+                num_experts: moe.w13.len(),
+                top_k: moe.routing.rule.top_k,
+                hidden_size: moe.w13[0].shape().size_k,
+                intermediate_size: moe.w2[0].shape().size_k,
+            },
         }
     }
 }
@@ -249,13 +189,13 @@ impl Loaded {
 /// What the scheme's activations are, where they are no numbers of the file.
 pub(super) fn dynamic(
     scheme: &Scheme,
-    how: ActivationsArg,
+    how: Activations,
     is_moe: bool,
 ) -> Result<Option<Quantizer>> {
-    if how == ActivationsArg::None {
+    if how == Activations::SixteenBit {
         return Ok(Some(Quantizer::None));
     }
-    if how == ActivationsArg::Mxfp8 {
+    if how == Activations::Mxfp8 {
         return match scheme {
             Scheme::Mxfp8 { .. } => Ok(Some(Quantizer::Mxfp8)),
             other => Err(Error::unsupported(
@@ -288,7 +228,7 @@ pub(super) fn dynamic(
 fn linear(
     model: &Model<'_>,
     matrices: &Matrices<'_>,
-    options: Options,
+    options: MethodOptions,
     notes: &mut Vec<String>,
 ) -> Result<Kind> {
     let mut weights = matrices.weights(model, options.preparation)?;
@@ -320,7 +260,7 @@ fn experts(
     module: &str,
     stacks: &[Matrices<'_>; 2],
     routing: MoeRouting,
-    options: Options,
+    options: MethodOptions,
     notes: &mut Vec<String>,
 ) -> Result<Moe> {
     let scheme = stacks[0].scheme;

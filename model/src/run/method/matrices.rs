@@ -7,11 +7,11 @@ use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use rayon::prelude::*;
 
-use crate::convert::load::{self, Reading};
-use crate::convert::preparation::Preparation;
+use crate::load::preparation::Preparation;
+use crate::load::{self, Reading};
 use crate::model::bind::{self, Bound, Part};
 use crate::model::layers::Stack;
-use crate::model::{Model, ModelError};
+use crate::model::{Model, ModelError, values};
 
 /// A stack with the tensors of its experts.
 pub(super) struct Matrices<'s> {
@@ -80,7 +80,7 @@ impl<'s> Matrices<'s> {
 
     /// `part` of every expert, `[experts, values]`, widened to f32.
     fn floats(&self, model: &Model<'_>, part: Part) -> Result<Vec<Vec<f32>>> {
-        (0..self.experts.len()).map(|e| load::floats(&self.part(model, e, part)?)).collect()
+        (0..self.experts.len()).map(|e| values::floats(&self.part(model, e, part)?)).collect()
     }
 
     /// The activations' scales of each expert's matrices, as multipliers.
@@ -92,7 +92,7 @@ impl<'s> Matrices<'s> {
                     nvfp4::multipliers(&tensor, load::global_scale(*container))
                 }
                 _ => {
-                    let values = load::floats(&tensor)?;
+                    let values = values::floats(&tensor)?;
                     self.expect_shared(e, &values)?;
                     match values.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
                         Some(i) => {

@@ -15,13 +15,14 @@ use marlinspike::{Error, Result};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::ActivationsArg;
-use super::load::{Kind, Loaded, Moe, dynamic};
-use crate::convert::error::ConvertError;
+use super::load::{Loaded, dynamic};
+use super::parts::{Kind, Moe};
 use crate::convert::plan::FlashinferLayout;
 use crate::model::layers::Role;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};
+use crate::run::error::RunError;
+use crate::run::options::Activations;
 
 /// The `marlinspike` section of a converted folder's config, if it is for Marlin or FlashInfer.
 pub fn section<'m>(model: &'m Model<'_>) -> Option<&'m Value> {
@@ -165,7 +166,7 @@ impl<'m> Entry<'m> {
     /// One f32 of each expert.
     fn floats(&self, role: &str, experts: usize) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = self.tensor(role)? else { return Ok(None) };
-        let values = crate::convert::load::floats(&tensor)?;
+        let values = crate::model::values::floats(&tensor)?;
         match values.len() == experts {
             true => Ok(Some(values)),
             false => Err(Error::shape(tensor.name(), tensor.shape(), format!("[{experts}]"))),
@@ -289,7 +290,7 @@ fn quantized_by_checkpoint(section: &Value, module: &str) -> Option<String> {
     };
     let quantizer = |name: &String| {
         let scheme = source.scheme_for(name).ok()?;
-        match dynamic(&scheme, ActivationsArg::Auto, is_moe) {
+        match dynamic(&scheme, Activations::Checkpoint, is_moe) {
             Ok(Some(Quantizer::None)) | Err(_) => None,
             Ok(Some(quantizer)) => Some(quantizer.to_string()),
             Ok(None) => Some("static scales".to_owned()),
@@ -306,8 +307,8 @@ fn quantized_by_checkpoint(section: &Value, module: &str) -> Option<String> {
 ///
 /// # Errors
 /// For a part of several ranks, whose output would be no layer's; [`ModelError`] and
-/// [`ConvertError`] naming the key or tensor that does not fit.
-pub fn load(model: &Model<'_>, section: &Value, module: &str) -> anyhow::Result<Loaded> {
+/// [`RunError`] naming the key or tensor that does not fit.
+pub fn load(model: &Model<'_>, section: &Value, module: &str) -> Result<Loaded, RunError> {
     for key in ["tp_size", "ep_size"] {
         if section[key].as_u64().is_some_and(|ranks| ranks != 1) {
             let reason =
@@ -315,7 +316,7 @@ pub fn load(model: &Model<'_>, section: &Value, module: &str) -> anyhow::Result<
             return Err(ModelError::module(module, reason).into());
         }
     }
-    let wrong = |e: Error| anyhow::Error::from(ConvertError::weight(module)(e));
+    let wrong = |e: Error| RunError::weight(module)(e);
     let find = |role| Entry::find(model, section, module, role);
     let mut notes: Vec<String> = quantized_by_checkpoint(section, module).into_iter().collect();
     let (format, kind) = match is_moe(section, module) {

@@ -284,7 +284,6 @@ pub fn modules() -> Vec<(String, String, Shape)> {
 
 /// Writes a model of two shards to `dir`; the weights by module.
 pub fn write_model(format: Format, dir: &Path) -> BTreeMap<String, Weight<'static>> {
-    fs::create_dir_all(dir).unwrap();
     let mut weights = BTreeMap::new();
     let mut tensors = Vec::new();
     for (name, family, shape) in modules() {
@@ -292,39 +291,37 @@ pub fn write_model(format: Format, dir: &Path) -> BTreeMap<String, Weight<'stati
         tensors.extend(format.tensors(&w));
         weights.insert(name, w);
     }
-    let norm = vec![0x3c00u16; HIDDEN];
-    tensors.push(Tensor::from_vec("model.norm.weight", DType::BF16, vec![HIDDEN], norm).unwrap());
     let config = json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16",
         "num_key_value_heads": 4, "num_experts_per_tok": 2, "norm_topk_prob": true,
         "quantization_config": format.quant_config()});
-    fs::write(dir.join("config.json"), config.to_string()).unwrap();
-    fs::write(dir.join("tokenizer.json"), b"{}").unwrap();
-    let mut map = BTreeMap::new();
-    let half = tensors.len() / 2;
-    for (i, part) in tensors.chunks(half + 1).enumerate() {
-        let file = format!("model-{:05}-of-00002.safetensors", i + 1);
-        let bytes = write_container(part, &BTreeMap::new(), Vec::new()).unwrap();
-        fs::write(dir.join(&file), bytes).unwrap();
-        map.extend(part.iter().map(|t| (t.name().to_owned(), file.clone())));
-    }
-    let index = json!({"metadata": {}, "weight_map": map});
-    fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    write_folder(dir, HIDDEN, tensors, &config, b"{}");
     weights
 }
 
 /// Writes a model of `layers` small dense layers in two shards to `dir`.
 pub fn write_tiny(format: Format, dir: &Path, layers: usize) {
-    fs::create_dir_all(dir).unwrap();
     let mut tensors = Vec::new();
     for layer in 0..layers {
         let name = format!("model.layers.{layer}.self_attn.q_proj");
         tensors.extend(format.tensors(&format.weight(&name, &name, Shape::new(128, 64))));
     }
-    let norm = vec![0x3c00u16; 128];
-    tensors.push(Tensor::from_vec("model.norm.weight", DType::BF16, vec![128], norm).unwrap());
     let config = json!({"dtype": "bfloat16", "quantization_config": format.quant_config()});
+    write_folder(dir, 128, tensors, &config, b"{\"tokens\": []}");
+}
+
+/// Writes `tensors` and a norm of `hidden` values in two shards, an index, config and tokenizer.
+fn write_folder(
+    dir: &Path,
+    hidden: usize,
+    mut tensors: Vec<Tensor<'static>>,
+    config: &Value,
+    tokenizer: &[u8],
+) {
+    fs::create_dir_all(dir).unwrap();
+    let norm = vec![0x3c00u16; hidden];
+    tensors.push(Tensor::from_vec("model.norm.weight", DType::BF16, vec![hidden], norm).unwrap());
     fs::write(dir.join("config.json"), config.to_string()).unwrap();
-    fs::write(dir.join("tokenizer.json"), b"{\"tokens\": []}").unwrap();
+    fs::write(dir.join("tokenizer.json"), tokenizer).unwrap();
     let mut map = BTreeMap::new();
     let half = tensors.len() / 2;
     for (i, part) in tensors.chunks(half + 1).enumerate() {

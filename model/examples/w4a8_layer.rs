@@ -1,10 +1,10 @@
 //! Runs an int4 layer from a checkpoint: mapped where it is packed, packed first where it is not.
 //!
-//! `cargo run --release -p marlinspike-cli --example w4a8_layer -- [CHECKPOINT [LAYER [TOKENS]]]`
+//! `cargo run --release -p marlinspike-model --example w4a8_layer -- [CHECKPOINT [LAYER [TOKENS]]]`
 //!
 //! CHECKPOINT is a folder that `marlinspike convert --to kleidiai` has written, one of its files, or
 //! an original checkpoint of int4 weights (default: a small one of the repository). The same digest
-//! comes out on every CPU: `scripts/aarch64 run --release -p marlinspike-cli --example w4a8_layer`
+//! comes out on every CPU: `scripts/aarch64 run --release -p marlinspike-model --example w4a8_layer`
 //! runs it for Arm under qemu.
 
 use std::path::PathBuf;
@@ -12,10 +12,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use marlinspike::case::ActivationRounding;
+use marlinspike::scalar::ScalarType;
 use marlinspike::w4a8;
-use marlinspike_cli::run::DtypeArg;
-use marlinspike_cli::run::input::Inputs;
-use marlinspike_cli::run::layer::{Opened, Options};
+use marlinspike_model::run::input::Inputs;
+use marlinspike_model::run::layer::{LoadOptions, Opened};
 use sha2::{Digest as _, Sha256};
 
 fn main() -> Result<()> {
@@ -32,10 +32,11 @@ fn main() -> Result<()> {
     let kernel_name = kernel.name();
     let rounding = ActivationRounding::HalfAway;
     let begun = Instant::now();
-    let loaded = opened.load(Options { layer: name.as_deref(), rounding, kernel, pool: &pool })?;
+    let loaded =
+        opened.load(LoadOptions { layer: name.as_deref(), rounding, kernel, pool: &pool })?;
     println!("{}: loaded in {:.2?}", loaded.module, begun.elapsed());
 
-    let inputs = Inputs::seeded(1, tokens, DtypeArg::Float32, loaded.layer.sizes())?;
+    let inputs = Inputs::seeded(1, tokens, ScalarType::FLOAT32, loaded.layer.sizes())?;
     let mut y = loaded.layer.output(&inputs)?;
     let begun = Instant::now();
     pool.install(|| loaded.layer.runner(&inputs)(&mut y))?;

@@ -1,20 +1,15 @@
-//! What `run` says.
+//! What a run gives.
 
-use std::collections::BTreeMap;
-
-use marlinspike::container::write_container;
+use marlinspike::dims::Shape;
 use marlinspike::moe::families::Differences;
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::w4a8::Values;
 use marlinspike::{Error, Result};
-use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::origin::Partial;
 use super::routing::RoutingReport;
-use crate::model::routing::summary;
-use crate::style::printable;
 
 /// Rows of a result, as bits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +31,7 @@ impl Output {
     }
 
     /// `y` of the int4 path.
-    pub(super) fn values(y: &Values, size_n: usize) -> Self {
+    pub fn values(y: &Values, size_n: usize) -> Self {
         match y {
             Values::Bf16(v) => Self::halves("y", y.ty(), size_n, v),
             Values::F32(v) => {
@@ -51,7 +46,8 @@ impl Output {
         self.ty.storage_bits() as usize / 8
     }
 
-    fn shape(&self) -> [usize; 2] {
+    /// Rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
         [self.bytes.len() / self.width() / self.size_n.max(1), self.size_n]
     }
 
@@ -62,11 +58,16 @@ impl Output {
             .map(|b| b.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte)))
     }
 
-    fn digest(&self) -> String {
+    /// SHA-256 of the bytes, in hexadecimal.
+    pub fn digest(&self) -> String {
         Sha256::digest(&self.bytes).iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    fn tensor(&self) -> Result<Tensor<'_>> {
+    /// The output as a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for numbers of other than 16 or 32 bits.
+    pub fn tensor(&self) -> Result<Tensor<'_>> {
         let dtype = match self.ty {
             ScalarType::FLOAT32 => DType::F32,
             ScalarType::FLOAT16 => DType::F16,
@@ -79,18 +80,18 @@ impl Output {
 
 /// Output and definition, side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Check {
+pub struct Check {
     /// Values that differ in a bit.
-    pub(super) mismatches: usize,
+    pub mismatches: usize,
     /// The first of them: token and column, bits found and expected.
-    pub(super) first: Option<([usize; 2], u32, u32)>,
+    pub first: Option<([usize; 2], u32, u32)>,
     /// Of a layer whose stages were compared: the first that differs, or the last.
-    pub(super) stage: Option<&'static str>,
+    pub stage: Option<&'static str>,
 }
 
 impl Check {
     /// Compares two results of one shape.
-    pub(super) fn of(found: &Output, expected: &Output) -> Self {
+    pub fn of(found: &Output, expected: &Output) -> Self {
         let pairs = found.bits().zip(expected.bits()).enumerate();
         let mut differing = pairs.filter(|(_, (a, b))| a != b).peekable();
         let size_n = found.size_n.max(1);
@@ -100,7 +101,7 @@ impl Check {
     }
 
     /// Compares stage by stage and stops at the first that differs.
-    pub(super) fn of_stages(found: &[Output], expected: &[Output]) -> Self {
+    pub fn of_stages(found: &[Output], expected: &[Output]) -> Self {
         let checks = found.iter().zip(expected).map(|(a, b)| {
             let stage = (found.len() > 1).then_some(a.name);
             Self { stage, ..Self::of(a, b) }
@@ -116,122 +117,77 @@ impl Check {
     }
 }
 
-/// A run that is over.
-pub(super) struct Report<'r> {
-    pub(super) module: &'r str,
+/// Kind and sizes of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Experts.
+    Moe {
+        /// Experts of all ranks.
+        num_experts: usize,
+        /// Experts for each token.
+        top_k: usize,
+        /// K of w13 and N of w2.
+        hidden_size: usize,
+        /// K of w2.
+        intermediate_size: usize,
+    },
+    /// One matrix.
+    Linear(Shape),
+}
+
+/// How a layer outside the int4 path is computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Method {
+    /// How its weights are stored.
+    pub format: String,
+    /// How activations enter the products.
+    pub activations: String,
+    /// How products are added up.
+    pub arithmetic: &'static str,
+}
+
+/// A layer that ran.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Run {
+    /// Its module.
+    pub module: String,
     /// Whether the layer was packed in its file.
-    pub(super) packed: bool,
-    /// What is to be said of where it came from.
-    pub(super) source: &'static str,
-    /// Kind and sizes, for machines.
-    pub(super) sizes: serde_json::Value,
-    /// The same for people.
-    pub(super) summary: String,
-    pub(super) y: &'r Output,
-    pub(super) kernel: &'static str,
-    pub(super) threads: usize,
-    pub(super) seconds: f64,
-    pub(super) check: Option<Check>,
-    /// What the check compared with.
-    pub(super) checked_by: &'static str,
-    pub(super) notes: &'r [String],
+    pub packed: bool,
+    /// Kind and sizes.
+    pub kind: LayerKind,
+    /// Absent on the int4 path.
+    pub method: Option<Method>,
+    /// `y`, after the stages of experts that do not take the int4 path.
+    pub outputs: Vec<Output>,
+    /// What multiplied.
+    pub kernel: &'static str,
+    /// Worker threads.
+    pub threads: usize,
+    /// The shortest time of a run.
+    pub seconds: f64,
+    /// The comparison with the definition, where it was asked for.
+    pub check: Option<Check>,
+    /// What is to be said of its preparation and routing.
+    pub notes: Vec<String>,
     /// Of experts whose inputs are router logits.
-    pub(super) routing: Option<RoutingReport>,
+    pub routing: Option<RoutingReport>,
     /// Present where the layer is one rank's part.
-    pub(super) partial: Option<&'r Partial>,
+    pub partial: Option<Partial>,
     /// How it was computed, and whether the checkpoint's method does otherwise.
-    pub(super) arithmetic: String,
+    pub arithmetic: String,
 }
 
-/// Outputs as a safetensors file.
-pub(super) fn container(outputs: &[Output]) -> anyhow::Result<Vec<u8>> {
-    let tensors = outputs.iter().map(Output::tensor).collect::<Result<Vec<_>>>()?;
-    Ok(write_container(&tensors, &BTreeMap::new(), Vec::new())?)
-}
+impl Run {
+    /// The layer's output.
+    pub fn y(&self) -> &Output {
+        &self.outputs[self.outputs.len() - 1]
+    }
 
-impl Report<'_> {
-    /// Whether nothing differs.
-    pub(super) fn is_equal(&self) -> bool {
+    /// Whether nothing that was compared differs.
+    pub fn is_equal(&self) -> bool {
         let routing = self.routing.as_ref().and_then(|r| r.differences.as_ref());
         self.check.is_none_or(|c| c.mismatches == 0) && routing.is_none_or(Differences::is_empty)
-    }
-
-    /// One JSON object on one line.
-    pub(super) fn json(&self) -> String {
-        let check = self.check.map(|c| {
-            let first = c.first.map(|(at, found, expected)| {
-                json!({"index": at, "found": format!("{found:#x}"), "expected": format!("{expected:#x}")})
-            });
-            let mut check = json!({"mismatches": c.mismatches, "first": first});
-            if let Some(stage) = c.stage {
-                check["stage"] = json!(stage);
-            }
-            check
-        });
-        let mut value = json!({
-            "layer": self.module,
-            "source": if self.packed { "packed" } else { "checkpoint" },
-            "sizes": self.sizes,
-            "dtype": self.y.ty.name(),
-            "shape": self.y.shape(),
-            "sha256": self.y.digest(),
-            "kernel": self.kernel,
-            "threads": self.threads,
-            "seconds": self.seconds,
-            "check": check,
-            "arithmetic": self.arithmetic,
-            "routing": self.routing.as_ref().map(RoutingReport::json),
-            "partial": self.partial.map(Partial::as_json),
-        });
-        if !self.notes.is_empty() {
-            value["notes"] = json!(self.notes);
-        }
-        format!("{value}\n")
-    }
-
-    /// Lines for people.
-    pub(super) fn text(&self) -> String {
-        let [tokens, size_n] = self.y.shape();
-        let threads = if self.threads == 1 { "thread" } else { "threads" };
-        let mut text =
-            format!("{}: {}{}\n", printable(self.module), printable(&self.summary), self.source,);
-        if let Some(partial) = self.partial {
-            text.push_str(&format!("{}\n", partial.line()));
-        }
-        if let Some(routing) = &self.routing {
-            text.push_str(&format!("{}\n", printable(&summary(&routing.source, &routing.rule))));
-        }
-        text.push_str(&format!("arithmetic: {}\n", printable(&self.arithmetic)));
-        for note in self.notes {
-            text.push_str(&format!("{}\n", printable(note)));
-        }
-        text.push_str(&format!(
-            "y [{tokens}, {size_n}] {}, sha256 {}\n{:.3} ms with {} on {} {threads}\n",
-            self.y.ty,
-            self.y.digest(),
-            self.seconds * 1e3,
-            self.kernel,
-            self.threads,
-        ));
-        if let Some(line) = self.routing.as_ref().and_then(RoutingReport::line) {
-            text.push_str(&format!("{}\n", printable(&line)));
-        }
-        match self.check {
-            None => {}
-            Some(Check { first: Some(([m, n], found, expected)), mismatches, stage }) => {
-                let of = stage.map_or(String::new(), |s| format!(" of {s}"));
-                text.push_str(&format!(
-                    "DIFFERENT: {mismatches} values{of}; first at [{m}, {n}]: found {found:#x}, expected {expected:#x}\n"
-                ));
-            }
-            Some(Check { mismatches: 0, .. }) => {
-                text.push_str(&format!("equal to {}, every bit\n", self.checked_by));
-            }
-            Some(Check { mismatches, .. }) => {
-                text.push_str(&format!("DIFFERENT: {mismatches} values too many or too few\n"));
-            }
-        }
-        text
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use marlinspike::vectors::Rng;
-use marlinspike_cli::fuzz;
+use marlinspike_model::fuzz;
 use marlinspike_proptests::fuzz::mutate::mutate;
 
 fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
@@ -26,7 +26,8 @@ fn input(data: &[u8]) -> Result<(), String> {
 }
 
 fn model(data: &[u8]) -> Result<(), String> {
-    fuzz::model(data).map_err(|e| format!("{e:#}"))
+    let temp = tempfile::tempdir().unwrap();
+    fuzz::model(data, temp.path()).map_err(|e| e.to_string())
 }
 
 type Door = fn(&[u8]) -> Result<(), String>;

@@ -7,7 +7,7 @@ use std::fs;
 
 use common::{Format, write_model};
 use marlinspike::container::IndexError;
-use marlinspike_cli::model::{Model, ModelError, ModelFiles};
+use marlinspike_model::model::{Model, ModelError, ModelFiles};
 
 #[test]
 fn hostile_indexes_give_their_named_error() {

@@ -6,13 +6,14 @@ use std::path::Path;
 use marlinspike::layout::marlin::InputDtype;
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::Capability;
-use marlinspike_cli::convert::error::ConvertError;
-use marlinspike_cli::convert::execute::{Execution, MEMORY};
-use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::{Format, Settings};
-use marlinspike_cli::convert::preparation::Preparation;
-use marlinspike_cli::convert::{Summary, convert};
-use marlinspike_cli::model::{Model, ModelFiles};
+use marlinspike_model::convert::error::ConvertError;
+use marlinspike_model::convert::execute::{Execution, MEMORY};
+use marlinspike_model::convert::io::Disk;
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::plan::{Format, Settings};
+use marlinspike_model::convert::{Output, Summary, convert_model};
+use marlinspike_model::load::preparation::Preparation;
+use marlinspike_model::model::{Model, ModelFiles};
 
 pub const EXECUTION: Execution =
     Execution { threads: NonZero::new(2).unwrap(), memory: MEMORY, stop_after: None };
@@ -39,7 +40,11 @@ pub fn run_with(
 ) -> Result<Summary, ConvertError> {
     let files = ModelFiles::open(model)?;
     let model = Model::new(&files)?;
-    convert(&model, out, settings, execution, false, true)
+    convert_model(&model, folder(out, false), settings, execution, &())
+}
+
+pub fn folder(dir: &Path, force: bool) -> Output<'_> {
+    Output { storage: &Disk, dir, force }
 }
 
 pub fn run(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, ConvertError> {

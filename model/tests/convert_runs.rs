@@ -13,12 +13,12 @@ use common::runs::{EXECUTION, golden, run, run_with, settings};
 use common::{Converted, Format, files, write_model};
 use marlinspike::container::Container;
 use marlinspike::layout::marlin::InputDtype;
-use marlinspike_cli::convert::error::ConvertError;
-use marlinspike_cli::convert::execute::Execution;
-use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::{Plan, Settings};
-use marlinspike_cli::model::layers::Layers;
-use marlinspike_cli::model::{Model, ModelFiles};
+use marlinspike_model::convert::error::ConvertError;
+use marlinspike_model::convert::execute::Execution;
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::plan::{Plan, Settings};
+use marlinspike_model::model::layers::Layers;
+use marlinspike_model::model::{Model, ModelFiles};
 
 #[test]
 fn a_stopped_run_leaves_whole_files_and_the_next_one_continues() {

@@ -9,29 +9,29 @@ use std::num::NonZero;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::Container;
 use marlinspike::dims::GroupSize;
 use marlinspike::layout::kleidi::PackedStack;
-use marlinspike::layout::marlin::InputDtype;
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Mode, MoeLayer};
 use marlinspike::w4a8::stored::MoeDescription;
 use marlinspike::w4a8::{Values, fastest};
-use marlinspike::{Error, Result};
 
-use crate::convert::convert;
 use crate::convert::error::ConvertError;
-use crate::convert::execute::{Execution, MEMORY};
+use crate::convert::io::Disk;
 use crate::convert::parallel::Ranks;
-use crate::convert::plan::{Format, Plan, Settings};
-use crate::convert::preparation::Preparation;
+use crate::convert::plan::Plan;
+use crate::convert::settings::{Execution, Format, Settings};
+use crate::convert::{Output, Summary, convert_model};
 use crate::model::layers::Layers;
-use crate::model::{Model, ModelFiles};
+use crate::model::{Model, ModelError, ModelFiles};
+use crate::run::error::RunError;
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
-use crate::run::layer::{Layer, Opened, Options};
+use crate::run::layer::{Layer, LoadOptions, Opened};
 
 /// K of the layer that runs on a fuzzer's activations.
 const SIZE_K: usize = 32;
@@ -39,7 +39,7 @@ const SIZE_K: usize = 32;
 const EXPERTS: usize = 4;
 
 /// A small layer with arbitrary codes and finite scales.
-fn small_layer() -> Result<Layer<'static>> {
+fn small_layer() -> marlinspike::Result<Layer<'static>> {
     let described = MoeDescription {
         hidden_size: SIZE_K,
         intermediate_size: 32,
@@ -71,8 +71,8 @@ fn small_layer() -> Result<Layer<'static>> {
 ///
 /// # Errors
 /// The container's, that of the activations of experts, or the layer's.
-pub fn input(data: &[u8]) -> Result<()> {
-    static LAYER: LazyLock<Result<Layer<'static>>> = LazyLock::new(small_layer);
+pub fn input(data: &[u8]) -> marlinspike::Result<()> {
+    static LAYER: LazyLock<marlinspike::Result<Layer<'static>>> = LazyLock::new(small_layer);
     let file = Container::parse(data)?;
     let sizes = |num_experts| Sizes { size_k: SIZE_K, num_experts };
     let halves = Inputs::<Halves>::of(&file, sizes(Some(EXPERTS)));
@@ -138,29 +138,30 @@ pub fn unpack(data: &[u8], folder: &Path) -> std::io::Result<()> {
 
 fn settings(format: Format, ranks: usize) -> Settings {
     Settings {
-        format,
-        dtype: ScalarType::BFLOAT16,
-        input: InputDtype::Model,
         tp: Ranks { size: ranks, rank: ranks - 1 },
-        ep: Ranks::ONE,
         device: Capability::cuda(9, 0),
-        skip_unsupported: true,
         shard_bytes: 1 << 20,
-        preparation: Preparation::UPSTREAM,
+        ..Settings::new(format)
     }
 }
 
-/// A model folder ([`unpack`]): planned for every format and two ranks, converted, and its first int4
+fn convert(model: &Model<'_>, dir: &Path, settings: &Settings) -> Result<Summary, ConvertError> {
+    let output = Output { storage: &Disk, dir, force: false };
+    let execution = Execution { threads: NonZero::<usize>::MIN, ..Execution::default() };
+    convert_model(model, output, settings, execution, &())
+}
+
+/// A model folder ([`unpack`], into the empty folder `temp`): planned for every format and two ranks, converted, and its first int4
 /// layer run. What converts is complete when it is converted again; a layer that runs has the
 /// definition's bits.
 ///
 /// # Errors
 /// The folder's, the plan's, or the first conversion's.
-pub fn model(data: &[u8]) -> anyhow::Result<()> {
-    let temp = tempfile::tempdir()?;
-    let folder = temp.path().join("model");
-    fs::create_dir(&folder)?;
-    unpack(data, &folder)?;
+pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
+    let folder = temp.join("model");
+    let io = |source| ModelError::Io { path: folder.clone(), source };
+    fs::create_dir(&folder).map_err(io)?;
+    unpack(data, &folder).map_err(io)?;
     let files = ModelFiles::open(&folder)?;
     let model = Model::new(&files)?;
     let layers = Layers::group(&model)?;
@@ -175,37 +176,37 @@ pub fn model(data: &[u8]) -> anyhow::Result<()> {
             assert!(items.clone().all(|i| i.spec.byte_len().is_some()));
         }
     }
-    let execution = Execution { threads: NonZero::<usize>::MIN, memory: MEMORY, stop_after: None };
     for (format, name) in [(Format::Marlin, "marlin"), (kleidi, "kleidi")] {
-        let (settings, out) = (settings(format, 1), temp.path().join(name));
-        let done = match convert(&model, &out, &settings, execution, false, true) {
+        let (settings, out) = (settings(format, 1), temp.join(name));
+        let done = match convert(&model, &out, &settings) {
             Err(ConvertError::NothingConverted { .. }) => continue,
-            done => done?,
+            done => done.map_err(RunError::Refused)?,
         };
         assert!(!done.already_complete);
         // A folder that nothing was converted for does not say whose it is.
         if done.converted > 0 {
-            let again = convert(&model, &out, &settings, execution, false, true)?;
+            let again = convert(&model, &out, &settings).map_err(RunError::Refused)?;
             assert!(again.already_complete);
         }
         Model::new(&ModelFiles::open(&out)?)?;
     }
     runs(&folder)?;
-    let packed = temp.path().join("kleidi");
+    let packed = temp.join("kleidi");
     if packed.join("config.json").exists() { runs(&packed) } else { Ok(()) }
 }
 
 /// The first int4 layer of a model, if there is one, on two tokens.
-fn runs(folder: &Path) -> anyhow::Result<()> {
+fn runs(folder: &Path) -> Result<(), RunError> {
     let opened = Opened::open(folder, None)?;
     if opened.modules()?.is_empty() {
         return Ok(());
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let pool = pool.map_err(|e| RunError::Threads { reason: e.to_string() })?;
     let rounding = ActivationRounding::HalfAway;
-    let loaded = opened.load(Options { layer: None, rounding, kernel: fastest(), pool: &pool })?;
-    let inputs: Inputs<Values> =
-        Inputs::seeded(1, 2, crate::run::DtypeArg::Float32, loaded.layer.sizes())?;
+    let loaded =
+        opened.load(LoadOptions { layer: None, rounding, kernel: fastest(), pool: &pool })?;
+    let inputs: Inputs<Values> = Inputs::seeded(1, 2, ScalarType::FLOAT32, loaded.layer.sizes())?;
     let mut y = loaded.layer.output(&inputs)?;
     pool.install(|| loaded.layer.runner(&inputs)(&mut y))?;
     let expected = loaded.layer.definition(&inputs)?;

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use marlinspike_cli::convert::io::{FileStat, Locked, Storage, StorageLock, StoredFile};
+use marlinspike_model::convert::io::{FileStat, Locked, Storage, StorageLock, StoredFile};
 
 use super::Noise;
 

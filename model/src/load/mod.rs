@@ -1,10 +1,11 @@
 //! From the files' tensors to the hub's [`Weight`]: slice, put gate and up side by side, unpack.
 
+pub mod preparation;
+pub mod slice;
+
 use std::ops::Range;
 
-use marlinspike::checkpoint::{
-    awq, compressed_tensors, float_type, fp8, gptq, mxfp4, mxfp8, nvfp4,
-};
+use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
 use marlinspike::config::{
     CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
@@ -12,13 +13,14 @@ use marlinspike::dims::GroupSize;
 use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
 use marlinspike::scalar::{ScalarType, e8m0_to_f32};
 use marlinspike::tensor::{DType, Tensor};
-use marlinspike::weight::{Groups, Table, Weight};
+use marlinspike::weight::{Groups, Weight};
 use marlinspike::{Error, Result};
 
-use super::preparation::Preparation;
-use super::slice::{concat, slice};
 use crate::model::Model;
 use crate::model::bind::{Axis, Bound, Found, Part};
+use crate::model::values::{floats, line};
+use preparation::Preparation;
+use slice::{concat, slice};
 
 /// How the matrices of a stack are read.
 #[derive(Debug, Clone, Copy)]
@@ -72,15 +74,6 @@ fn read<'m>(
     let shape = part.shape()[1..].to_vec();
     let (name, dtype) = (part.name().to_owned(), part.dtype());
     Tensor::new(name, dtype, shape, part.into_bytes())
-}
-
-/// A scalar as a tensor of one element, so that several can be put side by side.
-fn line(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
-    if !tensor.shape().is_empty() {
-        return Ok(tensor);
-    }
-    let (name, dtype) = (tensor.name().to_owned(), tensor.dtype());
-    Tensor::new(name, dtype, vec![1], tensor.into_bytes())
 }
 
 /// The columns of each of a stack's matrices that `columns` of the rank's matrix are; the rank has
@@ -285,20 +278,6 @@ pub fn w13_scales(
     let name = format!("{module}.w13_weight_global_scale");
     let tensor = Tensor::from_vec(name, DType::F32, vec![experts.len(), 2], values)?;
     nvfp4::w13_global_scales(&tensor, global_scale(container), policy)
-}
-
-/// The real numbers of a tensor of any floating-point type, as f32.
-///
-/// # Errors
-/// [`Error::Dtype`] for another type.
-pub fn floats(tensor: &Tensor<'_>) -> Result<Vec<f32>> {
-    let Some(ty) = float_type(tensor.dtype()) else {
-        return Err(Error::dtype(tensor.name(), tensor.dtype(), "a floating-point type"));
-    };
-    Ok(Table::from_tensor(&line(tensor.clone())?, ty)?
-        .iter_bits()
-        .map(|b| ty.to_f64(b) as f32)
-        .collect())
 }
 
 /// Codes `[sum of widths, K]` requantized to the largest of the shards' scales, and that scale.

@@ -16,10 +16,10 @@ use marlinspike::layout::kleidi::{Columns, NR, RhsLayout};
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::w4a8::stored::MoeDescription;
 use marlinspike::weight::Weight;
-use marlinspike_cli::convert::error::ConvertError;
-use marlinspike_cli::convert::execute::Execution;
-use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::{self, Settings};
+use marlinspike_model::convert::error::ConvertError;
+use marlinspike_model::convert::execute::Execution;
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::plan::{self, Settings};
 use serde_json::{Value, json};
 
 fn kleidi(nr: usize) -> Settings {

@@ -13,14 +13,18 @@ use std::path::{Path, PathBuf};
 use common::memory::{Fault, MemoryDisk, Power};
 use common::runs::settings;
 use common::{Format, write_tiny};
-use marlinspike_cli::convert::error::ConvertError;
-use marlinspike_cli::convert::execute::{Execution, MEMORY};
-use marlinspike_cli::convert::manifest::{MANIFEST, PROGRESS};
-use marlinspike_cli::convert::plan::Settings;
-use marlinspike_cli::convert::{Summary, convert_to, verify};
-use marlinspike_cli::model::{Model, ModelFiles};
+use marlinspike_model::convert::error::ConvertError;
+use marlinspike_model::convert::execute::{Execution, MEMORY};
+use marlinspike_model::convert::manifest::{MANIFEST, PROGRESS};
+use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::{Output, Summary, convert_model, verify};
+use marlinspike_model::model::{Model, ModelFiles};
 
 const OUT: &str = "/out";
+fn output(disk: &MemoryDisk, force: bool) -> Output<'_> {
+    Output { storage: disk, dir: Path::new(OUT), force }
+}
+
 const EXECUTION: Execution =
     Execution { threads: NonZero::<usize>::MIN, memory: MEMORY, stop_after: None };
 
@@ -64,7 +68,7 @@ impl World {
     ) -> Result<Summary, ConvertError> {
         let files = ModelFiles::open(&self.model)?;
         let model = Model::new(&files)?;
-        convert_to(disk, &model, Path::new(OUT), settings, EXECUTION, force, true)
+        convert_model(&model, output(disk, force), settings, EXECUTION, &())
     }
 
     /// Number of calls of a run from this disk.
@@ -82,7 +86,7 @@ impl World {
         if !contents.contains_key(MANIFEST) {
             return;
         }
-        let found = verify::verify(disk, Path::new(OUT), None).unwrap();
+        let found = verify::verify_in(disk, Path::new(OUT), None).unwrap();
         assert_eq!(found.damaged, [], "{context}");
         let has = |right: &Contents| right.iter().all(|(name, bytes)| contents[name] == *bytes);
         let manifest = &contents[MANIFEST];
@@ -213,8 +217,7 @@ fn damaged_files_are_written_again_whether_the_conversion_was_finished_or_not() 
         let files = ModelFiles::open(&world.model).unwrap();
         let model = Model::new(&files).unwrap();
         let stop = Execution { stop_after: Some(2), ..EXECUTION };
-        convert_to(&stopped, &model, Path::new(OUT), &world.settings, stop, false, true)
-            .unwrap_err();
+        convert_model(&model, output(&stopped, false), &world.settings, stop, &()).unwrap_err();
         assert!(stopped.contents().contains_key(PROGRESS));
     }
     for start in [finished, stopped] {
@@ -234,7 +237,7 @@ fn damaged_files_are_written_again_whether_the_conversion_was_finished_or_not() 
             let disk = start.copy();
             damage(&disk);
             if disk.contents().contains_key(MANIFEST) {
-                let found = verify::verify(&disk, Path::new(OUT), None).unwrap();
+                let found = verify::verify_in(&disk, Path::new(OUT), None).unwrap();
                 let names: Vec<_> = found.damaged.iter().map(|d| d.name.as_str()).collect();
                 assert_eq!(names, [shards[1].as_str()], "damage {i}");
             }

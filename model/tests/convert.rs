@@ -18,8 +18,8 @@ use marlinspike::layout::marlin::{
 };
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Groups, Table, Weight};
-use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::Settings;
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::plan::Settings;
 
 /// The samples' recorded tensors, made by vLLM's own helpers, bit for bit.
 #[test]

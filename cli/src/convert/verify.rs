@@ -1,0 +1,40 @@
+//! `convert --verify`: every byte of a converted folder against its manifest.
+
+use std::path::Path;
+
+use marlinspike_model::convert::verify::{Damage, verify};
+use serde_json::json;
+
+use crate::Outcome;
+use crate::output::print;
+use crate::style::{printable, size};
+
+/// Runs `convert --verify`.
+///
+/// # Errors
+/// As [`marlinspike_model::convert::verify::verify`].
+pub(super) fn run(dir: &Path, against: Option<&Path>, json: bool) -> anyhow::Result<Outcome> {
+    let found = verify(dir, against).map_err(super::explain)?;
+    let mut text = String::new();
+    if json {
+        let damaged = |d: &Damage| json!({"name": d.name, "reason": d.reason});
+        let value = json!({
+            "verified": found.damaged.is_empty(),
+            "files": found.files,
+            "bytes": found.bytes,
+            "damaged": found.damaged.iter().map(damaged).collect::<Vec<_>>(),
+        });
+        text = format!("{value}\n");
+    } else {
+        for Damage { name, reason } in &found.damaged {
+            text.push_str(&printable(&format!("damaged: {name}: {reason}")));
+            text.push('\n');
+        }
+        if found.damaged.is_empty() {
+            let (files, bytes) = (found.files, size(found.bytes));
+            text.push_str(&format!("{}: {files} files verified, {bytes}\n", dir.display()));
+        }
+    }
+    print(&text)?;
+    Ok(if found.damaged.is_empty() { Outcome::Pass } else { Outcome::Mismatch })
+}

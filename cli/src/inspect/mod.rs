@@ -1,0 +1,79 @@
+//! `inspect`: what is known of a model folder, as a table or as JSON.
+
+mod json;
+mod text;
+
+use std::path::PathBuf;
+
+use marlinspike::select::Capability;
+use marlinspike_model::inspect::{self, Options};
+
+use crate::output::print;
+use crate::style::ColorChoice;
+use crate::{Outcome, args};
+
+const DETAILS: &str = "\
+One line for each quantized layer; the experts of a MoE layer are one line for w13 (gate and up)
+and one for w2, as K x N x experts. Shapes are the whole layer's; with --tp-size the verdict is
+about each rank's part. Below: which of all its kernels upstream (vLLM 0.21.0) runs FP8, NVFP4,
+MXFP8 and GPTQ experts with, on one rank with every package installed; --json has all refusals.
+
+Examples:
+  marlinspike inspect ./Qwen3-30B-A3B-GPTQ
+  marlinspike inspect model --capability 8.0 --tp-size 2
+  marlinspike inspect model --json
+
+Exit codes:
+  0  the model was read, whatever Marlin says of its layers
+  2  bad input or usage";
+
+/// Show a checkpoint's quantized layers.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = DETAILS)]
+pub struct Args {
+    /// Folder with config.json and safetensors files.
+    pub model_dir: PathBuf,
+    /// Compute capability of the GPU to ask about.
+    #[arg(long, default_value = "9.0", value_parser = capability, value_name = "MAJOR.MINOR")]
+    pub capability: Capability,
+    /// Tensor-parallel ranks.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
+    pub tp_size: usize,
+    /// Routing of the layers' tokens, as JSON, instead of the family's (see `run --help`).
+    #[arg(long, value_name = "FILE")]
+    pub routing: Option<PathBuf>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `major.minor`.
+fn capability(text: &str) -> Result<Capability, String> {
+    let parse = || {
+        let (major, minor) = text.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    };
+    match parse() {
+        Some((major, minor)) if (1..1000).contains(&major) && minor < 10 => {
+            Ok(Capability::cuda(major, minor))
+        }
+        _ => Err(format!("found {text:?}, expected a compute capability such as 8.0 or 9.0")),
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// For a folder that cannot be read.
+pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
+    let mut options = Options::default();
+    options.device = args.capability;
+    options.tp_size = args.tp_size;
+    options.routing = args.routing.clone();
+    let found = inspect::inspect(&args.model_dir, &options)?;
+    print(&match args.json {
+        true => json::json(&found, args),
+        false => text::text(&found, &args.capability, color.for_stdout()),
+    })?;
+    Ok(Outcome::Pass)
+}
