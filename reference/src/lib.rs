@@ -46,6 +46,7 @@ pub mod layers;
 pub mod layout;
 pub mod method;
 pub mod moe;
+mod named;
 pub mod panics;
 pub mod prepare;
 pub mod quantize;

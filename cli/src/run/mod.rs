@@ -41,8 +41,9 @@ or else from --seed: M rows of numbers evenly spread over -1 to 1, the same on e
 router_logits are what the router gives to the choice of experts: with a router's own bias, and
 after a soft cap.
 
-Tokens are routed as the model_type of config.json says (docs/models.md lists the families). A
-model_type that is not known is refused; --routing FILE states the routing instead, as JSON:
+Tokens are routed as the model_type of config.json says (docs/src/reference/models.md lists the
+families). A model_type that is not known is refused; --routing FILE states the routing instead, as
+JSON:
   {\"scoring_func\": \"sigmoid\", \"top_k\": 8, \"renormalize\": true, \"routed_scaling_factor\": 2.5,
    \"correction_bias\": \"gate.e_score_correction_bias\"}
 y is the sum over the routed experts: shared experts are no part of it.

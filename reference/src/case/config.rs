@@ -1,12 +1,17 @@
 //! What a case's `config` says, typed per operation.
 
-use super::op::{Op, named};
+use super::op::Op;
 use crate::dims::{GroupSize, LogicalK};
 use crate::gemm::Convention;
 use crate::gemm::schedule::Schedule;
+use crate::moe::ScoringFunc;
+use crate::moe::activation::Activation;
 use crate::moe::families::RoutingRule;
+use crate::moe::router::{Groups, Router};
+use crate::named::named;
 use crate::quantize::ActivationRule;
 use crate::scalar::ScalarType;
+use crate::w4a8::quantize::ActivationRounding;
 
 named! {
     /// How a checkpoint stores a matrix.
@@ -54,59 +59,6 @@ named! {
         Column "column",
         /// K is cut.
         Row "row",
-    }
-}
-
-named! {
-    /// How router logits become scores.
-    ScoringFunc {
-        /// Softmax over the experts.
-        Softmax "softmax",
-        /// Sigmoid of each logit.
-        Sigmoid "sigmoid",
-    }
-}
-
-named! {
-    /// The activations between the two products of a MoE layer, by upstream's names.
-    Activation {
-        /// SiLU of the gate times up.
-        Silu "silu",
-        /// GELU (erf) of the gate times up.
-        Gelu "gelu",
-        /// GELU (tanh) of the gate times up.
-        GeluTanh "gelu_tanh",
-        /// Squared ReLU.
-        Relu2 "relu2",
-        /// gpt-oss: clamped, gate and up interleaved.
-        SwigluOai "swigluoai",
-        /// Clamped SiLU of the gate times clamped up.
-        SwigluStep "swiglustep",
-        /// SiLU of the gate; there is no up.
-        SiluNoMul "silu_no_mul",
-        /// GELU (erf) of the gate; there is no up.
-        GeluNoMul "gelu_no_mul",
-        /// GELU (tanh) of the gate; there is no up.
-        GeluTanhNoMul "gelu_tanh_no_mul",
-        /// Squared ReLU of the gate; there is no up.
-        Relu2NoMul "relu2_no_mul",
-    }
-}
-
-impl Activation {
-    /// Whether a gate is multiplied with an up projection: then N of w13 is 2I, else I.
-    pub const fn is_gated(self) -> bool {
-        !matches!(self, Self::SiluNoMul | Self::GeluNoMul | Self::GeluTanhNoMul | Self::Relu2NoMul)
-    }
-}
-
-named! {
-    /// How the dynamic quantization rounds halves.
-    ActivationRounding {
-        /// Away from zero.
-        HalfAway "half_away",
-        /// To even.
-        HalfEven "half_even",
     }
 }
 
@@ -241,6 +193,11 @@ impl MoeConfig {
     pub const fn w13_size_n(&self) -> usize {
         if self.activation.is_gated() { 2 * self.intermediate_size } else { self.intermediate_size }
     }
+
+    /// The layer's router.
+    pub fn router(&self) -> Router<'static> {
+        Router::new(self.scoring_func, self.top_k, self.renormalize)
+    }
 }
 
 /// Config of `router`.
@@ -256,6 +213,18 @@ pub struct RouterConfig {
     pub grouped: Option<GroupedTopk>,
     /// A family's routing, or a stated one; the keys above then say nothing.
     pub rule: Option<RoutingRule>,
+}
+
+impl RouterConfig {
+    /// The router of this config, for logits of `logits_type` and the correction `bias`.
+    pub fn router<'a>(&self, logits_type: ScalarType, bias: Option<&'a [f32]>) -> Router<'a> {
+        let groups = self
+            .grouped
+            .map(|g| Groups { num_expert_group: g.num_expert_group, topk_group: g.topk_group });
+        let routed_scaling_factor = self.grouped.map_or(1.0, |g| g.routed_scaling_factor as f32);
+        let plain = Router::new(self.scoring_func, self.top_k, self.renormalize);
+        Router { groups, routed_scaling_factor, bias, logits_type, ..plain }
+    }
 }
 
 /// Grouped top-k: groups are chosen first, then experts in them.

@@ -3,9 +3,10 @@
 
 use serde_json::{Map, Value};
 
-use super::config::{CaseConfig, RouterConfig, ScoringFunc};
+use super::config::{CaseConfig, RouterConfig};
 use super::{Case, CaseError};
 use crate::container::Container;
+use crate::moe::ScoringFunc;
 use crate::moe::families::{self, RoutingRule};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};

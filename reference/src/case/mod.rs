@@ -23,9 +23,9 @@ mod values;
 use std::collections::BTreeMap;
 
 pub use config::{
-    Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
-    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
+    AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig, GroupedTopk, LinearConfig,
+    MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig, RouterConfig, ScheduleChoice,
+    TensorParallel,
 };
 pub use error::CaseError;
 pub use json::{CONFIG_BYTES, CONFIG_MEMORY};
@@ -38,6 +38,11 @@ pub use methods::{
 pub use misfit::{Misfit, MisfitKind};
 pub use op::Op;
 pub use rules::{Dim, TensorRule};
+
+// A config's fields have these types.
+pub use crate::moe::ScoringFunc;
+pub use crate::moe::activation::Activation;
+pub use crate::w4a8::quantize::ActivationRounding;
 
 use crate::container::{Container, write_container};
 use crate::tensor::Tensor;

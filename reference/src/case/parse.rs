@@ -3,15 +3,18 @@
 use serde_json::{Map, Value, json};
 
 use super::config::{
-    Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
-    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
+    AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig, GroupedTopk, LinearConfig,
+    MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig, RouterConfig, ScheduleChoice,
+    TensorParallel,
 };
 use super::{CaseError, MethodConfig, Op, json::Reader, keys};
 use crate::dims::GroupSize;
 use crate::gemm::Convention;
+use crate::moe::ScoringFunc;
+use crate::moe::activation::Activation;
 use crate::quantize::ActivationRule;
 use crate::scalar::ScalarType;
+use crate::w4a8::quantize::ActivationRounding;
 
 type Result<T> = std::result::Result<T, CaseError>;
 

@@ -8,7 +8,6 @@ use crate::gemm::schedule::{Extras, Schedule};
 use crate::moe::activation::Definition;
 use crate::moe::align::{Absent, Align};
 use crate::moe::layer::{Layer, Routed, input_global_scale, quantize_rows};
-use crate::moe::router::Router;
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Groups;
@@ -55,7 +54,7 @@ pub(super) fn moe(
     let logits = case.input("router_logits")?.elements::<f32>().into_owned();
     let x = case.input("x")?.elements::<u16>().into_owned();
     let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-    let routing = Router::from_moe(c).route(&logits, c.num_experts)?;
+    let routing = c.router().route(&logits, c.num_experts)?;
     let align = Align {
         block_size: c.block_size_m,
         num_experts: c.num_experts,

@@ -11,8 +11,8 @@ use super::rows::{Element, Rows, RowsMut};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
 use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::PackedRhs;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
 /// A packed weight, ready to be multiplied with.

@@ -267,7 +267,7 @@ pub fn linear(
     kernel: &dyn Kernel,
     x: &Values,
     rhs: &PackedRhs<'_>,
-    rounding: crate::case::ActivationRounding,
+    rounding: quantize::ActivationRounding,
 ) -> Result<Values> {
     let rows = quantize(x, rhs.layout().shape().size_k, rounding)?;
     // Upstream's choice between its one-row and its matrix kernels; the bits are the same.

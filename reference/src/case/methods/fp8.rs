@@ -6,10 +6,11 @@ use super::{
     CaseError, E4M3, F32, HALF_TYPES, I32, Inputs, Method, Reader, Result, TensorRule, input, is,
     name_of, optional, output, w13_size_n,
 };
-use crate::case::config::{Activation, ScheduleChoice};
+use crate::case::config::ScheduleChoice;
 use crate::case::parse::{at_most, schedule_json};
 use crate::case::rules::{Dim, stored};
 use crate::case::values::{expert_ids, expert_map, finite, positive};
+use crate::moe::activation::Activation;
 use crate::prepare::requantize::{Fp8Type, Requantize};
 use crate::scalar::ScalarType;
 

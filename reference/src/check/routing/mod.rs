@@ -47,7 +47,7 @@ pub(super) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputRepo
         return Ok(reports);
     }
     let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
-    let router = Router::from_config(c, ty, bias.as_deref());
+    let router = c.router(ty, bias.as_deref());
     let mut reports = topk(case, router, &values, logits)?;
     reports.extend(entries(case, logits, c.top_k)?);
     Ok(reports)
@@ -69,7 +69,7 @@ pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     let mut ids: Option<Vec<i32>> = case.output("topk_ids").map(|t| t.elements().into_owned());
     if let Some(logits) = case.inputs.get("router_logits") {
         let (values, _) = widened(logits)?;
-        let router = Router::from_moe(c);
+        let router = c.router();
         if ids.is_none() {
             ids = Some(router.route(&values, c.num_experts)?.topk_ids);
         }
@@ -97,7 +97,7 @@ pub(super) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i3
         let what = if ids.is_none() { "topk_ids" } else { "topk_weights" };
         return Err(Error::unsupported(format!("a layer without {what}"), "router_logits"));
     };
-    let routed = Router::from_moe(c).route(&logits.elements::<f32>(), c.num_experts)?;
+    let routed = c.router().route(&logits.elements::<f32>(), c.num_experts)?;
     Ok((ids.unwrap_or(routed.topk_ids), weights.unwrap_or(routed.topk_weights)))
 }
 

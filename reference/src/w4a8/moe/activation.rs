@@ -1,6 +1,6 @@
 //! The activation between the products.
 
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 use crate::moe::activation::{ALPHA, LIMIT};
 use crate::moe::math;
 use crate::scalar::ScalarType;

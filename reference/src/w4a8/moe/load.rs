@@ -2,10 +2,10 @@
 
 use super::{Mode, MoeConfig, MoeLayer};
 use crate::Result;
-use crate::case::ActivationRounding;
 use crate::container::Container;
 use crate::layout::kleidi::PackedStack;
 use crate::moe::router::Router;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::{self, MoeDescription};
 
 impl<'a> MoeLayer<'a> {

@@ -1,6 +1,6 @@
 //! What upstream's method refuses, and what it would fail on.
 
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 use crate::scalar::ScalarType;
 
 /// What decides whether upstream's method takes a layer.

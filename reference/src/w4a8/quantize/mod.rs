@@ -20,9 +20,19 @@ mod row;
 pub(super) use row::{Extremes, Scaled};
 
 use super::Values;
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::{PIECE, QuantizedRows, padded_k};
+use crate::named::named;
 use crate::{Error, Result};
+
+named! {
+    /// How the dynamic quantization rounds halves.
+    ActivationRounding {
+        /// Away from zero.
+        HalfAway "half_away",
+        /// To even.
+        HalfEven "half_even",
+    }
+}
 
 /// Quantizes the rows of `x`, `[M, size_k]`.
 ///

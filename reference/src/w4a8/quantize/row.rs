@@ -4,8 +4,8 @@
 //! through [`Extremes`], then all through [`Scaled`].
 
 use super::Range;
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::{CHUNK, PIECE};
+use crate::w4a8::quantize::ActivationRounding;
 
 /// Lanes that run side by side: a chunk.
 type Lanes<T> = [T; CHUNK];
