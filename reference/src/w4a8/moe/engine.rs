@@ -1,18 +1,18 @@
-//! The layer at speed: the bits of [`Layer`](super::Layer), without allocating.
+//! The fast layer: the bits of [`Layer`](super::Layer), without allocations.
 //!
-//! A forward goes through five steps, each spread over rayon's current pool:
+//! A forward has five steps, each distributed over rayon's current pool:
 //!
-//! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once, and copied into the
-//!    panels of its experts; with router weights on the input each slot is quantized on its own.
-//! 2. An item is an expert and a run of I columns: gate and up of a panel, one after the other,
-//!    and their activation at once, while the run's weights stay in a core's cache.
+//! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once and copied into the
+//!    panels of its experts. With router weights on the input, each slot is quantized separately.
+//! 2. An item is an expert and a run of I columns: gate and up of a panel, then their activation,
+//!    while the run's weights stay in a core's cache.
 //! 3. The activated rows are quantized into panels.
-//! 4. An item is a run of H columns: it goes through the experts in ascending order and adds their
-//!    weighted rows to its own columns of the sums.
+//! 4. An item is a run of H columns: it visits the experts in ascending order and adds their weighted
+//!    rows to its columns of the sums.
 //! 5. Sums become rows of the output.
 //!
-//! So no `[M, 2I]` and no `[slots, H]` array is ever written, and who computes what changes no
-//! order of additions. The activated rows are stored as the items of step 2 make them:
+//! No `[M, 2I]` and no `[slots, H]` array is written, and the division of work does not change the
+//! order of additions. The items of step 2 store the activated rows as
 //! `[expert][run][row][column of the run]`.
 
 use super::buckets::Buckets;
@@ -32,7 +32,7 @@ impl MoeLayer<'_> {
     ///
     /// # Errors
     /// As [`MoeLayer::forward_routed`]; [`Error::Shape`] and [`Error::Value`] for the logits. On an
-    /// error `out` is left as it was.
+    /// error `out` is unchanged.
     pub fn forward(
         &self,
         x: Rows<'_>,
@@ -70,12 +70,12 @@ impl MoeLayer<'_> {
         Ok(())
     }
 
-    /// `out` `[M, H]` of `x` `[M, H]`, where the experts are chosen already.
+    /// `out` `[M, H]` of `x` `[M, H]` for given experts and weights.
     ///
     /// # Errors
     /// The [`Refusal`](super::Refusal) as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
-    /// [`Error::Value`] for inputs, ids and weights that do not fit; [`Error::Unsupported`] where
-    /// `x` and `out` differ in type. On an error `out` is left as it was.
+    /// [`Error::Value`] for inputs, ids and weights that do not agree; [`Error::Unsupported`] if `x`
+    /// and `out` differ in type. On an error `out` is unchanged.
     pub fn forward_routed(
         &self,
         x: Rows<'_>,
@@ -104,7 +104,7 @@ impl MoeLayer<'_> {
         Ok(())
     }
 
-    /// Block after block; everything has been checked.
+    /// Processes block after block; the inputs have been checked.
     fn blocks(&self, x: Rows<'_>, routed: Routed<'_>, buffers: &mut Buffers, out: RowsMut<'_>) {
         buffers.reserve(self, routed.topk_ids.len() / routed.top_k, routed.top_k);
         match (x, out, self.config.router_weight_on_input) {
@@ -122,7 +122,7 @@ impl MoeLayer<'_> {
         }
     }
 
-    /// `X`: type of input and output; `A`: of everything up to the sum.
+    /// `X` is the type of input and output, `A` that of everything up to the sum.
     fn typed<X: Element, A: Element>(
         &self,
         x: &[X],

@@ -11,22 +11,22 @@ use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};
 
-/// What a layer is besides its weights.
+/// The configuration of a layer, without its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig<'a> {
     /// Experts of all ranks.
     pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    /// Global to local expert, −1 for those of other ranks; absent: all experts are local.
     pub expert_map: Option<Vec<i32>>,
-    /// Logits to experts and weights.
+    /// The router: logits to experts and weights.
     pub router: Router<'a>,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
-    /// How activations are rounded.
+    /// Rounding of quantized activations.
     pub rounding: ActivationRounding,
     /// Whether router weights multiply the input instead of the output.
     pub router_weight_on_input: bool,
-    /// Whether upstream's refusals hold.
+    /// Whether upstream's refusals apply.
     pub mode: Mode,
 }
 
@@ -42,11 +42,11 @@ pub struct MoeLayer<'a> {
 
 impl<'a> MoeLayer<'a> {
     /// Gate and up `w13` `[H, 2I]` and down `w2` `[I, H]` of this rank's experts, run by the
-    /// quickest kernel of this CPU.
+    /// fastest kernel of this CPU.
     ///
     /// # Errors
     /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
-    /// [`Error::Value`] naming the part that does not fit.
+    /// [`Error::Value`] naming the part that does not agree.
     pub fn new(w13: PackedStack<'a>, w2: PackedStack<'a>, config: MoeConfig<'a>) -> Result<Self> {
         let refused = Refusal::Activation { found: config.activation };
         let kind = Kind::of(config.activation).ok_or(refused)?;
@@ -66,12 +66,12 @@ impl<'a> MoeLayer<'a> {
             return Err(Error::size("experts", found, "as many of each, 1 or more"));
         }
         check_expert_map(layer.config.num_experts, layer.config.expert_map.as_deref(), local)?;
-        // Sizes and the bias; logits come with each call.
+        // Checks sizes and bias; logits are checked in each call.
         layer.config.router.validate(&[], layer.config.num_experts)?;
         Ok(layer)
     }
 
-    /// The same layer run by another kernel.
+    /// The same layer with another kernel.
     pub fn with_kernel(self, kernel: Box<dyn Kernel>) -> Self {
         Self { kernel, ..self }
     }
@@ -96,7 +96,7 @@ impl<'a> MoeLayer<'a> {
         &self.w2
     }
 
-    /// What the layer was made with.
+    /// The layer's configuration.
     pub fn config(&self) -> &MoeConfig<'a> {
         &self.config
     }
@@ -109,7 +109,7 @@ impl<'a> MoeLayer<'a> {
         self.kind
     }
 
-    /// Whether upstream's refusals let `dtype` through.
+    /// Checks `dtype` against upstream's refusals.
     pub(super) fn admit(&self, dtype: ScalarType) -> Result<()> {
         let settings = Settings {
             has_expert_map: self.config.expert_map.is_some(),
