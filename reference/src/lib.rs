@@ -46,6 +46,8 @@ pub mod layers;
 pub mod layout;
 pub mod method;
 pub mod moe;
+mod named;
+mod ops;
 pub mod panics;
 pub mod prepare;
 pub mod quantize;

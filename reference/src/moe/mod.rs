@@ -16,8 +16,19 @@ pub mod math;
 pub mod router;
 pub mod sum;
 
+use crate::named::named;
 use crate::scalar::{self, ScalarType};
 use crate::{Error, Result};
+
+named! {
+    /// How router logits become scores.
+    ScoringFunc {
+        /// Softmax over the experts.
+        Softmax "softmax",
+        /// Sigmoid of each logit.
+        Sigmoid "sigmoid",
+    }
+}
 
 /// Which sequence of operations, where implementations differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 //! A logit of −∞ masks its expert: its score is 0, and it is chosen after every expert of a larger
 //! (biased) score. The softmax of a token whose experts are all masked is NaN, and refused.
 
-use crate::case::{MoeConfig, RouterConfig, ScoringFunc};
+use super::ScoringFunc;
 use crate::moe::math;
 use crate::scalar::{self, ScalarType};
 use crate::{Error, Result};
@@ -89,21 +89,6 @@ impl<'a> Router<'a> {
             bias: None,
             logits_type: ScalarType::FLOAT32,
         }
-    }
-
-    /// The router of a `router` case.
-    pub fn from_config(c: &RouterConfig, logits_type: ScalarType, bias: Option<&'a [f32]>) -> Self {
-        let groups = c
-            .grouped
-            .map(|g| Groups { num_expert_group: g.num_expert_group, topk_group: g.topk_group });
-        let routed_scaling_factor = c.grouped.map_or(1.0, |g| g.routed_scaling_factor as f32);
-        let plain = Self::new(c.scoring_func, c.top_k, c.renormalize);
-        Self { groups, routed_scaling_factor, bias, logits_type, ..plain }
-    }
-
-    /// The router of a `moe` case.
-    pub fn from_moe(c: &MoeConfig) -> Self {
-        Self::new(c.scoring_func, c.top_k, c.renormalize)
     }
 
     /// The type that scores are stored in.

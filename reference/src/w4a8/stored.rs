@@ -16,11 +16,13 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Linear;
-use crate::case::{Activation, ActivationRounding, ScoringFunc};
 use crate::container::Container;
 use crate::dims::{GroupSize, Shape};
 use crate::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
+use crate::moe::ScoringFunc;
+use crate::moe::activation::Activation;
 use crate::tensor::DType;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
 /// What the keys of descriptions begin with in `__metadata__`.

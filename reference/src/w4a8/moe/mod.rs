@@ -30,11 +30,12 @@ pub use workspace::Workspace;
 use rayon::prelude::*;
 
 use super::{Kernel, Values, linear};
-use crate::case::{Activation, ActivationRounding};
 use crate::layout::kleidi::{PackedRhs, RhsLayout};
+use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
 use crate::moe::router::round_to;
 use crate::scalar::ScalarType;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
 /// One rank's layer.

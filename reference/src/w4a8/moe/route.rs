@@ -1,6 +1,6 @@
 //! [`Router::route`] into the caller's memory.
 
-use crate::case::ScoringFunc;
+use crate::moe::ScoringFunc;
 use crate::moe::math;
 use crate::moe::router::{Groups, Router, round_to};
 use crate::w4a8::wide::{Loop, wide};
