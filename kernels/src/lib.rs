@@ -1,5 +1,11 @@
 //! CUDA sources of marlinspike, embedded as text.
 //!
+//! ```
+//! let find = |name: &str| marlinspike_kernels::SOURCES.iter().find(|source| source.name == name);
+//! let repack = find("gptq_marlin_repack").expect("a source");
+//! assert!(repack.text.contains("extern \"C\""));
+//! ```
+//!
 //! The sources include nothing and know no Rust type, so that NVRTC compiles them on any machine.
 //! Their parameters are macros, listed in each file's head. What several share (16-bit floats,
 //! exponentials) stands in `cu/parts/`, and the text embedded here is a kernel behind its parts.
