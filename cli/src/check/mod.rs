@@ -4,13 +4,17 @@ mod declared;
 mod device;
 mod draw;
 mod errors;
+mod flow;
 mod html;
 mod input;
 mod json;
+mod paragraph;
+mod shown;
 mod summary;
 mod svg;
 mod table;
 mod text;
+mod totals;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -116,7 +120,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Show unchecked outputs one by one, with the reason
+    /// Print every output, also those that pass, with what its verdict excludes
     #[arg(short, long)]
     verbose: bool,
 }
@@ -202,7 +206,12 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let text = if args.json {
         json::render(&run)
     } else {
-        table::render(&run, color.for_stdout(), args.verbose)
+        let view = table::View {
+            paint: color.for_stdout(),
+            width: output::columns(),
+            verbose: args.verbose,
+        };
+        table::render(&run, &view)
     };
     output::print(&text).context("standard output")?;
     if let Some(path) = &args.report {
