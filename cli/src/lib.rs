@@ -3,25 +3,30 @@
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
+#[cfg(not(all(feature = "bench", feature = "cuda")))]
+mod absent;
 pub mod args;
+#[cfg(feature = "bench")]
 pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
-pub mod fuzz;
 pub mod inspect;
-pub mod map;
-pub mod model;
 pub mod output;
 pub mod run;
 pub mod style;
 pub mod vectors;
+#[cfg(feature = "cuda")]
 pub mod warm;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(not(feature = "bench"))]
+use crate::absent::bench;
+#[cfg(not(feature = "cuda"))]
+use crate::absent::warm;
 use crate::error::Explained;
 use crate::style::ColorChoice;
 

@@ -47,6 +47,7 @@ pub mod layout;
 pub mod method;
 pub mod moe;
 mod named;
+mod ops;
 pub mod panics;
 pub mod prepare;
 pub mod quantize;

@@ -1,6 +1,10 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
 mod declared;
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_device.rs"]
 mod device;
 mod draw;
 mod errors;
@@ -23,13 +27,13 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::{Case, Limits};
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
-use marlinspike_accel::backend::Counts;
 use rayon::prelude::*;
 
 use crate::error::Explained;
 use crate::style::{ColorChoice, printable};
 use crate::{Outcome, output};
 
+use device::Counts;
 use input::{InputError, Source};
 use summary::Summary;
 

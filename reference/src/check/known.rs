@@ -23,7 +23,7 @@ const SAMPLE_ROWS: usize = 2;
 
 /// The verdict on a product of two e4m3 operands of which neither a schedule nor a class is declared:
 /// a pass where a known schedule gives every bit, else that of the stage's classes.
-pub(super) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
+pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
     match by_schedule(stage.name, stage.found, product, |s| follows(s, &stage)) {
         Some(report) => Ok(report),
         None => stage.judge(),

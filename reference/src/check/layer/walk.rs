@@ -45,7 +45,7 @@ impl Values<'_> {
 /// Judges every stage that the case has, except the products that `product` judges. Stages that are
 /// carried over recomputed ones are judged under each convention that may be meant, until one
 /// explains them.
-pub(super) fn judge(
+pub(crate) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,

@@ -38,7 +38,7 @@ impl<'c> Context<'c> {
     }
 }
 
-pub(super) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputReport>> {
     let logits = case.input("router_logits")?;
     let (values, ty) = widened(logits)?;
     if let Some(rule) = &c.rule {
@@ -64,7 +64,7 @@ fn entries(case: &Case<'_>, logits: &Tensor<'_>, top_k: usize) -> Result<Option<
     Ok(Some(report))
 }
 
-pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     let mut reports = Vec::new();
     let mut ids: Option<Vec<i32>> = case.output("topk_ids").map(|t| t.elements().into_owned());
     if let Some(logits) = case.inputs.get("router_logits") {
@@ -86,7 +86,7 @@ pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
 ///
 /// # Errors
 /// Where one is neither stated nor can be routed, or the logits cannot be used.
-pub(super) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i32>, Vec<f32>)> {
+pub(crate) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i32>, Vec<f32>)> {
     let ids = case.output("topk_ids").map(|t| t.elements::<i32>().into_owned());
     let weights = case.output("topk_weights").map(|t| t.elements::<f32>().into_owned());
     let (ids, weights) = match (ids, weights) {
@@ -101,7 +101,7 @@ pub(super) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i3
     Ok((ids.unwrap_or(routed.topk_ids), weights.unwrap_or(routed.topk_weights)))
 }
 
-pub(super) fn align(case: &Case<'_>, c: &AlignConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn align(case: &Case<'_>, c: &AlignConfig) -> Result<Vec<OutputReport>> {
     let ids = case.input("topk_ids")?.elements::<i32>();
     align::judge(case, &ids, c.num_experts, c.block_size, case.inputs.get("expert_map"))
 }

@@ -1,18 +1,18 @@
-//! The layer at speed: the bits of [`Layer`](super::Layer), without allocating.
+//! The fast layer: the bits of [`Layer`](super::Layer), without allocations.
 //!
-//! A forward goes through five steps, each spread over rayon's current pool:
+//! A forward has five steps, each distributed over rayon's current pool:
 //!
-//! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once, and copied into the
-//!    panels of its experts; with router weights on the input each slot is quantized on its own.
-//! 2. An item is an expert and a run of I columns: gate and up of a panel, one after the other,
-//!    and their activation at once, while the run's weights stay in a core's cache.
+//! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once and copied into the
+//!    panels of its experts. With router weights on the input, each slot is quantized separately.
+//! 2. An item is an expert and a run of I columns: gate and up of a panel, then their activation,
+//!    while the run's weights stay in a core's cache.
 //! 3. The activated rows are quantized into panels.
-//! 4. An item is a run of H columns: it goes through the experts in ascending order and adds their
-//!    weighted rows to its own columns of the sums.
+//! 4. An item is a run of H columns: it visits the experts in ascending order and adds their weighted
+//!    rows to its columns of the sums.
 //! 5. Sums become rows of the output.
 //!
-//! So no `[M, 2I]` and no `[slots, H]` array is ever written, and who computes what changes no
-//! order of additions. The activated rows are stored as the items of step 2 make them:
+//! No `[M, 2I]` and no `[slots, H]` array is written, and the division of work does not change the
+//! order of additions. The items of step 2 store the activated rows as
 //! `[expert][run][row][column of the run]`.
 
 use super::activation::Kind;
@@ -34,22 +34,22 @@ use crate::w4a8::runs::{BLOCK, Runs};
 use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};
 
-/// What a layer is besides its weights.
+/// The configuration of a layer, without its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeConfig<'a> {
     /// Experts of all ranks.
     pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    /// Global to local expert, −1 for those of other ranks; absent: all experts are local.
     pub expert_map: Option<Vec<i32>>,
-    /// Logits to experts and weights.
+    /// The router: logits to experts and weights.
     pub router: Router<'a>,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
-    /// How activations are rounded.
+    /// Rounding of quantized activations.
     pub rounding: ActivationRounding,
     /// Whether router weights multiply the input instead of the output.
     pub router_weight_on_input: bool,
-    /// Whether upstream's refusals hold.
+    /// Whether upstream's refusals apply.
     pub mode: Mode,
 }
 
@@ -65,11 +65,11 @@ pub struct MoeLayer<'a> {
 
 impl<'a> MoeLayer<'a> {
     /// Gate and up `w13` `[H, 2I]` and down `w2` `[I, H]` of this rank's experts, run by the
-    /// quickest kernel of this CPU.
+    /// fastest kernel of this CPU.
     ///
     /// # Errors
     /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
-    /// [`Error::Value`] naming the part that does not fit.
+    /// [`Error::Value`] naming the part that does not agree.
     pub fn new(w13: PackedStack<'a>, w2: PackedStack<'a>, config: MoeConfig<'a>) -> Result<Self> {
         let refused = Refusal::Activation { found: config.activation };
         let kind = Kind::of(config.activation).ok_or(refused)?;
@@ -89,12 +89,12 @@ impl<'a> MoeLayer<'a> {
             return Err(Error::size("experts", found, "as many of each, 1 or more"));
         }
         check_expert_map(layer.config.num_experts, layer.config.expert_map.as_deref(), local)?;
-        // Sizes and the bias; logits come with each call.
+        // Checks sizes and bias; logits are checked in each call.
         layer.config.router.validate(&[], layer.config.num_experts)?;
         Ok(layer)
     }
 
-    /// The same layer run by another kernel.
+    /// The same layer with another kernel.
     pub fn with_kernel(self, kernel: Box<dyn Kernel>) -> Self {
         Self { kernel, ..self }
     }
@@ -119,7 +119,7 @@ impl<'a> MoeLayer<'a> {
         &self.w2
     }
 
-    /// What the layer was made with.
+    /// The layer's configuration.
     pub fn config(&self) -> &MoeConfig<'a> {
         &self.config
     }
@@ -132,7 +132,7 @@ impl<'a> MoeLayer<'a> {
         self.kind
     }
 
-    /// Whether upstream's refusals let `dtype` through.
+    /// Checks `dtype` against upstream's refusals.
     fn admit(&self, dtype: ScalarType) -> Result<()> {
         let settings = Settings {
             has_expert_map: self.config.expert_map.is_some(),
@@ -147,7 +147,7 @@ impl<'a> MoeLayer<'a> {
     ///
     /// # Errors
     /// As [`MoeLayer::forward_routed`]; [`Error::Shape`] and [`Error::Value`] for the logits. On an
-    /// error `out` is left as it was.
+    /// error `out` is unchanged.
     pub fn forward(
         &self,
         x: Rows<'_>,
@@ -185,12 +185,12 @@ impl<'a> MoeLayer<'a> {
         Ok(())
     }
 
-    /// `out` `[M, H]` of `x` `[M, H]`, where the experts are chosen already.
+    /// `out` `[M, H]` of `x` `[M, H]` for given experts and weights.
     ///
     /// # Errors
     /// The [`Refusal`] as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
-    /// [`Error::Value`] for inputs, ids and weights that do not fit; [`Error::Unsupported`] where
-    /// `x` and `out` differ in type. On an error `out` is left as it was.
+    /// [`Error::Value`] for inputs, ids and weights that do not agree; [`Error::Unsupported`] if `x`
+    /// and `out` differ in type. On an error `out` is unchanged.
     pub fn forward_routed(
         &self,
         x: Rows<'_>,
@@ -219,7 +219,7 @@ impl<'a> MoeLayer<'a> {
         Ok(())
     }
 
-    /// Block after block; everything has been checked.
+    /// Processes block after block; the inputs have been checked.
     fn blocks(&self, x: Rows<'_>, routed: Routed<'_>, buffers: &mut Buffers, out: RowsMut<'_>) {
         buffers.reserve(self, routed.topk_ids.len() / routed.top_k, routed.top_k);
         match (x, out, self.config.router_weight_on_input) {
@@ -237,7 +237,7 @@ impl<'a> MoeLayer<'a> {
         }
     }
 
-    /// `X`: type of input and output; `A`: of everything up to the sum.
+    /// `X` is the type of input and output, `A` that of everything up to the sum.
     fn typed<X: Element, A: Element>(
         &self,
         x: &[X],
