@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The device tests on a machine with a GPU but without Rust: built here, carried there, run there.
 #
-#   scripts/gpu.sh build [FOLDER]   release binaries, stripped, into FOLDER (target/gpu)
+#   scripts/gpu.sh build [FOLDER]   binaries of the profile dist, stripped, into FOLDER (target/gpu)
 #   FOLDER/gpu.sh run [TEST ...]    the laws on that machine's GPU, all or those tests alone; needs its
 #                                   driver, and NVRTC on the library path or in MARLINSPIKE_NVRTC; the
 #                                   golden cases are found in golden/ here or above, or in MARLINSPIKE_GOLDEN
@@ -21,8 +21,8 @@ build() {
   cd "$root"
   # Cargo says as JSON where each program went.
   {
-    cargo build --release --locked -p marlinspike-accel --tests --examples --message-format=json-render-diagnostics
-    cargo build --release --locked -p marlinspike-cli --bins --message-format=json-render-diagnostics
+    cargo build --profile dist --locked -p marlinspike-accel --tests --examples --message-format=json-render-diagnostics
+    cargo build --profile dist --locked -p marlinspike-cli --all-features --bins --message-format=json-render-diagnostics
   } |
     sed -n 's/.*"kind":\["\(test\|example\|bin\)"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*/\1 \2 \3/p' |
     while read -r kind name program; do

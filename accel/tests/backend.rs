@@ -110,7 +110,7 @@ fn golden_cases_pass_on_the_device() {
 /// computed.
 fn generated<O: Operations + Sync>(operations: &O, cases: Range<u64>) -> [usize; 2] {
     let mut counts = [0; 2];
-    for op in [Op::Linear, Op::Moe, Op::Int4Fp8Preprocess] {
+    for op in [Op::Linear, Op::Moe, Op::Preprocess] {
         let generator = Generator::new(op, 0x6b65).unwrap();
         let outputs: Vec<(Verdict, String)> = cases
             .clone()

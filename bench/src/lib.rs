@@ -1,21 +1,30 @@
-//! Benchmarks: what is computed, on a GPU too; and of the int4 path on a CPU, on which weights, how it
-//! is timed, and what the machine could do at most.
+//! Benchmarks of the int4 path on a CPU: weights, timing, and the machine's limits. The named products
+//! and layers are used on GPUs too.
 //!
-//! The program's `bench cpu` and the comparison with other libraries measure with the same parts:
+//! ```
+//! use marlinspike_bench::Workload;
 //!
-//! | module | knows |
+//! let layer: Workload = "qwen3-30b-a3b".parse()?;
+//! println!("{} multiply-accumulates for 64 tokens", layer.macs(64));
+//! assert_eq!(layer.macs(64), 64 * layer.macs(1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `marlinspike bench cpu` and the comparison with other libraries (`peers`) share these modules:
+//!
+//! | module | contents |
 //! | --- | --- |
 //! | [`workload`] | products and layers by name; their multiply-accumulates |
-//! | [`tile`] | weights: some columns, repeated until there are enough of them |
-//! | [`routing`] | which experts a call takes |
+//! | [`tile`] | weights: a few columns, repeated to fill every matrix |
+//! | [`routing`] | the experts of each call |
 //! | [`threads`] | pools of pinned threads |
-//! | [`limits`] | bytes read and multiply-accumulates per second, of one instruction |
+//! | [`limits`] | bytes read per second, and multiply-accumulates per second of one instruction |
 //! | [`timing`] | interleaved bursts of calls; best and median |
-//! | [`ours`] | this project's product and layer, as something to time |
+//! | [`ours`] | this project's product and layer as contenders |
 //! | [`machine`] | names and caches |
 //!
-//! Weights are cold: calls take turns over more of them than the last-level cache holds (see
-//! [`machine::cold_bytes`]), as the layers of a model do.
+//! Weights are cold, as in a model's layers: calls alternate between more of them than the last-level
+//! cache holds (see [`machine::cold_bytes`]).
 
 pub mod limits;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What the machine can do at most, measured.
+//! The machine's measured limits.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::{machine, threads};
 
-/// Something per second: the best of many passes, and their median.
+/// A rate per second: the best of many passes, and their median.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rate {
-    /// The quickest pass's.
+    /// Of the fastest pass.
     pub best: f64,
-    /// The median pass's.
+    /// Of the median pass.
     pub median: f64,
 }
 
@@ -25,7 +25,7 @@ impl Rate {
         Self { best, median }
     }
 
-    /// The better of two measurements of one thing.
+    /// The better of two measurements.
     fn better(self, other: Self) -> Self {
         if self.best >= other.best { self } else { other }
     }
@@ -39,7 +39,7 @@ pub struct Limits {
     /// 10^9 bytes read from memory per second.
     pub read_gb_s: Rate,
     /// 10^9 multiply-accumulates per second of the kernel's instruction on registers; absent for a
-    /// kernel without such.
+    /// kernel that has no such instruction.
     pub gmac_s: Option<Rate>,
 }
 
@@ -48,14 +48,14 @@ pub struct Limits {
 pub struct Effort {
     /// Bytes to read in a pass, by all threads together.
     pub read_bytes: usize,
-    /// Times that each accumulator is added to in a pass.
+    /// Additions to each accumulator in a pass.
     pub rounds: u64,
     /// Passes.
     pub passes: usize,
 }
 
 impl Effort {
-    /// Some tenths of a second: a buffer of 256 MiB, or four times the last-level cache.
+    /// Takes some tenths of a second: a buffer of 256 MiB, or four times the last-level cache.
     pub fn full() -> Self {
         let read_bytes = (4 * machine::last_level_cache()).max(256 << 20);
         Self { read_bytes, rounds: 2_000_000, passes: 15 }
@@ -72,7 +72,7 @@ impl Limits {
     pub fn measure(pool: &ThreadPool, instruction: Option<Instruction>, effort: Effort) -> Self {
         let threads = pool.current_num_threads();
         let words = (effort.read_bytes / 8).div_ceil(threads).max(1);
-        // Not zeros from the allocator, which would all be one page.
+        // Zeroed pages from the allocator would all map to one physical page.
         let buffer: Vec<Vec<u64>> = pool.broadcast(|_| (0..words as u64).collect());
         let times = threads::together(pool, effort.passes, |thread| {
             std::hint::black_box(read(&buffer[thread]));
@@ -88,8 +88,8 @@ impl Limits {
         Self { threads, read_gb_s, gmac_s }
     }
 
-    /// The better of two measurements with as many threads: the rest of a machine is never quite
-    /// idle.
+    /// The better of two measurements with the same number of threads, since no machine is ever
+    /// entirely idle.
     #[must_use]
     pub fn better(self, other: Self) -> Self {
         let gmac_s = match (self.gmac_s, other.gmac_s) {
@@ -99,8 +99,8 @@ impl Limits {
         Self { read_gb_s: self.read_gb_s.better(other.read_gb_s), gmac_s, ..self }
     }
 
-    /// Seconds below which a call that reads `bytes` and does `macs` cannot fall, by the best
-    /// rates, and which of the two decides.
+    /// The least time in seconds for a call that reads `bytes` and does `macs`, by the best rates,
+    /// and which of the two determines it.
     pub fn floor(&self, bytes: f64, macs: f64) -> (f64, Bound) {
         let read = bytes / 1e9 / self.read_gb_s.best;
         let multiply = self.gmac_s.map_or(0.0, |rate| macs / 1e9 / rate.best);
@@ -108,7 +108,7 @@ impl Limits {
     }
 }
 
-/// What a call's floor comes from.
+/// What determines a call's least time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {

@@ -1,8 +1,8 @@
-//! Names and caches of the machine, as far as the system tells.
+//! Names and caches of the machine, as reported by the system.
 
 use std::fs;
 
-/// The CPU's name; "unknown" where the system does not say.
+/// The CPU's name; "unknown" where the system does not report it.
 pub fn cpu_name() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -13,7 +13,7 @@ pub fn cpu_name() -> String {
     field("model name").or_else(arm).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// The largest data cache that the first CPU sees, in bytes; 0 where the system does not say.
+/// The largest data cache of the first CPU, in bytes; 0 where the system does not report it.
 pub fn last_level_cache() -> usize {
     let size = |index| {
         let folder = "/sys/devices/system/cpu/cpu0/cache";
@@ -37,14 +37,14 @@ fn bytes(text: &str) -> Option<usize> {
     number.parse::<usize>().ok()?.checked_shl(shift)
 }
 
-/// Bytes of memory that processes can still have; absent where the system does not say.
+/// Bytes of available memory; absent where the system does not report it.
 pub fn available_memory() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The least weights to go through so that none is in a cache when it is its turn again: 160 MB,
+/// Bytes of weights to alternate between so that none is in a cache when it is used again: 160 MB,
 /// or twice the last-level cache.
 pub fn cold_bytes() -> usize {
     (2 * last_level_cache()).max(160_000_000)

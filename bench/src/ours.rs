@@ -16,12 +16,12 @@ use crate::routing::{Routing, routings};
 use crate::tile::{Tile, activations};
 use crate::{Contender, Workload};
 
-/// Seeds of what is drawn: the same in every run.
+/// Seed of all random values: the same in every run.
 pub const SEED: u64 = 0x6d61_726c;
-/// How activations are rounded: as KleidiAI's current kernels do.
+/// Rounding of activations: that of KleidiAI's current kernels.
 pub const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
 
-/// The tiles that a workload's weights are made of: one of a product, w13 and w2 of a layer.
+/// The tiles of a workload's weights: one for a product, w13 and w2 for a layer.
 ///
 /// # Errors
 /// [`marlinspike::Error::Size`] for groups that do not fit.
@@ -40,10 +40,10 @@ fn shapes(workload: Workload) -> Vec<Shape> {
     }
 }
 
-/// Fails unless groups of `group` fit the workload's matrices.
+/// Checks that groups of `group` fit the workload's matrices.
 ///
 /// # Errors
-/// [`marlinspike::Error::Size`], after which nothing of the workload can be made.
+/// [`marlinspike::Error::Size`] where they do not.
 pub fn check(workload: Workload, group: GroupSize) -> Result<()> {
     shapes(workload).into_iter().try_for_each(|shape| {
         RhsLayout::new(shape, group, NR[1])?;
@@ -51,12 +51,12 @@ pub fn check(workload: Workload, group: GroupSize) -> Result<()> {
     })
 }
 
-/// Matrices of `len` bytes each to take turns over so that they are cold.
+/// Number of matrices of `len` bytes to alternate between so that they are cold.
 pub fn copies(cold_bytes: usize, len: usize) -> usize {
     cold_bytes.div_ceil(len) + 1
 }
 
-/// A workload's packed weights: matrices that calls take turns over, or a layer.
+/// A workload's packed weights: matrices that calls alternate between, or a layer.
 #[derive(Debug)]
 pub enum Weights {
     /// `[copies]` of `[K, N]`.
@@ -66,8 +66,8 @@ pub enum Weights {
 }
 
 impl Weights {
-    /// Packs them, for the kernel that `kernel` makes. A product's matrices are as many as [`copies`] says of
-    /// `cold_bytes` (see [`machine::cold_bytes`](crate::machine::cold_bytes)).
+    /// Packs the weights for the kernel that `kernel` returns. [`copies`] of `cold_bytes` gives the
+    /// number of a product's matrices (see [`machine::cold_bytes`](crate::machine::cold_bytes)).
     ///
     /// # Errors
     /// [`marlinspike::Error::Size`] for groups that do not fit.
@@ -104,7 +104,7 @@ impl Weights {
         }
     }
 
-    /// All their bytes.
+    /// Total size in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Dense(copies) => copies.iter().map(|c| c.weight().bytes().len()).sum(),
@@ -113,7 +113,7 @@ impl Weights {
     }
 }
 
-/// A workload on its weights, for a number of tokens.
+/// A workload with its weights and a number of tokens.
 #[derive(Debug)]
 pub struct Ours<'w> {
     pool: &'w ThreadPool,
@@ -123,7 +123,7 @@ pub struct Ours<'w> {
     call: Call<'w>,
 }
 
-/// What a call needs besides its rows.
+/// The other arguments of a call.
 #[derive(Debug)]
 enum Call<'w> {
     Dense { copies: &'w [Linear<'static>], workspace: Box<LinearWorkspace> },
@@ -151,7 +151,7 @@ impl<'w> Ours<'w> {
         Self { pool, tokens, x, out: vec![0.0; tokens * width], call }
     }
 
-    /// Bytes of the weights that a call reads, on average over the calls.
+    /// Weight bytes that a call reads, averaged over the calls.
     pub fn bytes_read(&self) -> f64 {
         match &self.call {
             Call::Dense { copies, .. } => copies[0].weight().bytes().len() as f64,
@@ -163,7 +163,7 @@ impl<'w> Ours<'w> {
         }
     }
 
-    /// Experts of each call; none of a product.
+    /// Experts of each call; empty for a product.
     pub fn routings(&self) -> &[Routing] {
         match &self.call {
             Call::Dense { .. } => &[],
@@ -199,7 +199,7 @@ impl Call<'_> {
 impl Contender for Ours<'_> {
     fn burst(&mut self, first: usize, calls: usize, seconds: &mut Vec<f64>) {
         let Self { pool, tokens, x, out, call } = self;
-        // On a thread of the pool, where a model's layers would run one after the other.
+        // Runs on a thread of the pool, as a model's consecutive layers would.
         let times: Vec<f64> = pool.install(|| {
             let time = |number| {
                 let start = Instant::now();
@@ -231,7 +231,7 @@ mod tests {
         (ours.output(1).to_vec(), bytes, weights.bytes())
     }
 
-    /// x times the floats that the tile says, in f64: what is left is the rounding of x to 8 bits.
+    /// Compares with x times the tile's floats in f64; the difference is the rounding of x to 8 bits.
     #[test]
     fn a_call_multiplies_by_the_matrix_of_its_number() {
         let workload = Workload::Dense { size_k: 64, size_n: 96 };

@@ -1,4 +1,4 @@
-//! Which experts a call takes.
+//! The experts of each call.
 
 use marlinspike::vectors::Rng;
 
@@ -9,13 +9,13 @@ pub struct Routing {
     pub topk_ids: Vec<i32>,
     /// Router weights, `[T, top_k]`; a token's sum to 1.
     pub topk_weights: Vec<f32>,
-    /// Experts that some token takes.
+    /// Experts that at least one token uses.
     pub distinct: usize,
 }
 
-/// Calls that take turns: with one token, enough of them to go through all experts in order, so
-/// that an expert's weights have left the caches when it is taken again; with more, four, of
-/// experts drawn without preference.
+/// The routings that calls alternate between. With one token, enough of them to visit all experts in
+/// order, so that an expert's weights have left the caches before it is used again. With more tokens,
+/// four routings of uniformly drawn experts.
 pub fn routings(num_experts: usize, top_k: usize, tokens: usize, seed: u64) -> Vec<Routing> {
     let mut rng = Rng::new(seed);
     let calls = if tokens == 1 { num_experts.div_ceil(top_k) } else { 4 };

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
-/// The logical CPUs that this process may use, ascending. Those of a restricted process
-/// (`taskset -c 0,2`) alone; empty where the system does not say.
+/// The logical CPUs that this process may use (`taskset -c 0,2` restricts them), ascending; empty
+/// where the system does not report them.
 pub fn cpus() -> Vec<usize> {
     let cores = core_affinity::get_core_ids().unwrap_or_default();
     let mut ids: Vec<usize> = cores.into_iter().map(|core| core.id).collect();
@@ -14,21 +14,21 @@ pub fn cpus() -> Vec<usize> {
     ids
 }
 
-/// How many threads can run at once.
+/// Number of threads that can run at once.
 pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Pins the calling thread to a logical CPU; whether that was possible.
+/// Pins the calling thread to a logical CPU. Returns whether that succeeded.
 pub fn pin(cpu: usize) -> bool {
     core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
 }
 
-/// A pool of `count` threads, thread i on the i-th of `cpus` if there are as many. Take them from
-/// [`cpus`] before the calling thread is pinned itself: it would leave its own one alone.
+/// A pool of `count` threads, with thread i pinned to the i-th of `cpus` if there are enough. Call
+/// [`cpus`] before pinning the calling thread, since it would then return that CPU only.
 ///
 /// # Errors
-/// When the system gives no more threads.
+/// When the system cannot create the threads.
 pub fn pool(count: usize, cpus: &[usize]) -> Result<ThreadPool, ThreadPoolBuildError> {
     let cpus = cpus.to_vec();
     ThreadPoolBuilder::new()
@@ -41,8 +41,8 @@ pub fn pool(count: usize, cpus: &[usize]) -> Result<ThreadPool, ThreadPoolBuildE
         .build()
 }
 
-/// Runs `work(thread)` on every thread of the pool at once, `passes` times, and returns how long
-/// each pass took from when all were ready until all were done.
+/// Runs `work(thread)` on every thread of the pool at once, `passes` times. Returns the time of each
+/// pass, from the moment when all threads are ready until all are done.
 pub(crate) fn together(
     pool: &ThreadPool,
     passes: usize,
@@ -64,8 +64,7 @@ pub(crate) fn together(
     (0..passes).map(slowest).collect()
 }
 
-/// Threads that wait for each other awake: a sleeping one would take as long to wake as the work
-/// takes that is timed.
+/// A barrier that spins: waking a sleeping thread would take as long as the work that is timed.
 struct Gate {
     waiting: AtomicUsize,
     size: usize,
@@ -78,7 +77,7 @@ impl Gate {
         let mut turns = 0u32;
         while self.waiting.load(Ordering::Acquire) < full {
             turns += 1;
-            // There may be more threads than CPUs.
+            // Yield: there may be more threads than CPUs.
             if turns.is_multiple_of(1024) {
                 std::thread::yield_now();
             } else {

@@ -1,8 +1,8 @@
-//! Weights: the columns of a tile, repeated until there are enough of them.
+//! Weights: the columns of a tile, repeated to fill every matrix.
 //!
-//! What a product costs depends on where its weights lie in memory, not on their values. So a few
-//! columns are drawn and packed, and copied as whole blocks to every place of every matrix, which
-//! begins with another block each. The result is packed weights like any other.
+//! The cost of a product depends on where its weights are in memory, not on their values. A few columns
+//! are drawn and packed, then copied as whole blocks to every position of every matrix. Each matrix
+//! begins with a different block.
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use marlinspike::layout::kleidi::{Columns, NR, PackedRhs, PackedStack, RhsLayout
 use marlinspike::scalar::f32_to_bf16_rne;
 use marlinspike::vectors::Rng;
 
-/// Columns per block: PyTorch's.
+/// Columns per block, as in PyTorch.
 const BLOCK: usize = NR[1];
-/// The most columns of a tile.
+/// Largest number of columns of a tile.
 const COLUMNS: usize = 256;
 
 /// Drawn columns of a matrix, with one scale per group.
@@ -30,7 +30,7 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// The tile of `[K, N]` matrices, N a multiple of 8. Panics for another N.
+    /// The tile of `[K, N]` matrices. Panics unless N is a multiple of 8.
     ///
     /// # Errors
     /// [`marlinspike::Error::Size`] for groups that do not divide K.
@@ -49,7 +49,7 @@ impl Tile {
         self.shape
     }
 
-    /// The column of the tile that stands at column `n` of matrix `matrix`.
+    /// The column of the tile at column `n` of matrix `matrix`.
     pub fn column(&self, matrix: usize, n: usize) -> usize {
         (n + matrix * BLOCK) % self.columns
     }
@@ -59,12 +59,12 @@ impl Tile {
         self.columns
     }
 
-    /// Codes of a column of the tile, `[K]`. Panics outside.
+    /// Codes of a column of the tile, `[K]`. Panics if `column` is out of range.
     pub fn codes(&self, column: usize) -> &[i8] {
         &self.codes[column * self.shape.size_k..][..self.shape.size_k]
     }
 
-    /// Scales of a column of the tile, `[groups]`. Panics outside.
+    /// Scales of a column of the tile, `[groups]`. Panics if `column` is out of range.
     pub fn scales(&self, column: usize) -> &[f32] {
         let groups = self.scales.len() / self.columns;
         &self.scales[column * groups..][..groups]
@@ -128,11 +128,11 @@ pub fn activations(len: usize, seed: u64) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// What was packed block by block is what packing the whole matrix gives.
+    /// Packing block by block equals packing the whole matrix.
     #[test]
     fn stacks_hold_the_columns_they_say() {
         for group in [GroupSize::Of(32), GroupSize::Channel] {
-            // More columns than the tile has, and not a multiple of them.
+            // More columns than the tile's, and not a multiple of them.
             let shape = Shape::new(64, 328);
             let tile = Tile::new(shape, group, 1).unwrap();
             let stack = tile.stack(3).unwrap();

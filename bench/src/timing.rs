@@ -4,31 +4,30 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Something whose calls are timed.
+/// A contender: calls that are timed.
 pub trait Contender {
-    /// Makes `calls` calls, one after the other, and appends the seconds that each took. Call
-    /// number `first` + i decides which weights are read: calls of consecutive numbers read
-    /// different ones.
+    /// Makes `calls` calls in sequence and appends the seconds of each. The number of a call,
+    /// `first` + i, selects the weights: consecutive calls read different weights.
     fn burst(&mut self, first: usize, calls: usize, seconds: &mut Vec<f64>);
 }
 
-/// How long to measure.
+/// Limits of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget {
-    /// Calls of each contender that are enough.
+    /// Calls of each contender after which it is done.
     pub calls: usize,
-    /// Time for all contenders together after which no burst begins, once each had
+    /// Time for all contenders together after which no burst begins, once each has made
     /// [`Budget::LEAST`] calls.
     pub time: Duration,
 }
 
 impl Budget {
-    /// The fewest calls of a contender: below, there is no median to speak of.
+    /// The fewest calls of a contender that give a median.
     pub const LEAST: usize = 3;
-    /// Calls are made in bursts of about this length, so that threads that went to sleep while
-    /// another contender ran weigh little.
+    /// Length of a burst: long enough that waking threads, which slept while another contender ran,
+    /// costs little.
     const BURST: Duration = Duration::from_millis(20);
-    /// Between two contenders: the threads of the last one stop looking for work.
+    /// Pause between two contenders, in which the threads of the first stop polling for work.
     const PAUSE: Duration = Duration::from_millis(2);
 }
 
@@ -44,7 +43,7 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// Of at least one time.
+    /// Statistics of at least one time.
     fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let (best, median) = (times[0], times[times.len() / 2]);
@@ -52,8 +51,8 @@ impl Seconds {
     }
 }
 
-/// Times the contenders in turns: a burst of each, and again, so that whatever else the machine
-/// does falls on all. What a first call sets up is not counted.
+/// Times the contenders alternately, a burst of each, so that other load on the machine affects all
+/// of them. The first calls are not counted.
 pub fn race(contenders: &mut [&mut dyn Contender], budget: Budget) -> Vec<Seconds> {
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); contenders.len()];
     let mut bursts = Vec::new();
@@ -84,7 +83,7 @@ pub fn race(contenders: &mut [&mut dyn Contender], budget: Budget) -> Vec<Second
 mod tests {
     use super::*;
 
-    /// Says that each call took a given time, and remembers their numbers.
+    /// Reports a given time for each call, and records the call numbers.
     struct Clock {
         seconds: f64,
         numbers: Vec<usize>,
@@ -106,7 +105,7 @@ mod tests {
         let budget = Budget { calls: 7, time: Duration::from_secs(60) };
         let found = race(&mut [&mut quick, &mut slow], budget);
         assert_eq!(found[0], Seconds { best: 0.002, median: 0.005, calls: 7 });
-        // One to a burst, after two that are not counted; each starts where the last ended.
+        // One call per burst, after two that are not counted; each burst continues the numbering.
         assert_eq!(slow.numbers, (0..9).collect::<Vec<_>>());
         assert_eq!(found[1], Seconds { best: 2.0, median: 5.0, calls: 7 });
     }

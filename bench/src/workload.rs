@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use marlinspike::layout::kleidi::CHUNK;
 
-/// What one call computes for a number of tokens.
+/// The computation of one call for a number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Workload {
     /// A product with one `[K, N]` matrix.
@@ -19,7 +19,7 @@ pub enum Workload {
     Moe {
         /// Experts.
         num_experts: usize,
-        /// Experts of a token.
+        /// Experts per token.
         top_k: usize,
         /// H.
         hidden_size: usize,
@@ -37,7 +37,7 @@ pub const NAMED: [(&str, Workload); 5] = [
     ("mixtral-8x7b", Workload::layer(MIXTRAL_8X7B)),
 ];
 
-/// Products that a GPU is timed on: of Llama's kind.
+/// Products for GPUs, with Llama-like shapes.
 pub const GPU_PRODUCTS: [Workload; 4] = [
     Workload::dense(4096, 4096),
     Workload::dense(4096, 28672),
@@ -45,14 +45,14 @@ pub const GPU_PRODUCTS: [Workload; 4] = [
     Workload::dense(8192, 57344),
 ];
 
-/// Layers that a GPU is timed on: experts, experts of a token, H and I. The last is that of one of eight
-/// tensor-parallel ranks of DeepSeek-V3.
+/// Layers for GPUs: experts, experts per token, H and I. The last one is DeepSeek-V3 on one of eight
+/// tensor-parallel ranks.
 pub const GPU_LAYERS: [[usize; 4]; 3] = [MIXTRAL_8X7B, QWEN3_30B_A3B, [256, 8, 7168, 256]];
 
 const MIXTRAL_8X7B: [usize; 4] = [8, 2, 4096, 14336];
 const QWEN3_30B_A3B: [usize; 4] = [128, 8, 2048, 768];
 
-/// Text that names no workload.
+/// The text names no workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is no workload: expected {expected}")]
 pub struct ParseError {
@@ -86,8 +86,8 @@ impl FromStr for Workload {
                 ));
             }
         };
-        // Chunks of k are what every format here packs; so nothing is padded, and a call's bytes
-        // are those of its weights.
+        // Every format packs whole chunks of k, so nothing is padded and a call reads exactly its
+        // weights.
         if workload.sizes().iter().any(|size| !size.is_multiple_of(CHUNK)) {
             return fail(format!("matrix sizes that are multiples of {CHUNK}"));
         }
@@ -125,7 +125,7 @@ impl Workload {
         Self::Moe { num_experts, top_k, hidden_size, intermediate_size }
     }
 
-    /// A layer of experts, experts of a token, H and I.
+    /// A layer of experts, experts per token, H and I.
     pub const fn layer([experts, top_k, h, i]: [usize; 4]) -> Self {
         Self::moe(experts, top_k, h, i)
     }
@@ -138,7 +138,7 @@ impl Workload {
         }
     }
 
-    /// Weights that the workload's matrices have together.
+    /// Number of weights of the workload's matrices.
     pub fn weights(self) -> u64 {
         let [a, b] = self.sizes();
         let matrices = match self {

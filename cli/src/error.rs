@@ -1,7 +1,7 @@
 //! Errors that say what to do about them.
 
-use marlinspike_accel::AccelError;
-use marlinspike_accel::nvrtc::LIBRARY_VARIABLE;
+#[cfg(feature = "cuda")]
+use marlinspike_accel::{AccelError, nvrtc::LIBRARY_VARIABLE};
 
 /// An error with a line of help, which the program prints below it.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +24,7 @@ impl Explained {
 }
 
 /// What the CUDA side lacks or fails at, with what helps.
+#[cfg(feature = "cuda")]
 pub(crate) fn of_gpu(error: AccelError) -> anyhow::Error {
     let help = match &error {
         AccelError::NvrtcMissing { .. } => format!(

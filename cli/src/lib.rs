@@ -1,27 +1,42 @@
 //! The program `marlinspike`: its command line, and what each subcommand does.
 //!
+//! ```
+//! use clap::Parser as _;
+//! use marlinspike_cli::{Cli, Command};
+//!
+//! let cli = Cli::try_parse_from(["marlinspike", "check", "--json", "mine.safetensors"])?;
+//! assert!(matches!(cli.command, Command::Check(_)));
+//! // `marlinspike_cli::run(&cli)` checks the file and returns the exit code.
+//! # Ok::<(), clap::Error>(())
+//! ```
+//!
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
+#[cfg(not(all(feature = "bench", feature = "cuda")))]
+mod absent;
 pub mod args;
+#[cfg(feature = "bench")]
 pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
-pub mod fuzz;
 pub mod inspect;
-pub mod map;
-pub mod model;
 pub mod output;
 pub mod run;
 pub mod style;
 pub mod vectors;
+#[cfg(feature = "cuda")]
 pub mod warm;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(not(feature = "bench"))]
+use crate::absent::bench;
+#[cfg(not(feature = "cuda"))]
+use crate::absent::warm;
 use crate::error::Explained;
 use crate::style::ColorChoice;
 

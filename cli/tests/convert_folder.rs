@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 #![cfg(unix)]
 
+#[path = "../../model/tests/common/mod.rs"]
 mod common;
 
 use std::fs;
@@ -12,17 +13,17 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use common::runs::{EXECUTION, run, settings};
+use common::runs::{EXECUTION, folder, run, settings};
 use common::{Format, Noise, files, write_model, write_tiny};
-use marlinspike_cli::convert::error::ConvertError;
-use marlinspike_cli::convert::io::Disk;
-use marlinspike_cli::convert::lock::{FolderLock, LOCK};
-use marlinspike_cli::convert::manifest::MANIFEST;
-use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::Settings;
-use marlinspike_cli::convert::{Summary, convert};
-use marlinspike_cli::map::MapError;
-use marlinspike_cli::model::{Model, ModelError, ModelFiles};
+use marlinspike_model::convert::error::ConvertError;
+use marlinspike_model::convert::io::Disk;
+use marlinspike_model::convert::lock::{FolderLock, LOCK};
+use marlinspike_model::convert::manifest::MANIFEST;
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::{Summary, convert_model};
+use marlinspike_model::map::MapError;
+use marlinspike_model::model::{Model, ModelError, ModelFiles};
 use serde_json::Value;
 
 fn program() -> Command {
@@ -42,7 +43,7 @@ fn stderr(output: &Output) -> String {
 fn force(model: &Path, out: &Path, settings: &Settings) -> Result<Summary, ConvertError> {
     let files = ModelFiles::open(model)?;
     let model = Model::new(&files)?;
-    convert(&model, out, settings, EXECUTION, true, true)
+    convert_model(&model, folder(out, true), settings, EXECUTION, &())
 }
 
 /// Bytes of every file but the manifest, which has the inputs' times.

@@ -2,6 +2,7 @@
 //! were made of, and weights for which Marlin has no such kernel.
 #![allow(missing_docs)]
 
+#[path = "../../model/tests/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeMap;

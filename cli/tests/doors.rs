@@ -86,7 +86,11 @@ fn numbers_out_of_range_are_refused_with_the_range() {
         (&["warm", "--list"], "--capability", &["6.0", "100.0", "9"], "such as 8.0 or 9.0"),
     ];
     let begun = Instant::now();
+    let built = [("bench", cfg!(feature = "bench")), ("warm", cfg!(feature = "cuda"))];
     for (command, option, values, range) in cases {
+        if built.contains(&(command[0], false)) {
+            continue;
+        }
         for value in *values {
             let output = run([*command, &[&format!("{option}={value}")]].concat());
             refused(&output, &[option, value, range]);

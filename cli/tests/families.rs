@@ -2,6 +2,7 @@
 //! what must be refused or labelled.
 #![allow(missing_docs)]
 
+#[path = "../../model/tests/common/mod.rs"]
 mod common;
 mod support;
 
@@ -13,8 +14,8 @@ use common::runs::{run as convert, settings};
 use common::{Format, write_model};
 use marlinspike::container::{Container, write_container};
 use marlinspike::tensor::{DType, Tensor};
-use marlinspike_cli::convert::parallel::Ranks;
-use marlinspike_cli::convert::plan::{self, Settings};
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::plan::{self, Settings};
 use serde_json::{Value, json};
 use support::{run, stderr, stdout};
 

@@ -1,6 +1,7 @@
 //! `inspect`: the program's answer about the sample checkpoints, as a machine reads it.
 #![allow(missing_docs)]
 
+#[path = "../../model/tests/common/mod.rs"]
 mod common;
 
 use std::path::Path;

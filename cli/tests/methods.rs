@@ -4,6 +4,7 @@
 //! those of the other formats are held to the definition by `--check`.
 #![allow(missing_docs)]
 
+#[path = "../../model/tests/common/mod.rs"]
 mod common;
 mod support;
 
@@ -20,8 +21,8 @@ use marlinspike::layout::marlin::{Activations, WeightLayout};
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::weight::Table;
-use marlinspike_cli::convert::plan::{self, Settings, flashinfer_key};
-use marlinspike_cli::convert::preparation::Preparation;
+use marlinspike_model::convert::plan::{self, Settings, flashinfer_key};
+use marlinspike_model::load::preparation::Preparation;
 use serde_json::{Value, json};
 use support::{run, stderr, stdout};
 
@@ -375,7 +376,7 @@ fn gpt_oss_is_padded_as_upstream_pads_it() {
     // Ranks share the intermediate size in blocks of 32: 64 each, padded to 128.
     for rank in 0..2 {
         let out = temp.path().join(format!("rank{rank}"));
-        let tp = marlinspike_cli::convert::parallel::Ranks { size: 2, rank };
+        let tp = marlinspike_model::convert::parallel::Ranks { size: 2, rank };
         let own = Settings { tp, preparation: Preparation::UPSTREAM, ..settings() };
         convert(&model, &out, &own).unwrap();
         let converted = Converted::read(&out);

@@ -2,6 +2,7 @@
 //! columns that are read from the checkpoint here.
 #![allow(missing_docs)]
 
+#[path = "../../model/tests/common/mod.rs"]
 mod common;
 mod support;
 
@@ -22,7 +23,7 @@ use marlinspike::w4a8::moe::{Layer, Mode};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::{self, Values};
 use marlinspike::weight::Weight;
-use marlinspike_cli::convert::plan::{self, Settings};
+use marlinspike_model::convert::plan::{self, Settings};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use support::{golden, run, stderr, stdout};

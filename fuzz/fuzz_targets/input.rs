@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = marlinspike_cli::fuzz::input(data);
+    let _ = marlinspike_model::fuzz::input(data);
 });

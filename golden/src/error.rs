@@ -1,8 +1,8 @@
-//! What can be wrong with the golden data, one variant per failure.
+//! Errors of the golden data, one variant per failure.
 
 use std::{io, path::PathBuf};
 
-/// Golden data that cannot be found, read or trusted.
+/// The golden data cannot be found, cannot be read, or does not match its manifest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GoldenError {
@@ -19,10 +19,10 @@ pub enum GoldenError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// The manifest is not the JSON that is expected of it.
+    /// The manifest is not valid JSON, or lacks a field.
     #[error("{}: not a manifest: {source}", path.display())]
     ManifestSyntax {
         /// The manifest.
@@ -30,7 +30,7 @@ pub enum GoldenError {
         /// Where and why.
         source: serde_json::Error,
     },
-    /// The manifest has a version that this crate does not know.
+    /// The manifest has an unknown version.
     #[error("{}: found manifest version {found}, expected {expected}", path.display())]
     ManifestVersion {
         /// The manifest.
@@ -46,7 +46,7 @@ pub enum GoldenError {
         /// The path as written.
         path: String,
     },
-    /// A path that two manifest entries name.
+    /// Two manifest entries name the same path.
     #[error("manifest entry `{path}`: listed twice")]
     DuplicatePath {
         /// The path as written.
@@ -58,13 +58,13 @@ pub enum GoldenError {
         /// The file.
         path: PathBuf,
     },
-    /// A file of `data/` that the manifest does not list.
+    /// A file in `data/` is not in the manifest.
     #[error("{}: not listed in the manifest", path.display())]
     Unlisted {
         /// The file.
         path: PathBuf,
     },
-    /// A file has another length than the manifest says.
+    /// The length of a file differs from the manifest's.
     #[error("{}: found {found} bytes, expected {expected}", path.display())]
     Length {
         /// The file.
@@ -74,7 +74,7 @@ pub enum GoldenError {
         /// Bytes listed.
         expected: u64,
     },
-    /// A file has other contents than the manifest says.
+    /// The contents of a file differ from the manifest's hash.
     #[error("{}: found SHA-256 {found}, expected {expected}", path.display())]
     Hash {
         /// The file.
@@ -87,7 +87,7 @@ pub enum GoldenError {
     /// No checkpoint of this name.
     #[error("no golden checkpoint `{name}`, expected one of {}", known.join(", "))]
     UnknownCheckpoint {
-        /// Name asked for.
+        /// The requested name.
         name: String,
         /// Names listed.
         known: Vec<String>,

@@ -1,10 +1,9 @@
 //! Golden data of marlinspike: case files and small model directories made by
 //! upstream programs, listed in a manifest with producer, version and SHA-256.
 //!
-//! Nothing here was made by this project's own code: the producers are vLLM's
-//! CUDA operators and pure-PyTorch helpers, KleidiAI's micro-kernels, and the
-//! public quantization packages. `scripts/gen/` holds those producers that are
-//! ordinary Python scripts.
+//! None of it was made by this project's own code. The producers are vLLM's CUDA
+//! operators and pure-PyTorch helpers, KleidiAI's micro-kernels, and the public
+//! quantization packages. `scripts/gen/` holds the Python scripts that call them.
 //!
 //! ```no_run
 //! let manifest = marlinspike_golden::Manifest::load()?;
@@ -21,12 +20,15 @@ mod verify;
 
 pub use error::GoldenError;
 pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest, TableEntry};
-pub use root::{ROOT_VARIABLE, find_root};
+pub use root::find_root;
+
+/// Environment variable that names the golden folder and overrides the search.
+pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
 pub use verify::Verification;
 
 /// Result of this crate's fallible functions.
 pub type Result<T, E = GoldenError> = std::result::Result<T, E>;
 
-/// Most bytes that the files under `data/` may hold together: 24 MiB, so that a
-/// clone of the repository stays small.
+/// Limit on the total size of `data/`: 24 MiB, so that a clone of the repository
+/// stays small.
 pub const MAX_DATA_BYTES: u64 = 24 * 1024 * 1024;

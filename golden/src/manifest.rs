@@ -1,4 +1,4 @@
-//! The manifest: what there is, who made it, and its hash.
+//! The manifest: every golden file with its producer and hash.
 
 use std::{
     collections::HashSet,
@@ -45,7 +45,7 @@ pub struct CaseEntry {
     pub bytes: u64,
     /// The case's own statement of what produced the outputs.
     pub provenance: String,
-    /// The diagnosis of a known fault of the producer, for outputs that are rightly judged wrong:
+    /// The diagnosis of the producer's known fault, where the recorded outputs are wrong:
     /// `upstream-k-slice-scales`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_fault: Option<String>,
@@ -58,8 +58,8 @@ impl CaseEntry {
     }
 }
 
-/// A table that belongs to no operation: upstream's permutations themselves, and
-/// layouts that no supported layer has. A safetensors file.
+/// A safetensors table that belongs to no operation: upstream's permutations, and
+/// layouts that no supported layer uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableEntry {
@@ -86,18 +86,18 @@ impl TableEntry {
     }
 }
 
-/// A small model directory as a Hugging Face checkpoint would be, with weights
-/// that the producing package itself computed from it.
+/// A small model directory in the layout of a Hugging Face checkpoint, with weights
+/// that the producing package computed from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointEntry {
-    /// Name, also of the directory.
+    /// Name of the checkpoint and of its directory.
     pub name: String,
     /// Model directory, relative to the golden folder.
     pub dir: String,
     /// Checkpoint format: `gptq`, `awq`, `pack-quantized`, `fp8`, ...
     pub format: String,
-    /// One sentence about what is special here.
+    /// One sentence about what this checkpoint covers.
     pub about: String,
     /// Package that packed the weights.
     pub producer: String,
@@ -107,11 +107,10 @@ pub struct CheckpointEntry {
     pub script: String,
     /// Files of the model directory.
     pub files: Vec<FileEntry>,
-    /// Files outside the model directory, for `M` a module's name:
-    /// `M.weight`, the dequantized [N, K] in float32 as the package computes it,
-    /// and, where vLLM's helpers give them, `M.marlin_qweight`,
-    /// `M.marlin_scales`, `M.marlin_zeros`, `M.marlin_global_scale`,
-    /// `M.g_idx_sort_indices`, `M.sorted_g_idx`. Who computed what is in the file's own metadata.
+    /// Files outside the model directory. For each module `M` they hold `M.weight`, the
+    /// dequantized float32 [N, K] as the package computes it, and, where vLLM's helpers produce
+    /// them, `M.marlin_qweight`, `M.marlin_scales`, `M.marlin_zeros`, `M.marlin_global_scale`,
+    /// `M.g_idx_sort_indices`, `M.sorted_g_idx`. The file's metadata names the producers.
     pub expected: Vec<FileEntry>,
 }
 
@@ -134,8 +133,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Reads the manifest of the folder that [`find_root`] finds. Only the list
-    /// is read; [`Manifest::verify`] looks at the files.
+    /// Reads the manifest of the folder that [`find_root`] finds. It reads only the list;
+    /// [`Manifest::verify`] reads the files.
     ///
     /// # Errors
     /// Those of [`find_root`] and [`Manifest::load_from`].
@@ -148,7 +147,7 @@ impl Manifest {
     /// # Errors
     /// [`GoldenError::Io`], [`GoldenError::ManifestSyntax`],
     /// [`GoldenError::ManifestVersion`], and [`GoldenError::UnsafePath`] or
-    /// [`GoldenError::DuplicatePath`] for entries that no manifest may have.
+    /// [`GoldenError::DuplicatePath`] for invalid entries.
     pub fn load_from(root: &Path) -> Result<Self> {
         let path = root.join("manifest.json");
         let text = fs::read_to_string(&path)
@@ -201,8 +200,8 @@ impl Manifest {
             .collect()
     }
 
-    /// Files of all cases, and after them those in the folder that `MARLINSPIKE_EXTRA_CASES` names,
-    /// if it is set: more cases for the same tests.
+    /// Files of all cases, followed by those in the folder that `MARLINSPIKE_EXTRA_CASES` names,
+    /// if it is set.
     ///
     /// # Errors
     /// [`GoldenError::Io`] when that folder cannot be read.
@@ -240,7 +239,7 @@ impl Manifest {
         })
     }
 
-    /// Where a path of the manifest lies.
+    /// The absolute path of a manifest path.
     pub fn path(&self, relative: &str) -> PathBuf {
         self.root.join(relative)
     }

@@ -1,19 +1,16 @@
-//! Where the golden folder lies.
+//! Location of the golden folder.
 
 use std::{
     env,
     path::{Path, PathBuf},
 };
 
-use crate::{GoldenError, Result};
-
-/// Environment variable that names the golden folder and overrides every other place.
-pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
+use crate::{GoldenError, ROOT_VARIABLE, Result};
 
 /// The folder that holds `manifest.json` and `data/`.
 ///
-/// `MARLINSPIKE_GOLDEN` if set (then nowhere else: a wrong value must not be
-/// papered over); otherwise this crate's source folder, if it still exists;
+/// `MARLINSPIKE_GOLDEN` if set (and only there, so that a wrong value is an
+/// error); otherwise this crate's source folder, if it still exists;
 /// otherwise `golden/` in the current folder or the nearest folder above it.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Are the files the ones that the manifest lists, and are there no others?
+//! Verification: every listed file is unchanged, and no other file exists.
 
 use std::{
     collections::HashSet,
@@ -12,12 +12,12 @@ use sha2::{Digest, Sha256};
 
 use crate::{FileEntry, GoldenError, Manifest, Result};
 
-/// What a successful verification saw.
+/// Summary of a successful verification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verification {
     /// Files read.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes read.
     pub bytes: u64,
 }
 
@@ -55,8 +55,7 @@ impl Manifest {
         }
     }
 
-    /// Reads every listed file, and looks for files under `data/` that are not
-    /// listed.
+    /// Reads every listed file, and searches `data/` for files that are not listed.
     ///
     /// # Errors
     /// Those of [`Manifest::verify_file`], and [`GoldenError::Unlisted`].

@@ -1,5 +1,10 @@
 //! CUDA sources of marlinspike, embedded as text.
 //!
+//! ```
+//! let repack = marlinspike_kernels::source("gptq_marlin_repack").expect("a source");
+//! assert!(repack.text.contains("extern \"C\""));
+//! ```
+//!
 //! The sources know no Rust type and include nothing but each other, so that NVRTC compiles them on any machine. Their
 //! parameters are constants that the compiler's caller puts before the text ([`prelude`]); each file's head lists
 //! them. Sizes that the host needs, of shared memory for instance, are constants of the sources too: [`constant`]

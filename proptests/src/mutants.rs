@@ -1,10 +1,10 @@
 //! Wrong variants that really shipped, or nearly did: a kit that passes one of them is no kit.
 
+mod cases;
 mod layer;
-mod methods;
 
+pub use cases::cases;
 pub use layer::{WrongLayer, layers};
-pub use methods::methods;
 
 use marlinspike::act_order;
 use marlinspike::layout::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};

@@ -700,7 +700,7 @@ fn a_router_case_states_its_family() {
 /// The page lists exactly the table of the library.
 #[test]
 fn the_documents_table_is_the_librarys() {
-    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/models.md");
+    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference/models.md");
     let table = marlinspike::moe::families::markdown();
     if std::env::var_os("MARLINSPIKE_WRITE_DOCS").is_some() {
         let text = std::fs::read_to_string(&page).unwrap();
@@ -710,6 +710,6 @@ fn the_documents_table_is_the_librarys() {
         std::fs::write(&page, format!("{before}{begin}{table}{end}{after}")).unwrap();
     }
     let text = std::fs::read_to_string(page).unwrap();
-    let help = "run this test with MARLINSPIKE_WRITE_DOCS=1 to write docs/models.md";
+    let help = "run this test with MARLINSPIKE_WRITE_DOCS=1 to write docs/src/reference/models.md";
     assert!(text.contains(&format!("<!-- families -->\n{table}<!-- end -->")), "{help}");
 }

@@ -2,7 +2,7 @@
 //! chooses and the schedule of its kernel give every bit of them.
 //!
 //! `scripts/probe/marlin_products.py` made the outputs, of inputs that are a function of a seed;
-//! `docs/tensor-cores.md` has the figures of all of them, and the example `marlin_products`
+//! `docs/src/internals/tensor-cores.md` has the figures of all of them, and the example `marlin_products`
 //! compares a whole file.
 
 #[path = "../examples/marlin_products/inputs.rs"]

@@ -68,7 +68,7 @@ fn units_are_mma_sims() {
 
 #[test]
 fn the_documents_table_is_the_table() {
-    let page = include_str!("../../docs/tensor-cores.md");
+    let page = include_str!("../../docs/src/internals/tensor-cores.md");
     let section = page.split_once("## Block scales").expect("the section").1;
     let table = section.split_once("\n## ").expect("another section").0;
     let rows = table.lines().filter(|l| l.starts_with("| ")).skip(2);

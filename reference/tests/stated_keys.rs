@@ -24,9 +24,9 @@ fn a_misspelt_key_names_the_nearest_one() {
         (Op::Linear, "has_bias", "has_bais"),
         (Op::Moe, "scoring_func", "scoring_fn"),
         (Op::Router, "renormalize", "renormalise"),
-        (Op::MoeAlignBlockSize, "block_size", "blocksize"),
-        (Op::Int4Fp8Preprocess, "size_n", "sizeN"),
-        (Op::DynQuantLinear, "activation_rounding", "activation_roundings"),
+        (Op::Align, "block_size", "blocksize"),
+        (Op::Preprocess, "size_n", "sizeN"),
+        (Op::DynQuant, "activation_rounding", "activation_roundings"),
         (Op::ScaledFp4Quant, "is_sf_swizzled_layout", "is_sf_swizzle_layout"),
         (Op::ScaledMm, "per_act_token_quant", "per_act_token_quants"),
         (Op::Fp8Moe, "num_local_experts", "num_local_expert"),
@@ -69,12 +69,9 @@ fn nested_objects_and_meaningless_keys() {
         refusal(Op::Linear, &map),
         "unknown config key `tensor_parallel.rnk`; did you mean `rank`?"
     );
-    let mut map = config(Op::DynQuantLinear, |_| true);
+    let mut map = config(Op::DynQuant, |_| true);
     map["packing"]["mr_"] = json!(4);
-    assert_eq!(
-        refusal(Op::DynQuantLinear, &map),
-        "unknown config key `packing.mr_`; did you mean `mr`?"
-    );
+    assert_eq!(refusal(Op::DynQuant, &map), "unknown config key `packing.mr_`; did you mean `mr`?");
     let mut map = config(Op::ScaledFp4Mm, |_| true);
     map.insert("schedule".to_owned(), json!({"architecture": "blackwell", "arch": 1}));
     assert!(refusal(Op::ScaledFp4Mm, &map).starts_with("unknown config key `schedule.arch`"));
@@ -168,7 +165,7 @@ fn the_map_of_experts_is_the_ranks() {
         let map = c.config.to_json();
         map["ep_size"] == 2 && map["ep_rank"] == 1
     };
-    let mut case = generated(Op::MoeAlignBlockSize, rank);
+    let mut case = generated(Op::Align, rank);
     case.outputs.clear();
     let experts = case.inputs["expert_map"].len();
     let half = experts / 2;

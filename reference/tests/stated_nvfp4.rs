@@ -107,10 +107,8 @@ fn case(x: &[f32], global: f32, (codes, scales): (Vec<u8>, Vec<u8>)) -> Case<'st
 }
 
 fn declared(mut case: Case<'static>, rule: Reciprocal) -> Case<'static> {
-    use marlinspike::case::{CaseConfig, MethodConfig};
-    let CaseConfig::Method(MethodConfig::ScaledFp4Quant(c)) = &mut case.config else {
-        panic!("a quantizer")
-    };
+    use marlinspike::case::CaseConfig;
+    let CaseConfig::ScaledFp4Quant(c) = &mut case.config else { panic!("a quantizer") };
     c.reciprocal = Some(rule);
     case
 }

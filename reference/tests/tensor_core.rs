@@ -117,7 +117,7 @@ fn small_terms_are_truncated_at_f_bits() {
     assert_eq!(sum(-2f64.powi(-14)), 0.0);
 }
 
-/// A unit's row in `docs/tensor-cores.md`.
+/// A unit's row in `docs/src/internals/tensor-cores.md`.
 fn documented(unit: &Unit) -> String {
     let ty = |ty: ScalarType| if ty == ScalarType::FLOAT32 { "tf32" } else { ty.name() };
     let instruction = match unit.instruction {
@@ -152,8 +152,8 @@ fn documented(unit: &Unit) -> String {
 
 #[test]
 fn the_documents_table_is_the_table() {
-    let page = include_str!("../../docs/tensor-cores.md");
-    let table = page.split_once("## Every row").expect("the section").1;
+    let page = include_str!("../../docs/src/internals/tensor-cores.md");
+    let table = page.split_once("## Table of units").expect("the section").1;
     let found: Vec<&str> =
         table.lines().filter(|l| l.starts_with("| ") && !l.starts_with("| generation")).collect();
     let rows: Vec<String> = UNITS.iter().map(documented).collect();

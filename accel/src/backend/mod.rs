@@ -86,7 +86,7 @@ pub fn check<O: Operations>(
             work.layouts(&c.quant, "w13_", Shape::new(c.hidden_size, c.w13_size_n()))?;
             work.layouts(&c.quant, "w2_", Shape::new(c.intermediate_size, c.hidden_size))?;
             if case.inputs.contains_key("router_logits") {
-                work.route(&Router::from_moe(c))?;
+                work.route(&c.router())?;
             }
             work.stages(c)?;
         }
@@ -95,7 +95,7 @@ pub fn check<O: Operations>(
         CaseConfig::Router(c) => {
             let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
             let ty = float_type(case.input("router_logits")?.dtype());
-            work.route(&Router::from_config(c, ty, bias.as_deref()))?;
+            work.route(&c.router(ty, bias.as_deref()))?;
         }
         CaseConfig::Align(c) => {
             let ids = case.input("topk_ids")?.elements::<i32>();

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use marlinspike_accel::backend::{Count, Counts, NOT_ON_DEVICE};
-use marlinspike_accel::{AccelError, Device};
+use marlinspike_accel::backend::{Count, NOT_ON_DEVICE};
 use serde_json::{Value, json};
+
+pub(super) use marlinspike_accel::backend::{BackendError, Counts, check};
+pub(super) use marlinspike_accel::{AccelError as DeviceError, Device};
 
 use super::Checked;
 use super::input::InputError;
@@ -36,7 +38,7 @@ pub(super) fn open(backend: Backend) -> Result<Device> {
 pub(super) fn without_compiler(checked: &[Checked]) -> Result<()> {
     for case in checked {
         if let Err(InputError::Device { source, .. }) = &case.result
-            && matches!(source, AccelError::NvrtcMissing { .. })
+            && matches!(source, DeviceError::NvrtcMissing { .. })
         {
             return Err(of_gpu(source.clone()));
         }

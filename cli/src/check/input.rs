@@ -7,13 +7,11 @@ use std::sync::Arc;
 use marlinspike::case::{Case, Limits};
 use marlinspike::check::{CaseReport, Declared, check_case_within};
 use marlinspike::panics;
-use marlinspike_accel::Device;
-use marlinspike_accel::backend::{self, BackendError, Counts};
 use marlinspike_golden::{CaseEntry, GoldenError, Manifest};
+use marlinspike_model::map::{MapError, MappedFile};
 use walkdir::WalkDir;
 
-use crate::map::{MapError, MappedFile};
-
+use super::device::{self, BackendError, Counts, Device, DeviceError};
 /// A file that could not be read as a case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -52,7 +50,7 @@ pub(super) enum InputError {
         /// The file.
         path: PathBuf,
         /// What failed.
-        source: marlinspike_accel::AccelError,
+        source: DeviceError,
     },
 }
 
@@ -143,7 +141,7 @@ pub(super) fn judge(
     match device {
         None => Ok((check_case_within(case, declared, limits)?, Counts::new())),
         Some(device) => {
-            let checked = backend::check(device, case, declared)?;
+            let checked = device::check(device, case, declared)?;
             Ok((checked.report, checked.counts))
         }
     }

@@ -1,16 +1,24 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
 mod declared;
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_device.rs"]
 mod device;
 mod draw;
 mod errors;
+mod flow;
 mod html;
 mod input;
 mod json;
+mod paragraph;
+mod shown;
 mod summary;
 mod svg;
 mod table;
 mod text;
+mod totals;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,13 +27,13 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use marlinspike::case::{Case, Limits};
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
-use marlinspike_accel::backend::Counts;
 use rayon::prelude::*;
 
 use crate::error::Explained;
 use crate::style::{ColorChoice, printable};
 use crate::{Outcome, output};
 
+use device::Counts;
 use input::{InputError, Source};
 use summary::Summary;
 
@@ -116,7 +124,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Show unchecked outputs one by one, with the reason
+    /// Print every output, also those that pass, with what its verdict excludes
     #[arg(short, long)]
     verbose: bool,
 }
@@ -202,7 +210,12 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let text = if args.json {
         json::render(&run)
     } else {
-        table::render(&run, color.for_stdout(), args.verbose)
+        let view = table::View {
+            paint: color.for_stdout(),
+            width: output::columns(),
+            verbose: args.verbose,
+        };
+        table::render(&run, &view)
     };
     output::print(&text).context("standard output")?;
     if let Some(path) = &args.report {

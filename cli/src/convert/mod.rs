@@ -1,61 +1,30 @@
-//! `convert`: a Hugging Face checkpoint into the kernel's format, one rank at a time.
-//!
-//! First a [`plan`], pure data made from headers and config; then the work ([`mod@execute`]): every
-//! expert's rows are read from the mapped files, packed and written at their place, so memory is
-//! bounded by the jobs in progress and not by the model. One process at a time converts into a folder
-//! ([`lock`]). Files have temporary names until they are whole, read back and durable ([`mod@io`]);
-//! the [`manifest`] records the SHA-256 of each, is what a rerun verifies ([`folder`]), and comes last.
+//! `convert`: a checkpoint into a kernel's format, and `convert --verify`.
 
-pub mod budget;
-pub mod config;
-pub mod error;
-pub mod execute;
-pub mod folder;
-pub mod inputs;
-pub mod io;
-pub mod job;
-pub mod load;
-pub mod lock;
-pub mod manifest;
-pub mod names;
-pub mod parallel;
-pub mod plan;
 pub mod preparation;
-pub mod report;
-pub mod shard;
-pub mod side;
-pub mod slice;
-pub mod verdict;
-pub mod verify;
+mod progress;
+mod verify;
 
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::layout::marlin::InputDtype;
 use marlinspike::scalar::ScalarType;
-use marlinspike::select::Capability;
+use marlinspike_model::convert::error::{ConvertError, Refused};
+use marlinspike_model::convert::parallel::Ranks;
+use marlinspike_model::convert::settings::{Format, Options};
+use marlinspike_model::convert::side::LeftOut;
+use marlinspike_model::convert::{self, Summary};
+use marlinspike_model::model::ModelError;
 use serde_json::json;
 
 use crate::error::Explained;
-use crate::model::fused::has_experts;
-use crate::model::layers::Layers;
-use crate::model::{self, Model, ModelFiles};
 use crate::output::print;
-use crate::style::printable;
+use crate::style::{printable, size};
 use crate::{Outcome, args};
-use error::ConvertError;
-use execute::Execution;
-use folder::{Folder, Kept};
-use inputs::Inputs;
-use io::{Disk, Storage};
-use manifest::Manifest;
-use parallel::Ranks;
-use plan::{Format, Plan, Settings};
 use preparation::PreparationArgs;
-use report::{Reporter, size};
-use side::{LeftOut, SideFiles};
+use progress::Reporter;
 
 const DETAILS: &str = "\
 Names of the converted tensors (E experts first, where there are experts):
@@ -174,7 +143,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
     /// flashinfer: the kernel that NVFP4 is for, by upstream's name.
-    #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = crate::run::method::backend, value_name = "NAME")]
+    #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = preparation::backend, value_name = "NAME")]
     pub nvfp4_backend: Nvfp4Backend,
     /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
     #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
@@ -214,42 +183,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What a finished conversion did.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
-    /// Converted stacks: dense layers, and w13 and w2 of each MoE layer.
-    pub converted: usize,
-    /// Tensors copied as they were.
-    pub copied: usize,
-    /// Of the converted stacks, those whose checkpoint keeps activations in 16 bits and which now
-    /// quantize them to int8.
-    pub activations_quantized: usize,
-    /// Modules copied because the format cannot take them.
-    pub unsupported: Vec<plan::Refused>,
-    /// What preparation changed in the experts' numbers.
-    pub notes: Vec<String>,
-    /// Output files.
-    pub files: usize,
-    /// Of these, the ones that an earlier run had finished.
-    pub kept: usize,
-    /// Bytes of all output tensors.
-    pub bytes: u64,
-    /// Most memory that jobs took together, in bytes, as it is accounted for.
-    pub peak_memory: u64,
-    /// Files of an earlier run that were missing or had other bytes than its manifest says.
-    pub rewritten: Vec<String>,
-    /// The model's other files that were copied.
-    pub side_files: Vec<String>,
-    /// The model's other files that were not copied, with the reasons.
-    pub left_out: Vec<LeftOut>,
-    /// Whether an earlier run had finished everything, and every byte was verified now.
-    pub already_complete: bool,
-}
-
 /// Runs the command.
 ///
 /// # Errors
-/// [`ConvertError`], with help.
+/// What the conversion is refused for, with help.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
     if let Some(dir) = &args.verify {
@@ -258,44 +195,51 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let (Some(model_dir), Some(out_dir)) = (&args.model_dir, &args.out_dir) else {
         anyhow::bail!("expected MODEL_DIR and OUT_DIR");
     };
-    let files = ModelFiles::open(model_dir)?.with_routing(args.routing.as_deref())?;
-    let model = Model::new(&files)?;
-    let settings = settings(args, &model).map_err(explain)?;
-    let threads = args.threads.or(NonZero::new(rayon::current_num_threads()));
-    let threads = threads.unwrap_or(NonZero::<usize>::MIN);
-    let execution = Execution { threads, memory: execute::MEMORY, stop_after: None };
-    let done = convert(&model, out_dir, &settings, execution, args.force, args.json);
+    let options = options(args)?;
+    let done = match args.json {
+        true => convert::convert(model_dir, out_dir, &options, &()),
+        false => convert::convert(model_dir, out_dir, &options, &Reporter::new()),
+    };
     let summary = done.map_err(explain)?;
     let seconds = begun.elapsed().as_secs_f64();
-    if args.json {
-        let unsupported = |r: &plan::Refused| json!({"module": r.module, "reasons": r.reasons});
-        let left_out = |l: &LeftOut| json!({"name": l.name, "reason": l.reason});
-        let value = json!({
-            "converted": summary.converted,
-            "activations_quantized": summary.activations_quantized,
-            "copied_tensors": summary.copied,
-            "unsupported": summary.unsupported.iter().map(unsupported).collect::<Vec<_>>(),
-            "notes": summary.notes,
-            "files": summary.files,
-            "kept_files": summary.kept,
-            "rewritten_files": summary.rewritten,
-            "side_files": summary.side_files,
-            "left_out": summary.left_out.iter().map(left_out).collect::<Vec<_>>(),
-            "bytes": summary.bytes,
-            "seconds": seconds,
-            "already_complete": summary.already_complete,
-        });
-        print(&format!("{value}\n"))?;
-        return Ok(Outcome::Pass);
-    }
-    if summary.already_complete {
-        print(&format!("{}: already complete, every byte verified\n", out_dir.display()))?;
-        return Ok(Outcome::Pass);
-    }
+    print(&match args.json {
+        true => as_json(&summary, seconds),
+        false if summary.already_complete => {
+            format!("{}: already complete, every byte verified\n", out_dir.display())
+        }
+        false => as_text(&summary, options.format, seconds),
+    })?;
+    Ok(Outcome::Pass)
+}
+
+/// The summary as one JSON object on one line.
+fn as_json(summary: &Summary, seconds: f64) -> String {
+    let unsupported = |r: &Refused| json!({"module": r.module, "reasons": r.reasons});
+    let left_out = |l: &LeftOut| json!({"name": l.name, "reason": l.reason});
+    let value = json!({
+        "converted": summary.converted,
+        "activations_quantized": summary.activations_quantized,
+        "copied_tensors": summary.copied,
+        "unsupported": summary.unsupported.iter().map(unsupported).collect::<Vec<_>>(),
+        "notes": summary.notes,
+        "files": summary.files,
+        "kept_files": summary.kept,
+        "rewritten_files": summary.rewritten,
+        "side_files": summary.side_files,
+        "left_out": summary.left_out.iter().map(left_out).collect::<Vec<_>>(),
+        "bytes": summary.bytes,
+        "seconds": seconds,
+        "already_complete": summary.already_complete,
+    });
+    format!("{value}\n")
+}
+
+/// The summary for people.
+fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
     let mut text = format!(
         "converted {} layers to {}, copied {} tensors: {} in {} files, {seconds:.1} s\n",
         summary.converted,
-        settings.format.name(),
+        format.name(),
         summary.copied,
         size(summary.bytes),
         summary.files,
@@ -328,8 +272,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         text.push_str(&printable(&line));
         text.push('\n');
     }
-    print(&text)?;
-    Ok(Outcome::Pass)
+    text
 }
 
 /// Adds what to do about it.
@@ -357,190 +300,46 @@ fn explain(error: ConvertError) -> anyhow::Error {
     Explained::new(error, help).into()
 }
 
-/// The settings that the arguments and the model's config imply.
+/// The options that the arguments say.
 ///
 /// # Errors
-/// [`ConvertError::Dtype`]; an anyhow error for ranks out of range is given as
-/// [`model::ModelError::Module`].
-pub fn settings(args: &Args, model: &Model<'_>) -> Result<Settings, ConvertError> {
-    let ranks = |what: &str, size: usize, rank: usize| {
-        if rank < size {
-            return Ok(Ranks { size, rank });
-        }
-        let reason = format!("rank {rank} of {size}");
-        Err(ConvertError::from(model::ModelError::module(what, reason)))
-    };
+/// For an option that the format does not have.
+fn options(args: &Args) -> Result<Options, ModelError> {
     let Some(to) = args.to else {
-        return Err(model::ModelError::module("--to", "expected a kernel format").into());
+        return Err(ModelError::module("--to", "expected a kernel format"));
     };
-    let (input, device) = match args.input_dtype {
-        InputArg::Model => (InputDtype::Model, Capability::cuda(8, 0)),
-        InputArg::Int8 => (InputDtype::Int8, Capability::cuda(8, 0)),
-        // FP8 activations exist for 8.9 and 12.0 alone.
-        InputArg::Fp8 => (InputDtype::Fp8, Capability::cuda(8, 9)),
-    };
-    let format = match to {
+    if to != Target::Kleidiai && args.nr.is_some() {
+        return Err(ModelError::module("--nr", "only --to kleidiai has blocks"));
+    }
+    let mut options = Options::new(match to {
         Target::Marlin => Format::Marlin,
         Target::Flashinfer => Format::Flashinfer { backend: args.nvfp4_backend },
         Target::Kleidiai => {
             Format::Kleidi { nr: if args.nr.as_deref() == Some("4") { 4 } else { 8 } }
         }
+    });
+    options.dtype = match args.dtype {
+        DtypeArg::Auto => None,
+        DtypeArg::Float16 => Some(ScalarType::FLOAT16),
+        DtypeArg::Bfloat16 => Some(ScalarType::BFLOAT16),
     };
-    if to != Target::Kleidiai && args.nr.is_some() {
-        return Err(model::ModelError::module("--nr", "only --to kleidiai has blocks").into());
-    }
-    if format != Format::Marlin && input != InputDtype::Model {
-        let reason = "only --to marlin has a choice";
-        return Err(model::ModelError::module("--input-dtype", reason).into());
-    }
-    Ok(Settings {
-        format,
-        dtype: match format {
-            Format::Marlin => dtype(args.dtype, model)?,
-            // Its scales and biases have types of their own.
-            Format::Kleidi { .. } | Format::Flashinfer { .. } => ScalarType::BFLOAT16,
-        },
-        input,
-        tp: ranks("--tp-rank", args.tp_size, args.tp_rank)?,
-        ep: ranks("--ep-rank", args.ep_size, args.ep_rank)?,
-        device,
-        skip_unsupported: args.skip_unsupported,
-        shard_bytes: (args.max_shard_size * 1e9) as u64,
-        preparation: args.preparation.preparation(!args.no_padding),
-    })
-}
-
-fn dtype(arg: DtypeArg, model: &Model<'_>) -> Result<ScalarType, ConvertError> {
-    match arg {
-        DtypeArg::Float16 => return Ok(ScalarType::FLOAT16),
-        DtypeArg::Bfloat16 => return Ok(ScalarType::BFLOAT16),
-        DtypeArg::Auto => {}
-    }
-    let found = model.config_value("dtype").or_else(|| model.config_value("torch_dtype"));
-    let name = found.and_then(|v| v.as_str()).unwrap_or("not given in config.json");
-    match name.trim_start_matches("torch.") {
-        "float16" | "half" => Ok(ScalarType::FLOAT16),
-        "bfloat16" => Ok(ScalarType::BFLOAT16),
-        other => Err(ConvertError::Dtype { found: other.chars().take(60).collect() }),
-    }
-}
-
-/// Converts an opened model.
-///
-/// # Errors
-/// [`ConvertError`]. Finished files stay for the next run.
-pub fn convert(
-    model: &Model<'_>,
-    out: &Path,
-    settings: &Settings,
-    execution: Execution,
-    force: bool,
-    quiet: bool,
-) -> Result<Summary, ConvertError> {
-    convert_to(&Disk, model, out, settings, execution, force, quiet)
-}
-
-/// As [`convert`], into a folder of `storage`.
-///
-/// # Errors
-/// As [`convert`].
-pub fn convert_to(
-    storage: &dyn Storage,
-    model: &Model<'_>,
-    out: &Path,
-    settings: &Settings,
-    execution: Execution,
-    force: bool,
-    quiet: bool,
-) -> Result<Summary, ConvertError> {
-    if model.quant.is_none() {
-        return Err(ConvertError::NotQuantized { dir: model.dir.clone() });
-    }
-    let layers = Layers::group(model)?;
-    let plan = Plan::new(model, &layers, settings)?;
-    if !plan.refused.is_empty() && !settings.skip_unsupported {
-        let target = settings.format.title();
-        return Err(ConvertError::Refused { target, refused: plan.refused });
-    }
-    // Experts that no rule refused by name would be left out without a word.
-    let unseen = !layers.fused.is_empty() || plan.refused.is_empty() && has_experts(model);
-    if plan.stacks.is_empty() && unseen {
-        return Err(ConvertError::NothingConverted {
-            target: settings.format.title(),
-            refused: plan.refused,
-        });
-    }
-    let items = || plan.shards.iter().flat_map(|s| &s.items);
-    let mut summary = Summary {
-        converted: plan.stacks.len(),
-        copied: items().filter(|i| i.source == plan::Source::Copy).count(),
-        activations_quantized: plan.stacks.iter().filter(|s| s.quantizes_activations()).count(),
-        unsupported: plan.refused.clone(),
-        notes: plan.notes.clone(),
-        files: plan.shards.len(),
-        kept: 0,
-        bytes: plan.output_bytes(),
-        peak_memory: 0,
-        rewritten: Vec::new(),
-        side_files: Vec::new(),
-        left_out: Vec::new(),
-        already_complete: false,
+    options.input = match args.input_dtype {
+        InputArg::Model => InputDtype::Model,
+        InputArg::Int8 => InputDtype::Int8,
+        InputArg::Fp8 => InputDtype::Fp8,
     };
-    let side = SideFiles::list(model, &plan)?;
-    let mut inputs = Inputs::list(model, &side)?;
-    summary.side_files = side.copied.clone();
-    summary.left_out = side.left_out.clone();
-    let asked = Manifest::new(settings, inputs.records(), planned(&plan, &side))
-        .with_routing(model.stated_routing);
-    let mut folder = Folder::enter(storage, out, &model.dir, asked, &inputs, force)?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(execution.threads.get())
-        .build()
-        .map_err(|e| ConvertError::io(out)(std::io::Error::other(e.to_string())))?;
-    let Kept { complete, damaged } = pool.install(|| {
-        inputs.hash(model)?;
-        folder.open(&inputs, force)
-    })?;
-    summary.rewritten = damaged;
-    if complete {
-        inputs.look_again(true)?;
-        return Ok(Summary { already_complete: true, ..summary });
+    if to != Target::Marlin && options.input != InputDtype::Model {
+        return Err(ModelError::module("--input-dtype", "only --to marlin has a choice"));
     }
-    let constants = execute::constants(model, &plan, settings, &pool)?;
-    let reporter = Reporter::new(plan.output_bytes(), quiet);
-    let written = execute::write_shards(
-        model,
-        &plan,
-        settings,
-        &constants,
-        &pool,
-        &inputs,
-        &mut folder,
-        execution,
-        &reporter,
-    );
-    reporter.finish();
-    let written = written?;
-    (summary.kept, summary.peak_memory) = (written.kept, written.peak_memory);
-    side.copy(model, &inputs, &mut folder)?;
-    if plan.shards.len() > 1 {
-        folder.write(model::INDEX, format!("{:#}\n", config::index(&plan)).as_bytes())?;
+    options.tp = Ranks { size: args.tp_size, rank: args.tp_rank };
+    options.ep = Ranks { size: args.ep_size, rank: args.ep_rank };
+    options.skip_unsupported = args.skip_unsupported;
+    options.shard_bytes = (args.max_shard_size * 1e9) as u64;
+    options.preparation = args.preparation.preparation(!args.no_padding);
+    options.routing = args.routing.clone();
+    options.force = args.force;
+    if let Some(threads) = args.threads {
+        options.execution.threads = threads;
     }
-    let config = config::config(model, &plan, settings, &constants, &folder.identity());
-    folder.write("config.json", format!("{config:#}\n").as_bytes())?;
-    if let Err(changed) = inputs.look_again(true) {
-        folder.distrust()?;
-        return Err(changed);
-    }
-    folder.complete()?;
-    Ok(summary)
-}
-
-/// The names that a conversion writes.
-fn planned(plan: &Plan, side: &SideFiles) -> Vec<String> {
-    let mut names: Vec<_> = plan.shards.iter().map(|s| s.name.clone()).collect();
-    names.extend((plan.shards.len() > 1).then(|| model::INDEX.to_owned()));
-    names.push("config.json".to_owned());
-    names.extend(side.copied.iter().cloned());
-    names
+    Ok(options)
 }

@@ -1,30 +1,9 @@
-//! Choices where experts' numbers change between the file and a kernel's format, or may.
+//! The options that `convert` and `run` share: how experts' numbers are prepared.
 
 use marlinspike::checkpoint::nvfp4::W13Scale;
+use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::prepare::requantize::Requantize;
-
-/// How experts are prepared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Preparation {
-    /// FP8 experts with one scale for w1 and one for w3: how codes go to the larger of the two.
-    /// Absent: each keeps its own, as scales of columns.
-    pub requantize: Option<Requantize>,
-    /// NVFP4 experts whose w1 and w3 have global scales that differ.
-    pub w13_scale: W13Scale,
-    /// Whether gpt-oss's sizes are rounded up as upstream's kernel wants them.
-    pub padding: bool,
-}
-
-impl Preparation {
-    /// As upstream prepares experts on a CUDA device.
-    pub const UPSTREAM: Self = Self {
-        requantize: Some(Requantize::UpstreamCuda),
-        w13_scale: W13Scale::First,
-        padding: true,
-    };
-    /// Numbers and sizes as the file has them.
-    pub const AS_STORED: Self = Self { requantize: None, w13_scale: W13Scale::Own, padding: false };
-}
+use marlinspike_model::load::preparation::Preparation;
 
 /// `--requantize`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -82,4 +61,13 @@ impl PreparationArgs {
         };
         Preparation { requantize: self.requantize.rule(), w13_scale, padding }
     }
+}
+
+/// A backend by upstream's name.
+pub(crate) fn backend(name: &str) -> Result<Nvfp4Backend, String> {
+    let found = Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
+    found.map(|(_, backend)| *backend).ok_or_else(|| {
+        let names: Vec<_> = Nvfp4Backend::NAMED.iter().map(|(n, _)| *n).collect();
+        format!("found {name:?}, expected one of {}", names.join(", "))
+    })
 }

@@ -1,36 +1,25 @@
 //! `run`: one layer on given activations.
-//!
-//! Int4 layers take the int4 path, from a packed file or packed on the spot: [`mod@layer`] finds and
-//! loads them. [`mod@method`] runs the others as their checkpoint's method says. [`input`] makes the
-//! activations; this file decides, and says what came out.
 
-pub mod input;
-pub mod layer;
-pub mod method;
-pub mod origin;
-pub(crate) mod report;
-mod routing;
+mod method;
+mod report;
 
+use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::Context as _;
 use marlinspike::case::ActivationRounding;
-use marlinspike::config::Scheme;
+use marlinspike::container::write_container;
 use marlinspike::scalar::ScalarType;
-use marlinspike::w4a8::{self, Kernel, Values};
-use serde_json::json;
+use marlinspike_model::run::error::RunError;
+use marlinspike_model::run::options::{Options, Source};
+use marlinspike_model::run::output::Output;
+use marlinspike_model::run::{list, run as run_layer};
 
 use crate::error::Explained;
-use crate::model::Model;
-use crate::model::layers::{Layers, Role};
 use crate::output::{print, write_whole};
 use crate::{Outcome, args, style::printable};
-use input::Inputs;
-use layer::{Layer, Opened, Options};
-use method::{MethodArgs, packed};
-use report::{Check, Output, Report};
+use method::MethodArgs;
 
 const DETAILS: &str = "\
 MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors
@@ -52,8 +41,9 @@ or else from --seed: M rows of numbers evenly spread over -1 to 1, the same on e
 router_logits are what the router gives to the choice of experts: with a router's own bias, and
 after a soft cap.
 
-Tokens are routed as the model_type of config.json says (docs/models.md lists the families). A
-model_type that is not known is refused; --routing FILE states the routing instead, as JSON:
+Tokens are routed as the model_type of config.json says (docs/src/reference/models.md lists the
+families). A model_type that is not known is refused; --routing FILE states the routing instead, as
+JSON:
   {\"scoring_func\": \"sigmoid\", \"top_k\": 8, \"renormalize\": true, \"routed_scaling_factor\": 2.5,
    \"correction_bias\": \"gate.e_score_correction_bias\"}
 y is the sum over the routed experts: shared experts are no part of it.
@@ -166,188 +156,64 @@ pub struct Args {
 /// # Errors
 /// For a model, a layer or activations that cannot be used, each by name.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let rounding = match args.rounding {
-        RoundingArg::HalfAway => ActivationRounding::HalfAway,
-        RoundingArg::HalfEven => ActivationRounding::HalfEven,
-    };
-    let threads = args.threads.map_or_else(rayon::current_num_threads, NonZero::get);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-    let kernel = kernel(args.kernel.as_deref())?;
-    let name = kernel.name();
-    let opened = Opened::open(&args.model, args.routing.as_deref())?;
     if args.list {
-        let names = runnable(&opened)?;
+        let names = list(&args.model, args.routing.as_deref()).map_err(explain)?;
         let lines = names.into_iter().map(|m| format!("{}\n", printable(&m)));
         print(&lines.collect::<String>())?;
         return Ok(Outcome::Pass);
     }
-    if let Some(files) = opened.original()? {
-        let model = Model::new(files)?;
-        if let Some(section) = packed::section(&model) {
-            let modules = packed::modules(section);
-            let is_moe = |m: &str| packed::is_moe(section, m);
-            packed::refuse_copied(section, args.layer.as_deref())?;
-            let module = layer::choose(&modules, args.layer.as_deref(), is_moe)?;
-            let loaded = pool.install(|| packed::load(&model, section, module))?;
-            return method::run(args, &loaded, true, &pool);
-        }
-        let layers = Layers::group(&model)?;
-        refuse_fused(&layers, args.layer.as_deref())?;
-        if let Some(module) = method_layer(args, &opened, &layers)? {
-            let loaded = method::load(&args.method, &model, &layers, &module, &pool)?;
-            return method::run(args, &loaded, false, &pool);
-        }
-    }
-    let options = Options { layer: args.layer.as_deref(), rounding, kernel, pool: &pool };
-    let loaded = opened.load(options)?;
-    let inputs: Inputs<Values> = match &args.input {
-        Some(path) => Inputs::read(path, loaded.layer.sizes())?,
-        None => Inputs::seeded(args.seed, args.tokens, args.dtype, loaded.layer.sizes())?,
-    };
-    let mut y = loaded.layer.output(&inputs)?;
-    let mut seconds = f64::INFINITY;
-    pool.install(|| -> marlinspike::Result<()> {
-        let mut run = loaded.layer.runner(&inputs);
-        for _ in 0..args.repeat.get() {
-            let begun = Instant::now();
-            run(&mut y)?;
-            seconds = seconds.min(begun.elapsed().as_secs_f64());
-        }
-        Ok(())
-    })?;
-    let size_n = loaded.layer.size_n();
-    let y = Output::values(&y, size_n);
-    let check = match args.check {
-        false => None,
-        true => {
-            let expected = pool.install(|| loaded.layer.definition(&inputs))?;
-            Some(Check::of(&y, &Output::values(&expected, size_n)))
-        }
-    };
+    let done = run_layer(&args.model, &options(args)).map_err(explain)?;
     if let Some(path) = &args.output {
-        let bytes = report::container(std::slice::from_ref(&y))?;
-        write_whole(path, &bytes).context("the output")?;
+        let from = if args.method.stages { 0 } else { done.outputs.len() - 1 };
+        write_whole(path, &container(&done.outputs[from..])?).context("the output")?;
     }
-    let (sizes, summary) = describe(&loaded.layer);
-    let report = Report {
-        module: &loaded.module,
-        packed: loaded.packed,
-        source: if loaded.packed { "" } else { ", packed from the checkpoint" },
-        sizes,
-        summary,
-        y: &y,
-        kernel: name,
-        threads,
-        seconds,
-        check,
-        checked_by: "the scalar definition",
-        notes: &loaded.notes,
-        routing: loaded.layer.routing(&inputs, args.check)?,
-        partial: loaded.partial.as_ref(),
-        arithmetic: loaded.arithmetic.clone(),
-    };
-    print(&if args.json { report.json() } else { report.text() })?;
-    Ok(if report.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
+    print(&if args.json { report::json(&done) } else { report::text(&done) })?;
+    Ok(if done.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
 }
 
-/// Fails where the wanted layer's experts, or without a wanted layer any experts alone, are in a form
-/// that is not read: another layer would run in their place.
-fn refuse_fused(layers: &Layers, wanted: Option<&str>) -> anyhow::Result<()> {
-    let found = match wanted {
-        Some(name) => layers.fused.iter().find(|f| f.module == name),
-        None if layers.stacks.iter().any(|s| s.role == Role::W13) => None,
-        None => layers.fused.first(),
-    };
-    match found {
-        None => Ok(()),
-        Some(f) => {
-            let message = format!("module `{}`: {}", f.module, f.reason);
-            Err(Explained::new(message, "--layer runs a linear layer of this model").into())
-        }
-    }
-}
-
-/// The names of the layers that run without further options.
-fn runnable(opened: &Opened) -> anyhow::Result<Vec<String>> {
-    let Some(files) = opened.original()? else { return opened.modules() };
-    let model = Model::new(files)?;
-    if let Some(section) = packed::section(&model) {
-        return Ok(packed::modules(section));
-    }
-    let mut names = opened.modules()?;
-    let layers = Layers::group(&model)?;
-    let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
-    names.extend(others.map(|s| s.module.clone()));
-    names.sort();
-    names.dedup();
-    Ok(names)
-}
-
-/// Whether layers of this scheme run as a method says, and not on the int4 path.
-fn has_method(scheme: &Scheme) -> bool {
-    matches!(
-        scheme,
-        Scheme::Fp8(_) | Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. }
-    )
-}
-
-/// The layer to run as its method says; none where the int4 path is to take it, or to refuse it.
-fn method_layer(args: &Args, opened: &Opened, layers: &Layers) -> anyhow::Result<Option<String>> {
-    let takes = |scheme: &Scheme| args.method.arithmetic.is_some() || has_method(scheme);
-    let mut known = layers.stacks.iter().filter(|s| takes(&s.scheme));
-    let found = match &args.layer {
-        Some(name) => known.find(|s| s.module == *name),
-        // An int4 layer comes first where nothing else was asked for.
-        None if args.method.arithmetic.is_none() && !opened.modules()?.is_empty() => None,
-        None => known.clone().find(|s| s.role == Role::W13).or_else(|| known.next()),
-    };
-    Ok(found.map(|s| s.module.clone()))
-}
-
-/// Kind and sizes of an int4 layer, for machines and for people.
-fn describe(layer: &Layer<'_>) -> (serde_json::Value, String) {
-    match layer {
-        Layer::Moe(moe) => {
-            let (experts, top_k) = (moe.config().num_experts, moe.config().router.top_k);
-            let (hidden, inner) = (moe.hidden_size(), moe.intermediate_size());
-            let sizes = json!({
-                "kind": "moe",
-                "num_experts": experts,
-                "top_k": top_k,
-                "hidden_size": hidden,
-                "intermediate_size": inner,
-            });
-            (sizes, format!("{experts} experts, top {top_k}, H {hidden}, I {inner}"))
-        }
-        Layer::Linear(linear) => {
-            let shape = linear.weight().layout().shape();
-            let sizes = json!({"kind": "linear", "size_k": shape.size_k, "size_n": shape.size_n});
-            (sizes, format!("linear, {shape}"))
-        }
-    }
-}
-
-/// The kernel of this name, or the quickest.
-fn kernel(name: Option<&str>) -> anyhow::Result<Box<dyn Kernel>> {
-    let Some(name) = name else { return Ok(w4a8::fastest()) };
-    let mut all = w4a8::kernels();
-    match all.iter().position(|k| k.name() == name) {
-        Some(i) => Ok(all.swap_remove(i)),
+/// The options that the arguments say.
+fn options(args: &Args) -> Options {
+    let mut options = Options::default();
+    options.layer = args.layer.clone();
+    options.routing = args.routing.clone();
+    options.input = match &args.input {
+        Some(path) => Source::File(path.clone()),
         None => {
-            let names: Vec<_> = all.iter().map(|k| k.name()).collect();
-            let help = format!("this CPU has {}", names.join(", "));
-            Err(Explained::new(format!("--kernel: found {name:?}, which this CPU lacks"), help)
-                .into())
+            let (seed, tokens, dtype) = (args.seed, args.tokens, args.dtype.scalar());
+            Source::Seeded { seed, tokens, dtype }
         }
-    }
+    };
+    options.rounding = match args.rounding {
+        RoundingArg::HalfAway => ActivationRounding::HalfAway,
+        RoundingArg::HalfEven => ActivationRounding::HalfEven,
+    };
+    options.kernel = args.kernel.clone();
+    options.threads = args.threads;
+    options.repeat = args.repeat;
+    options.check = args.check;
+    options.arithmetic = args.method.arithmetic();
+    options.method = args.method.options();
+    options
 }
 
-impl Layer<'_> {
-    /// N of the output: H of experts.
-    pub fn size_n(&self) -> usize {
-        match self {
-            Self::Moe(moe) => moe.hidden_size(),
-            Self::Linear(linear) => linear.weight().layout().shape().size_n,
+/// Outputs as a safetensors file.
+fn container(outputs: &[Output]) -> anyhow::Result<Vec<u8>> {
+    let tensors = outputs.iter().map(Output::tensor).collect::<marlinspike::Result<Vec<_>>>()?;
+    Ok(write_container(&tensors, &BTreeMap::new(), Vec::new())?)
+}
+
+/// Adds what to do about it.
+fn explain(error: RunError) -> anyhow::Error {
+    let help = match &error {
+        RunError::NoLayer | RunError::NoSuchLayer { .. } => {
+            "`marlinspike run MODEL --list` names the layers there are".to_owned()
         }
-    }
+        RunError::PackedRouting => {
+            "give it to `marlinspike convert --to kleidiai`, or run the checkpoint".to_owned()
+        }
+        RunError::Fused { .. } => "--layer runs a linear layer of this model".to_owned(),
+        RunError::Kernel { known, .. } => format!("this CPU has {}", known.join(", ")),
+        _ => return error.into(),
+    };
+    Explained::new(error, help).into()
 }

@@ -2,11 +2,11 @@
 
 mod align;
 mod awq;
+mod cases;
 mod distribution;
 mod dyn_quant;
 mod elementwise;
 pub(crate) mod layer;
-mod methods;
 mod product;
 mod quantize;
 mod repack;
@@ -17,16 +17,13 @@ mod zeros;
 
 pub use align::{AlignBlocks, AlignInput};
 pub use awq::{AwqInput, AwqRepack};
+pub use cases::*;
 pub use distribution::Distribution;
 pub use dyn_quant::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };
 pub use elementwise::{Activate, ActivateInput, SumInput, SumSlots};
 pub use layer::{LayerInput, Local, MoeLayer, moe_lattice};
-pub use methods::{
-    Fp8Moe, Fp8Requantize, GptOssMxfp4, MethodInput, NormalizeFnuz, Nvfp4Experts, ScaledFp4Mm,
-    ScaledFp4Quant, ScaledMm, SwizzleBlockscale, TrtllmMxInt4,
-};
 pub use product::{DenseInput, DenseProduct, ExpertInput, ExpertProduct, ProductWeight};
 pub use quantize::{PerTokenFp8, PerTokenInput, PerTokenInt8, QuantizeRule};
 pub use repack::{Fp4Input, Fp4Repack, MergeInput, MergeW13, Repack, RepackInput};

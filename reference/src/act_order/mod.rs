@@ -1,10 +1,9 @@
-//! act-order: rows quantized in another order than they are stored.
+//! act-order: rows are quantized in a different order than they are stored.
 //!
-//! `g_idx[k]` says which scale group row k belongs to. A kernel wants rows of one group side by
-//! side, so the rows are gathered by a permutation that sorts `g_idx`, and the activations are
-//! gathered by the same permutation. Upstream sorts with an unstable argsort
-//! (vLLM 0.21.0 `marlin_sort_g_idx`); any permutation that sorts is valid, and the one defined
-//! here is the stable one.
+//! `g_idx[k]` is the scale group of row k. A kernel needs the rows of a group to be adjacent, so
+//! the rows are gathered by a permutation that sorts `g_idx`, and the activations are gathered by
+//! the same permutation. Upstream sorts with an unstable argsort (vLLM 0.21.0
+//! `marlin_sort_g_idx`). Any permutation that sorts is valid; this module returns the stable one.
 
 use std::ops::Range;
 
@@ -33,7 +32,7 @@ pub fn gather<T: Copy>(values: &[T], perm: &[u32]) -> Vec<T> {
     perm.iter().map(|&p| values[p as usize]).collect()
 }
 
-/// The inverse of a permutation: `inverse[perm[i]] == i`. Fails when `perm` is none.
+/// The inverse of a permutation: `inverse[perm[i]] == i`. Fails if `perm` is not a permutation.
 pub fn inverse(perm: &[u32]) -> Result<Vec<u32>> {
     expect_permutation(perm, perm.len())?;
     let mut inverse = vec![0; perm.len()];
@@ -43,8 +42,8 @@ pub fn inverse(perm: &[u32]) -> Result<Vec<u32>> {
     Ok(inverse)
 }
 
-/// Accepts any permutation of the rows that makes `g_idx` ascending; the first broken place
-/// otherwise.
+/// Accepts any permutation of the rows that makes `g_idx` ascending. The error names the first
+/// position that does not fit.
 pub fn expect_sorting(g_idx: &[u32], perm: &[u32]) -> Result<()> {
     expect_permutation(perm, g_idx.len())?;
     let unsorted = perm.windows(2).position(|w| g_idx[w[0] as usize] > g_idx[w[1] as usize]);
@@ -85,7 +84,7 @@ pub fn expect_permutation(perm: &[u32], rows: usize) -> Result<()> {
     }
 }
 
-/// Whether `g_idx` is what a checkpoint without act-order has: row k in group k / group_size.
+/// Whether `g_idx` is that of a checkpoint without act-order: row k in group k / group_size.
 pub fn is_trivial(g_idx: &[u32], group_size: usize) -> bool {
     group_size > 0 && g_idx.iter().enumerate().all(|(k, &g)| g as usize == k / group_size)
 }
@@ -98,8 +97,8 @@ pub fn is_k_full(desc_act: bool, is_row_parallel: bool) -> bool {
 
 /// Rows of `rank` out of `ranks` when K is split (row-parallel layers).
 ///
-/// Fails unless the ranks divide K. Under act-order the rank keeps its slice of `g_idx`, whose
-/// values stay groups of the whole matrix, and all scales: its rows may belong to any group.
+/// Fails unless the ranks divide K. With act-order, a rank keeps its slice of `g_idx`, whose values
+/// remain groups of the whole matrix, and all scales, since its rows may belong to any group.
 pub fn k_slice(size_k: usize, ranks: usize, rank: usize) -> Result<Range<usize>> {
     if ranks == 0 || !size_k.is_multiple_of(ranks) {
         return Err(Error::size("size_k", size_k, format!("a multiple of {ranks} ranks")));

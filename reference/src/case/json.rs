@@ -5,9 +5,10 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::{CaseError, ScheduleChoice, keys};
+use super::{CaseError, keys};
 use crate::bounded_json::{BoundedValue, JsonError, Memory};
 use crate::gemm::schedule::Schedule;
+use crate::ops::ScheduleChoice;
 
 /// Longest `config` of a case, in bytes; real ones have a few hundred.
 pub const CONFIG_BYTES: usize = 4 << 20;
@@ -63,11 +64,11 @@ impl<'de> Visitor<'de> for &mut ObjectVisitor<'_> {
 }
 
 /// Typed access to a config's keys.
-pub(super) struct Reader<'m> {
-    pub(super) map: &'m Map<String, Value>,
-    pub(super) op: &'static str,
+pub(crate) struct Reader<'m> {
+    pub(crate) map: &'m Map<String, Value>,
+    pub(crate) op: &'static str,
     /// Dotted prefix of a nested object's keys.
-    pub(super) prefix: &'static str,
+    pub(crate) prefix: &'static str,
 }
 
 impl<'m> Reader<'m> {
@@ -84,7 +85,7 @@ impl<'m> Reader<'m> {
         CaseError::MissingConfigKey { key: self.path(key), op: self.op }
     }
 
-    pub(super) fn refuse(
+    pub(crate) fn refuse(
         &self,
         key: &str,
         found: impl fmt::Display,
@@ -108,18 +109,18 @@ impl<'m> Reader<'m> {
     }
 
     /// A size: 1 to 2^31 − 1, the range that kernels index with.
-    pub(super) fn size(&self, key: &str) -> Result<usize, CaseError> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize, CaseError> {
         self.optional_size(key)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>, CaseError> {
+    pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, CaseError> {
         self.optional(key, "an integer from 1 to 2^31 - 1", |v| {
             v.as_u64().filter(|&v| v > 0 && v < 1 << 31).map(|v| v as usize)
         })
     }
 
     /// A list of sizes, one or more.
-    pub(super) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, CaseError> {
+    pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, CaseError> {
         let size = |v: &Value| v.as_u64().filter(|&v| v > 0 && v < 1 << 31).map(|v| v as usize);
         self.optional(key, "a list of integers from 1 to 2^31 - 1", |v| {
             let list = v.as_array().filter(|list| !list.is_empty())?;
@@ -128,35 +129,35 @@ impl<'m> Reader<'m> {
     }
 
     /// An index: 0 to 2^31 − 1, 0 when absent.
-    pub(super) fn index(&self, key: &str) -> Result<usize, CaseError> {
+    pub(crate) fn index(&self, key: &str) -> Result<usize, CaseError> {
         let read = |v: &Value| v.as_u64().filter(|&v| v < 1 << 31).map(|v| v as usize);
         Ok(self.optional(key, "an integer from 0 to 2^31 - 1", read)?.unwrap_or(0))
     }
 
-    pub(super) fn integer(&self, key: &str) -> Result<i64, CaseError> {
+    pub(crate) fn integer(&self, key: &str) -> Result<i64, CaseError> {
         self.optional(key, "an integer", Value::as_i64)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, CaseError> {
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, CaseError> {
         Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
     /// A finite number.
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, CaseError> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, CaseError> {
         self.optional(key, "a finite number", |v| v.as_f64().filter(|v| v.is_finite()))
     }
 
     /// A string.
-    pub(super) fn text(&self, key: &str) -> Result<Option<String>, CaseError> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<String>, CaseError> {
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
     }
 
     /// One of the named values of `table`.
-    pub(super) fn name<T: Copy>(&self, key: &str, table: &[(&str, T)]) -> Result<T, CaseError> {
+    pub(crate) fn name<T: Copy>(&self, key: &str, table: &[(&str, T)]) -> Result<T, CaseError> {
         self.optional_name(key, table)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn optional_name<T: Copy>(
+    pub(crate) fn optional_name<T: Copy>(
         &self,
         key: &str,
         table: &[(&str, T)],
@@ -169,7 +170,7 @@ impl<'m> Reader<'m> {
     }
 
     /// A schedule of a product: the name `canonical`, or an object.
-    pub(super) fn schedule(&self, key: &str) -> Result<Option<ScheduleChoice>, CaseError> {
+    pub(crate) fn schedule(&self, key: &str) -> Result<Option<ScheduleChoice>, CaseError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::String(name)) if name == "canonical" => Ok(Some(ScheduleChoice::Canonical)),
@@ -184,7 +185,7 @@ impl<'m> Reader<'m> {
     }
 
     /// A nested object with no keys but the `known` ones.
-    pub(super) fn object(
+    pub(crate) fn object(
         &self,
         key: &str,
         prefix: &'static str,
@@ -195,7 +196,7 @@ impl<'m> Reader<'m> {
         Ok(Some(Reader { map, op: self.op, prefix }))
     }
 
-    pub(super) fn needed_object(
+    pub(crate) fn needed_object(
         &self,
         key: &str,
         prefix: &'static str,

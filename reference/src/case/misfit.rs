@@ -1,9 +1,8 @@
 //! Outputs of a type or shape that their configuration does not allow. They are what a kernel made
 //! wrong, so they are verdicts and not errors.
 
-use super::config::{ParallelStyle, QuantConfig};
 use super::rules::TensorRule;
-use super::{Case, CaseConfig, Op};
+use super::{Case, ParallelStyle};
 use crate::Result;
 use crate::dims::LogicalK;
 use crate::tensor::Tensor;
@@ -92,9 +91,8 @@ impl Case<'_> {
             Misfit::new(name, kind, tensor, rule, format!("{shape:?}"))
         };
         let (&first, rest) = tensor.shape().split_first()?;
-        if self.op == Op::Router {
-            let tokens = *self.inputs.get("router_logits")?.shape().first()?;
-            return (first != tokens).then(|| rows(MisfitKind::Shape, tokens, rest));
+        if let Some(expected) = self.config.operation().output_rows(&self.inputs) {
+            return (first != expected).then(|| rows(MisfitKind::Shape, expected, rest));
         }
         let prefix = name.strip_suffix("marlin_scales")?;
         let input = self.inputs.get(&format!("{prefix}scales"))?;
@@ -109,25 +107,22 @@ impl Case<'_> {
 
     /// Whether scales of a row-parallel rank without act-order have the groups of the whole matrix.
     fn has_all_groups(&self, name: &str, tensor: &Tensor<'_>) -> bool {
-        let CaseConfig::Linear(c) = &self.config else { return false };
-        let cut =
-            c.quant.tensor_parallel.filter(|tp| tp.style == ParallelStyle::Row && tp.size > 1);
+        let operation = self.config.operation();
+        let (Some(quant), Some(size_k)) = (operation.quant(), operation.size_k("")) else {
+            return false;
+        };
+        let cut = quant.tensor_parallel.filter(|tp| tp.style == ParallelStyle::Row && tp.size > 1);
         let (Some(tp), "marlin_scales") = (cut, name) else { return false };
-        let groups = c.quant.group_size.groups(LogicalK(c.size_k));
+        let groups = quant.group_size.groups(LogicalK(size_k));
         let found = tensor.shape().iter().rev().nth(1).copied();
-        !c.quant.has_act_order()
+        !quant.has_act_order()
             && groups.is_ok_and(|own| found == own.checked_mul(tp.size).filter(|all| *all > own))
     }
 
     /// Groups that the rank's own rows of an act-order matrix would fill.
     fn groups_of_rank(&self, prefix: &str) -> Option<usize> {
-        let quant = self.config.quant().filter(|q| QuantConfig::has_act_order(q))?;
-        let size_k = match (&self.config, prefix) {
-            (CaseConfig::Linear(c), _) => c.size_k,
-            (CaseConfig::Moe(c), "w13_") => c.hidden_size,
-            (CaseConfig::Moe(c), _) => c.intermediate_size,
-            _ => return None,
-        };
-        quant.group_size.groups(LogicalK(size_k)).ok()
+        let operation = self.config.operation();
+        let quant = operation.quant().filter(|q| q.has_act_order())?;
+        quant.group_size.groups(LogicalK(operation.size_k(prefix)?)).ok()
     }
 }

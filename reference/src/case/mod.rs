@@ -3,41 +3,36 @@
 //!
 //! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
 //! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
-//! know is an error. [`CaseConfig::rules`] lists what each operation knows; the tensors of the operations
-//! beside Marlin stand at their configs ([`MethodConfig`]).
+//! know is an error. [`CaseConfig::rules`] lists what each operation knows.
 
-mod config;
 mod error;
-mod families;
 mod json;
 mod keys;
 mod limits;
-mod methods;
 mod misfit;
-mod op;
-mod parse;
 mod rules;
-mod stated;
 mod values;
 
 use std::collections::BTreeMap;
 
-pub use config::{
-    Activation, ActivationRounding, AlignConfig, CaseConfig, CheckpointFormat, DynQuantConfig,
-    GroupedTopk, LinearConfig, MoeConfig, Packing, ParallelStyle, PreprocessConfig, QuantConfig,
-    RouterConfig, ScheduleChoice, ScoringFunc, TensorParallel,
-};
+pub use crate::ops::*;
 pub use error::CaseError;
+pub(crate) use json::Reader;
 pub use json::{CONFIG_BYTES, CONFIG_MEMORY};
+pub(crate) use keys::check as check_keys;
+pub(crate) use limits::Demand;
 pub use limits::Limits;
-pub(crate) use methods::GptOssMatrix;
-pub use methods::{
-    FnuzConfig, Fp4MmConfig, Fp4QuantConfig, Fp8LayerConfig, Fp8MmConfig, GptOssConfig,
-    MethodConfig, MxInt4Config, Nvfp4ExpertsConfig, Reciprocal, RequantizeConfig, SwizzleConfig,
-};
 pub use misfit::{Misfit, MisfitKind};
-pub use op::Op;
 pub use rules::{Dim, TensorRule};
+pub(crate) use rules::{rule, stored};
+pub(crate) use values::{
+    Inputs, e4m3_scales, expert_ids, expert_map, finite, in_range, not_negative, positive,
+};
+
+// A config's fields have these types.
+pub use crate::moe::ScoringFunc;
+pub use crate::moe::activation::Activation;
+pub use crate::w4a8::quantize::ActivationRounding;
 
 use crate::container::{Container, write_container};
 use crate::tensor::Tensor;
@@ -85,14 +80,14 @@ impl<'a> Case<'a> {
     /// Reads a case file's bytes; the tensors borrow them.
     ///
     /// # Errors
-    /// [`Error::Container`] for a malformed file; [`Error::Case`] for metadata and configuration;
+    /// [`ContainerError`](crate::container::ContainerError) for a malformed file; [`CaseError`] for metadata and configuration;
     /// [`Error::Unknown`], [`Error::Missing`], [`Error::Dtype`], [`Error::Shape`] and
     /// [`Error::Value`] for tensors, as [`Case::validate`] says. Outputs of a wrong type or shape
     /// are no error: [`Case::misfits`] lists them.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let container = Container::parse(bytes)?;
-        if families::is_router_golden(&container) {
-            return families::parse(&container);
+        if is_router_golden(&container) {
+            return parse_golden(&container);
         }
         let metadata = |key: &str| {
             container
@@ -183,8 +178,7 @@ impl<'a> Case<'a> {
         for rule in rules.iter().filter(|r| r.required) {
             self.input(rule.name.trim_start_matches("in."))?;
         }
-        values::check(&self.config, &self.inputs)?;
-        stated::check(&self.config, &self.inputs)
+        self.config.operation().check_inputs(&self.inputs)
     }
 
     /// The case as a file's bytes. Remarks of [`Case::raw_config`] are kept. Fails where [`Case::validate`] does.

@@ -35,7 +35,7 @@ pub struct Mismatch {
 
 impl Mismatch {
     /// A whole element of `width` bits that is under no layout.
-    pub(super) fn element(
+    pub(crate) fn element(
         index: Vec<usize>,
         width: u32,
         expert: Option<usize>,
@@ -59,13 +59,13 @@ impl Mismatch {
 }
 
 /// A value of `width` bits as hexadecimal.
-pub(super) fn hex(bits: u32, width: u32) -> String {
+pub(crate) fn hex(bits: u32, width: u32) -> String {
     format!("{bits:#0w$x}", w = width.div_ceil(4) as usize + 2)
 }
 
 /// What a row of the matrix is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rows {
+pub(crate) enum Rows {
     /// Input features.
     K,
     /// Scale groups.
@@ -75,7 +75,7 @@ pub(super) enum Rows {
 }
 
 impl Rows {
-    pub(super) fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::K => "k",
             Self::Group => "group",
@@ -86,9 +86,9 @@ impl Rows {
 
 /// A list of values under no layout: index `i` is row 0, column i.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plain {
-    pub(super) len: usize,
-    pub(super) width: u32,
+pub(crate) struct Plain {
+    pub(crate) len: usize,
+    pub(crate) width: u32,
 }
 
 impl Layout for Plain {
@@ -108,13 +108,13 @@ impl Layout for Plain {
 /// A matrix `[N, K]` or `[N, groups]` as files store it, one line of values after the other; of
 /// 4-bit values two a byte, the lower row in the low nibble.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     /// k or groups.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// n.
-    pub(super) cols: usize,
+    pub(crate) cols: usize,
     /// Bits per value: 4, or all of an element.
-    pub(super) width: u32,
+    pub(crate) width: u32,
 }
 
 impl Lines {
@@ -142,10 +142,10 @@ impl Layout for Lines {
 }
 
 /// Storage elements, zero-extended.
-pub(super) type Elements = Vec<u32>;
+pub(crate) type Elements = Vec<u32>;
 
 /// The elements of an 8, 16 or 32-bit tensor.
-pub(super) fn elements(tensor: &Tensor<'_>) -> Elements {
+pub(crate) fn elements(tensor: &Tensor<'_>) -> Elements {
     match tensor.dtype().bytes() {
         1 => tensor.elements::<u8>().iter().map(|&x| x.into()).collect(),
         2 => tensor.elements::<u16>().iter().map(|&x| x.into()).collect(),
@@ -154,23 +154,23 @@ pub(super) fn elements(tensor: &Tensor<'_>) -> Elements {
 }
 
 /// A wrong way to compute an output: the elements that it would give.
-pub(super) type Candidate<'c> = KnownMistake<'c, (), Elements>;
+pub(crate) type Candidate<'c> = KnownMistake<'c, (), Elements>;
 
 /// An output to judge.
-pub(super) struct Subject<'c> {
-    pub(super) name: String,
-    pub(super) found: &'c Tensor<'c>,
-    pub(super) expected: Elements,
-    pub(super) layout: Box<dyn Layout + 'c>,
+pub(crate) struct Subject<'c> {
+    pub(crate) name: String,
+    pub(crate) found: &'c Tensor<'c>,
+    pub(crate) expected: Elements,
+    pub(crate) layout: Box<dyn Layout + 'c>,
     /// Shape of one matrix in values.
-    pub(super) shape: [usize; 2],
-    pub(super) rows: Rows,
+    pub(crate) shape: [usize; 2],
+    pub(crate) rows: Rows,
     /// Bits per value; a storage element holds as many as fit.
-    pub(super) width: u32,
-    pub(super) experts: usize,
+    pub(crate) width: u32,
+    pub(crate) experts: usize,
     /// Whether the tensor has a leading axis of experts.
-    pub(super) stacked: bool,
-    pub(super) candidates: Vec<Candidate<'c>>,
+    pub(crate) stacked: bool,
+    pub(crate) candidates: Vec<Candidate<'c>>,
 }
 
 impl Subject<'_> {
@@ -179,7 +179,7 @@ impl Subject<'_> {
     }
 
     /// Values in storage order that differ: (element of the whole tensor, bit).
-    pub(super) fn differences<'a>(
+    pub(crate) fn differences<'a>(
         &'a self,
         found: &'a [u32],
     ) -> impl Iterator<Item = (usize, u32)> + 'a {
@@ -196,7 +196,7 @@ impl Subject<'_> {
     }
 
     /// The matrix value at storage position (`element`, `bit`): expert and place.
-    pub(super) fn place(&self, element: usize, bit: u32) -> (usize, Place) {
+    pub(crate) fn place(&self, element: usize, bit: u32) -> (usize, Place) {
         let per = self.layout.packed_len().max(1);
         (element / per, self.layout.locate(element % per, bit))
     }
@@ -220,7 +220,7 @@ impl Subject<'_> {
     }
 
     /// Compares, and on a mismatch looks for what explains it.
-    pub(super) fn judge(self) -> OutputReport {
+    pub(crate) fn judge(self) -> OutputReport {
         let found = elements(self.found);
         let per_element = (self.element_bits() / self.width) as usize;
         let total = self.expected.len() * per_element;
@@ -286,7 +286,7 @@ impl Subject<'_> {
     }
 
     /// The values of one matrix, row-major.
-    pub(super) fn matrix(&self, tensor: &[u32], expert: usize) -> Vec<u32> {
+    pub(crate) fn matrix(&self, tensor: &[u32], expert: usize) -> Vec<u32> {
         let per = self.layout.packed_len();
         let mask = u32::MAX >> (32 - self.width);
         let mut values = vec![0; self.shape[0] * self.shape[1]];
@@ -300,7 +300,7 @@ impl Subject<'_> {
     }
 
     /// Places of all mismatches: (expert, row, column).
-    pub(super) fn places<'a>(
+    pub(crate) fn places<'a>(
         &'a self,
         found: &'a [u32],
     ) -> impl Iterator<Item = (usize, Place)> + 'a {

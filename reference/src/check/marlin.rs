@@ -13,12 +13,12 @@ use crate::layout::marlin::{
 use crate::tensor::Tensor;
 use crate::{Result, act_order};
 
-pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {
     let shape = Shape::new(c.size_k, c.size_n);
     matrices(case, &c.quant, "", shape, c.scale_factor, None)
 }
 
-pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     let (h, i) = (c.hidden_size, c.intermediate_size);
     let w13 = Shape::new(h, c.w13_size_n());
     let mut reports = matrices(case, &c.quant, "w13_", w13, c.scale_factor_w13, Some(i))?;
@@ -233,7 +233,7 @@ impl<'p> Stack<'p> {
 }
 
 /// `int4_fp8_preprocess`: codes rewritten for fp8 activations, in the packing of the input.
-pub(super) fn preprocess(case: &Case<'_>, c: &PreprocessConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn preprocess(case: &Case<'_>, c: &PreprocessConfig) -> Result<Vec<OutputReport>> {
     let Some(found) = case.output("qweight") else { return Ok(Vec::new()) };
     let input = case.input("qweight")?.elements::<u32>().into_owned();
     let symmetric = int4_to_fp8_symmetric(&input);

@@ -23,17 +23,17 @@ pub enum Strength {
 }
 
 /// A wrong way to compute that is known to happen.
-pub(super) struct KnownMistake<'m, A, T> {
+pub(crate) struct KnownMistake<'m, A, T> {
     /// Short name, stable across versions.
-    pub(super) id: &'static str,
+    pub(crate) id: &'static str,
     /// What happened, in a sentence without its end.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// What the computation of an argument gives with the mistake; `None` where it does not apply.
-    pub(super) make: Box<dyn Fn(A) -> Option<T> + 'm>,
+    pub(crate) make: Box<dyn Fn(A) -> Option<T> + 'm>,
 }
 
 impl<'m, A, T> KnownMistake<'m, A, T> {
-    pub(super) fn new(
+    pub(crate) fn new(
         id: &'static str,
         text: impl Into<String>,
         make: impl Fn(A) -> Option<T> + 'm,
@@ -44,7 +44,7 @@ impl<'m, A, T> KnownMistake<'m, A, T> {
 
 impl<'m, T> KnownMistake<'m, (), T> {
     /// A mistake of one computation, without an argument.
-    pub(super) fn of(
+    pub(crate) fn of(
         id: &'static str,
         text: impl Into<String>,
         make: impl Fn() -> Option<T> + 'm,
@@ -55,41 +55,41 @@ impl<'m, T> KnownMistake<'m, (), T> {
 
 /// A predicted output, value by value, against the found one.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Comparison {
+pub(crate) struct Comparison {
     /// Wrong values that the mistake predicts.
-    pub(super) explained: usize,
+    pub(crate) explained: usize,
     /// Wrong values that it does not.
-    pub(super) unexplained: usize,
+    pub(crate) unexplained: usize,
     /// Right values that it would have made wrong.
-    pub(super) broken: usize,
+    pub(crate) broken: usize,
     /// Of those that it does not predict, values that are within a few units in the last place.
-    pub(super) near: usize,
+    pub(crate) near: usize,
     /// Of those that it would have made wrong, likewise.
-    pub(super) near_broken: usize,
+    pub(crate) near_broken: usize,
     /// Evidence of values that are near.
-    pub(super) near_evidence: f64,
+    pub(crate) near_evidence: f64,
     /// How improbable it is that all of this fits by chance, in bits.
-    pub(super) evidence: f64,
+    pub(crate) evidence: f64,
     /// Values that the mistake changes visibly.
-    pub(super) changed: usize,
+    pub(crate) changed: usize,
     /// All values, where the mistake says which of them are wrong: then it is evidence that those
     /// are. 0 where the wrong values were looked at to choose what the mistake applies to.
-    pub(super) total: usize,
+    pub(crate) total: usize,
 }
 
 /// What a comparison says of a mistake.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Outcome {
-    pub(super) strength: Strength,
-    pub(super) unexplained: usize,
+pub(crate) struct Outcome {
+    pub(crate) strength: Strength,
+    pub(crate) unexplained: usize,
     /// Whether values are a few units in the last place away from what is predicted.
-    pub(super) near: bool,
+    pub(crate) near: bool,
 }
 
 /// Bits by which the evidence has to exceed the number of mistakes tried: one in twenty.
 const MARGIN: f64 = 4.3;
 /// What is said of a prediction that values are near.
-pub(super) const NEARLY: &str = "(to within a few units in the last place)";
+pub(crate) const NEARLY: &str = "(to within a few units in the last place)";
 /// Units in the last place within which a value is near a prediction.
 const NEAR: f64 = 4.0;
 /// Explained values that are worth a word even where the mistake is not specific.
@@ -97,7 +97,7 @@ const MANY: usize = 32;
 
 impl Comparison {
     /// Counts one value of `width` bits that is compared for equality.
-    pub(super) fn exact(&mut self, expected: u32, made: u32, found: u32, width: u32) {
+    pub(crate) fn exact(&mut self, expected: u32, made: u32, found: u32, width: u32) {
         self.changed += usize::from(made != expected);
         if found == expected {
             self.broken += usize::from(made != expected);
@@ -111,7 +111,7 @@ impl Comparison {
     }
 
     /// Counts one wrong id among `count` that the mistake predicts, or not.
-    pub(super) fn id(&mut self, predicted: bool, count: usize) {
+    pub(crate) fn id(&mut self, predicted: bool, count: usize) {
         if predicted {
             self.explained += 1;
             self.evidence += (count.max(1) as f64).log2();
@@ -122,7 +122,7 @@ impl Comparison {
 
     /// Counts a wrong float whose prediction is `residual` away from what is right, with bounds of
     /// `radius` around it.
-    pub(super) fn explained_float(&mut self, residual: f64, radius: f64) {
+    pub(crate) fn explained_float(&mut self, residual: f64, radius: f64) {
         self.explained += 1;
         let bits = (residual.abs() / radius).log2();
         self.evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
@@ -133,7 +133,7 @@ impl Comparison {
     ///
     /// A right element may lie in both bounds. Then distances decide: had the mistake happened, found
     /// numbers would lie near its exact results and not near the right ones.
-    pub(super) fn of_bounds(
+    pub(crate) fn of_bounds(
         right: &[Bounded],
         predicted: impl IntoIterator<Item = (usize, Bounded)>,
         found: &[f64],
@@ -172,7 +172,7 @@ impl Comparison {
     /// Whether the mistake is the cause, where it is one of 2^`cost` that were tried. A mistake that
     /// leaves more than a tenth of the wrong values, that contradicts a right one, or that fits by
     /// chance is none.
-    pub(super) fn outcome(&self, cost: f64) -> Option<Outcome> {
+    pub(crate) fn outcome(&self, cost: f64) -> Option<Outcome> {
         let wrong = self.explained + self.unexplained;
         let fits = self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
         let specific = self.evidence + self.localized() >= cost + MARGIN;
@@ -210,7 +210,7 @@ impl Comparison {
 }
 
 /// Whether a kernel of the class that computes what `bounded` describes may give `found`.
-pub(super) fn holds(bounded: &Bounded, found: f64) -> bool {
+pub(crate) fn holds(bounded: &Bounded, found: f64) -> bool {
     !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
 }
 
@@ -225,7 +225,7 @@ fn reach(size: f64, ty: ScalarType) -> f64 {
 }
 
 /// Whether a number is within its bound and a few units in the last place more.
-pub(super) fn near(made: &Bounded, found: f64, size: f64, ty: ScalarType) -> bool {
+pub(crate) fn near(made: &Bounded, found: f64, size: f64, ty: ScalarType) -> bool {
     (found - made.exact).abs() <= reach(size, ty) + made.below.max(made.above)
 }
 
@@ -260,7 +260,7 @@ impl Likelihood {
 
 impl Outcome {
     /// The diagnosis that names the mistake.
-    pub(super) fn named(self, id: &str, text: &str) -> Diagnosis {
+    pub(crate) fn named(self, id: &str, text: &str) -> Diagnosis {
         match self.strength {
             Strength::Explains => Diagnosis::explains(id, text),
             _ if self.near => {
@@ -272,19 +272,19 @@ impl Outcome {
     }
 
     /// Whether this one says more than the other.
-    pub(super) fn beats(self, other: Option<Self>) -> bool {
+    pub(crate) fn beats(self, other: Option<Self>) -> bool {
         other.is_none_or(|other| (self.near, self.unexplained) < (other.near, other.unexplained))
     }
 
     /// Whether nothing can say more.
-    pub(super) fn is_final(self) -> bool {
+    pub(crate) fn is_final(self) -> bool {
         self.strength == Strength::Explains
     }
 }
 
 /// The first mistake that is the cause, else the one that leaves least unexplained. `compare` is
 /// `None` for a mistake that does not apply, or that changes nothing.
-pub(super) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
+pub(crate) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
     mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
     compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,
 ) -> Option<Diagnosis> {

@@ -4,33 +4,32 @@
 //! sums with bounds derived from the operations that an implementation may use. Outputs that are not computed
 //! here yet are reported as unchecked and keep the case from passing.
 
-mod compare;
-mod dyn_quant;
+pub(crate) mod compare;
+pub(crate) mod dyn_quant;
 mod guard;
-mod known;
-mod layer;
-mod marlin;
-mod methods;
-mod mistake;
+pub(crate) mod known;
+pub(crate) mod layer;
+pub(crate) mod marlin;
+pub(crate) mod mistake;
 mod numbers;
-mod pattern;
+pub(crate) mod pattern;
 mod picture;
-mod plain;
-mod power;
-mod product;
-mod quantized;
-mod routing;
-mod scheduled;
+pub(crate) mod plain;
+pub(crate) mod power;
+pub(crate) mod product;
+pub(crate) mod quantized;
+pub(crate) mod routing;
+pub(crate) mod scheduled;
 mod structure;
 mod variants;
 mod weights;
 
 use serde::Serialize;
 
+pub use crate::ops::computation::{add_outputs, mistaken, mistakes};
 pub use compare::Mismatch;
 pub use guard::{beside_misfits, check_case_within, without_misfits};
 pub use layer::Source as LayerSource;
-pub use methods::{add_outputs, mistaken, mistakes};
 pub use mistake::Strength;
 pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use power::{Accepted, Power, Rejects};
@@ -38,7 +37,7 @@ pub use product::Declared;
 pub use weights::Source as MatrixSource;
 
 use crate::Result;
-use crate::case::{Case, CaseConfig, Limits};
+use crate::case::{Case, Limits};
 
 /// What became of an output or a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -160,7 +159,7 @@ impl OutputReport {
 
     /// Sets the power of a comparison with bounds. A pass that a trivial wrong answer would have got
     /// as well, or in which an element has no bound, becomes unchecked: `remedy` says what to declare.
-    fn settle(&mut self, power: Power, remedy: &str) {
+    pub(crate) fn settle(&mut self, power: Power, remedy: &str) {
         if self.unbounded > 0 {
             let count = self.unbounded;
             self.add_note(&format!(
@@ -234,31 +233,7 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
 /// Judges the outputs of a case within the limits, all of whose outputs have the right shapes.
 fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
     let declared = &declared.or_stated(case);
-    let mut outputs = match &case.config {
-        CaseConfig::Linear(c) => {
-            let mut reports = marlin::linear(case, c)?;
-            let scheduled = scheduled::linear(case, c, declared)?;
-            // Every bit says more than a bound.
-            reports.extend(match scheduled {
-                Some(report) => Some(report),
-                None => product::linear(case, c, declared)?,
-            });
-            reports.extend(quantized::linear(case, c)?);
-            reports
-        }
-        CaseConfig::Moe(c) => {
-            let mut reports = marlin::moe(case, c)?;
-            reports.extend(routing::moe(case, c)?);
-            reports.extend(product::moe(case, c, declared)?);
-            reports.extend(layer::moe(case, c, declared)?);
-            reports
-        }
-        CaseConfig::Router(c) => routing::router(case, c)?,
-        CaseConfig::Align(c) => routing::align(case, c)?,
-        CaseConfig::Preprocess(c) => marlin::preprocess(case, c)?,
-        CaseConfig::DynQuant(c) => dyn_quant::linear(case, c)?,
-        CaseConfig::Method(c) => methods::check(case, c, declared)?,
-    };
+    let mut outputs = case.config.operation().judge(case, declared)?;
     for (name, tensor) in &case.outputs {
         if !outputs.iter().any(|o| o.name == *name) {
             let note = format!("{} of `{}` is not computed here yet", name, case.op);

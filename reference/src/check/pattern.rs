@@ -8,19 +8,19 @@ use crate::moe::narrow;
 use crate::scalar::ScalarType;
 
 /// A matrix of 16-bit floats with its wrong values.
-pub(super) struct Values<'v> {
-    pub(super) ty: ScalarType,
-    pub(super) cols: usize,
+pub(crate) struct Values<'v> {
+    pub(crate) ty: ScalarType,
+    pub(crate) cols: usize,
     /// Bits, zero-extended.
-    pub(super) found: &'v [u32],
-    pub(super) expected: &'v [u32],
+    pub(crate) found: &'v [u32],
+    pub(crate) expected: &'v [u32],
     /// Indices of those that are wrong, ascending.
-    pub(super) wrong: &'v [usize],
+    pub(crate) wrong: &'v [usize],
 }
 
 impl Values<'_> {
     /// The pattern that all wrong values follow.
-    pub(super) fn explain(&self) -> Option<Diagnosis> {
+    pub(crate) fn explain(&self) -> Option<Diagnosis> {
         if let Some((id, text)) = self.not_numbers() {
             return Some(Diagnosis::explains(id, text));
         }
@@ -40,7 +40,7 @@ impl Values<'_> {
     }
 
     /// The rows and columns that all wrong values lie in, from first to last.
-    pub(super) fn extent(&self) -> String {
+    pub(crate) fn extent(&self) -> String {
         let span = |of: &dyn Fn(usize) -> usize, one: &str| {
             let (mut lo, mut hi) = (usize::MAX, 0);
             for &i in self.wrong {
@@ -164,7 +164,7 @@ impl Values<'_> {
 /// Explains a report on bits that differ, for no reason found yet: by what the bounds of the same
 /// output say, by a pattern of the values, or at least by where they are. Takes over how far off
 /// the bounds find them.
-pub(super) fn explain(
+pub(crate) fn explain(
     report: &mut OutputReport,
     values: &Values<'_>,
     bounded: Option<OutputReport>,

@@ -5,10 +5,10 @@ use super::Diagnosis;
 use super::compare::{Rows, Subject};
 
 /// The ids that are given here.
-pub(super) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
+pub(crate) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
 
 /// What all wrong floats have in common, as (found, right); `is_zero`: whether the whole output is.
-pub(super) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static str, String)> {
+pub(crate) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static str, String)> {
     let &(first, _) = wrong.first()?;
     let count = wrong.len();
     let all = |holds: &dyn Fn(f64, f64) -> bool| wrong.iter().all(|&(f, r)| holds(f, r));
@@ -45,7 +45,7 @@ pub(super) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static st
 
 /// NaN in every row of constant activations that is wrong, and nowhere else: the range, and with it a
 /// scale, is zero there.
-pub(super) fn constant_rows(
+pub(crate) fn constant_rows(
     constant: &[bool],
     size_n: usize,
     wrong: &[usize],
@@ -71,7 +71,7 @@ pub(super) fn constant_rows(
 }
 
 /// The same of stored bits, which have no infinities: zeros, or one value everywhere.
-pub(super) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
+pub(crate) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
     if subject.rows == Rows::List && subject.width > 16 || mismatches < 8 {
         return None;
     }

@@ -14,7 +14,7 @@ use crate::quantize::{RuleFit, StatedActivations};
 use crate::scalar::ScalarType;
 
 /// Reports on `a_q` and `a_scales`; none where the case lacks them or their source.
-pub(super) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {
     let stated = |name: &str| case.inputs.get(name);
     let (Some(ty), Some(x), Some(codes), Some(scales)) =
         (c.quant.input_dtype, stated("x"), stated("a_q"), stated("a_scales"))

@@ -19,28 +19,28 @@ use crate::weight::Weight;
 
 /// The inputs of a product `[M, N]`, as the previous stage gave them.
 #[derive(Clone, Copy)]
-pub(super) struct Product<'a> {
+pub(crate) struct Product<'a> {
     /// `[M, K]` codes of type `input`, zero-extended.
-    pub(super) x: &'a [u32],
+    pub(crate) x: &'a [u32],
     /// Type of the activations that enter the product.
-    pub(super) input: ScalarType,
+    pub(crate) input: ScalarType,
     /// Type of the output.
-    pub(super) dtype: ScalarType,
+    pub(crate) dtype: ScalarType,
     /// One matrix, or a stack with an expert for each row.
-    pub(super) weights: &'a [Weight<'a>],
+    pub(crate) weights: &'a [Weight<'a>],
     /// `[M]`, for a stack: each row's expert; `None` gives zeros.
-    pub(super) expert_of: Option<&'a [Option<usize>]>,
+    pub(crate) expert_of: Option<&'a [Option<usize>]>,
     /// For each matrix the permutation that sorts its `g_idx`.
-    pub(super) orders: Option<&'a [Vec<u32>]>,
+    pub(crate) orders: Option<&'a [Vec<u32>]>,
     /// `[M]`.
-    pub(super) activation_scales: Option<&'a [f32]>,
+    pub(crate) activation_scales: Option<&'a [f32]>,
     /// `[M]`.
-    pub(super) router_weights: Option<&'a [f32]>,
+    pub(crate) router_weights: Option<&'a [f32]>,
 }
 
 impl ScheduleChoice {
     /// The schedule that is meant for these matrices, of activations `input` and output `dtype`.
-    pub(super) fn resolve(
+    pub(crate) fn resolve(
         &self,
         weights: &[Weight<'_>],
         dtype: ScalarType,
@@ -59,7 +59,7 @@ impl Product<'_> {
         self.weights.first().map_or(1, |w| w.shape().size_k.max(1))
     }
 
-    pub(super) fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
+    pub(crate) fn execute(&self, schedule: &Schedule) -> Result<Vec<u32>> {
         let rows: Vec<usize> = (0..self.x.len() / self.size_k()).collect();
         self.execute_part(schedule, &rows, |_| true)
     }
@@ -104,7 +104,7 @@ impl Product<'_> {
 ///
 /// # Errors
 /// Where the schedule does not fit the product, as [`Schedule::execute_stack`] says.
-pub(super) fn judge(
+pub(crate) fn judge(
     name: &str,
     found: &Tensor<'_>,
     product: Product<'_>,
@@ -270,7 +270,7 @@ fn compared(ty: ScalarType, expected: &[u32], made: &[u32], found: &[u32]) -> Co
 }
 
 /// The report on `y` of a `linear` case that declares a schedule.
-pub(super) fn linear(
+pub(crate) fn linear(
     case: &Case<'_>,
     c: &LinearConfig,
     declared: &Declared,

@@ -1,4 +1,4 @@
-//! A container's header: every tensor's place, proven consistent before any byte of data is read.
+//! A container's header: the range of every tensor, checked for consistency before data is read.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -6,13 +6,13 @@ use std::ops::Range;
 use super::{ContainerError, json};
 use crate::tensor::DType;
 
-/// Largest header that is read, in bytes. The same limit as the `safetensors` crate's.
+/// Largest header that is read, in bytes: the limit of the `safetensors` crate.
 pub const HEADER_LIMIT: u64 = 100_000_000;
 
-/// Bytes of the length that a file begins with.
+/// Bytes of the header length at the beginning of a file.
 const PREFIX: u64 = 8;
 
-/// One tensor's place.
+/// One tensor: name, type, shape, range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     name: String,
@@ -58,15 +58,15 @@ pub struct Header {
 }
 
 impl Header {
-    /// How many bytes of a file of `file_len` bytes [`Header::parse`] needs, from its first bytes
-    /// (8 at least). Fails where the declared length cannot be.
+    /// The number of bytes that [`Header::parse`] needs of a file of `file_len` bytes, from its first
+    /// bytes (at least 8). Fails if the declared length is impossible.
     pub fn needed(prefix: &[u8], file_len: u64) -> Result<u64, ContainerError> {
         let Some(length) = prefix.first_chunk::<8>() else {
             let found = prefix.len() as u64;
             return Err(ContainerError::Truncated { found, expected: PREFIX });
         };
         let header = u64::from_le_bytes(*length);
-        // The limit first: random bytes read as a length are nearly always enormous.
+        // The limit comes first: a length made of random bytes is nearly always enormous.
         if header > HEADER_LIMIT {
             return Err(ContainerError::HeaderTooLarge { found: header, limit: HEADER_LIMIT });
         }
@@ -76,8 +76,8 @@ impl Header {
         Ok(PREFIX + header)
     }
 
-    /// Reads the header of a file of `file_len` bytes from its first bytes, of which there must be
-    /// at least [`Header::needed`]. The data itself is not needed.
+    /// Reads the header of a file of `file_len` bytes from its first bytes, at least
+    /// [`Header::needed`] of them. The data is not needed.
     pub fn parse(prefix: &[u8], file_len: u64) -> Result<Self, ContainerError> {
         let data_start = Self::needed(prefix, file_len)?;
         let Some(text) = usize::try_from(data_start).ok().and_then(|end| prefix.get(8..end)) else {
@@ -106,7 +106,7 @@ impl Header {
         Ok(Self { entries, by_name, metadata, data_start })
     }
 
-    /// Every tensor, in the order of its bytes in the file.
+    /// Every tensor, in file order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -116,18 +116,18 @@ impl Header {
         self.by_name.get(name).map(|&i| &self.entries[i])
     }
 
-    /// `__metadata__`, empty where there is none.
+    /// `__metadata__`; empty if absent.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Where the data begins, in bytes from the start of the file.
+    /// Offset of the data in the file, in bytes.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 }
 
-/// The entry on its own: offsets in order, and as many bytes as shape and type need.
+/// Checks one entry: offsets in order, and the number of bytes of its shape and type.
 fn check_entry(raw: json::RawEntry, data_start: u64) -> Result<Entry, ContainerError> {
     let json::RawEntry { name: tensor, dtype, shape, offsets: [begin, end] } = raw;
     if begin > end {
@@ -138,7 +138,7 @@ fn check_entry(raw: json::RawEntry, data_start: u64) -> Result<Entry, ContainerE
         .try_fold(dtype.bytes() as u64, |a, &d| a.checked_mul(d))
         .filter(|&b| b < 1 << 63);
     let dims: Option<Vec<usize>> = shape.iter().map(|&d| usize::try_from(d).ok()).collect();
-    // The element count has to fit as well: a zero after an enormous dimension hides it.
+    // The element count must fit too: a zero dimension hides an overflow of the others.
     let elements = shape.iter().filter(|&&d| d != 0).try_fold(1u64, |a, &d| a.checked_mul(d));
     let (Some(expected), Some(dims), Some(_)) = (bytes, dims, elements) else {
         return Err(ContainerError::ShapeOverflow { tensor, shape });
@@ -153,7 +153,7 @@ fn check_entry(raw: json::RawEntry, data_start: u64) -> Result<Entry, ContainerE
     Ok(Entry { name: tensor, dtype, shape: dims, range: start..stop })
 }
 
-/// The entries together: they cover the data exactly.
+/// Checks that the entries together cover the data exactly.
 fn check_cover(entries: &[Entry], data_start: u64, file_len: u64) -> Result<(), ContainerError> {
     let data_len = file_len - data_start;
     let mut cursor = data_start;

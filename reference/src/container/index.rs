@@ -1,4 +1,4 @@
-//! The index of a model in several files, `model.safetensors.index.json`: which holds which tensor.
+//! The index of a model in several files, `model.safetensors.index.json`: the file of each tensor.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,29 +13,29 @@ use super::MAX_TENSORS;
 /// Longest file name that is shown in an error, in characters.
 const SHOWN: usize = 200;
 
-/// Longest file name, in bytes: what file systems take.
+/// Longest file name in bytes, as in common file systems.
 const NAME_LIMIT: usize = 255;
 
-/// A refused index.
+/// The index is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// Not JSON, or nested deeper than any real one.
+    /// Not JSON, or nested too deeply.
     #[error("not JSON: {reason}")]
     Json {
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
     /// JSON of another form than `{"weight_map": {tensor name: file name}}`.
     #[error("{reason}; expected `weight_map`, an object from tensor names to file names")]
     Form {
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
-    /// More tensors than are read.
+    /// Too many tensors.
     #[error("more than {limit} tensors")]
     TooMany {
-        /// Most that are read.
+        /// Largest number that is read.
         limit: usize,
     },
     /// A tensor is listed twice.
@@ -59,8 +59,8 @@ pub enum IndexError {
 /// A checked index: no tensor is listed twice, and every file is a plain name, without folders,
 /// drive letters or a leading dot, so that nothing outside the model's folder is opened.
 ///
-/// Other keys (`metadata`) are not looked at. Source: the index that `transformers` writes beside
-/// sharded checkpoints.
+/// Other keys (`metadata`) are ignored. Source: the index that `transformers` writes for sharded
+/// checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardIndex {
     files: BTreeMap<String, Arc<str>>,
@@ -93,12 +93,12 @@ impl ShardIndex {
         Ok(Self { files })
     }
 
-    /// Each tensor's name and its file's, in the order of the tensors' names.
+    /// Each tensor's name and file, sorted by tensor name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.files.iter().map(|(tensor, file)| (tensor.as_str(), &**file))
     }
 
-    /// The files, each once, in the order of their names.
+    /// The files, each once, sorted by name.
     pub fn files(&self) -> BTreeSet<&str> {
         self.files.values().map(|file| &**file).collect()
     }
@@ -109,8 +109,8 @@ struct Raw {
     weight_map: Entries,
 }
 
-/// The map, and the first key that came a second time: a parser that keeps the last value would
-/// read another model than one that keeps the first.
+/// The map, and the first duplicate key. Duplicates are refused because parsers differ in which value
+/// they keep, and would read different models.
 #[derive(Default)]
 struct Entries {
     files: BTreeMap<String, Arc<str>>,
@@ -130,7 +130,7 @@ impl<'de> Deserialize<'de> for Entries {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
                 let mut entries = Entries::default();
-                // A file holds many tensors: its name is kept once.
+                // A file holds many tensors, so its name is shared.
                 let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
                 while let Some((tensor, file)) = map.next_entry::<String, Cow<'_, str>>()? {
                     if entries.files.len() == MAX_TENSORS {

@@ -1,8 +1,8 @@
-//! The JSON of a header, read once, front to back: duplicate keys are seen, nothing nests deeper
-//! than the format does, and the first wrong value is named.
+//! The JSON of a header, read in one pass: duplicate keys are detected, nesting is limited to that of
+//! the format, and the first wrong value is named.
 //!
-//! serde's errors are strings, so each visitor leaves the named error in [`Found`] and returns a
-//! placeholder; the caller takes the named one unless the text itself was no JSON.
+//! serde's errors are strings, so each visitor stores the named error in [`Found`] and returns a
+//! placeholder. The caller returns the named error, unless the text is not JSON.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use super::ContainerError;
 use crate::tensor::DType;
 
-/// One tensor's entry as written, its parts not yet compared with each other.
+/// One tensor's entry as written, not yet checked for consistency.
 pub(super) struct RawEntry {
     pub(super) name: String,
     pub(super) dtype: DType,
@@ -25,22 +25,23 @@ pub(super) struct RawEntry {
 #[derive(Default)]
 pub(super) struct RawHeader {
     pub(super) entries: Vec<RawEntry>,
-    /// Name to place in `entries`.
+    /// Name to index in `entries`.
     pub(super) by_name: HashMap<String, usize>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// Types that the format names but that fill no whole bytes.
+/// Types of the format that are smaller than a byte.
 const SUB_BYTE: &[&str] =
     &["F4", "F6_E2M3", "F6_E3M2", "I4", "U4", "I2", "U2", "I1", "U1", "F4_E2M1"];
 
-/// Most tensors of a file; models of a trillion parameters have about 200,000 in all files.
+/// Largest number of tensors in a file. Models of a trillion parameters have about 200,000 in all
+/// their files.
 pub const MAX_TENSORS: usize = 1 << 20;
 
-/// Most keys of `__metadata__`.
+/// Largest number of keys in `__metadata__`.
 pub const MAX_METADATA: usize = 1 << 16;
 
-/// Most dimensions of a tensor, as NumPy has it.
+/// Largest number of dimensions, as in NumPy.
 pub const MAX_RANK: usize = 64;
 
 /// Reads a header's JSON.
@@ -58,14 +59,14 @@ pub(super) fn read(text: &str) -> Result<RawHeader, ContainerError> {
 struct Found(RefCell<Option<ContainerError>>);
 
 impl Found {
-    /// Leaves `error` unless one is there already, and gives serde its placeholder.
+    /// Stores `error` unless one is stored already, and returns serde's placeholder.
     fn fail<E: serde::de::Error>(&self, error: ContainerError) -> E {
         let text = error.to_string();
         self.0.borrow_mut().get_or_insert(error);
         E::custom(text)
     }
 
-    /// Leaves the error that `named` makes of serde's own words (a wrong JSON type).
+    /// Stores the error that `named` makes of serde's message (a wrong JSON type).
     fn adopt<E: serde::de::Error>(&self, e: E, named: impl FnOnce(String) -> ContainerError) -> E {
         self.0.borrow_mut().get_or_insert_with(|| named(e.to_string()));
         e
@@ -231,7 +232,7 @@ struct IntegersSeed<'f> {
     found: &'f Found,
     tensor: &'f str,
     key: &'static str,
-    /// Most integers, and what is expected.
+    /// Largest number of integers, and the expectation for errors.
     at_most: (usize, &'static str),
 }
 
@@ -287,7 +288,7 @@ impl Visitor<'_> for IntegerSeed<'_> {
     fn visit_i64<E: serde::de::Error>(self, v: i64) -> Result<u64, E> {
         Err(self.refuse(v))
     }
-    // Integers past 64 bits arrive here as well.
+    // Integers beyond 64 bits arrive here too.
     fn visit_f64<E: serde::de::Error>(self, v: f64) -> Result<u64, E> {
         Err(self.refuse(format!("{v:?}")))
     }

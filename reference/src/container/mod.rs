@@ -1,8 +1,8 @@
 //! safetensors containers: read defensively, written deterministically.
 //!
 //! Source: the safetensors format (8-byte little-endian header length, a JSON object, the data).
-//! Reading is stricter than the format's own crate: repeated keys, unknown keys and metadata that
-//! is not a string are errors, each with its name.
+//! Reading is stricter than in the `safetensors` crate: repeated keys, unknown keys and metadata
+//! that is not a string are errors, each with its own variant.
 
 mod error;
 mod header;
@@ -21,7 +21,7 @@ pub use writer::{ContainerWriter, TensorSpec, WriteError, write_container};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// A whole container in memory (or mapped): header and data.
+/// A whole container, in memory or mapped: header and data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Container<'a> {
     header: Header,
@@ -39,7 +39,7 @@ impl<'a> Container<'a> {
         &self.header
     }
 
-    /// Tensor names, in the order of their bytes in the file.
+    /// Tensor names, in file order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.header.entries().iter().map(Entry::name)
     }
@@ -49,12 +49,12 @@ impl<'a> Container<'a> {
         self.header.entries().len()
     }
 
-    /// Whether there are no tensors.
+    /// Whether the container has no tensors.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The place of a tensor.
+    /// The entry of a tensor.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.header.get(name)
     }
@@ -79,7 +79,7 @@ impl<'a> Container<'a> {
 
     fn read(&self, entry: &Entry) -> Result<Tensor<'a>> {
         let range = entry.file_range();
-        // The header has proven that the range lies in the file, so both ends fit a usize.
+        // `check_cover` has shown that the range is inside the file, so both ends fit a usize.
         let data = &self.bytes[range.start as usize..range.end as usize];
         Tensor::new(entry.name(), entry.dtype(), entry.shape().to_vec(), data)
     }

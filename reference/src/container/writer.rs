@@ -1,4 +1,4 @@
-//! Writing containers: the whole at once, or header first and the data as it is produced.
+//! Writing containers: at once, or the header first and the data as it is produced.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
@@ -13,13 +13,13 @@ pub enum WriteError {
     /// The sink failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Two tensors have one name.
+    /// Two tensors have the same name.
     #[error("tensor `{tensor}` is announced twice")]
     DuplicateTensor {
         /// The name.
         tensor: String,
     },
-    /// `__metadata__` is not a tensor's name.
+    /// A tensor is named `__metadata__`.
     #[error("`__metadata__` is reserved, expected another tensor name")]
     ReservedName,
     /// The announced tensors would make a file of 2^63 bytes or more.
@@ -30,36 +30,36 @@ pub enum WriteError {
         /// The shape.
         shape: Vec<usize>,
     },
-    /// So many tensors that no reader would accept the header.
+    /// The header is too large for readers.
     #[error("header of {found} bytes, expected at most {limit}")]
     HeaderTooLarge {
         /// Bytes of the header.
         found: u64,
-        /// Most that readers accept.
+        /// Largest size that readers accept.
         limit: u64,
     },
-    /// The data of another tensor is due.
+    /// The data belongs to a tensor that is not next.
     #[error("data of tensor `{found}`, expected {expected}")]
     WrongTensor {
-        /// Tensor whose data came.
+        /// Tensor whose data was written.
         found: String,
-        /// Tensor that is due, quoted, or the end of the file.
+        /// Next tensor, quoted, or the end of the file.
         expected: String,
     },
-    /// A tensor's data has another length than was announced.
+    /// The length of a tensor's data differs from the announced one.
     #[error("tensor `{tensor}`: {found} bytes, expected {expected}")]
     WrongLength {
         /// Tensor name.
         tensor: String,
-        /// Bytes that came.
+        /// Bytes written.
         found: u64,
-        /// Bytes announced (or left, for a part).
+        /// Bytes announced (or remaining, for a part).
         expected: u64,
     },
     /// The file was finished before all announced data was written.
     #[error("file finished before the data of tensor `{tensor}`")]
     Unfinished {
-        /// The tensor that was due.
+        /// The next tensor.
         tensor: String,
     },
 }
@@ -92,16 +92,16 @@ impl From<&Tensor<'_>> for TensorSpec {
     }
 }
 
-/// Writes a container whose tensors are produced one after the other: the header stands at once,
-/// the data follows in the announced order.
+/// Writes a container whose tensors are produced one after the other: first the header, then the data
+/// in the announced order.
 ///
-/// A reader that maps the file gets each tensor aligned when wider types are announced first.
+/// Announce wider types first, so that every tensor is aligned in a mapped file.
 #[derive(Debug)]
 pub struct ContainerWriter<W> {
     sink: W,
     /// Name and length of each tensor, in order.
     due: Vec<(String, u64)>,
-    /// Index of the tensor that is due, and how much of it has been written.
+    /// Index of the next tensor, and the number of its bytes already written.
     next: usize,
     written: u64,
 }
@@ -121,7 +121,7 @@ impl<W: Write> ContainerWriter<W> {
         Ok(writer)
     }
 
-    /// Writes the whole data of the tensor that is due.
+    /// Writes the whole data of the next tensor.
     ///
     /// An empty tensor needs no call, and accepts none.
     pub fn write_tensor(&mut self, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
@@ -132,7 +132,7 @@ impl<W: Write> ContainerWriter<W> {
         self.write_part(name, bytes)
     }
 
-    /// Writes the next part of the data of the tensor that is due (one expert of a stack).
+    /// Writes a part of the next tensor's data (one expert of a stack).
     pub fn write_part(&mut self, name: &str, bytes: &[u8]) -> Result<(), WriteError> {
         let left = self.expect(name)?;
         if bytes.len() as u64 > left {
@@ -148,7 +148,7 @@ impl<W: Write> ContainerWriter<W> {
         Ok(())
     }
 
-    /// Flushes and returns the sink. Fails with [`WriteError::Unfinished`] while data is due.
+    /// Flushes and returns the sink. Fails with [`WriteError::Unfinished`] if data is missing.
     pub fn finish(mut self) -> Result<W, WriteError> {
         if let Some((tensor, _)) = self.due.get(self.next) {
             return Err(WriteError::Unfinished { tensor: tensor.clone() });
@@ -163,7 +163,7 @@ impl<W: Write> ContainerWriter<W> {
         }
     }
 
-    /// Bytes left of tensor `name`, which must be the one that is due.
+    /// Remaining bytes of tensor `name`, which must be the next one.
     fn expect(&self, name: &str) -> Result<u64, WriteError> {
         match self.due.get(self.next) {
             Some((due, len)) if due == name => Ok(len - self.written),
@@ -180,8 +180,8 @@ impl<W: Write> ContainerWriter<W> {
     }
 }
 
-/// Writes all `tensors` and the metadata. The order is the format's own crate's, wider types
-/// first and then by name, so the bytes depend on the content alone and every tensor is aligned.
+/// Writes all `tensors` and the metadata. The order is that of the `safetensors` crate, wider types
+/// first and then by name, so the bytes depend only on the content and every tensor is aligned.
 pub fn write_container<W: Write>(
     tensors: &[Tensor<'_>],
     metadata: &BTreeMap<String, String>,

@@ -9,9 +9,9 @@
 //! A logit of −∞ masks its expert: its score is 0, and it is chosen after every expert of a larger
 //! (biased) score. The softmax of a token whose experts are all masked is NaN, and refused.
 
-use crate::case::{MoeConfig, RouterConfig, ScoringFunc};
+use super::ScoringFunc;
 use crate::moe::math;
-use crate::scalar::{self, ScalarType};
+use crate::scalar::{ScalarType, round_to};
 use crate::{Error, Result};
 
 /// Grouped top-k: groups first, then experts in them.
@@ -68,15 +68,6 @@ pub(crate) struct Scores {
     pub(crate) choice: Vec<f32>,
 }
 
-/// `value` rounded to `ty` and back.
-pub(crate) fn round_to(ty: ScalarType, value: f32) -> f32 {
-    match ty {
-        ScalarType::FLOAT16 => scalar::f16_to_f32(scalar::f32_to_f16_rne(value)),
-        ScalarType::BFLOAT16 => scalar::bf16_to_f32(scalar::f32_to_bf16_rne(value)),
-        _ => value,
-    }
-}
-
 impl<'a> Router<'a> {
     /// Softmax or sigmoid and top-k of f32 logits, without groups, bias or factor.
     pub fn new(scoring_func: ScoringFunc, top_k: usize, renormalize: bool) -> Self {
@@ -89,21 +80,6 @@ impl<'a> Router<'a> {
             bias: None,
             logits_type: ScalarType::FLOAT32,
         }
-    }
-
-    /// The router of a `router` case.
-    pub fn from_config(c: &RouterConfig, logits_type: ScalarType, bias: Option<&'a [f32]>) -> Self {
-        let groups = c
-            .grouped
-            .map(|g| Groups { num_expert_group: g.num_expert_group, topk_group: g.topk_group });
-        let routed_scaling_factor = c.grouped.map_or(1.0, |g| g.routed_scaling_factor as f32);
-        let plain = Self::new(c.scoring_func, c.top_k, c.renormalize);
-        Self { groups, routed_scaling_factor, bias, logits_type, ..plain }
-    }
-
-    /// The router of a `moe` case.
-    pub fn from_moe(c: &MoeConfig) -> Self {
-        Self::new(c.scoring_func, c.top_k, c.renormalize)
     }
 
     /// The type that scores are stored in.

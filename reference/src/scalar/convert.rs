@@ -1,9 +1,9 @@
 //! Conversions between f64, f32, f16 and bf16, on raw bits.
 //!
-//! `rne` is to nearest, ties to even; `rtz` toward zero. A narrowing result that is too large is
-//! infinity (`rtz`: the largest finite value, as IEEE 754 has it) unless the name says
-//! `saturating`: then it is the largest finite value, for infinities too. NaN becomes the quiet
-//! NaN without payload, its sign kept; widening keeps the payload.
+//! `rne` rounds to nearest even, `rtz` toward zero, `rna` to nearest with ties away from zero. A
+//! result that is too large becomes infinity (`rtz`: the largest finite value, as in IEEE 754).
+//! `saturating` makes it the largest finite value, for infinities too. Narrowing makes every NaN a
+//! quiet NaN with its sign and without payload; widening keeps the payload.
 
 use super::format::{Overflow, Rounding, narrow_f32, narrow_f64, widen_to_f64};
 use super::kind::ScalarType;
@@ -13,7 +13,7 @@ const BF16: ScalarType = ScalarType::BFLOAT16;
 
 /// IEEE half to f32, exactly.
 ///
-/// Selects instead of branches, so that loops over it vectorize.
+/// Without branches, so that loops over it vectorize.
 #[inline]
 pub const fn f16_to_f32(bits: u16) -> f32 {
     let sign = ((bits & 0x8000) as u32) << 16;
@@ -92,14 +92,14 @@ narrow! {
 
 /// f32 to bfloat16, to nearest even (PTX `cvt.rn.bf16.f32`).
 ///
-/// The exponents have the same range, so a carry into infinity needs no care and loops over it
-/// vectorize.
+/// Both types have the same exponents, so a carry into infinity needs no special case, and loops
+/// over it vectorize.
 #[inline]
 pub const fn f32_to_bf16_rne(value: f32) -> u16 {
     let bits = value.to_bits();
     let nan = (bits >> 16 & 0x8000) | 0x7fc0;
     let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-    // The sum of a NaN's bits may wrap; it is not used.
+    // For a NaN the sum may wrap; it is then unused.
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     (if is_nan { nan } else { rounded }) as u16
 }

@@ -1,7 +1,7 @@
 //! Conversions to and from the types of at most 8 bits, on raw bits (e2m1 in the low 4 bits).
 //!
-//! Names as in the 16-bit conversions; `rne_nan` takes what is too large, and infinities, to NaN.
-//! Decoding is a table look-up, the tables computed from integers at compile time.
+//! Names follow the 16-bit conversions; `rne_nan` maps values that are too large, and infinities, to
+//! NaN. Decoding is a table lookup; the tables are computed from integers at compile time.
 
 use super::convert::{bf16_to_f32, f16_to_f32, narrow};
 use super::format::{
@@ -47,7 +47,7 @@ decode! {
 
 narrow! {
     /// f32 to e4m3fn, to nearest even, limited to ±448, infinities too (PTX
-    /// `cvt.rn.satfinite.e4m3x2.f32`, and the clamp before the cast in fp8 quantizers).
+    /// `cvt.rn.satfinite.e4m3x2.f32`, and the clamp before the cast in FP8 quantizers).
     f32_to_e4m3fn_rne_saturating: f32 via narrow_f32 -> FLOAT8_E4M3FN as u8, NearestEven, Saturate;
     /// f32 to e4m3fn, to nearest even; above 464 (half a step over 448) NaN, as PyTorch's
     /// `.to(torch.float8_e4m3fn)`. 464 itself is a tie and becomes 448.
@@ -127,8 +127,8 @@ macro_rules! e8m0 {
 
 e8m0! {
     /// f32 to e8m0, the nearest power of two, 1.5·2^e up to 2^(e + 1); from 1.5·2^127 on, and for
-    /// infinities, NaN. PyTorch's `.to(torch.float8_e8m0fnu)` agrees but between 2^−127 and
-    /// 1.5·2^−127: see [`f32_to_e8m0_torch`].
+    /// infinities, NaN. PyTorch's `.to(torch.float8_e8m0fnu)` agrees except between 2^−127
+    /// and 1.5·2^−127: see [`f32_to_e8m0_torch`].
     f32_to_e8m0_rne, f64_to_e8m0_rne, NearestEven, Nan;
     /// f32 to e8m0, the nearest power of two, 1.5·2^e up to 2^(e + 1), limited to 2^127.
     f32_to_e8m0_rne_saturating, f64_to_e8m0_rne_saturating, NearestEven, Saturate;
@@ -144,7 +144,7 @@ e8m0! {
 }
 
 /// f32 to e8m0 exactly as PyTorch's `.to(torch.float8_e8m0fnu)` (2.11): [`f32_to_e8m0_rne`], but a
-/// subnormal f32 above 2^−127 always becomes 2^−126 (code 1), the farther one below 1.5·2^−127.
+/// subnormal f32 above 2^−127 always becomes 2^−126 (code 1), even where 2^−127 is nearer.
 #[inline]
 pub const fn f32_to_e8m0_torch(value: f32) -> u8 {
     let magnitude = value.to_bits() & 0x7fff_ffff;

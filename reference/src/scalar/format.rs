@@ -1,17 +1,16 @@
-//! The one integer encoder behind every conversion: a wide float's bits to a narrow float's code.
+//! The integer encoder of every conversion: a wide float's bits to a narrow float's code.
 //!
-//! Nothing here lets the processor round: significands are shifted and compared as integers, so
-//! the result does not depend on the rounding mode, on flush-to-zero flags, on x87 or on a
-//! library that rounds twice on its way through f32.
+//! Significands are shifted and compared as integers, so the result does not depend on the
+//! processor's rounding mode, on flush-to-zero flags, on x87, or on a library that rounds twice
+//! through f32.
 
 use super::kind::{NanRepr, ScalarType};
 
-/// Which of the two neighbouring values a value between them becomes.
+/// Rounding of a value between two neighbouring values of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// The nearer; in the middle, the one whose last significand bit is 0. Where the format keeps
-    /// a single significand bit (e8m0) both are odd and the larger one is taken, as IEEE 754-2019
-    /// §4.3.1 has it.
+    /// The nearer; in the middle, the one whose last significand bit is 0. With a single significand
+    /// bit (e8m0) both are odd, and the larger one is taken (IEEE 754-2019 §4.3.1).
     NearestEven,
     /// The nearer; in the middle, the one of larger magnitude.
     NearestAway,
@@ -21,12 +20,11 @@ pub enum Rounding {
     AwayFromZero,
 }
 
-/// What becomes of an infinity, and of a finite value that is above the largest finite one after
-/// rounding. ([`Rounding::TowardZero`] never rounds a finite value above it, so there the policy
-/// concerns infinities only, as in IEEE 754.)
+/// The result for an infinity, and for a finite value that rounds above the largest finite one.
+/// [`Rounding::TowardZero`] never does so, and applies the policy to infinities only, as in IEEE 754.
 ///
-/// Whatever the policy, NaN becomes NaN; in a format without NaN it becomes the positive maximum,
-/// as with PTX `cvt.satfinite` to e2m1.
+/// With every policy NaN becomes NaN; in a format without NaN, the positive maximum, as with PTX
+/// `cvt.satfinite` to e2m1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Overflow {
     /// Infinity; where the format has none, NaN; where it has neither, the maximum.
@@ -38,7 +36,7 @@ pub enum Overflow {
 }
 
 impl ScalarType {
-    /// What is added to a binary exponent before it is stored: 15 for f16, 127 for bf16.
+    /// The exponent bias: 15 for f16, 127 for bf16.
     pub(super) const fn exponent_bias(self) -> i32 {
         (1 << (self.exponent - 1)) - 1
     }
@@ -62,8 +60,8 @@ impl ScalarType {
         }
     }
 
-    /// The NaN that conversions write, without sign: the quiet NaN without payload from 16 bits
-    /// on, all ones in the 8-bit types (as PyTorch and CUDA write e5m2's).
+    /// The NaN that conversions write, without sign: the quiet NaN without payload from 16 bits on,
+    /// all ones in the 8-bit types (as PyTorch and CUDA do for e5m2).
     const fn nan_code(self) -> Option<u32> {
         match self.nan_repr {
             NanRepr::None => None,
@@ -74,7 +72,7 @@ impl ScalarType {
         }
     }
 
-    /// The code, without sign, that `overflow` puts in place of what is too large.
+    /// The code, without sign, that `overflow` gives to a value that is too large.
     #[inline(always)]
     const fn overflow_code(self, overflow: Overflow) -> u32 {
         let max = self.max_finite_code();
@@ -94,8 +92,8 @@ macro_rules! narrowing {
     ($(#[$doc:meta])* $name:ident, $word:ty, mantissa $m:literal, bias $bias:literal) => {
         $(#[$doc])*
         ///
-        /// With a constant target and policy everything but the shifts folds away, and no branch
-        /// depends on the value.
+        /// With a constant target and policy the compiler folds everything but the shifts, and no
+        /// branch depends on the value.
         #[inline(always)]
         pub(super) const fn $name(
             bits: $word,
@@ -112,8 +110,8 @@ macro_rules! narrowing {
             let hidden: $word = if field == 0 { 0 } else { 1 << $m };
             let significand = (magnitude & ((1 << $m) - 1)) | hidden;
             let field = if field == 0 { 1 } else { field };
-            // Below the smallest normal value the grid no longer gets finer: shift further
-            // instead. Beyond $m + 2 bits nothing is left but "more than zero".
+            // Below the smallest normal value the spacing is constant: shift further instead.
+            // Beyond $m + 2 bits only "more than zero" is left.
             let (below, above) = if field < min_normal {
                 (min_normal - field, 0)
             } else {
@@ -128,8 +126,8 @@ macro_rules! narrowing {
                 Rounding::TowardZero => 0,
                 Rounding::AwayFromZero => half - 1 + half,
             };
-            // The hidden bit, where it is still there, counts as one step of the exponent, and
-            // so does a carry out of the mantissa.
+            // The hidden bit, if it is left, adds one to the exponent field, and so does a carry
+            // out of the mantissa.
             let code = ((significand + increment) >> shift) + (above << to.mantissa);
             let max = to.max_finite_code();
             let beyond = match rounding {
@@ -166,7 +164,7 @@ pub(super) const fn narrow_f64_to_e8m0(bits: u64, rounding: Rounding, overflow: 
     if magnitude > INFINITY {
         return 0xff;
     }
-    // One significand bit is kept, always 1: in the middle, "even" goes up (see `Rounding`).
+    // The only significand bit is always 1, so a tie rounds up (see `Rounding`).
     let increment = match rounding {
         Rounding::NearestEven | Rounding::NearestAway => 1 << 51,
         Rounding::TowardZero => 0,
@@ -204,11 +202,11 @@ macro_rules! widening {
                 if !from.finite_values_only && magnitude == from.infinity_code() {
                     INFINITY
                 } else {
-                    // A quiet NaN: top exponent, top mantissa bit, and what payload there is.
+                    // A quiet NaN: top exponent, top mantissa bit, and the payload.
                     INFINITY | 1 << ($m - 1) | (shifted & ((1 << $m) - 1))
                 }
             } else if m == 0 {
-                // e8m0: code 0 is 2^−127, the others' exponent fields are the code's.
+                // e8m0: code 0 is 2^−127; other codes are the exponent field.
                 if field as $word + rebias == 0 {
                     1 << ($m - 1)
                 } else {
@@ -219,7 +217,8 @@ macro_rules! widening {
             } else if magnitude == 0 {
                 0
             } else {
-                // Subnormal here, normal there: bring the leading bit to the hidden place.
+                // Subnormal in the source, normal in the target: shift the leading bit to the hidden
+                // position.
                 let up = m - (31 - magnitude.leading_zeros());
                 ((magnitude as $word) << ($m - m + up) & ((1 << $m) - 1))
                     | (rebias + 1 - up as $word) << $m
@@ -242,10 +241,9 @@ widening! {
 impl ScalarType {
     /// The code of `value` in this type, the code in the low [`Self::size_bits`] bits.
     ///
-    /// Floats follow [`Rounding`] and [`Overflow`]; e8m0 has no sign and no zero, so the sign is
-    /// dropped and what lies below 2^−127 becomes 2^−127. Integers round to an integer, are
-    /// limited to the type's range whatever the policy (NaN counts as 0) and get their
-    /// [bias](Self::bias) added; their code is two's complement.
+    /// Floats follow [`Rounding`] and [`Overflow`]. e8m0 has neither sign nor zero: the sign is
+    /// dropped, and values below 2^−127 become 2^−127. Integers are rounded, saturated with every
+    /// policy (NaN counts as 0), and their [bias](Self::bias) is added; the code is two's complement.
     pub fn encode(self, value: f64, rounding: Rounding, overflow: Overflow) -> u32 {
         if !self.is_floating_point() {
             return self.encode_integer(value, rounding);
@@ -256,13 +254,13 @@ impl ScalarType {
         narrow_f64(value.to_bits(), self, rounding, overflow)
     }
 
-    /// [`Self::encode`], to nearest even, the overflow to infinity (or NaN): IEEE 754's default
-    /// and what PyTorch's `.to(dtype)` does.
+    /// [`Self::encode`] to nearest even, with overflow to infinity (or NaN): IEEE 754's default, and
+    /// PyTorch's `.to(dtype)`.
     pub fn encode_rne(self, value: f64) -> u32 {
         self.encode(value, Rounding::NearestEven, Overflow::Infinity)
     }
 
-    /// [`Self::encode`], to nearest even, limited to the largest finite value: what quantizers do.
+    /// [`Self::encode`] to nearest even, saturating, as quantizers do.
     pub fn encode_rne_saturating(self, value: f64) -> u32 {
         self.encode(value, Rounding::NearestEven, Overflow::Saturate)
     }
@@ -280,7 +278,7 @@ impl ScalarType {
                 }
             }
         };
-        // `as` limits to i64's range and takes NaN to 0.
+        // `as` saturates to i64 and maps NaN to 0.
         let (min, max) = self.integer_limits();
         let stored = (rounded as i64).clamp(min, max) + i64::from(self.bias);
         stored as u32 & (u32::MAX >> (32 - self.size_bits()))

@@ -13,8 +13,8 @@ pub enum NanRepr {
     ExtdRangeMaxMin = 2,
 }
 
-/// A number format of at most 32 bits. Integers have no exponent bits; a bias is what is added
-/// to a value before it is stored (`uint4b8` stores −8..=7 as 0..=15).
+/// A number format of at most 32 bits. Integers have no exponent bits. A bias is added to a value
+/// before it is stored (`uint4b8` stores −8..=7 as 0..=15).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ScalarType {
     pub(super) exponent: u8,
@@ -121,7 +121,7 @@ impl ScalarType {
         self.exponent as u32 + self.mantissa as u32 + self.signed as u32
     }
 
-    /// Bits that one value takes when it stands alone in a table: 8, 16 or 32.
+    /// Bits of one stored value: 8, 16 or 32.
     pub const fn storage_bits(self) -> u32 {
         match self.size_bits() {
             0..=8 => 8,
@@ -151,7 +151,7 @@ impl ScalarType {
         self.exponent != 0
     }
 
-    /// What is added to a value before it is stored.
+    /// The number that is added to a value before it is stored.
     pub const fn bias(self) -> i32 {
         self.bias
     }
@@ -170,8 +170,8 @@ impl fmt::Debug for ScalarType {
 }
 
 impl ScalarType {
-    /// Steps between two values of a signed type, in the order of its bit patterns; both zeros are
-    /// one. A number and NaN are infinitely far from each other, two NaN not at all.
+    /// Distance between two values of a signed type, in steps of its bit patterns. Both zeros are one
+    /// value. A number and a NaN are infinitely far apart; two NaN have distance 0.
     pub fn steps(self, a: u32, b: u32) -> f64 {
         let ordinal = |bits: u32| {
             let sign = 1u32 << (self.size_bits() - 1);
@@ -185,7 +185,7 @@ impl ScalarType {
         }
     }
 
-    /// The exact value of `bits` (the low [`Self::size_bits`] bits); NaN and infinities as f64's.
+    /// The exact value of the low [`Self::size_bits`] bits of `bits`; NaN and infinities are f64's.
     pub fn to_f64(self, bits: u32) -> f64 {
         let size = self.size_bits();
         let bits = if size == 32 { bits } else { bits & ((1 << size) - 1) };
@@ -213,7 +213,7 @@ impl ScalarType {
         } else if top && !self.finite_values_only {
             f64::INFINITY
         } else if m_bits == 0 {
-            // e8m0: every code is a power of two; there is no zero and no subnormal.
+            // e8m0: every code is a power of two; it has neither zero nor subnormals.
             exp2(field as i32 - e_bias)
         } else if field == 0 {
             f64::from(mantissa) * exp2(1 - e_bias - m_bits as i32)

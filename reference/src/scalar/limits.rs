@@ -1,4 +1,4 @@
-//! What a type can hold: its limits, and which special values it has.
+//! Limits and special values of a type.
 
 use super::format::widen_to_f64;
 use super::kind::{NanRepr, ScalarType};
@@ -7,9 +7,9 @@ use std::fmt;
 /// The smallest or largest value of a type: upstream gives `int` for integers, `float` for floats.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
-    /// Of an integer type, the bias taken off.
+    /// Limit of an integer type, without its bias.
     Int(i64),
-    /// Of a floating-point type; always finite.
+    /// Limit of a floating-point type; always finite.
     Float(f64),
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Limit {
 }
 
 impl ScalarType {
-    /// Smallest and largest value of an integer type, the bias taken off.
+    /// Smallest and largest value of an integer type, without its bias.
     pub(super) fn integer_limits(self) -> (i64, i64) {
         let size = self.size_bits();
         let (min, max) = if self.signed {
@@ -47,7 +47,7 @@ impl ScalarType {
 
     /// The largest finite value (upstream's `max()`): 7 for `uint4b8`, 448 for `float8_e4m3fn`.
     ///
-    /// For `float8_e8m0fnu`, where upstream 0.21.0's own computation fails, 2^127.
+    /// 2^127 for `float8_e8m0fnu`, where upstream 0.21.0's computation fails.
     pub fn max(self) -> Limit {
         if self.is_floating_point() {
             Limit::Float(f64::from_bits(widen_to_f64(self.max_finite_code(), self)))
@@ -59,7 +59,7 @@ impl ScalarType {
     /// The smallest finite value (upstream's `min()`): −8 for `uint4b8`, −448 for
     /// `float8_e4m3fn`.
     ///
-    /// For the unsigned `float8_e8m0fnu`, which upstream refuses, 2^−127.
+    /// 2^−127 for the unsigned `float8_e8m0fnu`, which upstream refuses.
     pub fn min(self) -> Limit {
         match self.max() {
             Limit::Int(_) => Limit::Int(self.integer_limits().0),
@@ -78,31 +78,31 @@ impl ScalarType {
         !self.is_floating_point()
     }
 
-    /// Whether stored and meant integers differ.
+    /// Whether the type has a bias.
     pub const fn has_bias(self) -> bool {
         self.bias != 0
     }
 
-    /// Whether this is a floating-point type with infinities. (Upstream's `has_infs()` also says
-    /// yes to every integer type.)
+    /// Whether this is a floating-point type with infinities. (Upstream's `has_infs()` also
+    /// returns true for every integer type.)
     pub const fn has_infs(self) -> bool {
         self.is_floating_point() && !self.finite_values_only
     }
 
     /// Whether this is a floating-point type with NaN. (Upstream's Python `has_nans()` compares
-    /// an enumeration with a number and says yes to every type.)
+    /// an enumeration with a number and returns true for every type.)
     pub const fn has_nans(self) -> bool {
         self.is_floating_point() && !matches!(self.nan_repr, NanRepr::None)
     }
 
     /// Whether this is a floating-point type with IEEE 754's infinities and NaN. (Upstream's C++
-    /// class answers so; its Python class compares an enumeration with a number and says no to
+    /// class agrees; its Python class compares an enumeration with a number and returns false for
     /// every type.)
     pub const fn is_ieee_754(self) -> bool {
         self.has_infs() && matches!(self.nan_repr, NanRepr::Ieee754)
     }
 
-    /// The name by upstream's scheme: `float<bits>_e<exponent>m<mantissa>` with `f` for
+    /// The name in upstream's scheme: `float<bits>_e<exponent>m<mantissa>` with `f` for
     /// finite-only and `n` for a NaN that is not IEEE 754's, `[u]int<bits>` with `b<bias>`.
     /// `bfloat16` is `float16_e8m7` here, `float8_e8m0fnu` is `float8_e8m0fn`.
     pub fn scheme_name(self) -> String {

@@ -1,31 +1,37 @@
 //! What the canonical arithmetic makes of a case's inputs: every output beside the layouts.
 
-use super::Weight;
 use super::tensors::half;
 use crate::act_order;
 use crate::case::{Case, LinearConfig, MoeConfig, QuantConfig};
-use crate::gemm::schedule::{Extras, Schedule};
+use crate::gemm::schedule::{Extras, Schedule, ScheduleError};
 use crate::moe::activation::Definition;
 use crate::moe::align::{Absent, Align};
 use crate::moe::layer::{Layer, Routed, input_global_scale, quantize_rows};
-use crate::moe::router::Router;
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::weight::Groups;
+use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
+
+fn is_schedule(error: &Error) -> bool {
+    error.downcast_ref::<ScheduleError>().is_some()
+}
 
 /// Whether the canonical schedule has such a product: under act-order, groups of any size need not
 /// fill the instructions of 8-bit activations, which sum each group apart.
 fn defined<T>(q: &QuantConfig, made: Result<T>) -> Result<Option<T>> {
     match made {
-        Err(Error::Schedule(_)) if q.has_act_order() && q.input_dtype.is_some() => Ok(None),
+        Err(e) if is_schedule(&e) && q.has_act_order() && q.input_dtype.is_some() => Ok(None),
         made => made.map(Some),
     }
 }
 
 /// Adds `y` of a linear case, and of 8-bit activations their codes and scales as inputs. Returns
 /// whether there is a `y`.
-pub(super) fn linear(case: &mut Case<'static>, c: &LinearConfig, weight: &Weight) -> Result<bool> {
+pub(crate) fn linear(
+    case: &mut Case<'static>,
+    c: &LinearConfig,
+    weight: &Weight<'static>,
+) -> Result<bool> {
     let x = case.input("x")?.elements::<u16>().into_owned();
     let (dtype, m, k) = (c.quant.dtype, c.size_m, c.size_k);
     let factor = input_global_scale(std::slice::from_ref(weight));
@@ -46,16 +52,16 @@ pub(super) fn linear(case: &mut Case<'static>, c: &LinearConfig, weight: &Weight
 }
 
 /// Adds routing, aligned tokens and all stages of a layer. Returns whether there are stages.
-pub(super) fn moe(
+pub(crate) fn moe(
     case: &mut Case<'static>,
     c: &MoeConfig,
-    w13: &[Weight],
-    w2: &[Weight],
+    w13: &[Weight<'static>],
+    w2: &[Weight<'static>],
 ) -> Result<bool> {
     let logits = case.input("router_logits")?.elements::<f32>().into_owned();
     let x = case.input("x")?.elements::<u16>().into_owned();
     let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-    let routing = Router::from_moe(c).route(&logits, c.num_experts)?;
+    let routing = c.router().route(&logits, c.num_experts)?;
     let align = Align {
         block_size: c.block_size_m,
         num_experts: c.num_experts,
@@ -101,8 +107,8 @@ pub(super) fn moe(
 }
 
 /// The permutations that a case states: stable ones.
-fn stable(weights: &[Weight]) -> Option<Vec<Vec<u32>>> {
-    let of = |w: &Weight| match &w.groups {
+fn stable(weights: &[Weight<'static>]) -> Option<Vec<Vec<u32>>> {
+    let of = |w: &Weight<'static>| match &w.groups {
         Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
         Groups::Uniform(_) => None,
     };

@@ -12,16 +12,16 @@ use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, Weight};
 
 /// The stored type of f16 and bf16.
-pub(super) fn half(dtype: ScalarType) -> DType {
+pub(crate) fn half(dtype: ScalarType) -> DType {
     if dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 }
 }
 
 /// One matrix (`prefix` empty) or a stack of experts (`w13_`, `w2_`) on its way into a case.
-pub(super) struct Stack<'s> {
-    pub(super) prefix: &'static str,
-    pub(super) quant: &'s QuantConfig,
-    pub(super) shape: Shape,
-    pub(super) weights: Vec<Weight<'static>>,
+pub(crate) struct Stack<'s> {
+    pub(crate) prefix: &'static str,
+    pub(crate) quant: &'s QuantConfig,
+    pub(crate) shape: Shape,
+    pub(crate) weights: Vec<Weight<'static>>,
 }
 
 impl Stack<'_> {
@@ -51,7 +51,7 @@ impl Stack<'_> {
     }
 
     /// Adds the matrices as the checkpoint format of the case stores them.
-    pub(super) fn add_inputs(&self, case: &mut Case<'_>) -> Result<()> {
+    pub(crate) fn add_inputs(&self, case: &mut Case<'_>) -> Result<()> {
         use CheckpointFormat as F;
         let Self { quant: q, shape: Shape { size_k, size_n }, .. } = *self;
         let Some(first) = self.weights.first() else { return Ok(()) };
@@ -116,7 +116,7 @@ impl Stack<'_> {
     }
 
     /// Packs the matrices and adds everything that a kernel is given as outputs.
-    pub(super) fn add_outputs(&self, case: &mut Case<'_>) -> Result<Prepared> {
+    pub(crate) fn add_outputs(&self, case: &mut Case<'_>) -> Result<Prepared> {
         let input_dtype = InputDtype::from_config(self.quant.input_dtype)?;
         let options = Options { input_dtype, ..Options::new(self.quant.dtype) };
         let p = prepare(&self.weights, options)?;
@@ -168,7 +168,7 @@ impl Stack<'_> {
 }
 
 /// Little-endian bytes of words.
-pub(super) fn bytes_of(words: &[u32]) -> Vec<u8> {
+pub(crate) fn bytes_of(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 

@@ -12,7 +12,7 @@ use crate::scalar::ScalarType;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 
 /// K of the whole matrix, of which a row-parallel rank holds `size_k` rows.
-pub(super) fn whole_k(quant: &QuantConfig, size_k: usize) -> usize {
+pub(crate) fn whole_k(quant: &QuantConfig, size_k: usize) -> usize {
     match quant.tensor_parallel {
         Some(tp) if tp.style == ParallelStyle::Row => size_k * tp.size,
         _ => size_k,
@@ -184,7 +184,7 @@ fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> V
 }
 
 /// Any finite number of a 16-bit type: often ordinary, sometimes zero, tiny or huge.
-pub(super) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
+pub(crate) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     let (exponent, mantissa) = fields(dtype);
     let top = (1u32 << exponent) - 2;
     let usual = (1 << (exponent - 1)) - 1;
@@ -199,7 +199,7 @@ pub(super) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
 }
 
 /// An activation that no product overflows with.
-pub(super) fn activation_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
+pub(crate) fn activation_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     let (exponent, mantissa) = fields(dtype);
     let usual = (1u32 << (exponent - 1)) - 1;
     let sign = rng.between(0, 1) << 15;

@@ -1,14 +1,14 @@
-//! Memory for the panels of many rows.
+//! Memory for the panels of a batch.
 
 use super::Panel;
 use super::parallel::Split;
 use super::quantize::{Extremes, Scaled};
 use super::wide::Loop;
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout, padded_k};
+use crate::w4a8::quantize::ActivationRounding;
 
 /// Rows of quantized activations, panel after panel: a panel of rows `first` to `first + count`
-/// starts where `first` rows end. Memory grows and is kept.
+/// starts where `first` rows end. The buffer grows and is reused.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PanelBuffer {
     codes: Vec<u8>,
@@ -17,7 +17,7 @@ pub(super) struct PanelBuffer {
     starts: Vec<i32>,
 }
 
-/// How rows for the weights of a layout are stored.
+/// Storage of rows for the weights of a layout.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowShape {
     /// Kp.
@@ -65,7 +65,7 @@ impl PanelBuffer {
         )
     }
 
-    /// The first `rows` rows, to be written.
+    /// The first `rows` rows, for writing.
     pub(super) fn rows_mut(&mut self, rows: usize, shape: RowShape) -> PanelsMut<'_> {
         PanelsMut {
             shape,
@@ -107,7 +107,7 @@ impl Split for PanelsMut<'_> {
     }
 }
 
-/// One panel: all its rows are what it has room for.
+/// One panel, whose rows fill its memory.
 impl PanelsMut<'_> {
     /// Prepares row `m` of the panel for its codes.
     #[inline(always)]
@@ -149,8 +149,8 @@ impl PanelsMut<'_> {
     }
 }
 
-/// Of eight codes, each with 128 added: sums of two in each 16 bits. Those of a chunk's pieces can be
-/// added.
+/// Sums of pairs of eight codes, each with 128 added, in 16 bits. The sums of a chunk's pieces can be
+/// added without overflow.
 #[inline(always)]
 fn biased_sums(piece: &[u8]) -> u64 {
     const LOW: u64 = 0x00ff_00ff_00ff_00ff;
@@ -160,22 +160,22 @@ fn biased_sums(piece: &[u8]) -> u64 {
     (biased & LOW) + (biased >> 8 & LOW)
 }
 
-/// The sum of four times 16 bits, below 2^16.
+/// The sum of four 16-bit fields, below 2^16.
 #[inline(always)]
 fn total(sums: u64) -> i32 {
     (sums.wrapping_mul(0x0001_0001_0001_0001) >> 48) as i32
 }
 
-/// Codes that are made before they are stored: a stretch that stays in the first-level cache.
+/// Codes computed before they are stored: as many as stay in the L1 cache.
 const STRETCH: usize = 16 * CHUNK;
 
 /// Quantizes a row of a panel.
 pub(super) struct Quantize<'p, 'a, S, V> {
     /// One panel.
     pub(super) panel: &'p mut PanelsMut<'a>,
-    /// The row's place in it.
+    /// The row's index in the panel.
     pub(super) m: usize,
-    /// The row: slices of multiples of [`CHUNK`] elements, but for the last.
+    /// The row as slices of multiples of [`CHUNK`] elements, except the last one.
     pub(super) segments: S,
     /// An element's activation.
     pub(super) value: V,
@@ -206,7 +206,7 @@ impl<'t, T: Copy + 't, S: Iterator<Item = &'t [T]> + Clone, V: Fn(T) -> f32 + Co
     }
 }
 
-/// At least `len` values, without giving memory back.
+/// Grows `values` to at least `len`, and never shrinks it.
 pub(super) fn grow<T: Clone + Default>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
         values.resize(len, T::default());

@@ -1,8 +1,8 @@
-//! One product at speed: the bits of [`linear`](super::linear()), without allocating.
+//! One fast product: the bits of [`linear`](super::linear()), without allocations.
 //!
-//! Rows are quantized into panels; an item of work is a run of columns, which goes through all
-//! panels while its weights stay in a core's cache; the results, `[run][row][column of the run]`,
-//! become rows at the end.
+//! Rows are quantized into panels. A work item is a run of columns: it multiplies all panels while its
+//! weights stay in a core's cache. The results, `[run][row][column of the run]`, become rows at the
+//! end.
 
 use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
 use super::panel::{panel_start, panels};
@@ -11,11 +11,11 @@ use super::rows::{Element, Rows, RowsMut};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
 use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::PackedRhs;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
-/// A packed weight, ready to be multiplied with.
+/// A packed weight with its kernel.
 #[derive(Debug)]
 pub struct Linear<'a> {
     weight: PackedRhs<'a>,
@@ -23,7 +23,7 @@ pub struct Linear<'a> {
     kernel: Box<dyn Kernel>,
 }
 
-/// Every buffer that [`Linear::forward`] needs. A call makes what is missing and keeps it.
+/// The buffers of [`Linear::forward`]. They grow as needed and are reused.
 #[derive(Debug, Clone, Default)]
 pub struct LinearWorkspace {
     input: PanelBuffer,
@@ -31,7 +31,7 @@ pub struct LinearWorkspace {
 }
 
 impl<'a> Linear<'a> {
-    /// `weight` `[K, N]`, run by the quickest kernel of this CPU.
+    /// `weight` `[K, N]`, run by the fastest kernel of this CPU.
     pub fn new(weight: PackedRhs<'a>, rounding: ActivationRounding) -> Self {
         Self { weight, rounding, kernel: fastest() }
     }
@@ -49,8 +49,8 @@ impl<'a> Linear<'a> {
     /// `out` `[M, N]` of `x` `[M, K]`, on rayon's current pool.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the sizes do not fit each other; [`Error::Unsupported`] where `x` and
-    /// `out` differ in type. On an error `out` is left as it was.
+    /// [`Error::Shape`] if the sizes do not agree; [`Error::Unsupported`] if `x` and `out` differ in
+    /// type. On an error `out` is unchanged.
     pub fn forward(
         &self,
         x: Rows<'_>,

@@ -1,20 +1,19 @@
-//! The Arm int4 path: weights of 4 bits, activations quantized to 8 bits per row as they come.
+//! The Arm int4 path: 4-bit weights, and activations quantized to 8 bits per row at run time.
 //!
 //! This is what PyTorch's `_dyn_quant_matmul_4bit` runs on an Arm CPU (KleidiAI's micro-kernels),
-//! and upstream's `CompressedTensorsW4A8Int8MoEMethod` on top of it. Every result is defined to
-//! the last bit, in f32 operations that round to nearest even, without flushing:
+//! and upstream's `CompressedTensorsW4A8Int8MoEMethod` on top of it. Every bit of the
+//! result is defined, by f32 operations that round to nearest even, without flushing:
 //!
 //! 1. [`quantize()`] turns rows of activations into int8 codes, a zero point and a scale.
-//! 2. [`kleidi`] interleaves them, and the weights, as the
-//!    kernels read them.
+//! 2. [`kleidi`] interleaves codes and weights for the kernels.
 //! 3. A [`Kernel`] multiplies a block of rows by a block of columns. Sums of code products are
-//!    exact integers, so that only what follows has an order:
+//!    exact integers, so only the operations after them have an order:
 //!    channel-wise `float(16·Σqw + (−z)·16·Σw) · (scale/16 · 1/s)`; group-wise `a = fma(Σqw, scale,
 //!    a)` for ascending groups, `a = fma(Σ scale·Σw, −z, a)`, `a · 1/s`.
-//! 4. [`multiply`] adds the bias (always, without fusing), clamps to the finite range (an
+//! 4. [`multiply`] adds the bias (always, in a separate operation), clamps to the finite range (an
 //!    infinity becomes the largest finite number; NaN stays) and rounds to the output's type.
 //!
-//! A row's result depends on nothing but that row and the weights: batches may be cut anywhere.
+//! A row's result depends only on that row and the weights, so batches may be split anywhere.
 //!
 //! | kernels | mr | nr |
 //! | --- | --- | --- |
@@ -24,8 +23,8 @@
 //! | group-wise matrix multiply, bf16 | 4 | 4 |
 //!
 //! The formulas reproduce KleidiAI's packed activations, packed weights and outputs bit for bit in
-//! every golden case. Not covered by a case, and read from the source of KleidiAI's packing
-//! routine instead: rows with NaN or infinities.
+//! every golden case. Rows with NaN or infinities are in no case; their rules come from the source of
+//! KleidiAI's packing routine.
 
 mod buffer;
 pub mod limits;
@@ -57,10 +56,10 @@ use crate::layout::kleidi::{self, MR, NR, PackedLhs, PackedRhs, RhsLayout};
 use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
-/// Results of a panel of rows times a block of columns, before bias and clamp: `[rows][nr]` in the
-/// upper left corner.
+/// Results of a panel times a block of columns, before bias and clamp: `[rows][nr]` in the upper left
+/// corner.
 pub type Tile = [[f32; MAX_NR]; MAX_ROWS];
-/// The most columns of a block.
+/// Largest number of columns of a block.
 pub const MAX_NR: usize = NR[1];
 
 /// A panel of activations and one block of packed weights, of the same K and groups.
@@ -110,9 +109,9 @@ impl Blocks<'_> {
     }
 }
 
-/// A way to multiply panels by blocks; all give the same bits.
+/// A kernel that multiplies panels by blocks. All kernels produce the same bits.
 pub trait Kernel: Debug + Send + Sync {
-    /// The kernel, where this CPU supports it: holding one is the proof.
+    /// The kernel, if this CPU supports it. A value of the type proves the support.
     fn new() -> Option<Self>
     where
         Self: Sized;
@@ -124,16 +123,16 @@ pub trait Kernel: Debug + Send + Sync {
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile);
 
     /// The finished results (bias and clamp included, f32) of a panel times a run of blocks:
-    /// row `m`, column `n` of the run to `y[m * stride + n]`, for columns below `columns`; nothing
-    /// else of `y` is touched. `rhs` are whole blocks; `columns` ends within the last of them.
+    /// row `m`, column `n` of the run to `y[m * stride + n]`, for columns below `columns`. The rest of
+    /// `y` is unchanged. `rhs` holds whole blocks; `columns` ends within the last one.
     ///
-    /// Panics when a slice is too short for that.
+    /// Panics if a slice is too short.
     fn run(&self, panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
         self.run_by_tiles(panel, rhs, y, stride);
     }
 
     /// [`Kernel::run`] of two panels: the second one's rows follow the first one's in `y`. Kernels
-    /// may share between them what the weights cost.
+    /// may decode the weights once for both.
     fn run_pair(&self, panels: [Panel<'_>; 2], rhs: Run<'_>, y: &mut [f32], stride: usize) {
         self.run_one_by_one(panels, rhs, y, stride);
     }
@@ -170,13 +169,13 @@ pub struct Run<'a> {
     pub layout: RhsLayout,
     /// A whole number of [`RhsLayout::block_bytes`].
     pub bytes: &'a [u8],
-    /// Columns that are wanted: all but those past N in the matrix's last block.
+    /// Columns to compute: all but those past N in the matrix's last block.
     pub columns: usize,
 }
 
 impl<'a> Run<'a> {
-    /// The blocks that cover columns `from` to `to` of a whole packed matrix, and how many columns
-    /// the first of them has before `from`. Panics outside.
+    /// The blocks that cover columns `from` to `to` of a whole packed matrix, and the number of
+    /// columns before `from` in the first one. Panics if the range is outside the matrix.
     pub fn covering(layout: RhsLayout, matrix: &'a [u8], from: usize, to: usize) -> (Self, usize) {
         let (nr, len) = (layout.nr(), layout.block_bytes());
         let first = from / nr;
@@ -185,11 +184,11 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Panels that kernels like to get at once, where results must wait in a buffer.
+/// Panels that kernels process at once, where results are buffered anyway.
 pub(crate) const PANELS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
 
-/// [`Kernel::run`] of one panel after the other, as pairs where there are two: the rows of each
-/// follow those of the one before in `y`.
+/// [`Kernel::run`] for one panel after the other, in pairs where possible. The rows of each panel
+/// follow those of the previous one in `y`.
 pub(crate) fn run_panels<'a>(
     kernel: &dyn Kernel,
     panels: impl IntoIterator<Item = Panel<'a>>,
@@ -211,7 +210,7 @@ pub(crate) fn run_panels<'a>(
     }
 }
 
-/// Every kernel that this CPU supports, the slowest and plainest first.
+/// Every kernel that this CPU supports, slowest first.
 pub fn kernels() -> Vec<Box<dyn Kernel>> {
     let mut all: Vec<Box<dyn Kernel>> = vec![Box::new(scalar::Scalar)];
     all.extend(portable::Portable::new().map(|k| Box::new(k) as Box<dyn Kernel>));
@@ -221,7 +220,7 @@ pub fn kernels() -> Vec<Box<dyn Kernel>> {
     all
 }
 
-/// The quickest kernel that this CPU supports.
+/// The fastest kernel that this CPU supports.
 pub fn fastest() -> Box<dyn Kernel> {
     kernels().pop().unwrap_or_else(|| Box::new(scalar::Scalar))
 }
@@ -229,8 +228,8 @@ pub fn fastest() -> Box<dyn Kernel> {
 /// `y` `[M, N]` of type `ty`, FLOAT32 or BFLOAT16.
 ///
 /// # Errors
-/// [`Error::Shape`] when the two sides were packed for different K; [`Error::Unsupported`] for
-/// other types.
+/// [`Error::Shape`] if the two sides were packed for different K; [`Error::Unsupported`] for other
+/// types.
 pub fn multiply(
     kernel: &dyn Kernel,
     lhs: &PackedLhs<'_>,
@@ -253,7 +252,7 @@ pub fn multiply(
     Values::from_f32(y, ty)
 }
 
-/// The bias is added, then infinities become the largest finite number.
+/// Adds the bias; then infinities become the largest finite number.
 pub(crate) fn finish(sum: f32, bias: f32) -> f32 {
     // `clamp` keeps NaN.
     (sum + bias).clamp(f32::MIN, f32::MAX)
@@ -267,7 +266,7 @@ pub fn linear(
     kernel: &dyn Kernel,
     x: &Values,
     rhs: &PackedRhs<'_>,
-    rounding: crate::case::ActivationRounding,
+    rounding: quantize::ActivationRounding,
 ) -> Result<Values> {
     let rows = quantize(x, rhs.layout().shape().size_k, rounding)?;
     // Upstream's choice between its one-row and its matrix kernels; the bits are the same.

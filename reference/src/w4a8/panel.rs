@@ -3,11 +3,11 @@
 use super::PANELS;
 use crate::layout::kleidi::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
 
-/// The most rows of a panel.
+/// Largest number of rows of a panel.
 pub const MAX_ROWS: usize = 8;
 
-/// `$function::<M, ...>(...)` for the `M` that is `$rows`, so that loops over a panel's rows have fixed
-/// bounds. After `2..` a single row is not expected, and no function is compiled for it.
+/// Calls `$function::<M, ...>(...)` with `M` = `$rows`, so that loops over a panel's rows have fixed
+/// bounds. With `2..`, no function is compiled for a single row.
 macro_rules! for_rows {
     (2.., $rows:expr, $($path:ident)::+ [$($more:literal)?] $arguments:tt) => {
         for_rows!(@ $rows, ($($path)::+), [$($more)?], $arguments, 2 3 4 5 6 7; 8)
@@ -27,13 +27,13 @@ macro_rules! for_rows {
 }
 pub(super) use for_rows;
 
-/// Panels that `rows` rows are cut into: as few as can be.
+/// Number of panels for `rows` rows: as few as possible.
 pub(super) fn panels(rows: usize) -> usize {
     rows.div_ceil(MAX_ROWS)
 }
 
-/// The first row of panel `i` of [`panels`], or the number of rows after the last one. Panels are
-/// even, since kernels multiply a few rows at a lower rate than many; full ones come first where
+/// The first row of panel `i` of [`panels`], or the number of rows after the last one. Panels have
+/// about equal sizes, since kernels are less efficient with few rows. Full panels come first where
 /// kernels take two at once.
 pub(super) fn panel_start(rows: usize, i: usize) -> usize {
     match panels(rows) {
@@ -42,8 +42,8 @@ pub(super) fn panel_start(rows: usize, i: usize) -> usize {
     }
 }
 
-/// Up to [`MAX_ROWS`] rows, interleaved by pieces of eight codes: KleidiAI's packed activations
-/// for `mr` rows, where `mr` is whatever there are.
+/// Up to [`MAX_ROWS`] rows, interleaved by pieces of eight codes: KleidiAI's packed activations,
+/// with `mr` equal to the number of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Panel<'a> {
     codes: &'a [u8],
@@ -53,12 +53,12 @@ pub struct Panel<'a> {
 }
 
 impl<'a> Panel<'a> {
-    /// A panel of as many rows as there are reciprocals.
+    /// A panel with one row per reciprocal.
     ///
     /// `codes` `[Kp / 8][rows][8]` (int8 as bytes); `negated_zero_points` and `reciprocals`
     /// `[rows]`; `starts` `[groups][rows]`, −8·Σq of each group of k that shares a weight scale.
     ///
-    /// Panics when there are no rows, more than [`MAX_ROWS`], or the lengths do not agree.
+    /// Panics if there are no rows, more than [`MAX_ROWS`], or lengths that do not agree.
     pub fn new(
         codes: &'a [u8],
         negated_zero_points: &'a [i32],
@@ -93,14 +93,14 @@ impl<'a> Panel<'a> {
         self.reciprocals
     }
 
-    /// −8·Σq, `[groups][rows]`, modulo 2^32: where kernels that add 8 to each weight begin a group's
-    /// sums.
+    /// −8·Σq, `[groups][rows]`, modulo 2^32: the start of a group's sums in kernels that add 8 to each
+    /// weight.
     pub fn starts(&self) -> &'a [i32] {
         self.starts
     }
 }
 
-/// A [`Panel`]'s own memory.
+/// The memory of a [`Panel`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct PanelRows {
     codes: Vec<u8>,
@@ -110,7 +110,7 @@ pub struct PanelRows {
 }
 
 impl PanelRows {
-    /// Rows `first` to `first + count` of `rows`, for weights of `layout`. Panics outside.
+    /// Rows `first` to `first + count` of `rows`, for weights of `layout`. Panics if they are out of range.
     pub fn from_rows(rows: &QuantizedRows, first: usize, count: usize, layout: RhsLayout) -> Self {
         let mut codes = vec![0; rows.row(0).len() * count];
         for m in 0..count {
@@ -129,7 +129,7 @@ impl PanelRows {
     }
 
     /// The first `count` rows of block `block` of packed activations, for weights of `layout`.
-    /// Panics outside.
+    /// Panics if they are out of range.
     pub fn from_block(lhs: &PackedLhs<'_>, block: usize, count: usize, layout: RhsLayout) -> Self {
         let (mr, bytes) = (lhs.layout().mr(), lhs.block(block));
         let (codes, factors) = bytes.split_at(bytes.len() - 8 * mr);

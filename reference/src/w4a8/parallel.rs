@@ -1,8 +1,8 @@
-//! Work on consecutive parts of memory, spread over rayon's current pool without allocating.
+//! Work on consecutive parts of memory, distributed over rayon's current pool without allocations.
 
 use std::ops::Range;
 
-/// Slices that can be cut in two.
+/// Slices that can be split in two.
 pub(super) trait Split: Send + Sized {
     /// The first `at` units, and the rest.
     fn split(self, at: usize) -> (Self, Self);
@@ -34,11 +34,11 @@ impl<T: Send> Split for Wide<'_, T> {
     }
 }
 
-/// Calls `work` once for each of `items`, with the part of `parts` that is its own: part i goes from
-/// unit `start(i)` to `start(i + 1)`, and `parts` begins with the first item's.
+/// Calls `work` once for each of `items` with its part of `parts`: part i is units `start(i)` to
+/// `start(i + 1)`, and `parts` begins with the first item's.
 ///
-/// Halves are offered to other threads as long as they have more than `grain` items; each thread
-/// goes through its items in ascending order. Nothing is allocated.
+/// Ranges of more than `grain` items are split in halves for other threads. Each thread processes its
+/// items in ascending order. Nothing is allocated.
 pub(super) fn for_parts<S: Split>(
     items: Range<usize>,
     parts: S,

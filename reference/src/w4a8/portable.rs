@@ -1,8 +1,8 @@
-//! The product in loops that compilers turn into vectors.
+//! The product in loops that compilers vectorize.
 //!
-//! A code product is at most 1024 in magnitude, so that int16 lanes (one for each byte of a
-//! segment, holding its low and high nibble's products) take the products of seven chunks
-//! before they are widened: four to a chunk and lane.
+//! A code product is at most 1024 in magnitude. An int16 lane (one per byte of a segment, for the
+//! products of its low and high nibble) therefore holds the products of seven chunks, four per chunk,
+//! before it is widened.
 
 use super::panel::for_rows;
 use super::scalar::{channel_wise, group_wise_end};
@@ -38,8 +38,8 @@ fn body<const M: usize, const LANES: usize>(blocks: Blocks<'_>, tile: &mut Tile)
     finish_tile::<M>(blocks, tile, |g, sums| group::<M, LANES>(blocks, g, sums));
 }
 
-/// Everything but the integer sums, which `dots` adds up for a group, in the upper left corner of
-/// zeros.
+/// Everything except the integer sums of a group, which `dots` returns in the upper left corner of a
+/// tile of zeros.
 #[inline(always)]
 pub(super) fn finish_tile<const M: usize>(
     blocks: Blocks<'_>,
@@ -96,7 +96,7 @@ fn group<const M: usize, const LANES: usize>(
         let chunks = codes.chunks_exact(2 * LANES).zip(activations.chunks_exact(4 * M * PIECE));
         for (codes, activations) in chunks {
             for s in 0..2 {
-                // Nibbles once for all rows, then loops of constant lengths.
+                // Decode nibbles once for all rows, then loop with constant lengths.
                 let (mut low, mut high) = ([0i16; LANES], [0i16; LANES]);
                 for (i, &byte) in codes[s * LANES..][..LANES].iter().enumerate() {
                     low[i] = i16::from((byte << 4) as i8 >> 4);

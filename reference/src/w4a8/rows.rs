@@ -30,7 +30,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -45,7 +45,7 @@ impl Rows<'_> {
 }
 
 impl RowsMut<'_> {
-    /// What they hold now.
+    /// The current values.
     pub fn rows(&self) -> Rows<'_> {
         match self {
             Self::F32(v) => Rows::F32(v),
@@ -58,7 +58,7 @@ impl RowsMut<'_> {
         self.rows().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.rows().is_empty()
     }
@@ -78,7 +78,7 @@ impl Values {
         }
     }
 
-    /// The values, to be filled.
+    /// The values, for writing.
     pub fn rows_mut(&mut self) -> RowsMut<'_> {
         match self {
             Self::F32(v) => RowsMut::F32(v),
@@ -92,10 +92,10 @@ pub(super) trait Element: Copy + Default + Send + Sync + 'static {
     /// The value, exactly.
     fn widen(self) -> f32;
 
-    /// To nearest, ties to even; of a NaN its sign is kept.
+    /// To nearest even; a NaN keeps its sign.
     fn narrow(value: f32) -> Self;
 
-    /// The vector of this type of two.
+    /// The vector of this type.
     fn of<'a>(f32s: &'a mut Vec<f32>, bf16s: &'a mut Vec<u16>) -> &'a mut Vec<Self>;
 
     /// `value` rounded to this type.
@@ -148,7 +148,7 @@ mod tests {
     use super::Element;
     use crate::scalar::f32_to_bf16_rne;
 
-    /// Every upper half, with the lower halves around a tie.
+    /// Tests every upper half with the lower halves around a tie.
     #[test]
     fn bf16_as_the_reference_rounds_it() {
         for upper in 0..=u16::MAX {

@@ -1,4 +1,4 @@
-//! How columns are cut into items of work.
+//! Division of columns into work items.
 
 use super::MAX_NR;
 use super::parallel::{Wide, for_parts};
@@ -6,20 +6,20 @@ use super::rows::Element;
 use super::wide::{Loop, wide};
 use crate::layout::kleidi::{CHUNK, RhsLayout, padded_k};
 
-/// Values that a thread takes at least, in the steps that only move or convert them: less would not
-/// pay for waking it.
+/// Smallest number of values per thread in steps that only move or convert them; fewer are not worth
+/// waking a thread.
 pub(super) const GRAIN: usize = 1 << 15;
-/// Rows, or tokens, that go through the steps together. A larger batch is cut: rows do not depend on
-/// each other, and this many reuse a weight often enough.
+/// Rows, or tokens, processed together. A larger batch is split: rows are independent, and this many
+/// reuse a weight often enough.
 pub(super) const BLOCK: usize = 1024;
 /// The widest run.
 pub(super) const MAX_WIDTH: usize = 256;
-/// Bytes of a run's codes: with its activations they stay in a core's second-level cache.
+/// Bytes of a run's codes, which stay in a core's L2 cache together with the activations.
 const CACHE: usize = 256 << 10;
-/// Items for each thread, so that a thread that starts late finds work left.
+/// Items per thread, so that a thread that starts late still finds work.
 const ITEMS_PER_THREAD: usize = 4;
 
-/// Columns in runs of `width`, of which the last may be narrower.
+/// Columns in runs of `width`; the last run may be narrower.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Runs {
     /// Columns.
@@ -29,23 +29,23 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// `size` columns of gate and as many of up, in each of `times` matrices with as much work.
+    /// `size` columns of gate and as many of up, in each of `times` matrices of equal work.
     /// `reused`: whether more than one panel reads a run.
     pub(super) fn activated(layout: RhsLayout, size: usize, times: usize, reused: bool) -> Self {
-        // Their columns are k of w2, whose rows are quantized by chunks.
+        // These columns are k of w2, whose rows are quantized in chunks.
         Self::new(padded_k(layout.shape().size_k), size, times, CHUNK, reused)
     }
 
     /// `size` columns of one matrix; `reused` as in [`Runs::activated`].
     pub(super) fn plain(layout: RhsLayout, size: usize, reused: bool) -> Self {
-        // Four blocks at once are what kernels like.
+        // Kernels process four blocks at once.
         Self::new(padded_k(layout.shape().size_k) / 2, size, 1, 4 * MAX_NR, reused)
     }
 
     /// `bytes` of codes for each column.
     fn new(bytes: usize, size: usize, times: usize, unit: usize, reused: bool) -> Self {
         let fair = size * times / (ITEMS_PER_THREAD * rayon::current_num_threads());
-        // Weights that are read once need no cache, and long runs are read faster.
+        // Weights that are read once need no cache; long runs are then faster.
         let cached = if reused { CACHE / bytes } else { MAX_WIDTH };
         let width = fair.min(cached).min(MAX_WIDTH) / unit * unit;
         Self { size, width: width.max(unit) }

@@ -9,28 +9,28 @@ use crate::{Error, Result};
 /// [`multiply`](super::multiply) with any kernel.
 ///
 /// # Errors
-/// [`Error::Shape`] when the two have different K; [`Error::Unsupported`] for types other than
+/// [`Error::Shape`] if the two have different K; [`Error::Unsupported`] for types other than
 /// FLOAT32 and BFLOAT16.
 pub fn product(rows: &QuantizedRows, columns: &Columns, ty: ScalarType) -> Result<Values> {
     product_with(rows, columns, ty, Steps::default())
 }
 
-/// The steps that implementations are known to get wrong.
+/// Known mistakes of implementations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Steps {
-    /// Multiplications and additions round apart.
+    /// Multiplications and additions are rounded separately.
     pub(crate) unfused: bool,
-    /// Groups from the last to the first.
+    /// Groups are added from the last to the first.
     pub(crate) descending: bool,
-    /// The zero points' correction before the groups.
+    /// The correction for zero points comes before the groups.
     pub(crate) correction_first: bool,
-    /// No correction at all.
+    /// The correction is missing.
     pub(crate) no_correction: bool,
-    /// The last multiplication and the bias in one step.
+    /// The last multiplication and the bias are fused.
     pub(crate) bias_fused: bool,
-    /// Infinities stay.
+    /// Infinities are not clamped.
     pub(crate) unclamped: bool,
-    /// Sums of so many neighbouring products are 16 bits wide.
+    /// Sums of neighbouring products have 16 bits.
     pub(crate) narrow: Option<Narrow>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Steps {
 pub(crate) struct Narrow {
     /// Products that are added in 16 bits.
     pub(crate) run: usize,
-    /// Whether the sum stops at its ends, or wraps around.
+    /// Whether the sum saturates; otherwise it wraps.
     pub(crate) saturates: bool,
 }
 
@@ -81,7 +81,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// The sum and what it is multiplied with.
+    /// The sum and its factor.
     fn times(&self, columns: &Columns, n: usize, steps: Steps) -> [f32; 2] {
         let column = columns.column(n);
         let zero = if steps.no_correction { 0 } else { self.zero };
@@ -146,7 +146,7 @@ pub(super) fn group_wise_end(a: f32, sum: f32, zero: i32, reciprocal: f32) -> f3
     sum.mul_add(zero as f32, a) * reciprocal
 }
 
-/// The definition as a kernel: one product after the other, straight from packed bytes.
+/// The definition as a kernel: one product after the other, directly from packed bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Scalar;
 

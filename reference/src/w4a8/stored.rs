@@ -16,11 +16,13 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Linear;
-use crate::case::{Activation, ActivationRounding, ScoringFunc};
 use crate::container::Container;
 use crate::dims::{GroupSize, Shape};
 use crate::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
+use crate::moe::ScoringFunc;
+use crate::moe::activation::Activation;
 use crate::tensor::DType;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
 /// What the keys of descriptions begin with in `__metadata__`.
@@ -378,7 +380,7 @@ fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'
 /// The experts of `module`: description, w13 and w2, the latter borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`MoeDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`] naming
+/// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`] naming
 /// the tensor that is not there or is not what the description says.
 pub fn experts<'a>(
     file: &Container<'a>,
@@ -398,7 +400,7 @@ pub fn experts<'a>(
 /// The weight of the linear layer `module`, borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`LinearDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`]
+/// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`]
 /// naming the tensor that is not there or is not what the description says.
 pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
     let layout = LinearDescription::read(file, module)?.layout;

@@ -4,7 +4,7 @@ use crate::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
-/// Row-major floats of the types that the path takes.
+/// Row-major floats of the supported types.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Values {
     /// FLOAT32.
@@ -50,7 +50,7 @@ impl Values {
         self.rows().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.rows().is_empty()
     }

@@ -3,13 +3,13 @@
 
 /// A loop to be compiled more than once.
 pub(super) trait Loop {
-    /// Runs it. Implementations, and the functions that they call, are `#[inline(always)]`, and heavy
-    /// work stands in no closure: what is not inlined is compiled for the baseline.
+    /// Runs the loop. Implementations and the functions that they call are `#[inline(always)]`, and
+    /// use no closures for heavy work: code that is not inlined is compiled for the baseline.
     fn run(self);
 }
 
-/// Runs `work` compiled for the widest vectors that this CPU has. The bits are the same in any case,
-/// since no operation is reordered or fused for it.
+/// Runs `work` compiled for the widest vectors of this CPU. The bits are the same for every width,
+/// because no operation is reordered or fused.
 #[inline]
 pub(super) fn wide<L: Loop>(work: L) {
     #[cfg(target_arch = "x86_64")]
@@ -29,11 +29,11 @@ pub(super) fn wide<L: Loop>(work: L) {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
         {
-            // SAFETY: every feature that `avx512` needs was found just above (cached loads).
+            // SAFETY: the condition above detected every feature that `avx512` needs.
             return unsafe { avx512(work) };
         }
         if narrow {
-            // SAFETY: both features that `avx2` needs were found just above.
+            // SAFETY: the condition above detected both features that `avx2` needs.
             return unsafe { avx2(work) };
         }
     }

@@ -1,15 +1,15 @@
-//! Codes packed along K: the one packing that all formats and layouts meet in.
+//! Codes packed along K: the common representation of all formats and layouts.
 
 use std::borrow::Cow;
 
 use crate::dims::Shape;
 use crate::{Error, Result};
 
-/// Codes `[size_k, size_n]` of 4 or 8 bits in 32-bit words `[size_k / pack, size_n]`: the value
-/// of row k stands in word row k / pack, at bits `[i·b, (i+1)·b)` with i = k mod pack.
+/// Codes `[size_k, size_n]` of 4 or 8 bits in 32-bit words `[size_k / pack, size_n]`: the code
+/// of row k is in word row k / pack, at bits `[i·b, (i+1)·b)` with i = k mod pack.
 ///
-/// This is the order of GPTQ checkpoints and the order that upstream's `gptq_marlin_repack`
-/// takes, so the common path borrows the mapped file and copies nothing.
+/// This is the order of GPTQ checkpoints and of the input of upstream's `gptq_marlin_repack`, so
+/// the common path borrows the mapped file and copies nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Codes<'a> {
     bits: u32,
@@ -76,7 +76,7 @@ impl<'a> Codes<'a> {
         &self.words
     }
 
-    /// The packed words, without a copy where they are owned.
+    /// The packed words; copies them only where they are borrowed.
     pub fn into_words(self) -> Vec<u32> {
         self.words.into_owned()
     }

@@ -1,19 +1,19 @@
-//! The number that a code stands for.
+//! The value of a code.
 
 use super::Weight;
 use crate::scalar::ScalarType;
 
 impl Weight<'_> {
-    /// The value of row `k`, column `n`: (q − z) · s, and NVFP4's global scale on top.
+    /// The value of row `k`, column `n`: (q − z) · s, times NVFP4's global scale.
     ///
-    /// q is what the type says the code means (`uint4b8`: code − 8, `float4_e2m1f`: the float), z
-    /// the zero point of the row's group and column (0 where there is none), s its scale. q − z
-    /// and the product with s are exact: 9 bits times at most 24. A global scale adds 24 bits, so
-    /// with the 4-bit scales that it comes with the result is exact as well; only with 32-bit
-    /// scales would the last product round, to f64's 53 bits.
+    /// q is the code's value in its type (`uint4b8`: code − 8, `float4_e2m1f`: the float), z the zero
+    /// point of the row's group and column (0 without zero points), s its scale. q − z and the
+    /// product with s are exact: 9 bits times at most 24. A global scale adds 24 bits, which is
+    /// exact with e4m3 scales. Only with 32-bit scales would the last product round, to f64's 53
+    /// bits.
     ///
     /// # Panics
-    /// Where `k` or `n` is outside the matrix.
+    /// If `k` or `n` is outside the matrix.
     pub fn dequantize(&self, k: usize, n: usize) -> f64 {
         let group = self.groups.group_of(k);
         let q = self.ty.to_f64(u32::from(self.codes.get(k, n)));
@@ -28,7 +28,7 @@ impl Weight<'_> {
     /// The whole matrix `[size_k, size_n]`, row-major.
     pub fn dequantize_all(&self) -> Vec<f64> {
         let shape = self.shape();
-        // One look-up per code instead of one decoding: a code has at most 8 bits.
+        // A table of all codes, at most 256, replaces decoding each of them.
         let values: Vec<f64> = (0..1 << self.codes.bits()).map(|c| self.ty.to_f64(c)).collect();
         let mut out = Vec::with_capacity(shape.len());
         for k in 0..shape.size_k {

@@ -1,5 +1,5 @@
-//! The hub: one quantized matrix, independent of the file it came from and of the kernel that
-//! will read it. Every checkpoint format produces a [`Weight`], every layout consumes one.
+//! The hub: one quantized matrix, independent of the file that it comes from and of the kernel that
+//! reads it. Every checkpoint format produces a [`Weight`], every layout consumes one.
 
 mod codes;
 mod dequantize;
@@ -20,8 +20,8 @@ pub enum Groups {
     Uniform(GroupSize),
     /// act-order: row k belongs to group `g_idx[k]`, one of the scale table's rows.
     Indexed {
-        /// `[size_k]` group of each row, in checkpoint order. Of a tensor-parallel rank this is
-        /// its slice, with values in the whole matrix's groups.
+        /// `[size_k]` group of each row, in checkpoint order. For a tensor-parallel rank: its slice,
+        /// with the groups of the whole matrix.
         g_idx: Vec<u32>,
         /// The configured group size.
         group_size: GroupSize,
@@ -50,9 +50,9 @@ impl Groups {
 /// One quantized weight matrix `[size_k, size_n]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weight<'a> {
-    /// Where it came from, for error messages (`model.layers.0.mlp.up_proj`).
+    /// The module, for error messages (`model.layers.0.mlp.up_proj`).
     pub name: String,
-    /// What a code means.
+    /// The type of the codes.
     pub ty: ScalarType,
     /// The codes `[size_k, size_n]`.
     pub codes: Codes<'a>,
@@ -60,7 +60,7 @@ pub struct Weight<'a> {
     pub scales: Table,
     /// Zero points `[groups, size_n]` as codes (asymmetric types only).
     pub zeros: Option<Table>,
-    /// Row to group.
+    /// The group of each row.
     pub groups: Groups,
     /// Second-level scale of NVFP4, as a multiplier of the dequantized value.
     pub global_scale: Option<f32>,
@@ -76,12 +76,12 @@ impl Weight<'_> {
 
     /// Whether a code is e4m3's NaN.
     pub fn has_nan_codes(&self) -> bool {
-        // A byte without its sign is 0x7f.
+        // NaN: all bits but the sign are set.
         let nan = |word: &u32| word.to_le_bytes().iter().any(|b| b & 0x7f == 0x7f);
         self.ty == ScalarType::FLOAT8_E4M3FN && self.codes.words().iter().any(nan)
     }
 
-    /// Checks that the parts fit each other: table shapes, group range.
+    /// Checks that the parts agree: table shapes, group range.
     pub fn validate(&self) -> Result<()> {
         let Shape { size_k, size_n } = self.shape();
         let groups = self.scales.rows();

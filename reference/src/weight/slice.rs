@@ -1,4 +1,4 @@
-//! Parts of a matrix: what a tensor-parallel rank holds, and the same matrix in another order.
+//! Parts of a matrix: a tensor-parallel rank's slice, and the matrix in another order.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use crate::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 
 impl Weight<'_> {
-    /// The columns `columns`, in that order; any of them, also more than once.
+    /// The columns `columns`, in that order. A column may occur several times.
     ///
     /// # Errors
-    /// [`Error::Value`] naming the first column that is not there.
+    /// [`Error::Value`] naming the first column that does not exist.
     pub fn gather_columns(&self, columns: &[usize]) -> Result<Weight<'static>> {
         let Shape { size_k, size_n } = self.shape();
         if let Some(at) = columns.iter().position(|&n| n >= size_n) {
@@ -36,8 +36,8 @@ impl Weight<'_> {
         })
     }
 
-    /// The columns of a range: a column-parallel rank's part. Scales, zero points and bias are cut
-    /// with them, the groups stay whole.
+    /// The columns of a range: a column-parallel rank's part. Scales, zero points and bias are sliced
+    /// too; the groups stay whole.
     ///
     /// # Errors
     /// As [`Weight::gather_columns`].
@@ -47,10 +47,10 @@ impl Weight<'_> {
 
     /// The rows of a range: a row-parallel rank's part.
     ///
-    /// With uniform groups the rank holds those groups' scales and zero points; one scale for a
-    /// column is everybody's. Under act-order it holds its slice of `g_idx`, whose values remain
-    /// groups of the whole matrix, and the whole tables. The bias goes with the rows that begin at
-    /// 0, so that the sum over the ranks adds it once.
+    /// With uniform groups, the rank holds the scales and zero points of its groups; every rank holds a
+    /// scale per column. With act-order, it holds its slice of `g_idx`, whose values remain groups of
+    /// the whole matrix, and the whole tables. The slice that begins at row 0 has the bias, so that
+    /// the sum over the ranks adds it once.
     ///
     /// # Errors
     /// [`Error::Size`] for a range outside the matrix, or one that cuts a group or a packed word.
@@ -97,11 +97,11 @@ impl Weight<'_> {
         })
     }
 
-    /// The same matrix with row k taken from row `perm[k]`, under act-order: each row keeps its
-    /// group through a `g_idx`.
+    /// The same matrix with row k taken from row `perm[k]`, as act-order: a `g_idx` keeps each row's
+    /// group.
     ///
     /// # Errors
-    /// [`Error::Shape`] and [`Error::Value`] when `perm` is no permutation of the rows.
+    /// [`Error::Shape`] and [`Error::Value`] when `perm` is not a permutation of the rows.
     pub fn gather_rows(&self, perm: &[u32]) -> Result<Weight<'static>> {
         let codes = self.codes.gather_rows(perm)?;
         crate::act_order::inverse(perm)?;

@@ -36,7 +36,7 @@ macro_rules! each_width {
 }
 
 impl Table {
-    /// Wraps bits. Fails when they do not fill the shape.
+    /// Wraps bits. Fails if they do not fill the shape.
     pub fn new(ty: ScalarType, rows: usize, cols: usize, data: TableData) -> Result<Self> {
         let len = match &data {
             TableData::B8(v) => v.len(),
@@ -51,7 +51,7 @@ impl Table {
 
     /// Reads a tensor of any number of dimensions as `[product of the others, last]`.
     ///
-    /// `ty` says what the bits mean (a `U8` tensor may hold e8m0 scales).
+    /// `ty` is the type of the bits (a `U8` tensor may hold e8m0 scales).
     pub fn from_tensor(tensor: &Tensor<'_>, ty: ScalarType) -> Result<Self> {
         let cols = tensor.shape().last().copied().unwrap_or(1);
         let rows = tensor.len().checked_div(cols).unwrap_or(0);
@@ -74,7 +74,7 @@ impl Table {
         }
     }
 
-    /// What the bits mean.
+    /// The type of the bits.
     pub fn ty(&self) -> ScalarType {
         self.ty
     }
@@ -120,7 +120,7 @@ impl Table {
     }
 
     /// The table with every run of `perm.len()` columns reordered: position p of a run takes
-    /// the run's column `perm[p]`. Fails unless the runs fill the columns.
+    /// the run's column `perm[p]`. Fails unless whole runs fill the columns.
     pub fn permute_columns(&self, perm: &[usize]) -> Result<Self> {
         if !self.cols.is_multiple_of(perm.len()) {
             return Err(Error::size("columns", self.cols, format!("a multiple of {}", perm.len())));
@@ -182,7 +182,7 @@ impl Table {
     /// The columns `columns`, in that order.
     ///
     /// # Errors
-    /// [`Error::Size`] naming the first column that is not there.
+    /// [`Error::Size`] naming the first column that does not exist.
     pub fn gather_columns(&self, columns: &[usize]) -> Result<Self> {
         if let Some(&n) = columns.iter().find(|&&n| n >= self.cols) {
             return Err(Error::size("column", n, format!("below {}", self.cols)));

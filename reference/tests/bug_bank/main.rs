@@ -1,7 +1,8 @@
 //! The bug bank as cases: each bug is computed here by plain loops over decoded numbers, written into a
 //! case, and checked. Every one must be rejected, under its own name where there is one.
 //!
-//! `cargo test -p marlinspike --test bug_bank -- --nocapture` prints the table of docs/diagnoses.md.
+//! `cargo test -p marlinspike --test bug_bank -- --nocapture` prints the table of
+//! docs/src/reference/diagnoses.md.
 
 #[path = "../product_model/mod.rs"]
 mod product_model;

@@ -1,6 +1,6 @@
 //! Cases that declare nothing: outputs of simulated kernels pass by their order, damaged ones do not.
 
-use marlinspike::case::{Case, CaseConfig, Fp8MmConfig, MethodConfig, Op, QuantConfig};
+use marlinspike::case::{Case, CaseConfig, Fp8MmConfig, Op, QuantConfig};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
 use marlinspike::gemm::Class;
 use marlinspike::scalar::ScalarType;
@@ -167,7 +167,7 @@ fn schedules_of_layers_and_linear_cases_are_found() {
                     };
                     c.schedule = None;
                 }
-                CaseConfig::Method(MethodConfig::Fp8Moe(c)) => {
+                CaseConfig::Fp8Moe(c) => {
                     (c.schedule_w13, c.schedule_w2) = (None, None);
                 }
                 other => panic!("{:?}", other.op()),

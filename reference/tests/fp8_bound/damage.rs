@@ -72,7 +72,7 @@ fn ratio(members: &[Vec<Bounded>], found: &[f64]) -> f64 {
 const DAMAGES: [&str; 7] =
     ["zeros", "-y", "y / 2", "x 1.05", "x 1.005", "one column's scale", "32 k missing"];
 
-/// Prints the table of docs/numerics.md.
+/// Prints the table of docs/src/internals/numerics.md.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn what_each_class_rejects() {

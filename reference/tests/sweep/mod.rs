@@ -184,7 +184,7 @@ fn layers() -> Vec<Raw> {
 /// A router's case or a list of blocks, with outputs, which generated ones lack.
 fn routing() -> Vec<Raw> {
     let mut all = Vec::new();
-    for op in [Op::Router, Op::MoeAlignBlockSize] {
+    for op in [Op::Router, Op::Align] {
         let generator = Generator::new(op, 7).unwrap();
         let cases = (0..30).map(|i| generator.case(i).unwrap());
         let mut cases: Vec<Case<'_>> = cases.collect();
@@ -268,7 +268,7 @@ pub(crate) fn large() -> Vec<Raw> {
 /// Small cases of every operation.
 pub(crate) fn bases() -> Vec<Raw> {
     let mut all = [linears(), layers(), routing()].concat();
-    let own = [Op::Linear, Op::Moe, Op::Router, Op::MoeAlignBlockSize];
+    let own = [Op::Linear, Op::Moe, Op::Router, Op::Align];
     for &(name, op) in Op::NAMED.iter().filter(|(_, op)| !own.contains(op)) {
         let generator = Generator::new(op, 7).unwrap();
         let cases = (0..24).map(|i| generator.case(i).unwrap().to_bytes().unwrap());

@@ -83,7 +83,7 @@ impl Tiling {
     ///
     /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
     /// 4096 x 4096, 14336 x 4096, 4096 x 28672, 8192 x 57344, and over the three expert layers of
-    /// `docs/cuda.md`. Narrow products lack warps, so that a warp takes half of 64 columns. Where there
+    /// `docs/src/results/h200.md`. Narrow products lack warps, so that a warp takes half of 64 columns. Where there
     /// are hardly more thread blocks than multiprocessors, stages for more than half of the shared memory
     /// keep two from starting on one: a kernel that starts early finds room on few multiprocessors first.
     pub(super) fn choose(

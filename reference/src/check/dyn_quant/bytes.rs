@@ -10,7 +10,7 @@ use crate::layout::kleidi::{LhsLayout, LhsPart, RhsLayout, RhsPart, padded_k};
 use crate::tensor::Tensor;
 
 /// A value of a packed buffer.
-pub(super) struct Value {
+pub(crate) struct Value {
     start: usize,
     bit: u32,
     bits: u32,
@@ -25,7 +25,7 @@ pub(super) struct Value {
 }
 
 /// A layout whose bytes belong to values of several kinds.
-pub(super) trait Places {
+pub(crate) trait Places {
     /// Number of values.
     fn values(&self) -> usize;
     /// The value at a bit.
@@ -106,7 +106,7 @@ fn differences<'a>(
 }
 
 /// Judges a packed buffer for every bit.
-pub(super) fn judge(
+pub(crate) fn judge(
     name: &str,
     places: &impl Places,
     expected: &[u8],

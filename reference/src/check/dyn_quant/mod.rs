@@ -33,7 +33,7 @@ type Candidate<'c, T> = KnownMistake<'c, (), T>;
 ///
 /// # Errors
 /// For packings that no known kernel has, and inputs that do not fit each other.
-pub(super) fn linear(case: &Case<'_>, c: &DynQuantConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn linear(case: &Case<'_>, c: &DynQuantConfig) -> Result<Vec<OutputReport>> {
     let Packing { mr, nr, kr, sr } = c.packing;
     if (kr, sr) != (16, 2) {
         let what = format!("packing with kr {kr}, sr {sr}");

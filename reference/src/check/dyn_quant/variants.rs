@@ -50,7 +50,7 @@ impl Sources<'_> {
         ]
     }
 
-    pub(super) fn lhs_candidates<'c>(&'c self, rows: &'c QuantizedRows) -> Packed<'c> {
+    pub(crate) fn lhs_candidates<'c>(&'c self, rows: &'c QuantizedRows) -> Packed<'c> {
         let layout = self.lhs_layout;
         let pack = move |rows: &QuantizedRows| Some(layout.pack(rows).ok()?.bytes().to_vec());
         let changed = move |change: &dyn Fn(&mut QuantizedRows)| {
@@ -104,7 +104,7 @@ impl Sources<'_> {
         all
     }
 
-    pub(super) fn rhs_candidates(&self) -> Packed<'_> {
+    pub(crate) fn rhs_candidates(&self) -> Packed<'_> {
         let layout = self.rhs_layout;
         let columns = &self.columns;
         let pack = move |columns: &Columns| Some(layout.pack(columns).ok()?.bytes().to_vec());
@@ -274,7 +274,7 @@ impl Sources<'_> {
     }
 
     /// `own` says which side the case itself gives: errors of that side have their own report.
-    pub(super) fn y_candidates<'c>(
+    pub(crate) fn y_candidates<'c>(
         &'c self,
         rows: &'c QuantizedRows,
         columns: &'c Columns,

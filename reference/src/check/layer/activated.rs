@@ -12,7 +12,7 @@ use crate::moe::{Chain, narrow, widen};
 const CLASS: &str = "bound: f32; expf or __expf, erff and tanhf to 2 ulp, quotients to 2 ulp; \
                      either factor of the product may be rounded first; one rounding at the end";
 
-pub(in crate::check) fn judge(
+pub(crate) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
     gate_up: &[u16],

@@ -1,9 +1,9 @@
 //! Verdicts on the floating-point stages of a MoE layer, each from the case's own previous stage,
 //! or from a recomputed one where the case lacks it.
 
-pub(super) mod activated;
+pub(crate) mod activated;
 mod source;
-pub(super) mod summed;
+pub(crate) mod summed;
 mod walk;
 
 pub use source::Source;
@@ -25,7 +25,7 @@ use crate::tensor::Tensor;
 
 /// Judges `activated` and `y`, and those products that are not judged by their bound from the
 /// case's own stage before them.
-pub(super) fn moe(
+pub(crate) fn moe(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,

@@ -69,7 +69,7 @@ impl<'c> Source<'c> {
     }
 
     /// The schedule that is meant for w13 (`which` 0) or w2 (1).
-    pub(super) fn schedule(&self, choice: &ScheduleChoice, which: usize) -> Result<Schedule> {
+    pub(crate) fn schedule(&self, choice: &ScheduleChoice, which: usize) -> Result<Schedule> {
         let weights = if which == 0 { &self.w13 } else { &self.w2 };
         let quant = &self.config.quant;
         choice.resolve(weights, quant.dtype, quant.input_dtype.unwrap_or(quant.dtype))

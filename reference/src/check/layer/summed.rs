@@ -12,7 +12,7 @@ use crate::scalar::ScalarType;
 const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4 also the 16-bit \
                      type from the first slot to the last";
 
-pub(in crate::check) fn judge(
+pub(crate) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
     down: &[u16],

@@ -282,7 +282,7 @@ impl Scan<'_> {
 
 /// Whether a sample of alternatives, each with what is accepted in its place, is rejected; `None`
 /// where no alternative is an error.
-pub(in crate::check) fn rejects_sample(
+pub(crate) fn rejects_sample(
     ty: ScalarType,
     sample: impl IntoIterator<Item = (Accepted, Accepted)>,
 ) -> Option<bool> {

@@ -72,7 +72,7 @@ impl Assignment {
 }
 
 /// `gate_up` and `down` of a layer, where no schedule is declared for them.
-pub(in crate::check) fn moe(
+pub(crate) fn moe(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,
@@ -88,7 +88,7 @@ pub(in crate::check) fn moe(
 
 /// `gate_up` or `down` by its bound, from the case's own stage before it; nothing where the case
 /// lacks either, or activations are 8-bit.
-pub(in crate::check) fn expert_product(
+pub(crate) fn expert_product(
     case: &Case<'_>,
     c: &MoeConfig,
     declared: &Declared,

@@ -19,10 +19,10 @@ use crate::moe::layer::bounds::with_integer_scales;
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
-pub(super) use diagnose::Hints;
-pub(super) use layer::{expert_product, moe};
+pub(crate) use diagnose::Hints;
+pub(crate) use layer::{expert_product, moe};
 pub(super) use readings::{DEQUANTIZING, Reading};
-pub(super) use stage::{Part, REMEDY, Stage, measure};
+pub(crate) use stage::{Part, REMEDY, Stage, measure};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
@@ -76,7 +76,7 @@ impl Declared {
 }
 
 /// `y` of a linear case.
-pub(super) fn linear(
+pub(crate) fn linear(
     case: &Case<'_>,
     c: &LinearConfig,
     declared: &Declared,
@@ -134,7 +134,7 @@ pub(super) fn linear(
 }
 
 /// The numbers of a floating-point or int8 tensor, its last dimension as rows.
-pub(super) fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
+pub(crate) fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
     let size_k = tensor.shape().last().copied().unwrap_or(1);
     let ty = match tensor.dtype() {
         DType::I8 => ScalarType::INT8,

@@ -15,40 +15,40 @@ use crate::tensor::Tensor;
 use crate::weight::Weight;
 
 /// What to declare where a class cannot tell a right product from a wrong one.
-pub(in crate::check) const REMEDY: &str =
+pub(crate) const REMEDY: &str =
     "declare the kernel's order: `schedule` in the case's config, or --class";
 /// Rows that are multiplied with one matrix.
-pub(in crate::check) struct Part<'c> {
-    pub(in crate::check) weight: &'c Weight<'c>,
+pub(crate) struct Part<'c> {
+    pub(crate) weight: &'c Weight<'c>,
     /// Which rows of the output.
-    pub(in crate::check) rows: Vec<usize>,
+    pub(crate) rows: Vec<usize>,
     /// The expert's place among the rank's, in a layer.
-    pub(in crate::check) expert: Option<usize>,
+    pub(crate) expert: Option<usize>,
     /// The expert's id among all.
-    pub(in crate::check) global: usize,
+    pub(crate) global: usize,
 }
 
 /// A product of a case.
-pub(in crate::check) struct Stage<'c> {
+pub(crate) struct Stage<'c> {
     /// Output.
-    pub(in crate::check) name: &'static str,
-    pub(in crate::check) found: &'c Tensor<'c>,
+    pub(crate) name: &'static str,
+    pub(crate) found: &'c Tensor<'c>,
     /// Activations of each output row.
-    pub(in crate::check) rows: Rows,
-    pub(in crate::check) radius: Option<Rows>,
+    pub(crate) rows: Rows,
+    pub(crate) radius: Option<Rows>,
     /// Rows that no part has are zero.
-    pub(in crate::check) parts: &'c [Part<'c>],
+    pub(crate) parts: &'c [Part<'c>],
     /// Row order of each part's matrix (act-order).
-    pub(in crate::check) orders: Option<&'c [Vec<u32>]>,
-    pub(in crate::check) extras: Extras<'c>,
-    pub(in crate::check) dtype: ScalarType,
+    pub(crate) orders: Option<&'c [Vec<u32>]>,
+    pub(crate) extras: Extras<'c>,
+    pub(crate) dtype: ScalarType,
     /// Type of 8-bit activations.
-    pub(in crate::check) input_dtype: Option<ScalarType>,
-    pub(in crate::check) declared: &'c Declared,
+    pub(crate) input_dtype: Option<ScalarType>,
+    pub(crate) declared: &'c Declared,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
-    pub(in crate::check) top_k: Option<usize>,
+    pub(crate) top_k: Option<usize>,
     /// What else the case says, for a diagnosis.
-    pub(in crate::check) hints: Hints<'c>,
+    pub(crate) hints: Hints<'c>,
 }
 
 impl Stage<'_> {
@@ -102,7 +102,7 @@ impl Stage<'_> {
     }
 
     /// The recipe of one matrix under a convention.
-    pub(in crate::check) fn recipe(
+    pub(crate) fn recipe(
         &self,
         weight: &Weight<'_>,
         convention: Convention,
@@ -111,13 +111,13 @@ impl Stage<'_> {
         Recipe::new(convention, weight, self.dtype, extras)
     }
 
-    /// Exact results and bounds of some rows of a part, by a convention and class.
+    /// Exact results and bounds of some rows of a part, by each convention and a class.
     pub(super) fn part(
         &self,
         part: &Part<'_>,
         of: &[usize],
-        how: (Convention, &Class),
-    ) -> Result<Vec<Bounded>> {
+        how: (&[Convention], &Class),
+    ) -> Result<Vec<Vec<Bounded>>> {
         let missing = || crate::Error::size("rows", self.rows.rows(), "one for each output row");
         let rows = self.rows.select(of).ok_or_else(missing)?;
         let radius = match &self.radius {
@@ -128,15 +128,30 @@ impl Stage<'_> {
     }
 
     /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
-    /// columns of the part's matrix.
+    /// columns of the part's matrix, by each convention.
     pub(super) fn bounds(
         &self,
         part: &Part<'_>,
         weight: &Weight<'_>,
         of: &[usize],
-        (convention, class): (Convention, &Class),
+        how: (&[Convention], &Class),
         (rows, radius): (&Rows, Option<&Rows>),
-    ) -> Result<Vec<Bounded>> {
+    ) -> Result<Vec<Vec<Bounded>>> {
+        self.with_judge(part, weight, of, how, |judge, recipes| {
+            judge.bounds_each(recipes, rows, radius)
+        })
+    }
+
+    /// Hands `then` the judge of the output rows `of`, times `weight`, some columns of the part's
+    /// matrix, and the recipes of the conventions.
+    pub(super) fn with_judge<R: Default>(
+        &self,
+        part: &Part<'_>,
+        weight: &Weight<'_>,
+        of: &[usize],
+        (conventions, class): (&[Convention], &Class),
+        then: impl FnOnce(&Judge<'_>, &[Recipe]) -> Result<R>,
+    ) -> Result<R> {
         let pick = |values: Option<&[f32]>| -> Option<Vec<f32>> {
             values.map(|v| of.iter().map(|&r| v[r]).collect())
         };
@@ -144,19 +159,21 @@ impl Stage<'_> {
             (pick(self.extras.activation_scales), pick(self.extras.router_weights));
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
-        let recipe = self.recipe(weight, convention, extras)?;
+        let recipe = |&convention: &Convention| self.recipe(weight, convention, extras);
+        let recipes: Vec<Recipe> = conventions.iter().map(recipe).collect::<Result<_>>()?;
+        let Some(first) = recipes.first() else { return Ok(R::default()) };
         let order = match (self.orders, part.expert) {
             (Some(orders), expert) => orders.get(expert.unwrap_or(0)).map(Vec::as_slice),
             (None, _) => None,
         };
-        Judge { weight, order, recipe: &recipe, class, extras }.bounds(rows, radius)
+        then(&Judge { weight, order, recipe: first, class, extras }, &recipes)
     }
 
     /// The verdict, and what explains it where it is not a pass.
     ///
     /// Where no convention is declared, all that apply are tried, and the exact result rounded once
     /// passes as well.
-    pub(in crate::check) fn judge(self) -> Result<OutputReport> {
+    pub(crate) fn judge(self) -> Result<OutputReport> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
         let or_exact = self.declared.convention.is_none() || self.declared.or_exact;
@@ -236,7 +253,7 @@ impl Stage<'_> {
 }
 
 /// The figures of a comparison, and the elements out of bound.
-pub(in crate::check) fn measure(
+pub(crate) fn measure(
     (name, dtype): (&str, ScalarType),
     class: &str,
     bounded: &[Bounded],

@@ -8,7 +8,7 @@ use crate::moe::align::{Absent, Align, Aligned, Run};
 use crate::tensor::Tensor;
 
 /// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, as far as there are any.
-pub(super) fn judge(
+pub(crate) fn judge(
     case: &Case<'_>,
     topk_ids: &[i32],
     num_experts: usize,

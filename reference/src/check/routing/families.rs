@@ -8,7 +8,7 @@ use crate::moe::families::{RouterTensors, RoutingRule};
 
 /// Judges `topk_ids` and `topk_weights`. Weights alone are judged with the routed ids, ids alone
 /// with the routed weights.
-pub(super) fn judge(
+pub(crate) fn judge(
     case: &Case<'_>,
     rule: &RoutingRule,
     logits: &[f32],

@@ -21,7 +21,7 @@ struct Wrong {
 /// Judges `topk_ids`. Entry j has to be a best of the experts that entries before j left. Where
 /// the bounds cannot order two experts either is accepted; of experts with the same logit and the
 /// same bias the lower id comes first, whatever the rounding.
-pub(super) fn judge(c: &Context<'_>, found: &Tensor<'_>) -> Result<OutputReport> {
+pub(crate) fn judge(c: &Context<'_>, found: &Tensor<'_>) -> Result<OutputReport> {
     let k = c.router.top_k;
     found.expect_shape(&[c.rows(), k])?;
     let ids = found.elements::<i32>();

@@ -38,7 +38,7 @@ impl<'c> Context<'c> {
     }
 }
 
-pub(super) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputReport>> {
     let logits = case.input("router_logits")?;
     let (values, ty) = widened(logits)?;
     if let Some(rule) = &c.rule {
@@ -47,7 +47,7 @@ pub(super) fn router(case: &Case<'_>, c: &RouterConfig) -> Result<Vec<OutputRepo
         return Ok(reports);
     }
     let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
-    let router = Router::from_config(c, ty, bias.as_deref());
+    let router = c.router(ty, bias.as_deref());
     let mut reports = topk(case, router, &values, logits)?;
     reports.extend(entries(case, logits, c.top_k)?);
     Ok(reports)
@@ -64,12 +64,12 @@ fn entries(case: &Case<'_>, logits: &Tensor<'_>, top_k: usize) -> Result<Option<
     Ok(Some(report))
 }
 
-pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
     let mut reports = Vec::new();
     let mut ids: Option<Vec<i32>> = case.output("topk_ids").map(|t| t.elements().into_owned());
     if let Some(logits) = case.inputs.get("router_logits") {
         let (values, _) = widened(logits)?;
-        let router = Router::from_moe(c);
+        let router = c.router();
         if ids.is_none() {
             ids = Some(router.route(&values, c.num_experts)?.topk_ids);
         }
@@ -86,7 +86,7 @@ pub(super) fn moe(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>> {
 ///
 /// # Errors
 /// Where one is neither stated nor can be routed, or the logits cannot be used.
-pub(super) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i32>, Vec<f32>)> {
+pub(crate) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i32>, Vec<f32>)> {
     let ids = case.output("topk_ids").map(|t| t.elements::<i32>().into_owned());
     let weights = case.output("topk_weights").map(|t| t.elements::<f32>().into_owned());
     let (ids, weights) = match (ids, weights) {
@@ -97,11 +97,11 @@ pub(super) fn stated_or_routed(case: &Case<'_>, c: &MoeConfig) -> Result<(Vec<i3
         let what = if ids.is_none() { "topk_ids" } else { "topk_weights" };
         return Err(Error::unsupported(format!("a layer without {what}"), "router_logits"));
     };
-    let routed = Router::from_moe(c).route(&logits.elements::<f32>(), c.num_experts)?;
+    let routed = c.router().route(&logits.elements::<f32>(), c.num_experts)?;
     Ok((ids.unwrap_or(routed.topk_ids), weights.unwrap_or(routed.topk_weights)))
 }
 
-pub(super) fn align(case: &Case<'_>, c: &AlignConfig) -> Result<Vec<OutputReport>> {
+pub(crate) fn align(case: &Case<'_>, c: &AlignConfig) -> Result<Vec<OutputReport>> {
     let ids = case.input("topk_ids")?.elements::<i32>();
     align::judge(case, &ids, c.num_experts, c.block_size, case.inputs.get("expert_map"))
 }

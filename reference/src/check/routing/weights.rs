@@ -65,7 +65,7 @@ fn expected(c: &Context<'_>, router: &Router<'_>, t: usize, ids: &[usize]) -> Ve
 
 /// Judges the weights for the case's own ids. Where those are wrong and the weights belong to the
 /// right ids, only the ids are blamed.
-pub(super) fn judge(
+pub(crate) fn judge(
     c: &Context<'_>,
     found: &Tensor<'_>,
     ids: Option<&Tensor<'_>>,

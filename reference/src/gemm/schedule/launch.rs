@@ -22,7 +22,7 @@ pub struct Launch {
 /// All launches of one call of vLLM 0.21.0's `marlin_gemm`, as its host code chooses them
 /// (`csrc/quantization/marlin/marlin.cu`), on a GPU whose thread blocks may take 227 KiB of shared
 /// memory, where every tile fits. The rule was compared with an H200's outputs: see
-/// `docs/tensor-cores.md`.
+/// `docs/src/internals/tensor-cores.md`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launches(Vec<Launch>);
 

@@ -1,13 +1,13 @@
 //! Instructions that multiply e2m1 codes under block scales: `kind::mxf4nvf4` of Blackwell.
 //!
-//! The products of 16 consecutive k are added exactly; their sum, a multiple of 1/4, is multiplied by
-//! the significands of the two scales, exactly; its exponent is that of the scales alone, however
-//! large the sum is. These terms and the accumulator go into one fused sum with F = 35, truncated to
-//! f32. A scale's sign bit is not read, and a scale that is NaN makes the result NaN.
+//! The products of 16 consecutive k are added exactly. Their sum, a multiple of 1/4, is multiplied
+//! exactly by the significands of the two scales; its exponent is that of the scales alone, regardless
+//! of the sum's size. These terms and the accumulator enter one fused sum with F = 35, truncated to
+//! f32. A scale's sign bit is not read. A NaN scale makes the result NaN.
 //!
 //! Source: MMA-Sim (arXiv 2511.10909 and its repository). Its published versions differ in whether a
-//! group whose sum is zero takes part in finding the largest exponent; here it does not, as no zero
-//! does in the units that were measured.
+//! group whose sum is zero counts for the largest exponent. Here it does not, because no zero does in
+//! the measured units.
 
 use super::units::REPORTED;
 use super::{Architecture, Instruction, NAN_F32, fused};
@@ -17,7 +17,7 @@ use crate::scalar::{ScalarType, e2m1_to_f32};
 const SUM: usize = 16;
 /// Fraction bits of a term: 2 of the codes' products, 3 of each scale's significand.
 const TERM_FRACTION: i32 = 8;
-/// Exponent of a zero accumulator, and of the smallest numbers that a sum is aligned to.
+/// Exponent of a zero accumulator, and the smallest exponent that a sum is aligned to.
 const LEAST_EXPONENT: i32 = -126;
 
 /// One row: an instruction with e2m1 factors, block scales and an f32 accumulator.
@@ -35,7 +35,7 @@ pub struct BlockScaledUnit {
     pub block: usize,
     /// F: fraction bits kept below the largest exponent.
     pub fraction_bits: i32,
-    /// Where the row comes from.
+    /// Evidence for the row.
     pub evidence: &'static str,
 }
 
@@ -77,8 +77,8 @@ pub fn find_block_scaled(
         .find(|u| (u.architecture, u.scales, u.block) == (architecture, scales, block))
 }
 
-/// Significand in units of 2^-3 and exponent of a scale; `None` where it is NaN. A subnormal has
-/// e4m3's least exponent.
+/// Significand in units of 2^-3 and exponent of a scale; `None` for NaN. A subnormal has e4m3's
+/// smallest exponent.
 fn scale(ty: ScalarType, code: u8) -> Option<(i64, i32)> {
     if ty == E8M0 {
         return (code != 0xff).then_some((8, i32::from(code) - 127));
@@ -89,18 +89,18 @@ fn scale(ty: ScalarType, code: u8) -> Option<(i64, i32)> {
 }
 
 impl BlockScaledUnit {
-    /// The exponent that a scale brings to its terms, none for zero and NaN.
+    /// The exponent that a scale adds to its terms; `None` for zero and NaN.
     pub fn scale_exponent(&self, code: u8) -> Option<i32> {
         scale(self.scales, code).filter(|s| s.0 != 0).map(|s| s.1)
     }
 
     /// One instruction's result for one output: `c + Σ sa·sb·Σ a[k]·b[k]`, from and to f32 bits.
     ///
-    /// `a` and `b` are e2m1 codes, one a byte, with a scale for each [`Self::block`] of them. An
-    /// infinite `c` stays what it is, and a NaN is 0x7fffffff.
+    /// `a` and `b` are e2m1 codes, one per byte, with a scale for each [`Self::block`] of them. An
+    /// infinite `c` is returned unchanged; every NaN is 0x7fffffff.
     ///
     /// # Panics
-    /// When codes or scales are not as many as the instruction's: a programming error.
+    /// If the number of codes or scales is not the instruction's: a programming error.
     pub fn accumulate(&self, [a, b]: [&[u8]; 2], [sa, sb]: [&[u8]; 2], c: u32) -> u32 {
         assert_eq!((a.len(), b.len()), (self.size_k, self.size_k), "k of {self:?}");
         let blocks = self.size_k / self.block;

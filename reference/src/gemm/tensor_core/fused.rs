@@ -1,10 +1,10 @@
 //! The fused sum.
 //!
-//! Every product is significand × 2^exponent, its exponent the sum of the factors' exponents and
-//! its significand the exact product, in [0, 4). With E the largest exponent among the products
-//! and the accumulator and F the unit's fraction bits, every term is truncated toward zero to a
-//! multiple of 2^(E − F); the truncated terms are added exactly; the sum is rounded once. Zeros
-//! have no exponent, and E is at least −133: the sum of tiny products is aligned no lower.
+//! Every product is significand × 2^exponent: the exponent is the sum of the factors' exponents, the
+//! significand their exact product, in [0, 4). E is the largest exponent among the products and the
+//! accumulator, and F the unit's fraction bits. Every term is truncated toward zero to a multiple of
+//! 2^(E − F), the truncated terms are added exactly, and the sum is rounded once. Zeros have no
+//! exponent, and E is at least −133.
 
 use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
 use super::units::Accumulator;
@@ -58,14 +58,14 @@ fn shift(significand: i64, shift: i32) -> i64 {
     }
 }
 
-/// E is never below this: measured on Hopper with bf16 and tf32, whose products reach it.
+/// Smallest E: measured on Hopper with bf16 and tf32, whose products reach it.
 const LEAST_EXPONENT: i32 = -133;
 
-/// The most products in one sum.
+/// Largest number of products in one sum.
 pub(super) const MAX_TERMS: usize = 32;
 
-/// One fused sum of the products `a[k]·b[k]`, k in `order`, and the accumulator `c`, in the
-/// accumulator's bits. At most [`MAX_TERMS`] products, F at most 25.
+/// One fused sum of the products `a[k]·b[k]`, k in `order`, and the accumulator `c`; returns the
+/// accumulator's bits. At most [`MAX_TERMS`] products and F at most 25.
 pub(super) fn sum(
     a: &[Operand],
     b: &[Operand],
@@ -75,7 +75,7 @@ pub(super) fn sum(
     fraction_bits: i32,
 ) -> u32 {
     let c = Parts::new(c, accumulator);
-    // Fixed arrays and plain loops, so that the compiler vectorizes them. A significand's product
+    // Fixed arrays and plain loops, so that the compiler vectorizes them. A product of significands
     // is below 2^22.
     let mut products = [0i32; MAX_TERMS];
     let mut exponents = [i32::from(ZERO_EXPONENT); MAX_TERMS];
@@ -92,7 +92,7 @@ pub(super) fn sum(
         return special_sum(order.map(|k| (a[k], b[k])), &c, accumulator);
     }
     let (products, exponents) = (&products[..terms], &exponents[..terms]);
-    // A zero factor brings an exponent below every real one, whatever the other factor is.
+    // A zero factor gives an exponent below every real one, whatever the other factor is.
     let largest = exponents.iter().fold(c.exponent.max(LEAST_EXPONENT), |e, &x| e.max(x));
     let unit = largest - fraction_bits;
     let mut total = 0i64;
@@ -147,8 +147,8 @@ fn round(total: i64, unit: i32, accumulator: Accumulator) -> u32 {
     }
 }
 
-/// f32 by truncation, keeping `kept_bits` significant bits; overflow is infinity, and what is
-/// truncated to zero is +0.
+/// f32 by truncation to `kept_bits` significant bits. Overflow is infinity; a result truncated to
+/// zero is +0.
 pub(super) fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     let magnitude = total.unsigned_abs();
     if magnitude == 0 {
@@ -160,7 +160,7 @@ pub(super) fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     if exponent > 127 {
         return sign | 0x7f80_0000;
     }
-    // Weight of the last bit that is kept: of a normal number, or f32's smallest subnormal.
+    // Weight of the last kept bit, at least that of f32's smallest subnormal.
     let last = (exponent - (kept_bits as i32 - 1)).max(-149);
     let drop = last - unit;
     let kept = if drop >= 0 { magnitude >> drop.min(63) } else { magnitude << -drop };
@@ -175,9 +175,9 @@ pub(super) fn truncate_f32(total: i64, unit: i32, kept_bits: u32) -> u32 {
     sign | (field << 23).wrapping_add(mantissa)
 }
 
-/// f16 to nearest even; overflow is infinity, and what rounds to zero is +0.
+/// f16 to nearest even. Overflow is infinity; a result that rounds to zero is +0.
 fn nearest_f16(total: i64, unit: i32) -> u32 {
-    // The sum has at most 36 bits, so f64 holds it exactly and rounds once on the way to f16.
+    // The sum has at most 36 bits, so it is exact in f64 and is rounded once, to f16.
     let value = total as f64 * f64::from(unit).exp2();
     match crate::scalar::f64_to_f16_rne(value) {
         0x8000 => 0,

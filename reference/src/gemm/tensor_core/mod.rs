@@ -1,14 +1,13 @@
 //! The arithmetic of matrix units, bit for bit.
 //!
-//! All units share one operation, the fused sum: products and accumulator are aligned to
-//! the largest exponent among them, truncated there, added exactly, and the sum is rounded once.
-//! A unit differs in how many bits it keeps, how it cuts its k into such sums, and how the
-//! accumulator enters: that is a [`Unit`], a row of [`UNITS`] with its evidence.
+//! All units share one operation, the fused sum: products and accumulator are aligned to the largest
+//! exponent among them, truncated, added exactly, and the sum is rounded once. Units differ in the
+//! bits that they keep, in how they cut k into such sums, and in how the accumulator enters. A
+//! [`Unit`] is a row of [`UNITS`] with its evidence.
 //!
-//! Method and the constants of other architectures: MMA-Sim (arXiv 2511.10909). The rows of
-//! Hopper were measured on an H200 with the probe in `scripts/probe`; the decomposition of
-//! `mma.sync` with 8-bit floats (two sums over interleaved pairs of k, accumulator added
-//! afterwards) was found with it.
+//! The method, and the constants of other architectures, come from MMA-Sim (arXiv 2511.10909). The
+//! rows of Hopper were measured on an H200 with the probe in `scripts/probe`. It also showed how
+//! `mma.sync` computes with 8-bit floats: two sums over interleaved pairs of k, then the accumulator.
 
 mod block_scaled;
 mod fused;
@@ -24,7 +23,7 @@ pub use units::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit, fin
 
 use crate::scalar::{self, ScalarType};
 
-/// Rows of `a` and `b` decoded for a unit; the same decoding serves every product they enter.
+/// Rows of `a` or `b`, decoded once for all products of a unit that they enter.
 #[derive(Debug, Clone)]
 pub struct Decoded {
     operands: Vec<Operand>,
@@ -35,7 +34,7 @@ impl Decoded {
     /// Decodes `[rows, size_k]` codes of type `ty` for `unit`.
     ///
     /// # Panics
-    /// When the codes do not fill whole rows: a programming error.
+    /// If the codes do not fill whole rows: a programming error.
     pub fn new(unit: &Unit, ty: ScalarType, codes: &[u32], size_k: usize) -> Self {
         assert!(size_k > 0 && codes.len().is_multiple_of(size_k), "rows of {size_k} codes");
         let operands = codes.iter().map(|&c| Operand::decode(ty, c, unit.through_f16)).collect();
@@ -58,7 +57,7 @@ impl Unit {
     /// the accumulator's bits (f32 or int32; f16 in the low 16 bits).
     ///
     /// # Panics
-    /// When `a` or `b` does not hold the instruction's k: a programming error.
+    /// If `a` or `b` does not hold the instruction's k: a programming error.
     pub fn accumulate(&self, a: &[Operand], b: &[Operand], c: u32) -> u32 {
         assert_eq!((a.len(), b.len()), (self.size_k, self.size_k), "k of {self:?}");
         match self.accumulator {
@@ -94,9 +93,9 @@ impl Unit {
         }
     }
 
-    /// A whole product along K: one instruction per `size_k` of the rows, in ascending order,
-    /// each accumulating into the last one's result. Rows whose length is no multiple of the
-    /// instruction's k are as if padded with zeros.
+    /// A whole product along K: one instruction per `size_k` of the rows, in ascending order, each
+    /// accumulating into the previous result. Rows are padded with zeros to a multiple of the
+    /// instruction's k.
     pub fn dot(&self, a: &[Operand], b: &[Operand], mut c: u32) -> u32 {
         assert_eq!(a.len(), b.len(), "rows of one length");
         let mut chunks = a.chunks_exact(self.size_k).zip(b.chunks_exact(self.size_k));
@@ -116,7 +115,7 @@ impl Unit {
     }
 }
 
-/// The NaN that comes out of a unit.
+/// The NaN that a unit returns.
 pub(crate) const NAN_F32: u32 = 0x7fff_ffff;
 /// Its f16 form.
 pub(crate) const NAN_F16: u16 = 0x7fff;
@@ -129,8 +128,7 @@ pub(crate) fn add_f32(x: u32, y: u32) -> u32 {
 
 /// IEEE addition of f16 to nearest even, with the units' NaN.
 fn add_f16(x: u16, y: u16) -> u16 {
-    // The sum of two f16 is exact in f32's wider range but may need more than 24 bits; f64 holds
-    // it exactly, so that it is rounded once.
+    // The sum of two f16 may need more than 24 bits. It is exact in f64, so it is rounded once.
     let sum = scalar::f16_to_f64(x) + scalar::f16_to_f64(y);
     if sum.is_nan() { NAN_F16 } else { scalar::f64_to_f16_rne(sum) }
 }

@@ -1,12 +1,11 @@
-//! A factor as a matrix unit sees it.
+//! A factor as a matrix unit decodes it.
 
 use crate::scalar::{self, ScalarType};
 
-/// A decoded factor: (−1)^negative · significand · 2^(exponent − 10) for floats, a plain integer
-/// for int8.
+/// A decoded factor: (−1)^negative · significand · 2^(exponent − 10) for floats, a plain integer for
+/// int8.
 ///
-/// The exponent of a subnormal is its type's minimum: the unit aligns by it and does not
-/// normalize.
+/// The exponent of a subnormal is its type's minimum: the unit aligns by it and does not normalize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operand {
     /// Significand in units of 2^−10, below 2^11; an int8's value.
@@ -17,7 +16,7 @@ pub struct Operand {
     pub(super) special: Special,
 }
 
-/// What is not a number to add.
+/// Infinity and NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Special {
     Finite,
@@ -36,9 +35,9 @@ impl Operand {
     pub const ZERO: Self =
         Self { significand: 0, exponent: ZERO_EXPONENT, special: Special::Finite };
 
-    /// Decodes a code. Floats of up to 10 mantissa bits (f16, bf16, e4m3, e5m2, and tf32 in the
-    /// high bits of an f32); with `through_f16` 8-bit floats become f16 first, which gives
-    /// e4m3's subnormals the exponent of a normal number.
+    /// Decodes a float of up to 10 mantissa bits (f16, bf16, e4m3, e5m2, and tf32 in the high bits of
+    /// an f32) or an int8. With `through_f16`, 8-bit floats become f16 first, which gives e4m3's
+    /// subnormals the exponent of a normal number.
     pub fn decode(ty: ScalarType, code: u32, through_f16: bool) -> Self {
         if ty == ScalarType::INT8 {
             let significand = i32::from(code as u8 as i8);

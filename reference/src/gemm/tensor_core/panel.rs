@@ -1,7 +1,7 @@
 //! Many outputs at once: one row of `a` against [`LANES`] columns of `b`.
 //!
-//! The same bits as [`Unit::accumulate`], which stays the definition; only the order in which a
-//! processor goes through independent outputs differs.
+//! The bits are those of [`Unit::accumulate`], which is the definition. Only the order in which the
+//! processor computes independent outputs differs.
 
 use super::fused;
 use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
@@ -16,8 +16,8 @@ pub const LANES: usize = 16;
 /// One value per column.
 pub type Lanes = [u32; LANES];
 
-/// A factor in the form that the vector loops take: its value, and the exponent that the unit
-/// aligns by (which a subnormal's value alone does not tell).
+/// A factor for the vector loops: its value, and the exponent that the unit aligns by (a subnormal's
+/// value does not determine it).
 #[derive(Debug, Clone, Copy)]
 struct Factor {
     value: f32,
@@ -57,7 +57,7 @@ impl Factor {
 /// The factors of a row or of a panel, `[size_k]` items of one or [`LANES`] numbers.
 #[derive(Debug, Clone)]
 enum Factors<F, I> {
-    /// Values and exponents; `finite` when none is infinite or NaN.
+    /// Values and exponents; `finite` if none is infinite or NaN.
     Float {
         values: Vec<F>,
         exponents: Vec<I>,
@@ -66,7 +66,7 @@ enum Factors<F, I> {
     Integer(Vec<I>),
 }
 
-/// Where the k of one instruction stands in a row or panel: sums lie side by side there.
+/// Position of an instruction's k in a row or panel, where the terms of a sum are adjacent.
 fn place(split: KSplit, size_k: usize, k: usize) -> usize {
     match split {
         KSplit::Whole | KSplit::Blocks(_) => k,
@@ -158,7 +158,7 @@ fn whole_instructions(unit: &Unit, size_k: usize) -> Result<usize> {
     Err(Error::size("size_k", size_k, expected))
 }
 
-/// How a unit's float sums are done, once for a whole product.
+/// Parameters of a unit's float sums, computed once per product.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sums {
     /// Terms of one sum.
@@ -189,7 +189,7 @@ impl<'t> Terms<'t> {
         }
     }
 
-    /// The sum by definition, lane by lane: for what the vector loop does not take.
+    /// The sum by definition, lane by lane, for inputs that the vector loop cannot handle.
     #[cold]
     #[inline(never)]
     pub(super) fn defined(self, accumulator: Accumulator, fraction_bits: i32, c: &mut Lanes) {
@@ -214,7 +214,7 @@ impl Unit {
     /// of [`Unit::dot`] for each column.
     ///
     /// # Panics
-    /// When row and panel were decoded for other kinds of unit, or `range` does not hold whole
+    /// If row and panel were decoded for different kinds of unit, or `range` does not hold whole
     /// instructions: a programming error.
     pub fn accumulate_panel(
         &self,

@@ -1,9 +1,9 @@
-//! The fused sum for [`LANES`] outputs at once, in loops that compilers turn into vectors.
+//! The fused sum for [`LANES`] outputs at once, in loops that compilers vectorize.
 //!
-//! A product of two 11-bit significands is exact in f32. Multiplied by 2^(F − E) and converted to
-//! an integer (toward zero) it is the aligned, truncated term; integers of eight terms and of
-//! the accumulator cannot overflow, and an f64 holds their total. Exponents outside a range where
-//! all of this is exact, infinities and NaN are left to the definition in [`super::fused`].
+//! A product of two 11-bit significands is exact in f32. Multiplied by 2^(F − E) and converted to an
+//! integer (toward zero) it is the aligned, truncated term. Sums of eight terms and the accumulator
+//! do not overflow an i32, and their total is exact in f64. The definition in [`super::fused`] handles
+//! infinities, NaN, and exponents for which this is not exact.
 #![allow(unsafe_code)]
 
 use super::add_f32;
@@ -19,20 +19,20 @@ const TERMS_PER_INTEGER: usize = 8;
 const SMALLEST: i32 = -126 + MAX_FRACTION_BITS;
 /// E whose products, below 2^(E + 2), are finite.
 const LARGEST: i32 = 125;
-/// Least exponent that takes part, and that of a zero.
+/// Smallest exponent of a term, and that of a zero.
 const FLOOR: i32 = -133;
 
-/// [`Sums::terms`]-term fused sums over all of `terms`, in ascending order, into the f32 bits
-/// `c`. With `instruction`, the sums of that many k start from zero and `c` is added to each.
+/// Fused sums of [`Sums::terms`] terms over all of `terms`, in ascending order, into the f32 bits `c`.
+/// With `instruction`, the sums of that many k start from zero and `c` is added to each.
 pub(super) fn float(sums: Sums, instruction: Option<usize>, terms: Terms<'_>, c: &mut Lanes) {
     #[cfg(target_arch = "x86_64")]
     {
         if has_avx512() {
-            // SAFETY: the function's only requirement is what the line above detected.
+            // SAFETY: the line above detected the features that the function requires.
             return unsafe { float_avx512(sums, instruction, terms, c) };
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the function's only requirement is what the line above detected.
+            // SAFETY: the line above detected the features that the function requires.
             return unsafe { float_avx2(sums, instruction, terms, c) };
         }
     }
@@ -100,7 +100,7 @@ fn chain_of<const N: usize>(sums: Sums, terms: Terms<'_>, c: &mut Lanes) {
     }
 }
 
-/// One sum; false, with `c` untouched, where an exponent is out of range.
+/// One sum. Returns false and leaves `c` unchanged if an exponent is out of range.
 #[inline(always)]
 fn sum<const N: usize>(sums: Sums, terms: Terms<'_>, c: &mut Lanes) -> bool {
     let (Ok(a), Ok(a_exponents), Ok(b), Ok(b_exponents)) = (
@@ -140,7 +140,7 @@ fn sum<const N: usize>(sums: Sums, terms: Terms<'_>, c: &mut Lanes) -> bool {
             for l in 0..LANES {
                 let aligned = a[k] * b[k][l] * scale[l];
                 // SAFETY: the factors are finite and their exponents sum to at most E, so the
-                // magnitude is below 2^2 · 2^F ≤ 2^27: a number in i32's range.
+                // magnitude is below 2^2 · 2^F ≤ 2^27, which fits an i32.
                 integer[l] += unsafe { aligned.to_int_unchecked::<i32>() };
             }
         }
@@ -155,8 +155,8 @@ fn sum<const N: usize>(sums: Sums, terms: Terms<'_>, c: &mut Lanes) -> bool {
         // SAFETY: c's exponent is at most E ≤ LARGEST, so it is finite, and the product's
         // magnitude is below 2 · 2^F ≤ 2^26.
         let total = total[l] + f64::from(unsafe { aligned.to_int_unchecked::<i32>() });
-        // At most 24 bits are left, and the unit is a normal number: both steps are exact, or
-        // overflow to infinity as the unit does.
+        // At most 24 bits are left, and 2^(E − F) is a normal number: both steps are exact, or
+        // overflow to infinity as the matrix unit does.
         let kept = f64::from_bits(total.to_bits() & mask) as f32;
         let unit = f32::from_bits(((largest[l] - sums.fraction_bits + 127) as u32) << 23);
         c[l] = (kept * unit).to_bits();
@@ -173,7 +173,7 @@ pub(super) fn integer(a: &[i32], b: &[[i32; LANES]], c: &mut Lanes) {
             integer_loop(a, b, c);
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the function's only requirement is what the line above detected.
+            // SAFETY: the line above detected the features that the function requires.
             return unsafe { avx2(a, b, c) };
         }
     }
@@ -195,7 +195,7 @@ fn integer_loop(a: &[i32], b: &[[i32; LANES]], c: &mut Lanes) {
 mod tests {
     use super::*;
 
-    /// Every version of the loop gives the bits of the definition.
+    /// Every version of the loop produces the bits of the definition.
     #[test]
     fn versions_agree() {
         let mut state = 1u32;
@@ -241,7 +241,7 @@ mod tests {
             check("chosen", &|c| float(sums, None, terms, c));
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") {
-                // SAFETY: the function's only requirement is what the line above detected.
+                // SAFETY: the line above detected the features that the function requires.
                 check("avx2", &|c| unsafe { float_avx2(sums, None, terms, c) });
             }
         }

@@ -41,7 +41,7 @@ pub enum Instruction {
 pub enum Accumulator {
     /// f32, the sum truncated to `kept_bits` significant bits.
     F32 {
-        /// 24, or fewer where the unit keeps fewer.
+        /// At most 24.
         kept_bits: u32,
     },
     /// f16, the sum rounded to nearest even.
@@ -50,7 +50,7 @@ pub enum Accumulator {
     S32,
 }
 
-/// How an instruction's k is cut into fused sums.
+/// How an instruction's k is split into fused sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KSplit {
     /// One sum.
@@ -76,16 +76,16 @@ pub struct Unit {
     pub accumulator: Accumulator,
     /// k of the instruction.
     pub size_k: usize,
-    /// How k is cut.
+    /// How k is split.
     pub split: KSplit,
     /// F: fraction bits kept below the largest exponent.
     pub fraction_bits: i32,
     /// Whether 8-bit floats are converted to f16 before they are multiplied.
     pub through_f16: bool,
-    /// Whether the products are summed from zero and the accumulator is added to the result
-    /// with one more rounding (to nearest even).
+    /// Whether the products are summed from zero, and the accumulator is added to the result with
+    /// another rounding (to nearest even).
     pub adds_accumulator_last: bool,
-    /// Where the row comes from.
+    /// Evidence for the row.
     pub evidence: &'static str,
 }
 
@@ -168,7 +168,7 @@ const fn told(
     reported(Unit { inputs, ..unit }, KSplit::Whole)
 }
 
-/// Ampere and Ada: sums of 16 bytes of k.
+/// Ampere and Ada: sums over 16 bytes of k.
 const fn ampere(
     architecture: Architecture,
     ty: ScalarType,

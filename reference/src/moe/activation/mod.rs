@@ -32,7 +32,7 @@ mod chain;
 mod exact;
 
 use super::Chain;
-use crate::case::Activation;
+use crate::named::named;
 use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
@@ -40,6 +40,39 @@ use crate::{Error, Result};
 pub const LIMIT: f32 = 7.0;
 /// The factor inside `swigluoai`'s sigmoid.
 pub const ALPHA: f32 = 1.702;
+
+named! {
+    /// The activations between the two products of a MoE layer, by upstream's names.
+    Activation {
+        /// SiLU of the gate times up.
+        Silu "silu",
+        /// GELU (erf) of the gate times up.
+        Gelu "gelu",
+        /// GELU (tanh) of the gate times up.
+        GeluTanh "gelu_tanh",
+        /// Squared ReLU.
+        Relu2 "relu2",
+        /// gpt-oss: clamped, gate and up interleaved.
+        SwigluOai "swigluoai",
+        /// Clamped SiLU of the gate times clamped up.
+        SwigluStep "swiglustep",
+        /// SiLU of the gate; there is no up.
+        SiluNoMul "silu_no_mul",
+        /// GELU (erf) of the gate; there is no up.
+        GeluNoMul "gelu_no_mul",
+        /// GELU (tanh) of the gate; there is no up.
+        GeluTanhNoMul "gelu_tanh_no_mul",
+        /// Squared ReLU of the gate; there is no up.
+        Relu2NoMul "relu2_no_mul",
+    }
+}
+
+impl Activation {
+    /// Whether a gate is multiplied with an up projection: then N of w13 is 2I, else I.
+    pub const fn is_gated(self) -> bool {
+        !matches!(self, Self::SiluNoMul | Self::GeluNoMul | Self::GeluTanhNoMul | Self::Relu2NoMul)
+    }
+}
 
 /// The function of the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

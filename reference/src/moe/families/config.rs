@@ -10,7 +10,7 @@ use super::row::{
     ActivationRule, BiasRule, Family, GroupKeys, Key, RenormRule, ScoreRule, Support, activation,
 };
 use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
 /// A layer's routing as its config has it.

@@ -1,4 +1,4 @@
-//! A row in words, for `docs/models.md`.
+//! A row in words, for `docs/src/reference/models.md`.
 
 use std::fmt::Display;
 

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::rule::{ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RoutingRule, Score};
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
 /// A routing file, as help texts show it.

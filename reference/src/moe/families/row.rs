@@ -1,7 +1,7 @@
 //! The columns of the table of families.
 
 use super::rule::{ChooseBy, GroupScore, Masked, Score};
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 
 /// A number of the config: the keys in the order in which they are looked for (a dot goes into an
 /// object), and the value without any. Without a default an absent key is an error.

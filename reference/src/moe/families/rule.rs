@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Activation, ScoringFunc};
+use crate::moe::ScoringFunc;
+use crate::moe::activation::Activation;
 use crate::moe::activation::{Columns, Definition};
 use crate::moe::router::Router;
 use crate::{Error, Result};

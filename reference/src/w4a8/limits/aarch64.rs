@@ -1,5 +1,4 @@
-//! aarch64. The instructions have no stable intrinsics, so that a round of chains is one block of
-//! assembly.
+//! aarch64. The instructions have no stable intrinsics, so a round of chains is one block of assembly.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -11,11 +10,11 @@ use super::{CHAINS, Instruction};
 pub(super) fn run(instruction: Instruction, rounds: u64) -> Option<[i32; CHAINS]> {
     match instruction {
         Instruction::Sdot => {
-            // SAFETY: the feature that the function needs was found.
+            // SAFETY: the feature that the function needs was detected.
             is_aarch64_feature_detected!("dotprod").then(|| unsafe { sdot(rounds) })
         }
         Instruction::Smmla => {
-            // SAFETY: the feature that the function needs was found.
+            // SAFETY: the feature that the function needs was detected.
             is_aarch64_feature_detected!("i8mm").then(|| unsafe { smmla(rounds) })
         }
         _ => None,
@@ -30,8 +29,8 @@ macro_rules! chains {
             let mut x: [int32x4_t; CHAINS] = std::array::from_fn(|i| vdupq_n_s32(i as i32 + 1));
             for _ in 0..rounds {
                 let [a, b, c, d, e, f, g, h, i, j, k, l] = &mut x;
-                // SAFETY: registers alone are read and written, and the function's features have
-                // the instruction.
+                // SAFETY: the block accesses only registers, and the function's features include the
+                // instruction.
                 unsafe {
                     asm!(
                         concat!($mnemonic, " {a:v}.4s, {p:v}.16b, {q:v}.16b"),

@@ -1,9 +1,8 @@
-//! What a CPU can do at most: multiply-accumulates of one instruction, and reads of memory.
+//! Limits of a CPU, for benchmarks to time: multiply-accumulates of one instruction, and memory reads.
 //!
-//! A product of packed weights can be no quicker than its weights are read, nor than its
-//! multiply-accumulates are issued. The functions here do nothing else, for a benchmark to time:
-//! [`Instruction::run`] keeps independent chains of the instruction that carries a kernel's work
-//! in registers, [`read`] touches every byte of a slice once.
+//! A product of packed weights takes at least the time to read its weights and to issue its
+//! multiply-accumulates. [`Instruction::run`] executes independent chains of a kernel's main
+//! instruction on registers; [`read`] reads every byte of a slice once.
 
 #[cfg(target_arch = "aarch64")]
 #[path = "aarch64.rs"]
@@ -12,8 +11,8 @@ mod simd;
 #[path = "x86.rs"]
 mod simd;
 
-/// Independent chains of [`Instruction::run`]: more than latency times issue width of any CPU that
-/// has the instructions (4 cycles by 2 on Zen 5, by 4 on Neoverse V1), few enough for registers.
+/// Independent chains of [`Instruction::run`]: enough to cover latency times issue width of the CPUs
+/// that have the instructions, and few enough for the registers.
 pub const CHAINS: usize = 12;
 
 /// An instruction that multiplies bytes and adds the products.
@@ -23,7 +22,7 @@ pub enum Instruction {
     Vpdpbusd512,
     /// AVX-VNNI's `vpdpbusd` on 256 bits.
     Vpdpbusd256,
-    /// AVX2's `vpmaddubsw`, whose 16-bit sums a kernel still has to widen.
+    /// AVX2's `vpmaddubsw`, whose 16-bit sums a kernel must still widen.
     Vpmaddubsw,
     /// Arm's `sdot` on 128 bits.
     Sdot,
@@ -32,12 +31,12 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// All, in no order.
+    /// All instructions, in no order.
     pub const ALL: [Self; 5] =
         [Self::Vpdpbusd512, Self::Vpdpbusd256, Self::Vpmaddubsw, Self::Sdot, Self::Smmla];
 
-    /// The instruction that does the multiplications of the kernel with this
-    /// [`name`](super::Kernel::name); the scalar and the portable kernel have none of their own.
+    /// The multiplication instruction of the kernel with this [`name`](super::Kernel::name); `None` for
+    /// the scalar and the portable kernel.
     pub fn of_kernel(name: &str) -> Option<Self> {
         Some(match name {
             "avx512-vnni" => Self::Vpdpbusd512,
@@ -49,7 +48,7 @@ impl Instruction {
         })
     }
 
-    /// The mnemonic and, where several widths have it, the width.
+    /// The mnemonic, with the width where it is ambiguous.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vpdpbusd512 => "vpdpbusd zmm",
@@ -69,13 +68,12 @@ impl Instruction {
         }
     }
 
-    /// Executes the instruction `rounds` times on each of [`CHAINS`] accumulators, which are
-    /// [`Instruction::macs`] · `rounds` · [`CHAINS`] multiply-accumulates; `None` where the CPU
-    /// lacks it.
+    /// Executes the instruction `rounds` times on each of [`CHAINS`] accumulators:
+    /// [`Instruction::macs`] · `rounds` · [`CHAINS`] multiply-accumulates. `None` if the CPU lacks it.
     ///
-    /// Returns the chains' lowest lanes (of 32 bits; `vpmaddubsw` 16), as proof of work. Chain i
-    /// starts at i + 1 in every lane and goes through x + 4·1·3 (`smmla`, whose lane is a sum of
-    /// eight products: x + 8·1·3), while `vpmaddubsw` triples the lower byte: x ← 3 · (x mod 256).
+    /// Returns the chains' lowest lanes (32 bits; `vpmaddubsw` 16 bits), so that tests can verify the
+    /// work. Chain i starts at i + 1 in every lane. A step adds 4·1·3 (`smmla`, whose lane is a sum of
+    /// eight products: 8·1·3); `vpmaddubsw` triples the lower byte: x ← 3 · (x mod 256).
     pub fn run(self, rounds: u64) -> Option<[i32; CHAINS]> {
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         {
@@ -89,8 +87,7 @@ impl Instruction {
     }
 }
 
-/// Reads every word once, in order, by the widest loads that are known here, and returns their sum
-/// modulo 2^64.
+/// Reads every word once, in order, by the widest available loads. Returns their sum modulo 2^64.
 pub fn read(words: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
@@ -102,7 +99,7 @@ pub fn read(words: &[u64]) -> u64 {
     }
 }
 
-/// Sixteen words are two cache lines; a compiler makes vectors of the lanes.
+/// Sixteen words are two cache lines; the compiler vectorizes the lanes.
 #[inline(always)]
 fn sum(words: &[u64]) -> u64 {
     const LANES: usize = 16;

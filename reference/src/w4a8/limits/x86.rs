@@ -12,16 +12,16 @@ pub(super) fn run(instruction: Instruction, rounds: u64) -> Option<[i32; CHAINS]
         Instruction::Vpdpbusd512 => {
             let there =
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni");
-            // SAFETY: both features that the function needs were found.
+            // SAFETY: both features that the function needs were detected.
             there.then(|| unsafe { vpdpbusd_512(rounds) })
         }
         Instruction::Vpdpbusd256 => {
             let there = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("avxvnni");
-            // SAFETY: both features that the function needs were found.
+            // SAFETY: both features that the function needs were detected.
             there.then(|| unsafe { vpdpbusd_256(rounds) })
         }
         Instruction::Vpmaddubsw => {
-            // SAFETY: AVX2, which alone the function needs, was found.
+            // SAFETY: the function needs only AVX2, which was detected.
             is_x86_feature_detected!("avx2").then(|| unsafe { vpmaddubsw(rounds) })
         }
         Instruction::Sdot | Instruction::Smmla => None,
@@ -31,17 +31,17 @@ pub(super) fn run(instruction: Instruction, rounds: u64) -> Option<[i32; CHAINS]
 /// [`super::read`].
 pub(super) fn read(words: &[u64]) -> u64 {
     if is_x86_feature_detected!("avx512f") {
-        // SAFETY: AVX-512F, which alone the function needs, was found.
+        // SAFETY: the function needs only AVX-512F, which was detected.
         unsafe { read_avx512(words) }
     } else if is_x86_feature_detected!("avx2") {
-        // SAFETY: AVX2, which alone the function needs, was found.
+        // SAFETY: the function needs only AVX2, which was detected.
         unsafe { read_avx2(words) }
     } else {
         super::sum(words)
     }
 }
 
-/// Where chain `i` starts; opaque, so that no two chains are known to be alike.
+/// Start of chain `i`; opaque, so that the compiler cannot merge chains.
 #[inline(always)]
 fn start(i: usize) -> i32 {
     black_box(i as i32 + 1)
@@ -84,7 +84,7 @@ fn vpmaddubsw(rounds: u64) -> [i32; CHAINS] {
     chains.map(|x| _mm256_extract_epi16::<0>(x))
 }
 
-/// Four cache lines at a time, each into sums of its own.
+/// Four cache lines at a time, each into its own sums.
 #[target_feature(enable = "avx512f")]
 fn read_avx512(words: &[u64]) -> u64 {
     let mut sums = [_mm512_setzero_si512(); 4];

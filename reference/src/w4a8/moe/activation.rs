@@ -1,6 +1,6 @@
 //! The activation between the products.
 
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 use crate::moe::activation::{ALPHA, LIMIT};
 use crate::moe::math;
 use crate::scalar::ScalarType;
@@ -9,22 +9,21 @@ use crate::w4a8::rows::Element;
 use crate::w4a8::wide::Loop;
 use crate::{Error, Result};
 
-/// What upstream's operator computes between the products; gate is the first half of a row, up the
+/// The activation of upstream's operator between the products. Gate is the first half of a row, up the
 /// second.
 ///
-/// The exponential is [`math::exp`], which stands for upstream's vector functions: a last bit may
-/// differ from theirs.
+/// The exponential is [`math::exp`]; its last bit may differ from upstream's vector functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// g / (1 + e^−g) · u in f32, rounded once.
     Silu,
     /// (clamp(u, ±7) + 1) · (min(g, 7) · sigmoid(1.702 · min(g, 7))), each operation rounded to the
-    /// activations' type. Halves, though checkpoints of gpt-oss interleave gate and up.
+    /// activations' type. Gate and up are halves, although gpt-oss checkpoints interleave them.
     SwigluOai,
 }
 
 impl Kind {
-    /// Upstream's choice. `swiglustep` becomes plain SiLU: its limits are not applied.
+    /// Upstream's choice. `swiglustep` becomes plain SiLU, without its limits.
     pub fn of(activation: Activation) -> Option<Self> {
         match activation {
             Activation::Silu | Activation::SwigluStep => Some(Self::Silu),
@@ -36,7 +35,7 @@ impl Kind {
     /// `[M, I]` of `gate_up` `[M, 2I]`, in its type.
     ///
     /// # Errors
-    /// [`Error::Shape`] when `gate_up` is not a whole number of rows.
+    /// [`Error::Shape`] unless `gate_up` is a whole number of rows.
     pub fn apply(self, gate_up: &Values, size_i: usize) -> Result<Values> {
         if size_i == 0 || !gate_up.len().is_multiple_of(2 * size_i) {
             let rule = format!("[M, {}], I 1 or more", 2 * size_i);
@@ -60,8 +59,8 @@ impl Kind {
     }
 }
 
-/// Activates `gate` and `up` into `out`, all of one length: the products' f32 results are rounded to
-/// `E` first, as [`Kind::apply`] finds them.
+/// Activates `gate` and `up` into `out`, all of one length. The products' f32 results are rounded to
+/// `E` first, as for [`Kind::apply`].
 pub(super) struct Activate<'a, E> {
     pub(super) kind: Kind,
     pub(super) gate: &'a [f32],
@@ -95,7 +94,7 @@ fn silu(g: f32, u: f32) -> f32 {
 
 #[inline(always)]
 fn swiglu_oai<E: Element>(g: f32, u: f32) -> f32 {
-    // Limits that keep NaN.
+    // These limits keep a NaN.
     let g = if g > LIMIT { LIMIT } else { g };
     let u = u.clamp(-LIMIT, LIMIT);
     let gate = E::round(g * E::round(math::sigmoid(E::round(g * ALPHA))));

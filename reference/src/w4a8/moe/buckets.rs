@@ -1,4 +1,4 @@
-//! Slots by expert.
+//! Slots sorted by expert.
 
 use super::super::MAX_ROWS;
 use super::super::buffer::{Span, grow};
@@ -7,7 +7,7 @@ use super::super::panel::{panel_start, panels};
 /// An expert's slots: positions `first` to `first + count` of [`Buckets::slots`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Bucket {
-    /// The expert's place among this rank's.
+    /// The expert's local index.
     pub(super) local: usize,
     /// Its positions.
     pub(super) rows: Span,
@@ -24,31 +24,31 @@ pub(super) struct PanelRows {
     pub(super) bucket: usize,
 }
 
-/// The slots (token, j) of a batch that this rank's experts take, sorted by expert (by global id),
-/// in each by slot, and cut into panels. Memory grows and is kept.
+/// The slots (token, j) of a batch for this rank's experts, sorted by global expert id and then by
+/// slot, and divided into panels. The memory grows and is reused.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Buckets {
     slots: Vec<usize>,
     all: Vec<Bucket>,
     panels: Vec<PanelRows>,
-    /// Slots per expert, then where the expert's next slot goes.
+    /// First the slots per expert, then the position of the expert's next slot.
     counts: Vec<usize>,
 }
 
 impl Buckets {
-    /// Makes room for `slots` slots and `experts` experts.
+    /// Reserves memory for `slots` slots and `experts` experts.
     pub(super) fn reserve(&mut self, slots: usize, experts: usize) {
         grow(&mut self.slots, slots);
         grow(&mut self.counts, experts);
         let most = experts.min(slots);
         self.all.reserve(most.saturating_sub(self.all.len()));
-        // Each expert may have one panel that is not full.
+        // Each expert may have one partial panel.
         let panels = most + slots / MAX_ROWS;
         self.panels.reserve(panels.saturating_sub(self.panels.len()));
     }
 
-    /// Sorts slots with these expert ids; `local` says an expert's place here, if it has one. Ids
-    /// are checked: −1 is nobody, else below `experts`.
+    /// Sorts slots with these expert ids; `local` returns an expert's local index, if it has one. The
+    /// ids have been checked: −1 means no expert, others are below `experts`.
     pub(super) fn fill(
         &mut self,
         topk_ids: &[i32],
@@ -96,12 +96,12 @@ impl Buckets {
         &self.panels
     }
 
-    /// Slots that experts here take.
+    /// Number of slots of local experts.
     pub(super) fn rows(&self) -> usize {
         self.all.last().map_or(0, |b| b.rows.first + b.rows.count)
     }
 
-    /// How many experts of the largest one's slots would make all of them, rounded up.
+    /// Number of slots over those of the largest expert, rounded up.
     pub(super) fn even(&self) -> usize {
         let most = self.all.iter().map(|b| b.rows.count).max();
         most.map_or(0, |most| self.rows().div_ceil(most))

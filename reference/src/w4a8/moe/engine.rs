@@ -1,152 +1,38 @@
-//! The layer at speed: the bits of [`Layer`](super::Layer), without allocating.
+//! The fast layer: the bits of [`Layer`](super::Layer), without allocations.
 //!
-//! A forward goes through five steps, each spread over rayon's current pool:
+//! A forward has five steps, each distributed over rayon's current pool:
 //!
-//! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once, and copied into the
-//!    panels of its experts; with router weights on the input each slot is quantized on its own.
-//! 2. An item is an expert and a run of I columns: gate and up of a panel, one after the other,
-//!    and their activation at once, while the run's weights stay in a core's cache.
+//! 1. Slots are sorted by expert ([`Buckets`]). Each token is quantized once and copied into the
+//!    panels of its experts. With router weights on the input, each slot is quantized separately.
+//! 2. An item is an expert and a run of I columns: gate and up of a panel, then their activation,
+//!    while the run's weights stay in a core's cache.
 //! 3. The activated rows are quantized into panels.
-//! 4. An item is a run of H columns: it goes through the experts in ascending order and adds their
-//!    weighted rows to its own columns of the sums.
+//! 4. An item is a run of H columns: it visits the experts in ascending order and adds their weighted
+//!    rows to its columns of the sums.
 //! 5. Sums become rows of the output.
 //!
-//! So no `[M, 2I]` and no `[slots, H]` array is ever written, and who computes what changes no
-//! order of additions. The activated rows are stored as the items of step 2 make them:
+//! No `[M, 2I]` and no `[slots, H]` array is written, and the division of work does not change the
+//! order of additions. The items of step 2 store the activated rows as
 //! `[expert][run][row][column of the run]`.
 
-use super::activation::Kind;
 use super::buckets::Buckets;
-use super::refusal::{Mode, Refusal, Settings};
+use super::layer::MoeLayer;
 use super::route::{Choice, route};
+use super::steps;
 use super::workspace::{Buffers, Workspace};
-use super::{check_expert_map, steps};
-use crate::case::{Activation, ActivationRounding};
-use crate::layout::kleidi::PackedStack;
 use crate::moe::layer::Routed;
-use crate::moe::router::Router;
-use crate::scalar::ScalarType;
 use crate::w4a8::buffer::grow;
 use crate::w4a8::parallel::{Wide, for_parts};
 use crate::w4a8::rows::{Element, Rows, RowsMut};
 use crate::w4a8::runs::{BLOCK, Runs};
-use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};
 
-/// What a layer is besides its weights.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MoeConfig<'a> {
-    /// Experts of all ranks.
-    pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all are here.
-    pub expert_map: Option<Vec<i32>>,
-    /// Logits to experts and weights.
-    pub router: Router<'a>,
-    /// Between the products.
-    pub activation: Activation,
-    /// How activations are rounded.
-    pub rounding: ActivationRounding,
-    /// Whether router weights multiply the input instead of the output.
-    pub router_weight_on_input: bool,
-    /// Whether upstream's refusals hold.
-    pub mode: Mode,
-}
-
-/// One rank's layer, ready to run: the bits of [`Layer`](super::Layer).
-#[derive(Debug)]
-pub struct MoeLayer<'a> {
-    w13: PackedStack<'a>,
-    w2: PackedStack<'a>,
-    config: MoeConfig<'a>,
-    kind: Kind,
-    kernel: Box<dyn Kernel>,
-}
-
-impl<'a> MoeLayer<'a> {
-    /// Gate and up `w13` `[H, 2I]` and down `w2` `[I, H]` of this rank's experts, run by the
-    /// quickest kernel of this CPU.
-    ///
-    /// # Errors
-    /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
-    /// [`Error::Value`] naming the part that does not fit.
-    pub fn new(w13: PackedStack<'a>, w2: PackedStack<'a>, config: MoeConfig<'a>) -> Result<Self> {
-        let refused = Refusal::Activation { found: config.activation };
-        let kind = Kind::of(config.activation).ok_or(refused)?;
-        let layer = Self { w13, w2, config, kind, kernel: fastest() };
-        layer.admit(ScalarType::FLOAT32)?;
-        let (h, i) = (layer.hidden_size(), layer.intermediate_size());
-        for (name, weights, size_n) in [("w13", &layer.w13, 2 * i), ("w2", &layer.w2, h)] {
-            let shape = weights.layout().shape();
-            if shape.size_n != size_n {
-                let expected = format!("[{}, {size_n}]", shape.size_k);
-                return Err(Error::shape(name, &[shape.size_k, shape.size_n], expected));
-            }
-        }
-        let local = layer.w13.count();
-        if local != layer.w2.count() {
-            let found = format!("{local} of w13, {} of w2", layer.w2.count());
-            return Err(Error::size("experts", found, "as many of each, 1 or more"));
-        }
-        check_expert_map(layer.config.num_experts, layer.config.expert_map.as_deref(), local)?;
-        // Sizes and the bias; logits come with each call.
-        layer.config.router.validate(&[], layer.config.num_experts)?;
-        Ok(layer)
-    }
-
-    /// The same layer run by another kernel.
-    pub fn with_kernel(self, kernel: Box<dyn Kernel>) -> Self {
-        Self { kernel, ..self }
-    }
-
-    /// H.
-    pub fn hidden_size(&self) -> usize {
-        self.w13.layout().shape().size_k
-    }
-
-    /// I.
-    pub fn intermediate_size(&self) -> usize {
-        self.w2.layout().shape().size_k
-    }
-
-    /// Gate and up.
-    pub fn w13(&self) -> &PackedStack<'a> {
-        &self.w13
-    }
-
-    /// Down.
-    pub fn w2(&self) -> &PackedStack<'a> {
-        &self.w2
-    }
-
-    /// What the layer was made with.
-    pub fn config(&self) -> &MoeConfig<'a> {
-        &self.config
-    }
-
-    pub(super) fn kernel(&self) -> &dyn Kernel {
-        self.kernel.as_ref()
-    }
-
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// Whether upstream's refusals let `dtype` through.
-    fn admit(&self, dtype: ScalarType) -> Result<()> {
-        let settings = Settings {
-            has_expert_map: self.config.expert_map.is_some(),
-            use_grouped_topk: self.config.router.groups.is_some(),
-            router_weight_on_input: self.config.router_weight_on_input,
-            ..Settings::new(self.config.activation, dtype)
-        };
-        Ok(self.config.mode.admit(&settings)?)
-    }
-
+impl MoeLayer<'_> {
     /// `out` `[M, H]` of `x` `[M, H]` and `router_logits` `[M, num_experts]`, all row-major.
     ///
     /// # Errors
     /// As [`MoeLayer::forward_routed`]; [`Error::Shape`] and [`Error::Value`] for the logits. On an
-    /// error `out` is left as it was.
+    /// error `out` is unchanged.
     pub fn forward(
         &self,
         x: Rows<'_>,
@@ -184,12 +70,12 @@ impl<'a> MoeLayer<'a> {
         Ok(())
     }
 
-    /// `out` `[M, H]` of `x` `[M, H]`, where the experts are chosen already.
+    /// `out` `[M, H]` of `x` `[M, H]` for given experts and weights.
     ///
     /// # Errors
-    /// The [`Refusal`] as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
-    /// [`Error::Value`] for inputs, ids and weights that do not fit; [`Error::Unsupported`] where
-    /// `x` and `out` differ in type. On an error `out` is left as it was.
+    /// The [`Refusal`](super::Refusal) as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
+    /// [`Error::Value`] for inputs, ids and weights that do not agree; [`Error::Unsupported`] if `x`
+    /// and `out` differ in type. On an error `out` is unchanged.
     pub fn forward_routed(
         &self,
         x: Rows<'_>,
@@ -218,7 +104,7 @@ impl<'a> MoeLayer<'a> {
         Ok(())
     }
 
-    /// Block after block; everything has been checked.
+    /// Processes block after block; the inputs have been checked.
     fn blocks(&self, x: Rows<'_>, routed: Routed<'_>, buffers: &mut Buffers, out: RowsMut<'_>) {
         buffers.reserve(self, routed.topk_ids.len() / routed.top_k, routed.top_k);
         match (x, out, self.config.router_weight_on_input) {
@@ -236,7 +122,7 @@ impl<'a> MoeLayer<'a> {
         }
     }
 
-    /// `X`: type of input and output; `A`: of everything up to the sum.
+    /// `X` is the type of input and output, `A` that of everything up to the sum.
     fn typed<X: Element, A: Element>(
         &self,
         x: &[X],

@@ -2,16 +2,16 @@
 
 use super::{Mode, MoeConfig, MoeLayer};
 use crate::Result;
-use crate::case::ActivationRounding;
 use crate::container::Container;
 use crate::layout::kleidi::PackedStack;
 use crate::moe::router::Router;
+use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::{self, MoeDescription};
 
 impl<'a> MoeLayer<'a> {
-    /// The experts of `module` (`model.layers.0.mlp.experts`) in a packed file, run by the quickest
-    /// kernel of this CPU. Nothing is copied: w13 and w2 are the file's bytes, and of a mapped file
-    /// a page is read when a token first needs it.
+    /// The experts of `module` (`model.layers.0.mlp.experts`) in a packed file, run by the fastest
+    /// kernel of this CPU. w13 and w2 borrow the file's bytes; a page of a mapped file is read when a
+    /// token first needs it.
     ///
     /// # Errors
     /// As [`stored::experts`] and [`MoeLayer::new`].
@@ -25,7 +25,7 @@ impl<'a> MoeLayer<'a> {
         Self::described(described, w13, w2, rounding, mode)
     }
 
-    /// The layer that `described` says, with weights from wherever they are.
+    /// The layer of a description, with weights from any source.
     ///
     /// # Errors
     /// As [`MoeLayer::new`].

@@ -1,24 +1,24 @@
-//! What upstream's method refuses, and what it would fail on.
+//! Layers that upstream's method refuses or fails on.
 
-use crate::case::Activation;
+use crate::moe::activation::Activation;
 use crate::scalar::ScalarType;
 
-/// What decides whether upstream's method takes a layer.
+/// The settings that upstream's method depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// Bits of the weights.
     pub num_bits: u32,
-    /// Whether activations are quantized when they come.
+    /// Whether activations are quantized at run time.
     pub dynamic: bool,
     /// Whether each token has its own scale.
     pub per_token: bool,
     /// Whether experts are rebalanced over ranks (EPLB).
     pub enable_eplb: bool,
-    /// Whether experts are spread over ranks.
+    /// Whether experts are distributed over ranks.
     pub has_expert_map: bool,
     /// Whether experts are chosen in groups.
     pub use_grouped_topk: bool,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
     /// Activations: FLOAT32 or BFLOAT16.
     pub dtype: ScalarType,
@@ -27,7 +27,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// A layer that upstream takes: 4 bits, dynamic per token, all experts here.
+    /// Settings that upstream accepts: 4 bits, dynamic per token, all experts local.
     pub fn new(activation: Activation, dtype: ScalarType) -> Self {
         Self {
             num_bits: 4,
@@ -43,17 +43,17 @@ impl Settings {
     }
 }
 
-/// Why a layer is not taken.
+/// Why a layer is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Weights of another size.
+    /// Weights that do not have 4 bits.
     #[error("weights of {found} bits: found {found}, expected 4")]
     Bits {
         /// Bits found.
         found: u32,
     },
-    /// Static scales, or scales that tokens share.
+    /// Static scales, or scales shared by tokens.
     #[error(
         "activation quantization: found dynamic {dynamic}, per token {per_token}, expected both true"
     )]
@@ -63,13 +63,13 @@ pub enum Refusal {
         /// Whether it is per token.
         per_token: bool,
     },
-    /// Activations that the operator does not have.
+    /// An activation that the operator lacks.
     #[error("activation: found {found}, expected silu, swigluoai or swiglustep")]
     Activation {
         /// The activation found.
         found: Activation,
     },
-    /// Types that the products do not have.
+    /// A type that the products lack.
     #[error("activations of type {found}: found {found}, expected float32 or bfloat16")]
     Dtype {
         /// The type found.
@@ -81,12 +81,12 @@ pub enum Refusal {
     /// Experts on several ranks: upstream only.
     #[error("expert_map: found one, expected none")]
     ExpertMap,
-    /// Grouped top-k: upstream's method does not hand the number of groups on, so that its router
-    /// stops. Upstream only.
+    /// Grouped top-k: upstream's method does not pass on the number of groups, so its router fails.
+    /// Upstream only.
     #[error("use_grouped_topk: found true, expected false (the groups' sizes do not get through)")]
     GroupedTopk,
-    /// bf16 activations whose router weights multiply the output: the products with f32 weights
-    /// are f32, which PyTorch's `index_add` does not add to a bf16 tensor. Upstream only.
+    /// bf16 activations with router weights on the output: the products with f32 weights are f32,
+    /// which PyTorch's `index_add` does not add to a bf16 tensor. Upstream only.
     #[error("bfloat16 with router weights on the output: found it, expected them on the input")]
     WeightedBf16,
 }
@@ -97,20 +97,20 @@ impl From<Refusal> for crate::Error {
     }
 }
 
-/// How closely upstream is followed where it stops.
+/// Whether to refuse what upstream refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Upstream's refusals are refusals.
+    /// Refuses whatever upstream refuses.
     Upstream,
-    /// Expert maps, grouped top-k and bf16 with router weights on the output work too.
+    /// Also runs expert maps, grouped top-k, and bf16 with router weights on the output.
     Extended,
 }
 
 impl Mode {
-    /// Fails with the first reason against a layer, in the order in which upstream looks.
+    /// Checks a layer in upstream's order.
     ///
     /// # Errors
-    /// The reason.
+    /// The first reason to refuse it.
     pub fn admit(self, s: &Settings) -> Result<(), Refusal> {
         let upstream = self == Self::Upstream;
         if !(s.dynamic && s.per_token) {

@@ -1,10 +1,10 @@
-//! The steps of a forward, as [`engine`](super::engine) tells them.
+//! The steps of a forward; see [`engine`](super::engine).
 
 use std::marker::PhantomData;
 
 use super::activation::Activate;
 use super::buckets::{Buckets, PanelRows};
-use super::engine::MoeLayer;
+use super::layer::MoeLayer;
 use crate::moe::layer::Routed;
 use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
 use crate::w4a8::parallel::for_parts;
@@ -75,7 +75,7 @@ pub(super) fn gate_up<A: Element>(
         let (from, width) = runs.get(item % runs.count());
         let weights = w13.matrix(bucket.local);
         let (gate_run, _) = Run::covering(layout, weights, from, from + width);
-        // Up need not begin with a block.
+        // Up need not begin at a block boundary.
         let (up_run, before) = Run::covering(layout, weights, i + from, i + from + width);
         let mut gate = [0f32; PANELS * MAX_ROWS * MAX_WIDTH];
         let mut up = [0f32; PANELS * MAX_ROWS * UP_WIDTH];
@@ -99,7 +99,7 @@ fn positions(panels: &[PanelRows]) -> Span {
     Span { first: panels[0].rows.first, count: panels.iter().map(|p| p.rows.count).sum() }
 }
 
-/// Room for a run that begins within a block.
+/// Columns of a run that begins within a block.
 const UP_WIDTH: usize = MAX_WIDTH + MAX_NR;
 
 /// Step 3: the panels of w2's input, `inner`, of what [`gate_up`] stored.
@@ -130,7 +130,7 @@ pub(super) fn quantize_inner<A: Element>(
     });
 }
 
-/// Step 4: `sums` `[run][token][column of the run]` of `inner`. `X` is the output's type, `A` that
+/// Step 4: `sums` `[run][token][column of the run]` of `inner`. `X` is the type of the output, `A` that
 /// of w2's rows.
 pub(super) fn down<X: Element, A: Element>(
     layer: &MoeLayer<'_>,
@@ -166,8 +166,8 @@ pub(super) fn down<X: Element, A: Element>(
     });
 }
 
-/// Adds one expert's row to a token's sums. A weight on the output makes rows f32, which are added
-/// in f32 whatever the output's type is.
+/// Adds one expert's row to a token's sums. Rows with a weight on the output are f32, and are added in
+/// f32 for every output type.
 struct Add<'a, X, A> {
     sums: &'a mut [f32],
     row: &'a [f32],

@@ -1,12 +1,12 @@
 //! The memory of forward calls.
 
 use super::buckets::Buckets;
-use super::engine::MoeLayer;
+use super::layer::MoeLayer;
 use crate::w4a8::buffer::{PanelBuffer, RowShape, grow};
 use crate::w4a8::runs::BLOCK;
 
-/// Every buffer that [`MoeLayer::forward`] needs. A call makes what is missing and keeps it, so that
-/// calls of no more tokens than before allocate nothing.
+/// The buffers of [`MoeLayer::forward`]. They grow as needed and are reused, so calls with no more
+/// tokens than before allocate nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Workspace {
     /// Routing: `[T, top_k]` each, and `[T][2 · experts]`.
@@ -16,16 +16,16 @@ pub struct Workspace {
     pub(super) buffers: Buffers,
 }
 
-/// What the products need, for a block of tokens.
+/// The buffers of the products, for a block of tokens.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Buffers {
     /// Slots by expert.
     pub(super) buckets: Buckets,
-    /// The tokens, quantized, in panels of one row.
+    /// The quantized tokens, in panels of one row.
     pub(super) tokens: PanelBuffer,
     /// Input of w13, a row per slot.
     pub(super) input: PanelBuffer,
-    /// The activation's results, of one type: see [`super::engine`].
+    /// The activated rows, in one of the two types: see [`super::engine`].
     pub(super) activated_f32: Vec<f32>,
     pub(super) activated_bf16: Vec<u16>,
     /// Input of w2, a row per slot.
@@ -35,7 +35,7 @@ pub(super) struct Buffers {
 }
 
 impl Workspace {
-    /// Enough for calls of up to `max_tokens` tokens of either type on `layer`.
+    /// A workspace for calls of up to `max_tokens` tokens of either type on `layer`.
     pub fn for_tokens(layer: &MoeLayer<'_>, max_tokens: usize) -> Self {
         let mut workspace = Self::default();
         let (experts, top_k) = (layer.config().num_experts, layer.config().router.top_k);

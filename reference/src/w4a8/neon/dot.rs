@@ -1,6 +1,6 @@
-//! One row by pairs of columns, eight codes of the row beside themselves.
-// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
-// do not always.
+//! One row by pairs of columns, with eight codes of the row duplicated.
+// Index loops with fixed bounds unroll, so that arrays become registers. Iterator chains do not
+// always unroll.
 #![allow(clippy::needless_range_loop)]
 
 use super::ops::*;
@@ -13,7 +13,7 @@ use crate::w4a8::{Panel, Run};
 /// Sums of `H` times four columns; as integers, two lanes for each column.
 type Pairs<const H: usize> = [[Ints; 2]; H];
 
-/// Hands the products of a panel with each block of `rhs` to `results`.
+/// Passes the products of a panel with each block of `rhs` to `results`.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn each_block(
     cpu: NeonDotprod,
@@ -68,7 +68,7 @@ fn blocks<const H: usize>(
     }
 }
 
-/// `ONE`: groups of one chunk, the commonest. `WIDE`: of more than [`NARROW`] k.
+/// `ONE`: groups of one chunk, the most common. `WIDE`: groups of more than [`NARROW`] k.
 #[inline(always)]
 fn group_wise<const H: usize, const ONE: bool, const WIDE: bool>(
     cpu: NeonDotprod,
@@ -77,8 +77,8 @@ fn group_wise<const H: usize, const ONE: bool, const WIDE: bool>(
     let starts = reload(&STARTS);
     let mut a = [floats(0.0); H];
     for _ in 0..codes.groups {
-        // SAFETY: by the lengths that `Codes` has checked, there is a group here, and behind it
-        // the scales of its columns, eight bytes for four.
+        // SAFETY: `Codes` has checked the lengths: a group starts here, followed by the scales of
+        // its columns, eight bytes for four.
         let (sums, scales) = unsafe {
             let sums = match WIDE {
                 false => narrow_sums::<H, ONE>(cpu, &mut codes, starts),
@@ -103,7 +103,7 @@ fn group_wise<const H: usize, const ONE: bool, const WIDE: bool>(
 #[inline(always)]
 fn channel_sums<const H: usize>(cpu: NeonDotprod, mut codes: Codes) -> [Ints; H] {
     let (mut acc, mut sums, chunks) = ([[ints(0); 2]; H], [ints(0); H], codes.chunks);
-    // SAFETY: by the lengths that `Codes` has checked, there is a group here.
+    // SAFETY: `Codes` has checked the lengths: a group starts here.
     unsafe { add_codes(cpu, &mut acc, &mut codes, chunks) };
     for h in 0..H {
         sums[h] = add_pairs(acc[h][0], acc[h][1]);
@@ -126,7 +126,7 @@ unsafe fn narrow_sums<const H: usize, const ONE: bool>(
     for h in 0..H {
         acc[h] = [reload(&STARTS_OF_PAIRS), reload(&STARTS_OF_PAIRS)];
     }
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_codes(cpu, &mut acc, codes, chunks) };
     for h in 0..H {
         sums[h] = narrow(add_pairs(acc[h][0], acc[h][1]), starts);
@@ -144,7 +144,7 @@ unsafe fn wide_sums<const H: usize>(cpu: NeonDotprod, codes: &mut Codes) -> [Flo
     let mut left = codes.chunks;
     while left > 0 {
         let (chunks, mut acc) = (left.min(SPAN), [[ints(0); 2]; H]);
-        // SAFETY: by the caller; `left` counts what is left.
+        // SAFETY: guaranteed by the caller; `left` counts the remaining chunks.
         unsafe { add_codes(cpu, &mut acc, codes, chunks) };
         for h in 0..H {
             total[h] = add_ints(total[h], sixteenth(add_pairs(acc[h][0], acc[h][1])));
@@ -157,10 +157,10 @@ unsafe fn wide_sums<const H: usize>(cpu: NeonDotprod, codes: &mut Codes) -> [Flo
     sums
 }
 
-/// Adds 16·Σqw over `chunks` chunks (at least one), which `codes` moves past.
+/// Adds 16·Σqw over `chunks` chunks (at least one) and advances `codes`.
 ///
 /// # Safety
-/// There are so many chunks, of one row and `H` times four columns.
+/// `codes` has `chunks` chunks left, of one row and `H` times four columns.
 #[inline(always)]
 unsafe fn add_codes<const H: usize>(
     cpu: NeonDotprod,
@@ -171,7 +171,7 @@ unsafe fn add_codes<const H: usize>(
     let mut left = chunks;
     loop {
         for s in 0..2 {
-            // SAFETY: by the caller: segment `s` of two, pieces below four.
+            // SAFETY: guaranteed by the caller: segment `s` of two, pieces below four.
             unsafe {
                 let from = codes.w.add(4 * H * s * PIECE);
                 let low = broadcast(word(codes.q.add(s * PIECE)));
@@ -189,7 +189,7 @@ unsafe fn add_codes<const H: usize>(
                 }
             }
         }
-        // SAFETY: by the caller there was a chunk.
+        // SAFETY: the caller guarantees the chunk.
         unsafe {
             codes.q = codes.q.add(CHUNK);
             codes.w = codes.w.add(CHUNK / 2 * 4 * H);

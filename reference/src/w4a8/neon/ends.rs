@@ -5,11 +5,11 @@ use super::ops::*;
 use super::results::Results;
 use crate::w4a8::{MAX_ROWS, Panel};
 
-/// Up to eight rows by four columns: `[rows 2i, 2i + 1][columns 2j, 2j + 1]`, each 2 x 2 in a
-/// vector. An odd last row has zeros beside it.
+/// Up to eight rows by four columns: `[rows 2i, 2i + 1][columns 2j, 2j + 1]`, each 2 x 2 in a vector.
+/// An odd last row is paired with zeros.
 pub(super) type Quad<T> = [[T; 2]; 4];
 
-/// What all columns of a panel are multiplied by: `[rows 2i, 2i + 1]`, each twice.
+/// The row factors of a panel: `[rows 2i, 2i + 1]`, each twice.
 pub(super) struct Factors {
     /// −zero points: floats for groups, int32 for channels.
     zeros: [Floats; 4],
@@ -18,7 +18,7 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// Those of a panel of `M` rows.
+    /// The factors of a panel of `M` rows.
     #[inline(always)]
     pub(super) fn of<const M: usize>(panel: Panel<'_>, channel_wise: bool) -> Self {
         let (mut zeros, mut reciprocals) = ([0; MAX_ROWS], [0.0; MAX_ROWS]);
@@ -49,7 +49,7 @@ pub(super) fn group_wise<const M: usize>(
     a
 }
 
-/// Where a channel's integer sums begin: `sums · −z`, modulo 2^32; `sums` are 16·Σw of the columns.
+/// Start of a channel's integer sums: `sums · −z`, modulo 2^32; `sums` are 16·Σw of the columns.
 #[inline(always)]
 pub(super) fn channel_wise_starts<const M: usize>(sums: Floats, rows: &Factors) -> Quad<Ints> {
     let (sums, mut acc) = (spread(sums), [[ints(0); 2]; 4]);
@@ -77,7 +77,7 @@ pub(super) fn channel_wise<const M: usize>(
     y
 }
 
-/// Hands on the rows of a quad, from row `m` and column `n` of the run.
+/// Passes on the rows of a quad, from row `m` and column `n` of the run.
 ///
 /// # Safety
 /// There are `M` rows from `m` on.
@@ -91,7 +91,7 @@ pub(super) unsafe fn put<const M: usize>(
     for i in 0..M.div_ceil(2) {
         for (j, row) in halves(y[i][0], y[i][1]).into_iter().enumerate() {
             if 2 * i + j < M {
-                // SAFETY: by the caller.
+                // SAFETY: guaranteed by the caller.
                 unsafe { results.put(m + 2 * i + j, n, row, biases) };
             }
         }

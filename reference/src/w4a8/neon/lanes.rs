@@ -1,7 +1,7 @@
-//! Several rows by four columns, where each lane is a column: four codes of a row, beside each
-//! other in memory, multiply four codes of each column.
-// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
-// do not always.
+//! Several rows by four columns, where each lane is a column: four codes of a row, adjacent in memory,
+//! multiply four codes of each column.
+// Index loops with fixed bounds unroll, so that arrays become registers. Iterator chains do not
+// always unroll.
 #![allow(clippy::needless_range_loop)]
 
 use super::NeonDotprod;
@@ -12,7 +12,7 @@ use crate::layout::kleidi::{CHUNK, PIECE};
 use crate::w4a8::panel::for_rows;
 use crate::w4a8::{Panel, Run};
 
-/// Hands the products of a panel of two rows or more with each block of `rhs` to `results`.
+/// Passes the products of a panel of two rows or more with each block of `rhs` to `results`.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn each_block(
     cpu: NeonDotprod,
@@ -69,8 +69,8 @@ fn blocks<const M: usize, const NR: usize>(
     }
 }
 
-/// Four columns, which are the block's from `first` on. `ONE`: groups of one chunk, the commonest.
-/// `WIDE`: of more than [`NARROW`] k.
+/// Four columns of the block, from `first` on. `ONE`: groups of one chunk, the most common. `WIDE`:
+/// groups of more than [`NARROW`] k.
 #[inline(always)]
 fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool>(
     cpu: NeonDotprod,
@@ -80,8 +80,8 @@ fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool
     let starts = reload(&STARTS);
     let mut a = [floats(0.0); M];
     for _ in 0..codes.groups {
-        // SAFETY: by the lengths that `Codes` has checked, there is a group here, and behind it
-        // the scales of `NR` columns, of two bytes where a segment of a column has eight.
+        // SAFETY: `Codes` has checked the lengths: a group starts here, followed by the scales of
+        // `NR` columns, of two bytes where a segment of a column has eight.
         let (sums, scales) = unsafe {
             let sums = match WIDE {
                 false => narrow_sums::<M, NR, ONE>(cpu, &mut codes, starts),
@@ -102,7 +102,7 @@ fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool
 #[inline(always)]
 fn channel_sums<const M: usize, const NR: usize>(cpu: NeonDotprod, mut codes: Codes) -> [Ints; M] {
     let (mut acc, chunks) = ([ints(0); M], codes.chunks);
-    // SAFETY: by the lengths that `Codes` has checked, there is a group here.
+    // SAFETY: `Codes` has checked the lengths: a group starts here.
     unsafe { add_codes::<M, NR>(cpu, &mut acc, &mut codes, chunks) };
     acc
 }
@@ -122,7 +122,7 @@ unsafe fn narrow_sums<const M: usize, const NR: usize, const ONE: bool>(
     for m in 0..M {
         acc[m] = reload(&STARTS);
     }
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_codes::<M, NR>(cpu, &mut acc, codes, chunks) };
     for m in 0..M {
         sums[m] = narrow(acc[m], starts);
@@ -143,7 +143,7 @@ unsafe fn wide_sums<const M: usize, const NR: usize>(
     let mut left = codes.chunks;
     while left > 0 {
         let (chunks, mut acc) = (left.min(SPAN), [ints(0); M]);
-        // SAFETY: by the caller; `left` counts what is left.
+        // SAFETY: guaranteed by the caller; `left` counts the remaining chunks.
         unsafe { add_codes::<M, NR>(cpu, &mut acc, codes, chunks) };
         for m in 0..M {
             total[m] = add_ints(total[m], sixteenth(acc[m]));
@@ -156,10 +156,10 @@ unsafe fn wide_sums<const M: usize, const NR: usize>(
     sums
 }
 
-/// Adds 16·Σqw of four columns over `chunks` chunks (at least one), which `codes` moves past.
+/// Adds 16·Σqw of four columns over `chunks` chunks (at least one) and advances `codes`.
 ///
 /// # Safety
-/// There are so many chunks, of `M` rows and `NR` columns, and four columns.
+/// `codes` has `chunks` chunks left, of `M` rows and `NR` columns, and four columns.
 #[inline(always)]
 unsafe fn add_codes<const M: usize, const NR: usize>(
     cpu: NeonDotprod,
@@ -169,7 +169,7 @@ unsafe fn add_codes<const M: usize, const NR: usize>(
 ) {
     let mut left = chunks;
     loop {
-        // SAFETY: by the caller there is a chunk.
+        // SAFETY: the caller guarantees the chunk.
         unsafe {
             segment::<M, NR, 0>(cpu, acc, codes);
             segment::<M, NR, 1>(cpu, acc, codes);
@@ -183,7 +183,7 @@ unsafe fn add_codes<const M: usize, const NR: usize>(
     }
 }
 
-/// Adds what segment `S` of a chunk holds: pieces `S` and `S` + 2.
+/// Adds the products of segment `S` of a chunk: pieces `S` and `S` + 2.
 ///
 /// # Safety
 /// There is a chunk of `M` rows and `NR` columns, and four columns.
@@ -193,10 +193,10 @@ unsafe fn segment<const M: usize, const NR: usize, const S: usize>(
     acc: &mut [Ints; M],
     codes: &Codes,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (left, right) = (load!(codes.w, S * NR * PIECE), load!(codes.w, (S * NR + 2) * PIECE));
-        // Of four columns: the first four k of a piece, and the others.
+        // The first four k of a piece for four columns, and the other four.
         let [first, second] = words(left, right);
         let w = [nibbles(first), nibbles(second)];
         rows::<M, S, 0>(cpu, acc, codes.q, &w);
@@ -212,10 +212,10 @@ unsafe fn segment<const M: usize, const NR: usize, const S: usize>(
     }
 }
 
-/// Adds what rows 2`I` and 2`I` + 1 give in segment `S`.
+/// Adds the products of rows 2`I` and 2`I` + 1 in segment `S`.
 ///
 /// # Safety
-/// `q` is a chunk of `M` rows, of which row 2`I` is one.
+/// `q` is a chunk of `M` rows, and 2`I` is below `M`.
 #[inline(always)]
 unsafe fn rows<const M: usize, const S: usize, const I: usize>(
     cpu: NeonDotprod,
@@ -223,7 +223,7 @@ unsafe fn rows<const M: usize, const S: usize, const I: usize>(
     q: *const u8,
     w: &[[Bytes; 2]; 2],
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     let q = unsafe { two_rows::<M, S, I>(q) };
     for half in 0..2 {
         acc[2 * I] = sdot_lane::<0>(cpu, acc[2 * I], w[0][half], q[half]);

@@ -1,6 +1,6 @@
 //! Pairs of rows by pairs of columns.
-// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
-// do not always.
+// Index loops with fixed bounds unroll, so that arrays become registers. Iterator chains do not
+// always unroll.
 #![allow(clippy::needless_range_loop)]
 
 use super::ends::{self, Factors, Quad};
@@ -12,7 +12,7 @@ use crate::layout::kleidi::{CHUNK, PIECE};
 use crate::w4a8::panel::for_rows;
 use crate::w4a8::{Panel, Run};
 
-/// Hands the products of a panel with each block of `rhs` to `results`.
+/// Passes the products of a panel with each block of `rhs` to `results`.
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub(super) fn each_block(cpu: NeonI8mm, panel: Panel<'_>, rhs: Run<'_>, results: impl Results) {
     match (panel.rows(), rhs.layout.nr()) {
@@ -36,8 +36,7 @@ fn blocks<const M: usize, const NR: usize>(
         match (layout.is_channel_wise(), NR) {
             (true, 4) => channel_wise::<M, NR, 2>(cpu, codes, block, b, &rows, &mut results),
             (true, _) => channel_wise::<M, NR, 4>(cpu, codes, block, b, &rows, &mut results),
-            // Four columns at a time, since float sums stand beside the integer ones: there are no
-            // registers for more.
+            // Four columns at a time: float and integer sums fill the registers.
             _ => {
                 for quad in 0..NR / 4 {
                     let a = match layout.padded_group() {
@@ -56,8 +55,8 @@ fn blocks<const M: usize, const NR: usize>(
     }
 }
 
-/// `a` of four columns from `first` on. `ONE`: groups of one chunk, the commonest. `WIDE`: of more
-/// than [`NARROW`] k.
+/// `a` of four columns from `first` on. `ONE`: groups of one chunk, the most common. `WIDE`: groups of
+/// more than [`NARROW`] k.
 #[inline(always)]
 fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool>(
     cpu: NeonI8mm,
@@ -68,8 +67,8 @@ fn group_wise<const M: usize, const NR: usize, const ONE: bool, const WIDE: bool
     let starts = reload(&STARTS);
     let mut a = [[floats(0.0); 2]; 4];
     for _ in 0..codes.groups {
-        // SAFETY: by the lengths that `Codes` has checked, there is a group here, and behind
-        // it the scales of `NR` columns, eight bytes for four.
+        // SAFETY: `Codes` has checked the lengths: a group starts here, followed by the scales of
+        // `NR` columns, eight bytes for four.
         let (sums, scales) = unsafe {
             let sums = match WIDE {
                 false => narrow_sums::<M, NR, ONE>(cpu, &mut codes, starts),
@@ -107,9 +106,9 @@ fn channel_wise<const M: usize, const NR: usize, const C: usize>(
             acc[i][c] = if c < 2 { left[i][c] } else { right[i][c - 2] };
         }
     }
-    // SAFETY: by the lengths that `Codes` has checked, there is a group here.
+    // SAFETY: `Codes` has checked the lengths: a group starts here.
     unsafe { add_codes::<M, NR, C>(cpu, &mut acc, &mut codes, chunks) };
-    // Not a loop, which would not unroll.
+    // Written out, because a loop would not unroll.
     channel_wise_end::<M, NR, C, 0>(&acc, tail, b, rows, results);
     if C == 4 {
         channel_wise_end::<M, NR, C, 1>(&acc, tail, b, rows, results);
@@ -150,7 +149,7 @@ unsafe fn narrow_sums<const M: usize, const NR: usize, const ONE: bool>(
     for i in 0..M.div_ceil(2) {
         acc[i] = [reload(&STARTS), reload(&STARTS)];
     }
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { add_codes::<M, NR, 2>(cpu, &mut acc, codes, chunks) };
     for i in 0..M.div_ceil(2) {
         sums[i] = [narrow(acc[i][0], starts), narrow(acc[i][1], starts)];
@@ -172,7 +171,7 @@ unsafe fn wide_sums<const M: usize, const NR: usize>(
     while left > 0 {
         let chunks = left.min(SPAN);
         let mut acc = [[ints(0); 2]; 4];
-        // SAFETY: by the caller; `left` counts what is left.
+        // SAFETY: guaranteed by the caller; `left` counts the remaining chunks.
         unsafe { add_codes::<M, NR, 2>(cpu, &mut acc, codes, chunks) };
         for i in 0..M.div_ceil(2) {
             for h in 0..2 {
@@ -187,11 +186,10 @@ unsafe fn wide_sums<const M: usize, const NR: usize>(
     sums
 }
 
-/// Adds 16·Σqw of `C` pairs of columns, over `chunks` chunks (at least one), which `codes` moves
-/// past.
+/// Adds 16·Σqw of `C` pairs of columns over `chunks` chunks (at least one) and advances `codes`.
 ///
 /// # Safety
-/// There are so many chunks, of `M` rows and `NR` columns, and `C` pairs of columns.
+/// `codes` has `chunks` chunks left, of `M` rows and `NR` columns, and `C` pairs of columns.
 #[inline(always)]
 unsafe fn add_codes<const M: usize, const NR: usize, const C: usize>(
     cpu: NeonI8mm,
@@ -201,7 +199,7 @@ unsafe fn add_codes<const M: usize, const NR: usize, const C: usize>(
 ) {
     let mut left = chunks;
     loop {
-        // SAFETY: by the caller there is a chunk.
+        // SAFETY: the caller guarantees the chunk.
         unsafe {
             segment::<M, NR, C, 0>(cpu, acc, codes);
             segment::<M, NR, C, 1>(cpu, acc, codes);
@@ -215,7 +213,7 @@ unsafe fn add_codes<const M: usize, const NR: usize, const C: usize>(
     }
 }
 
-/// Adds what segment `S` of a chunk holds: pieces `S` and `S` + 2.
+/// Adds the products of segment `S` of a chunk: pieces `S` and `S` + 2.
 ///
 /// # Safety
 /// There is a chunk of `M` rows and `NR` columns, and `C` pairs of columns.
@@ -225,7 +223,7 @@ unsafe fn segment<const M: usize, const NR: usize, const C: usize, const S: usiz
     acc: &mut [[Ints; C]; 4],
     codes: &Codes,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let w = weights::<NR, C, S>(codes.w);
         rows::<M, C, S, 0>(cpu, &mut acc[0], codes.q, &w);
@@ -244,12 +242,12 @@ unsafe fn segment<const M: usize, const NR: usize, const C: usize, const S: usiz
 /// `C` pairs of columns of segment `S` of a chunk: pieces `S` and `S` + 2.
 ///
 /// # Safety
-/// There is a chunk of `NR` columns, of which so many are left.
+/// There is a chunk of `NR` columns with at least 2·`C` of them left.
 #[inline(always)]
 pub(super) unsafe fn weights<const NR: usize, const C: usize, const S: usize>(
     w: *const u8,
 ) -> [[Bytes; 2]; C] {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut pairs = [nibbles(load!(w, S * NR * PIECE)); C];
         pairs[1] = nibbles(load!(w, (S * NR + 2) * PIECE));
@@ -261,10 +259,10 @@ pub(super) unsafe fn weights<const NR: usize, const C: usize, const S: usize>(
     }
 }
 
-/// Adds what rows 2`I` and 2`I` + 1 give in segment `S`; zeros for a row that is not there.
+/// Adds the products of rows 2`I` and 2`I` + 1 in segment `S`; a missing row is zeros.
 ///
 /// # Safety
-/// `q` is a chunk of `M` rows, of which row 2`I` is one.
+/// `q` is a chunk of `M` rows, and 2`I` is below `M`.
 #[inline(always)]
 pub(super) unsafe fn rows<const M: usize, const C: usize, const S: usize, const I: usize>(
     cpu: NeonI8mm,
@@ -272,7 +270,7 @@ pub(super) unsafe fn rows<const M: usize, const C: usize, const S: usize, const 
     q: *const u8,
     w: &[[Bytes; 2]; C],
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     let q = unsafe { two_rows::<M, S, I>(q) };
     for half in 0..2 {
         for c in 0..C {

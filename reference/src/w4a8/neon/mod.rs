@@ -1,28 +1,27 @@
 //! Kernels for aarch64: dot products of bytes (dotprod), and 2 x 2 products of them (i8mm).
 //!
-//! A 16-byte piece of a weight block is two columns of eight k, a piece of two activation rows has
-//! the same shape: the operands of `smmla` as they stand in memory. What costs is all the rest, so
-//! there is as little of it as can be:
+//! A 16-byte piece of a weight block is two columns of eight k, and a piece of two activation rows has
+//! the same shape: they are the operands of `smmla` without rearrangement. The other instructions
+//! limit the speed, so there are as few of them as possible:
 //!
 //! - A nibble becomes a byte in one instruction, as 16·w: `shl` for the low one, `and` for the high
 //!   one. Integer sums are 16·Σqw.
-//! - The sums of a group begin at the bits of 1.5·2^19, whose last place is 2^-4. The sum's bits
-//!   are then the float 1.5·2^19 + Σqw, as long as |16·Σqw| stays within the mantissa's 2^22: for
-//!   groups of at most 256 k. One subtraction gives Σqw, exactly; a conversion costs
-//!   several times as much on most cores.
-//! - The start value comes by a load, since that pipe idles otherwise.
+//! - The sums of a group start from the bits of 1.5·2^19, whose ULP is 2^-4. The sum's bits are then
+//!   the float 1.5·2^19 + Σqw, as long as |16·Σqw| fits the mantissa's 2^22: for groups of at most
+//!   256 k. One subtraction gives Σqw exactly; a conversion costs several times as much on most cores.
+//! - The start value is loaded, since the load pipe is otherwise idle.
 //! - Sums keep the 2 x 2 order of `smmla` until the last group is added.
-//! - Sixteen rows share the bytes of four columns (`pair`): that takes every register, so the
-//!   instructions stand in an order that a compiler may not change.
-//! - Without i8mm, several rows multiply by lanes (`lanes`): the halves of two pieces change places,
-//!   so that a lane is a column, and a row's codes are used where they were loaded.
+//! - Sixteen rows share the bytes of four columns (`pair`). That needs every register, so the
+//!   compiler must not reorder the instructions.
+//! - Without i8mm, several rows multiply by lanes (`lanes`): the halves of two pieces are exchanged,
+//!   so that a lane is a column, and a row's codes are used as loaded.
 //!
-//! Every float operation is the definition's, on the same values, so the bits are the same.
+//! The float operations and their operands are the definition's, so the bits are the same.
 #![cfg_attr(target_arch = "aarch64", allow(unsafe_code))]
 
 use super::Kernel;
 
-/// The kernels of this module that this CPU supports, the slowest first.
+/// The kernels of this module that this CPU supports, slowest first.
 pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
     #[cfg(target_arch = "aarch64")]
     {
@@ -77,8 +76,8 @@ mod aarch64 {
 
         fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
             let rhs = one_block(blocks);
-            // SAFETY: the function needs dotprod; `new`, which alone makes a value of this type,
-            // found it.
+            // SAFETY: the function needs dotprod; `new`, the only constructor of this type,
+            // detected it.
             unsafe { dot::each_block(*self, blocks.panel, rhs, tile) };
         }
 
@@ -105,8 +104,8 @@ mod aarch64 {
 
         fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
             let rhs = one_block(blocks);
-            // SAFETY: the function needs dotprod and i8mm; `new`, which alone makes a value of this type,
-            // found it.
+            // SAFETY: the function needs dotprod and i8mm; `new`, the only constructor of this type,
+            // detected both.
             unsafe { matrix::each_block(*self, blocks.panel, rhs, tile) };
         }
 
@@ -127,7 +126,7 @@ mod aarch64 {
         }
     }
 
-    /// The one block as a run.
+    /// A single block as a run.
     fn one_block(blocks: Blocks<'_>) -> Run<'_> {
         Run { layout: blocks.rhs_layout, bytes: blocks.rhs, columns: blocks.rhs_layout.nr() }
     }
@@ -137,11 +136,11 @@ mod aarch64 {
 mod tests {
     use std::arch::asm;
 
-    /// The system is asked what it supports; the same is written in the CPU's own registers.
+    /// The features that the system reports equal those in the CPU's registers.
     #[test]
     fn kernels_are_those_that_the_cpu_has() {
         let (isar0, isar1): (u64, u64);
-        // SAFETY: Linux lets programs read these registers.
+        // SAFETY: Linux allows programs to read these registers.
         unsafe {
             asm!("mrs {}, id_aa64isar0_el1", out(reg) isar0, options(nomem, nostack));
             asm!("mrs {}, id_aa64isar1_el1", out(reg) isar1, options(nomem, nostack));

@@ -1,9 +1,9 @@
-//! The instructions that the kernels are made of, as safe functions.
+//! The instructions of the kernels, as safe functions.
 //!
-//! Some have no stable intrinsic. Others must stay as they are written: the loops are bound by the
-//! vector pipes, while a load, or a move from a general register, takes another pipe; a compiler
-//! that saw through them would trade them for vector instructions. Products and loads are not
-//! `pure`, so that their order is the source's: one that loads early runs out of registers.
+//! Some have no stable intrinsic. Others must not be replaced: the loops are bound by the vector
+//! pipes, while a load, or a move from a general register, uses another pipe; the compiler would turn
+//! them into vector instructions. Products and loads are not `pure`, so that they keep the source's
+//! order: early loads would exhaust the registers.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -17,23 +17,23 @@ pub(super) type Ints = int32x4_t;
 /// Four f32.
 pub(super) type Floats = float32x4_t;
 
-/// Functions of vectors in registers alone. Always inlined, so that they become instructions of
-/// their callers, whichever features those are compiled for.
+/// Functions of vectors in registers only. They are always inlined, so that they become instructions
+/// of their callers, whatever features those are compiled for.
 macro_rules! neon {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty { $body:expr })*) => {$(
         $(#[$doc])*
         #[inline(always)]
         pub(super) fn $name($($arg: $ty),*) -> $out {
-            // SAFETY: NEON is part of the target; nothing but registers is touched.
+            // SAFETY: NEON is part of the target; only registers are accessed.
             unsafe { $body }
         }
     )*};
 }
 
 neon! {
-    /// Four times `x`.
+    /// `x` in all four lanes.
     fn ints(x: i32) -> Ints { vdupq_n_s32(x) }
-    /// Four times `x`.
+    /// `x` in all four lanes.
     fn floats(x: f32) -> Floats { vdupq_n_f32(x) }
     /// `x[i] + y[i]`, modulo 2^32.
     fn add_ints(x: Ints, y: Ints) -> Ints { vaddq_s32(x, y) }
@@ -43,7 +43,7 @@ neon! {
     fn mul_add_ints(x: Ints, y: Ints, sum: Ints) -> Ints { vmlaq_s32(sum, x, y) }
     /// `x[0] + x[1]`, `x[2] + x[3]`, then the same of `y`, modulo 2^32.
     fn add_pairs(x: Ints, y: Ints) -> Ints { vpaddq_s32(x, y) }
-    /// `x[i] / 16` towards minus infinity.
+    /// `x[i] / 16`, rounded toward minus infinity.
     fn sixteenth(x: Ints) -> Ints { vshrq_n_s32::<4>(x) }
     /// The nearest floats.
     fn to_floats(x: Ints) -> Floats { vcvtq_f32_s32(x) }
@@ -59,7 +59,7 @@ neon! {
     fn mul(x: Floats, y: Floats) -> Floats { vmulq_f32(x, y) }
     /// `x[i] · y[i] + sum[i]`, rounded once.
     fn mul_add(x: Floats, y: Floats, sum: Floats) -> Floats { vfmaq_f32(sum, x, y) }
-    /// Within the finite range; NaN stays.
+    /// Clamps to the finite range; NaN stays.
     fn clamp(x: Floats) -> Floats {
         vmaxq_f32(vminq_f32(x, vdupq_n_f32(f32::MAX)), vdupq_n_f32(f32::MIN))
     }
@@ -77,7 +77,7 @@ neon! {
         [vmovl_u16(vget_low_u16(eight)), vmovl_high_u16(eight)]
             .map(|x| vreinterpretq_f32_u32(vshlq_n_u32::<16>(x)))
     }}
-    /// Of each eight bytes of `x` and then of `y`, the first four, and the others.
+    /// The first four of each eight bytes of `x` and then of `y`, and the other four.
     fn words(x: Bytes, y: Bytes) -> [Bytes; 2] {{
         let (x, y) = (vreinterpretq_s32_s8(x), vreinterpretq_s32_s8(y));
         [vuzp1q_s32(x, y), vuzp2q_s32(x, y)].map(|x| vreinterpretq_s8_s32(x))
@@ -86,12 +86,12 @@ neon! {
     fn eight_bytes(eight: u64) -> Bytes {
         vreinterpretq_s8_u64(vcombine_u64(vcreate_u64(eight), vcreate_u64(0)))
     }
-    /// Both halves the first or the second of `x`.
+    /// The first half of `x` in both halves, and the second half in both.
     fn spread(x: Floats) -> [Floats; 2] {{
         let x = vreinterpretq_f64_f32(x);
         [vdupq_laneq_f64::<0>(x), vdupq_laneq_f64::<1>(x)].map(|x| vreinterpretq_f32_f64(x))
     }}
-    /// Each lane twice: those of the first and of the second half of `x`.
+    /// Each lane twice: the first half of `x`, and the second half.
     fn twice(x: Floats) -> [Floats; 2] { [vzip1q_f32(x, x), vzip2q_f32(x, x)] }
     /// Sixteen bytes as floats.
     fn float_bytes(bytes: [u8; 16]) -> Floats { vreinterpretq_f32_u8(vld1q_u8(bytes.as_ptr())) }
@@ -109,7 +109,8 @@ neon! {
 
 /// 16 bytes of any alignment at `$from + $offset`, a constant.
 ///
-/// A compiler would pair such loads, and a pair costs more than two where 128-bit pairs are split.
+/// A compiler would pair such loads; a pair costs more than two loads on CPUs that split 128-bit
+/// pairs.
 macro_rules! load {
     ($from:expr, $offset:expr) => {{
         let bytes: Bytes;
@@ -128,10 +129,10 @@ pub(super) use load;
 /// 8 bytes of any alignment, the first in the lowest bits.
 ///
 /// # Safety
-/// They can be read.
+/// The 8 bytes can be read.
 #[inline(always)]
 pub(super) unsafe fn word(bytes: *const u8) -> u64 {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { bytes.cast::<u64>().read_unaligned() }
 }
 
@@ -139,8 +140,8 @@ pub(super) unsafe fn word(bytes: *const u8) -> u64 {
 /// of `a` and of `b`; added to `sums` modulo 2^32.
 #[inline(always)]
 pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
-    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
-    // is touched.
+    // SAFETY: the first argument proves that the CPU has the instruction; only registers are
+    // accessed.
     unsafe {
         asm!(
             "smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b",
@@ -153,10 +154,11 @@ pub(super) fn smmla(_: NeonI8mm, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
     sums
 }
 
-/// `a[i] + (sums[i] - starts[i]) · scales[i]`, as floats: the difference rounded, then all the rest.
+/// `a[i] + (sums[i] - starts[i]) · scales[i]`, as floats: the difference is rounded, then the fused
+/// rest.
 #[inline(always)]
 pub(super) fn add_scaled(mut a: Floats, sums: Ints, starts: Ints, scales: Floats) -> Floats {
-    // SAFETY: NEON is part of the target; nothing but registers is touched.
+    // SAFETY: NEON is part of the target; only registers are accessed.
     unsafe {
         asm!(
             "fsub {sums:v}.4s, {sums:v}.4s, {starts:v}.4s",
@@ -174,8 +176,8 @@ pub(super) fn add_scaled(mut a: Floats, sums: Ints, starts: Ints, scales: Floats
 /// Four sums of four byte products each, added to `sums` modulo 2^32.
 #[inline(always)]
 pub(super) fn sdot(_: NeonDotprod, mut sums: Ints, a: Bytes, b: Bytes) -> Ints {
-    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
-    // is touched.
+    // SAFETY: the first argument proves that the CPU has the instruction; only registers are
+    // accessed.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
@@ -196,8 +198,8 @@ pub(super) fn sdot_lane<const LANE: usize>(
     a: Bytes,
     b: Bytes,
 ) -> Ints {
-    // SAFETY: the CPU has the instruction, which the first argument proves; nothing but registers
-    // is touched.
+    // SAFETY: the first argument proves that the CPU has the instruction; only registers are
+    // accessed.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {a:v}.16b, {b:v}.4b[{lane}]",
@@ -211,12 +213,12 @@ pub(super) fn sdot_lane<const LANE: usize>(
     sums
 }
 
-/// The first halves of `x` and `y`, and the second. A compiler would make two instructions of the
-/// first.
+/// The first halves of `x` and `y`, and the second halves. A compiler would use two instructions for
+/// the first.
 #[inline(always)]
 pub(super) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
     let (first, second);
-    // SAFETY: NEON is part of the target; nothing but registers is touched.
+    // SAFETY: NEON is part of the target; only registers are accessed.
     unsafe {
         asm!(
             "zip1 {first:v}.2d, {x:v}.2d, {y:v}.2d",
@@ -231,11 +233,11 @@ pub(super) fn halves(x: Floats, y: Floats) -> [Floats; 2] {
     [first, second]
 }
 
-/// `bits` twice, by way of a general register.
+/// `bits` twice, through a general register.
 #[inline(always)]
 pub(super) fn broadcast(bits: u64) -> Bytes {
     let both;
-    // SAFETY: nothing but registers is touched.
+    // SAFETY: only registers are accessed.
     unsafe {
         asm!(
             "dup {both:v}.2d, {bits}",
@@ -247,11 +249,11 @@ pub(super) fn broadcast(bits: u64) -> Bytes {
     both
 }
 
-/// A copy of `constant` by a load each time, not by a vector move.
+/// A copy of `constant` by a load, not by a vector move.
 #[inline(always)]
 pub(super) fn reload(constant: &[i32; 4]) -> Ints {
     let copy;
-    // SAFETY: reads the 16 bytes of the array. Not `pure`, or copies would be merged into one.
+    // SAFETY: reads the 16 bytes of the array. It is not `pure`, because copies would be merged.
     unsafe {
         asm!(
             "ldr {copy:q}, [{from}]",

@@ -1,7 +1,6 @@
-//! Two panels of eight rows by four columns: sixteen rows share the work of turning nibbles into
-//! bytes.
-// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
-// do not always.
+//! Two panels of eight rows by four columns: sixteen rows share the expansion of nibbles to bytes.
+// Index loops with fixed bounds unroll, so that arrays become registers. Iterator chains do not
+// always unroll.
 #![allow(clippy::needless_range_loop)]
 
 use super::NeonI8mm;
@@ -17,18 +16,18 @@ use crate::w4a8::{Panel, Run};
 const M: usize = 8;
 /// Sixteen rows by four columns.
 type Pair<T> = [Quad<T>; 2];
-/// k after which a block's other columns take their turn: so many codes of sixteen rows stay in a
-/// first-level cache until then.
+/// k after which the block's other columns are processed: so that the codes of sixteen rows stay in
+/// the L1 cache.
 const TURN: usize = 2048;
 
-/// Whether [`each_block`] takes these.
+/// Whether [`each_block`] supports these panels.
 pub(super) fn fits(panels: [Panel<'_>; 2], layout: RhsLayout) -> bool {
     panels.iter().all(|panel| panel.rows() == M)
         && (layout.is_channel_wise() || layout.padded_group() <= NARROW)
 }
 
-/// Hands the products of two panels with each block of `rhs` to `results`. Panics where they do
-/// not fit.
+/// Passes the products of two panels with each block of `rhs` to `results`. Panics if they do not
+/// fit.
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub(super) fn each_block(
     cpu: NeonI8mm,
@@ -66,7 +65,7 @@ fn blocks<const NR: usize, const Q: usize>(
     }
 }
 
-/// What the sums of a block become.
+/// The epilogue of a block's sums.
 struct End<'a, R> {
     block: &'a [u8],
     /// The block's first column in the run.
@@ -75,7 +74,7 @@ struct End<'a, R> {
     results: &'a mut R,
 }
 
-/// `ONE`: groups of one chunk, the commonest.
+/// `ONE`: groups of one chunk, the most common.
 #[inline(always)]
 fn group_wise<const NR: usize, const Q: usize, const ONE: bool>(
     cpu: NeonI8mm,
@@ -89,9 +88,9 @@ fn group_wise<const NR: usize, const Q: usize, const ONE: bool>(
         let from = codes;
         for quad in 0..Q {
             codes = from.moved(4 * quad as isize);
-            // A copy, which can stay in registers.
+            // A local copy can stay in registers.
             let mut a = all[quad];
-            // SAFETY: by the lengths that `Codes` has checked, so many groups are left.
+            // SAFETY: `Codes` has checked the lengths: `groups` groups are left.
             unsafe { add_groups::<NR, ONE>(cpu, &mut a, &mut codes, 4 * quad, groups) };
             all[quad] = a;
             codes = codes.moved(-4 * quad as isize);
@@ -128,9 +127,9 @@ fn channel_wise<const NR: usize, const Q: usize>(
         let (chunks, from) = (left.min(TURN / CHUNK), codes);
         for quad in 0..Q {
             codes = from.moved(4 * quad as isize);
-            // A copy, which can stay in registers.
+            // A local copy can stay in registers.
             let mut acc = all[quad];
-            // SAFETY: by the lengths that `Codes` has checked, so many chunks are left.
+            // SAFETY: `Codes` has checked the lengths: `chunks` chunks are left.
             unsafe { add_chunks::<NR>(cpu, &mut acc, &mut codes, chunks) };
             all[quad] = acc;
             codes = codes.moved(-4 * quad as isize);
@@ -157,26 +156,26 @@ struct PairCodes {
 }
 
 impl PairCodes {
-    /// Panics when the lengths are not those of the layout.
+    /// Panics if the lengths are not those of the layout.
     #[inline(always)]
     fn new(panels: [Panel<'_>; 2], layout: RhsLayout, block: &[u8]) -> Self {
         let Codes { q, w, chunks, groups } = Codes::new(panels[0], layout, block);
         Self { q: [q, Codes::new(panels[1], layout, block).q], w, chunks, groups }
     }
 
-    /// The weights `columns` further.
+    /// The weights from `columns` columns further on.
     #[inline(always)]
     fn moved(self, columns: isize) -> Self {
         Self { w: self.w.wrapping_offset(PIECE as isize * columns), ..self }
     }
 
-    /// Past a chunk.
+    /// Advances past a chunk.
     ///
     /// # Safety
-    /// There is one.
+    /// A chunk is left.
     #[inline(always)]
     unsafe fn next<const NR: usize, const CHUNKS: usize>(&mut self) {
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.q = [self.q[0].add(CHUNKS * CHUNK * M), self.q[1].add(CHUNKS * CHUNK * M)];
             self.w = self.w.add(CHUNKS * CHUNK / 2 * NR);
@@ -184,10 +183,10 @@ impl PairCodes {
     }
 }
 
-/// Adds `groups` groups of four columns, which are the block's from `first` on, and moves past them.
+/// Adds `groups` groups of four columns of the block, from `first` on, and advances past them.
 ///
 /// # Safety
-/// There are so many groups and columns.
+/// `groups` groups and four columns are left.
 #[inline(always)]
 unsafe fn add_groups<const NR: usize, const ONE: bool>(
     cpu: NeonI8mm,
@@ -198,7 +197,7 @@ unsafe fn add_groups<const NR: usize, const ONE: bool>(
 ) {
     let starts = reload(&STARTS);
     for _ in 0..groups {
-        // SAFETY: by the caller there is a group, and behind it the scales of `NR` columns, of two
+        // SAFETY: the caller guarantees a group, followed by the scales of `NR` columns, of two
         // bytes where a segment of a column has eight.
         unsafe {
             if ONE {
@@ -244,7 +243,7 @@ unsafe fn chunk(
     scales: [Floats; 2],
     starts: Ints,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         chunk_rows::<0>(cpu, &mut a[0], q, w, scales, starts);
         chunk_rows::<1>(cpu, &mut a[1], q, w, scales, starts);
@@ -267,7 +266,7 @@ unsafe fn chunk_rows<const I: usize>(
     starts: Ints,
 ) {
     let mut acc = [reload(&STARTS), reload(&STARTS)];
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         rows::<M, 2, 0, I>(cpu, &mut acc, q, &w[0]);
         rows::<M, 2, 1, I>(cpu, &mut acc, q, &w[1]);
@@ -277,10 +276,10 @@ unsafe fn chunk_rows<const I: usize>(
     }
 }
 
-/// Adds 16·Σqw of four columns over `chunks` chunks (at least one), and moves past them.
+/// Adds 16·Σqw of four columns over `chunks` chunks (at least one) and advances past them.
 ///
 /// # Safety
-/// There are so many chunks and columns.
+/// `chunks` chunks and four columns are left.
 #[inline(always)]
 unsafe fn add_chunks<const NR: usize>(
     cpu: NeonI8mm,
@@ -289,7 +288,7 @@ unsafe fn add_chunks<const NR: usize>(
     chunks: usize,
 ) {
     for _ in 0..chunks / 2 {
-        // SAFETY: by the caller there are two chunks.
+        // SAFETY: the caller guarantees two chunks.
         unsafe {
             segment::<NR, 0, 0>(cpu, acc, *codes);
             segment::<NR, 1, 1>(cpu, acc, *codes);
@@ -299,7 +298,7 @@ unsafe fn add_chunks<const NR: usize>(
         }
     }
     if !chunks.is_multiple_of(2) {
-        // SAFETY: by the caller there is a chunk.
+        // SAFETY: the caller guarantees the chunk.
         unsafe {
             segment::<NR, 0, 0>(cpu, acc, *codes);
             segment::<NR, 1, 1>(cpu, acc, *codes);
@@ -308,17 +307,17 @@ unsafe fn add_chunks<const NR: usize>(
     }
 }
 
-/// Adds what segment `S` of a chunk holds.
+/// Adds the products of segment `S` of a chunk.
 ///
 /// # Safety
-/// There are a chunk and four columns.
+/// A chunk and four columns are left.
 #[inline(always)]
 unsafe fn segment<const NR: usize, const W: usize, const S: usize>(
     cpu: NeonI8mm,
     acc: &mut Pair<Ints>,
     codes: PairCodes,
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let w = weights::<NR, 2, W>(codes.w);
         panel::<S>(cpu, &mut acc[0], codes.q[0], &w);
@@ -337,7 +336,7 @@ unsafe fn panel<const S: usize>(
     q: *const u8,
     w: &[[Bytes; 2]; 2],
 ) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         rows::<M, 2, S, 0>(cpu, &mut acc[0], q, w);
         rows::<M, 2, S, 1>(cpu, &mut acc[1], q, w);

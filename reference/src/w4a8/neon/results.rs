@@ -1,16 +1,16 @@
-//! Where results go.
+//! Destinations of results.
 
 use std::marker::PhantomData;
 
 use super::ops::{Floats, add, clamp, lanes};
 use crate::w4a8::Tile;
 
-/// Takes results as they leave the registers, four columns of a row at a time.
+/// Receives results from registers, four columns of a row at a time.
 pub(super) trait Results {
-    /// Those of row `m` and columns `n` to `n + 4` of a run, and these columns' biases.
+    /// The sums of row `m`, columns `n` to `n + 4` of a run, and these columns' biases.
     ///
     /// # Safety
-    /// There is such a row.
+    /// Row `m` exists.
     unsafe fn put(&mut self, m: usize, n: usize, sums: Floats, biases: Floats);
 }
 
@@ -26,15 +26,15 @@ impl Results for &mut Tile {
 pub(super) struct Rows<'a> {
     /// Column 0 of row 0.
     y: *mut f32,
-    /// From row to row.
+    /// Distance between rows.
     stride: usize,
-    /// The columns that are wanted.
+    /// Number of columns to write.
     columns: usize,
     memory: PhantomData<&'a mut [f32]>,
 }
 
 impl<'a> Rows<'a> {
-    /// `rows` rows in `y`, row `m` from `m * stride` on. Panics when they do not fit.
+    /// `rows` rows in `y`, row `m` from `m * stride` on. Panics if they do not fit.
     pub(super) fn new(y: &'a mut [f32], rows: usize, stride: usize, columns: usize) -> Self {
         let end = (rows - 1).checked_mul(stride).and_then(|last| last.checked_add(columns));
         assert!(columns <= stride || rows == 1, "{columns} columns, {stride} from row to row");
@@ -48,12 +48,12 @@ impl Results for Rows<'_> {
     unsafe fn put(&mut self, m: usize, n: usize, sums: Floats, biases: Floats) {
         let done = lanes(clamp(add(sums, biases)));
         let wanted = self.columns.saturating_sub(n);
-        // SAFETY: `new` has checked that `columns` values are there for each row, and by the caller
-        // `m` is one of them; no more than `wanted` are written from column `n` on.
+        // SAFETY: `new` has checked that each row has `columns` values; the caller guarantees row
+        // `m`; at most `wanted` values are written from column `n` on.
         unsafe {
             let y = self.y.add(m * self.stride);
             if wanted >= 4 {
-                // One store, where a length that is not known would be a call.
+                // One store; a variable length would be a call.
                 y.add(n).cast::<[f32; 4]>().write(done);
             } else {
                 for (i, &done) in done.iter().enumerate().take(wanted) {

@@ -4,16 +4,16 @@ use super::ops::{Bytes, Floats, Ints, as_floats, eight_bytes, load, sub, word};
 use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::Panel;
 
-/// The most k of a group whose sums are floats by their bits: 256 · 16 · 128 · 8 = 2^22.
+/// Largest group, in k, whose integer sums have the bits of floats: 256 · 16 · 128 · 8 = 2^22.
 pub(super) const NARROW: usize = 256;
 /// Chunks whose sums of 16·q·w stay within 32 bits: 2^16 k of at most 2^14 each.
 pub(super) const SPAN: usize = (1 << 16) / CHUNK;
-/// The bits of 1.5·2^19, whose last place is 2^-4.
+/// The bits of 1.5·2^19, whose ULP is 2^-4.
 const START: i32 = 0x4940_0000;
 
-/// Where a narrow group's sums begin.
+/// Start of a narrow group's sums.
 pub(super) const STARTS: [i32; 4] = [START; 4];
-/// The same for pairs of lanes that are added to each other in the end.
+/// The same for pairs of lanes that are added together at the end.
 pub(super) const STARTS_OF_PAIRS: [i32; 4] = [START, 0, START, 0];
 
 /// Σqw of a narrow group, from its start plus 16·Σqw and the start. Exact.
@@ -22,8 +22,8 @@ pub(super) fn narrow(sums: Ints, starts: Ints) -> Floats {
     sub(as_floats(sums), as_floats(starts))
 }
 
-/// Codes to be multiplied, as the kernels step through them. Plain addresses: a check for each
-/// load would cost as much as the products.
+/// The codes that the kernels iterate over. They are raw addresses, because a check per load would
+/// cost as much as the products.
 #[derive(Clone, Copy)]
 pub(super) struct Codes {
     /// Activations, `[chunks][4][rows][8]`.
@@ -37,7 +37,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// A panel's codes and a block's. Panics when the lengths are not those of the layout.
+    /// The codes of a panel and a block. Panics if the lengths are not those of the layout.
     #[inline(always)]
     pub(super) fn new(panel: Panel<'_>, layout: RhsLayout, block: &[u8]) -> Self {
         let (groups, group) = (layout.groups(), layout.padded_group());
@@ -61,16 +61,15 @@ pub(super) fn tail(block: &[u8], quads: usize) -> &[[u8; 16]] {
     &words[words.len() - quads..]
 }
 
-/// What rows 2`I` and 2`I` + 1 have in pieces `S` and `S` + 2 of a chunk; zeros for a row that is
-/// not there.
+/// Pieces `S` and `S` + 2 of rows 2`I` and 2`I` + 1 of a chunk; a missing row is zeros.
 ///
 /// # Safety
-/// `q` is a chunk of `M` rows, of which row 2`I` is one.
+/// `q` is a chunk of `M` rows, and 2`I` is below `M`.
 #[inline(always)]
 pub(super) unsafe fn two_rows<const M: usize, const S: usize, const I: usize>(
     q: *const u8,
 ) -> [Bytes; 2] {
-    // SAFETY: by the caller; a last row that has none beside it is read alone.
+    // SAFETY: guaranteed by the caller; an unpaired last row is read alone.
     unsafe {
         match 2 * I + 1 < M {
             true => [load!(q, (S * M + 2 * I) * PIECE), load!(q, ((S + 2) * M + 2 * I) * PIECE)],

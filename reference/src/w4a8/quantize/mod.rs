@@ -1,44 +1,55 @@
 //! Activations to int8 codes with a zero point and a scale per row.
 //!
-//! | step | of a row |
+//! | step | for a row |
 //! | --- | --- |
 //! | range | rmin = min(0, x…), rmax = max(0, x…) |
-//! | scale | 1 where rmin = rmax, else 255 / (rmax − rmin); so 0 where the range overflows, infinite where it is tiny |
-//! | reciprocal | 1 / scale, 0 of scale 0: not (rmax − rmin) / 255 |
+//! | scale | 1 where rmin = rmax, else 255 / (rmax − rmin): 0 if the range overflows, infinite if it is tiny |
+//! | reciprocal | 1 / scale, or 0 for scale 0; not (rmax − rmin) / 255 |
 //! | zero point | −128 − rmin·scale if (−128 + rmin·scale) + (127 + rmax·scale) > 0, else 127 − rmax·scale; limited to −128 … 127, where NaN becomes −128; rounded, ties to even |
 //! | code | x·scale rounded to int32, which saturates and makes 0 of NaN; saturated to int16; the zero point added in int16, which wraps; limited to −128 … 127 |
 //!
 //! From k = 8·⌊K/8⌋ to Kp the source index is limited to K − 1, halves are rounded away from zero
-//! whatever the rule, and the zero point is added in int32. So padding repeats the last activation.
+//! with every rule, and the zero point is added in int32. Padding therefore repeats the last
+//! activation.
 //!
-//! f32 activations round halves away from zero in KleidiAI 1.22 and later, to even before; bf16
-//! activations always to even. A NaN below k = 8·⌊K/8⌋ makes the scale NaN and every code −128;
-//! one further on is left out of the range.
+//! f32 activations round halves away from zero in KleidiAI 1.22 and later, and to even before; bf16
+//! activations always round to even. A NaN below k = 8·⌊K/8⌋ makes the scale NaN and every code −128;
+//! a later one does not enter the range.
 
 mod row;
 
 pub(super) use row::{Extremes, Scaled};
 
 use super::Values;
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::{PIECE, QuantizedRows, padded_k};
+use crate::named::named;
 use crate::{Error, Result};
+
+named! {
+    /// Rounding of halves in the dynamic quantization.
+    ActivationRounding {
+        /// Away from zero.
+        HalfAway "half_away",
+        /// To even.
+        HalfEven "half_even",
+    }
+}
 
 /// Quantizes the rows of `x`, `[M, size_k]`.
 ///
 /// # Errors
-/// [`Error::Shape`] when `x` is not a whole number of rows of one or more values.
+/// [`Error::Shape`] unless `x` is a whole number of nonempty rows.
 pub fn quantize(x: &Values, size_k: usize, rounding: ActivationRounding) -> Result<QuantizedRows> {
     quantize_with(x, size_k, Steps { rounding, by_reciprocal: false, range_over_255: false })
 }
 
-/// The steps that implementations are known to get wrong.
+/// Known mistakes of implementations.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Steps {
     pub(crate) rounding: ActivationRounding,
-    /// x / reciprocal instead of x · scale.
+    /// Uses x / reciprocal instead of x · scale.
     pub(crate) by_reciprocal: bool,
-    /// The reciprocal as (rmax − rmin) / 255.
+    /// Uses (rmax − rmin) / 255 as the reciprocal.
     pub(crate) range_over_255: bool,
 }
 
@@ -82,7 +93,7 @@ pub(crate) fn quantize_with(x: &Values, size_k: usize, steps: Steps) -> Result<Q
     Ok(rows)
 }
 
-/// What a row's extremes say.
+/// A row's range, scale and zero point.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Range {
     width: f32,
@@ -95,7 +106,7 @@ impl Range {
     fn of(row: &[f32]) -> Self {
         let (vector, tail) = row.split_at(row.len() / PIECE * PIECE);
         let (mut low, mut high) = (f32::MAX, f32::MIN);
-        // `f32::min` and `max` drop a NaN, which is right for the tail alone.
+        // `f32::min` and `max` drop a NaN, which is right only for the tail.
         for &x in vector {
             low = if x.is_nan() || low.is_nan() { f32::NAN } else { low.min(x) };
             high = if x.is_nan() || high.is_nan() { f32::NAN } else { high.max(x) };
@@ -107,9 +118,9 @@ impl Range {
         Self::between(low, high)
     }
 
-    /// Of the smallest and largest activation, or of two NaN.
+    /// From the smallest and largest activation, or from two NaN.
     fn between(low: f32, high: f32) -> Self {
-        // Comparisons that keep a NaN of the right-hand side.
+        // These comparisons keep a NaN on the right-hand side.
         let rmin = if 0.0 < low { 0.0 } else { low };
         let rmax = if 0.0 > high { 0.0 } else { high };
         let scale = if rmin == rmax { 1.0 } else { 255.0 / (rmax - rmin) };
@@ -117,7 +128,7 @@ impl Range {
         let (low, high) = (rmin * scale, rmax * scale);
         let zero_point =
             if (-128.0 + low) + (127.0 + high) > 0.0 { -128.0 - low } else { 127.0 - high };
-        // NaN loses against the limit.
+        // A NaN becomes the limit.
         let zero_point = if zero_point > -128.0 { zero_point } else { -128.0 };
         let zero_point = if zero_point < 127.0 { zero_point } else { 127.0 };
         Self {

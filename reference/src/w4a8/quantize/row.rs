@@ -1,13 +1,13 @@
 //! The same codes, row by row into the caller's memory, in loops that compilers vectorize.
 //!
-//! A row may come in segments (multiples of [`CHUNK`] activations, but for the last): first all go
-//! through [`Extremes`], then all through [`Scaled`].
+//! A row may be passed in segments (multiples of [`CHUNK`] activations, except the last): first all of
+//! them to [`Extremes`], then all of them to [`Scaled`].
 
 use super::Range;
-use crate::case::ActivationRounding;
 use crate::layout::kleidi::{CHUNK, PIECE};
+use crate::w4a8::quantize::ActivationRounding;
 
-/// Lanes that run side by side: a chunk.
+/// The lanes of a chunk.
 type Lanes<T> = [T; CHUNK];
 
 /// The extremes of a row's activations.
@@ -15,18 +15,18 @@ type Lanes<T> = [T; CHUNK];
 pub(in crate::w4a8) struct Extremes {
     low: Lanes<f32>,
     high: Lanes<f32>,
-    /// The largest bits without their sign among those whose NaN counts.
+    /// Largest magnitude bits of the activations where a NaN counts.
     magnitude: Lanes<u32>,
 }
 
 impl Extremes {
-    /// Of nothing.
+    /// Of no activations.
     #[inline(always)]
     pub(in crate::w4a8) fn new() -> Self {
         Self { low: [f32::MAX; CHUNK], high: [f32::MIN; CHUNK], magnitude: [0; CHUNK] }
     }
 
-    /// Takes the next segment; `value` says an element's activation.
+    /// Adds the next segment; `value` returns an element's activation.
     #[inline(always)]
     pub(in crate::w4a8) fn add<T: Copy>(&mut self, segment: &[T], value: impl Fn(T) -> f32) {
         let chunks = segment.chunks_exact(CHUNK);
@@ -46,14 +46,14 @@ impl Extremes {
         }
     }
 
-    /// Comparisons that drop a NaN.
+    /// Drops a NaN.
     #[inline(always)]
     fn take(&mut self, j: usize, x: f32) {
         self.low[j] = if x < self.low[j] { x } else { self.low[j] };
         self.high[j] = if x > self.high[j] { x } else { self.high[j] };
     }
 
-    /// What the row is quantized with.
+    /// The row's scale and zero point.
     #[inline(always)]
     pub(in crate::w4a8) fn scaled(&self, rounding: ActivationRounding) -> Scaled {
         let infinity = f32::INFINITY.to_bits();
@@ -87,8 +87,8 @@ impl Scaled {
         self.range.reciprocal
     }
 
-    /// The codes of `activations`, as bytes. `codes` has room for whole chunks; what activations
-    /// leave of the last one, at the end of a row, is filled up by repeating the last of them.
+    /// The codes of `activations`, as bytes. `codes` holds whole chunks; at the end of a row, the last
+    /// activation is repeated to fill the last chunk.
     #[inline(always)]
     pub(in crate::w4a8) fn codes<T: Copy>(
         &self,
@@ -99,7 +99,7 @@ impl Scaled {
         let whole = activations.len() / PIECE * PIECE;
         let (vector, tail) = activations.split_at(whole);
         let (codes, padded) = codes.split_at_mut(whole);
-        // Loops of any length: those of a fixed one are unrolled before they could become vectors.
+        // Loops of variable length: the compiler would unroll fixed ones before it vectorizes.
         let pairs = codes.iter_mut().zip(vector);
         if self.half_away {
             for (code, &x) in pairs {
@@ -127,11 +127,10 @@ impl Scaled {
     }
 }
 
-/// An integral value as int16: saturated, 0 of NaN.
+/// An integral value as int16: saturated, 0 for NaN.
 ///
-/// A cast does the same, but compilers make it one lane after the other: for the range of i32, which
-/// the vector instructions do not saturate to. Here everything is inside before it is converted,
-/// which 1.5 · 2^23 does: its last place is 1.
+/// A cast does the same, but compilers do not vectorize it, because vector conversions do not saturate
+/// to i32. Here the value is clamped first, and adding 1.5 · 2^23, whose ULP is 1, converts it.
 #[inline(always)]
 fn saturated(x: f32) -> i32 {
     const MAGIC: f32 = 12_582_912.0;

@@ -1,20 +1,19 @@
 //! Panels times runs with AVX-512 VNNI, blocks of eight columns.
 //!
-//! A segment of a block is a vector: eight columns of eight nibbles, the first word and the second
-//! word of each. Of two blocks' segments are made a vector of all first words and one of all second
-//! words, for all rows at once, so that a product adds four k to each of sixteen columns, and a
-//! column's sum stands in one lane. The sixteen stand in [`ORDER`] until the end; scales are brought
-//! into it.
+//! A segment of a block is a vector: eight columns of eight nibbles, each column a first and a second
+//! word. The segments of two blocks become a vector of all first words and a vector of all second
+//! words, once for all rows. A product then adds four k to each of sixteen columns, and a column's sum
+//! is in one lane. The lanes have the order [`ORDER`] until the end; scales are permuted into it.
 //!
-//! A strip of four blocks goes side by side, so that a word of a row, broadcast from memory, serves
-//! 32 columns: eight rows take 16 integer accumulators. Their float sums would take the other 16
-//! registers and stand in memory instead, where each is read and written once a group. The row's
-//! conversion and fused addition are issued between the first products of the next group: at a
-//! group's end, one after the other, they would wait in the same queues as what they wait for.
+//! A strip of four blocks is processed together, so that a word of a row, broadcast from memory,
+//! serves 32 columns: eight rows need 16 integer accumulators. Their float sums would need the other
+//! 16 registers. They are in memory instead, and each is read and written once per group. A row's
+//! conversion and fused multiply-add are issued between the first products of the next group; at the
+//! end of a group they would stall behind the products that they depend on.
 //!
-//! A sum begins at −8·Σq, which takes back the 8 that was added to each weight.
-// Loops over indices of fixed bounds unroll, so that arrays become registers; chains of iterators
-// do not always.
+//! A sum starts from −8·Σq, which compensates for the 8 that was added to each weight.
+// Index loops with fixed bounds unroll, so that arrays become registers. Iterator chains do not
+// always unroll.
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::*;
@@ -28,11 +27,10 @@ pub(super) const NR: usize = 8;
 const LANES: usize = 2 * NR;
 /// Bytes of a segment of a block: a vector.
 pub(super) const SEGMENT: usize = 64;
-/// How far ahead weights are fetched, in bytes of each block: a page, where the processor's own
-/// fetching ends.
+/// Prefetch distance for weights in bytes of each block: a page, where the hardware prefetcher stops.
 const AHEAD: usize = 4096;
 
-/// Where each column stands among the lanes: the blocks' columns take turns, by twos.
+/// Order of the columns in the lanes: pairs of columns of the two blocks alternate.
 const ORDER: [i32; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 
 /// [`words`] of neighbouring columns: the first ones, the second ones.
@@ -41,26 +39,26 @@ const SECOND: i32 = 0b11_01_11_01;
 
 /// Sums of `M` rows and `C` times sixteen columns.
 type Sums<const M: usize, const C: usize> = [[__m512; C]; M];
-/// Of a group, before they are floats.
+/// Integer sums of a group.
 type Ints<const M: usize, const C: usize> = [[__m512i; C]; M];
-/// A place in each of two blocks.
+/// An address in each of two blocks.
 type Pair = [*const u8; 2];
 
-/// Where the next chunk is read.
+/// Addresses of the next chunk.
 #[derive(Clone, Copy)]
 struct Cursor<const C: usize> {
     /// Weights of the strip's blocks.
     weights: [Pair; C],
     /// The panel's pieces, by words.
     words: *const i32,
-    /// Where the next group's sums begin.
+    /// Start values of the next group's sums.
     starts: *const i32,
-    /// How far ahead of the weights others are fetched.
+    /// Prefetch distance for weights.
     ahead: usize,
 }
 
 impl<const C: usize> Cursor<C> {
-    /// `bytes` of each block further on.
+    /// Advances by `bytes` in each block.
     #[inline]
     fn skip(&mut self, bytes: usize) {
         for at in self.weights.as_flattened_mut() {
@@ -68,7 +66,7 @@ impl<const C: usize> Cursor<C> {
         }
     }
 
-    /// Fetches a line of each block.
+    /// Prefetches a cache line of each block.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn fetch(&self, further: usize) {
@@ -80,15 +78,15 @@ impl<const C: usize> Cursor<C> {
 
 /// [`Kernel::run`](crate::w4a8::Kernel::run) for panels of `M` rows and blocks of eight columns.
 ///
-/// Panics when a slice is shorter than its layout says.
+/// Panics if a slice is shorter than its layout requires.
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
 pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
     let sizes = Sizes::checked::<M>(panel, rhs, y, stride);
     let strips = rhs.bytes.chunks(2 * LANES / NR * sizes.len);
     for (blocks, first) in strips.zip((0..rhs.columns).step_by(2 * LANES)) {
         let (columns, y) = ((rhs.columns - first).min(2 * LANES), y[first..].as_mut_ptr());
-        // SAFETY: `y` has room for `columns` in every row, and `blocks` are those that hold as
-        // many, all by the assertions above.
+        // SAFETY: the assertions above check that every row of `y` holds `columns` values and that
+        // `blocks` covers them.
         unsafe {
             match columns > LANES {
                 true => strip::<M, 2>(panel, blocks, sizes, y, columns),
@@ -98,22 +96,22 @@ pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32],
     }
 }
 
-/// What a run's blocks have in common.
+/// Sizes of a run's blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     /// Chunks of a group.
     pub(super) chunks: usize,
-    /// Groups; 0 where scales belong to channels.
+    /// Groups; 0 with channel scales.
     pub(super) groups: usize,
     /// Bytes of a block.
     pub(super) len: usize,
-    /// Of `y`.
+    /// Row stride of `y`.
     stride: usize,
 }
 
 impl Sizes {
-    /// Those of `rhs`. Panics unless it has blocks of eight columns, the panel has `M` rows, and
-    /// every slice is as long as its layout says: what loads and stores rely on.
+    /// The sizes of `rhs`. Panics unless it has blocks of eight columns, the panel has `M` rows, and
+    /// every slice has the length of its layout. Loads and stores rely on these checks.
     pub(super) fn checked<const M: usize>(
         panel: Panel<'_>,
         rhs: Run<'_>,
@@ -137,7 +135,7 @@ impl Sizes {
 /// The finished results of one to 2·`C` blocks, `columns` of them, to `y` `[M][stride]`.
 ///
 /// # Safety
-/// Blocks and panel are as `sizes` says, the panel has `M` rows, and `y` can be written.
+/// `sizes` describes blocks and panel, the panel has `M` rows, and `y` can be written.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
 unsafe fn strip<const M: usize, const C: usize>(
@@ -148,7 +146,7 @@ unsafe fn strip<const M: usize, const C: usize>(
     columns: usize,
 ) {
     let last = blocks.len() / sizes.len - 1;
-    // The last block stands for those that are not there.
+    // The last block replaces missing ones.
     let block = |i: usize| blocks[i.min(last) * sizes.len..].as_ptr();
     let mut weights = [[blocks.as_ptr(); 2]; C];
     for (c, pair) in weights.iter_mut().enumerate() {
@@ -161,7 +159,7 @@ unsafe fn strip<const M: usize, const C: usize>(
         ahead: AHEAD,
     };
     let mut sums = [[_mm512_setzero_ps(); C]; M];
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match sizes.groups {
             0 => channel_wise::<M, C>(panel, &mut at, sizes, &mut sums),
@@ -174,17 +172,17 @@ unsafe fn strip<const M: usize, const C: usize>(
         let columns = columns.saturating_sub(c * LANES).min(LANES);
         let mask = ((1u32 << columns) - 1) as __mmask16;
         for (m, sums) in sums.iter().enumerate() {
-            // The second operand is what a NaN leaves.
+            // `min` and `max` return the second operand if one is NaN, so a NaN stays.
             let sum = _mm512_add_ps(sums[c], bias);
             let sum = _mm512_min_ps(_mm512_set1_ps(f32::MAX), sum);
             let sum = _mm512_max_ps(_mm512_set1_ps(f32::MIN), sum);
-            // SAFETY: the mask lets through the columns that there are.
+            // SAFETY: the mask selects only existing columns.
             unsafe { _mm512_mask_storeu_ps(y.add(m * sizes.stride + c * LANES), mask, sum) };
         }
     }
 }
 
-/// Results without bias, columns in order, to `sums`, which begin as zeros.
+/// Adds results without bias, columns in order, to `sums`, which are zero at the start.
 ///
 /// # Safety
 /// As [`strip`].
@@ -198,17 +196,17 @@ unsafe fn group_wise<const M: usize, const C: usize>(
 ) {
     let first = at.weights;
     let bytes = sizes.chunks * 2 * SEGMENT + 2 * NR;
-    // Before the first group stands one of zeros.
+    // The group before the first one is zero.
     let mut acc = [[_mm512_setzero_si512(); C]; M];
     let mut last = Group { scales: [_mm512_setzero_ps(); C], sums };
     for group in 0..sizes.groups {
         if (sizes.groups - group) * bytes < AHEAD {
-            // The strip's other blocks stand before what is read next.
+            // The strip's other blocks precede the data that is read next.
             at.ahead = AHEAD + (2 * C - 1) * sizes.len;
         }
-        // Opaque, or compilers would keep float sums in registers and integers in memory.
+        // Opaque: compilers would otherwise keep float sums in registers and integers in memory.
         last.sums = std::hint::black_box(last.sums);
-        // SAFETY: the caller's promise: groups times chunks, and scales after each group.
+        // SAFETY: guaranteed by the caller: groups times chunks, and scales after each group.
         unsafe {
             add::<M, C, true>(&mut acc, at, last);
             for _ in 1..sizes.chunks {
@@ -248,7 +246,7 @@ unsafe fn channel_wise<const M: usize, const C: usize>(
 ) {
     let first = at.weights;
     let mut acc = [[_mm512_setzero_si512(); C]; M];
-    // SAFETY: the caller's promise; there is no group before.
+    // SAFETY: guaranteed by the caller; there is no previous group.
     unsafe {
         for (m, acc) in acc.iter_mut().enumerate() {
             *acc = [_mm512_set1_epi32(*at.starts.add(m)); C];
@@ -281,26 +279,26 @@ unsafe fn channel_wise<const M: usize, const C: usize>(
 #[derive(Clone, Copy)]
 struct Group<const M: usize, const C: usize> {
     scales: [__m512; C],
-    /// What it is to be added to.
+    /// The float sums that it is added to.
     sums: *mut Sums<M, C>,
 }
 
-/// Adds the products of the next chunk. `END`: before a row's first, what it has found of `last`
-/// becomes a part of the float sums, and the next group begins.
+/// Adds the products of the next chunk. With `END`, the row's integers of `last` are added to the
+/// float sums before its first product, and the next group begins.
 ///
-/// This and what it calls is inlined into functions that enable the features: passed by reference,
-/// the integers would be in memory.
+/// This function and its callees are inlined into functions that enable the features; passed by
+/// reference, the integers would be in memory.
 ///
 /// # Safety
-/// `at` has a chunk left, of 2·`C` blocks and of `M` rows; if a group begins, also its starts. The
-/// CPU has the features.
+/// `at` has a chunk left, of 2·`C` blocks and of `M` rows; if a group begins, also its start values.
+/// The CPU has the features.
 #[inline(always)]
 unsafe fn add<const M: usize, const C: usize, const END: bool>(
     acc: &mut Ints<M, C>,
     at: &mut Cursor<C>,
     last: Group<M, C>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         add_segment::<M, C, 0, END>(acc, at, last);
         add_segment::<M, C, 1, false>(acc, at, last);
@@ -322,7 +320,7 @@ unsafe fn add_segment<const M: usize, const C: usize, const S: usize, const END:
     at: &Cursor<C>,
     last: Group<M, C>,
 ) {
-    // SAFETY: by the caller there is the segment of each block, four pieces and a start of each
+    // SAFETY: the caller guarantees the segment of each block, four pieces and a start value of each
     // row, and float sums.
     unsafe {
         at.fetch(S * SEGMENT);
@@ -366,7 +364,7 @@ fn words<const INDICES: i32>(a: __m512i, b: __m512i) -> __m512i {
     _mm512_castps_si512(_mm512_shuffle_ps::<INDICES>(a, b))
 }
 
-/// The low nibbles with their top bits flipped: w + 8.
+/// The low nibbles with their top bit flipped: w + 8.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn plus_eight(bytes: __m512i) -> __m512i {
@@ -388,21 +386,21 @@ fn order() -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx2")]
 unsafe fn group_scales(pair: Pair) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let [a, b] = unsafe { [_mm_loadu_si128(pair[0].cast()), _mm_loadu_si128(pair[1].cast())] };
     let (low, high) = (_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
     let bits = _mm512_cvtepu16_epi32(_mm256_set_m128i(high, low));
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
 }
 
-/// The eight words `offset` bytes after each place, columns in order.
+/// The eight words at `offset` bytes from each address, columns in order.
 ///
 /// # Safety
 /// They can be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx2")]
 unsafe fn tail(pair: Pair, offset: usize) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let [a, b] = unsafe {
         [
             _mm256_loadu_si256(pair[0].wrapping_add(offset).cast()),

@@ -1,9 +1,9 @@
 //! Kernels for x86-64 beyond its baseline.
 //!
-//! Their byte products take one unsigned and one signed factor, so that weights enter as w + 8
-//! (the nibble with its top bit flipped), and 8·Σq, the same for every column, is taken off a
-//! group's sum. Everything is integers until then, hence exact (modulo 2^32, as the definition's
-//! sums); the float operations are [`portable`](super::portable)'s.
+//! Their byte products take one unsigned and one signed factor. Weights enter as w + 8 (the nibble with
+//! its top bit flipped), and 8·Σq, which is the same for every column, is subtracted from a group's
+//! sum. These are integers and exact (modulo 2^32, like the definition's sums). The float operations
+//! are those of [`portable`](super::portable).
 #![allow(unsafe_code)]
 
 mod avx512;
@@ -13,7 +13,7 @@ mod tile;
 use super::panel::for_rows;
 use super::{Blocks, Kernel, Panel, Run, Tile};
 
-/// The kernels of this module that this CPU supports, the slowest first.
+/// The kernels of this module that this CPU supports, slowest first.
 pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
     let avx2 = Avx2::new().map(|k| Box::new(k) as Box<dyn Kernel>);
     let avx_vnni = AvxVnni::new().map(|k| Box::new(k) as Box<dyn Kernel>);
@@ -36,8 +36,8 @@ impl Kernel for Avx2 {
     }
 
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
-        // SAFETY: the functions need AVX2 and FMA; `new`, which alone makes a value of this type,
-        // found both.
+        // SAFETY: the functions need AVX2 and FMA; `new`, the only constructor of this type,
+        // detected both.
         unsafe {
             match blocks.rhs_layout.nr() {
                 4 => for_rows!(blocks.panel.rows(), tile::avx2[1](blocks, tile)),
@@ -62,8 +62,8 @@ impl Kernel for AvxVnni {
     }
 
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
-        // SAFETY: the functions need AVX2, FMA and AVX-VNNI; `new`, which alone makes a value of this
-        // type, found all of them.
+        // SAFETY: the functions need AVX2, FMA and AVX-VNNI; `new`, the only constructor of this
+        // type, detected all of them.
         unsafe {
             match blocks.rhs_layout.nr() {
                 4 => for_rows!(blocks.panel.rows(), tile::avx_vnni[1](blocks, tile)),
@@ -91,8 +91,8 @@ impl Kernel for Avx512Vnni {
 
     fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
         match blocks.rhs_layout.nr() {
-            // SAFETY: the function needs AVX-512 F, VL and VNNI, AVX2 and FMA; `new`, which alone
-            // makes a value of this type, found all of them.
+            // SAFETY: the function needs AVX-512 F, VL and VNNI, AVX2 and FMA; `new`, the only
+            // constructor of this type, detected all of them.
             4 => unsafe {
                 for_rows!(blocks.panel.rows(), tile::avx512_narrow[](blocks, tile));
             },

@@ -1,36 +1,36 @@
 //! One or two rows times runs with AVX-512 VNNI, blocks of eight columns with group scales.
 //!
-//! So few rows take less time than their weights take to come from memory, and memory is read
-//! quickest as one stream: hence block after block, not four of them side by side. A segment is a
-//! vector, eight columns of two words; a column's sum is that of two neighbouring lanes, and its
-//! float sum stands in the first of them.
+//! With so few rows, reading the weights takes longer than multiplying them, and memory is fastest as
+//! one stream. Blocks are therefore read one after the other, not four at a time. A segment is a
+//! vector: eight columns of two words. A column's sum is that of two neighbouring lanes, and its float
+//! sum is in the first of them.
 
 use std::arch::x86_64::*;
 
 use super::avx512::{NR, SEGMENT, Sizes, plus_eight};
 use crate::w4a8::{Panel, Run};
 
-/// How far ahead weights are fetched, in bytes.
+/// Prefetch distance for weights, in bytes.
 const AHEAD: usize = 8192;
-/// The first lanes of columns.
+/// The first lane of each column.
 const FIRST: __mmask16 = 0x5555;
-/// Neighbouring lanes change places.
+/// Swaps neighbouring lanes.
 const SWAPPED: _MM_PERM_ENUM = 0b10_11_00_01;
 
 /// [`Kernel::run`](crate::w4a8::Kernel::run) for panels of `M` rows, blocks of eight columns, and
 /// group scales.
 ///
-/// Panics when a slice is shorter than its layout says.
+/// Panics if a slice is shorter than its layout requires.
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
 pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32], stride: usize) {
     let sizes = Sizes::checked::<M>(panel, rhs, y, stride);
     assert!(sizes.groups > 0);
     for (block, first) in rhs.bytes.chunks_exact(sizes.len).zip((0..rhs.columns).step_by(NR)) {
         let mask = ((1u32 << (rhs.columns - first).min(NR)) - 1) as __mmask8;
-        // SAFETY: all sizes were checked above.
+        // SAFETY: `Sizes::checked` has checked all lengths.
         let sums = unsafe { columns::<M>(panel, block, sizes) };
         for (m, sum) in sums.into_iter().enumerate() {
-            // SAFETY: the mask lets through the columns that row `m` has.
+            // SAFETY: the mask selects only the columns of row `m`.
             unsafe { _mm256_mask_storeu_ps(y.as_mut_ptr().add(m * stride + first), mask, sum) };
         }
     }
@@ -39,7 +39,7 @@ pub(super) fn run<const M: usize>(panel: Panel<'_>, rhs: Run<'_>, y: &mut [f32],
 /// The finished results of a block.
 ///
 /// # Safety
-/// It and the panel, of `M` rows, are as `sizes` says.
+/// `sizes` describes the block and the panel, which has `M` rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl,avx512vnni,avx2,fma")]
 unsafe fn columns<const M: usize>(panel: Panel<'_>, block: &[u8], sizes: Sizes) -> [__m256; M] {
@@ -48,8 +48,8 @@ unsafe fn columns<const M: usize>(panel: Panel<'_>, block: &[u8], sizes: Sizes) 
     let mut starts = panel.starts().as_ptr();
     let mut sums = [_mm512_setzero_ps(); M];
     for _ in 0..sizes.groups {
-        // SAFETY: the caller's promise: a start of each row, chunks of two segments and of four
-        // pieces of each row, and scales.
+        // SAFETY: guaranteed by the caller: a start value of each row, chunks of two segments and of
+        // four pieces of each row, and scales.
         unsafe {
             let mut acc = [_mm512_setzero_si512(); M];
             for (m, acc) in acc.iter_mut().enumerate() {
@@ -91,7 +91,7 @@ unsafe fn columns<const M: usize>(panel: Panel<'_>, block: &[u8], sizes: Sizes) 
         let zero = _mm256_set1_ps(panel.negated_zero_points()[m] as f32);
         let sum = _mm256_fmadd_ps(weights, zero, sum);
         let sum = _mm256_mul_ps(sum, _mm256_set1_ps(panel.reciprocals()[m]));
-        // The second operand is what a NaN leaves.
+        // `min` and `max` return the second operand if one is NaN, so a NaN stays.
         let sum = _mm256_add_ps(sum, bias);
         let sum = _mm256_min_ps(_mm256_set1_ps(f32::MAX), sum);
         *out = _mm256_max_ps(_mm256_set1_ps(f32::MIN), sum);

@@ -1,4 +1,4 @@
-//! One block at a time: for blocks of four columns, and where nothing better is there.
+//! One block at a time: for blocks of four columns, and for CPUs without AVX-512 VNNI.
 
 use std::arch::x86_64::*;
 
@@ -29,7 +29,7 @@ fn store256(values: __m256i) -> [i32; 8] {
     out
 }
 
-/// Low and high nibbles with their top bits flipped: w + 8.
+/// Low and high nibbles with their top bit flipped: w + 8.
 #[target_feature(enable = "avx2")]
 fn shifted256(bytes: __m256i) -> [__m256i; 2] {
     let (bytes, mask) =
@@ -50,8 +50,8 @@ pub(super) fn avx2<const M: usize, const N: usize>(blocks: Blocks<'_>, tile: &mu
                 let [low0, high0] = shifted256(load256(&codes[32 * h..]));
                 let [low1, high1] = shifted256(load256(&codes[32 * (N + h)..]));
                 for (m, acc) in acc.iter_mut().enumerate() {
-                    // A sum of two products is below 15 · 128 · 2 in magnitude, four of
-                    // those below 2^14: nothing saturates.
+                    // A sum of two products is below 15 · 128 · 2 in magnitude, and four of
+                    // them are below 2^14, so nothing saturates.
                     let pairs = |w, p| {
                         let q = _mm256_set1_epi64x(piece::<M>(activations, p, m));
                         _mm256_maddubs_epi16(w, q)
@@ -79,7 +79,7 @@ fn load512(bytes: &[u8]) -> __m512i {
 #[target_feature(enable = "avx512f")]
 fn shifted512(bytes: __m512i) -> [__m512i; 2] {
     let bytes = _mm512_xor_si512(bytes, _mm512_set1_epi8(0x88u8 as i8));
-    // A shift of 32-bit lanes needs no more than AVX-512F; the mask drops what crosses bytes.
+    // A shift of 32-bit lanes needs only AVX-512F; the mask clears bits that crossed a byte.
     let (high, mask) = (_mm512_srli_epi32::<4>(bytes), _mm512_set1_epi8(15));
     [_mm512_and_si512(bytes, mask), _mm512_and_si512(high, mask)]
 }
@@ -107,7 +107,7 @@ pub(super) fn avx_vnni<const M: usize, const N: usize>(blocks: Blocks<'_>, tile:
     });
 }
 
-/// The sums of neighbouring lanes, less 8·Σq.
+/// The sums of neighbouring lanes, minus 8·Σq.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn take_off_eight<const M: usize, const N: usize>(

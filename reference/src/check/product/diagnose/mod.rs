@@ -35,7 +35,7 @@ use crate::check::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::check::picture::Cause;
 use crate::check::{Diagnosis, Strength};
 use crate::gemm::Convention;
-pub(in crate::check) use hints::Hints;
+pub(crate) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
 

@@ -1,0 +1,172 @@
+//! What stands beside the tensors: `config.json` with a `marlinspike` section, and the index.
+//!
+//! `quantization_config` is taken out (no loader may mistake the tensors for the original ones)
+//! and kept under `marlinspike.source_quantization_config`. The section:
+//!
+//! | key | meaning |
+//! | --- | --- |
+//! | `layout` | `marlin`, `kleidiai` or `flashinfer` |
+//! | `version` | 1, the version of this section |
+//! | `producer` | program and version |
+//! | `identity` | hash of the program's version, the options and the inputs ([`super::manifest`]) |
+//! | `dtype`, `input_dtype` | Marlin: the model's 16-bit type; `model`, `int8` or `fp8` activations |
+//! | `tp_size`, `tp_rank`, `ep_size`, `ep_rank` | which rank this is |
+//! | `layers` | by module (`<...experts>.w13` and `.w2` of experts), see below |
+//! | `expert_maps` | by layer, when experts are spread: local index of each expert, or −1 |
+//! | `notes` | what preparation changed in the experts' numbers, where it did |
+//! | `unsupported` | modules that were copied unchanged, with the reasons |
+//!
+//! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
+//! channel), `act_order`, `is_k_full`, Marlin's `scale_permutation` (`grouped` or `single`) or the
+//! int4 path's `nr` or FlashInfer's `kernel_layout`, of NVFP4 the `scale_factor` that went from the global scale into the block
+//! scales, `padded_from` where gpt-oss's sizes were rounded up (the model's own sizes), and `tensors`, the names of its tensors by role. A packed file of the int4 path also
+//! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
+
+use marlinspike::config::Scheme;
+use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
+use serde_json::{Map, Value, json};
+
+use super::job::Constants;
+use super::names::Kind;
+use super::plan::{Packing, Plan, StackPlan};
+use super::settings::{Format, Settings};
+use crate::model::Model;
+
+/// The meaning of a code.
+pub fn weight_type(scheme: &Scheme) -> &'static str {
+    match scheme {
+        Scheme::Unquantized { .. } => "none",
+        Scheme::Wna16(w) => w.weight_type.name(),
+        Scheme::Fp8(_) | Scheme::Mxfp8 { .. } => "float8_e4m3fn",
+        Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. } => "float4_e2m1f",
+        Scheme::W4A8Int8 { .. } | Scheme::W4A8Fp8 { .. } => "int4",
+        Scheme::W8A8Int8 { .. } => "int8",
+        _ => "unknown",
+    }
+}
+
+fn role_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Weight => "weight",
+        Kind::Scales => "scales",
+        Kind::Zeros => "zeros",
+        Kind::GIdx => "g_idx",
+        Kind::SortIndices => "g_idx_sort_indices",
+        Kind::Bias => "bias",
+        Kind::GlobalScale => "global_scale",
+        Kind::InputGlobalScale => "input_global_scale",
+        Kind::InputScale => "input_scale",
+    }
+}
+
+fn layer(plan: &StackPlan, constants: Constants) -> Value {
+    let tensors: Map<String, Value> =
+        plan.outputs.iter().map(|o| (role_name(o.kind).to_owned(), json!(o.spec.name))).collect();
+    let mut value = json!({
+        "scheme": plan.scheme.label(),
+        "weight_type": weight_type(&plan.scheme),
+        "size_k": plan.shape.size_k,
+        "size_n": plan.shape.size_n,
+        "experts": plan.experts.len(),
+        "group_size": plan.group_size.to_config(),
+        "act_order": plan.act_order,
+        "is_k_full": plan.is_k_full,
+        "tensors": tensors,
+    });
+    match plan.packing {
+        Packing::Marlin { permutation } => {
+            value["scale_permutation"] = json!(match permutation {
+                ScalePermutation::Grouped => "grouped",
+                ScalePermutation::Single => "single",
+            });
+        }
+        Packing::Kleidi(layout) => value["nr"] = json!(layout.nr()),
+        Packing::Flashinfer(kind) => value["kernel_layout"] = json!(kind.name()),
+    }
+    if let Some(shard) = plan.padding {
+        value["padded_from"] = json!({
+            "hidden_size": shard.hidden_size,
+            "intermediate_size": shard.intermediate_size,
+        });
+    }
+    if let Some(factor) = constants.scale_factor {
+        value["scale_factor"] = json!(factor);
+    }
+    value
+}
+
+/// The converted model's `config.json`.
+pub fn config(
+    model: &Model<'_>,
+    plan: &Plan,
+    settings: &Settings,
+    constants: &[Constants],
+    identity: &str,
+) -> Value {
+    let mut config = model.config.clone();
+    let mut source = None;
+    let mut take = |object: Option<&mut Value>| {
+        if let Some(Value::Object(map)) = object {
+            for key in ["quantization_config", "compression_config"] {
+                source = source.take().or(map.shift_remove(key));
+                map.shift_remove(key);
+            }
+        }
+    };
+    take(Some(&mut config));
+    take(config.get_mut("text_config"));
+    let layers: Map<String, Value> = plan
+        .stacks
+        .iter()
+        .zip(constants)
+        .map(|(p, &c)| {
+            let name = format!("{}.{}", p.module, p.role.prefix());
+            (name.trim_end_matches(['.', '_']).to_owned(), layer(p, c))
+        })
+        .collect();
+    let maps: Map<String, Value> =
+        plan.expert_maps.iter().map(|(k, m)| (k.clone(), json!(m.map))).collect();
+    let unsupported: Map<String, Value> =
+        plan.refused.iter().map(|r| (r.module.clone(), json!(r.reasons))).collect();
+    let mut section = json!({
+        "layout": settings.format.name(),
+        "version": 1,
+        "producer": concat!("marlinspike ", env!("CARGO_PKG_VERSION")),
+        "identity": identity,
+        "tp_size": settings.tp.size,
+        "tp_rank": settings.tp.rank,
+        "ep_size": settings.ep.size,
+        "ep_rank": settings.ep.rank,
+        "source_quantization_config": source,
+        "layers": layers,
+        "expert_maps": maps,
+        "unsupported": unsupported,
+    });
+    if !plan.notes.is_empty() {
+        section["notes"] = json!(plan.notes);
+    }
+    if settings.format == Format::Marlin {
+        section["dtype"] = json!(settings.dtype.name());
+        section["input_dtype"] = json!(match settings.input {
+            InputDtype::Model => "model",
+            InputDtype::Int8 => "int8",
+            InputDtype::Fp8 => "fp8",
+        });
+    }
+    match &mut config {
+        Value::Object(map) => {
+            map.insert("marlinspike".to_owned(), section);
+            config
+        }
+        _ => json!({ "marlinspike": section }),
+    }
+}
+
+/// The index of a model of several files.
+pub fn index(plan: &Plan) -> Value {
+    let mut map = std::collections::BTreeMap::new();
+    for shard in &plan.shards {
+        map.extend(shard.items.iter().map(|i| (i.spec.name.as_str(), shard.name.as_str())));
+    }
+    json!({ "metadata": { "total_size": plan.output_bytes() }, "weight_map": map })
+}

@@ -1,0 +1,209 @@
+//! `convert`: a Hugging Face checkpoint into the kernel's format, one rank at a time.
+//!
+//! First a [`plan`], pure data made from headers and config; then the work ([`mod@execute`]): every
+//! expert's rows are read from the mapped files, packed and written at their place, so memory is
+//! bounded by the jobs in progress and not by the model. One process at a time converts into a folder
+//! ([`lock`]). Files have temporary names until they are whole, read back and durable ([`mod@io`]);
+//! the [`manifest`] records the SHA-256 of each, is what a rerun verifies ([`folder`]), and comes last.
+
+pub mod budget;
+pub mod config;
+mod copy;
+pub mod error;
+pub mod execute;
+pub mod folder;
+pub mod inputs;
+pub mod io;
+pub mod job;
+pub mod lock;
+pub mod manifest;
+pub mod names;
+pub mod parallel;
+pub mod paths;
+pub mod plan;
+pub mod progress;
+pub mod settings;
+pub mod shard;
+pub mod side;
+pub mod verdict;
+pub mod verify;
+
+use std::path::Path;
+
+use crate::model::fused::has_experts;
+use crate::model::layers::Layers;
+use crate::model::{self, Model, ModelFiles};
+use error::ConvertError;
+use execute::Work;
+use folder::{Folder, Kept};
+use inputs::Inputs;
+use io::{Disk, Storage};
+use manifest::Manifest;
+use plan::{Plan, Refused};
+use progress::Progress;
+use settings::{Execution, Options, Settings};
+use side::{LeftOut, SideFiles};
+
+/// What a finished conversion did.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Converted stacks: dense layers, and w13 and w2 of each MoE layer.
+    pub converted: usize,
+    /// Tensors copied as they were.
+    pub copied: usize,
+    /// Of the converted stacks, those whose checkpoint keeps activations in 16 bits and which now
+    /// quantize them to int8.
+    pub activations_quantized: usize,
+    /// Modules copied because the format cannot take them.
+    pub unsupported: Vec<Refused>,
+    /// What preparation changed in the experts' numbers.
+    pub notes: Vec<String>,
+    /// Output files.
+    pub files: usize,
+    /// Of these, the ones that an earlier run had finished.
+    pub kept: usize,
+    /// Bytes of all output tensors.
+    pub bytes: u64,
+    /// Most memory that jobs took together, in bytes, as it is accounted for.
+    pub peak_memory: u64,
+    /// Files of an earlier run that were missing or had other bytes than its manifest says.
+    pub rewritten: Vec<String>,
+    /// The model's other files that were copied.
+    pub side_files: Vec<String>,
+    /// The model's other files that were not copied, with the reasons.
+    pub left_out: Vec<LeftOut>,
+    /// Whether an earlier run had finished everything, and every byte was verified now.
+    pub already_complete: bool,
+}
+
+impl Summary {
+    /// What follows from the plan alone.
+    fn planned(plan: &Plan, side: &SideFiles) -> Self {
+        let items = plan.shards.iter().flat_map(|s| &s.items);
+        Self {
+            converted: plan.stacks.len(),
+            copied: items.filter(|i| i.source == plan::Source::Copy).count(),
+            activations_quantized: plan.stacks.iter().filter(|s| s.quantizes_activations()).count(),
+            unsupported: plan.refused.clone(),
+            notes: plan.notes.clone(),
+            files: plan.shards.len(),
+            kept: 0,
+            bytes: plan.output_bytes(),
+            peak_memory: 0,
+            rewritten: Vec::new(),
+            side_files: side.copied.clone(),
+            left_out: side.left_out.clone(),
+            already_complete: false,
+        }
+    }
+}
+
+/// Converts the model in `model_dir` into the folder `out_dir`, which is made when it does not exist.
+///
+/// # Errors
+/// [`ConvertError`]. Finished files stay, and the same call continues after them.
+pub fn convert(
+    model_dir: &Path,
+    out_dir: &Path,
+    options: &Options,
+    progress: &dyn Progress,
+) -> Result<Summary, ConvertError> {
+    let files = ModelFiles::open(model_dir)?.with_routing(options.routing.as_deref())?;
+    let model = Model::new(&files)?;
+    let output = Output { storage: &Disk, dir: out_dir, force: options.force };
+    convert_model(&model, output, &options.settings(&model)?, options.execution, progress)
+}
+
+/// Where a conversion writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Output<'o> {
+    /// The file system.
+    pub storage: &'o dyn Storage,
+    /// The folder.
+    pub dir: &'o Path,
+    /// Whether another conversion there is replaced.
+    pub force: bool,
+}
+
+/// As [`convert`], of an opened model and into any [`Storage`].
+///
+/// # Errors
+/// As [`convert`].
+pub fn convert_model(
+    model: &Model<'_>,
+    output: Output<'_>,
+    settings: &Settings,
+    execution: Execution,
+    progress: &dyn Progress,
+) -> Result<Summary, ConvertError> {
+    let plan = checked_plan(model, settings)?;
+    let side = SideFiles::list(model, &plan)?;
+    let mut inputs = Inputs::list(model, &side.copied)?;
+    let mut summary = Summary::planned(&plan, &side);
+    let asked = Manifest::new(settings, inputs.records(), planned(&plan, &side))
+        .with_routing(model.stated_routing);
+    let Output { storage, dir, force } = output;
+    let mut folder = Folder::enter(storage, dir, &model.dir, asked, &inputs, force)?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(execution.threads.get())
+        .build()
+        .map_err(|e| ConvertError::io(dir)(std::io::Error::other(e.to_string())))?;
+    let Kept { complete, damaged } = pool.install(|| {
+        inputs.hash(model)?;
+        folder.open(&inputs, force)
+    })?;
+    summary.rewritten = damaged;
+    if complete {
+        inputs.look_again(true)?;
+        return Ok(Summary { already_complete: true, ..summary });
+    }
+    let constants = execute::constants(model, &plan, settings, &pool)?;
+    let (plan, inputs) = (&plan, &inputs);
+    let work = Work { model, plan, settings, constants: &constants, pool: &pool, inputs, progress };
+    progress.begin(plan.output_bytes());
+    let written = execute::write_shards(work, &mut folder, execution);
+    progress.finish();
+    let written = written?;
+    (summary.kept, summary.peak_memory) = (written.kept, written.peak_memory);
+    folder.copy(&side, model, inputs)?;
+    if plan.shards.len() > 1 {
+        folder.write(model::INDEX, format!("{:#}\n", config::index(plan)).as_bytes())?;
+    }
+    let config = config::config(model, plan, settings, &constants, &folder.identity());
+    folder.write("config.json", format!("{config:#}\n").as_bytes())?;
+    if let Err(changed) = inputs.look_again(true) {
+        folder.distrust()?;
+        return Err(changed);
+    }
+    folder.complete()?;
+    Ok(summary)
+}
+
+/// The plan of a model that has something to convert.
+fn checked_plan(model: &Model<'_>, settings: &Settings) -> Result<Plan, ConvertError> {
+    if model.quant.is_none() {
+        return Err(ConvertError::NotQuantized { dir: model.dir.clone() });
+    }
+    let layers = Layers::group(model)?;
+    let plan = Plan::new(model, &layers, settings)?;
+    let target = settings.format.title();
+    if !plan.refused.is_empty() && !settings.skip_unsupported {
+        return Err(ConvertError::Refused { target, refused: plan.refused });
+    }
+    // Experts that no rule refused by name would be left out without a word.
+    let unseen = !layers.fused.is_empty() || plan.refused.is_empty() && has_experts(model);
+    if plan.stacks.is_empty() && unseen {
+        return Err(ConvertError::NothingConverted { target, refused: plan.refused });
+    }
+    Ok(plan)
+}
+
+/// The names that a conversion writes.
+fn planned(plan: &Plan, side: &SideFiles) -> Vec<String> {
+    let mut names: Vec<_> = plan.shards.iter().map(|s| s.name.clone()).collect();
+    names.extend((plan.shards.len() > 1).then(|| model::INDEX.to_owned()));
+    names.push("config.json".to_owned());
+    names.extend(side.copied.iter().cloned());
+    names
+}

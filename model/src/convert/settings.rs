@@ -1,0 +1,212 @@
+//! What a conversion is asked to do.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use marlinspike::layout::flashinfer::Nvfp4Backend;
+use marlinspike::layout::marlin::InputDtype;
+use marlinspike::scalar::ScalarType;
+use marlinspike::select::Capability;
+
+use super::error::ConvertError;
+use super::parallel::Ranks;
+use crate::load::preparation::Preparation;
+use crate::model::Model;
+
+/// Memory that jobs in progress may take together unless the caller says otherwise, in bytes.
+pub const MEMORY: u64 = 1 << 30;
+
+/// Most bytes of an output file unless the caller says otherwise.
+const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// The kernel format that comes out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Marlin's tiles.
+    Marlin,
+    /// Blocks of `nr` columns of the int4 path.
+    Kleidi {
+        /// Columns of a block: 4 or 8.
+        nr: usize,
+    },
+    /// FlashInfer's and CUTLASS's 4-bit experts.
+    Flashinfer {
+        /// The kernel that NVFP4 is for; integers have one alone.
+        backend: Nvfp4Backend,
+    },
+}
+
+impl Format {
+    /// The name that the command line and the converted config have for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Marlin => "marlin",
+            Self::Kleidi { .. } => "kleidiai",
+            Self::Flashinfer { .. } => "flashinfer",
+        }
+    }
+
+    /// The name for people.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Marlin => "Marlin",
+            Self::Kleidi { .. } => "the int4 path of KleidiAI",
+            Self::Flashinfer { .. } => "FlashInfer",
+        }
+    }
+}
+
+/// What decides the output, besides the model. [`Options::settings`] makes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// What comes out.
+    pub format: Format,
+    /// Marlin: the model's 16-bit type.
+    pub dtype: ScalarType,
+    /// Marlin: activations inside the product.
+    pub input: InputDtype,
+    /// Tensor parallelism.
+    pub tp: Ranks,
+    /// Expert parallelism.
+    pub ep: Ranks,
+    /// Marlin: the device that the kernel is for.
+    pub device: Capability,
+    /// Whether modules that the format cannot take are copied.
+    pub skip_unsupported: bool,
+    /// Most bytes of a shard; a layer larger than that has one for itself.
+    pub shard_bytes: u64,
+    /// How experts' numbers go into the format.
+    pub preparation: Preparation,
+}
+
+impl Settings {
+    /// One rank, upstream's preparation, modules that `format` cannot take copied.
+    pub fn new(format: Format) -> Self {
+        Self {
+            format,
+            dtype: ScalarType::BFLOAT16,
+            input: InputDtype::Model,
+            tp: Ranks::ONE,
+            ep: Ranks::ONE,
+            device: Capability::cuda(8, 0),
+            skip_unsupported: true,
+            shard_bytes: u64::MAX,
+            preparation: Preparation::UPSTREAM,
+        }
+    }
+}
+
+/// How a plan is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Execution {
+    /// Worker threads.
+    pub threads: NonZero<usize>,
+    /// Memory that jobs in progress may take together, in bytes. Mapped input, the system's cache
+    /// and a few bytes for each tensor's name come on top.
+    pub memory: u64,
+    /// Stop after this many files have been finished in this run. For tests of resumption.
+    pub stop_after: Option<usize>,
+}
+
+impl Default for Execution {
+    /// One thread for each core, [`MEMORY`].
+    fn default() -> Self {
+        let threads = NonZero::new(rayon::current_num_threads());
+        let threads = threads.unwrap_or(NonZero::<usize>::MIN);
+        Self { threads, memory: MEMORY, stop_after: None }
+    }
+}
+
+/// Options of a conversion.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// What comes out.
+    pub format: Format,
+    /// Marlin: type of scales and biases; absent, what `config.json` says.
+    pub dtype: Option<ScalarType>,
+    /// Marlin: type of the activations inside the product.
+    pub input: InputDtype,
+    /// Tensor parallelism.
+    pub tp: Ranks,
+    /// Expert parallelism.
+    pub ep: Ranks,
+    /// Whether modules that the format cannot take are copied; otherwise they are an error.
+    pub skip_unsupported: bool,
+    /// Most bytes of an output file; a larger layer has a file for itself.
+    pub shard_bytes: u64,
+    /// How experts' numbers go into the format.
+    pub preparation: Preparation,
+    /// A JSON file with the routing of the layers' tokens, instead of the family's.
+    pub routing: Option<PathBuf>,
+    /// Whether another conversion in the output folder is replaced.
+    pub force: bool,
+    /// Threads and memory.
+    pub execution: Execution,
+}
+
+impl Options {
+    /// The whole model into `format`, prepared as upstream does.
+    pub fn new(format: Format) -> Self {
+        Self {
+            format,
+            dtype: None,
+            input: InputDtype::Model,
+            tp: Ranks::ONE,
+            ep: Ranks::ONE,
+            skip_unsupported: false,
+            shard_bytes: SHARD_BYTES,
+            preparation: Preparation::UPSTREAM,
+            routing: None,
+            force: false,
+            execution: Execution::default(),
+        }
+    }
+
+    /// What they mean for `model`.
+    ///
+    /// # Errors
+    /// [`ConvertError::Dtype`], [`ConvertError::Rank`], [`ConvertError::Activations`].
+    pub fn settings(&self, model: &Model<'_>) -> Result<Settings, ConvertError> {
+        if self.format != Format::Marlin && self.input != InputDtype::Model {
+            return Err(ConvertError::Activations { format: self.format.name() });
+        }
+        for (name, Ranks { size, rank }) in [("tp_rank", self.tp), ("ep_rank", self.ep)] {
+            if rank >= size {
+                return Err(ConvertError::Rank { name, rank, size });
+            }
+        }
+        let dtype = match self.format {
+            Format::Marlin => self.dtype.map_or_else(|| dtype(model), Ok)?,
+            // Its scales and biases have types of their own.
+            Format::Kleidi { .. } | Format::Flashinfer { .. } => ScalarType::BFLOAT16,
+        };
+        let device = match self.input {
+            InputDtype::Model | InputDtype::Int8 => Capability::cuda(8, 0),
+            // FP8 activations exist for 8.9 and 12.0 alone.
+            InputDtype::Fp8 => Capability::cuda(8, 9),
+        };
+        Ok(Settings {
+            format: self.format,
+            dtype,
+            input: self.input,
+            tp: self.tp,
+            ep: self.ep,
+            device,
+            skip_unsupported: self.skip_unsupported,
+            shard_bytes: self.shard_bytes,
+            preparation: self.preparation,
+        })
+    }
+}
+
+/// The model's 16-bit type.
+fn dtype(model: &Model<'_>) -> Result<ScalarType, ConvertError> {
+    let found = model.config_value("dtype").or_else(|| model.config_value("torch_dtype"));
+    let name = found.and_then(|v| v.as_str()).unwrap_or("not given in config.json");
+    match name.trim_start_matches("torch.") {
+        "float16" | "half" => Ok(ScalarType::FLOAT16),
+        "bfloat16" => Ok(ScalarType::BFLOAT16),
+        other => Err(ConvertError::Dtype { found: other.chars().take(60).collect() }),
+    }
+}

@@ -1,0 +1,159 @@
+//! `inspect`: every quantized layer of a model folder, whether Marlin takes it, and which kernel
+//! upstream runs its experts with.
+
+pub mod experts;
+pub mod routing;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use marlinspike::config::Scheme;
+use marlinspike::dims::Shape;
+use marlinspike::select::{Capability, MoeDesc, Selection};
+
+use crate::convert::parallel::Ranks;
+use crate::convert::plan;
+use crate::convert::settings::{Format, Settings};
+use crate::convert::verdict;
+use crate::model::bind::Bound;
+use crate::model::fused::Fused;
+use crate::model::layers::{Layers, Role, Stack};
+use crate::model::{Model, ModelError, ModelFiles};
+use experts::Kernels;
+use routing::LayerRouting;
+
+/// What to ask about a model.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// The GPU.
+    pub device: Capability,
+    /// Tensor-parallel ranks.
+    pub tp_size: usize,
+    /// A JSON file with the routing of the layers' tokens, instead of the family's.
+    pub routing: Option<PathBuf>,
+}
+
+impl Default for Options {
+    /// Compute capability 9.0, one rank.
+    fn default() -> Self {
+        Self { device: Capability::cuda(9, 0), tp_size: 1, routing: None }
+    }
+}
+
+/// What is known of one stack: a linear layer, or w13 or w2 of a layer of experts.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Layer {
+    /// The module, of experts with `w13` or `w2`.
+    pub module: String,
+    /// Which matrices.
+    pub role: Role,
+    /// How they are stored.
+    pub scheme: Scheme,
+    /// Shape of the whole layer's matrix.
+    pub shape: Shape,
+    /// Experts; 1 of a linear layer.
+    pub experts: usize,
+    /// Bytes of its tensors.
+    pub bytes: u64,
+    /// The Marlin kernel that takes it.
+    pub chosen: Option<&'static str>,
+    /// Why none does.
+    pub reasons: Vec<String>,
+}
+
+/// What is known of a model.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// How it is quantized, by its config.
+    pub quant_method: String,
+    /// The quantized layers.
+    pub layers: Vec<Layer>,
+    /// Upstream's kernel for the experts of each scheme.
+    pub kernels: Vec<Kernels>,
+    /// How tokens find their experts.
+    pub routing: Vec<LayerRouting>,
+    /// Experts in forms that are not read.
+    pub fused: Vec<Fused>,
+    /// The modules that are not quantized, by the reason.
+    pub unquantized: BTreeMap<String, Vec<String>>,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// safetensors files.
+    pub files: usize,
+}
+
+/// Looks at the model in `dir`: headers and configs, no weights.
+///
+/// # Errors
+/// [`ModelError`] for a folder that cannot be read.
+pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> {
+    let files = ModelFiles::open(dir)?.with_routing(options.routing.as_deref())?;
+    let model = Model::new(&files)?;
+    let groups = Layers::group(&model)?;
+    let tp = Ranks { size: options.tp_size, rank: 0 };
+    let settings = Settings { tp, device: options.device, ..Settings::new(Format::Marlin) };
+    let stacks = groups.stacks.iter().map(|s| layer(&model, s, &settings));
+    let layers = stacks.collect::<Result<Vec<_>, ModelError>>()?;
+    let mut unquantized: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for u in &groups.unquantized {
+        unquantized.entry(u.reason.clone()).or_default().push(u.module.clone());
+    }
+    let w13 = layers.iter().filter(|l| l.role == Role::W13).map(|l| {
+        let inner = l.shape.size_n / 2 / options.tp_size;
+        (&l.scheme, MoeDesc::new(l.shape.size_k, inner))
+    });
+    Ok(Inspection {
+        quant_method: model.quant.as_ref().map_or("none", |q| q.method()).to_owned(),
+        kernels: experts::kernels(w13, &options.device),
+        layers,
+        routing: routing::of(&model, &groups),
+        unquantized,
+        bytes: model.entries().map(|e| e.byte_len()).sum(),
+        files: model.shards.len(),
+        fused: groups.fused,
+    })
+}
+
+/// Binds a stack and asks the selection about rank 0's part.
+fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer, ModelError> {
+    let mut bytes = 0;
+    let mut whole: Option<Shape> = None;
+    for row in &stack.experts {
+        let bound: Vec<_> =
+            row.iter().map(|m| Bound::find(model, &stack.scheme, m)).collect::<Result<_, _>>()?;
+        bytes += bound.iter().map(|b| b.bytes).sum::<u64>();
+        let size_n = bound.iter().map(|b| b.shape.size_n).sum();
+        let shape = Shape::new(bound[0].shape.size_k, size_n);
+        if whole.is_some_and(|w| w != shape) {
+            let found = format!("`{}` makes {shape}", bound[0].name);
+            let expected = whole.unwrap_or(shape);
+            let reason = format!("{found}, expected {expected} as the first expert");
+            return Err(ModelError::module(&stack.module, reason));
+        }
+        whole = Some(shape);
+    }
+    let shape = whole.unwrap_or(Shape::new(0, 0));
+    let (selection, mut reasons) = plan::ask(model, stack, settings)?;
+    let chosen = selection.as_ref().and_then(|s: &Selection| s.chosen).map(|b| b.name());
+    if let Some(s) = &selection {
+        reasons.extend(verdict::against(s));
+    }
+    let suffix = stack.role.prefix().trim_end_matches('_');
+    let module = match stack.role {
+        Role::Dense => stack.module.clone(),
+        _ => format!("{}.{suffix}", stack.module),
+    };
+    Ok(Layer {
+        module,
+        role: stack.role,
+        scheme: stack.scheme.clone(),
+        shape,
+        experts: stack.experts.len(),
+        bytes,
+        chosen: if reasons.is_empty() { chosen } else { None },
+        reasons,
+    })
+}

@@ -1,0 +1,375 @@
+//! From the files' tensors to the hub's [`Weight`]: slice, put gate and up side by side, unpack.
+
+pub mod preparation;
+pub mod slice;
+
+use std::ops::Range;
+
+use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
+use marlinspike::config::{
+    CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
+};
+use marlinspike::dims::GroupSize;
+use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
+use marlinspike::scalar::{ScalarType, e8m0_to_f32};
+use marlinspike::tensor::{DType, Tensor};
+use marlinspike::weight::{Groups, Weight};
+use marlinspike::{Error, Result};
+
+use crate::model::Model;
+use crate::model::bind::{Axis, Bound, Found, Part};
+use crate::model::values::{floats, line};
+use preparation::Preparation;
+use slice::{concat, slice};
+
+/// How the matrices of a stack are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading<'r> {
+    /// How they are stored.
+    pub scheme: &'r Scheme,
+    /// Columns of each of an expert's matrices.
+    pub n: &'r [Range<usize>],
+    /// k per scale.
+    pub group_size: GroupSize,
+    /// Whether rows are ordered by their groups.
+    pub act_order: bool,
+    /// What changes on the way.
+    pub preparation: Preparation,
+}
+
+/// The tensor of `found`, of which only `k` and `n` are kept.
+fn read<'m>(
+    model: &Model<'m>,
+    found: &Found,
+    k: &Range<usize>,
+    n: &Range<usize>,
+) -> Result<Tensor<'m>> {
+    let tensor =
+        model.tensor(&found.name).map_err(|e| Error::missing(&found.name, e.to_string()))?;
+    let full = tensor.shape().to_vec();
+    let skip = usize::from(found.index.is_some());
+    let mut ranges: Vec<_> = full.iter().map(|&d| 0..d).collect();
+    if let Some(i) = found.index {
+        ranges[0] = i..i + 1;
+    }
+    for (axis, range) in [(found.binding.k, k), (found.binding.n, n)] {
+        let Some(Axis { dim, unit }) = axis else { continue };
+        let Some(slot) = ranges.get_mut(dim + skip) else {
+            let expected = format!("{} dimensions or more", dim + skip + 1);
+            return Err(Error::shape(&found.name, &full, expected));
+        };
+        let end = range.end.div_ceil(unit);
+        // Only the last element of a dimension may stand for fewer rows or columns.
+        if !range.start.is_multiple_of(unit) || (!range.end.is_multiple_of(unit) && end != slot.end)
+        {
+            let what = format!("{}: a slice of dimension {dim}", found.name);
+            return Err(Error::size(what, format!("{range:?}"), format!("multiples of {unit}")));
+        }
+        *slot = range.start / unit..end;
+    }
+    let part = slice(tensor, &ranges)?;
+    if found.index.is_none() {
+        return Ok(part);
+    }
+    let shape = part.shape()[1..].to_vec();
+    let (name, dtype) = (part.name().to_owned(), part.dtype());
+    Tensor::new(name, dtype, shape, part.into_bytes())
+}
+
+/// The columns of each of a stack's matrices that `columns` of the rank's matrix are; the rank has
+/// the columns `n` of each.
+fn columns_of_each(n: &[Range<usize>], columns: &Range<usize>) -> Vec<Range<usize>> {
+    let mut before = 0;
+    let part = |n: &Range<usize>| {
+        let inside = |column: usize| n.start + column.saturating_sub(before).min(n.len());
+        let part = inside(columns.start)..inside(columns.end);
+        before += n.len();
+        part
+    };
+    n.iter().map(part).collect()
+}
+
+/// `part` of one expert, its matrices side by side: rows `k` of the file's matrices, and columns
+/// `n` of each.
+pub fn merged<'m>(
+    model: &Model<'m>,
+    matrices: &[Bound],
+    part: Part,
+    k: &Range<usize>,
+    n: &[Range<usize>],
+) -> Result<Option<Tensor<'m>>> {
+    let mut tensors = Vec::with_capacity(matrices.len());
+    for (bound, n) in matrices.iter().zip(n) {
+        match bound.get(part) {
+            Some(found) => tensors.push(read(model, found, k, n)?),
+            None if tensors.is_empty() => {}
+            None => return Err(Error::missing(&bound.name, format!("its {part:?} like the gate"))),
+        }
+    }
+    if tensors.is_empty() {
+        return Ok(None);
+    }
+    if tensors.len() < matrices.len() {
+        return Err(Error::missing(&matrices[0].name, format!("its {part:?} like the others")));
+    }
+    if part == Part::GIdx {
+        // One matrix is multiplied with one order of the activations.
+        if let Some(other) = tensors.iter().find(|t| t.bytes() != tensors[0].bytes()) {
+            let expected = format!("the rows in the groups of `{}`", tensors[0].name());
+            return Err(Error::value(other.name(), &[], "other groups", expected));
+        }
+        tensors.truncate(1);
+    }
+    let dim = matrices[0].get(part).and_then(|f| f.binding.n).map_or(0, |a| a.dim);
+    let tensors = tensors.into_iter().map(line).collect::<Result<_>>()?;
+    concat(tensors, dim).map(Some)
+}
+
+fn need<'m>(tensor: Option<Tensor<'m>>, name: &str, what: &str) -> Result<Tensor<'m>> {
+    tensor.ok_or_else(|| Error::missing(format!("{name}.{what}"), "the scheme"))
+}
+
+/// Rows `k` of the file's and `columns` of the rank's matrix of one expert.
+///
+/// # Errors
+/// What the format refuses, naming the tensor.
+pub fn load<'m>(
+    model: &Model<'m>,
+    reading: Reading<'_>,
+    matrices: &[Bound],
+    k: &Range<usize>,
+    columns: &Range<usize>,
+) -> Result<Weight<'m>> {
+    let n = columns_of_each(reading.n, columns);
+    let name = &matrices[0].name;
+    let part = |part| merged(model, matrices, part, k, &n);
+    let weight = need(part(Part::Weight)?, name, "weight")?;
+    let scale = need(part(Part::Scale)?, name, "scale")?;
+    let bias = part(Part::Bias)?;
+    for bound in matrices {
+        check_declared_shape(model, bound)?;
+    }
+    let mut weight = match reading.scheme {
+        Scheme::Wna16(w) => {
+            let (zeros, g_idx) = (part(Part::Zeros)?, part(Part::GIdx)?);
+            wna16(name, w, weight, scale, zeros, g_idx, bias)?
+        }
+        Scheme::Fp8(f) => {
+            let widths: Vec<usize> = n.iter().map(Range::len).collect();
+            let (weight, scale, widths) = match (f.strategy, reading.preparation.requantize) {
+                (ScaleStrategy::Tensor, Some(rule)) if widths.len() > 1 => {
+                    let (weight, scale) = one_scale(weight, &scale, &widths, rule)?;
+                    (weight, scale, vec![widths.iter().sum()])
+                }
+                _ => (weight, scale, widths),
+            };
+            let scheme = match f.strategy {
+                ScaleStrategy::Tensor => fp8::Scheme::Tensor { widths },
+                ScaleStrategy::Channel => fp8::Scheme::Channel,
+                ScaleStrategy::Block { block_n, block_k } => {
+                    fp8::Scheme::Block { block_n, block_k }
+                }
+            };
+            let mut w =
+                fp8::Fp8Tensors { weight, weight_scale: scale, bias }.unpack(name, &scheme)?;
+            if w.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
+                // Powers of two stand for real scales here, not for MX blocks.
+                let real = |b: u32| e8m0_to_f32(b as u8).to_bits();
+                w.scales = w.scales.map(ScalarType::FLOAT32, real);
+            }
+            w
+        }
+        Scheme::Mxfp8 { .. } => {
+            mxfp8::Mxfp8Tensors { weight, weight_scale: scale, bias }.unpack(name)?
+        }
+        Scheme::Mxfp4 { container: FloatContainer::GptOss } => {
+            mxfp4::Mxfp4Tensors::from_blocks(weight, scale, bias)?.unpack(name)?
+        }
+        Scheme::Mxfp4 { .. } => {
+            mxfp4::Mxfp4Tensors { weight, weight_scale: scale, bias }.unpack(name)?
+        }
+        Scheme::Nvfp4 { container, .. } => {
+            let global = global_scale(*container);
+            let shards = match reading.preparation.w13_scale {
+                nvfp4::W13Scale::First => nvfp4::Shards::First,
+                nvfp4::W13Scale::Own => nvfp4::Shards::Equal,
+            };
+            let scheme = nvfp4::Scheme { global, shards };
+            let weight_global_scale = need(part(Part::Global)?, name, "weight_global_scale")?;
+            let tensors =
+                nvfp4::Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale, bias };
+            tensors.unpack(name, scheme)?
+        }
+        Scheme::W4A8Int8 { group_size, checkpoint_format } => {
+            let symmetric = Wna16Scheme {
+                checkpoint_format: *checkpoint_format,
+                weight_type: ScalarType::UINT4B8,
+                group_size: *group_size,
+                desc_act: false,
+                actorder: None,
+                zeros: ZeroPoints::Symmetric,
+            };
+            wna16(name, &symmetric, weight, scale, None, None, bias)?
+        }
+        other => return Err(Error::unsupported(other.label(), "no kernel format takes it")),
+    };
+    if reading.act_order && matches!(weight.groups, Groups::Uniform(_)) {
+        // The config says act-order, so the kernel gets an order even where it changes nothing.
+        let g_idx = (0..weight.shape().size_k).map(|i| weight.groups.group_of(i) as u32).collect();
+        weight.groups = Groups::Indexed { g_idx, group_size: reading.group_size };
+    }
+    Ok(weight)
+}
+
+/// What a container's global scales of NVFP4 do to a number.
+pub fn global_scale(container: FloatContainer) -> nvfp4::GlobalScale {
+    match container {
+        FloatContainer::ModelOpt => nvfp4::GlobalScale::Multiplier,
+        _ => nvfp4::GlobalScale::Divisor,
+    }
+}
+
+/// What is to be said where w1 and w3 of some experts were requantized; nothing where none were.
+pub fn requantized(
+    module: &str,
+    changed: usize,
+    experts: usize,
+    rule: Requantize,
+) -> Option<String> {
+    let name = match rule {
+        Requantize::Exact => "exact",
+        Requantize::UpstreamCuda => "upstream-cuda",
+        Requantize::UpstreamCpu => "upstream-cpu",
+    };
+    (changed > 0).then(|| {
+        format!(
+            "{module}: w1 and w3 of {changed} of {experts} experts requantized to the larger scale \
+             ({name})"
+        )
+    })
+}
+
+/// NVFP4's global scales of gate and up of every expert.
+///
+/// # Errors
+/// As [`nvfp4::w13_global_scales`].
+pub fn w13_scales(
+    model: &Model<'_>,
+    module: &str,
+    experts: &[Vec<Bound>],
+    container: FloatContainer,
+    policy: nvfp4::W13Scale,
+) -> Result<nvfp4::W13Scales> {
+    let mut values = Vec::with_capacity(2 * experts.len());
+    for matrices in experts {
+        for bound in matrices {
+            let tensor = merged(
+                model,
+                std::slice::from_ref(bound),
+                Part::Global,
+                &(0..bound.shape.size_k),
+                std::slice::from_ref(&(0..bound.shape.size_n)),
+            )?;
+            let tensor = tensor.ok_or_else(|| Error::missing(&bound.name, "a global scale"))?;
+            tensor.expect_dtype(&[DType::F32])?;
+            values.extend(floats(&tensor)?);
+        }
+    }
+    let name = format!("{module}.w13_weight_global_scale");
+    let tensor = Tensor::from_vec(name, DType::F32, vec![experts.len(), 2], values)?;
+    nvfp4::w13_global_scales(&tensor, global_scale(container), policy)
+}
+
+/// Codes `[sum of widths, K]` requantized to the largest of the shards' scales, and that scale.
+fn one_scale<'m>(
+    weight: Tensor<'m>,
+    scale: &Tensor<'_>,
+    widths: &[usize],
+    rule: Requantize,
+) -> Result<(Tensor<'m>, Tensor<'m>)> {
+    let [_, size_k] = weight.expect_dtype(&[DType::F8E4M3])?.dims2()?;
+    let (name, shape) = (weight.name().to_owned(), weight.shape().to_vec());
+    let mut codes = weight.into_bytes().into_owned();
+    let rule = (rule, Fp8Type::E4m3fn);
+    let largest = merge_shards(scale.name(), &mut codes, size_k, widths, &floats(scale)?, rule)?;
+    let weight = Tensor::from_vec(name, DType::F8E4M3, shape, codes)?;
+    Ok((weight, Tensor::from_vec(scale.name(), DType::F32, vec![1], vec![largest])?))
+}
+
+fn wna16<'m>(
+    name: &str,
+    w: &Wna16Scheme,
+    weight: Tensor<'m>,
+    scale: Tensor<'m>,
+    zeros: Option<Tensor<'m>>,
+    g_idx: Option<Tensor<'m>>,
+    bias: Option<Tensor<'m>>,
+) -> Result<Weight<'m>> {
+    let (bits, group_size) = (w.bits(), w.group_size);
+    let ct = compressed_tensors::Scheme {
+        bits,
+        group_size,
+        symmetric: w.symmetric(),
+        act_order: w.desc_act,
+    };
+    match w.checkpoint_format {
+        CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => {
+            let zero_points = match w.checkpoint_format {
+                CheckpointFormat::Gptq => gptq::ZeroPoints::V1,
+                _ => gptq::ZeroPoints::V2,
+            };
+            let scheme = gptq::Scheme {
+                bits,
+                group_size,
+                desc_act: w.desc_act,
+                sym: w.symmetric(),
+                zeros: zero_points,
+            };
+            gptq::GptqTensors { qweight: weight, scales: scale, qzeros: zeros, g_idx, bias }
+                .unpack(name, &scheme)
+        }
+        CheckpointFormat::Awq => {
+            let qzeros = need(zeros, name, "qzeros")?;
+            awq::AwqTensors { qweight: weight, scales: scale, qzeros, bias }
+                .unpack(name, &awq::Scheme { bits, group_size })
+        }
+        CheckpointFormat::CtPackQuantized => compressed_tensors::PackedTensors {
+            weight_packed: weight,
+            weight_scale: scale,
+            weight_zero_point: zeros,
+            weight_shape: None,
+            weight_g_idx: g_idx,
+            bias,
+        }
+        .unpack(name, &ct),
+        CheckpointFormat::CtIntQuantized => compressed_tensors::IntTensors {
+            weight,
+            weight_scale: scale,
+            weight_zero_point: zeros,
+            weight_g_idx: g_idx,
+            bias,
+        }
+        .unpack(name, &ct),
+    }
+}
+
+/// `weight_shape`, where there is one, must say what `weight_packed` holds: a K that fills no
+/// whole words would otherwise be read with its padding.
+fn check_declared_shape(model: &Model<'_>, bound: &Bound) -> Result<()> {
+    let Some(module) = bound.tensors.first().and_then(|f| f.name.strip_suffix("weight_packed"))
+    else {
+        return Ok(());
+    };
+    let Ok(declared) = model.tensor(&format!("{module}weight_shape")) else { return Ok(()) };
+    declared.expect_dtype(&[DType::I64, DType::I32])?.expect_shape(&[2])?;
+    let found: Vec<i64> = match declared.dtype() {
+        DType::I64 => declared.elements::<i64>().to_vec(),
+        _ => declared.elements::<i32>().iter().map(|&v| v.into()).collect(),
+    };
+    let expected = [bound.shape.size_n as i64, bound.shape.size_k as i64];
+    if found == expected {
+        return Ok(());
+    }
+    let expected = format!("{expected:?}, as `weight_packed` holds");
+    Err(Error::value(declared.name(), &[], format!("{found:?}"), expected))
+}

@@ -1,0 +1,234 @@
+//! Routing of one layer of experts: its family's rule, or the one of `--routing`, with the tensors
+//! of the checkpoint that the rule names.
+
+use marlinspike::moe::activation::Definition;
+use marlinspike::moe::families::{self, RouterTensors, RoutingRule, Support};
+use marlinspike::moe::router::Routing;
+use marlinspike::tensor::DType;
+
+use super::{Model, ModelError};
+
+/// What to do about a layer whose routing is not known.
+pub const HELP: &str = "state it: --routing FILE (`marlinspike run --help` shows one)";
+
+/// Last components of the names of tensors that correct a choice of experts.
+const BIASES: &[&str] =
+    &["e_score_correction_bias", "expert_bias", "router_bias", "correction_bias"];
+
+/// Routing and activation of a layer of experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeRouting {
+    /// The `model_type` whose rule it is, or `--routing`.
+    pub source: String,
+    /// The rule.
+    pub rule: RoutingRule,
+    /// Between the products.
+    pub activation: Definition,
+    /// Where other engines differ, and what of the block is not computed.
+    pub notes: Vec<String>,
+    correction_bias: Option<Vec<f32>>,
+    expert_scale: Option<Vec<f32>>,
+}
+
+/// A rule and what is known of it.
+struct Found {
+    source: String,
+    rule: RoutingRule,
+    notes: Vec<String>,
+}
+
+impl MoeRouting {
+    /// The routing of `module`, whose rows of gate and up are `interleaved` in w13 or not.
+    ///
+    /// # Errors
+    /// [`ModelError::Module`] naming the family that is not known or not supported, the key that
+    /// cannot be used, or the tensor that is missing.
+    pub fn read(
+        model: &Model<'_>,
+        module: &str,
+        num_experts: usize,
+        interleaved: bool,
+    ) -> Result<Self, ModelError> {
+        let wrong = |e: marlinspike::Error| ModelError::module(module, e);
+        let Found { source, rule, mut notes } = find(model, module, num_experts)?;
+        if rule.zero_experts > 0 {
+            let reason = format!(
+                "routing of {source}: {} zero experts, whose part of the output is not computed",
+                rule.zero_experts
+            );
+            return Err(ModelError::module(module, reason));
+        }
+        let correction_bias = floats(model, module, rule.correction_bias.as_deref(), num_experts)?;
+        let expert_scale = floats(model, module, rule.expert_scale.as_deref(), num_experts)?;
+        let tensors = RouterTensors {
+            correction_bias: correction_bias.as_deref(),
+            expert_scale: expert_scale.as_deref(),
+        };
+        rule.validate(&[], num_experts, tensors).map_err(wrong)?;
+        if let Some(name) = unread_bias(model, module, &rule) {
+            if model.stated_routing.is_none() {
+                let reason = format!("routing of {source} has no correction bias, found `{name}`");
+                return Err(ModelError::module(module, format!("{reason}; {HELP}")));
+            }
+            notes.push(format!("`{name}` is no part of the stated routing"));
+        }
+        notes.extend(shared_experts(model, module));
+        let activation = rule.activation(interleaved).map_err(wrong)?;
+        Ok(Self { source, rule, activation, notes, correction_bias, expert_scale })
+    }
+
+    /// The tensors of the rule.
+    pub fn tensors(&self) -> RouterTensors<'_> {
+        RouterTensors {
+            correction_bias: self.correction_bias.as_deref(),
+            expert_scale: self.expert_scale.as_deref(),
+        }
+    }
+
+    /// Experts and weights of every row of `logits`.
+    ///
+    /// # Errors
+    /// As [`RoutingRule::route`].
+    pub fn route(&self, logits: &[f32], num_experts: usize) -> marlinspike::Result<Routing> {
+        self.rule.route(logits, num_experts, self.tensors())
+    }
+
+    /// The rule in a few words.
+    pub fn summary(&self) -> String {
+        summary(&self.source, &self.rule)
+    }
+}
+
+/// A rule in a few words.
+pub fn summary(source: &str, rule: &RoutingRule) -> String {
+    let mut parts = vec![format!("{} top {}", rule.scoring_func.name(), rule.top_k)];
+    if let Some(name) = &rule.correction_bias {
+        parts.push(format!("choice with {name}"));
+    }
+    if let Some(g) = rule.groups {
+        parts.push(format!("{} of {} groups", g.topk_group, g.n_group));
+    }
+    if rule.renormalize != families::Renormalize::Never {
+        parts.push("renormalized".to_owned());
+    }
+    if rule.routed_scaling_factor != 1.0 {
+        parts.push(format!("times {}", rule.routed_scaling_factor));
+    }
+    if rule.apply_router_weight_on_input {
+        parts.push("weights on the input".to_owned());
+    }
+    format!("routing of {source}: {}", parts.join(", "))
+}
+
+/// The stated rule, or the family's.
+fn find(model: &Model<'_>, module: &str, num_experts: usize) -> Result<Found, ModelError> {
+    let at_most = |key: &str, found: String| {
+        let reason = format!("{key}: found {found}, expected at most {num_experts} experts");
+        Err(ModelError::module(module, reason))
+    };
+    if let Some(rule) = model.stated_routing {
+        if rule.top_k > num_experts {
+            return at_most("--routing: top_k", rule.top_k.to_string());
+        }
+        let (source, rule) = ("--routing".to_owned(), rule.clone());
+        return Ok(Found { source, rule, notes: Vec::new() });
+    }
+    let resolved = families::resolve(&model.config, module).map_err(|e| match e {
+        e @ marlinspike::Error::Unsupported { .. } => {
+            ModelError::module(module, format!("{e}; {HELP}"))
+        }
+        other => ModelError::module(module, other),
+    })?;
+    let source = resolved.model_type;
+    if let Support::RoutingOnly(reason) = resolved.support {
+        let reason = format!("experts of {source} are not supported: {reason}");
+        return Err(ModelError::module(module, reason));
+    }
+    if let Some(stated) = resolved.num_experts.filter(|&n| n != num_experts) {
+        let reason = format!("config.json: found {stated} experts, the files have {num_experts}");
+        return Err(ModelError::module(module, reason));
+    }
+    if resolved.rule.top_k > num_experts {
+        let (key, top_k) = (resolved.top_k_key, resolved.rule.top_k);
+        let found = match resolved.top_k_stated {
+            true => top_k.to_string(),
+            false => format!("none, {top_k} by default"),
+        };
+        return at_most(&format!("config.json: {key}"), found);
+    }
+    Ok(Found { source, rule: resolved.rule, notes: resolved.notes })
+}
+
+/// The full name of a tensor that a rule names relative to the parent of `experts`.
+fn full_name(module: &str, name: &str) -> Option<String> {
+    let (mut parent, mut name) = (module.strip_suffix(".experts")?, name);
+    while let Some(rest) = name.strip_prefix("../") {
+        (parent, name) = (parent.rsplit_once('.')?.0, rest);
+    }
+    Some(format!("{parent}.{name}"))
+}
+
+/// The named tensor as f32, `[len]` or `[1, len]`.
+fn floats(
+    model: &Model<'_>,
+    module: &str,
+    name: Option<&str>,
+    len: usize,
+) -> Result<Option<Vec<f32>>, ModelError> {
+    let Some(name) = name else { return Ok(None) };
+    let wrong = |e: marlinspike::Error| ModelError::module(module, e);
+    let full = full_name(module, name).filter(|full| model.entry(full).is_some());
+    let Some(full) = full else {
+        let missing = full_name(module, name).unwrap_or_else(|| name.to_owned());
+        return Err(wrong(marlinspike::Error::missing(missing, "the layer's routing")));
+    };
+    let tensor = model.tensor(&full)?;
+    tensor.expect_dtype(&[DType::F32, DType::BF16, DType::F16]).map_err(wrong)?;
+    if tensor.shape() != [1, len] {
+        tensor.expect_shape(&[len]).map_err(wrong)?;
+    }
+    super::values::floats(&tensor).map(Some).map_err(wrong)
+}
+
+/// The prefix of a layer's tensors: up to and with the layer's number.
+fn layer_prefix(module: &str) -> Option<&str> {
+    let mut end = 0;
+    let mut after_layers = false;
+    for part in module.split('.') {
+        end += part.len() + 1;
+        if after_layers && part.bytes().all(|b| b.is_ascii_digit()) {
+            return module.get(..end);
+        }
+        after_layers = matches!(part, "layers" | "blocks" | "h");
+    }
+    None
+}
+
+/// Names and parts below the layer of every tensor of the layer.
+fn layer_tensors<'m>(
+    model: &'m Model<'_>,
+    module: &str,
+) -> impl Iterator<Item = (&'m str, &'m str)> {
+    let prefix = layer_prefix(module).unwrap_or(module).to_owned();
+    let names = model.entries().map(|e| e.name());
+    names.filter_map(move |name| Some((name, name.strip_prefix(&prefix)?)))
+}
+
+/// A tensor of the layer that corrects a choice of experts, and that the rule does not name.
+fn unread_bias<'m>(model: &'m Model<'_>, module: &str, rule: &RoutingRule) -> Option<&'m str> {
+    let used = rule.correction_bias.as_deref().and_then(|name| full_name(module, name));
+    let is_bias = |name: &str| BIASES.contains(&name.rsplit('.').next().unwrap_or(name));
+    layer_tensors(model, module)
+        .find(|(name, _)| is_bias(name) && used.as_deref() != Some(*name))
+        .map(|(name, _)| name)
+}
+
+/// A note that shared experts are no part of the output.
+fn shared_experts(model: &Model<'_>, module: &str) -> Option<String> {
+    let shared = |part: &&str| part.starts_with("shared_") || part.starts_with("share_expert");
+    let found = layer_tensors(model, module).find_map(|(_, below)| {
+        let part = below.split('.').find(shared)?;
+        (part != "shared_expert_gate").then_some(part)
+    })?;
+    Some(format!("y is the sum over the routed experts; `{found}` is no part of it"))
+}

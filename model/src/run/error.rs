@@ -1,0 +1,73 @@
+//! Why a layer does not run.
+
+use marlinspike::Error;
+
+use crate::convert::error::ConvertError;
+use crate::map::MapError;
+use crate::model::ModelError;
+
+/// A layer that did not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The model folder is malformed.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A file cannot be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The int4 path cannot take the layer.
+    #[error(transparent)]
+    Refused(ConvertError),
+    /// Activations, or the layer as it runs.
+    #[error(transparent)]
+    Layer(#[from] Error),
+    /// A tensor of a module is refused by its format or method.
+    #[error("{module}: {source}")]
+    Weight {
+        /// The module.
+        module: String,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// No layer of the name that was asked for.
+    #[error("--layer: found no layer `{wanted}` that runs")]
+    NoSuchLayer {
+        /// The name.
+        wanted: String,
+    },
+    /// A model without layers that run.
+    #[error("the model has no layer that runs")]
+    NoLayer,
+    /// Routing was stated for files that state it themselves.
+    #[error("--routing: found packed int4 layers, whose files state their routing")]
+    PackedRouting,
+    /// The layer's experts are in a form that is not read.
+    #[error("module `{module}`: {reason}")]
+    Fused {
+        /// The module.
+        module: String,
+        /// The tensors found, and what is read instead.
+        reason: String,
+    },
+    /// The CPU lacks the kernel.
+    #[error("--kernel: found {found:?}, which this CPU lacks")]
+    Kernel {
+        /// The name that was asked for.
+        found: String,
+        /// The names of this CPU's kernels.
+        known: Vec<&'static str>,
+    },
+    /// Threads cannot be started.
+    #[error("worker threads: {reason}")]
+    Threads {
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+impl RunError {
+    pub(super) fn weight(module: &str) -> impl FnOnce(Error) -> Self + '_ {
+        |source| Self::Weight { module: module.to_owned(), source: Box::new(source) }
+    }
+}

@@ -1,0 +1,424 @@
+//! Finding a layer in a model, and running it.
+
+use std::path::{Path, PathBuf};
+
+use marlinspike::case::ActivationRounding;
+use marlinspike::container::Container;
+use marlinspike::layout::kleidi::{PackedRhs, PackedStack};
+use marlinspike::moe::families::RouterTensors;
+use marlinspike::moe::layer::Routed;
+use marlinspike::w4a8::moe::{self, Mode, MoeLayer, Workspace};
+use marlinspike::w4a8::scalar::Scalar;
+use marlinspike::w4a8::stored::{self, Description};
+use marlinspike::w4a8::{self, Kernel, Linear, LinearWorkspace, Values};
+use marlinspike::{Error, Result};
+
+use super::error::RunError;
+use super::input::{Inputs, Routing, Sizes};
+use super::origin::{self, Partial};
+use super::output::LayerKind;
+use super::routing::{self, RoutingReport};
+use crate::convert::error::{ConvertError, Refused};
+use crate::convert::job::packed_stack;
+use crate::convert::plan::Plan;
+use crate::convert::settings::{Format, Settings};
+use crate::map::MappedFile;
+use crate::model::layers::{Layers, Role};
+use crate::model::routing::MoeRouting;
+use crate::model::{Model, ModelError, ModelFiles};
+
+/// The mapped files of a model.
+#[derive(Debug)]
+pub enum Opened {
+    /// One packed file.
+    File(PathBuf, MappedFile),
+    /// A folder.
+    Folder(ModelFiles),
+}
+
+/// Which layer, and how it runs.
+#[derive(Debug)]
+pub struct LoadOptions<'o> {
+    /// Its module, or the first.
+    pub layer: Option<&'o str>,
+    /// How activations are rounded.
+    pub rounding: ActivationRounding,
+    /// What multiplies.
+    pub kernel: Box<dyn Kernel>,
+    /// Threads that pack a layer which is not packed yet.
+    pub pool: &'o rayon::ThreadPool,
+}
+
+/// A layer that can run. Weights are borrowed from a packed file.
+#[derive(Debug)]
+pub enum Layer<'f> {
+    /// Experts.
+    Moe(Box<MoeLayer<'f>>),
+    /// One matrix.
+    Linear(LinearLayer<'f>),
+}
+
+/// A linear layer, and what its definition needs.
+#[derive(Debug)]
+pub struct LinearLayer<'f> {
+    layer: Linear<'f>,
+    rounding: ActivationRounding,
+}
+
+impl<'f> LinearLayer<'f> {
+    /// The packed weight.
+    pub fn weight(&self) -> &PackedRhs<'f> {
+        self.layer.weight()
+    }
+}
+
+/// Runs a layer on its inputs, into an output of [`Layer::output`].
+pub type Runner<'i> = Box<dyn FnMut(&mut Values) -> Result<()> + 'i>;
+
+/// A loaded layer with its name.
+#[derive(Debug)]
+pub struct Loaded<'f> {
+    /// Its module.
+    pub module: String,
+    /// Whether the model is packed; else the layer has been packed just now.
+    pub packed: bool,
+    /// The layer.
+    pub layer: Layer<'f>,
+    /// Present where the layer is one rank's part.
+    pub partial: Option<Partial>,
+    /// How it is computed, and whether its checkpoint's method does otherwise.
+    pub arithmetic: String,
+    /// What is to be said of its routing.
+    pub notes: Vec<String>,
+}
+
+/// The int4 path without ranks, for one layer.
+fn settings() -> Settings {
+    Settings::new(Format::Kleidi { nr: 8 })
+}
+
+/// The wanted module, or the first that `is_moe` says yes to, or the first.
+pub(super) fn choose<'m>(
+    modules: &'m [String],
+    wanted: Option<&str>,
+    is_moe: impl Fn(&str) -> bool,
+) -> Result<&'m str, RunError> {
+    let found = match wanted {
+        Some(name) => modules.iter().find(|m| *m == name),
+        None => modules.iter().find(|m| is_moe(m)).or(modules.first()),
+    };
+    found.map(String::as_str).ok_or_else(|| match wanted {
+        Some(name) => RunError::NoSuchLayer { wanted: name.to_owned() },
+        None => RunError::NoLayer,
+    })
+}
+
+impl Opened {
+    /// Maps a model.
+    ///
+    /// # Errors
+    /// [`ModelError`] or [`MapError`](crate::map::MapError) with the path.
+    pub fn open(path: &Path, routing: Option<&Path>) -> Result<Self, RunError> {
+        let opened = match path.is_dir() {
+            true => Self::Folder(ModelFiles::open(path)?.with_routing(routing)?),
+            false => Self::File(path.to_owned(), MappedFile::open(path)?),
+        };
+        if routing.is_some() && opened.original()?.is_none() {
+            return Err(RunError::PackedRouting);
+        }
+        Ok(opened)
+    }
+
+    /// The `marlinspike` section of the config that belongs to packed files.
+    fn section(&self) -> Option<serde_json::Value> {
+        match self {
+            Self::File(path, _) => origin::section_beside(path),
+            Self::Folder(files) => Model::new(files).ok()?.config.get("marlinspike").cloned(),
+        }
+    }
+
+    /// The packed files, or none of an original checkpoint.
+    fn containers(&self) -> Result<Vec<Container<'_>>, ModelError> {
+        match self {
+            Self::File(path, map) => {
+                let parsed = Container::parse(map).map_err(|e| ModelError::Format {
+                    path: path.clone(),
+                    source: Box::new(e.into()),
+                })?;
+                Ok(vec![parsed])
+            }
+            Self::Folder(files) => {
+                let model = Model::new(files)?;
+                let packed = model.config.pointer("/marlinspike/layout");
+                match packed.and_then(|v| v.as_str()) {
+                    Some("kleidiai") => model.shards.iter().map(|s| s.container()).collect(),
+                    _ => Ok(Vec::new()),
+                }
+            }
+        }
+    }
+
+    /// The files of an original checkpoint; none of packed ones.
+    ///
+    /// # Errors
+    /// As [`Opened::modules`].
+    pub fn original(&self) -> Result<Option<&ModelFiles>, RunError> {
+        Ok(match self {
+            Self::Folder(files) if self.containers()?.is_empty() => Some(files),
+            _ => None,
+        })
+    }
+
+    /// Modules of the int4 path that can run, by name; of an original checkpoint those that the path takes.
+    ///
+    /// # Errors
+    /// [`ModelError`] for files that cannot be read.
+    pub fn modules(&self) -> Result<Vec<String>, RunError> {
+        let containers = self.containers()?;
+        let mut names: Vec<String> = match (self, containers.is_empty()) {
+            (Self::Folder(files), true) => {
+                let model = Model::new(files)?;
+                let plan = Plan::new(&model, &Layers::group(&model)?, &settings())?;
+                plan.descriptions.into_keys().collect()
+            }
+            _ => containers.iter().flat_map(stored::modules).map(str::to_owned).collect(),
+        };
+        names.sort();
+        Ok(names)
+    }
+
+    /// Loads the layer that `options` names.
+    ///
+    /// # Errors
+    /// What the model, its description or its weights are refused for.
+    pub fn load(&self, options: LoadOptions<'_>) -> Result<Loaded<'_>, RunError> {
+        let containers = self.containers()?;
+        match (self, containers.is_empty()) {
+            (Self::Folder(files), true) => checkpoint(files, options),
+            _ => packed(&containers, self.section().as_ref(), options),
+        }
+    }
+}
+
+/// A layer of packed files.
+fn packed<'f>(
+    files: &[Container<'f>],
+    section: Option<&serde_json::Value>,
+    options: LoadOptions<'_>,
+) -> Result<Loaded<'f>, RunError> {
+    let modules: Vec<String> = files.iter().flat_map(stored::modules).map(str::to_owned).collect();
+    let holder = |module: &str| {
+        let key = stored::key(module);
+        files.iter().find(|f| f.metadata().contains_key(&key))
+    };
+    let is_moe = |module: &str| {
+        let described = holder(module).map(|file| Description::read(file, module));
+        matches!(described, Some(Ok(Description::Moe(_))))
+    };
+    let module = choose(&modules, options.layer, is_moe)?.to_owned();
+    let Some(file) = holder(&module) else {
+        return Err(Error::missing(stored::key(&module), "a packed layer").into());
+    };
+    let LoadOptions { rounding, kernel, .. } = options;
+    let described = Description::read(file, &module)?;
+    let moe = match &described {
+        Description::Moe(moe) => Some(moe),
+        Description::Linear(_) => None,
+    };
+    let partial = origin::partial(file, section, &module, moe);
+    let arithmetic = origin::arithmetic(origin::quantizes(section, &module));
+    let layer = match described {
+        Description::Moe(_) => {
+            let layer = MoeLayer::load(file, &module, rounding, Mode::Extended)?;
+            Layer::Moe(Box::new(layer.with_kernel(kernel)))
+        }
+        Description::Linear(_) => {
+            let layer = Linear::load(file, &module, rounding)?.with_kernel(kernel);
+            Layer::Linear(LinearLayer { layer, rounding })
+        }
+    };
+    Ok(Loaded { module, packed: true, layer, partial, arithmetic, notes: Vec::new() })
+}
+
+/// A layer of an original checkpoint, packed now.
+fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded<'f>, RunError> {
+    let LoadOptions { layer: wanted, rounding, kernel, pool } = options;
+    let model = Model::new(files)?;
+    let (layers, settings) = (Layers::group(&model)?, settings());
+    let plan = Plan::new(&model, &layers, &settings)?;
+    let concerns = |r: &&Refused| match wanted {
+        Some(name) => r.module.split(' ').next() == Some(name),
+        None => plan.descriptions.is_empty(),
+    };
+    let refused: Vec<_> = plan.refused.iter().filter(concerns).cloned().collect();
+    if !refused.is_empty() {
+        let target = settings.format.title();
+        return Err(RunError::Refused(ConvertError::Refused { target, refused }));
+    }
+    let modules: Vec<String> = plan.descriptions.keys().cloned().collect();
+    let is_moe = |m: &str| matches!(plan.descriptions.get(m), Some(Description::Moe(_)));
+    let module = choose(&modules, wanted, is_moe)?.to_owned();
+    let stack = |role: Role| -> Result<Vec<u8>> {
+        let found = plan.stacks.iter().find(|s| s.module == module && s.role == role);
+        let stack = found.ok_or_else(|| Error::missing(&module, "the plan of its layer"))?;
+        pool.install(|| packed_stack(&model, stack, &settings))
+    };
+    let layer = match &plan.descriptions[&module] {
+        Description::Moe(described) => {
+            let (w13, w2) = (stack(Role::W13)?, stack(Role::W2)?);
+            let w13 = PackedStack::new("w13", described.w13_layout()?, w13)?;
+            let w2 = PackedStack::new("w2", described.w2_layout()?, w2)?;
+            let described = described.clone();
+            let layer = MoeLayer::described(described, w13, w2, rounding, Mode::Extended)?;
+            Layer::Moe(Box::new(layer.with_kernel(kernel)))
+        }
+        Description::Linear(described) => {
+            let weight = PackedRhs::new(described.layout, stack(Role::Dense)?)?;
+            let layer = Linear::new(weight, rounding).with_kernel(kernel);
+            Layer::Linear(LinearLayer { layer, rounding })
+        }
+    };
+    let notes = match &layer {
+        Layer::Moe(moe) => {
+            MoeRouting::read(&model, &module, moe.config().num_experts, false)?.notes
+        }
+        Layer::Linear(_) => Vec::new(),
+    };
+    let of_layer = plan.stacks.iter().filter(|s| s.module == module);
+    let quantizes = of_layer.clone().any(|s| s.quantizes_activations());
+    let arithmetic = origin::arithmetic(Some(quantizes));
+    Ok(Loaded { module, packed: false, layer, partial: None, arithmetic, notes })
+}
+
+impl Layer<'_> {
+    /// Kind and sizes.
+    pub fn kind(&self) -> LayerKind {
+        match self {
+            Self::Moe(moe) => LayerKind::Moe {
+                num_experts: moe.config().num_experts,
+                top_k: moe.config().router.top_k,
+                hidden_size: moe.hidden_size(),
+                intermediate_size: moe.intermediate_size(),
+            },
+            Self::Linear(linear) => LayerKind::Linear(linear.weight().layout().shape()),
+        }
+    }
+
+    /// N of the output: H of experts.
+    pub fn size_n(&self) -> usize {
+        match self {
+            Self::Moe(moe) => moe.hidden_size(),
+            Self::Linear(linear) => linear.weight().layout().shape().size_n,
+        }
+    }
+
+    /// K of the activations.
+    pub fn size_k(&self) -> usize {
+        match self {
+            Self::Moe(moe) => moe.hidden_size(),
+            Self::Linear(linear) => linear.weight().layout().shape().size_k,
+        }
+    }
+
+    /// What its activations must fit.
+    pub fn sizes(&self) -> Sizes {
+        let num_experts = match self {
+            Self::Moe(moe) => Some(moe.config().num_experts),
+            Self::Linear(_) => None,
+        };
+        Sizes { size_k: self.size_k(), num_experts }
+    }
+
+    /// Room for the output of `inputs`, in their type.
+    ///
+    /// # Errors
+    /// [`Error::Size`] when it cannot be counted.
+    pub fn output(&self, inputs: &Inputs<Values>) -> Result<Values> {
+        let tokens = inputs.x.len() / self.size_k();
+        let len = tokens.checked_mul(self.size_n()).filter(|&n| n < 1 << 40);
+        let len = len.ok_or_else(|| Error::size("tokens", tokens, "an output of fewer values"))?;
+        Ok(match inputs.x {
+            Values::F32(_) => Values::F32(vec![0.0; len]),
+            Values::Bf16(_) => Values::Bf16(vec![0; len]),
+        })
+    }
+
+    /// A function that runs the layer on `inputs`, with its own memory.
+    pub fn runner<'i>(&'i self, inputs: &'i Inputs<Values>) -> Runner<'i> {
+        let x = inputs.x.rows();
+        match self {
+            Self::Linear(linear) => {
+                let mut workspace = LinearWorkspace::default();
+                Box::new(move |y| linear.layer.forward(x, &mut workspace, y.rows_mut()))
+            }
+            Self::Moe(moe) => {
+                let mut workspace = Workspace::for_tokens(moe, inputs.x.len() / self.size_k());
+                Box::new(move |y| match &inputs.routing {
+                    Routing::Logits(logits) => moe.forward(x, logits, &mut workspace, y.rows_mut()),
+                    Routing::Given { top_k, ids, weights } => {
+                        let routed = Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights };
+                        moe.forward_routed(x, routed, &mut workspace, y.rows_mut())
+                    }
+                })
+            }
+        }
+    }
+
+    /// How tokens of `inputs` found their experts; compared with a second implementation where
+    /// `check` says so.
+    ///
+    /// # Errors
+    /// For logits that cannot be routed.
+    pub(super) fn routing(
+        &self,
+        inputs: &Inputs<Values>,
+        check: bool,
+    ) -> Result<Option<RoutingReport>> {
+        let (Self::Moe(moe), Routing::Logits(logits)) = (self, &inputs.routing) else {
+            return Ok(None);
+        };
+        let (router, experts) = (&moe.config().router, moe.config().num_experts);
+        let made = check.then(|| router.route(logits, experts)).transpose()?;
+        let rule = routing::plain_rule(router);
+        let source = "the layer's file".to_owned();
+        let (tensors, given) = (RouterTensors::default(), (&logits[..], experts));
+        RoutingReport::new(source, rule, tensors, given, made).map(Some)
+    }
+
+    /// The output by the scalar definition, one value after the other.
+    ///
+    /// # Errors
+    /// As the layer itself.
+    pub fn definition(&self, inputs: &Inputs<Values>) -> Result<Values> {
+        let moe = match self {
+            Self::Linear(linear) => {
+                return w4a8::linear(&Scalar, &inputs.x, linear.weight(), linear.rounding);
+            }
+            Self::Moe(moe) => moe,
+        };
+        let config = moe.config();
+        let (w13, w2): (Vec<_>, Vec<_>) = (moe.w13().iter().collect(), moe.w2().iter().collect());
+        let definition = moe::Layer {
+            w13: &w13,
+            w2: &w2,
+            num_experts: config.num_experts,
+            expert_map: config.expert_map.as_deref(),
+            activation: config.activation,
+            rounding: config.rounding,
+            router_weight_on_input: config.router_weight_on_input,
+            mode: config.mode,
+        };
+        let routing;
+        let routed = match &inputs.routing {
+            Routing::Given { top_k, ids, weights } => {
+                Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
+            }
+            Routing::Logits(logits) => {
+                routing = config.router.route(logits, config.num_experts)?;
+                let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
+                Routed { top_k: config.router.top_k, topk_ids, topk_weights }
+            }
+        };
+        definition.forward(&Scalar, &inputs.x, routed)
+    }
+}

@@ -1,0 +1,297 @@
+//! A layer of a checkpoint in the hub: weights prepared, and how its activations are quantized.
+
+use marlinspike::checkpoint::nvfp4::W13Scale;
+use marlinspike::config::{ActivationScheme, Scheme};
+use marlinspike::method::{MethodLayer, Product, Quantizer};
+use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::prepare::fp8::largest_scale;
+use marlinspike::{Error, Result};
+
+use super::fp8;
+use super::matrices::Matrices;
+use super::parts::{Kind, Moe};
+use crate::load;
+use crate::load::preparation::Preparation;
+use crate::model::layers::{Layers, Role};
+use crate::model::routing::MoeRouting;
+use crate::model::{Model, ModelError};
+use crate::run::error::RunError;
+use crate::run::input::{Halves, Inputs, Routing, Sizes};
+use crate::run::options::{Activations, MethodOptions};
+use crate::run::output::{LayerKind, Output};
+use crate::run::routing::RoutingReport;
+
+/// A layer that can run.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Its module.
+    pub module: String,
+    /// How its weights are stored.
+    pub format: String,
+    /// What is to be said of its preparation.
+    pub notes: Vec<String>,
+    pub(super) kind: Kind,
+}
+
+impl Loaded {
+    /// The layer `module`.
+    ///
+    /// # Errors
+    /// What its tensors, its config or its method are refused for.
+    pub fn new(
+        model: &Model<'_>,
+        layers: &Layers,
+        module: &str,
+        options: MethodOptions,
+    ) -> Result<Self, RunError> {
+        let stack = |role| layers.stacks.iter().find(|s| s.module == module && s.role == role);
+        let mut notes = Vec::new();
+        let (format, kind) = if let Some(stack) = stack(Role::Dense) {
+            let matrices = Matrices::bind(model, stack)?;
+            let kind =
+                linear(model, &matrices, options, &mut notes).map_err(RunError::weight(module))?;
+            (stack.scheme.label(), kind)
+        } else {
+            let (Some(w13), Some(w2)) = (stack(Role::W13), stack(Role::W2)) else {
+                let reason = "found no quantized layer of this name";
+                return Err(ModelError::module(module, reason).into());
+            };
+            if w13.scheme != w2.scheme {
+                let (a, b) = (w13.scheme.label(), w2.scheme.label());
+                let reason = format!("w13 is {a}, w2 {b}: expected one method");
+                return Err(ModelError::module(module, reason).into());
+            }
+            let interleaved = w13.experts[0].iter().any(|matrix| matrix.index.is_some());
+            let routing = MoeRouting::read(model, module, w13.experts.len(), interleaved)?;
+            notes.extend(routing.notes.iter().cloned());
+            let stacks = [Matrices::bind(model, w13)?, Matrices::bind(model, w2)?];
+            let moe = experts(model, module, &stacks, routing, options, &mut notes);
+            (w13.scheme.label(), Kind::Moe(Box::new(moe.map_err(RunError::weight(module))?)))
+        };
+        Ok(Self { module: module.to_owned(), format, notes, kind })
+    }
+
+    /// What its activations must fit.
+    pub fn sizes(&self) -> Sizes {
+        match &self.kind {
+            Kind::Linear { weight, .. } => {
+                Sizes { size_k: weight.shape().size_k, num_experts: None }
+            }
+            Kind::Moe(moe) => {
+                let size_k = moe.w13[0].shape().size_k;
+                Sizes { size_k, num_experts: Some(moe.w13.len()) }
+            }
+        }
+    }
+
+    /// Runs the layer, its products by `multiply`; the last of the outputs is `y`.
+    ///
+    /// # Errors
+    /// As [`MethodLayer::forward`] and `multiply`.
+    pub fn forward(
+        &self,
+        inputs: &Inputs<Halves>,
+        multiply: impl Fn(&Product<'_>) -> Result<Vec<u16>>,
+    ) -> Result<Vec<Output>> {
+        let Halves { ty: dtype, bits: x } = &inputs.x;
+        let output = |name, size_n, bits: Vec<u16>| Output::halves(name, *dtype, size_n, &bits);
+        match &self.kind {
+            Kind::Linear { weight, quantizer } => {
+                let shape = weight.shape();
+                let expert_of = vec![Some(0); x.len() / shape.size_k];
+                let product = Product {
+                    rows: &quantizer.quantize(x, *dtype, shape.size_k, &expert_of)?,
+                    expert_of: &expert_of,
+                    weights: std::slice::from_ref(weight),
+                    halves: None,
+                    router_weights: None,
+                    dtype: *dtype,
+                };
+                Ok(vec![output("y", shape.size_n, multiply(&product)?)])
+            }
+            Kind::Moe(moe) => {
+                let routing;
+                let routed = match &inputs.routing {
+                    Routing::Given { top_k, ids, weights } => {
+                        Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
+                    }
+                    Routing::Logits(logits) => {
+                        routing = moe.routing.route(logits, moe.w13.len())?;
+                        let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
+                        Routed { top_k: moe.routing.rule.top_k, topk_ids, topk_weights }
+                    }
+                };
+                let layer = MethodLayer {
+                    layer: Layer {
+                        w13: &moe.w13,
+                        w2: &moe.w2,
+                        orders: [None; 2],
+                        num_experts: moe.w13.len(),
+                        expert_map: None,
+                        activation: moe.routing.activation,
+                        dtype: *dtype,
+                        input_dtype: None,
+                        router_weight_on_input: moe.routing.rule.apply_router_weight_on_input,
+                    },
+                    quantizers: moe.quantizers.clone(),
+                    w13_multipliers: moe.multipliers.as_deref(),
+                };
+                let (hidden, inner) = (layer.layer.hidden_size(), layer.layer.intermediate_size());
+                let stages = layer.forward(x, routed, |_, product| multiply(product))?;
+                Ok(vec![
+                    output("gate_up", moe.w13[0].shape().size_n, stages.gate_up),
+                    output("activated", inner, stages.activated),
+                    output("down", hidden, stages.down),
+                    output("y", hidden, stages.y),
+                ])
+            }
+        }
+    }
+
+    /// How activations enter the products.
+    pub fn activations(&self) -> String {
+        match &self.kind {
+            Kind::Linear { quantizer, .. } => quantizer.to_string(),
+            Kind::Moe(moe) => moe.quantizers[0].to_string(),
+        }
+    }
+
+    /// How tokens of `inputs` found their experts; compared with a second implementation where
+    /// `check` says so.
+    ///
+    /// # Errors
+    /// For logits that cannot be routed.
+    pub fn routing(&self, inputs: &Inputs<Halves>, check: bool) -> Result<Option<RoutingReport>> {
+        let (Kind::Moe(moe), Routing::Logits(logits)) = (&self.kind, &inputs.routing) else {
+            return Ok(None);
+        };
+        let (routing, experts) = (&moe.routing, moe.w13.len());
+        let made = check.then(|| routing.route(logits, experts)).transpose()?;
+        let (source, rule) = (routing.source.clone(), routing.rule.clone());
+        let given = (&logits[..], experts);
+        RoutingReport::new(source, rule, routing.tensors(), given, made).map(Some)
+    }
+
+    /// Kind and sizes.
+    pub fn kind(&self) -> LayerKind {
+        match &self.kind {
+            Kind::Linear { weight, .. } => LayerKind::Linear(weight.shape()),
+            Kind::Moe(moe) => LayerKind::Moe {
+                num_experts: moe.w13.len(),
+                top_k: moe.routing.rule.top_k,
+                hidden_size: moe.w13[0].shape().size_k,
+                intermediate_size: moe.w2[0].shape().size_k,
+            },
+        }
+    }
+}
+
+/// What the scheme's activations are, where they are no numbers of the file.
+pub(super) fn dynamic(
+    scheme: &Scheme,
+    how: Activations,
+    is_moe: bool,
+) -> Result<Option<Quantizer>> {
+    if how == Activations::SixteenBit {
+        return Ok(Some(Quantizer::None));
+    }
+    if how == Activations::Mxfp8 {
+        return match scheme {
+            Scheme::Mxfp8 { .. } => Ok(Some(Quantizer::Mxfp8)),
+            other => Err(Error::unsupported(
+                format!("--activations mxfp8 of {}", other.label()),
+                "the weights must be mxfp8",
+            )),
+        };
+    }
+    Ok(match scheme {
+        Scheme::Fp8(f) => match f.activations {
+            ActivationScheme::None => Some(Quantizer::None),
+            ActivationScheme::StaticTensor => None,
+            // Upstream's linear layers prefer a scale for each token where CUTLASS runs.
+            ActivationScheme::DynamicTensor if is_moe => Some(Quantizer::Fp8Tensor(None)),
+            ActivationScheme::DynamicTensor | ActivationScheme::DynamicToken => {
+                Some(Quantizer::Fp8Token)
+            }
+            ActivationScheme::DynamicGroup(group) => Some(Quantizer::Fp8Group(group)),
+        },
+        Scheme::Nvfp4 { weight_only: false, .. } => None,
+        Scheme::Wna16(_) | Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. } => {
+            Some(Quantizer::None)
+        }
+        other => {
+            return Err(Error::unsupported(other.label(), "no method here runs it"));
+        }
+    })
+}
+
+fn linear(
+    model: &Model<'_>,
+    matrices: &Matrices<'_>,
+    options: MethodOptions,
+    notes: &mut Vec<String>,
+) -> Result<Kind> {
+    let mut weights = matrices.weights(model, options.preparation)?;
+    let quantizer = match dynamic(matrices.scheme, options.activations, false)? {
+        Some(quantizer) => quantizer,
+        None => {
+            let scales = matrices.input_scales(model)?;
+            match matrices.scheme {
+                Scheme::Nvfp4 { .. } => {
+                    Quantizer::Nvfp4(options.backend.activation_scales(&scales)?)
+                }
+                _ => Quantizer::Fp8Tensor(Some(largest_scale(&scales.concat()))),
+            }
+        }
+    };
+    if matches!(matrices.scheme, Scheme::Fp8(f) if f.activations == ActivationScheme::DynamicTensor)
+        && quantizer == Quantizer::Fp8Token
+    {
+        notes.push(
+            "dynamic activations have a scale for each token, as upstream runs them on CUTLASS"
+                .into(),
+        );
+    }
+    Ok(Kind::Linear { weight: Box::new(weights.swap_remove(0)), quantizer })
+}
+
+fn experts(
+    model: &Model<'_>,
+    module: &str,
+    stacks: &[Matrices<'_>; 2],
+    routing: MoeRouting,
+    options: MethodOptions,
+    notes: &mut Vec<String>,
+) -> Result<Moe> {
+    let scheme = stacks[0].scheme;
+    let known = dynamic(scheme, options.activations, true)?;
+    if let Scheme::Fp8(f) = scheme
+        && known != Some(Quantizer::None)
+    {
+        return fp8::experts(model, stacks, f, routing, options, notes);
+    }
+    // With scales of their own, gate and up are read under w1's, and multiplied by their own below.
+    let first = Preparation { w13_scale: W13Scale::First, ..options.preparation };
+    let [w13, w2] = [stacks[0].weights(model, first)?, stacks[1].weights(model, first)?];
+    let mut multipliers = None;
+    if let Scheme::Nvfp4 { container, .. } = scheme {
+        let policy = options.preparation.w13_scale;
+        let scales = load::w13_scales(model, module, &stacks[0].experts, *container, policy)?;
+        let rule = match policy {
+            W13Scale::First => "w1's is used for both (--w13-scale own: each its own)",
+            W13Scale::Own => "each has its own (upstream uses w1's for both)",
+        };
+        notes.extend(scales.mismatches.iter().map(|m| format!("warning: {m}: {rule}")));
+        multipliers = (policy == W13Scale::Own).then_some(scales.multipliers);
+    }
+    let quantizers = match known {
+        Some(quantizer) => [quantizer.clone(), quantizer],
+        None => {
+            let of = |m: &Matrices<'_>| -> Result<Quantizer> {
+                Ok(Quantizer::Nvfp4(options.backend.activation_scales(&m.input_scales(model)?)?))
+            };
+            [of(&stacks[0])?, of(&stacks[1])?]
+        }
+    };
+    Ok(Moe { w13, w2, quantizers, multipliers, routing })
+}

@@ -1,0 +1,70 @@
+//! Layers of a checkpoint as its method runs them: FP8, MXFP8, MXFP4 and NVFP4, and integers with
+//! 16-bit activations.
+//!
+//! [`load`] brings the layer into the hub, prepared as upstream prepares it; this file runs it.
+
+mod fp8;
+pub mod load;
+mod matrices;
+pub mod packed;
+mod parts;
+
+use std::time::Instant;
+
+use marlinspike::method::Arithmetic;
+use rayon::ThreadPool;
+
+use super::error::RunError;
+use super::input::{Halves, Inputs};
+use super::options::{Options, Source};
+use super::output::{Check, Method, Run};
+use load::Loaded;
+
+/// Runs a loaded layer; `packed` says that it was in a kernel's form.
+///
+/// # Errors
+/// For activations that cannot be used, each by name.
+pub(super) fn run(
+    options: &Options,
+    loaded: Loaded,
+    packed: bool,
+    pool: &ThreadPool,
+) -> Result<Run, RunError> {
+    let sizes = loaded.sizes();
+    let inputs: Inputs<Halves> = match &options.input {
+        Source::File(path) => Inputs::read(path, sizes)?,
+        Source::Seeded { seed, tokens, dtype } => Inputs::seeded(*seed, *tokens, *dtype, sizes)?,
+    };
+    let [(_, exact), ..] = Arithmetic::NAMED;
+    let arithmetic = options.arithmetic.unwrap_or(exact);
+    let mut seconds = f64::INFINITY;
+    let mut outputs = Vec::new();
+    for _ in 0..options.repeat.get() {
+        let begun = Instant::now();
+        outputs = pool.install(|| loaded.forward(&inputs, |p| p.compute(arithmetic)))?;
+        seconds = seconds.min(begun.elapsed().as_secs_f64());
+    }
+    let check = match options.check {
+        false => None,
+        true => {
+            let expected = pool.install(|| loaded.forward(&inputs, |p| p.define(arithmetic)))?;
+            Some(Check::of_stages(&outputs, &expected))
+        }
+    };
+    let (arithmetic, activations) = (arithmetic.name(), loaded.activations());
+    Ok(Run {
+        packed,
+        kind: loaded.kind(),
+        outputs,
+        kernel: "the reference",
+        threads: pool.current_num_threads(),
+        seconds,
+        check,
+        routing: loaded.routing(&inputs, options.check)?,
+        partial: None,
+        arithmetic: format!("{arithmetic}, activations {activations}"),
+        module: loaded.module,
+        notes: loaded.notes,
+        method: Some(Method { format: loaded.format, activations, arithmetic }),
+    })
+}

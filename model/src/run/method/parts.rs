@@ -1,0 +1,23 @@
+//! What a loaded layer consists of.
+
+use marlinspike::method::Quantizer;
+use marlinspike::weight::Weight;
+
+use crate::model::routing::MoeRouting;
+
+/// What runs.
+#[derive(Debug)]
+pub(super) enum Kind {
+    Linear { weight: Box<Weight<'static>>, quantizer: Quantizer },
+    Moe(Box<Moe>),
+}
+
+/// A layer of experts.
+#[derive(Debug)]
+pub(super) struct Moe {
+    pub(super) w13: Vec<Weight<'static>>,
+    pub(super) w2: Vec<Weight<'static>>,
+    pub(super) quantizers: [Quantizer; 2],
+    pub(super) multipliers: Option<Vec<[f32; 2]>>,
+    pub(super) routing: MoeRouting,
+}

@@ -1,0 +1,186 @@
+//! `run`: one layer on given activations.
+//!
+//! Int4 layers take the int4 path, from a packed file or packed on the spot: [`mod@layer`] finds and
+//! loads them. [`mod@method`] runs the others as their checkpoint's method says. [`input`] makes the
+//! activations; this file decides which.
+
+pub mod error;
+pub mod input;
+pub mod layer;
+pub mod method;
+pub mod options;
+pub mod origin;
+pub mod output;
+pub mod routing;
+
+use std::num::NonZero;
+use std::path::Path;
+use std::time::Instant;
+
+use marlinspike::config::Scheme;
+use marlinspike::w4a8::{self, Kernel, Values};
+use rayon::ThreadPool;
+
+use crate::model::Model;
+use crate::model::layers::{Layers, Role};
+use error::RunError;
+use input::Inputs;
+use layer::{LoadOptions, Opened};
+use method::packed;
+use options::{Options, Source};
+use output::{Check, Output, Run};
+
+/// Runs one layer of a model folder or of a packed file.
+///
+/// # Errors
+/// [`RunError`] for a model, a layer or activations that cannot be used, each by name.
+pub fn run(model: &Path, options: &Options) -> Result<Run, RunError> {
+    let threads = options.threads.map_or_else(rayon::current_num_threads, NonZero::get);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|e| RunError::Threads { reason: e.to_string() })?;
+    let kernel = kernel(options.kernel.as_deref())?;
+    let opened = Opened::open(model, options.routing.as_deref())?;
+    let wanted = options.layer.as_deref();
+    if let Some(files) = opened.original()? {
+        let model = Model::new(files)?;
+        if let Some(section) = packed::section(&model) {
+            let modules = packed::modules(section);
+            let is_moe = |m: &str| packed::is_moe(section, m);
+            packed::refuse_copied(section, wanted)?;
+            let module = layer::choose(&modules, wanted, is_moe)?;
+            let loaded = pool.install(|| packed::load(&model, section, module))?;
+            return method::run(options, loaded, true, &pool);
+        }
+        let layers = Layers::group(&model)?;
+        refuse_fused(&layers, wanted)?;
+        if let Some(module) = method_layer(options, &opened, &layers)? {
+            let load = || method::load::Loaded::new(&model, &layers, &module, options.method);
+            return method::run(options, pool.install(load)?, false, &pool);
+        }
+    }
+    int4(&opened, options, kernel, &pool)
+}
+
+/// Runs a layer on the int4 path.
+fn int4(
+    opened: &Opened,
+    options: &Options,
+    kernel: Box<dyn Kernel>,
+    pool: &ThreadPool,
+) -> Result<Run, RunError> {
+    let name = kernel.name();
+    let (layer, rounding) = (options.layer.as_deref(), options.rounding);
+    let loaded = opened.load(LoadOptions { layer, rounding, kernel, pool })?;
+    let sizes = loaded.layer.sizes();
+    let inputs: Inputs<Values> = match &options.input {
+        Source::File(path) => Inputs::read(path, sizes)?,
+        Source::Seeded { seed, tokens, dtype } => Inputs::seeded(*seed, *tokens, *dtype, sizes)?,
+    };
+    let mut y = loaded.layer.output(&inputs)?;
+    let mut seconds = f64::INFINITY;
+    pool.install(|| -> marlinspike::Result<()> {
+        let mut run = loaded.layer.runner(&inputs);
+        for _ in 0..options.repeat.get() {
+            let begun = Instant::now();
+            run(&mut y)?;
+            seconds = seconds.min(begun.elapsed().as_secs_f64());
+        }
+        Ok(())
+    })?;
+    let size_n = loaded.layer.size_n();
+    let y = Output::values(&y, size_n);
+    let check = match options.check {
+        false => None,
+        true => {
+            let expected = pool.install(|| loaded.layer.definition(&inputs))?;
+            Some(Check::of(&y, &Output::values(&expected, size_n)))
+        }
+    };
+    Ok(Run {
+        packed: loaded.packed,
+        kind: loaded.layer.kind(),
+        method: None,
+        outputs: vec![y],
+        kernel: name,
+        threads: pool.current_num_threads(),
+        seconds,
+        check,
+        routing: loaded.layer.routing(&inputs, options.check)?,
+        module: loaded.module,
+        notes: loaded.notes,
+        partial: loaded.partial,
+        arithmetic: loaded.arithmetic,
+    })
+}
+
+/// Fails where the wanted layer's experts, or without a wanted layer any experts alone, are in a form
+/// that is not read: another layer would run in their place.
+fn refuse_fused(layers: &Layers, wanted: Option<&str>) -> Result<(), RunError> {
+    let found = match wanted {
+        Some(name) => layers.fused.iter().find(|f| f.module == name),
+        None if layers.stacks.iter().any(|s| s.role == Role::W13) => None,
+        None => layers.fused.first(),
+    };
+    match found.cloned() {
+        None => Ok(()),
+        Some(f) => Err(RunError::Fused { module: f.module, reason: f.reason }),
+    }
+}
+
+/// The names of the layers that run without further options.
+///
+/// # Errors
+/// As [`run`], of the model.
+pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunError> {
+    let opened = Opened::open(model, routing)?;
+    let Some(files) = opened.original()? else { return opened.modules() };
+    let model = Model::new(files)?;
+    if let Some(section) = packed::section(&model) {
+        return Ok(packed::modules(section));
+    }
+    let mut names = opened.modules()?;
+    let layers = Layers::group(&model)?;
+    let others = layers.stacks.iter().filter(|s| has_method(&s.scheme));
+    names.extend(others.map(|s| s.module.clone()));
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Whether layers of this scheme run as a method says, and not on the int4 path.
+fn has_method(scheme: &Scheme) -> bool {
+    matches!(
+        scheme,
+        Scheme::Fp8(_) | Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. }
+    )
+}
+
+/// The layer to run as its method says; none where the int4 path is to take it, or to refuse it.
+fn method_layer(
+    options: &Options,
+    opened: &Opened,
+    layers: &Layers,
+) -> Result<Option<String>, RunError> {
+    let takes = |scheme: &Scheme| options.arithmetic.is_some() || has_method(scheme);
+    let mut known = layers.stacks.iter().filter(|s| takes(&s.scheme));
+    let found = match &options.layer {
+        Some(name) => known.find(|s| s.module == *name),
+        // An int4 layer comes first where nothing else was asked for.
+        None if options.arithmetic.is_none() && !opened.modules()?.is_empty() => None,
+        None => known.clone().find(|s| s.role == Role::W13).or_else(|| known.next()),
+    };
+    Ok(found.map(|s| s.module.clone()))
+}
+
+/// The kernel of this name, or the fastest.
+fn kernel(name: Option<&str>) -> Result<Box<dyn Kernel>, RunError> {
+    let Some(name) = name else { return Ok(w4a8::fastest()) };
+    let mut all = w4a8::kernels();
+    match all.iter().position(|k| k.name() == name) {
+        Some(i) => Ok(all.swap_remove(i)),
+        None => {
+            let known = all.iter().map(|k| k.name()).collect();
+            Err(RunError::Kernel { found: name.to_owned(), known })
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Which layer runs, on what, and how.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use marlinspike::case::ActivationRounding;
+use marlinspike::layout::flashinfer::Nvfp4Backend;
+use marlinspike::method::Arithmetic;
+use marlinspike::scalar::ScalarType;
+
+use crate::load::preparation::Preparation;
+
+/// How activations enter the products of a layer outside the int4 path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// As the checkpoint says; of MXFP8, whose files need not say it, 16 bits.
+    #[default]
+    Checkpoint,
+    /// 16 bits, as Marlin's kernels have them.
+    SixteenBit,
+    /// MXFP8: e4m3 with a power of two for each 32 k.
+    Mxfp8,
+}
+
+/// What a layer outside the int4 path depends on besides its checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct MethodOptions {
+    /// How activations enter.
+    pub activations: Activations,
+    /// NVFP4: whose rule gives the activations' global scales.
+    pub backend: Nvfp4Backend,
+    /// How experts' numbers are prepared.
+    pub preparation: Preparation,
+}
+
+impl Default for MethodOptions {
+    fn default() -> Self {
+        Self {
+            activations: Activations::Checkpoint,
+            backend: Nvfp4Backend::NAMED[0].1,
+            preparation: Preparation { padding: false, ..Preparation::UPSTREAM },
+        }
+    }
+}
+
+/// Where activations come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A safetensors file.
+    File(PathBuf),
+    /// Numbers evenly spread over -1 to 1.
+    Seeded {
+        /// Their seed.
+        seed: u64,
+        /// Rows.
+        tokens: usize,
+        /// Their type, and so the output's.
+        dtype: ScalarType,
+    },
+}
+
+/// Which layer runs, and how.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Module to run; absent, the first layer of experts, else the first linear layer.
+    pub layer: Option<String>,
+    /// A JSON file with the routing of the layer's tokens, instead of its family's.
+    pub routing: Option<PathBuf>,
+    /// Activations.
+    pub input: Source,
+    /// The int4 path: how halves are rounded when activations are quantized.
+    pub rounding: ActivationRounding,
+    /// The int4 path: a kernel by name; absent, the fastest.
+    pub kernel: Option<String>,
+    /// Worker threads; absent, one for each core.
+    pub threads: Option<NonZero<usize>>,
+    /// Runs; the shortest time counts.
+    pub repeat: NonZero<usize>,
+    /// Whether the layer is computed again by its definition, and every bit compared.
+    pub check: bool,
+    /// How products are added up outside the int4 path; absent, exactly. Given for an int4 layer, it
+    /// runs with 16-bit activations instead of on the int4 path.
+    pub arithmetic: Option<Arithmetic>,
+    /// Layers outside the int4 path.
+    pub method: MethodOptions,
+}
+
+impl Default for Options {
+    /// The first layer on 16 seeded tokens in bf16.
+    fn default() -> Self {
+        Self {
+            layer: None,
+            routing: None,
+            input: Source::Seeded { seed: 1, tokens: 16, dtype: ScalarType::BFLOAT16 },
+            rounding: ActivationRounding::HalfAway,
+            kernel: None,
+            threads: None,
+            repeat: NonZero::<usize>::MIN,
+            check: false,
+            arithmetic: None,
+            method: MethodOptions::default(),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a packed layer of the int4 path was made from: which rank's part it is, and whether its
+//! checkpoint quantizes activations.
+
+use std::path::Path;
+
+use marlinspike::container::Container;
+use marlinspike::w4a8::stored::MoeDescription;
+use serde_json::Value;
+
+use crate::convert::parallel::Style;
+
+/// The key of a file's `__metadata__` under which `convert` says whose ranks' part it is.
+pub use crate::convert::plan::RANKS_KEY;
+
+/// A rank among the ranks that share a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rank {
+    /// This rank.
+    pub rank: u64,
+    /// All ranks.
+    pub size: u64,
+}
+
+/// Which part of a layer runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partial {
+    /// Tensor parallelism, above one rank.
+    pub tp: Option<Rank>,
+    /// Expert parallelism, above one rank.
+    pub ep: Option<Rank>,
+    /// Experts here and experts of all ranks, where they are spread.
+    pub experts: Option<[usize; 2]>,
+    /// What y is.
+    pub part: Part,
+}
+
+/// What a rank's output is of the layer's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// A summand: the ranks' outputs are added.
+    Sum,
+    /// Some of its columns.
+    Columns,
+}
+
+/// The `marlinspike` section of the config next to a packed file, if there is one.
+pub fn section_beside(file: &Path) -> Option<Value> {
+    let config = file.parent()?.join("config.json");
+    let size = std::fs::metadata(&config).ok().filter(|m| m.is_file())?.len();
+    if size > 64 << 20 {
+        return None;
+    }
+    let value: Value = serde_json::from_slice(&std::fs::read(&config).ok()?).ok()?;
+    let section = value.get("marlinspike")?;
+    (section["layout"].as_str() == Some("kleidiai")).then(|| section.clone())
+}
+
+/// Which part of its layer `module` is: by the file's own metadata, else by the config's section.
+pub fn partial(
+    file: &Container<'_>,
+    section: Option<&Value>,
+    module: &str,
+    moe: Option<&MoeDescription>,
+) -> Option<Partial> {
+    let stated = file.metadata().get(RANKS_KEY);
+    let stated: Option<Value> = stated.and_then(|text| serde_json::from_str(text).ok());
+    let ranks = stated.as_ref().or(section);
+    let rank = |kind: &str| {
+        let size = ranks?.get(format!("{kind}_size"))?.as_u64().filter(|&n| n > 1)?;
+        Some(Rank { rank: ranks?.get(format!("{kind}_rank"))?.as_u64()?, size })
+    };
+    let (tp, ep) = (rank("tp"), rank("ep"));
+    let experts = moe.filter(|m| m.expert_map.is_some());
+    let experts = experts.map(|m| [m.local_num_experts(), m.num_experts]);
+    let found = match moe {
+        // With experts dealt whole, tensor parallelism cuts the dense layers alone.
+        Some(_) => Partial { tp: tp.filter(|_| ep.is_none()), ep, experts, part: Part::Sum },
+        None => {
+            let part = match Style::of(module) {
+                Style::Row => Part::Sum,
+                Style::Column | Style::KeyValue => Part::Columns,
+                Style::Replicated | Style::Merged => return None,
+            };
+            Partial { tp, ep: None, experts: None, part }
+        }
+    };
+    (found.tp.is_some() || found.ep.is_some() || found.experts.is_some()).then_some(found)
+}
+
+/// How the int4 path computes, and whether the checkpoint's method does otherwise.
+pub fn arithmetic(quantizes: Option<bool>) -> String {
+    let path = "int8 activations, quantized per token";
+    match quantizes {
+        Some(true) => format!(
+            "{path}; the checkpoint's method (W4A16) keeps activations in 16 bits \
+             (--arithmetic exact on the checkpoint runs that)"
+        ),
+        Some(false) => path.to_owned(),
+        None => format!("{path}, whatever the checkpoint's method does"),
+    }
+}
+
+/// Whether a section says that the checkpoint of `module` keeps activations in 16 bits.
+pub fn quantizes(section: Option<&Value>, module: &str) -> Option<bool> {
+    let layers = section?.get("layers")?;
+    let layer = layers.get(module).or_else(|| layers.get(format!("{module}.w13")))?;
+    Some(layer["scheme"].as_str()? != "w4a8 int8")
+}

@@ -1,0 +1,47 @@
+//! What a run says of its routing, and the comparison with the second implementation.
+
+use marlinspike::Result;
+use marlinspike::case::ScoringFunc;
+use marlinspike::moe::families::{Differences, Renormalize, RouterTensors, RoutingRule, Score};
+use marlinspike::moe::router::{Router, Routing as Made};
+
+/// How tokens found their experts.
+#[derive(Debug)]
+pub struct RoutingReport {
+    /// Whose rule it is.
+    pub source: String,
+    /// The rule.
+    pub rule: RoutingRule,
+    /// Against the second implementation, where it was asked for.
+    pub differences: Option<Differences>,
+}
+
+impl RoutingReport {
+    /// The report of `logits`, rows of some experts; `made` is compared with the second
+    /// implementation where it is given.
+    ///
+    /// # Errors
+    /// As [`RoutingRule::compare`].
+    pub(super) fn new(
+        source: String,
+        rule: RoutingRule,
+        tensors: RouterTensors<'_>,
+        (logits, experts): (&[f32], usize),
+        made: Option<Made>,
+    ) -> Result<Self> {
+        let compare =
+            |m: Made| rule.compare(logits, experts, tensors, (&m.topk_ids, &m.topk_weights));
+        let differences = made.map(compare).transpose()?;
+        Ok(Self { source, rule, differences })
+    }
+}
+
+/// The rule of a router without groups, bias or factor, which is all that the int4 path has.
+pub(super) fn plain_rule(router: &Router<'_>) -> RoutingRule {
+    let renormalize = if router.renormalize { Renormalize::SUM } else { Renormalize::Never };
+    let scoring_func = match router.scoring_func {
+        ScoringFunc::Sigmoid => Score::Sigmoid,
+        _ => Score::Softmax,
+    };
+    RoutingRule { scoring_func, ..RoutingRule::softmax(router.top_k, renormalize) }
+}

@@ -1,0 +1,125 @@
+//! Expert ids to padded blocks of tokens.
+
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::case::{
+    Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, in_range, rule,
+};
+use crate::check::{Declared, OutputReport, routing};
+use crate::layers::{ExpertPlacement, determine_expert_map};
+use crate::ops::Operation;
+use crate::ops::quant::keys::{at_most, rank};
+use crate::ops::quant::ranks;
+use crate::ops::quant::tensors::blocks;
+use crate::ops::tensors::I32;
+use crate::tensor::{DType, Tensor};
+use crate::vectors::Rng;
+use crate::vectors::tensors::bytes_of;
+
+/// Config of `moe_align_block_size`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AlignConfig {
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Experts of all ranks.
+    pub num_experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Expert-parallel ranks.
+    pub ep_size: usize,
+    /// This rank.
+    pub ep_rank: usize,
+}
+
+impl Operation for AlignConfig {
+    fn keys() -> &'static [&'static str] {
+        &["block_size", "num_experts", "top_k", "ep_size", "ep_rank"]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let (ep_size, ep_rank) = rank(r, "ep_size", "ep_rank")?;
+        let (num_experts, top_k) = (r.size("num_experts")?, r.size("top_k")?);
+        at_most("ep_size", ep_size, "num_experts", num_experts)?;
+        Ok(AlignConfig { block_size: r.size("block_size")?, num_experts, top_k, ep_size, ep_rank })
+    }
+
+    fn lattice() -> Result<Vec<Self>> {
+        let mut configs = Vec::new();
+        for block_size in [8, 16, 32, 48, 64] {
+            for (num_experts, top_k) in [(1, 1), (4, 2), (8, 8), (60, 4), (128, 8)] {
+                for (ep_size, ep_rank) in [(1, 0), (2, 1), (4, 0)] {
+                    let c = AlignConfig { block_size, num_experts, top_k, ep_size, ep_rank };
+                    configs.push(c);
+                }
+            }
+        }
+        Ok(configs)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "block_size": self.block_size, "num_experts": self.num_experts, "top_k": self.top_k,
+            "ep_size": self.ep_size, "ep_rank": self.ep_rank,
+        })
+    }
+
+    fn describe(&self) -> String {
+        format!("block {} e{} top{}", self.block_size, self.num_experts, self.top_k)
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let mut rules = vec![
+            rule("in.topk_ids", I32, &[Dim::Some, Dim::Is(self.top_k)]).required(true),
+            rule("in.expert_map", I32, &[Dim::Is(self.num_experts)]).required(self.ep_size > 1),
+        ];
+        rules.extend(blocks());
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        if let Some(ids) = inputs.get("topk_ids") {
+            in_range(ids, 0, self.num_experts, "an expert")?;
+        }
+        if let Some(map) = inputs.get("expert_map") {
+            expert_map(map, None)?;
+        }
+        ranks(self.num_experts, self.ep_size, self.ep_rank, inputs)
+    }
+
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        let entries = case.inputs.get("topk_ids").map_or(0, |t| t.len());
+        Ok(Demand::align(case, entries, self.num_experts, self.block_size))
+    }
+
+    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
+        routing::align(case, self)
+    }
+
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let rows = rng.pick(&[1, 2, 7, 16, 33, 128]);
+        let mut ids = Vec::with_capacity(rows * self.top_k);
+        let mut experts: Vec<u32> = (0..self.num_experts as u32).collect();
+        // All tokens on the same experts, so that most have none, or each on its own.
+        let crowded = rng.chance(1, 4);
+        rng.shuffle(&mut experts);
+        for _ in 0..rows {
+            if !crowded {
+                rng.shuffle(&mut experts);
+            }
+            ids.extend(&experts[..self.top_k]);
+        }
+        let shape = vec![rows, self.top_k];
+        let map = determine_expert_map(
+            self.ep_size,
+            self.ep_rank,
+            self.num_experts,
+            ExpertPlacement::Linear,
+        )?;
+        case.add_input("topk_ids", Tensor::new("", DType::I32, shape, bytes_of(&ids))?);
+        if let Some(map) = map.map {
+            case.add_input("expert_map", Tensor::from_vec("", DType::I32, vec![map.len()], map)?);
+        }
+        Ok(())
+    }
+}

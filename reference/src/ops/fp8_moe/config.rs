@@ -1,0 +1,295 @@
+//! Keys, tensors and generated cases of `fused_experts_fp8_w8a8`.
+
+use serde_json::{Value, json};
+
+use super::{Fp8Moe, walk};
+use crate::Result;
+use crate::case::{
+    Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite,
+    positive, stored,
+};
+use crate::check::{Declared, OutputReport};
+use crate::gemm::schedule::{Fp8Kernel, Schedule};
+use crate::moe::activation::Activation;
+use crate::ops::computation::{Defined, ids};
+use crate::ops::draw::{e4m3, scale, small};
+use crate::ops::quant::ScheduleChoice;
+use crate::ops::quant::keys::{at_most, schedule_json};
+use crate::ops::tensors::{
+    E4M3, F32, HALF, HALF_TYPES, I32, input, is, optional, output, w13_size_n, whole,
+};
+use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
+use crate::ops::{CaseConfig, Operation};
+use crate::scalar::ScalarType;
+use crate::tensor::{DType, Tensor};
+use crate::vectors::{Rng, activations};
+
+/// Config of `fused_experts_fp8_w8a8`: a layer whose weights and activations are e4m3fn.
+///
+/// in: `x` `[M, H]`; `topk_weights`, `topk_ids` `[M, top_k]`; `w13_weight` `[L, N, H]`, `w2_weight`
+/// `[L, H, I]` e4m3fn of this rank's experts; `w13_weight_scale`, `w2_weight_scale` `[L]`, or
+/// `[L, N, 1]` for `per_out_ch_quant`; `w13_input_scale`, `w2_input_scale` `[1]` unless
+/// `per_act_token_quant`; `expert_map` `[E]` where L is not E.
+///
+/// out: `a1q` `[M, H]` e4m3fn with `a1q_scale` (`[1]`, or `[M, 1]` per token), `gate_up` `[M·top_k, N]`,
+/// `activated` `[M·top_k, I]`, `a2q` and `a2q_scale` likewise of `activated`, `down` `[M·top_k, H]`
+/// (router weight applied), `y` `[M, H]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fp8LayerConfig {
+    /// Activations and outputs.
+    pub dtype: ScalarType,
+    /// Tokens.
+    pub size_m: usize,
+    /// Experts of all ranks.
+    pub num_experts: usize,
+    /// Experts of this rank, whose weights the case has.
+    pub num_local_experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// H.
+    pub hidden_size: usize,
+    /// I.
+    pub intermediate_size: usize,
+    /// Between the products.
+    pub activation: Activation,
+    /// Whether each row of activations has its own scale, computed from it; else one static scale.
+    pub per_act_token_quant: bool,
+    /// Whether each output feature has its own scale; else one for each expert.
+    pub per_out_ch_quant: bool,
+    /// Whether router weights multiply `gate_up` instead of `down`.
+    pub apply_router_weight_on_input: bool,
+    /// How `gate_up` was computed, where it is to be equal for every bit.
+    pub schedule_w13: Option<ScheduleChoice>,
+    /// How `down` was computed.
+    pub schedule_w2: Option<ScheduleChoice>,
+}
+
+impl Fp8LayerConfig {
+    /// N of w13.
+    pub const fn w13_size_n(&self) -> usize {
+        w13_size_n(self.intermediate_size, self.activation.is_gated())
+    }
+
+    /// Rows of `gate_up`, `activated` and `down`.
+    pub const fn rows(&self) -> usize {
+        self.size_m.saturating_mul(self.top_k)
+    }
+
+    /// Prefix, N and K of both matrices.
+    pub(crate) const fn matrices(&self) -> [(&'static str, usize, usize); 2] {
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        [("w13", self.w13_size_n(), h), ("w2", h, i)]
+    }
+}
+
+impl Operation for Fp8LayerConfig {
+    fn keys() -> &'static [&'static str] {
+        &[
+            "num_experts",
+            "hidden_size",
+            "intermediate_size",
+            "dtype",
+            "size_m",
+            "num_local_experts",
+            "top_k",
+            "activation",
+            "per_act_token_quant",
+            "per_out_ch_quant",
+            "apply_router_weight_on_input",
+            "schedule_w13",
+            "schedule_w2",
+            "convention",
+        ]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        scaled_mm_convention(r)?;
+        let num_experts = r.size("num_experts")?;
+        let config = Self {
+            dtype: r.name("dtype", HALF_TYPES)?,
+            size_m: r.size("size_m")?,
+            num_experts,
+            num_local_experts: r.optional_size("num_local_experts")?.unwrap_or(num_experts),
+            top_k: r.size("top_k")?,
+            hidden_size: r.size("hidden_size")?,
+            intermediate_size: r.size("intermediate_size")?,
+            activation: r.name("activation", Activation::NAMED)?,
+            per_act_token_quant: r.flag("per_act_token_quant", false)?,
+            per_out_ch_quant: r.flag("per_out_ch_quant", false)?,
+            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            schedule_w13: r.schedule("schedule_w13")?,
+            schedule_w2: r.schedule("schedule_w2")?,
+        };
+        at_most("top_k", config.top_k, "num_experts", num_experts)?;
+        at_most("num_local_experts", config.num_local_experts, "num_experts", num_experts)?;
+        whole(r, "hidden_size", config.hidden_size, 4)?;
+        whole(r, "intermediate_size", config.intermediate_size, 4)?;
+        Ok(config)
+    }
+
+    fn json(&self) -> Value {
+        let mut v = json!({
+            "dtype": self.dtype.name(), "size_m": self.size_m, "num_experts": self.num_experts,
+            "num_local_experts": self.num_local_experts, "top_k": self.top_k,
+            "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
+            "activation": self.activation.name(),
+            "per_act_token_quant": self.per_act_token_quant,
+            "per_out_ch_quant": self.per_out_ch_quant,
+            "apply_router_weight_on_input": self.apply_router_weight_on_input,
+        });
+        for (key, schedule) in
+            [("schedule_w13", &self.schedule_w13), ("schedule_w2", &self.schedule_w2)]
+        {
+            v[key] = schedule.as_ref().map_or(Value::Null, schedule_json);
+        }
+        v
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let half = [stored(self.dtype)];
+        let (m, h, i, rows) =
+            (is(self.size_m), is(self.hidden_size), is(self.intermediate_size), is(self.rows()));
+        let l = is(self.num_local_experts);
+        let topk = [m, is(self.top_k)];
+        let absent = self.num_local_experts != self.num_experts;
+        let scale = |rows: Dim| -> Vec<Dim> {
+            if self.per_act_token_quant { vec![rows, is(1)] } else { vec![is(1)] }
+        };
+        let mut rules = vec![
+            input("x", &half, &[m, h]),
+            input("topk_weights", F32, &topk),
+            input("topk_ids", I32, &topk),
+            optional("expert_map", I32, &[is(self.num_experts)]).required(absent),
+            output("a1q", E4M3, &[m, h]),
+            output("a1q_scale", F32, &scale(m)),
+            output("gate_up", &half, &[rows, is(self.w13_size_n())]),
+            output("activated", &half, &[rows, i]),
+            output("a2q", E4M3, &[rows, i]),
+            output("a2q_scale", F32, &scale(rows)),
+            output("down", &half, &[rows, h]),
+            output("y", &half, &[m, h]),
+        ];
+        for (name, size_n, size_k) in self.matrices() {
+            rules.push(input(&format!("{name}_weight"), E4M3, &[l, is(size_n), is(size_k)]));
+            let scales = if self.per_out_ch_quant { vec![l, is(size_n), is(1)] } else { vec![l] };
+            rules.push(input(&format!("{name}_weight_scale"), F32, &scales));
+            if !self.per_act_token_quant {
+                rules.push(input(&format!("{name}_input_scale"), F32, &[is(1)]));
+            }
+        }
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        for (name, tensor) in inputs {
+            match name.as_str() {
+                "x" | "topk_weights" => finite(tensor)?,
+                "topk_ids" => expert_ids(tensor, self.num_experts)?,
+                "expert_map" => expert_map(tensor, Some(self.num_local_experts))?,
+                name if name.ends_with("_scale") => positive(tensor)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn lattice() -> Result<Vec<Self>> {
+        let activations = [Activation::Silu, Activation::SwigluOai, Activation::SiluNoMul];
+        let mut all = Vec::new();
+        for dtype in HALF {
+            for schedule in schedules(dtype)? {
+                // CUTLASS's epilogue knows no router weight.
+                let cutlass = Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, false)?.epilogue;
+                if matches!(&schedule, ScheduleChoice::Given(s) if s.epilogue == cutlass) {
+                    continue;
+                }
+                for activation in activations {
+                    for (per_act_token_quant, per_out_ch_quant) in [(false, false), (true, true)] {
+                        for (num_experts, num_local_experts, top_k) in
+                            [(4, 4, 2), (6, 3, 3), (8, 8, 1)]
+                        {
+                            for apply_router_weight_on_input in [false, top_k == 1] {
+                                all.push(Fp8LayerConfig {
+                                    dtype,
+                                    size_m: 5,
+                                    num_experts,
+                                    num_local_experts,
+                                    top_k,
+                                    hidden_size: 160,
+                                    intermediate_size: 64,
+                                    activation,
+                                    per_act_token_quant,
+                                    per_out_ch_quant,
+                                    apply_router_weight_on_input,
+                                    schedule_w13: Some(schedule.clone()),
+                                    schedule_w2: Some(schedule.clone()),
+                                });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
+        Ok(Some(Box::new(Fp8Moe::new(case, self)?)))
+    }
+
+    fn mistakes() -> Vec<&'static str> {
+        ids::<Fp8Moe>()
+    }
+
+    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let (m, l) = (self.size_m, self.num_local_experts);
+        case.add_input("x", activations(rng, self.dtype, m, self.hidden_size)?);
+        let mut ids: Vec<i32> = Vec::new();
+        let mut experts: Vec<i32> = (0..self.num_experts as i32).collect();
+        for _ in 0..m {
+            rng.shuffle(&mut experts);
+            ids.extend(&experts[..self.top_k]);
+        }
+        let weights = (0..ids.len()).map(|_| scale(rng).min(1.0)).collect();
+        let topk = vec![m, self.top_k];
+        case.add_input("topk_ids", Tensor::from_vec("", DType::I32, topk.clone(), ids)?);
+        case.add_input("topk_weights", Tensor::from_vec("", DType::F32, topk, weights)?);
+        if l != self.num_experts {
+            // This rank's experts, in an order of their own.
+            let mut map = vec![-1; self.num_experts];
+            rng.shuffle(&mut experts);
+            for (local, &global) in experts[..l].iter().enumerate() {
+                map[global as usize] = local as i32;
+            }
+            case.add_input("expert_map", Tensor::from_vec("", DType::I32, vec![map.len()], map)?);
+        }
+        for (name, size_n, size_k) in self.matrices() {
+            case.add_input(&format!("{name}_weight"), e4m3(rng, vec![l, size_n, size_k])?);
+            let scales = if self.per_out_ch_quant { vec![l, size_n, 1] } else { vec![l] };
+            case.add_input(&format!("{name}_weight_scale"), small(rng, scales)?);
+            if !self.per_act_token_quant {
+                case.add_input(&format!("{name}_input_scale"), small(rng, vec![1])?);
+            }
+        }
+        Ok(())
+    }
+
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        Ok(match case.outputs.is_empty() {
+            true => Vec::new(),
+            false => {
+                let (h, i) = (self.hidden_size, self.intermediate_size);
+                Demand::layer(self.rows(), h, self.w13_size_n(), i)
+            }
+        })
+    }
+
+    fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
+        walk::judge(case, &Fp8Moe::new(case, self)?, declared)
+    }
+
+    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
+        let rows = &["x", "topk_ids", "topk_weights"];
+        Some((Self { size_m: 1, ..self.clone() }.into(), rows))
+    }
+}

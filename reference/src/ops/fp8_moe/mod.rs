@@ -1,0 +1,226 @@
+//! A layer of FP8 weights and activations.
+
+mod config;
+mod walk;
+
+pub use config::Fp8LayerConfig;
+
+use crate::Result;
+use crate::case::Case;
+use crate::check::compare::Rows;
+use crate::gemm::schedule::{Fp8Kernel, Schedule};
+use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
+use crate::moe::activation::Definition;
+use crate::moe::layer::{Layer, Routed};
+use crate::moe::{narrow, widen};
+use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
+use crate::ops::quant::ScheduleChoice;
+use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
+use crate::scalar::ScalarType;
+use crate::tensor::DType;
+use crate::weight::Weight;
+
+/// Codes and scales of what enters w13 and w2.
+const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
+
+/// `fused_experts_fp8_w8a8`.
+#[derive(Debug, Clone)]
+struct Fp8Moe {
+    config: Fp8LayerConfig,
+    x: Vec<u16>,
+    topk_ids: Vec<i32>,
+    topk_weights: Vec<f32>,
+    map: Option<Vec<i32>>,
+    weights: [Vec<Weight<'static>>; 2],
+    quantizers: [Quantizer; 2],
+    schedules: [Schedule; 2],
+    /// What x is limited to: nothing, by definition.
+    limit: Option<f32>,
+}
+
+impl Fp8Moe {
+    fn new(case: &Case<'_>, c: &Fp8LayerConfig) -> Result<Self> {
+        let floats = |name: &str| Ok::<_, crate::Error>(case.input(name)?.elements::<f32>());
+        let stack = |(name, n, k): (&str, usize, usize)| {
+            let (weight, scales) =
+                (case.input(&format!("{name}_weight"))?, floats(&format!("{name}_weight_scale"))?);
+            let per = scales.len() / c.num_local_experts;
+            let one = |e| {
+                let scales = &scales[e * per..][..per];
+                fp8_weight(&weight.index0(e)?, scales, [n, k])
+            };
+            (0..c.num_local_experts).map(one).collect::<Result<Vec<_>>>()
+        };
+        let [w13, w2] = c.matrices();
+        let weights = [stack(w13)?, stack(w2)?];
+        let quantizer = |scale: &str| {
+            Ok::<_, crate::Error>(match c.per_act_token_quant {
+                true => Quantizer::Fp8Token,
+                false => Quantizer::Fp8Tensor(Some(floats(scale)?[0])),
+            })
+        };
+        let quantizers = [quantizer("w13_input_scale")?, quantizer("w2_input_scale")?];
+        let schedule = |choice: &Option<ScheduleChoice>, weights: &[Weight<'_>]| match choice {
+            Some(choice) => choice.resolve(weights, c.dtype, E4M3_TYPE),
+            None => Schedule::w8a8_fp8(Fp8Kernel::Triton, c.dtype, false),
+        };
+        let schedules =
+            [schedule(&c.schedule_w13, &weights[0])?, schedule(&c.schedule_w2, &weights[1])?];
+        let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
+        Ok(Self {
+            x: case.input("x")?.elements::<u16>().into_owned(),
+            topk_ids: case.input("topk_ids")?.elements::<i32>().into_owned(),
+            topk_weights: floats("topk_weights")?.into_owned(),
+            map,
+            weights,
+            quantizers,
+            schedules,
+            limit: None,
+            config: c.clone(),
+        })
+    }
+
+    fn layer(&self) -> MethodLayer<'_> {
+        let c = &self.config;
+        let layer = Layer {
+            w13: &self.weights[0],
+            w2: &self.weights[1],
+            orders: [None, None],
+            num_experts: c.num_experts,
+            expert_map: self.map.as_deref(),
+            activation: Definition::new(c.activation),
+            dtype: c.dtype,
+            input_dtype: None,
+            router_weight_on_input: c.apply_router_weight_on_input,
+        };
+        MethodLayer { layer, quantizers: self.quantizers.clone(), w13_multipliers: None }
+    }
+
+    /// K of w13 (`which` 0) or w2.
+    fn size_k(&self, which: usize) -> usize {
+        self.weights[which].first().map_or(1, |w| w.shape().size_k)
+    }
+
+    /// What enters w13 (`which` 0: rows of tokens) or w2 (1: of slots) of `rows`.
+    fn quantize(&self, which: usize, rows: &[u16]) -> Result<Activations> {
+        let size_k = self.size_k(which);
+        let experts = vec![None; rows.len() / size_k];
+        self.quantizers[which].quantize(rows, self.config.dtype, size_k, &experts)
+    }
+
+    fn routed(&self) -> Routed<'_> {
+        let (topk_ids, topk_weights) = (&self.topk_ids, &self.topk_weights);
+        Routed { top_k: self.config.top_k, topk_ids, topk_weights }
+    }
+
+    fn quantized(&self, which: usize, rows: &Activations) -> [Expected; 2] {
+        let (names, cols, size_m) = (QUANTIZED[which], rows.size_k, rows.rows());
+        let scales = match self.config.per_act_token_quant {
+            true => Expected::floats(names[1], &[size_m, 1], scales(rows)),
+            // A case's rows are at least one.
+            false => Expected::floats(names[1], &[1], &scales(rows)[..1]),
+        };
+        let codes = Expected {
+            name: names[0].to_owned(),
+            dtype: DType::F8E4M3,
+            shape: vec![size_m, cols],
+            elements: rows.codes.clone(),
+            form: Form::lines(Rows::K, [cols, size_m], 8, None),
+        };
+        [codes, scales]
+    }
+
+    fn half(&self, name: &str, cols: usize, values: &[u16]) -> Expected {
+        let rows = values.len() / cols;
+        Expected {
+            name: name.to_owned(),
+            dtype: if self.config.dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 },
+            shape: vec![rows, cols],
+            elements: values.iter().map(|&b| b.into()).collect(),
+            form: Form::lines(Rows::List, [cols, rows], 16, None),
+        }
+    }
+
+    /// x as it is quantized.
+    fn limited(&self) -> Vec<u16> {
+        let Some(limit) = self.limit else { return self.x.clone() };
+        let dtype = self.config.dtype;
+        let clamp = |&bits: &u16| {
+            let value = widen(dtype, bits).clamp(-limit, limit);
+            narrow(dtype, value)
+        };
+        self.x.iter().map(clamp).collect()
+    }
+}
+
+impl Computation for Fp8Moe {
+    fn outputs(&self) -> Result<Vec<Expected>> {
+        let c = &self.config;
+        let x = self.limited();
+        let execute =
+            |which: usize, product: &method::Product<'_>| product.execute(&self.schedules[which]);
+        let s = self.layer().forward(&x, self.routed(), execute)?;
+        let mut all = Vec::new();
+        all.extend(self.quantized(0, &self.quantize(0, &x)?));
+        all.push(self.half("gate_up", c.w13_size_n(), &s.gate_up));
+        all.push(self.half("activated", c.intermediate_size, &s.activated));
+        all.extend(self.quantized(1, &self.quantize(1, &s.activated)?));
+        all.push(self.half("down", c.hidden_size, &s.down));
+        all.push(self.half("y", c.hidden_size, &s.y));
+        Ok(all)
+    }
+
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
+            "promotion-missing", "sums were not promoted to f32, or where the schedule does not" =>
+                |c| c.schedules.iter_mut().for_each(other_promotion);
+            "activation-scales-exchanged", "the static scales of both products are exchanged" =>
+                |c| c.quantizers.reverse();
+            "activation-scale-inverted", "x was multiplied by the static scale and not divided" =>
+                |c| for quantizer in &mut c.quantizers {
+                    if let Quantizer::Fp8Tensor(Some(scale)) = quantizer {
+                        *scale = 1.0 / *scale;
+                    }
+                };
+            "weight-scale-of-first-expert", "the first expert's scales were taken for all" => |c| {
+                for stack in &mut c.weights {
+                    let first = stack[0].scales.clone();
+                    stack.iter_mut().for_each(|w| w.scales = first.clone());
+                }
+            };
+            "gate-up-swapped", "gate and up halves of w13 are exchanged" => |c| {
+                for weight in &mut c.weights[0] {
+                    let n = weight.shape().size_n;
+                    let columns: Vec<usize> = (0..n).map(|i| (i + n / 2) % n).collect();
+                    if let Ok(swapped) = weight.gather_columns(&columns) {
+                        *weight = swapped;
+                    }
+                }
+            };
+            "router-weight-missing", "router weights were not applied" =>
+                |c| c.topk_weights.fill(1.0);
+            "router-weight-on-the-other-side",
+            "router weights multiply the other product than the config says" =>
+                |c| c.config.apply_router_weight_on_input ^= true;
+            "expert-map-ignored", "global expert ids were used as this rank's" => |c| {
+                if c.map.take().is_some() {
+                    let local = c.config.num_local_experts as i32;
+                    c.config.num_experts = c.config.num_local_experts;
+                    c.topk_ids.iter_mut().for_each(|id| *id = id.rem_euclid(local));
+                }
+            };
+            "e4m3-saturates-early", "activations were limited to 240 scales, not to 448" =>
+                |c| if let Quantizer::Fp8Tensor(Some(scale)) = c.quantizers[0] {
+                    c.limit = Some(240.0 * scale);
+                };
+        }
+    }
+}
+
+/// The scale of each row, as both quantizers give them.
+fn scales(rows: &Activations) -> &[f32] {
+    match &rows.scales {
+        Scales::Row(values) => values,
+        _ => &[],
+    }
+}

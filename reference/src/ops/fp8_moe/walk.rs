@@ -1,0 +1,225 @@
+//! From stage to stage: each is judged from the case's own stage before it. A stage that the case lacks
+//! is recomputed as its schedule says.
+
+use super::{Fp8Moe, QUANTIZED, scales};
+use crate::Result;
+use crate::case::Case;
+use crate::check::compare::elements;
+use crate::check::layer::{activated, summed};
+use crate::check::product::{Hints, Part, Stage};
+use crate::check::scheduled::{self, Product};
+use crate::check::{Declared, OutputReport, Verdict, known};
+use crate::dims::GroupSize;
+use crate::gemm::{self, Extras};
+use crate::method::{Activations, Scales};
+use crate::moe::ScoringFunc;
+use crate::ops::MoeConfig;
+use crate::ops::computation::{Expected, judge_some};
+use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
+use crate::tensor::Tensor;
+
+impl Fp8Moe {
+    /// The case as `check::layer` knows layers.
+    fn as_moe(&self) -> MoeConfig {
+        let c = &self.config;
+        MoeConfig {
+            quant: QuantConfig {
+                checkpoint_format: CheckpointFormat::Fp8,
+                weight_type: E4M3_TYPE,
+                dtype: c.dtype,
+                input_dtype: Some(E4M3_TYPE),
+                group_size: GroupSize::Channel,
+                desc_act: false,
+                is_k_full: true,
+                has_bias: false,
+                tensor_parallel: None,
+                convention: None,
+            },
+            size_m: c.size_m,
+            num_experts: c.num_experts,
+            top_k: c.top_k,
+            hidden_size: c.hidden_size,
+            intermediate_size: c.intermediate_size,
+            activation: c.activation,
+            scoring_func: ScoringFunc::Softmax,
+            renormalize: false,
+            apply_router_weight_on_input: c.apply_router_weight_on_input,
+            block_size_m: 16,
+            ep_size: 1,
+            ep_rank: 0,
+            scale_factor_w13: None,
+            scale_factor_w2: None,
+            schedule_w13: None,
+            schedule_w2: None,
+        }
+    }
+
+    /// The global id of this rank's expert `e`.
+    fn global(&self, e: usize) -> usize {
+        let map = self.map.iter().flatten();
+        map.clone().position(|&local| usize::try_from(local) == Ok(e)).unwrap_or(e)
+    }
+}
+
+/// A judgement in progress.
+struct Walk<'c> {
+    case: &'c Case<'c>,
+    layer: &'c Fp8Moe,
+    declared: Declared,
+    /// Whether the class of `declared` was given.
+    class_declared: bool,
+    reports: Vec<OutputReport>,
+}
+
+impl Walk<'_> {
+    /// A stage that is defined bit for bit by the one before it.
+    fn exact(&mut self, expected: [Expected; 2]) {
+        self.reports.extend(judge_some(self.case, self.layer, expected));
+    }
+
+    /// The case's own quantized rows, or the expected ones.
+    fn rows(&self, which: usize, mut rows: Activations) -> Activations {
+        let [codes, scales] = QUANTIZED[which].map(|name| self.case.output(name));
+        if let Some(codes) = codes {
+            rows.codes = elements(codes);
+        }
+        if let Some(scales) = scales {
+            rows.scales = row_scales(scales, rows.rows());
+        }
+        rows
+    }
+
+    /// One product of `rows`, one for each slot.
+    fn product(&mut self, which: usize, rows: &Activations) -> Result<()> {
+        let name = ["gate_up", "down"][which];
+        let Some(found) = self.case.output(name) else { return Ok(()) };
+        let (c, layer) = (&self.layer.config, self.layer);
+        let choice = [&c.schedule_w13, &c.schedule_w2][which];
+        let engine = layer.layer();
+        let experts = engine.layer.local_experts(layer.routed())?;
+        let product = engine.product(which, rows, &experts, layer.routed());
+        let (weights, router_weights) = (product.weights, product.router_weights);
+        let activation_scales = Some(scales(rows));
+        let values = gemm::Rows::decode(E4M3_TYPE, rows.size_k, rows.codes.iter().copied())?;
+        let product = Product {
+            x: &rows.codes,
+            input: E4M3_TYPE,
+            dtype: c.dtype,
+            weights,
+            expert_of: Some(&experts),
+            orders: None,
+            activation_scales,
+            router_weights,
+        };
+        let bounded = || {
+            let part = |(e, weight)| {
+                let mine = |row: &usize| experts[*row] == Some(e);
+                let rows = (0..experts.len()).filter(mine).collect();
+                Part { weight, rows, expert: Some(e), global: layer.global(e) }
+            };
+            let parts: Vec<Part<'_>> = weights.iter().enumerate().map(part).collect();
+            let stage = Stage {
+                name,
+                found,
+                rows: values,
+                radius: None,
+                parts: &parts,
+                orders: None,
+                extras: Extras { activation_scales, router_weights },
+                dtype: c.dtype,
+                input_dtype: Some(E4M3_TYPE),
+                declared: &self.declared,
+                top_k: Some(c.top_k),
+                hints: Hints {
+                    router_weights: Some(&self.layer.topk_weights),
+                    is_gated: c.activation.is_gated(),
+                    ..Hints::default()
+                },
+            };
+            match choice.is_some() || self.class_declared {
+                true => stage.judge(),
+                false => known::judge(stage, &product),
+            }
+        };
+        let mut report = match choice {
+            Some(choice) => scheduled::judge(name, found, product, choice, || bounded().map(Some))?,
+            None => bounded()?,
+        };
+        if report.verdict == Verdict::Fail {
+            better_diagnosis(&mut report, &elements(found), layer)?;
+        }
+        self.reports.push(report);
+        Ok(())
+    }
+}
+
+/// A case's scales, one for each of `count` rows or one for all of them, as scales of rows.
+fn row_scales(scales: &Tensor<'_>, count: usize) -> Scales {
+    Scales::Row(scales.elements::<f32>().iter().copied().cycle().take(count).collect())
+}
+
+/// Every stage that the case has.
+pub(super) fn judge(
+    case: &Case<'_>,
+    layer: &Fp8Moe,
+    given: &Declared,
+) -> Result<Vec<OutputReport>> {
+    let c = &layer.config;
+    let (engine, routed) = (layer.layer(), layer.routed());
+    let declared = declared_as(given);
+    let class_declared = is_declared(given);
+    let mut walk = Walk { case, layer, declared, class_declared, reports: Vec::new() };
+    let own = |name: &str| case.output(name).map(|t| t.elements::<u16>().into_owned());
+
+    let expected = layer.quantize(0, &layer.x)?;
+    walk.exact(layer.quantized(0, &expected));
+    let a1q = walk.rows(0, expected).to_slots(c.top_k);
+    walk.product(0, &a1q)?;
+
+    let moe = layer.as_moe();
+    // What an absent stage was is known only where its arithmetic is declared.
+    let gate_up = match (own("gate_up"), &c.schedule_w13) {
+        (None, Some(_)) => {
+            let experts = engine.layer.local_experts(routed)?;
+            let product = engine.product(0, &a1q, &experts, routed);
+            Some(product.execute(&layer.schedules[0])?)
+        }
+        (own, _) => own,
+    };
+    if let (Some(gate_up), Some(found)) = (&gate_up, own("activated")) {
+        walk.reports.push(activated::judge(case, &moe, gate_up, &found)?);
+    }
+    if let Some(activated) = own("activated") {
+        let expected = layer.quantize(1, &activated)?;
+        walk.exact(layer.quantized(1, &expected));
+        walk.product(1, &walk.rows(1, expected))?;
+    } else if let [Some(codes), Some(scales)] = QUANTIZED[1].map(|name| case.output(name)) {
+        let rows = Activations {
+            ty: E4M3_TYPE,
+            size_k: c.intermediate_size,
+            codes: elements(codes),
+            scales: row_scales(scales, c.rows()),
+            globals: None,
+        };
+        walk.product(1, &rows)?;
+    }
+    if let (Some(down), Some(found)) = (own("down"), own("y")) {
+        walk.reports.push(summed::judge(case, &moe, &down, &found)?);
+    }
+    for (name, before) in [
+        ("activated", "`gate_up`, or `schedule_w13`"),
+        ("a2q", "`activated`"),
+        ("a2q_scale", "`activated`"),
+        ("down", "`activated`, or `a2q` and `a2q_scale`"),
+        ("y", "`down`"),
+    ] {
+        if let Some(found) = case.output(name)
+            && !walk.reports.iter().any(|r| r.name == name)
+        {
+            let note = format!("`{name}` is judged from {before}, which the case lacks");
+            walk.reports.push(OutputReport::unchecked(name, found.len(), &note));
+        }
+    }
+    Ok(walk.reports)
+}

@@ -1,0 +1,52 @@
+//! How far block scales got on their way into tiles: the mistakes of every operation that interleaves them.
+
+use crate::Result;
+use crate::check::compare::Elements;
+use crate::layout::Layout as _;
+use crate::layout::flashinfer::BlockScaleLayout;
+use crate::weight::Table;
+
+/// How far scales got on their way into tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Interleaving {
+    Once,
+    /// Padded, row by row.
+    None,
+    /// The interleaved matrix interleaved again.
+    Twice,
+    /// By the inverse permutation.
+    Inverse,
+}
+
+impl Interleaving {
+    /// The elements of one matrix of scales `[groups, N]` under `layout`.
+    pub(super) fn pack(self, layout: &BlockScaleLayout, scales: &Table) -> Result<Elements> {
+        let [rows, cols] = layout.packed_shape();
+        let once: Elements = layout.pack(scales)?.iter_bits().collect();
+        let whole = BlockScaleLayout::new(cols, rows, layout.tile(), layout.ty())?;
+        let mut out = vec![0; once.len()];
+        match self {
+            Self::Once => return Ok(once),
+            Self::None => {
+                let bits = scales.transposed();
+                for n in 0..bits.rows() {
+                    for g in 0..bits.cols() {
+                        out[n * cols + g] = bits.bits(n, g);
+                    }
+                }
+            }
+            Self::Twice => {
+                for (i, bits) in once.iter().enumerate() {
+                    out[whole.offset(i % cols, i / cols).element] = *bits;
+                }
+            }
+            Self::Inverse => {
+                let plain = Self::None.pack(layout, scales)?;
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = plain[whole.offset(i % cols, i / cols).element];
+                }
+            }
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,230 @@
+//! One quantized matrix product.
+
+use serde_json::{Value, json};
+
+use crate::case::{
+    Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, not_negative, rule, stored,
+};
+use crate::check::{Declared, OutputReport, marlin, product, quantized, scheduled};
+use crate::dims::Shape;
+use crate::ops::quant::keys::{
+    check_matrix, contradiction, extend, insert_some, quant_json, quant_keys, scale_factor,
+    schedule_json,
+};
+use crate::ops::quant::lattice::{
+    DEVICE, LINEAR_SHAPES, Probe, deployment, on_rank, parallel, quants, scheme,
+};
+use crate::ops::quant::tensors::Matrix;
+use crate::ops::quant::{ParallelStyle, QuantConfig, ScheduleChoice, finite_scales, unordered};
+use crate::ops::tensors::{F32, FLAGS};
+use crate::ops::{Operation, is_read_back};
+use crate::quantize::ActivationRule;
+use crate::select::{LinearDesc, select_linear};
+use crate::vectors::tensors::Stack;
+use crate::vectors::values::whole_k;
+use crate::vectors::{ROWS, Rng, activations, computed, states_factor, weight};
+use crate::{Error, Result};
+
+/// Config of `linear`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinearConfig {
+    /// The matrix's format.
+    pub quant: QuantConfig,
+    /// Rows of x.
+    pub size_m: usize,
+    /// Output features.
+    pub size_n: usize,
+    /// Input features.
+    pub size_k: usize,
+    /// The power of two that NVFP4 scales were multiplied with (bf16).
+    pub scale_factor: Option<f64>,
+    /// How `y` was computed, where it is to be equal for every bit.
+    pub schedule: Option<ScheduleChoice>,
+    /// The rule by which `in.a_q` and `in.a_scales` were made of `in.x`; where absent, any known one.
+    pub quantizer: Option<ActivationRule>,
+}
+
+impl Operation for LinearConfig {
+    fn keys() -> &'static [&'static str] {
+        &[
+            "checkpoint_format",
+            "weight_type",
+            "dtype",
+            "input_dtype",
+            "group_size",
+            "desc_act",
+            "is_k_full",
+            "has_bias",
+            "tensor_parallel",
+            "convention",
+            "size_m",
+            "size_n",
+            "size_k",
+            "scale_factor",
+            "schedule",
+            "quantizer",
+        ]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let quant = quant_keys(r)?;
+        let scale_factor = scale_factor(r, "scale_factor", &quant)?;
+        let config = LinearConfig {
+            quant,
+            size_m: r.size("size_m")?,
+            size_n: r.size("size_n")?,
+            size_k: r.size("size_k")?,
+            scale_factor,
+            schedule: r.schedule("schedule")?,
+            quantizer: r.optional_name("quantizer", ActivationRule::NAMED)?,
+        };
+        if let (Some(rule), None) = (config.quantizer, config.quant.input_dtype) {
+            let with = "input_dtype null, which quantizes no activations";
+            return Err(contradiction("quantizer", rule.name(), with));
+        }
+        check_matrix(&config.quant, ("size_k", config.size_k), ("size_n", config.size_n))?;
+        Ok(config)
+    }
+
+    fn lattice() -> Result<Vec<Self>> {
+        let parallels = [
+            None,
+            parallel(2, 1, ParallelStyle::Column),
+            parallel(2, 0, ParallelStyle::Row),
+            parallel(4, 3, ParallelStyle::Row),
+        ];
+        let config = |quant: QuantConfig, (size_k, size_n)| LinearConfig {
+            quant,
+            size_m: 1,
+            size_n,
+            size_k,
+            scale_factor: None,
+            schedule: None,
+            quantizer: None,
+        };
+        // A combination of types that fits no shape need not be multiplied with the other axes.
+        let mut probe = Probe::default();
+        let quants: Vec<_> =
+            quants().filter(|q| config(q.clone(), (384, 192)).is_offered(&mut probe)).collect();
+        let mut configs = Vec::new();
+        for quant in quants {
+            for tp in parallels {
+                for has_bias in FLAGS {
+                    let quant = on_rank(&quant, tp, has_bias);
+                    configs.extend(LINEAR_SHAPES.map(|shape| config(quant.clone(), shape)));
+                }
+            }
+        }
+        configs.retain(|c| c.is_offered(&mut probe));
+        Ok(configs)
+    }
+
+    fn json(&self) -> Value {
+        let mut v = quant_json(&self.quant);
+        extend(
+            &mut v,
+            json!({"size_m": self.size_m, "size_n": self.size_n, "size_k": self.size_k}),
+        );
+        insert_some(&mut v, "scale_factor", self.scale_factor);
+        insert_some(&mut v, "schedule", self.schedule.as_ref().map(schedule_json));
+        insert_some(&mut v, "quantizer", self.quantizer.map(ActivationRule::name));
+        v
+    }
+
+    fn describe(&self) -> String {
+        format!("{} k{} n{}", self.quant.describe(), self.size_k, self.size_n)
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let (m, n, k) = (Dim::Is(self.size_m), Dim::Is(self.size_n), Dim::Is(self.size_k));
+        let half = [stored(self.quant.dtype)];
+        let matrix = Matrix {
+            quant: &self.quant,
+            input: "in.".to_owned(),
+            output: "out.".to_owned(),
+            lead: Vec::new(),
+            size_k: self.size_k,
+            size_n: self.size_n,
+        };
+        let mut rules = matrix.rules()?;
+        rules.push(rule("in.x", &half, &[m, k]));
+        if let Some(input) = self.quant.input_dtype {
+            rules.push(rule("in.a_q", &[stored(input)], &[m, k]));
+            rules.push(rule("in.a_scales", F32, &[m, Dim::Is(1)]));
+        }
+        rules.push(rule("out.y", &half, &[m, n]));
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        finite_scales(&self.quant, inputs)?;
+        // With x, the scales are compared with it; without, they are taken as they are.
+        if let (Some(scales), None) = (inputs.get("a_scales"), inputs.get("x")) {
+            not_negative(scales)?;
+        }
+        unordered(&self.quant, inputs)?;
+        let both = ["a_q", "a_scales"];
+        if let [Some(_), None] | [None, Some(_)] = both.map(|name| inputs.get(name)) {
+            let absent = both.iter().find(|name| !inputs.contains_key(**name));
+            let name = format!("in.{}", absent.unwrap_or(&both[0]));
+            return Err(Error::missing(name, "the other half of the quantized activations"));
+        }
+        Ok(())
+    }
+
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        let product = Demand::product(self.size_m, self.size_n, self.size_k);
+        Ok(case.output("y").map(|_| product).into_iter().collect())
+    }
+
+    fn quant(&self) -> Option<&QuantConfig> {
+        Some(&self.quant)
+    }
+
+    fn size_k(&self, _prefix: &str) -> Option<usize> {
+        Some(self.size_k)
+    }
+
+    fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
+        let mut reports = marlin::linear(case, self)?;
+        // Every bit says more than a bound.
+        reports.extend(match scheduled::linear(case, self, declared)? {
+            Some(report) => Some(report),
+            None => product::linear(case, self, declared)?,
+        });
+        reports.extend(quantized::linear(case, self)?);
+        Ok(reports)
+    }
+
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let c = Self { size_m: rng.pick(&ROWS), ..self.clone() };
+        case.config = c.clone().into();
+        let shape = Shape::new(c.size_k, c.size_n);
+        let weights = vec![weight(rng, "weight", &c.quant, shape, whole_k(&c.quant, c.size_k))?];
+        let x = activations(rng, c.quant.dtype, c.size_m, c.size_k)?;
+        let stack = Stack { prefix: "", quant: &c.quant, shape, weights };
+        case.add_input("x", x);
+        stack.add_inputs(case)?;
+        let prepared = stack.add_outputs(case)?;
+        let stated = states_factor(&c.quant).then_some(f64::from(prepared.scale_factor));
+        let defined = computed::linear(case, &c, &stack.weights[0])?;
+        let schedule = defined.then_some(ScheduleChoice::Canonical);
+        case.config = Self { scale_factor: stated, schedule, ..c }.into();
+        Ok(())
+    }
+}
+
+impl LinearConfig {
+    /// Whether the reference refuses no case of this config.
+    fn is_offered(&self, probe: &mut Probe) -> bool {
+        let desc = LinearDesc {
+            input_size: whole_k(&self.quant, self.size_k),
+            input_size_per_partition: self.size_k,
+            output_size_per_partition: self.size_n,
+            options: deployment(),
+        };
+        is_read_back(self)
+            && probe.takes(&self.quant)
+            && select_linear(&scheme(&self.quant), &desc, &DEVICE).chosen.is_some()
+    }
+}

@@ -1,0 +1,399 @@
+//! The operations that a case can hold, one file or folder for each: its config, its tensors, what it
+//! computes, how its outputs are judged, its known mistakes, and the cases that are generated for it.
+//!
+//! [`operations!`](crate::operations) is the table. Case files, `check`, `vectors` and the fuzzing kit
+//! iterate over it, so that a new operation is a file here and a row there.
+
+mod align;
+pub(crate) mod computation;
+mod draw;
+mod dyn_quant;
+mod fp8_moe;
+mod fp8_requantize;
+mod gpt_oss_mxfp4;
+mod interleaving;
+mod linear;
+mod moe;
+mod normalize_fnuz;
+mod nvfp4_experts;
+mod preprocess;
+mod projected;
+mod quant;
+mod router;
+mod router_golden;
+mod scaled_fp4_mm;
+mod scaled_fp4_quant;
+mod scaled_mm;
+mod swizzle_blockscale;
+mod tensors;
+mod trtllm_mxint4;
+mod w8a8_fp8;
+
+use serde_json::{Map, Value};
+
+pub use align::AlignConfig;
+pub use dyn_quant::{DynQuantConfig, Packing};
+pub use fp8_moe::Fp8LayerConfig;
+pub use fp8_requantize::RequantizeConfig;
+pub use gpt_oss_mxfp4::GptOssConfig;
+pub use linear::LinearConfig;
+pub use moe::MoeConfig;
+pub use normalize_fnuz::FnuzConfig;
+pub use nvfp4_experts::Nvfp4ExpertsConfig;
+pub use preprocess::PreprocessConfig;
+pub use quant::{CheckpointFormat, ParallelStyle, QuantConfig, ScheduleChoice, TensorParallel};
+pub use router::{GroupedTopk, RouterConfig};
+pub use scaled_fp4_mm::Fp4MmConfig;
+pub use scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
+pub use scaled_mm::Fp8MmConfig;
+pub use swizzle_blockscale::SwizzleConfig;
+pub use trtllm_mxint4::MxInt4Config;
+
+pub(crate) use router_golden::{is_router_golden, parse_golden};
+
+use crate::Result;
+use crate::case::{Case, CaseError, Demand, Inputs, Reader, TensorRule};
+use crate::check::{Declared, OutputReport};
+use crate::named::named;
+use crate::vectors::Rng;
+use computation::{Defined, add_outputs};
+
+/// An operation, implemented by its config.
+pub(crate) trait Operation: std::fmt::Debug {
+    /// The config keys that the operation reads.
+    fn keys() -> &'static [&'static str]
+    where
+        Self: Sized;
+
+    /// The keys that `map` may have; `None` where any may stand.
+    fn keys_in(_map: &Map<String, Value>) -> Option<&'static [&'static str]>
+    where
+        Self: Sized,
+    {
+        Some(Self::keys())
+    }
+
+    /// Reads and checks the keys.
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError>
+    where
+        Self: Sized;
+
+    /// Configs around the edges of tiles, groups and types, in a fixed order: generated cases walk it.
+    ///
+    /// # Errors
+    /// None for the operations in the table.
+    fn lattice() -> Result<Vec<Self>>
+    where
+        Self: Sized;
+
+    /// The ids of the known mistakes of [`Operation::computation`].
+    fn mistakes() -> Vec<&'static str>
+    where
+        Self: Sized,
+    {
+        Vec::new()
+    }
+
+    /// The keys, as [`Operation::read`] takes them.
+    fn json(&self) -> Value;
+
+    /// A config in a few words: its keys' values.
+    fn describe(&self) -> String {
+        let word = |(key, value): (&String, &Value)| match value {
+            Value::Null => None,
+            Value::Object(_) => Some(key.clone()),
+            Value::String(text) => Some(text.clone()),
+            other => Some(format!("{key} {other}")),
+        };
+        let json = self.json();
+        json.as_object().into_iter().flatten().filter_map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Every tensor that the operation knows. `experts` is the leading axis of a MoE case's weights: the
+    /// experts of this rank.
+    ///
+    /// # Errors
+    /// For sizes that the operation cannot have.
+    fn tensors(&self, experts: usize) -> Result<Vec<TensorRule>>;
+
+    /// Checks the values of inputs whose shapes and types are right.
+    ///
+    /// # Errors
+    /// [`crate::Error::Value`] for one that nothing could be computed from; [`CaseError`] for
+    /// statements that contradict each other.
+    fn check_inputs(&self, _inputs: &Inputs<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// What checking a case takes, beyond what its tensors bound.
+    ///
+    /// # Errors
+    /// As [`Operation::tensors`].
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        Ok(vec![Demand::outputs(case.op, &self.tensors(0)?)])
+    }
+
+    /// How many rows every output has, where only the inputs say so.
+    fn output_rows(&self, _inputs: &Inputs<'_>) -> Option<usize> {
+        None
+    }
+
+    /// The format of the quantized matrices.
+    fn quant(&self) -> Option<&QuantConfig> {
+        None
+    }
+
+    /// K of the quantized matrix whose tensors begin with `prefix`.
+    fn size_k(&self, _prefix: &str) -> Option<usize> {
+        None
+    }
+
+    /// What defines every bit of the outputs; `None` for an operation that is judged stage by stage.
+    ///
+    /// # Errors
+    /// For inputs that the operation refuses.
+    fn computation(&self, _case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
+        Ok(None)
+    }
+
+    /// The verdicts on the outputs that the case has: by default, every bit of
+    /// [`Operation::computation`]'s.
+    ///
+    /// # Errors
+    /// For inputs that the operation refuses.
+    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
+        self.computation(case)?.map_or(Ok(Vec::new()), |computation| computation.judge(case))
+    }
+
+    /// Whether a case's outputs can have only one value each, so that another is wrong.
+    fn fixes_every_bit(&self) -> bool {
+        true
+    }
+
+    /// The config for the first row of activations alone, and the inputs that have an axis of rows;
+    /// `None` where an output depends on all rows.
+    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
+        None
+    }
+
+    /// The config of a kernel that cuts K otherwise; `None` where there is no such kernel.
+    fn with_k_cut_otherwise(&self) -> Option<CaseConfig> {
+        None
+    }
+
+    /// Adds random inputs to an empty case.
+    ///
+    /// # Errors
+    /// None for a config of the lattice.
+    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        draw::any_inputs(case, rng)
+    }
+
+    /// Adds random inputs to an empty case, and every output that the reference computes.
+    ///
+    /// # Errors
+    /// None for a config of the lattice.
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        self.draw_inputs(case, rng)?;
+        add_outputs(case)
+    }
+}
+
+/// A row of the table: what can be asked of an operation without a config of it.
+pub(crate) struct Entry {
+    /// The operation.
+    pub(crate) op: Op,
+    /// [`Operation::keys`].
+    pub(crate) keys: fn() -> &'static [&'static str],
+    /// [`Operation::keys_in`].
+    pub(crate) keys_in: fn(&Map<String, Value>) -> Option<&'static [&'static str]>,
+    /// [`Operation::read`].
+    pub(crate) read: fn(&Reader<'_>) -> Result<CaseConfig, CaseError>,
+    /// [`Operation::lattice`].
+    pub(crate) lattice: fn() -> Result<Vec<CaseConfig>>,
+    /// [`Operation::mistakes`].
+    pub(crate) mistakes: fn() -> Vec<&'static str>,
+}
+
+impl Entry {
+    const fn new<C: Operation + Into<CaseConfig>>(op: Op) -> Self {
+        Self {
+            op,
+            keys: C::keys,
+            keys_in: C::keys_in,
+            read: |r| C::read(r).map(C::into),
+            lattice: || {
+                let all = C::lattice()?.into_iter().filter(|c| is_read_back(c));
+                Ok(all.map(C::into).collect())
+            },
+            mistakes: C::mistakes,
+        }
+    }
+}
+
+/// Whether the case reader takes what a config writes.
+fn is_read_back<C: Operation>(config: &C) -> bool {
+    let json = config.json();
+    json.as_object().is_some_and(|map| C::read(&Reader { map, op: "", prefix: "" }).is_ok())
+}
+
+/// Calls a macro with a row for each operation: its documentation, its variant of [`Op`] and
+/// [`CaseConfig`], its name in files, its config. Rows of `computed` have a
+/// computation that defines every bit.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! operations {
+    ($with:ident) => {
+        $with! {
+            staged {
+                /// One quantized matrix product.
+                Linear "linear" linear::LinearConfig,
+                /// A Mixture-of-Experts layer.
+                Moe "moe" moe::MoeConfig,
+                /// Scores to expert ids and weights.
+                Router "router" router::RouterConfig,
+                /// Expert ids to padded blocks of tokens.
+                Align "moe_align_block_size" align::AlignConfig,
+                /// int4 codes for fp8 activations.
+                Preprocess "int4_fp8_preprocess" preprocess::PreprocessConfig,
+                /// The Arm int4 path with dynamically quantized activations.
+                DynQuant "dyn_quant_linear" dyn_quant::DynQuantConfig,
+            }
+            computed {
+                /// Block scales interleaved in tiles.
+                SwizzleBlockscale "swizzle_blockscale" swizzle_blockscale::SwizzleConfig,
+                /// Experts of int4 with bf16 scales, for TensorRT-LLM's kernels.
+                TrtllmMxInt4 "prepare_static_weights_for_trtllm_mxint4_moe"
+                    trtllm_mxint4::MxInt4Config,
+                /// NVFP4 experts in a kernel's layout.
+                Nvfp4Experts "convert_to_nvfp4_moe_kernel_format"
+                    nvfp4_experts::Nvfp4ExpertsConfig,
+                /// One scale for w1 and w3 of FP8 experts.
+                Fp8Requantize "process_fp8_weight_tensor_strategy_moe"
+                    fp8_requantize::RequantizeConfig,
+                /// e4m3fn to e4m3fnuz.
+                NormalizeFnuz "normalize_e4m3fn_to_e4m3fnuz" normalize_fnuz::FnuzConfig,
+                /// What a rank loads of gpt-oss's MXFP4 experts.
+                GptOssMxfp4 "load_weights_mxfp4" gpt_oss_mxfp4::GptOssConfig,
+                /// Activations to NVFP4.
+                ScaledFp4Quant "scaled_fp4_quant" scaled_fp4_quant::Fp4QuantConfig,
+                /// A product of NVFP4 activations and weights.
+                ScaledFp4Mm "cutlass_scaled_fp4_mm" scaled_fp4_mm::Fp4MmConfig,
+                /// A product of FP8 activations and weights.
+                ScaledMm "cutlass_scaled_mm" scaled_mm::Fp8MmConfig,
+                /// A layer of FP8 activations and weights.
+                Fp8Moe "fused_experts_fp8_w8a8" fp8_moe::Fp8LayerConfig,
+            }
+        }
+    };
+}
+
+macro_rules! table {
+    ($($group:ident {
+        $($(#[$doc:meta])* $variant:ident $name:literal $module:ident::$config:ident,)+
+    })+) => {
+        named! {
+            /// The operation of a case.
+            Op { $($($(#[$doc])* $variant $name),+),+ }
+        }
+
+        /// A case's config, by operation.
+        #[derive(Debug, Clone, PartialEq)]
+        #[non_exhaustive]
+        pub enum CaseConfig { $($($(#[$doc])* $variant($config)),+),+ }
+
+        /// Every operation.
+        pub(crate) const ALL: &[Entry] = &[$($(Entry::new::<$config>(Op::$variant)),+),+];
+
+        impl CaseConfig {
+            /// The operation that this configures.
+            pub const fn op(&self) -> Op {
+                match self { $($(Self::$variant(_) => Op::$variant),+),+ }
+            }
+
+            /// The operation, as case files, `check` and `vectors` know it.
+            pub(crate) fn operation(&self) -> &dyn Operation {
+                match self { $($(Self::$variant(c) => c),+),+ }
+            }
+        }
+
+        $($(impl From<$config> for CaseConfig {
+            fn from(config: $config) -> Self {
+                Self::$variant(config)
+            }
+        })+)+
+    };
+}
+operations!(table);
+
+impl Op {
+    /// The operation's row of the table.
+    pub(crate) fn entry(self) -> &'static Entry {
+        // The enum and the table have the same rows in the same order.
+        &ALL[self as usize]
+    }
+}
+
+impl CaseConfig {
+    /// Reads the config of `op`.
+    ///
+    /// # Errors
+    /// An unknown or missing key, a value of another type or outside its domain, or two that
+    /// contradict.
+    pub fn from_json(op: Op, map: &Map<String, Value>) -> Result<Self, CaseError> {
+        crate::case::check_keys(op, map)?;
+        (op.entry().read)(&Reader { map, op: op.name(), prefix: "" })
+    }
+
+    /// The config as case files write it.
+    pub fn to_json(&self) -> Map<String, Value> {
+        match self.operation().json() {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
+    }
+
+    /// Every tensor that the operation knows under this config.
+    ///
+    /// `experts` is the leading axis of a MoE case's weights: the experts of this rank.
+    ///
+    /// # Errors
+    /// For sizes that the operation cannot have.
+    pub fn rules(&self, experts: usize) -> Result<Vec<TensorRule>> {
+        self.operation().tensors(experts)
+    }
+
+    /// The format of the quantized matrices of `linear` and `moe`.
+    pub fn quant(&self) -> Option<&QuantConfig> {
+        self.operation().quant()
+    }
+
+    /// Whether a case's outputs can have only one value each, so that another is wrong.
+    pub fn fixes_every_bit(&self) -> bool {
+        self.operation().fixes_every_bit()
+    }
+
+    /// The config for the first row of activations alone, and the inputs that have an axis of rows;
+    /// `None` where an output depends on all rows.
+    pub fn with_one_row(&self) -> Option<(Self, &'static [&'static str])> {
+        self.operation().with_one_row()
+    }
+
+    /// The config of a kernel that cuts K otherwise; `None` where there is no such kernel.
+    pub fn with_k_cut_otherwise(&self) -> Option<Self> {
+        self.operation().with_k_cut_otherwise()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_finds_its_own_row() {
+        for &(name, op) in Op::NAMED {
+            assert_eq!(op.entry().op, op, "{name}");
+        }
+        assert_eq!(ALL.len(), Op::NAMED.len());
+    }
+}

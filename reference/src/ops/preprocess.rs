@@ -1,0 +1,126 @@
+//! int4 codes for fp8 activations.
+
+use serde_json::{Value, json};
+
+use crate::case::{Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
+use crate::check::{Declared, OutputReport, marlin};
+use crate::dims::GroupSize;
+use crate::layout::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
+use crate::ops::Operation;
+use crate::ops::quant::CheckpointFormat;
+use crate::ops::quant::keys::divisible;
+use crate::ops::quant::lattice::LINEAR_SHAPES;
+use crate::ops::tensors::I32;
+use crate::tensor::{DType, Tensor};
+use crate::vectors::Rng;
+use crate::vectors::tensors::bytes_of;
+use crate::{Error, Result};
+
+/// Config of `int4_fp8_preprocess`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PreprocessConfig {
+    /// [`CheckpointFormat::Gptq`] or [`CheckpointFormat::Awq`].
+    pub checkpoint_format: CheckpointFormat,
+    /// Input features.
+    pub size_k: usize,
+    /// Output features.
+    pub size_n: usize,
+}
+
+impl Operation for PreprocessConfig {
+    fn keys() -> &'static [&'static str] {
+        &["checkpoint_format", "size_k", "size_n"]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let formats =
+            [CheckpointFormat::Gptq, CheckpointFormat::Awq].map(|format| (format.name(), format));
+        let checkpoint_format = r.name("checkpoint_format", &formats)?;
+        let (size_k, size_n) = (r.size("size_k")?, r.size("size_n")?);
+        match checkpoint_format {
+            CheckpointFormat::Awq => divisible("size_n", size_n, 8, "codes of a packed word")?,
+            _ => divisible("size_k", size_k, 8, "codes of a packed word")?,
+        }
+        Ok(PreprocessConfig { checkpoint_format, size_k, size_n })
+    }
+
+    fn lattice() -> Result<Vec<Self>> {
+        let formats = [CheckpointFormat::Gptq, CheckpointFormat::Awq];
+        let config = |checkpoint_format| {
+            LINEAR_SHAPES.map(|(size_k, size_n)| PreprocessConfig {
+                checkpoint_format,
+                size_k,
+                size_n,
+            })
+        };
+        Ok(formats.into_iter().flat_map(config).collect())
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "checkpoint_format": self.checkpoint_format.name(),
+            "size_k": self.size_k, "size_n": self.size_n,
+        })
+    }
+
+    fn describe(&self) -> String {
+        format!("{} k{} n{}", self.checkpoint_format, self.size_k, self.size_n)
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let awq = self.checkpoint_format == CheckpointFormat::Awq;
+        let shape = if awq {
+            [Dim::Is(self.size_k), Dim::Is(self.size_n / 8)]
+        } else {
+            [Dim::Is(self.size_k / 8), Dim::Is(self.size_n)]
+        };
+        let mut rules =
+            vec![rule("in.qweight", I32, &shape).required(true), rule("out.qweight", I32, &shape)];
+        if awq {
+            let zeros = [Dim::Some, Dim::Is(self.size_n / 8)];
+            rules.push(rule("in.qzeros", I32, &zeros).required(true));
+        }
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        if let Some(zeros) = inputs.get("qzeros") {
+            let [groups, _] = zeros.dims2()?;
+            if !self.size_k.is_multiple_of(groups.max(1)) {
+                let rule = format!("a number of groups that divides size_k {}", self.size_k);
+                return Err(Error::shape(zeros.name(), zeros.shape(), rule));
+            }
+        }
+        Ok(())
+    }
+
+    fn demands(&self, _case: &Case<'_>) -> Result<Vec<Demand>> {
+        Ok(Vec::new())
+    }
+
+    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
+        marlin::preprocess(case, self)
+    }
+
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let awq = self.checkpoint_format == CheckpointFormat::Awq;
+        let words: Vec<u32> = (0..self.size_k * self.size_n / 8).map(|_| rng.next_u32()).collect();
+        let per_row = self.size_n / 8;
+        let shape =
+            if awq { vec![self.size_k, per_row] } else { vec![self.size_k / 8, self.size_n] };
+        let group = rng.pick(&[GroupSize::Channel, GroupSize::Of(32), GroupSize::Of(128)]);
+        let groups = group.groups(crate::dims::LogicalK(self.size_k))?;
+        let tensor =
+            |shape: Vec<usize>, words: &[u32]| Tensor::new("", DType::I32, shape, bytes_of(words));
+        case.add_input("qweight", tensor(shape.clone(), &words)?);
+        let rewritten = if awq {
+            let zeros: Vec<u32> = (0..groups * per_row).map(|_| rng.next_u32()).collect();
+            case.add_input("qzeros", tensor(vec![groups, per_row], &zeros)?);
+            int4_to_fp8_asymmetric(&words, &zeros, per_row)?
+        } else {
+            int4_to_fp8_symmetric(&words)
+        };
+        case.add_output("qweight", tensor(shape, &rewritten)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! Formats, types, group sizes and ranks in every combination that the reference does not refuse.
+
+use std::collections::HashMap;
+
+use crate::config::{
+    ActivationScheme, CheckpointFormat as Stored, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
+    Wna16Scheme, ZeroPoints,
+};
+use crate::dims::{GroupSize, Shape};
+use crate::layout::marlin::{InputDtype, Options, prepare};
+use crate::ops::quant::{CheckpointFormat, ParallelStyle, QuantConfig, TensorParallel};
+use crate::ops::tensors::{FLAGS, HALF};
+use crate::scalar::ScalarType;
+use crate::select::{Capability, Options as Deployment};
+use crate::vectors::{Rng, weight};
+use crate::{Result, act_order};
+
+const INPUTS: [Option<ScalarType>; 3] =
+    [None, Some(ScalarType::INT8), Some(ScalarType::FLOAT8_E4M3FN)];
+
+/// Those that kernels have, and 16, which only NVFP4 may have.
+const GROUPS: [GroupSize; 5] = [
+    GroupSize::Channel,
+    GroupSize::Of(16),
+    GroupSize::Of(32),
+    GroupSize::Of(64),
+    GroupSize::Of(128),
+];
+
+/// K × N of one rank: K = 128, where a group of 128 is the whole K; N an odd multiple of 64.
+pub(crate) const LINEAR_SHAPES: [(usize, usize); 6] =
+    [(128, 64), (128, 192), (128, 320), (256, 64), (256, 128), (384, 192)];
+
+pub(crate) const fn parallel(
+    size: usize,
+    rank: usize,
+    style: ParallelStyle,
+) -> Option<TensorParallel> {
+    Some(TensorParallel { size, rank, style })
+}
+
+/// Types, group sizes and orders, in every combination.
+pub(crate) fn quants() -> impl Iterator<Item = QuantConfig> {
+    CheckpointFormat::NAMED.iter().flat_map(|&(_, checkpoint_format)| {
+        checkpoint_format.weight_types().iter().flat_map(move |&weight_type| {
+            HALF.into_iter().flat_map(move |dtype| {
+                INPUTS.into_iter().flat_map(move |input_dtype| {
+                    GROUPS.into_iter().flat_map(move |group_size| {
+                        FLAGS.into_iter().map(move |desc_act| QuantConfig {
+                            checkpoint_format,
+                            weight_type,
+                            dtype,
+                            input_dtype,
+                            group_size,
+                            desc_act,
+                            is_k_full: true,
+                            has_bias: false,
+                            tensor_parallel: None,
+                            convention: None,
+                        })
+                    })
+                })
+            })
+        })
+    })
+}
+
+/// `quant` on a rank: the slices that a row-parallel rank holds may cut groups.
+pub(crate) fn on_rank(
+    quant: &QuantConfig,
+    tp: Option<TensorParallel>,
+    has_bias: bool,
+) -> QuantConfig {
+    let row = tp.is_some_and(|tp| tp.style == ParallelStyle::Row);
+    QuantConfig {
+        is_k_full: act_order::is_k_full(quant.desc_act, row),
+        has_bias,
+        tensor_parallel: tp,
+        ..quant.clone()
+    }
+}
+
+/// A device on which no choice between Marlin and native FP8 hides a format: every Marlin kernel
+/// runs on compute capability 8.9.
+pub(crate) const DEVICE: Capability = Capability::cuda(8, 9);
+
+/// Answers of the packing functions for what does not depend on a shape. They are costly to ask
+/// and few.
+#[derive(Debug, Default)]
+pub(crate) struct Probe {
+    types: HashMap<(CheckpointFormat, ScalarType, ScalarType, Option<ScalarType>), bool>,
+}
+
+impl Probe {
+    /// Whether the packing functions take these types, by packing one small matrix of them.
+    pub(crate) fn takes(&mut self, q: &QuantConfig) -> bool {
+        let key = (q.checkpoint_format, q.weight_type, q.dtype, q.input_dtype);
+        *self.types.entry(key).or_insert_with(|| pack_small(q).is_ok())
+    }
+}
+
+fn pack_small(q: &QuantConfig) -> Result<()> {
+    let shape = Shape::new(128, 64);
+    let quant = QuantConfig {
+        group_size: q.checkpoint_format.fixed_group().unwrap_or(GroupSize::Channel),
+        desc_act: false,
+        tensor_parallel: None,
+        ..q.clone()
+    };
+    let weight = weight(&mut Rng::new(0), "probe", &quant, shape, shape.size_k)?;
+    let options =
+        Options { input_dtype: InputDtype::from_config(q.input_dtype)?, ..Options::new(q.dtype) };
+    prepare(&[weight], options).map(|_| ())
+}
+
+/// The config as selection knows it.
+pub(crate) fn scheme(q: &QuantConfig) -> Scheme {
+    let container = FloatContainer::CompressedTensors;
+    match q.checkpoint_format {
+        CheckpointFormat::Gptq | CheckpointFormat::Awq => {
+            let awq = q.checkpoint_format == CheckpointFormat::Awq;
+            Scheme::Wna16(Wna16Scheme {
+                checkpoint_format: if awq { Stored::Awq } else { Stored::Gptq },
+                weight_type: q.weight_type,
+                group_size: q.group_size,
+                desc_act: q.desc_act,
+                actorder: None,
+                zeros: if awq { ZeroPoints::Stored } else { ZeroPoints::Symmetric },
+            })
+        }
+        CheckpointFormat::Fp8 => Scheme::Fp8(Fp8Scheme {
+            container,
+            strategy: match q.group_size {
+                GroupSize::Channel => ScaleStrategy::Channel,
+                GroupSize::Of(g) => ScaleStrategy::Block { block_n: g, block_k: g },
+            },
+            activations: ActivationScheme::None,
+            scale_inv: false,
+        }),
+        CheckpointFormat::Mxfp8 => Scheme::Mxfp8 { container },
+        CheckpointFormat::Nvfp4 => Scheme::Nvfp4 { container, weight_only: true },
+        CheckpointFormat::Mxfp4 => Scheme::Mxfp4 { container },
+    }
+}
+
+/// 8-bit activations are not asked about here: a layer's method takes fewer pairs of types than
+/// the operators behind it, and a case is one operator's.
+pub(crate) fn deployment() -> Deployment {
+    Deployment { force_fp8_marlin: true, ..Deployment::default() }
+}

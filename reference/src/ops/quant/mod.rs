@@ -1,0 +1,217 @@
+//! How the quantized matrices of `linear` and `moe` are stored: keys and what they say.
+
+pub(in crate::ops) mod keys;
+pub(in crate::ops) mod lattice;
+pub(in crate::ops) mod tensors;
+
+use crate::{Error, Result};
+
+named! {
+    /// How a checkpoint stores a matrix.
+    CheckpointFormat {
+        /// int32 packed along K.
+        Gptq "gptq",
+        /// int32 packed along N, interleaved, with zero points.
+        Awq "awq",
+        /// e4m3fn with real scales.
+        Fp8 "fp8",
+        /// e4m3fn with a power of two per 32 k.
+        Mxfp8 "mxfp8",
+        /// e2m1 with an e4m3 scale per 16 k and a global scale.
+        Nvfp4 "nvfp4",
+        /// e2m1 with a power of two per 32 k.
+        Mxfp4 "mxfp4",
+    }
+}
+
+use crate::case::{CaseError, Inputs, finite, in_range};
+use crate::dims::{GroupSize, LogicalK};
+use crate::gemm::Convention;
+use crate::gemm::schedule::Schedule;
+use crate::named::named;
+use crate::scalar::ScalarType;
+impl CheckpointFormat {
+    /// The weight types that the format can hold.
+    pub const fn weight_types(self) -> &'static [ScalarType] {
+        match self {
+            Self::Gptq => &[ScalarType::UINT4B8, ScalarType::UINT8B128],
+            Self::Awq => &[ScalarType::UINT4, ScalarType::UINT8],
+            Self::Fp8 | Self::Mxfp8 => &[ScalarType::FLOAT8_E4M3FN],
+            Self::Nvfp4 | Self::Mxfp4 => &[ScalarType::FLOAT4_E2M1F],
+        }
+    }
+
+    /// The group size that the format itself fixes.
+    pub const fn fixed_group(self) -> Option<GroupSize> {
+        match self {
+            Self::Mxfp8 | Self::Mxfp4 => Some(GroupSize::Of(32)),
+            Self::Nvfp4 => Some(GroupSize::Of(16)),
+            _ => None,
+        }
+    }
+}
+
+named! {
+    /// Which dimension tensor parallelism cuts.
+    ParallelStyle {
+        /// N is cut.
+        Column "column",
+        /// K is cut.
+        Row "row",
+    }
+}
+
+/// A rank's place among the ranks that share a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorParallel {
+    /// Number of ranks.
+    pub size: usize,
+    /// This rank, below `size`.
+    pub rank: usize,
+    /// Which dimension is cut.
+    pub style: ParallelStyle,
+}
+
+/// What `linear` and `moe` say about their quantized matrices.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantConfig {
+    /// How the weight inputs are stored.
+    pub checkpoint_format: CheckpointFormat,
+    /// What a code means.
+    pub weight_type: ScalarType,
+    /// Activations, scales and output: [`ScalarType::FLOAT16`] or [`ScalarType::BFLOAT16`].
+    pub dtype: ScalarType,
+    /// 8-bit activations: [`ScalarType::INT8`] or [`ScalarType::FLOAT8_E4M3FN`].
+    pub input_dtype: Option<ScalarType>,
+    /// k per scale.
+    pub group_size: GroupSize,
+    /// Whether rows are ordered by activation size, with `g_idx`.
+    pub desc_act: bool,
+    /// Whether a rank holds the whole K.
+    pub is_k_full: bool,
+    /// Whether there is a bias.
+    pub has_bias: bool,
+    /// Present on a tensor-parallel rank.
+    pub tensor_parallel: Option<TensorParallel>,
+    /// Which numbers enter the products, and what is rounded; where absent, every known convention
+    /// is tried.
+    pub convention: Option<Convention>,
+}
+
+impl QuantConfig {
+    /// Whether rows belong to groups by `g_idx`. With channel-wise scales `desc_act` has no meaning.
+    pub fn has_act_order(&self) -> bool {
+        self.desc_act && self.group_size != GroupSize::Channel
+    }
+
+    /// Number of scale rows of a matrix with `size_k` rows; `None` where any number is right,
+    /// since the rank holds a slice of K and all scales of the whole matrix.
+    pub fn scale_rows(&self, size_k: usize) -> crate::Result<Option<usize>> {
+        let cut = self.tensor_parallel.is_some_and(|tp| tp.style == ParallelStyle::Row);
+        if self.has_act_order() && (cut || !self.is_k_full) {
+            return Ok(None);
+        }
+        self.group_size.groups(LogicalK(size_k)).map(Some)
+    }
+
+    /// The format in a few words.
+    pub(super) fn describe(&self) -> String {
+        let mut words = vec![
+            self.checkpoint_format.to_string(),
+            self.weight_type.to_string(),
+            self.dtype.to_string(),
+            format!("g{}", self.group_size),
+        ];
+        words.extend(self.input_dtype.map(|t| format!("{t} activations")));
+        words.extend(self.desc_act.then(|| "desc_act".to_owned()));
+        words.extend(self.has_bias.then(|| "bias".to_owned()));
+        words.extend(self.tensor_parallel.map(|t| format!("{} {}/{}", t.style, t.rank, t.size)));
+        words.join(" ")
+    }
+
+    /// Codes per 32-bit word.
+    pub fn pack(&self) -> usize {
+        32 / self.weight_type.size_bits().max(1) as usize
+    }
+}
+
+/// The schedule that a case declares for a product.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ScheduleChoice {
+    /// The name `canonical`: [`Schedule::canonical`] of the case's weight and types.
+    Canonical,
+    /// A schedule that stands in the config.
+    Given(Box<Schedule>),
+}
+
+/// Checks scales, and under act-order the groups of rows.
+pub(super) fn finite_scales(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<()> {
+    for (name, tensor) in inputs {
+        let bare = name.trim_start_matches("w13_").trim_start_matches("w2_");
+        match bare {
+            "scales" | "weight_scale" | "weight_global_scale" => finite(tensor)?,
+            // Without act-order nobody reads it.
+            "g_idx" if quant.has_act_order() => {
+                let scales = name.replace("g_idx", "scales");
+                let groups = inputs
+                    .get(&scales)
+                    .and_then(|s| s.shape().iter().rev().nth(1).copied())
+                    .unwrap_or(0);
+                in_range(tensor, 0, groups, "a group")?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Without act-order, row k is of group k / group_size. A slice of K may begin anywhere.
+pub(super) fn unordered(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<()> {
+    let cut = quant.tensor_parallel.is_some_and(|tp| tp.style == ParallelStyle::Row);
+    if quant.has_act_order() || cut {
+        return Ok(());
+    }
+    for g_idx in ["g_idx", "w13_g_idx", "w2_g_idx"].iter().filter_map(|name| inputs.get(*name)) {
+        let size_k = g_idx.shape().last().copied().unwrap_or(1).max(1);
+        let group = |i: usize| match quant.group_size {
+            GroupSize::Channel => 0,
+            GroupSize::Of(size) => i % size_k / size,
+        };
+        let values = g_idx.elements::<i32>();
+        if let Some(i) = (0..values.len()).find(|&i| usize::try_from(values[i]) != Ok(group(i))) {
+            let at = crate::checkpoint::unflatten(g_idx.shape(), i);
+            let expected = format!("{}, the row's group without act-order (desc_act)", group(i));
+            return Err(Error::value(g_idx.name(), &at, values[i], expected));
+        }
+    }
+    Ok(())
+}
+
+/// The map of an expert-parallel rank holds as many experts as upstream gives that rank.
+pub(super) fn ranks(
+    num_experts: usize,
+    ep_size: usize,
+    ep_rank: usize,
+    inputs: &Inputs<'_>,
+) -> Result<()> {
+    if ep_size <= 1 {
+        return Ok(());
+    }
+    let contradiction = |with: &str| {
+        let (key, found, with) = ("ep_size".to_owned(), ep_size.to_string(), with.to_owned());
+        Err(CaseError::Contradiction { key, found, with }.into())
+    };
+    let Some(map) = inputs.get("expert_map") else {
+        return contradiction("the absence of `in.expert_map`, which every rank has");
+    };
+    // Which experts is a matter of placement, and of load balancing; how many is not.
+    let found = map.elements::<i32>().iter().filter(|&&local| local >= 0).count();
+    let expected = num_experts / ep_size + usize::from(ep_rank < num_experts % ep_size);
+    if found == expected {
+        return Ok(());
+    }
+    contradiction(&format!(
+        "`in.expert_map`, which has {found} experts where rank {ep_rank} has {expected} of \
+         {num_experts}"
+    ))
+}

@@ -1,0 +1,110 @@
+//! The tensors of a quantized matrix.
+
+use crate::Result;
+use crate::case::{Dim, TensorRule, rule, stored};
+use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::tensors::{F32, I32};
+use crate::scalar::ScalarType;
+use crate::tensor::DType;
+
+/// e8m0 scales are stored as bytes or under their own type.
+const E8M0: &[DType] = &[DType::U8, DType::F8E8M0];
+
+/// The tensors of one quantized matrix: names, types and shapes without a leading axis.
+pub(crate) struct Matrix<'c> {
+    pub(crate) quant: &'c QuantConfig,
+    /// `in.`, `in.w13_` or `in.w2_`.
+    pub(crate) input: String,
+    /// `out.`, `out.w13_` or `out.w2_`.
+    pub(crate) output: String,
+    /// Empty, or this rank's experts.
+    pub(crate) lead: Vec<Dim>,
+    pub(crate) size_k: usize,
+    pub(crate) size_n: usize,
+}
+
+impl Matrix<'_> {
+    fn rule(&self, name: String, dtypes: &[DType], shape: &[Dim]) -> TensorRule {
+        rule(name, dtypes, &[&self.lead[..], shape].concat())
+    }
+
+    pub(crate) fn rules(&self) -> Result<Vec<TensorRule>> {
+        use CheckpointFormat as F;
+        let Self { quant: q, size_k: k, size_n: n, .. } = *self;
+        let (input, output) = (|s| format!("{}{s}", self.input), |s| format!("{}{s}", self.output));
+        let half = [stored(q.dtype)];
+        let pack = q.pack();
+        let groups = q.scale_rows(k)?.map_or(Dim::Some, Dim::Is);
+        let is = Dim::Is;
+        let mut rules = Vec::new();
+        let mut add = |name, dtypes: &[DType], shape: &[Dim], required| {
+            rules.push(self.rule(name, dtypes, shape).required(required));
+        };
+        match q.checkpoint_format {
+            F::Gptq => add(input("qweight"), I32, &[is(k / pack), is(n)], true),
+            F::Awq => add(input("qweight"), I32, &[is(k), is(n / pack)], true),
+            F::Fp8 | F::Mxfp8 => add(input("weight"), &[DType::F8E4M3], &[is(n), is(k)], true),
+            F::Nvfp4 | F::Mxfp4 => add(input("weight"), &[DType::U8], &[is(n), is(k / 2)], true),
+        }
+        let e4m3 = [DType::F8E4M3];
+        let processed = match q.checkpoint_format {
+            F::Gptq | F::Awq => {
+                add(input("scales"), &half, &[groups, is(n)], true);
+                // int8 activations turn the scales into integers kept in the scale type's bits.
+                let int8 = q.input_dtype == Some(ScalarType::INT8);
+                if int8 { vec![half[0], DType::I16] } else { half.to_vec() }
+            }
+            F::Fp8 => {
+                add(input("weight_scale"), &half, &[groups, is(n)], true);
+                half.to_vec()
+            }
+            F::Mxfp8 | F::Mxfp4 => {
+                add(input("weight_scale"), E8M0, &[is(n), is(k / 32)], true);
+                E8M0.to_vec()
+            }
+            F::Nvfp4 => {
+                add(input("weight_scale"), &e4m3, &[is(n), is(k / 16)], true);
+                let name = input("weight_global_scale");
+                // A single matrix has one value, a stack one for each expert.
+                let shape: &[Dim] = if self.lead.is_empty() { &[is(1)] } else { &[] };
+                add(name, F32, shape, true);
+                add(output("marlin_global_scale"), F32, shape, false);
+                e4m3.to_vec()
+            }
+        };
+        add(output("marlin_qweight"), I32, &[is(k / 16), is(n * 16 / pack)], false);
+        add(output("marlin_scales"), &processed, &[groups, is(n)], false);
+        if q.checkpoint_format == F::Awq {
+            add(input("qzeros"), I32, &[groups, is(n / pack)], true);
+            add(output("marlin_zeros"), I32, &[groups, is(n / pack)], false);
+        }
+        if q.checkpoint_format == F::Gptq {
+            add(input("g_idx"), I32, &[is(k)], q.has_act_order());
+            add(output("g_idx_sort_indices"), I32, &[is(k)], false);
+            add(output("sorted_g_idx"), I32, &[is(k)], false);
+        }
+        if q.has_bias {
+            add(input("bias"), &half, &[is(n)], true);
+            add(output("marlin_bias"), &half, &[is(n)], false);
+        }
+        if q.input_dtype == Some(ScalarType::INT8) {
+            // One factor for the whole stack, which some producers repeat for each expert.
+            let shape: &[Dim] = if self.lead.is_empty() { &[is(1)] } else { &[] };
+            rules.push(self.rule(output("input_global_scale"), F32, shape).or_single());
+        }
+        Ok(rules)
+    }
+}
+
+pub(crate) fn topk(m: Dim, top_k: usize) -> [TensorRule; 2] {
+    let shape = [m, Dim::Is(top_k)];
+    [rule("out.topk_weights", F32, &shape), rule("out.topk_ids", I32, &shape)]
+}
+
+pub(crate) fn blocks() -> [TensorRule; 3] {
+    [
+        rule("out.sorted_token_ids", I32, &[Dim::Any]),
+        rule("out.expert_ids", I32, &[Dim::Any]),
+        rule("out.num_tokens_post_padded", I32, &[Dim::Is(1)]),
+    ]
+}

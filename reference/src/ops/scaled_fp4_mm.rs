@@ -1,0 +1,432 @@
+//! A product of NVFP4 activations and an NVFP4 weight, its fused shards with global scales of their own.
+
+use serde_json::{Value, json};
+
+use crate::case::{
+    Case, CaseError, Demand, Inputs, Reader, TensorRule, e4m3_scales, positive, stored,
+};
+use crate::check::compare::{Elements, Mismatch, Rows, elements};
+use crate::check::mistake::{Comparison, search};
+use crate::check::pattern::Values;
+use crate::check::power::{Accepted, Power, rejects_sample};
+use crate::check::product::{REMEDY, measure};
+use crate::check::{Declared, Diagnosis, OutputReport, Verdict, plain};
+use crate::dims::{GroupSize, Shape};
+use crate::gemm::tensor_core::{Architecture, BlockScaledUnit, find_block_scaled};
+use crate::gemm::{Bounded, Nvfp4Product, Nvfp4Rows};
+use crate::layout::Layout as _;
+use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::ops::computation::{
+    Computation, Defined, Expected, Form, Mistake, bitwise, codes, ids, known,
+};
+use crate::ops::draw::{any_bits, block_scales, positive_values};
+use crate::ops::tensors::{E4M3, F32, HALF, HALF_TYPES, U8, input, is, name_of, output, whole};
+use crate::ops::{CaseConfig, Operation};
+use crate::scalar::ScalarType;
+use crate::tensor::DType;
+use crate::vectors::Rng;
+use crate::weight::{Groups, Table, TableData, Weight};
+use crate::{Error, Result};
+
+/// Rows that half of k is left out of.
+const SAMPLE_ROWS: usize = 2;
+
+/// Generations whose block-scaled instructions a schedule may name.
+const UNITS: &[(&str, Architecture)] =
+    &[("blackwell", Architecture::Blackwell), ("rtx_blackwell", Architecture::RtxBlackwell)];
+
+/// Config of `cutlass_scaled_fp4_mm`: a product of NVFP4 activations and an NVFP4 weight.
+///
+/// in: `a` `[M, K / 2]` uint8, `a_scale` `[M, K / 16]` e4m3, `a_global_scale` `[1]` (a multiplier);
+/// `weight` `[N, K / 2]`, `weight_scale` `[N, K / 16]`, `weight_global_scale` `[shards]`, multipliers, one
+/// for each of `logical_widths`. out: `y` `[M, N]`, where each shard's sums are multiplied by its own
+/// global scale.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fp4MmConfig {
+    /// Type of y.
+    pub dtype: ScalarType,
+    /// Rows.
+    pub size_m: usize,
+    /// Columns.
+    pub size_n: usize,
+    /// Multiple of 16.
+    pub size_k: usize,
+    /// `logical_widths`: columns of each fused shard; all of N where absent.
+    pub widths: Vec<usize>,
+    /// `schedule` `{"architecture": …}`: one instruction after the other in ascending k, compared for
+    /// every bit.
+    pub schedule: Option<Architecture>,
+}
+
+impl Fp4MmConfig {
+    /// The unit of the declared schedule.
+    pub fn unit(&self) -> Option<&'static BlockScaledUnit> {
+        find_block_scaled(self.schedule?, ScalarType::FLOAT8_E4M3FN, 16)
+    }
+
+    /// The unit whose class bounds a product without a schedule: the generations compute alike.
+    pub(crate) fn any_unit(&self) -> Option<&'static BlockScaledUnit> {
+        find_block_scaled(Architecture::Blackwell, ScalarType::FLOAT8_E4M3FN, 16)
+    }
+}
+
+impl Operation for Fp4MmConfig {
+    fn keys() -> &'static [&'static str] {
+        &["dtype", "size_m", "size_n", "size_k", "logical_widths", "schedule", "convention"]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let schedule = match r.object("schedule", "schedule.", &["architecture"])? {
+            Some(schedule) => Some(schedule.name("architecture", UNITS)?),
+            None => None,
+        };
+        let size_n = r.size("size_n")?;
+        let config = Self {
+            dtype: r.name("dtype", HALF_TYPES)?,
+            size_m: r.size("size_m")?,
+            size_n,
+            size_k: r.size("size_k")?,
+            widths: r.sizes("logical_widths")?.unwrap_or_else(|| vec![size_n]),
+            schedule,
+        };
+        whole(r, "size_k", config.size_k, 16)?;
+        let sum = config.widths.iter().try_fold(0usize, |sum, &w| sum.checked_add(w));
+        if sum != Some(size_n) {
+            let expected = format!("widths that add up to size_n {size_n}");
+            return Err(r.refuse("logical_widths", format!("{:?}", config.widths), expected));
+        }
+        Ok(config)
+    }
+
+    fn json(&self) -> Value {
+        let architecture = |a: Architecture| json!({"architecture": name_of(UNITS, &a)});
+        json!({
+            "dtype": self.dtype.name(), "size_m": self.size_m, "size_n": self.size_n,
+            "size_k": self.size_k, "logical_widths": self.widths,
+            "schedule": self.schedule.map(architecture),
+        })
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let (m, n, k) = (is(self.size_m), is(self.size_n), self.size_k);
+        Ok(vec![
+            input("a", U8, &[m, is(k / 2)]),
+            input("a_scale", E4M3, &[m, is(k / 16)]),
+            input("a_global_scale", F32, &[is(1)]),
+            input("weight", U8, &[n, is(k / 2)]),
+            input("weight_scale", E4M3, &[n, is(k / 16)]),
+            input("weight_global_scale", F32, &[is(self.widths.len())]),
+            output("y", &[stored(self.dtype)], &[m, n]),
+        ])
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        for name in ["a_scale", "weight_scale"] {
+            e4m3_scales(&inputs[name])?;
+        }
+        positive(&inputs["a_global_scale"])?;
+        positive(&inputs["weight_global_scale"])
+    }
+
+    /// K that fills no whole instruction of 64, several shards.
+    fn lattice() -> Result<Vec<Self>> {
+        let mut all = Vec::new();
+        for dtype in HALF {
+            for (size_m, size_k) in [(1, 16), (3, 64), (5, 80), (17, 192)] {
+                for widths in [vec![8], vec![16, 16], vec![32, 8, 8]] {
+                    for schedule in
+                        [None, Some(Architecture::Blackwell), Some(Architecture::RtxBlackwell)]
+                    {
+                        let size_n = widths.iter().sum();
+                        let widths = widths.clone();
+                        all.push(Fp4MmConfig { dtype, size_m, size_n, size_k, widths, schedule });
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn computation(&self, case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
+        Ok(Some(Box::new(Fp4Mm::new(case, self)?)))
+    }
+
+    fn mistakes() -> Vec<&'static str> {
+        ids::<Fp4Mm>()
+    }
+
+    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let (m, n, k) = (self.size_m, self.size_n, self.size_k);
+        case.add_input("a", any_bits(rng, DType::U8, vec![m, k / 2])?);
+        case.add_input("a_scale", block_scales(rng, vec![m, k / 16])?);
+        case.add_input("a_global_scale", positive_values(rng, vec![1])?);
+        case.add_input("weight", any_bits(rng, DType::U8, vec![n, k / 2])?);
+        case.add_input("weight_scale", block_scales(rng, vec![n, k / 16])?);
+        case.add_input("weight_global_scale", positive_values(rng, vec![self.widths.len()])?);
+        Ok(())
+    }
+
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        let product = Demand::product(self.size_m, self.size_n, self.size_k);
+        Ok(case.output("y").map(|_| product).into_iter().collect())
+    }
+
+    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
+        judge(case, &Fp4Mm::new(case, self)?)
+    }
+
+    fn fixes_every_bit(&self) -> bool {
+        self.schedule.is_some()
+    }
+
+    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
+        Some((Self { size_m: 1, ..self.clone() }.into(), &["a", "a_scale"]))
+    }
+}
+
+/// `cutlass_scaled_fp4_mm`.
+#[derive(Debug, Clone)]
+struct Fp4Mm {
+    config: Fp4MmConfig,
+    a: Vec<u8>,
+    /// `[M, K / 16]`.
+    a_scale: Table,
+    a_global: f32,
+    /// The whole matrix, without a global scale.
+    weight: Weight<'static>,
+    /// Multipliers, one for each shard.
+    globals: Vec<f32>,
+}
+
+impl Fp4Mm {
+    fn new(case: &Case<'_>, c: &Fp4MmConfig) -> Result<Self> {
+        let e4m3 = ScalarType::FLOAT8_E4M3FN;
+        let values = |name: &str| Ok::<_, Error>(case.input(name)?.elements::<f32>().into_owned());
+        let scales = |name: &str| Table::from_tensor(case.input(name)?, e4m3);
+        let nibbles = case.input("a")?.bytes().iter().flat_map(|b| [b & 15, b >> 4]);
+        let weight = Weight {
+            name: "in.weight".to_owned(),
+            ty: ScalarType::FLOAT4_E2M1F,
+            codes: codes(case.input("weight")?, 4, Shape::new(c.size_k, c.size_n))?,
+            scales: scales("weight_scale")?.transposed(),
+            zeros: None,
+            groups: Groups::Uniform(GroupSize::Of(16)),
+            global_scale: None,
+            bias: None,
+        };
+        Ok(Self {
+            config: c.clone(),
+            a: nibbles.collect(),
+            a_scale: scales("a_scale")?,
+            a_global: values("a_global_scale")?[0],
+            weight,
+            globals: values("weight_global_scale")?,
+        })
+    }
+
+    /// What `make` gives of each shard, `[M, N]`.
+    fn shards<T: Copy>(
+        &self,
+        make: impl Fn(&Nvfp4Product<'_>) -> Result<Vec<T>>,
+    ) -> Result<Vec<T>> {
+        let scales = self.a_scale.iter_bits().map(|b| b as u8).collect();
+        let rows = Nvfp4Rows::new(self.config.size_k, self.a.clone(), scales, self.a_global)?;
+        let mut shards = Vec::new();
+        let mut start = 0;
+        for (&width, &global) in self.config.widths.iter().zip(&self.globals) {
+            let weight = self.weight.slice_columns(start..start + width)?;
+            let weight = Weight { global_scale: Some(global), ..weight };
+            shards.push((width, make(&Nvfp4Product::new(&rows, &weight, self.config.dtype)?)?));
+            start += width;
+        }
+        let row =
+            |m: usize| shards.iter().flat_map(move |(width, all)| &all[m * width..][..*width]);
+        Ok((0..self.config.size_m).flat_map(row).copied().collect())
+    }
+
+    fn unit(&self) -> Result<&'static BlockScaledUnit> {
+        let unit = self.config.unit().or(self.config.any_unit());
+        unit.ok_or_else(|| Error::unsupported("NVFP4", "no unit for it is known"))
+    }
+
+    fn bits(&self) -> Result<Elements> {
+        let unit = self.unit()?;
+        self.shards(|product| product.in_order(unit))
+    }
+
+    /// Whether `found` are the bits of one instruction after the other in ascending k. The first
+    /// row decides whether all are computed.
+    fn is_in_order(&self, found: &[u32]) -> Result<bool> {
+        let c = &self.config;
+        let scales = self.a_scale.iter_bits().take(c.size_k / 16).map(|b| b as u8).collect();
+        let first = Self {
+            config: Fp4MmConfig { size_m: 1, ..c.clone() },
+            a: self.a[..c.size_k].to_vec(),
+            a_scale: Table::new(self.a_scale.ty(), 1, c.size_k / 16, TableData::B8(scales))?,
+            ..self.clone()
+        };
+        Ok(first.bits()? == found[..c.size_n] && self.bits()? == found)
+    }
+
+    fn bounds(&self) -> Result<Vec<Bounded>> {
+        let unit = self.unit()?;
+        self.shards(|product| product.bounds(&product.class(unit)?))
+    }
+}
+
+impl Fp4Mm {
+    /// Whether the output of activations whose first half of k is zero would be rejected, looked at
+    /// in the first rows.
+    fn rejects_half_k(&self, accepted: &[Accepted]) -> Result<Option<bool>> {
+        let c = &self.config;
+        let rows = c.size_m.min(SAMPLE_ROWS);
+        let mut half = self.clone();
+        half.config.size_m = rows;
+        half.a.truncate(rows * c.size_k);
+        half.a_scale = self.a_scale.slice_rows(0..rows)?;
+        half.a.chunks_exact_mut(c.size_k).for_each(|row| row[..c.size_k / 2].fill(0));
+        let made = half.bounds()?;
+        let made = made.iter().map(Accepted::from);
+        Ok(rejects_sample(c.dtype, made.zip(accepted.iter().copied())))
+    }
+}
+
+/// The report on outputs that the instructions give in ascending order.
+fn every_bit(elements: usize) -> OutputReport {
+    let mut report = OutputReport::unchecked("y", elements, "");
+    report.verdict = Verdict::Pass;
+    report.equal_bits = Some(1.0);
+    report.power = Some(Power::every_bit());
+    report.max_ulp = Some(0.0);
+    let text = "every bit as a known schedule gives it: block-scaled instructions, k ascending";
+    report.note = Some(text.to_owned());
+    report
+}
+
+/// Scales `[groups, N]` that were stored row by row and are read as interleaved.
+fn misread(scales: &Table) -> Option<Table> {
+    let layout =
+        BlockScaleLayout::new(scales.rows(), scales.cols(), ScaleTile::Rows128, scales.ty());
+    let layout = layout.ok()?;
+    let [rows, cols] = layout.packed_shape();
+    let mut plain = vec![0; rows * cols];
+    for n in 0..scales.cols() {
+        for g in 0..scales.rows() {
+            plain[n * cols + g] = scales.bits(g, n) as u8;
+        }
+    }
+    layout.unpack(&Table::new(scales.ty(), rows, cols, TableData::B8(plain)).ok()?).ok()
+}
+
+impl Computation for Fp4Mm {
+    fn outputs(&self) -> Result<Vec<Expected>> {
+        let (m, n, dtype) = (self.config.size_m, self.config.size_n, self.config.dtype);
+        Ok(vec![Expected {
+            name: "y".to_owned(),
+            dtype: if dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 },
+            shape: vec![m, n],
+            elements: self.bits()?,
+            form: Form::lines(Rows::List, [n, m], 16, None),
+        }])
+    }
+
+    fn mistakes() -> Vec<Mistake<Self>> {
+        known! {
+            "first-global-scale", "the first shard's global scale was taken for all of them" =>
+                |c| {
+                    let first = c.globals[0];
+                    c.globals.fill(first);
+                };
+            "global-scales-exchanged", "the shards' global scales are exchanged" =>
+                |c| c.globals.reverse();
+            "global-scale-inverted", "the weight's global scale divides where it multiplies" =>
+                |c| c.globals.iter_mut().for_each(|g| *g = 1.0 / *g);
+            "global-scale-missing", "the weight's global scale was not applied" =>
+                |c| c.globals.fill(1.0);
+            "activation-global-scale-inverted",
+            "the activations' global scale divides where it multiplies" =>
+                |c| c.a_global = 1.0 / c.a_global;
+            "activation-global-scale-missing", "the activations' global scale was not applied" =>
+                |c| c.a_global = 1.0;
+            "scales-not-swizzled", "the weight's scales were read as interleaved and are not" =>
+                |c| if let Some(read) = misread(&c.weight.scales) {
+                    c.weight.scales = read;
+                };
+            "activation-scales-not-swizzled",
+            "the activations' scales were read as interleaved and are not" =>
+                |c| if let Some(read) = misread(&c.a_scale.transposed()) {
+                    c.a_scale = read.transposed();
+                };
+            "nibble-order", "the weight's nibbles are exchanged: even k in the high nibble" =>
+                |c| {
+                    let shape = c.weight.shape();
+                    let word = |w: &u32| (w & 0x0f0f_0f0f) << 4 | w >> 4 & 0x0f0f_0f0f;
+                    let words: Vec<u32> = c.weight.codes.words().iter().map(word).collect();
+                    if let Ok(codes) = crate::weight::Codes::from_words(4, shape, words) {
+                        c.weight.codes = codes;
+                    }
+                };
+            "halves-swapped", "the halves of N are exchanged" => |c| {
+                let n = c.config.size_n;
+                let columns: Vec<usize> = (0..n).map(|i| (i + n / 2) % n).collect();
+                if let Ok(weight) = c.weight.gather_columns(&columns) {
+                    c.weight = weight;
+                }
+            };
+        }
+    }
+}
+
+/// `y`: every bit where a schedule is declared or ascending order gives it, else by the bound of a
+/// block-scaled unit in any order.
+fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
+    let Some(found) = case.output("y") else { return Ok(Vec::new()) };
+    if mm.config.schedule.is_some() {
+        let mut reports = bitwise(case, mm)?;
+        for report in &mut reports {
+            report.note = Some("compared for every bit with the declared schedule".to_owned());
+        }
+        return Ok(reports);
+    }
+    let ty = mm.config.dtype;
+    let bits = elements(found);
+    if mm.is_in_order(&bits)? {
+        return Ok(vec![every_bit(bits.len())]);
+    }
+    let bounded = mm.bounds()?;
+    let values: Vec<f64> = bits.iter().map(|&b| ty.to_f64(b)).collect();
+    let (mut report, wrong) =
+        measure(("y", ty), "block-scaled-any-order", &bounded, &values, &bits);
+    let accepted: Vec<Accepted> = bounded.iter().map(Accepted::from).collect();
+    let mut power = Power::of(&accepted, mm.config.size_n, ty);
+    power.rejects.half_k_missing = mm.rejects_half_k(&accepted)?;
+    report.settle(power, REMEDY);
+    if let Some(&first) = wrong.first() {
+        let n = mm.config.size_n;
+        let at = vec![first / n, first % n];
+        let (right, wrong_bits) = (bounded[first].rounded, bits[first]);
+        report.first_mismatch =
+            Some(Mismatch::element(at, 16, None, Some(first % n), right, wrong_bits));
+        let expected: Vec<u32> = bounded.iter().map(|b| b.rounded).collect();
+        let (found, wrong) = (&bits, &wrong);
+        let pattern = Values { ty, cols: n, found, expected: &expected, wrong };
+        report.diagnosis = diagnose(mm, &bounded, &values, wrong).or_else(|| pattern.explain());
+    }
+    Ok(vec![report])
+}
+
+/// The mistake under whose bounds all elements are, the right ones too.
+fn diagnose(mm: &Fp4Mm, right: &[Bounded], found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
+    let of = |i: &usize| (found[*i], right[*i].exact);
+    let wrong_values: Vec<(f64, f64)> = wrong.iter().map(of).collect();
+    if let Some((id, text)) = plain::floats(&wrong_values, found.iter().all(|x| *x == 0.0)) {
+        return Some(Diagnosis::explains(id, text));
+    }
+    let mistakes = Fp4Mm::mistakes();
+    search(mistakes.iter(), |mistake| {
+        let bounded = (mistake.make)(mm.clone())?.bounds().ok()?;
+        let predicted = bounded.iter().copied().enumerate();
+        let all = Comparison::of_bounds(right, predicted, found, wrong, mm.config.dtype);
+        Some(Comparison { total: found.len(), ..all })
+    })
+}

@@ -1,0 +1,113 @@
+//! What the products of e4m3fn activations and e4m3fn weights share: one matrix and a layer's.
+
+use crate::Result;
+use crate::case::{CaseError, Reader};
+use crate::check::mistake::{Comparison, search};
+use crate::check::{Declared, OutputReport, plain};
+use crate::dims::{GroupSize, Shape};
+use crate::gemm::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule};
+use crate::gemm::{Class, Convention};
+use crate::ops::computation::{Computation, codes, made};
+use crate::ops::quant::ScheduleChoice;
+use crate::ops::tensors::FLAGS;
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+use crate::weight::{Groups, Table, TableData, Weight};
+
+/// The type of both operands.
+pub(super) const E4M3_TYPE: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
+/// An e4m3fn matrix of a file `[N, K]` with one f32 scale, or one for each of its N.
+pub(super) fn fp8_weight(
+    tensor: &Tensor<'_>,
+    scales: &[f32],
+    [size_n, size_k]: [usize; 2],
+) -> Result<Weight<'static>> {
+    let bits = scales.iter().map(|s| s.to_bits()).cycle().take(size_n).collect();
+    Ok(Weight {
+        name: tensor.name().to_owned(),
+        ty: E4M3_TYPE,
+        codes: codes(tensor, 8, Shape::new(size_k, size_n))?,
+        scales: Table::new(ScalarType::FLOAT32, 1, size_n, TableData::B32(bits))?,
+        zeros: None,
+        groups: Groups::Uniform(GroupSize::Channel),
+        global_scale: None,
+        bias: None,
+    })
+}
+
+/// How a W8A8-FP8 product is declared: the case's convention is upstream's kernels', the class as given.
+pub(super) fn declared_as(given: &Declared) -> Declared {
+    Declared {
+        convention: Some(Convention::ScaledMm),
+        or_exact: given.convention.is_none(),
+        class: given.class.clone(),
+    }
+}
+
+/// Whether a class is declared; the default one is of 16-bit operands.
+pub(super) fn is_declared(given: &Declared) -> bool {
+    given.class != Class::any_order()
+}
+
+/// Promotion added where there is none, or left out.
+pub(super) fn other_promotion(schedule: &mut Schedule) {
+    schedule.chunks = match schedule.chunks {
+        Chunks::Whole => Chunks::Size(FP8_PROMOTION),
+        _ => Chunks::Whole,
+    };
+}
+
+/// The mistake whose bits under the declared schedule are all those found says more than a structure,
+/// but not more than zeros or NaN, which many mistakes give.
+pub(super) fn better_diagnosis<C: Computation>(
+    report: &mut OutputReport,
+    found: &[u32],
+    right: &C,
+) -> Result<()> {
+    if report.diagnosis.as_ref().is_some_and(|d| plain::NAMES.contains(&d.id.as_str())) {
+        return Ok(());
+    }
+    let expected = right.outputs()?.into_iter().find(|o| o.name == report.name);
+    let Some(expected) = expected.filter(|e| e.elements.len() == found.len()) else {
+        return Ok(());
+    };
+    let mistakes = C::mistakes();
+    let known = search(mistakes.iter(), |mistake| {
+        let made = made(right, mistake)?.into_iter().find(|o| o.name == report.name)?;
+        if made.elements.len() != found.len() || made.elements == expected.elements {
+            return None;
+        }
+        let mut all = Comparison { total: found.len(), ..Comparison::default() };
+        for ((&e, &m), &f) in expected.elements.iter().zip(&made.elements).zip(found) {
+            // The declared schedule need not be the kernel's: only all bits will do.
+            match m == f {
+                true if e == f => {}
+                true => all.exact(e, m, f, 16),
+                false => all.broken += 1,
+            }
+        }
+        Some(all)
+    });
+    if known.is_some() {
+        report.diagnosis = known;
+    }
+    Ok(())
+}
+
+/// The only convention of products of 8-bit codes; a config may name it.
+pub(super) fn scaled_mm_convention(r: &Reader<'_>) -> Result<(), CaseError> {
+    r.optional_name("convention", &[("scaled_mm", ())]).map(|_| ())
+}
+
+/// A schedule of each kernel, with and without promotion.
+pub(super) fn schedules(dtype: ScalarType) -> Result<Vec<ScheduleChoice>> {
+    let mut all = vec![ScheduleChoice::Canonical];
+    for kernel in [Fp8Kernel::Cutlass, Fp8Kernel::Triton] {
+        for promoted in FLAGS {
+            let schedule = Schedule::w8a8_fp8(kernel, dtype, promoted)?;
+            all.push(ScheduleChoice::Given(Box::new(schedule)));
+        }
+    }
+    Ok(all)
+}
