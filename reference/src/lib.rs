@@ -39,6 +39,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod container;
 pub mod dims;
+mod dtype;
 pub mod error;
 pub mod gemm;
 pub mod interval;
@@ -58,4 +59,4 @@ pub mod vectors;
 pub mod w4a8;
 pub mod weight;
 
-pub use error::{Error, Result};
+pub use error::{Error, ModuleError, Result};

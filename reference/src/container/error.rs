@@ -213,3 +213,9 @@ pub enum ContainerError {
         tensor: String,
     },
 }
+
+impl From<ContainerError> for crate::Error {
+    fn from(error: ContainerError) -> Self {
+        Self::module(error)
+    }
+}

@@ -7,11 +7,13 @@
 mod convert;
 mod convert_fp8;
 mod format;
+mod half;
 mod kind;
 mod limits;
 
 pub use convert::*;
 pub use convert_fp8::*;
 pub use format::{Overflow, Rounding};
+pub(crate) use half::{narrow, round_to, widen};
 pub use kind::{NanRepr, ScalarType};
 pub use limits::Limit;

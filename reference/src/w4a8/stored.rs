@@ -380,7 +380,7 @@ fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'
 /// The experts of `module`: description, w13 and w2, the latter borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`MoeDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`] naming
+/// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`] naming
 /// the tensor that is not there or is not what the description says.
 pub fn experts<'a>(
     file: &Container<'a>,
@@ -400,7 +400,7 @@ pub fn experts<'a>(
 /// The weight of the linear layer `module`, borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`LinearDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`]
+/// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`]
 /// naming the tensor that is not there or is not what the description says.
 pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
     let layout = LinearDescription::read(file, module)?.layout;

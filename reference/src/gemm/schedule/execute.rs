@@ -47,7 +47,7 @@ impl Schedule {
     /// of the unit's type `a`, zero-extended.
     ///
     /// # Errors
-    /// [`Error::Schedule`] where the schedule contradicts itself or the weight; [`Error::Shape`]
+    /// [`ScheduleError`](crate::gemm::schedule::ScheduleError) where the schedule contradicts itself or the weight; [`Error::Shape`]
     /// for x and extras of another length; [`Error::Value`] for a weight that the unit's type
     /// cannot hold where it must, and for a permutation that does not sort; what
     /// [`Weight::validate`] refuses. `Extras` without a scale that a step needs is

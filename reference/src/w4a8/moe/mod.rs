@@ -16,6 +16,7 @@
 mod activation;
 mod buckets;
 mod engine;
+mod layer;
 mod load;
 mod refusal;
 mod route;
@@ -23,7 +24,7 @@ mod steps;
 mod workspace;
 
 pub use activation::Kind;
-pub use engine::{MoeConfig, MoeLayer};
+pub use layer::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
@@ -33,8 +34,8 @@ use super::{Kernel, Values, linear};
 use crate::layout::kleidi::{PackedRhs, RhsLayout};
 use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
-use crate::moe::router::round_to;
 use crate::scalar::ScalarType;
+use crate::scalar::round_to;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
