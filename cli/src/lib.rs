@@ -1,5 +1,15 @@
 //! The program `marlinspike`: its command line, and what each subcommand does.
 //!
+//! ```
+//! use clap::Parser as _;
+//! use marlinspike_cli::{Cli, Command};
+//!
+//! let cli = Cli::try_parse_from(["marlinspike", "check", "--json", "mine.safetensors"])?;
+//! assert!(matches!(cli.command, Command::Check(_)));
+//! // `marlinspike_cli::run(&cli)` checks the file and returns the exit code.
+//! # Ok::<(), clap::Error>(())
+//! ```
+//!
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 

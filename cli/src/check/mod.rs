@@ -8,13 +8,17 @@ mod device;
 mod device;
 mod draw;
 mod errors;
+mod flow;
 mod html;
 mod input;
 mod json;
+mod paragraph;
+mod shown;
 mod summary;
 mod svg;
 mod table;
 mod text;
+mod totals;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -120,7 +124,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Show unchecked outputs one by one, with the reason
+    /// Print every output, also those that pass, with what its verdict excludes
     #[arg(short, long)]
     verbose: bool,
 }
@@ -206,7 +210,12 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let text = if args.json {
         json::render(&run)
     } else {
-        table::render(&run, color.for_stdout(), args.verbose)
+        let view = table::View {
+            paint: color.for_stdout(),
+            width: output::columns(),
+            verbose: args.verbose,
+        };
+        table::render(&run, &view)
     };
     output::print(&text).context("standard output")?;
     if let Some(path) = &args.report {

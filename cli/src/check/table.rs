@@ -1,242 +1,209 @@
-//! The table for people: a line per output, the details of a mismatch below its line.
+//! What people read: the cases in blocks with a row per output, then the summary.
 
-use std::fmt::Write as _;
-
-use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Row, Table};
+use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 use marlinspike::check::{OutputReport, Verdict};
+use textwrap::core::display_width;
 
-use super::{Checked, Run, text};
+use super::paragraph::{Detail, Details, hanging, labelled};
+use super::shown::{self, Block, CaseBlock, Recorded};
+use super::{Run, text, totals};
 use crate::style::{Paint, printable};
 
-/// Longest list of unchecked outputs' names that is shown in full.
-const MAX_NAMES: usize = 36;
-
-/// A table whose rows may have lines of text below them.
-struct Lines {
-    table: Table,
-    below: Vec<Vec<String>>,
-    paint: Paint,
-    /// Whether any output has floating-point errors, which need columns of their own.
-    errors: bool,
+/// How to print.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View {
+    pub(super) paint: Paint,
+    /// Columns that a line may take.
+    pub(super) width: usize,
+    /// Whether outputs that pass are printed, too.
+    pub(super) verbose: bool,
 }
 
-impl Lines {
-    fn new(run: &Run, paint: Paint) -> Self {
-        let errors = run
-            .checked
-            .iter()
-            .filter_map(|c| c.result.as_ref().ok())
-            .flat_map(|r| &r.outputs)
-            .any(|o| o.max_ulp.is_some() || o.max_error_over_bound.is_some());
-        let mut table = Table::new();
-        // One line per row, so that details can stand between: no borders, no wrapping.
-        table.load_preset(comfy_table::presets::NOTHING);
-        table.set_content_arrangement(ContentArrangement::Disabled);
-        if paint.on {
-            table.enforce_styling()
-        } else {
-            table.force_no_tty()
-        };
-        let mut header = vec!["case", "output", "values", "equal bits", "mismatches"];
-        if errors {
-            header.extend(["max ulp", "error/bound"]);
-        }
-        header.push("verdict");
-        let bold = |s: &str| Cell::new(s).add_attribute(Attribute::Bold);
-        table.set_header(header.iter().map(|s| bold(s)));
-        if let Some(column) = table.column_mut(0) {
-            column.set_padding((0, 1));
-        }
-        for column in 2..header.len() - 1 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        Self { table, below: Vec::new(), paint, errors }
-    }
+const HEADER: [&str; 6] = ["output", "values", "bit-equal", "wrong", "error/bound", "verdict"];
+/// Columns before a row, and between its cells.
+const INDENT: usize = 2;
+const GAP: usize = 2;
+/// Least width of an output's name.
+const LEAST_NAME: usize = 12;
 
-    /// Adds a row: first cells, right-aligned middle ones (short of some: dashes), the verdict.
-    fn row(&mut self, case: &str, output: &str, middle: &[String], verdict: Verdict) {
-        let mut cells = vec![printable(case).into_owned(), printable(output).into_owned()];
-        cells.extend_from_slice(middle);
-        cells.resize(if self.errors { 7 } else { 5 }, "-".to_owned());
-        let dim = verdict == Verdict::Unchecked;
-        let style = |c: Cell| if dim { c.add_attribute(Attribute::Dim) } else { c };
-        let mut row: Vec<Cell> = cells.into_iter().map(|s| style(Cell::new(s))).collect();
-        let word = Cell::new(text::verdict(verdict));
-        row.push(match verdict {
-            Verdict::Pass => word.fg(Color::Green),
-            Verdict::Fail => word.fg(Color::Red).add_attribute(Attribute::Bold),
-            Verdict::Unchecked => style(word.fg(Color::Yellow)),
-        });
-        self.add(Row::from(row));
-    }
+const LEGEND: &str = "bit-equal: share of values with the reference's bits. wrong: values outside \
+                      their bound (error/bound above 1) or, where no error is given, with other bits.";
 
-    fn error_row(&mut self, case: &str) {
-        let mut row = vec![Cell::new(printable(case))];
-        row.extend((0..if self.errors { 6 } else { 4 }).map(|_| Cell::new("-")));
-        row.push(Cell::new("ERROR").fg(Color::Red).add_attribute(Attribute::Bold));
-        self.add(Row::from(row));
+/// The blocks and the summary below them.
+pub(super) fn render(run: &Run, view: &View) -> String {
+    let blocks = shown::blocks(run, view.verbose);
+    let rows: Vec<&OutputReport> = outputs(&blocks).collect();
+    let mut page = Page {
+        view: *view,
+        details: Details::new(details(&blocks)),
+        rows: table_lines(&rows, view).into_iter(),
+        lines: Vec::new(),
+    };
+    if !rows.is_empty() {
+        let legend = hanging("", LEGEND, 0, view.width);
+        page.lines.extend(legend.iter().map(|line| view.paint.dim(line)));
+        page.lines.push(String::new());
+        page.row();
     }
-
-    fn add(&mut self, row: Row) {
-        self.table.add_row(row);
-        self.below.push(Vec::new());
+    for block in &blocks {
+        page.block(block);
+        page.lines.push(String::new());
     }
-
-    /// A line below the last row: a label of ours, and text that may hold anything.
-    fn note(&mut self, label: &str, text: &str) {
-        let label = format!("{label:<15}");
-        let label = if label.starts_with("error") { self.paint.bad(&label) } else { label };
-        let line = format!("    {label} {}", printable(text));
-        if let Some(lines) = self.below.last_mut() {
-            lines.push(line);
-        }
-    }
-
-    fn render(self) -> String {
-        let mut out = String::new();
-        // The header is the first line.
-        let below = std::iter::once(Vec::new()).chain(self.below);
-        for (line, below) in self.table.lines().zip(below) {
-            out.push_str(line.trim_end());
-            out.push('\n');
-            for line in below {
-                out.push_str(line.trim_end());
-                out.push('\n');
-            }
-        }
-        out
-    }
-}
-
-/// The table and the summary below it.
-pub(super) fn render(run: &Run, paint: Paint, verbose: bool) -> String {
-    let mut lines = Lines::new(run, paint);
-    for checked in run.checked.iter().filter(|c| !c.skipped()) {
-        case(&mut lines, checked, verbose);
-    }
-    let mut out = if lines.below.is_empty() { String::new() } else { lines.render() + "\n" };
-    summary(&mut out, run, paint, verbose);
+    page.lines.extend(totals::lines(run, view));
+    let mut out = page.lines.join("\n");
+    out.push('\n');
     out
 }
 
-fn case(lines: &mut Lines, checked: &Checked, verbose: bool) {
-    let report = match &checked.result {
-        Ok(report) => report,
-        Err(error) => {
-            lines.error_row(&checked.label);
-            lines.note("error:", &error.to_string());
-            return;
+fn cases<'b, 'r>(blocks: &'b [Block<'r>]) -> impl Iterator<Item = &'b CaseBlock<'r>> {
+    blocks.iter().filter_map(|b| if let Block::Case(case) = b { Some(case) } else { None })
+}
+
+fn outputs<'b>(blocks: &'b [Block<'_>]) -> impl Iterator<Item = &'b OutputReport> {
+    cases(blocks).flat_map(|c| &c.rows).map(|row| row.output)
+}
+
+fn details<'b>(blocks: &'b [Block<'_>]) -> impl Iterator<Item = &'b Detail> {
+    cases(blocks).flat_map(|c| {
+        let reasons = c.unchecked.iter().filter_map(|u| u.reason.as_ref());
+        c.rows.iter().flat_map(|row| &row.details).chain(reasons)
+    })
+}
+
+/// Lines in the making.
+struct Page {
+    view: View,
+    details: Details,
+    /// The table's lines: header and rows, one line each.
+    rows: std::vec::IntoIter<String>,
+    lines: Vec<String>,
+}
+
+impl Page {
+    /// The table's next line.
+    fn row(&mut self) {
+        self.lines.extend(self.rows.next());
+    }
+
+    fn details(&mut self, details: &[Detail]) {
+        let lines = self.details.lines(details, self.view.paint, self.view.width);
+        self.lines.extend(lines);
+    }
+
+    fn block(&mut self, block: &Block<'_>) {
+        let View { paint, width, .. } = self.view;
+        match block {
+            Block::Error(error) => {
+                let first = format!("{} ", paint.bad("ERROR"));
+                self.lines.extend(hanging(&first, error, "ERROR ".len(), width));
+            }
+            Block::Recorded(Recorded { fault, labels, cause }) => {
+                let heading = format!("fails as recorded: {fault}");
+                let heading = hanging("", &heading, INDENT, width);
+                self.lines.extend(heading.iter().map(|line| paint.strong(line)));
+                self.lines.extend(labelled("cases", &labels.join(", "), paint, width));
+                self.lines.extend(labelled("cause", cause, paint, width));
+            }
+            Block::Case(case) => self.case(case),
         }
+    }
+
+    fn case(&mut self, case: &CaseBlock<'_>) {
+        let View { paint, width, .. } = self.view;
+        let heading = hanging("", case.label, INDENT, width);
+        self.lines.extend(heading.iter().map(|line| paint.strong(line)));
+        if let Some(line) = self.lines.last_mut() {
+            line.push_str(&paint.dim(&format!(" ({})", printable(case.op))));
+        }
+        for row in &case.rows {
+            self.row();
+            self.details(&row.details);
+        }
+        for unchecked in &case.unchecked {
+            let first = format!("  {} ", paint.odd("not checked"));
+            self.lines.extend(hanging(&first, &unchecked.names.join(", "), 14, width));
+            self.details(unchecked.reason.as_slice());
+        }
+        if !case.passing.is_empty() {
+            let first = format!("  {} ", paint.good("pass"));
+            self.lines.extend(hanging(&first, &case.passing.join(", "), 7, width));
+        }
+    }
+}
+
+/// Header and rows, one line each.
+fn table_lines(outputs: &[&OutputReport], view: &View) -> Vec<String> {
+    if outputs.is_empty() {
+        return Vec::new();
+    }
+    let mut table = Table::new();
+    // One line per row, so that details can stand between: no borders, no wrapping.
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    if view.paint.on {
+        table.enforce_styling()
+    } else {
+        table.force_no_tty()
     };
-    if report.outputs.is_empty() {
-        lines.row(&checked.label, "(no outputs)", &[], Verdict::Unchecked);
+    table.set_header(HEADER.map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
+    let cells: Vec<[String; 5]> = outputs.iter().map(|o| numbers(o)).collect();
+    let name = name_width(outputs, &cells, view.width);
+    for (o, cells) in outputs.iter().zip(cells) {
+        let mut row = vec![Cell::new(cut(&printable(&o.name), name))];
+        row.extend(cells[..4].iter().map(Cell::new));
+        let verdict = Cell::new(&cells[4]);
+        row.push(match o.verdict {
+            Verdict::Pass => verdict.fg(Color::Green),
+            Verdict::Fail => verdict.fg(Color::Red).add_attribute(Attribute::Bold),
+            Verdict::Unchecked => verdict.fg(Color::Yellow),
+        });
+        table.add_row(row);
     }
-    // An output that was compared has something to say, checked or not.
-    let one_by_one = |o: &&OutputReport| verbose || o.is_compared();
-    for output in report.outputs.iter().filter(one_by_one) {
-        one(lines, &checked.label, output, verbose);
-        if let (Verdict::Fail, Some(fault)) = (output.verdict, checked.fails_as_recorded()) {
-            lines.note("", &format!("fails as recorded: {fault}"));
+    for (i, column) in table.column_iter_mut().enumerate() {
+        let gap = if i + 1 < HEADER.len() { GAP } else { 0 };
+        column.set_padding((if i == 0 { INDENT as u16 } else { 0 }, gap as u16));
+        if (1..5).contains(&i) {
+            column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let rest: Vec<_> = report.outputs.iter().filter(|o| !one_by_one(o)).collect();
-    if !rest.is_empty() {
-        let values: usize = rest.iter().map(|o| o.elements).sum();
-        let names = names(&rest.iter().map(|o| o.name.as_str()).collect::<Vec<_>>());
-        lines.row(&checked.label, &names, &[values.to_string()], Verdict::Unchecked);
-    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-fn one(lines: &mut Lines, case: &str, o: &OutputReport, verbose: bool) {
-    let mut cells = vec![o.elements.to_string()];
-    let compared = o.is_compared();
-    if compared {
-        cells.extend([text::share(o), o.mismatches.to_string()]);
-        if lines.errors {
-            cells.extend([text::error(o.max_ulp), text::error(o.max_error_over_bound)]);
-        }
-    }
-    lines.row(case, &o.name, &cells, o.verdict);
-    if let Some(m) = &o.first_mismatch {
-        for (i, line) in text::place(&o.name, m).iter().enumerate() {
-            lines.note(if i == 0 { "first mismatch:" } else { "" }, line);
-        }
-        lines.note("", &format!("expected {}, found {}", m.expected, m.found));
-    }
-    if let Some(d) = &o.diagnosis {
-        lines.note("diagnosis:", &text::diagnosis(d, o.mismatches));
-    } else if o.verdict == Verdict::Fail {
-        lines.note("diagnosis:", "no known variant explains it");
-    }
-    if let Some(note) = o.note.as_deref().filter(|_| verbose || compared) {
-        lines.note("note:", note);
-    }
-    // Most outputs are compared for every bit: that is said only when asked for.
-    if let Some(power) = o.power.filter(|power| compared && (verbose || !power.every_bit)) {
-        lines.note("power:", &power.text());
-    }
+/// The cells after the name.
+fn numbers(o: &OutputReport) -> [String; 5] {
+    [
+        o.elements.to_string(),
+        text::share(o),
+        o.mismatches.to_string(),
+        text::error(o.max_error_over_bound),
+        text::verdict(o.verdict).to_owned(),
+    ]
 }
 
-/// The names, or the first of them and how many there are.
-fn names(names: &[&str]) -> String {
-    let all = names.join(", ");
-    if all.len() <= MAX_NAMES || names.len() == 1 {
-        return all;
+/// The width of names that lets every row fit, if one of at least [`LEAST_NAME`] does.
+fn name_width(outputs: &[&OutputReport], cells: &[[String; 5]], width: usize) -> usize {
+    let longest = outputs.iter().map(|o| display_width(&printable(&o.name))).max().unwrap_or(0);
+    let column = |i: usize| {
+        let widths = cells.iter().map(|row| display_width(&row[i]));
+        GAP + widths.max().unwrap_or(0).max(HEADER[i + 1].len())
+    };
+    let others: usize = (0..5).map(column).sum();
+    longest.min(width.saturating_sub(INDENT + others).max(LEAST_NAME))
+}
+
+/// `name`, its end cut off where it is wider than `width`.
+fn cut(name: &str, width: usize) -> String {
+    if display_width(name) <= width {
+        return name.to_owned();
     }
     let mut shown = String::new();
-    for name in names {
-        if shown.len() + name.len() + 2 > MAX_NAMES - 12 && !shown.is_empty() {
+    for c in name.chars() {
+        if display_width(&shown) + display_width(c.encode_utf8(&mut [0; 4])) + 1 > width {
             break;
         }
-        // Writing to a string cannot fail.
-        let _ = write!(shown, "{name}, ");
+        shown.push(c);
     }
-    format!("{shown}... ({} outputs)", names.len())
-}
-
-fn summary(out: &mut String, run: &Run, paint: Paint, verbose: bool) {
-    let s = &run.summary;
-    let count = |n: usize, what: &str, style: fn(Paint, &str) -> String| {
-        let text = format!("{n} {what}");
-        if n == 0 { paint.dim(&text) } else { style(paint, &text) }
-    };
-    let cases = [
-        count(s.pass, "passed", Paint::good),
-        count(s.fail, "failed", Paint::bad),
-        count(s.error, if s.error == 1 { "error" } else { "errors" }, Paint::bad),
-        count(s.unchecked, "not wholly checked", Paint::odd),
-    ];
-    let outputs = [
-        count(s.outputs_pass, "passed", Paint::good),
-        count(s.outputs_fail, "failed", Paint::bad),
-        count(s.outputs_unchecked, "not checked", Paint::odd),
-    ];
-    let mut skipped = String::new();
-    if s.fail_as_recorded > 0 {
-        skipped += &format!(", {} fail as recorded", s.fail_as_recorded);
-    }
-    if s.skipped > 0 {
-        skipped += &format!("; {} skipped", s.skipped);
-    }
-    let lines = [
-        ("cases", format!("{}: {}{skipped}", s.cases, cases.join(", "))),
-        ("outputs", format!("{}: {}", s.outputs(), outputs.join(", "))),
-        ("elapsed", format!("{:.2} s", run.elapsed.as_secs_f64())),
-    ];
-    for (label, text) in lines {
-        out.push_str(&format!("{} {text}\n", paint.strong(&format!("{label:<8}"))));
-    }
-    if let Some(device) = &run.device {
-        for (label, text) in device.lines() {
-            out.push_str(&format!("{} {text}\n", paint.strong(&format!("{label:<8}"))));
-        }
-    }
-    if s.outputs_unchecked > 0 && !verbose {
-        let hint = "outputs that are not checked keep their case from passing; -v says why each is";
-        out.push_str(&format!("{}\n", paint.dim(hint)));
-    }
+    shown + "…"
 }
 
 #[cfg(test)]
@@ -244,10 +211,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lists_of_names_are_cut() {
-        assert_eq!(names(&["y"]), "y");
-        assert_eq!(names(&["topk_ids", "y"]), "topk_ids, y");
-        let many = ["activated", "down", "expert_ids", "gate_up", "sorted_token_ids", "y"];
-        assert_eq!(names(&many), "activated, down, ... (6 outputs)");
+    fn long_names_are_cut() {
+        assert_eq!(cut("marlin_qweight", 14), "marlin_qweight");
+        assert_eq!(cut("marlin_qweight", 8), "marlin_…");
+    }
+
+    #[test]
+    fn rows_fit_eighty_columns() {
+        let mut output = OutputReport::unchecked(&"g_idx".repeat(20), 1_000_000, "");
+        output.mismatches = 999_999;
+        output.equal_bits = Some(1e-12);
+        output.max_error_over_bound = Some(1.5e9);
+        let view = View { paint: Paint { on: false }, width: 80, verbose: false };
+        let lines = table_lines(&[&output], &view);
+        assert_eq!(lines.len(), 2);
+        for line in lines {
+            assert!(display_width(&line) <= 80, "{line}");
+        }
     }
 }

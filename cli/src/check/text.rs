@@ -26,19 +26,29 @@ pub(super) fn share(output: &OutputReport) -> String {
     format!("{:.4} %", (share * 100.0).clamp(0.0001, 99.9999))
 }
 
-/// Where the first mismatch lies, in lines: the tensor element, the matrix value, the register.
-pub(super) fn place(output: &str, m: &Mismatch) -> Vec<String> {
+/// What is said of a failed output that no known mistake explains.
+pub(super) const NO_CAUSE: &str = "no known mistake explains it";
+
+/// The first wrong value, in lines: the tensor element with both bits, then the matrix value and the
+/// register that loads it, where a layout places it.
+pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     let index: Vec<_> = m.index.iter().map(usize::to_string).collect();
     let last = m.bit + m.width - 1;
-    let bits =
-        if last == m.bit { format!("bit {last}") } else { format!("bits {} to {last}", m.bit) };
-    let mut lines = vec![format!("out.{output}[{}], {bits}", index.join(", "))];
+    let bits = match m.bit {
+        // A whole element.
+        0 if m.width >= 16 => String::new(),
+        bit if bit == last => format!(", bit {bit}"),
+        bit => format!(", bits {bit} to {last}"),
+    };
+    let values = format!("expected {}, found {}", m.expected, m.found);
+    let mut lines = vec![format!("out.{output}[{}]{bits}: {values}", index.join(", "))];
     let mut matrix = Vec::new();
     matrix.extend(m.expert.map(|e| format!("expert {e}")));
     match (m.k, m.group, m.n) {
         (Some(k), _, Some(n)) => matrix.push(format!("(k, n) = ({k}, {n})")),
         (_, Some(g), Some(n)) => matrix.push(format!("(group, n) = ({g}, {n})")),
-        (_, _, Some(n)) => matrix.push(format!("n = {n}")),
+        // The index says it already.
+        (_, _, Some(n)) if m.index.last() != Some(&n) => matrix.push(format!("n = {n}")),
         _ => {}
     }
     if !matrix.is_empty() {
@@ -51,6 +61,12 @@ pub(super) fn place(output: &str, m: &Mismatch) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// That an output is computed from other failed ones.
+pub(super) fn follows(causes: &[&str]) -> String {
+    let (verb, them) = if causes.len() == 1 { ("fails", "it") } else { ("fail", "them") };
+    format!("{} {verb}, too, and the kernel reads {them}: fix {them} first", causes.join(", "))
 }
 
 /// An error in a column: three digits, or a power of ten where it is large.
@@ -72,12 +88,12 @@ pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
         return format!("accepted, though not right: {}", d.text);
     }
     match d.strength {
-        Strength::Place => return format!("no known mistake explains it; {}", d.text),
+        Strength::Place => return format!("{NO_CAUSE}; {}", d.text),
         // The text counts what is left.
         Strength::Consistent => return d.text.clone(),
         Strength::Explains => {}
     }
-    format!("{explained} of {mismatches} mismatches explained: {}", d.text)
+    format!("{explained} of {mismatches} wrong values explained: {}", d.text)
 }
 
 /// Names for people: each path without the folders that all share, and without its extension.
@@ -116,22 +132,10 @@ mod tests {
     use super::*;
 
     fn output(mismatches: usize, equal_bits: Option<f64>) -> OutputReport {
-        OutputReport {
-            name: "y".to_owned(),
-            verdict: Verdict::Fail,
-            elements: 10,
-            equal_bits,
-            mismatches,
-            max_ulp: None,
-            max_error_over_bound: None,
-            first_mismatch: None,
-            diagnosis: None,
-            note: None,
-            power: None,
-            conventions: Vec::new(),
-            unbounded: 0,
-            picture: None,
-        }
+        let mut output = OutputReport::unchecked("y", 10, "");
+        (output.verdict, output.note) = (Verdict::Fail, None);
+        (output.equal_bits, output.mismatches) = (equal_bits, mismatches);
+        output
     }
 
     #[test]
@@ -159,7 +163,7 @@ mod tests {
     #[test]
     fn nothing_explained_is_said_so() {
         let explains = Diagnosis::explains("i", "t");
-        assert_eq!(diagnosis(&explains, 7), "7 of 7 mismatches explained: t");
+        assert_eq!(diagnosis(&explains, 7), "7 of 7 wrong values explained: t");
         let some = Diagnosis::consistent("i", "t", 2);
         assert_eq!(
             diagnosis(&some, 7),

@@ -27,6 +27,11 @@ pub(crate) fn golden(name: &str) -> PathBuf {
     cases.join(format!("{name}.safetensors"))
 }
 
+/// Text without its line breaks and indents: how it reads wherever it is wrapped.
+pub(crate) fn unwrapped(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// The bytes of a case file, and where its tensors are.
 pub(crate) struct CaseFile {
     pub(crate) bytes: Vec<u8>,

@@ -157,7 +157,7 @@ fn card(
     let (label, name) = (escape(&checked.label), escape(&o.name));
     let diagnosis = match &o.diagnosis {
         Some(d) => escape(&text::diagnosis(d, o.mismatches)),
-        None => "no known variant explains it".to_owned(),
+        None => text::NO_CAUSE.to_owned(),
     };
     write!(
         out,
@@ -173,15 +173,10 @@ fn card(
         text::share(o),
     )?;
     if let Some(m) = &o.first_mismatch {
-        for (i, line) in text::place(&o.name, m).iter().enumerate() {
-            let term = if i == 0 { "first mismatch" } else { "" };
+        for (i, line) in text::first_wrong(&o.name, m).iter().enumerate() {
+            let term = if i == 0 { "first wrong" } else { "" };
             write!(out, "<dt>{term}</dt><dd><code>{}</code></dd>", escape(line))?;
         }
-        let (expected, found) = (escape(&m.expected), escape(&m.found));
-        write!(
-            out,
-            "<dt></dt><dd>expected <code>{expected}</code>, found <code>{found}</code></dd>"
-        )?;
     }
     if o.max_ulp.is_some() || o.max_error_over_bound.is_some() {
         let (ulp, ratio) = (text::error(o.max_ulp), text::error(o.max_error_over_bound));

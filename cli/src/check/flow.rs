@@ -1,0 +1,102 @@
+//! The order in which a layer computes its outputs: causes come before what follows from them.
+
+use marlinspike::check::{CaseReport, OutputReport, Verdict};
+
+/// Where in a layer an output is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Packed weights, scales, zero points, biases, and the order of their rows.
+    Weights,
+    Routing,
+    /// Quantized activations.
+    Activations,
+    GateUp,
+    Activated,
+    Down,
+    Y,
+}
+
+fn stage(output: &str) -> Stage {
+    match output {
+        "gate_up" => Stage::GateUp,
+        "activated" => Stage::Activated,
+        "down" => Stage::Down,
+        "y" => Stage::Y,
+        "topk_ids"
+        | "topk_weights"
+        | "token_expert_indices"
+        | "sorted_token_ids"
+        | "expert_ids"
+        | "num_tokens_post_padded" => Stage::Routing,
+        "a_q" | "a_scales" | "lhs_packed" | "x_fp4" | "x_scale" => Stage::Activations,
+        _ => Stage::Weights,
+    }
+}
+
+/// The outputs of a case, causes first; those of one stage in the order of their names.
+pub(super) fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
+    let mut outputs: Vec<_> = report.outputs.iter().collect();
+    outputs.sort_by_key(|o| stage(&o.name));
+    outputs
+}
+
+/// The failed outputs of the same case that a kernel reads to compute `output`.
+///
+/// Products are judged from the checkpoint's weights, so wrong packed weights make them wrong, too.
+/// Every other stage is judged from the stage before it as the case records it.
+pub(super) fn causes<'r>(report: &'r CaseReport, output: &OutputReport) -> Vec<&'r str> {
+    let has_down = report.outputs.iter().any(|o| o.name == "down");
+    let weights = match stage(&output.name) {
+        _ if output.verdict != Verdict::Fail => return Vec::new(),
+        Stage::GateUp => "w13_",
+        Stage::Down => "w2_",
+        Stage::Y if !has_down => "",
+        _ => return Vec::new(),
+    };
+    let failed = report.outputs.iter().filter(|o| o.verdict == Verdict::Fail);
+    let names = failed.map(|o| o.name.as_str());
+    names.filter(|n| stage(n) == Stage::Weights && n.starts_with(weights)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use marlinspike::case::{AlignConfig, Case, CaseConfig};
+
+    use super::*;
+
+    fn report(failed: &[&str], passed: &[&str]) -> CaseReport {
+        let config =
+            AlignConfig { block_size: 8, num_experts: 4, top_k: 2, ep_size: 1, ep_rank: 0 };
+        let case = Case::new("a case", CaseConfig::Align(config), "");
+        let output = |name: &&str, verdict| {
+            let mut output = OutputReport::unchecked(name, 1, "");
+            output.verdict = verdict;
+            output
+        };
+        let failed = failed.iter().map(|n| output(n, Verdict::Fail));
+        let passed = passed.iter().map(|n| output(n, Verdict::Pass));
+        CaseReport::new(&case, failed.chain(passed).collect())
+    }
+
+    #[test]
+    fn causes_come_first() {
+        let layer = report(&["y", "down", "w2_marlin_qweight", "activated"], &["topk_ids"]);
+        let names: Vec<_> = ordered(&layer).iter().map(|o| o.name.as_str()).collect();
+        assert_eq!(names, ["w2_marlin_qweight", "topk_ids", "activated", "down", "y"]);
+    }
+
+    #[test]
+    fn products_follow_from_their_own_weights_only() {
+        let of = |report: &CaseReport, name: &str| -> Vec<String> {
+            let output = report.outputs.iter().find(|o| o.name == name).unwrap();
+            causes(report, output).into_iter().map(str::to_owned).collect()
+        };
+        let layer = report(&["gate_up", "down", "y", "w2_marlin_scales"], &["w13_marlin_scales"]);
+        assert_eq!(of(&layer, "down"), ["w2_marlin_scales"]);
+        assert!(of(&layer, "gate_up").is_empty() && of(&layer, "y").is_empty());
+        let linear = report(&["y", "marlin_scales", "a_scales"], &["marlin_qweight"]);
+        assert_eq!(of(&linear, "y"), ["marlin_scales"]);
+        assert!(of(&linear, "marlin_scales").is_empty());
+        assert!(of(&report(&["marlin_scales"], &["y"]), "y").is_empty());
+    }
+}

@@ -1,0 +1,162 @@
+//! Which cases and outputs are printed, and what is said about each; `table` lays it out.
+
+use marlinspike::check::{CaseReport, OutputReport, Verdict};
+
+use super::paragraph::Detail;
+use super::{Checked, Run, flow, text};
+
+/// A case with its outputs, or a file that is no case.
+pub(super) enum Block<'r> {
+    Error(String),
+    Case(CaseBlock<'r>),
+    /// Golden cases that fail with one recorded fault.
+    Recorded(Recorded<'r>),
+}
+
+pub(super) struct CaseBlock<'r> {
+    pub(super) label: &'r str,
+    pub(super) op: &'r str,
+    pub(super) rows: Vec<Row<'r>>,
+    /// Outputs that were compared with nothing, by reason.
+    pub(super) unchecked: Vec<Unchecked<'r>>,
+    /// Names of outputs that pass and have no row.
+    pub(super) passing: Vec<&'r str>,
+}
+
+pub(super) struct Row<'r> {
+    pub(super) output: &'r OutputReport,
+    pub(super) details: Vec<Detail>,
+}
+
+pub(super) struct Unchecked<'r> {
+    pub(super) names: Vec<&'r str>,
+    pub(super) reason: Option<Detail>,
+}
+
+pub(super) struct Recorded<'r> {
+    pub(super) fault: &'r str,
+    pub(super) labels: Vec<&'r str>,
+    pub(super) cause: String,
+}
+
+/// What to print: every case in its order if `verbose`, else those that do not pass, the worst last.
+pub(super) fn blocks(run: &Run, verbose: bool) -> Vec<Block<'_>> {
+    let selected = run.checked.iter().filter(|c| !c.skipped());
+    if verbose {
+        return selected.map(|c| block(c, true)).collect();
+    }
+    let mut blocks: Vec<_> = recorded(run).into_iter().map(Block::Recorded).collect();
+    let mut own: Vec<_> = selected.filter(|c| c.fails_as_recorded().is_none()).collect();
+    own.sort_by_key(|c| severity(c));
+    own.retain(|c| severity(c) > 0);
+    blocks.extend(own.into_iter().map(|c| block(c, false)));
+    blocks
+}
+
+/// 0 for a case of which there is nothing to say.
+fn severity(checked: &Checked) -> usize {
+    match checked.result.as_ref().map(|r| (r.verdict, r.outputs.iter().any(passes_with_remark))) {
+        Ok((Verdict::Pass, false)) => 0,
+        Ok((Verdict::Pass, true)) => 1,
+        Ok((Verdict::Unchecked, _)) => 2,
+        Ok((Verdict::Fail, _)) => 3,
+        Err(_) => 4,
+    }
+}
+
+/// Whether an output passes although it is not right.
+fn passes_with_remark(output: &OutputReport) -> bool {
+    output.verdict == Verdict::Pass && output.diagnosis.is_some()
+}
+
+fn recorded(run: &Run) -> Vec<Recorded<'_>> {
+    let mut all: Vec<Recorded<'_>> = Vec::new();
+    for checked in run.checked.iter().filter(|c| !c.skipped()) {
+        let Some(fault) = checked.fails_as_recorded() else { continue };
+        if let Some(same) = all.iter_mut().find(|r| r.fault == fault) {
+            same.labels.push(&checked.label);
+            continue;
+        }
+        let outputs = checked.result.iter().flat_map(|r| &r.outputs);
+        let cause = outputs.filter_map(|o| o.diagnosis.as_ref()).find(|d| d.id == fault);
+        let cause = cause.map(|d| d.text.clone()).unwrap_or_default();
+        all.push(Recorded { fault, labels: vec![&checked.label], cause });
+    }
+    all
+}
+
+fn block(checked: &Checked, verbose: bool) -> Block<'_> {
+    let report = match &checked.result {
+        Ok(report) => report,
+        Err(error) => return Block::Error(error.to_string()),
+    };
+    let outputs = flow::ordered(report);
+    let has_row = |o: &&OutputReport| match o.verdict {
+        Verdict::Pass => verbose || passes_with_remark(o),
+        Verdict::Fail => true,
+        Verdict::Unchecked => o.is_compared(),
+    };
+    let rows = outputs
+        .iter()
+        .copied()
+        .filter(has_row)
+        .map(|o| Row { output: o, details: details(checked, report, o, verbose) });
+    let passing = outputs.iter().copied().filter(|o| o.verdict == Verdict::Pass && !has_row(o));
+    let mut unchecked: Vec<Unchecked<'_>> = Vec::new();
+    for o in outputs.iter().filter(|o| o.verdict == Verdict::Unchecked && !o.is_compared()) {
+        let reason = o.note.as_deref().map(|note| Detail::shared("reason", note));
+        match unchecked.iter_mut().find(|u| u.reason == reason) {
+            Some(same) => same.names.push(&o.name),
+            None => unchecked.push(Unchecked { names: vec![&o.name], reason }),
+        }
+    }
+    if outputs.is_empty() {
+        let reason =
+            "the file records no output; add what the kernel computed as tensors `out.NAME`";
+        let reason = Some(Detail::own("reason", reason));
+        unchecked.push(Unchecked { names: vec!["no output"], reason });
+    }
+    let passing = passing.map(|o| o.name.as_str()).collect();
+    Block::Case(CaseBlock {
+        label: &checked.label,
+        op: &report.op,
+        rows: rows.collect(),
+        unchecked,
+        passing,
+    })
+}
+
+/// What is said below an output's row.
+fn details(checked: &Checked, report: &CaseReport, o: &OutputReport, verbose: bool) -> Vec<Detail> {
+    let failed = o.verdict == Verdict::Fail;
+    let mut details = Vec::new();
+    if let Some(m) = &o.first_mismatch {
+        for (i, line) in text::first_wrong(&o.name, m).into_iter().enumerate() {
+            details.push(Detail::own(if i == 0 { "first wrong" } else { "" }, line));
+        }
+    }
+    match &o.diagnosis {
+        Some(d) => details.push(Detail::own("cause", text::diagnosis(d, o.mismatches))),
+        None if failed => details.push(Detail::own("cause", text::NO_CAUSE)),
+        None => {}
+    }
+    let causes = flow::causes(report, o);
+    if !causes.is_empty() {
+        details.push(Detail::own("see also", text::follows(&causes)));
+    }
+    if let Some(ulp) = o.max_ulp.filter(|&ulp| failed || verbose && ulp > 0.0) {
+        details.push(Detail::own("max ulp", text::error(Some(ulp))));
+    }
+    if let Some(note) = &o.note {
+        details.push(Detail::shared("note", note.as_str()));
+    }
+    // An output without errors was compared for every bit; of a failed one the power is no news.
+    let power = o.power.filter(|power| !power.every_bit && (verbose || !failed));
+    if let Some(power) = power {
+        details.push(Detail::shared("power", power.text()));
+    }
+    if let Some(fault) = checked.fails_as_recorded().filter(|_| failed) {
+        details.push(Detail::own("recorded", format!("fails as recorded: {fault}")));
+    }
+    details
+}

@@ -1,0 +1,116 @@
+//! The lines below the table: how many cases pass, what that means, and what a device was held to.
+
+use std::time::Duration;
+
+use marlinspike::check::{OutputReport, Verdict};
+
+use super::paragraph::hanging;
+use super::table::View;
+use super::{Run, Summary};
+use crate::Outcome;
+use crate::style::Paint;
+
+/// The summary, wrapped.
+pub(super) fn lines(run: &Run, view: &View) -> Vec<String> {
+    let View { paint, width, verbose } = *view;
+    let s = &run.summary;
+    let mut lines = Vec::new();
+    let style: fn(Paint, &str) -> String = match s.outcome() {
+        Outcome::Pass => Paint::good,
+        Outcome::Mismatch if s.fail == 0 => Paint::odd,
+        _ => Paint::bad,
+    };
+    let cases = hanging("", &cases(s, run.elapsed), 0, width);
+    lines.extend(cases.into_iter().map(|line| style(paint, &line)));
+    if s.outputs() > 0 {
+        lines.extend(hanging("", &outputs(run), 0, width));
+    }
+    for (label, text) in run.device.iter().flat_map(|device| device.lines()) {
+        let first = format!("{} ", paint.strong(&format!("{label:<12}")));
+        lines.extend(hanging(&first, &text, 13, width));
+    }
+    if !verbose && s.outputs() > 0 {
+        let drawn = if s.fail > 0 { "; --report FILE.html draws those that fail" } else { "" };
+        let hint = format!("-v prints every output and what its verdict excludes{drawn}");
+        lines.extend(hanging("", &hint, 0, width).iter().map(|line| paint.dim(line)));
+    }
+    lines
+}
+
+/// `143 of 147 cases pass in 1.38 s; every output was judged; 4 fail as recorded ...`.
+fn cases(s: &Summary, elapsed: Duration) -> String {
+    let verb = if s.cases == 1 { "case passes" } else { "cases pass" };
+    let time = elapsed.as_secs_f64();
+    let mut parts = vec![format!("{} of {} {verb} in {time:.2} s", s.pass, s.cases)];
+    let mut count = |n: usize, what: &str| {
+        if n > 0 {
+            parts.push(format!("{n} {what}"));
+        }
+    };
+    count(s.fail, "failed");
+    count(s.unchecked, "not wholly checked");
+    count(s.error, "could not be read");
+    count(s.fail_as_recorded, "fail as recorded (golden/manifest.json)");
+    count(s.skipped, "skipped (--only selects none of their outputs)");
+    if s.error == 0 && s.outputs_unchecked == 0 && s.unchecked == 0 && s.outputs() > 0 {
+        parts.push("every output was judged".to_owned());
+    }
+    parts.join("; ")
+}
+
+/// What the outputs were held to.
+fn outputs(run: &Run) -> String {
+    let s = &run.summary;
+    let reports = run.checked.iter().filter_map(|c| c.result.as_ref().ok());
+    let passed = reports.flat_map(|r| &r.outputs).filter(|o| o.verdict == Verdict::Pass);
+    let exact = passed.filter(|o| is_exact(o)).count();
+    let bounded = s.outputs_pass - exact;
+    let held = match (exact, bounded) {
+        (0, 0) => String::new(),
+        (_, 0) => " (equal in every bit)".to_owned(),
+        (0, _) => " (within derived error bounds)".to_owned(),
+        _ => format!(" ({exact} equal in every bit, {bounded} within derived error bounds)"),
+    };
+    let mut parts = vec![format!("outputs: {} of {} pass{held}", s.outputs_pass, s.outputs())];
+    let counts = [
+        (s.outputs_fail, "failed"),
+        (s.outputs_unchecked, "not checked, which keeps their case from passing"),
+        (s.outputs_fail_as_recorded, "fail as recorded"),
+    ];
+    parts.extend(counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
+    parts.join("; ")
+}
+
+/// Whether an output was compared for every bit.
+fn is_exact(output: &OutputReport) -> bool {
+    output.power.is_some_and(|power| power.every_bit) || output.max_error_over_bound.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_says_what_passing_means() {
+        let golden = Summary {
+            cases: 147,
+            pass: 143,
+            fail_as_recorded: 4,
+            outputs_pass: 521,
+            ..Summary::default()
+        };
+        let time = Duration::from_millis(1380);
+        let sentence = "143 of 147 cases pass in 1.38 s; 4 fail as recorded \
+                        (golden/manifest.json); every output was judged";
+        assert_eq!(cases(&golden, time), sentence);
+        let one = Summary { cases: 1, pass: 1, outputs_pass: 1, ..Summary::default() };
+        assert_eq!(cases(&one, time), "1 of 1 case passes in 1.38 s; every output was judged");
+        // Where not all was judged, it is not claimed.
+        let mixed = Summary { cases: 4, pass: 1, fail: 1, error: 1, unchecked: 1, ..one };
+        let sentence =
+            "1 of 4 cases pass in 1.38 s; 1 failed; 1 not wholly checked; 1 could not be read";
+        assert_eq!(cases(&mixed, time), sentence);
+        let unread = Summary { cases: 1, error: 1, ..Summary::default() };
+        assert!(!cases(&unread, time).contains("judged"));
+    }
+}
