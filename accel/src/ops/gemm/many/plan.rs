@@ -27,10 +27,7 @@ const MOST_STAGES: u32 = 12;
 /// How the work of a product of many rows is divided, as parameters of `marlin_gemm_wgmma.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManyRows {
-    /// The source that these plans are of.
-const SOURCE: &str = "marlin_gemm_wgmma";
-
-/// Warps of a thread block that compute: 8 or 12.
+    /// Warps of a thread block that compute: 8 or 12.
     pub warps: u32,
     /// Columns that a warp computes: 16 or 32.
     pub columns: u32,
