@@ -25,7 +25,7 @@ pub(super) fn padding(
     info: &StackInfo,
     settings: &Settings,
 ) -> Result<Option<(GptOssShard, Shape)>, String> {
-    let gpt_oss = matches!(stack.scheme, Scheme::Mxfp4 { container: FloatContainer::GptOss });
+    let gpt_oss = matches!(stack.scheme, Scheme::Mx { container: FloatContainer::GptOss, .. });
     if !gpt_oss || !settings.preparation.padding || settings.format != Format::Marlin {
         return Ok(None);
     }

@@ -188,7 +188,7 @@ pub(super) fn stack_plan(
 /// The stored type of scales in the kernel's format.
 fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
     match scheme {
-        Scheme::Mxfp4 { .. } | Scheme::Mxfp8 { .. } => DType::F8E8M0,
+        Scheme::Mx { .. } => DType::F8E8M0,
         Scheme::Nvfp4 { .. } => DType::F8E4M3,
         _ => model,
     }
