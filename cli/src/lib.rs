@@ -32,6 +32,7 @@ pub mod warm;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde_json::json;
 
 #[cfg(not(feature = "bench"))]
 use crate::absent::bench;
@@ -72,7 +73,7 @@ pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     #[command(long_about = check::ABOUT)]
     Check(check::Args),
-    /// Show a checkpoint's quantized layers, and whether Marlin takes them.
+    /// Show the quantized layers of a model, and which kernels take them.
     Inspect(inspect::Args),
     /// Convert a checkpoint into kernel format.
     Convert(convert::Args),
@@ -84,6 +85,18 @@ pub enum Command {
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),
+}
+
+impl Command {
+    /// Whether the command prints one JSON object, which a failure must be too.
+    fn is_json(&self) -> bool {
+        match self {
+            Self::Inspect(args) => args.json,
+            Self::Convert(args) => args.json,
+            Self::Run(args) => args.json && !args.list,
+            _ => false,
+        }
+    }
 }
 
 /// How a command ended, as an exit code.
@@ -109,16 +122,19 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Warm(args) => warm::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {
+        if cli.command.is_json() {
+            // Scripts read standard output; a reader that has left changes nothing about the exit.
+            let (error, help) = describe_error(&error);
+            let _ = output::print(&format!("{}\n", json!({ "error": error, "help": help })));
+        }
         report_error(&error, cli.color);
         Outcome::BadInput
     });
     ExitCode::from(outcome as u8)
 }
 
-/// Prints `error: ...` and, where there is one, `help: ...` on standard error.
-pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
-    let paint = color.for_stderr();
-    // Messages may quote file contents: no control character reaches the terminal.
+/// What went wrong, and what to do about it.
+fn describe_error(error: &anyhow::Error) -> (String, &str) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         // Most messages hold their cause's already.
@@ -126,9 +142,15 @@ pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
             text.push_str(&format!(": {cause}"));
         }
     }
-    let text = style::printable(&text).into_owned();
-    eprintln!("{} {text}", paint.bad("error:"));
     let help = error.chain().find_map(|e| e.downcast_ref::<Explained>()).map(Explained::help);
-    let help = help.unwrap_or("`marlinspike help` lists the commands and their options");
+    (text, help.unwrap_or("`marlinspike help` lists the commands and their options"))
+}
+
+/// Prints `error: ...` and `help: ...` on standard error.
+pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
+    let paint = color.for_stderr();
+    let (text, help) = describe_error(error);
+    // Messages may quote file contents: no control character reaches the terminal.
+    eprintln!("{} {}", paint.bad("error:"), style::printable(&text));
     eprintln!("{} {}", paint.strong("help:"), style::printable(help));
 }

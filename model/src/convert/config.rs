@@ -5,7 +5,7 @@
 //!
 //! | key | meaning |
 //! | --- | --- |
-//! | `layout` | `marlin`, `kleidiai` or `flashinfer` |
+//! | `layout` | the format, by its name on the command line |
 //! | `version` | 1, the version of this section |
 //! | `producer` | program and version |
 //! | `identity` | hash of the program's version, the options and the inputs ([`super::manifest`]) |
@@ -17,19 +17,19 @@
 //! | `unsupported` | modules that were copied unchanged, with the reasons |
 //!
 //! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
-//! channel), `act_order`, `is_k_full`, Marlin's `scale_permutation` (`grouped` or `single`) or the
-//! int4 path's `nr` or FlashInfer's `kernel_layout`, of NVFP4 the `scale_factor` that went from the global scale into the block
+//! channel), `act_order`, `is_k_full`, the keys of the format ([`super::target`]: Marlin's
+//! `scale_permutation`, `grouped` or `single`; `nr`; `kernel_layout`), of NVFP4 the `scale_factor` that went from the global scale into the block
 //! scales, `padded_from` where gpt-oss's sizes were rounded up (the model's own sizes), and `tensors`, the names of its tensors by role. A packed file of the int4 path also
 //! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
 
 use marlinspike::config::Scheme;
-use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
 use serde_json::{Map, Value, json};
 
-use super::job::Constants;
 use super::names::Kind;
-use super::plan::{Packing, Plan, StackPlan};
-use super::settings::{Format, Settings};
+use super::piece::Constants;
+use super::plan::Plan;
+use super::settings::Settings;
+use super::stack::StackPlan;
 use crate::model::Model;
 
 /// The meaning of a code.
@@ -51,7 +51,7 @@ fn role_name(kind: Kind) -> &'static str {
     }
 }
 
-fn layer(plan: &StackPlan, constants: Constants) -> Value {
+fn layer(plan: &StackPlan, constants: Constants, settings: &Settings) -> Value {
     let tensors: Map<String, Value> =
         plan.outputs.iter().map(|o| (role_name(o.kind).to_owned(), json!(o.spec.name))).collect();
     let mut value = json!({
@@ -65,15 +65,8 @@ fn layer(plan: &StackPlan, constants: Constants) -> Value {
         "is_k_full": plan.is_k_full,
         "tensors": tensors,
     });
-    match plan.packing {
-        Packing::Marlin { permutation } => {
-            value["scale_permutation"] = json!(match permutation {
-                ScalePermutation::Grouped => "grouped",
-                ScalePermutation::Single => "single",
-            });
-        }
-        Packing::Kleidi(layout) => value["nr"] = json!(layout.nr()),
-        Packing::Flashinfer(kind) => value["kernel_layout"] = json!(kind.name()),
+    for (key, of_format) in settings.format.target().layer(plan, settings) {
+        value[key] = of_format;
     }
     if let Some(shard) = plan.padding {
         value["padded_from"] = json!({
@@ -113,7 +106,7 @@ pub fn config(
         .zip(constants)
         .map(|(p, &c)| {
             let name = format!("{}.{}", p.module, p.role.prefix());
-            (name.trim_end_matches(['.', '_']).to_owned(), layer(p, c))
+            (name.trim_end_matches(['.', '_']).to_owned(), layer(p, c, settings))
         })
         .collect();
     let maps: Map<String, Value> =
@@ -137,13 +130,8 @@ pub fn config(
     if !plan.notes.is_empty() {
         section["notes"] = json!(plan.notes);
     }
-    if settings.format == Format::Marlin {
-        section["dtype"] = json!(settings.dtype.name());
-        section["input_dtype"] = json!(match settings.input {
-            InputDtype::Model => "model",
-            InputDtype::Int8 => "int8",
-            InputDtype::Fp8 => "fp8",
-        });
+    for (key, of_format) in settings.format.target().section(settings) {
+        section[key] = of_format;
     }
     match &mut config {
         Value::Object(map) => {

@@ -55,7 +55,7 @@ impl Range {
 }
 
 /// 2^e.
-pub(super) fn two_to(e: i32) -> f64 {
+pub(in crate::gemm) fn two_to(e: i32) -> f64 {
     match e {
         -1022..=1023 => f64::from_bits(((e + 1023) as u64) << 52),
         _ => f64::from(e).exp2(),

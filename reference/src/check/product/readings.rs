@@ -274,7 +274,8 @@ fn attempt(
         let list: Vec<Convention> = tried.iter().flatten().map(|t| t.convention).collect();
         let mut made = stage.part(part, rows, (&list, class))?.into_iter();
         for slot in &mut tried {
-            let (Some(tried), Some(bounded)) = (slot.as_mut(), made.next()) else { continue };
+            let Some(tried) = slot else { continue };
+            let Some(bounded) = made.next() else { break };
             let (before, mut exact) = (tried.wrong, true);
             for (row, bounded) in rows.iter().zip(bounded.chunks_exact(size_n)) {
                 let at = row * size_n;

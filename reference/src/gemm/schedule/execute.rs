@@ -236,16 +236,39 @@ impl Plan<'_> {
         first: usize,
         operands: &[Operands; LANES],
     ) -> Lanes {
-        let s = self.schedule;
-        let shape = self.weight.shape();
+        let mut sums = self.chunk_sums(row, columns, place, first, operands);
+        self.finish_chunks(&mut sums, place, first, operands)
+    }
+
+    /// The sums of the chunks, f32 bits.
+    pub(super) fn chunk_sums(
+        &self,
+        row: &Row,
+        columns: &Columns,
+        place: usize,
+        first: usize,
+        operands: &[Operands; LANES],
+    ) -> Vec<Lanes> {
+        let (s, shape) = (self.schedule, self.weight.shape());
         let chunks = s.chunks.of(place, first, shape.size_n, shape.size_k);
-        let mut sums: Vec<Lanes> = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
+        let sum = |chunk| {
             let mut sum = self.chunk(row, columns, chunk, operands);
             step(&s.chunk_steps, &mut sum, operands);
-            sums.push(sum);
-        }
-        let sum = s.chunk_sum.reduce(&mut sums);
+            sum
+        };
+        chunks.into_iter().map(sum).collect()
+    }
+
+    /// The outputs that follow from the chunks' sums.
+    pub(super) fn finish_chunks(
+        &self,
+        sums: &mut [Lanes],
+        place: usize,
+        first: usize,
+        operands: &[Operands; LANES],
+    ) -> Lanes {
+        let s = self.schedule;
+        let sum = s.chunk_sum.reduce(sums);
         let ty = s.output_type();
         let row = s.chunks.row_of_block(place);
         std::array::from_fn(|l| {

@@ -8,6 +8,8 @@ use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
 use super::simd;
 use super::units::{Accumulator, KSplit, Unit};
 use super::{add_f16, add_f32};
+use crate::gemm::rows::two_to;
+use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// Columns of a [`Panel`].
@@ -28,9 +30,7 @@ impl Factor {
     fn new(x: Operand) -> Self {
         let magnitude = match x.special {
             // 11 bits of significand, and an exponent of f32's range: exact.
-            Special::Finite => {
-                f64::from(x.significand) * f64::from(i32::from(x.exponent) - FRACTION).exp2()
-            }
+            Special::Finite => f64::from(x.significand) * two_to(i32::from(x.exponent) - FRACTION),
             Special::Infinity => f64::from(x.significand.signum()) * f64::INFINITY,
             Special::Nan => f64::NAN,
         };
@@ -51,6 +51,27 @@ impl Factor {
             _ => 0,
         };
         Operand { significand, exponent: exponent as i16, special }
+    }
+}
+
+/// Codes of one type as factors; those of 8 bits from a table.
+struct Decoder {
+    ty: ScalarType,
+    through_f16: bool,
+    table: Vec<Factor>,
+}
+
+impl Decoder {
+    fn new(unit: &Unit, ty: ScalarType) -> Self {
+        let through_f16 = unit.through_f16;
+        let one = |code| Factor::new(Operand::decode(ty, code, through_f16));
+        let codes = if ty.size_bits() == 8 { 0..256 } else { 0..0 };
+        Self { ty, through_f16, table: codes.map(one).collect() }
+    }
+
+    fn factor(&self, code: u32) -> Factor {
+        let known = self.table.get(code as usize).copied();
+        known.unwrap_or_else(|| Factor::new(Operand::decode(self.ty, code, self.through_f16)))
     }
 }
 
@@ -95,9 +116,10 @@ impl Row {
             let integers = codes.iter().map(|&c| Operand::decode(ty, c, false).significand);
             return Ok(Self { factors: Factors::Integer(integers.collect()) });
         }
+        let decoded = Decoder::new(unit, ty);
         let (mut values, mut exponents) = (vec![0.0; size_k], vec![0; size_k]);
         for (k, &code) in codes.iter().enumerate() {
-            let factor = Factor::new(Operand::decode(ty, code, unit.through_f16));
+            let factor = decoded.factor(code);
             let at = place(unit.split, unit.size_k, k);
             (values[at], exponents[at]) = (factor.value, factor.exponent);
         }
@@ -131,12 +153,13 @@ impl Panel {
             });
             return Ok(Self { factors: Factors::Integer(integers.collect()), size_k });
         }
+        let decoded = Decoder::new(unit, ty);
         let mut values = vec![[0.0; LANES]; size_k];
         let mut exponents = vec![[0; LANES]; size_k];
         for k in 0..size_k {
             let at = place(unit.split, unit.size_k, k);
             for l in 0..LANES {
-                let factor = Factor::new(Operand::decode(ty, code(k, l), unit.through_f16));
+                let factor = decoded.factor(code(k, l));
                 (values[at][l], exponents[at][l]) = (factor.value, factor.exponent);
             }
         }

@@ -1,4 +1,4 @@
-//! A layer of the int4 path, and what it is made of.
+//! A layer of the int4 path and its configuration.
 
 use super::activation::GatedActivation;
 use super::check_expert_map;

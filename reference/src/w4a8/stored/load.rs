@@ -17,11 +17,11 @@ fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'
     Ok(tensor.into_bytes())
 }
 
-/// The experts of `module`: description, w13 and w2, the latter borrowed from the file's bytes.
+/// The experts of `module`: description, w13 and w2, borrowed from the file's bytes.
 ///
 /// # Errors
 /// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`](crate::Error::Dtype) and [`Error::Shape`](crate::Error::Shape) naming
-/// the tensor that is not there or is not what the description says.
+/// the tensor that is missing or does not match the description.
 pub fn experts<'a>(
     file: &Container<'a>,
     module: &str,
@@ -41,7 +41,7 @@ pub fn experts<'a>(
 ///
 /// # Errors
 /// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`](crate::Error::Dtype) and [`Error::Shape`](crate::Error::Shape)
-/// naming the tensor that is not there or is not what the description says.
+/// naming the tensor that is missing or does not match the description.
 pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
     let layout = LinearDescription::read(file, module)?.layout;
     let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
@@ -49,8 +49,8 @@ pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
 }
 
 impl<'a> Linear<'a> {
-    /// The linear layer `module` of a packed file, run by the quickest kernel of this CPU. Nothing
-    /// is copied: the weight is the file's bytes.
+    /// The linear layer `module` of a packed file, run by the fastest kernel of this CPU. The weight
+    /// borrows the file's bytes.
     ///
     /// # Errors
     /// As [`linear`].
