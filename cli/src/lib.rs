@@ -105,10 +105,8 @@ pub fn run(cli: &Cli) -> ExitCode {
     ExitCode::from(outcome as u8)
 }
 
-/// Prints `error: ...` and, where there is one, `help: ...` on standard error.
-pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
-    let paint = color.for_stderr();
-    // Messages may quote file contents: no control character reaches the terminal.
+/// The message of an error with its causes, and what to do about it.
+pub(crate) fn explain(error: &anyhow::Error) -> (String, String) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         // Most messages hold their cause's already.
@@ -116,9 +114,16 @@ pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
             text.push_str(&format!(": {cause}"));
         }
     }
-    let text = style::printable(&text).into_owned();
-    eprintln!("{} {text}", paint.bad("error:"));
     let help = error.chain().find_map(|e| e.downcast_ref::<Explained>()).map(Explained::help);
     let help = help.unwrap_or("`marlinspike help` lists the commands and their options");
-    eprintln!("{} {}", paint.strong("help:"), style::printable(help));
+    (text, help.to_owned())
+}
+
+/// Prints `error: ...` and `help: ...` on standard error.
+pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
+    let paint = color.for_stderr();
+    let (text, help) = explain(error);
+    // Messages may quote file contents: no control character reaches the terminal.
+    eprintln!("{} {}", paint.bad("error:"), style::printable(&text));
+    eprintln!("{} {}", paint.strong("help:"), style::printable(&help));
 }

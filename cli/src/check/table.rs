@@ -17,6 +17,8 @@ pub(super) struct View {
     pub(super) width: usize,
     /// Whether outputs that pass are printed, too.
     pub(super) verbose: bool,
+    /// Whether a page is written as well.
+    pub(super) has_report: bool,
 }
 
 const HEADER: [&str; 6] = ["output", "values", "bit-equal", "wrong", "error/bound", "verdict"];
@@ -93,16 +95,18 @@ impl Page {
     fn block(&mut self, block: &Block<'_>) {
         let View { paint, width, .. } = self.view;
         match block {
-            Block::Error(error) => {
+            Block::Error { text, help } => {
                 let first = format!("{} ", paint.bad("ERROR"));
-                self.lines.extend(hanging(&first, error, "ERROR ".len(), width));
+                self.lines.extend(hanging(&first, text, "ERROR ".len(), width));
+                let first = format!("{} ", paint.strong(" help"));
+                self.lines.extend(hanging(&first, help, "ERROR ".len(), width));
             }
             Block::Recorded(Recorded { fault, labels, cause }) => {
                 let heading = format!("fails as recorded: {fault}");
                 let heading = hanging("", &heading, INDENT, width);
                 self.lines.extend(heading.iter().map(|line| paint.strong(line)));
                 self.lines.extend(labelled("cases", &labels.join(", "), paint, width));
-                self.lines.extend(labelled("cause", cause, paint, width));
+                self.lines.extend(labelled("diagnosis", cause, paint, width));
             }
             Block::Case(case) => self.case(case),
         }
@@ -222,7 +226,8 @@ mod tests {
         output.mismatches = 999_999;
         output.equal_bits = Some(1e-12);
         output.max_error_over_bound = Some(1.5e9);
-        let view = View { paint: Paint { on: false }, width: 80, verbose: false };
+        let view =
+            View { paint: Paint { on: false }, width: 80, verbose: false, has_report: false };
         let lines = table_lines(&[&output], &view);
         assert_eq!(lines.len(), 2);
         for line in lines {
