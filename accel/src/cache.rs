@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     error::AccelError,
-    nvrtc::{Arch, Define, Nvrtc, options},
+    nvrtc::{Arch, Nvrtc, Parameter, options, text},
 };
 
 /// Environment variable with the folder of the cache; `off` or empty: no cache.
@@ -96,9 +96,9 @@ impl ModuleCache {
         nvrtc: &Result<Nvrtc, AccelError>,
         source: &Source,
         arch: Arch,
-        defines: &[Define],
+        parameters: &[Parameter],
     ) -> Result<(Vec<u8>, Origin), AccelError> {
-        let digest = digest(source, arch, defines);
+        let digest = digest(source, arch, parameters);
         let compiler = match nvrtc {
             Ok(compiler) => compiler,
             Err(missing) => {
@@ -114,7 +114,7 @@ impl ModuleCache {
         if let Some(code) = entry.as_deref().and_then(read) {
             return Ok((code, Origin::Cached));
         }
-        let code = compiler.compile(source, arch, defines)?;
+        let code = compiler.compile(source, arch, parameters)?;
         let kept = entry.is_some_and(|entry| write(&entry, &code).is_ok());
         if kept {
             self.evict();
@@ -169,15 +169,15 @@ fn entries(folder: &Path) -> Vec<(SystemTime, u64, PathBuf)> {
 }
 
 /// What an entry is addressed by, but for the compiler's version, in hexadecimal digits.
-fn digest(source: &Source, arch: Arch, defines: &[Define]) -> String {
+fn digest(source: &Source, arch: Arch, parameters: &[Parameter]) -> String {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
     part(source.name.as_bytes());
-    part(source.text.as_bytes());
-    for option in options(arch, defines) {
+    part(text(source, parameters).as_bytes());
+    for option in options(arch) {
         part(option.as_bytes());
     }
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()

@@ -18,7 +18,7 @@ use crate::{
     cache::ModuleCache,
     error::AccelError,
     mutants::Mutant,
-    nvrtc::{Arch, Define, Nvrtc},
+    nvrtc::{Arch, Parameter, Nvrtc},
     ops::gemm::many::Handover,
     raw,
     registry::Row,
@@ -27,7 +27,7 @@ use crate::{
 /// The driver interface from which on programmatic dependent launches can be recorded: 12.3.
 const RECORDS_EARLY_LAUNCHES: i32 = 12_030;
 
-type ModuleKey = (&'static str, Vec<Define>);
+type ModuleKey = (&'static str, Vec<Parameter>);
 
 /// An opened CUDA device, with the modules compiled for it so far.
 pub struct Device {
@@ -173,7 +173,7 @@ impl Device {
     pub(crate) fn function(
         &self,
         row: &Row,
-        defines: &[Define],
+        parameters: &[Parameter],
     ) -> Result<CudaFunction, AccelError> {
         let needed = row.needs.compute_capability;
         if self.compute_capability < needed {
@@ -191,7 +191,7 @@ impl Device {
             Some(wrong) => wrong,
             None => row.embedded_source(arch)?,
         };
-        self.load(source, defines)
+        self.load(source, parameters)
     }
 
     /// The entry point of a source, compiled for this device with these macros; compiled once and
@@ -199,17 +199,17 @@ impl Device {
     pub(crate) fn load(
         &self,
         source: &'static Source,
-        defines: &[Define],
+        parameters: &[Parameter],
     ) -> Result<CudaFunction, AccelError> {
         let arch = self.arch();
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (source.name, defines.to_vec());
+        let key = (source.name, parameters.to_vec());
         let module = match modules.get(&key) {
             Some(module) => module.clone(),
             None => {
                 let nvrtc = self.nvrtc.get_or_init(Nvrtc::open);
-                let (cubin, _) = self.cache.module(nvrtc, source, arch, defines)?;
+                let (cubin, _) = self.cache.module(nvrtc, source, arch, parameters)?;
                 let module = self
                     .context
                     .load_module(Ptx::from_binary(cubin))

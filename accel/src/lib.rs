@@ -1,6 +1,17 @@
 //! The CUDA side, loaded dynamically: builds on every machine, and on one without a GPU every
 //! entry point returns an error that says what is missing.
 //!
+//! ```
+//! use marlinspike_accel::{Device, registry};
+//!
+//! // The operations are known on every machine.
+//! assert!(registry().iter().any(|row| row.name == "gptq_marlin_repack"));
+//! match Device::open() {
+//!     Ok(device) => println!("{}", device.name()),
+//!     Err(error) => println!("no GPU here: {error}"),
+//! }
+//! ```
+//!
 //! | module | holds |
 //! | --- | --- |
 //! | [`backend`] | cases through the operations, judged |

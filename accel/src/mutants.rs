@@ -68,8 +68,8 @@ pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "a column's scale is its neighbour's",
         "marlin_gemm",
-        "group.scale[2 * j + 1] = twice<1>(words[j]);",
-        "group.scale[2 * j + 1] = twice<0>(words[j]);",
+        "scale[2 * j + 1] = twice<1>(scales);",
+        "scale[2 * j + 1] = twice<0>(scales);",
     ),
     Mutant::new(
         "a column's scale is its neighbour's, in one step with the codes",
@@ -86,13 +86,13 @@ pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "bias of the next column",
         "marlin_gemm",
-        "sum.x = __fadd_rn(sum.x, widen(of[0]));",
-        "sum.x = __fadd_rn(sum.x, widen(of[1]));",
+        "sum.x = __fadd_rn(sum.x, widen(bias[0]));",
+        "sum.x = __fadd_rn(sum.x, widen(bias[1]));",
     ),
     Mutant::new(
         "router weight of the first row for all",
         "marlin_gemm",
-        "const float weight = topk_weights[e];",
+        "const float weight = topk_weights[entry];",
         "const float weight = topk_weights[0];",
     ),
     Mutant::new(
@@ -116,8 +116,8 @@ pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "router weight of the neighbouring row",
         "marlin_gemm_wgmma",
-        "__shfl_sync(~0u, weights.of[first / 32], of)",
-        "__shfl_sync(~0u, weights.of[first / 32], of ^ 1u)",
+        "__shfl_sync(~0u, row_weights.weight[first / 32], row)",
+        "__shfl_sync(~0u, row_weights.weight[first / 32], row ^ 1u)",
     ),
     Mutant::new(
         "a code that equals its zero point",

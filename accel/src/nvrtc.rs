@@ -3,7 +3,8 @@
 
 use std::{fmt, path::Path};
 
-use marlinspike_kernels::Source;
+pub use marlinspike_kernels::Parameter;
+use marlinspike_kernels::{Source, prelude};
 
 use crate::{
     error::AccelError,
@@ -62,15 +63,15 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A macro that a source takes as a parameter: name and value.
-pub type Define = (&'static str, u32);
-
 /// The compiler's options. No multiplication and addition become one unless the source says so
 /// (`--fmad=false`): results are defined operation by operation.
-pub(crate) fn options(arch: Arch, defines: &[Define]) -> Vec<String> {
-    let fixed = [format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--fmad=false".into()];
-    let macros = defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
-    fixed.into_iter().chain(macros).collect()
+pub(crate) fn options(arch: Arch) -> [String; 3] {
+    [format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--fmad=false".into()]
+}
+
+/// What is compiled: a source under these parameters.
+pub(crate) fn text(source: &Source, parameters: &[Parameter]) -> String {
+    prelude(parameters) + source.text
 }
 
 /// The loaded compiler.
@@ -115,12 +116,12 @@ impl Nvrtc {
     /// The library's version (major, minor).
     ///
     /// # Errors
-    /// [`AccelError::Driver`] where the library does not tell.
+    /// [`AccelError::Driver`] where the library does not state it.
     pub fn version(&self) -> Result<(i32, i32), AccelError> {
         self.library.version().map_err(|reason| AccelError::Driver { call: "nvrtcVersion", reason })
     }
 
-    /// Compiles `source` with the macros `defines` to machine code (a CUBIN) for `arch`.
+    /// Compiles `source` under these parameters to machine code (a CUBIN) for `arch`.
     ///
     /// Machine code rather than PTX: it does not depend on which PTX version the installed driver
     /// reads.
@@ -131,16 +132,15 @@ impl Nvrtc {
         &self,
         source: &Source,
         arch: Arch,
-        defines: &[Define],
+        parameters: &[Parameter],
     ) -> Result<Vec<u8>, AccelError> {
-        let options = options(arch, defines);
         let fail = |reason: String, log: String| AccelError::Compile {
             source_name: source.name.into(),
             arch: arch.to_string(),
             reason,
             log,
         };
-        match self.library.compile(source.name, source.text, &options) {
+        match self.library.compile(source.name, &text(source, parameters), &options(arch)) {
             Outcome::Cubin(cubin) if !cubin.is_empty() => Ok(cubin),
             Outcome::Cubin(_) => Err(fail("no machine code produced".into(), String::new())),
             Outcome::Refused { reason, log } => Err(fail(reason, log)),

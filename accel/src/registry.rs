@@ -4,7 +4,7 @@ use marlinspike_kernels::Source;
 
 use crate::{
     error::AccelError,
-    nvrtc::{Arch, Define},
+    nvrtc::{Arch, Parameter},
     ops,
 };
 
@@ -35,7 +35,7 @@ pub struct Row {
     /// What the result must satisfy.
     pub law: Law,
     /// The macros of every module that the operation may ask for on a device of that architecture.
-    pub variants: fn(Arch) -> Vec<Vec<Define>>,
+    pub variants: fn(Arch) -> Vec<Vec<Parameter>>,
 }
 
 impl Row {
@@ -81,12 +81,12 @@ pub fn registry() -> &'static [&'static Row] {
 }
 
 /// Every combination of the values that macros may have, the last macro changing fastest.
-pub(crate) fn lattice(axes: &[(&'static str, &[u32])]) -> Vec<Vec<Define>> {
+pub(crate) fn lattice(axes: &[(&'static str, &[u32])]) -> Vec<Vec<Parameter>> {
     axes.iter().fold(vec![Vec::new()], |all, &(name, values)| {
-        let with = |before: &Vec<Define>, value| {
-            let mut defines = before.clone();
-            defines.push((name, value));
-            defines
+        let with = |before: &Vec<Parameter>, value| {
+            let mut parameters = before.clone();
+            parameters.push((name, value));
+            parameters
         };
         all.iter().flat_map(|before| values.iter().map(|&v| with(before, v))).collect()
     })
@@ -124,7 +124,7 @@ mod tests {
     fn a_lattice_has_every_combination_once() {
         let all = lattice(&[("A", &[1, 2]), ("B", &[3]), ("C", &[5, 6])]);
         let values: Vec<Vec<u32>> =
-            all.iter().map(|defines| defines.iter().map(|d| d.1).collect()).collect();
+            all.iter().map(|parameters| parameters.iter().map(|d| d.1).collect()).collect();
         assert_eq!(values, [[1, 3, 5], [1, 3, 6], [2, 3, 5], [2, 3, 6]]);
     }
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::{
     cache::{ModuleCache, Origin},
     error::AccelError,
-    nvrtc::{Arch, Define, Nvrtc},
+    nvrtc::{Arch, Parameter, Nvrtc},
     registry::Row,
 };
 
@@ -19,7 +19,7 @@ pub struct Job {
     /// The architecture it is for.
     pub arch: Arch,
     /// Its macros.
-    pub defines: Vec<Define>,
+    pub parameters: Vec<Parameter>,
 }
 
 /// Every module that these operations may ask for on these architectures, each once; an operation
@@ -30,9 +30,9 @@ pub fn jobs(rows: &[&'static Row], archs: &[Arch]) -> Vec<Job> {
     for &arch in archs {
         let has = |row: &&&'static Row| arch.compute_capability >= row.needs.compute_capability;
         for row in rows.iter().filter(has) {
-            for defines in (row.variants)(arch) {
-                if seen.insert((row.source, arch, defines.clone())) {
-                    jobs.push(Job { row, arch, defines });
+            for parameters in (row.variants)(arch) {
+                if seen.insert((row.source, arch, parameters.clone())) {
+                    jobs.push(Job { row, arch, parameters });
                 }
             }
         }
@@ -50,9 +50,9 @@ pub fn warm(
     jobs: &[Job],
 ) -> Result<Vec<Origin>, AccelError> {
     jobs.par_iter()
-        .map(|Job { row, arch, defines }| {
+        .map(|Job { row, arch, parameters }| {
             let source = row.embedded_source(*arch)?;
-            cache.module(nvrtc, source, *arch, defines).map(|(_, origin)| origin)
+            cache.module(nvrtc, source, *arch, parameters).map(|(_, origin)| origin)
         })
         .collect()
 }

@@ -10,10 +10,10 @@ use marlinspike_kernels::PROBES;
 fn the_probes_compile() {
     let Some(nvrtc) = common::nvrtc_or_skip("the_probes_compile") else { return };
     for (capability, wgmma) in [((8, 0), 0), ((9, 0), 0), ((9, 0), 1), ((10, 0), 0)] {
-        for probe in PROBES {
-            let define = if probe.name == "read_limit" { "FILL" } else { "WGMMA" };
+        for probe in PROBES.iter() {
+            let parameter = if probe.name == "read_limit" { "FILL" } else { "WGMMA" };
             let arch = Arch::of_device(capability);
-            nvrtc.compile(probe, arch, &[(define, wgmma)]).unwrap_or_else(|e| panic!("{e}"));
+            nvrtc.compile(probe, arch, &[(parameter, wgmma)]).unwrap_or_else(|e| panic!("{e}"));
         }
     }
 }

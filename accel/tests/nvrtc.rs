@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use marlinspike_accel::{
     AccelError,
-    nvrtc::{Arch, Define},
+    nvrtc::{Arch, Parameter},
     registry,
     warm::jobs,
 };
@@ -24,8 +24,8 @@ const ARCHS: [(Arch, bool); 4] = [
 
 /// Variants in which every value of any macro occurs that does in `variants`; with `pairs`, every
 /// pair of values of any two macros.
-fn covering(variants: &[Vec<Define>], pairs: bool) -> Vec<&Vec<Define>> {
-    let parts = |variant: &Vec<Define>| -> BTreeSet<(Define, Define)> {
+fn covering(variants: &[Vec<Parameter>], pairs: bool) -> Vec<&Vec<Parameter>> {
+    let parts = |variant: &Vec<Parameter>| -> BTreeSet<(Parameter, Parameter)> {
         let all = variant.iter().enumerate();
         let others = |i: usize| if pairs { &variant[i..] } else { &variant[i..=i] };
         all.flat_map(|(i, &a)| others(i).iter().map(move |&b| (a, b))).collect()
@@ -46,7 +46,7 @@ fn covering(variants: &[Vec<Define>], pairs: bool) -> Vec<&Vec<Define>> {
 #[test]
 fn covering_variants_have_every_value_or_every_pair() {
     let values = [0, 1, 2];
-    let all: Vec<Vec<Define>> = (0..27)
+    let all: Vec<Vec<Parameter>> = (0..27)
         .map(|i| vec![("A", values[i % 3]), ("B", values[i / 3 % 3]), ("C", values[i / 9])])
         .collect();
     let (single, chosen) = (covering(&all, false), covering(&all, true));
@@ -62,14 +62,14 @@ fn covering_variants_have_every_value_or_every_pair() {
 fn every_source_compiles_for_every_architecture() {
     let test = "every_source_compiles_for_every_architecture";
     let Some(nvrtc) = common::nvrtc_or_skip(test) else { return };
-    let mut modules: Vec<(Arch, &Source, Vec<Define>)> = Vec::new();
+    let mut modules: Vec<(Arch, &Source, Vec<Parameter>)> = Vec::new();
     for (arch, pairs) in ARCHS {
-        for source in marlinspike_kernels::SOURCES {
+        for source in marlinspike_kernels::SOURCES.iter() {
             // Of all operations that share the source.
-            let variants: Vec<Vec<Define>> = jobs(registry(), &[arch])
+            let variants: Vec<Vec<Parameter>> = jobs(registry(), &[arch])
                 .into_iter()
                 .filter(|job| job.row.source == source.name)
-                .map(|job| job.defines)
+                .map(|job| job.parameters)
                 .collect();
             // Instructions of a single architecture.
             let only = source.name == "marlin_gemm_wgmma" && arch.compute_capability != (9, 0);
@@ -78,13 +78,13 @@ fn every_source_compiles_for_every_architecture() {
                 continue;
             }
             let chosen = covering(&variants, pairs).into_iter().cloned();
-            modules.extend(chosen.map(|defines| (arch, source, defines)));
+            modules.extend(chosen.map(|parameters| (arch, source, parameters)));
         }
     }
     assert!(modules.len() > 150, "{} modules", modules.len());
-    modules.par_iter().for_each(|(arch, source, defines)| {
-        let cubin = nvrtc.compile(source, *arch, defines).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {defines:?}", source.name);
+    modules.par_iter().for_each(|(arch, source, parameters)| {
+        let cubin = nvrtc.compile(source, *arch, parameters).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {parameters:?}", source.name);
         let entry = source.name.as_bytes();
         assert!(cubin.windows(entry.len()).any(|window| window == entry), "{arch}");
     });

@@ -1,6 +1,15 @@
 //! Benchmarks of the int4 path on a CPU: weights, timing, and the machine's limits. The named products
 //! and layers are used on GPUs too.
 //!
+//! ```
+//! use marlinspike_bench::Workload;
+//!
+//! let layer: Workload = "qwen3-30b-a3b".parse()?;
+//! println!("{} multiply-accumulates for 64 tokens", layer.macs(64));
+//! assert_eq!(layer.macs(64), 64 * layer.macs(1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! `marlinspike bench cpu` and the comparison with other libraries (`peers`) share these modules:
 //!
 //! | module | contents |

@@ -1,5 +1,15 @@
 //! The program `marlinspike`: its command line, and what each subcommand does.
 //!
+//! ```
+//! use clap::Parser as _;
+//! use marlinspike_cli::{Cli, Command};
+//!
+//! let cli = Cli::try_parse_from(["marlinspike", "check", "--json", "mine.safetensors"])?;
+//! assert!(matches!(cli.command, Command::Check(_)));
+//! // `marlinspike_cli::run(&cli)` checks the file and returns the exit code.
+//! # Ok::<(), clap::Error>(())
+//! ```
+//!
 //! A subcommand is one module with an `Args` and a `run`, one variant of [`Command`] and one arm
 //! of its match. Exit codes are [`Outcome`]'s.
 
@@ -22,6 +32,7 @@ pub mod warm;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde_json::json;
 
 #[cfg(not(feature = "bench"))]
 use crate::absent::bench;
@@ -62,7 +73,7 @@ pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     #[command(long_about = check::ABOUT)]
     Check(check::Args),
-    /// Show a checkpoint's quantized layers, and whether Marlin takes them.
+    /// Show the quantized layers of a model, and which kernels take them.
     Inspect(inspect::Args),
     /// Convert a checkpoint into kernel format.
     Convert(convert::Args),
@@ -74,6 +85,19 @@ pub enum Command {
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),
+}
+
+impl Command {
+    /// Whether the command prints one JSON object, which a failure must be too.
+    fn is_json(&self) -> bool {
+        match self {
+            Self::Check(args) => args.json,
+            Self::Inspect(args) => args.json,
+            Self::Convert(args) => args.json,
+            Self::Run(args) => args.json && !args.list,
+            _ => false,
+        }
+    }
 }
 
 /// How a command ended, as an exit code.
@@ -99,14 +123,19 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Warm(args) => warm::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {
+        if cli.command.is_json() {
+            // Scripts read standard output; a reader that has left changes nothing about the exit.
+            let (error, help) = describe_error(&error);
+            let _ = output::print(&format!("{}\n", json!({ "error": error, "help": help })));
+        }
         report_error(&error, cli.color);
         Outcome::BadInput
     });
     ExitCode::from(outcome as u8)
 }
 
-/// The message of an error with its causes, and what to do about it.
-pub(crate) fn explain(error: &anyhow::Error) -> (String, String) {
+/// What went wrong, and what to do about it.
+fn describe_error(error: &anyhow::Error) -> (String, &str) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         // Most messages hold their cause's already.
@@ -115,15 +144,14 @@ pub(crate) fn explain(error: &anyhow::Error) -> (String, String) {
         }
     }
     let help = error.chain().find_map(|e| e.downcast_ref::<Explained>()).map(Explained::help);
-    let help = help.unwrap_or("`marlinspike help` lists the commands and their options");
-    (text, help.to_owned())
+    (text, help.unwrap_or("`marlinspike help` lists the commands and their options"))
 }
 
 /// Prints `error: ...` and `help: ...` on standard error.
 pub fn report_error(error: &anyhow::Error, color: ColorChoice) {
     let paint = color.for_stderr();
-    let (text, help) = explain(error);
+    let (text, help) = describe_error(error);
     // Messages may quote file contents: no control character reaches the terminal.
     eprintln!("{} {}", paint.bad("error:"), style::printable(&text));
-    eprintln!("{} {}", paint.strong("help:"), style::printable(&help));
+    eprintln!("{} {}", paint.strong("help:"), style::printable(help));
 }

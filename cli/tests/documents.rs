@@ -1,5 +1,5 @@
 //! The documents: every relative link and anchor resolves, every page is in the book's summary, and
-//! every page that a source file names exists.
+//! files that documents and sources name exist.
 #![allow(missing_docs)]
 
 use std::collections::BTreeSet;
@@ -108,6 +108,31 @@ fn pages_that_sources_name_exist() {
             let name = |c: char| c.is_ascii_alphanumeric() || "-_/".contains(c);
             if page.chars().all(name) && !root().join(format!("docs/src/{page}.md")).exists() {
                 missing.push(format!("{}: docs/src/{page}.md", source.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn files_that_documents_name_exist() {
+    let folders: Vec<String> = fs::read_dir(root())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    let mut missing = Vec::new();
+    for page in documents() {
+        let text = fs::read_to_string(&page).unwrap();
+        for span in prose(&text).flat_map(|line| line.split('`').skip(1).step_by(2)) {
+            let path = span.split_whitespace().next().unwrap_or_default();
+            let Some((folder, _)) = path.split_once('/') else { continue };
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+            if folders.iter().any(|f| f == folder)
+                && folder != "target"
+                && path.chars().all(plain)
+                && !root().join(path).exists()
+            {
+                missing.push(format!("{}: {path}", page.display()));
             }
         }
     }

@@ -19,7 +19,7 @@ const STAGES: Test = Some((METHODS, "stages_equal_those_computed_apart"));
 const DEFINED: Test = Some((METHODS, "every_method_runs_and_its_definition_agrees"));
 const BOUNDED: Test = Some((METHOD, "scheduled_products_are_within_their_bounds"));
 const FORMATS: Test =
-    Some(("cli/tests/convert.rs", "every_format_and_rank_unpacks_to_the_original"));
+    Some(("model/tests/convert.rs", "every_format_and_rank_unpacks_to_the_original"));
 const FLASHINFER: Test = Some((METHODS, "experts_convert_to_flashinfers_forms"));
 const MICROSCALED: Test = Some((MODELS, "microscaled_models"));
 
@@ -52,8 +52,8 @@ const METHOD_TESTS: [(&str, [Test; 7]); 12] = [
     (
         "W4A8, int8 per token",
         [
-            Some(("cli/tests/convert_kleidi.rs", "a_published_w4a8_model")),
-            Some(("cli/tests/convert_kleidi.rs", "every_format_that_the_path_takes")),
+            Some(("model/tests/convert_kleidi.rs", "a_published_w4a8_model")),
+            Some(("model/tests/convert_kleidi.rs", "every_format_that_the_path_takes")),
             None,
             None,
             Some(("reference/tests/w4a8_golden.rs", "every_output_of_every_case_is_right")),

@@ -20,7 +20,10 @@ mod verify;
 
 pub use error::GoldenError;
 pub use manifest::{CaseEntry, CheckpointEntry, FileEntry, Manifest, TableEntry};
-pub use root::{ROOT_VARIABLE, find_root};
+pub use root::find_root;
+
+/// Environment variable that names the golden folder and overrides the search.
+pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
 pub use verify::Verification;
 
 /// Result of this crate's fallible functions.

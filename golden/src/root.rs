@@ -5,10 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{GoldenError, Result};
-
-/// Environment variable that names the golden folder and overrides the search.
-pub const ROOT_VARIABLE: &str = "MARLINSPIKE_GOLDEN";
+use crate::{GoldenError, ROOT_VARIABLE, Result};
 
 /// The folder that holds `manifest.json` and `data/`.
 ///

@@ -81,6 +81,7 @@ fn every_operation_has_cases() {
         known,
         BTreeSet::from([
             "convert_to_nvfp4_moe_kernel_format",
+            "cutlass_scaled_mm",
             "dyn_quant_linear",
             "int4_fp8_preprocess",
             "linear",

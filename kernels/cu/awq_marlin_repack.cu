@@ -4,8 +4,10 @@
 //            of column {0,2,4,6,1,3,5,7}[p] (4 bits) or {0,2,1,3}[p] (8 bits)
 //   out      uint32 [size_k / 16, size_n * 16 / PACK]
 //
-// Compile-time parameters: BITS and IS_A_8BIT (marlin_tile.cuh).
+// Parameters: BITS and IS_A_8BIT (marlin_tile.cuh).
 // One thread writes one output word. Launch with a 1-D grid of as many threads.
+
+#include "marlin_tile.cuh"
 
 // Position of column c of a word: the inverse of the order above.
 __device__ __forceinline__ unsigned awq_position(unsigned c) {

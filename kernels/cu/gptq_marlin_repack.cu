@@ -6,15 +6,13 @@
 //   perm     uint32 [E, size_k]; row k of the result is row perm[k] of the checkpoint (HAS_PERM)
 //   out      uint32 [E, size_k / 16, size_n * 16 / PACK]
 //
-// Compile-time parameters, all required: BITS and IS_A_8BIT (marlin_tile.cuh), and
+// Parameters: BITS and IS_A_8BIT (marlin_tile.cuh), and
 //   HAS_PERM  0 or 1
 //
 // One thread writes one output word and reads the PACK words that hold its values; simple, and the
 // write is coalesced. Launch with a grid [words / threads, E]; a matrix has fewer than 2^32 words.
 
-#if !defined(HAS_PERM)
-#error "HAS_PERM must be defined"
-#endif
+#include "marlin_tile.cuh"
 
 extern "C" __global__ void gptq_marlin_repack(const unsigned *__restrict__ qweight,
                                               const unsigned *__restrict__ perm,
@@ -28,13 +26,12 @@ extern "C" __global__ void gptq_marlin_repack(const unsigned *__restrict__ qweig
         return;
     }
     const unsigned *from = qweight + blockIdx.y * words;
-#if HAS_PERM
-    const unsigned *rows = perm + static_cast<unsigned long long>(blockIdx.y) * size_k;
-#endif
+    [[maybe_unused]] const unsigned *rows =
+        HAS_PERM ? perm + static_cast<unsigned long long>(blockIdx.y) * size_k : nullptr;
     const auto code = [&](unsigned k, unsigned n) {
-#if HAS_PERM
-        k = rows[k];
-#endif
+        if constexpr (HAS_PERM) {
+            k = rows[k];
+        }
         const unsigned source = from[static_cast<unsigned long long>(k / PACK) * size_n + n];
         return source >> (k % PACK * BITS) & MASK;
     };

@@ -10,43 +10,45 @@
 // Operands as in marlin_gemm.cu, except
 //   x_map, y_map  x and y as the copy engine takes them: boxes of 64 columns x ROWS rows, 128-byte
 //               swizzle. With IS_MOE rows of both are those of the blocks of ROWS entries (x gathered by
-//               moe_gather.cu); what stands in padding is not used, and rows of y there hold anything
+//               moe_gather.cu); rows of padding are not used, and those of y hold anything
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
-//   raster      blocks of rows whose tiles are computed side by side, so that what they read of W and x
-//               stays in the L2 cache
-//   totals, are_there  room for the totals of a tile of each thread block, and for each of its warps 0, left
-//               as it was found: where thread blocks share a tile (Share in wgmma_ring.cuh)
+//   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they
+//               read stay in the L2 cache
+//   totals, totals_ready  where thread blocks share a tile (Share in wgmma_ring.cuh): memory for the totals of
+//               one tile of each thread block, and for each of its warps a zero, which the kernel restores
 //
-// Compile-time parameters, all required:
-//   IS_BF16, BITS, HAS_ZERO, IS_FLOAT, SCALE_TYPE, GROUPS  as in marlin_gemm.cu; HAS_G_IDX 0
+// Parameters, all required:
+//   IS_BF16, CODES, SCALES, GROUPS, HAS_G_IDX  as in marlin_gemm.cu; HAS_G_IDX is 0
 //   IS_MOE   0 or 1: experts
 //   WARPS    8 or 12 warps of consumers
 //   COLUMNS  16 or 32: columns that a warp computes
 //   ROWS     a multiple of 16 from 16 to 192 for which registers are left
 //   STAGES   stages of the ring
 //
-// Launch: thread blocks of (WARPS + 4) * 32 threads, no more than run at once, so that one can wait for what
-// the one before it hands over; dynamic shared memory as at the end of this file. K is a multiple of 64,
+// Launch: thread blocks of THREADS threads, no more than run at once, so that one can wait for the totals of the
+// one before it; SHARED_BYTES of dynamic shared memory (wgmma_sizes.cuh). K is a multiple of 64,
 // chunk_k of 128, N of 64, M * K below 2^35.
 
-#if HAS_G_IDX
-#error "groups are in order"
-#endif
+#include "depend.cuh"
+#include "dequantize.cuh"
+#include "mma.cuh"
+#include "wgmma.cuh"
+#include "wgmma_ring.cuh"
 
 // Products that a warpgroup issues at once; while they run the next ones' weights are dequantized, to the
 // other of two places: a stage has an even number of batches.
-#define BATCH (ROWS <= 80 ? 2 * FRAGMENTS : 2)
-#define BATCHES (4 * FRAGMENTS / BATCH)  // of a stage
-// Registers of a thread; what producers leave, consumers take.
-#define PRODUCER_REGISTERS (WARPS == 8 ? 40 : 24)
-#define CONSUMER_REGISTERS (WARPS == 8 ? 232 : 160)
+constexpr int BATCH = ROWS <= 80 ? 2 * FRAGMENTS : 2;
+constexpr int BATCHES = 4 * FRAGMENTS / BATCH;  // of a stage
+// Registers of a thread; what producers release, consumers claim.
+constexpr int PRODUCER_REGISTERS = WARPS == 8 ? 40 : 24;
+constexpr int CONSUMER_REGISTERS = WARPS == 8 ? 232 : 160;
 
-// Where a consumer's warp stands: columns from warp_n on, `part` of their 64.
-struct Seat {
+// A consumer warp's columns: from warp_n on, part `part` of their 64.
+struct WarpColumns {
     unsigned lane, warp_n, part;
 };
 
-// Gives a slot back to the producers.
+// Releases a slot to the producers.
 __device__ __forceinline__ void release(unsigned memory, unsigned slot, unsigned lane) {
     if (lane == 0) {
         barrier_arrive(memory + EMPTY_AT + slot * 8);
@@ -54,35 +56,35 @@ __device__ __forceinline__ void release(unsigned memory, unsigned slot, unsigned
 }
 
 // The scales of group `row` of the stage in that slot.
-__device__ __forceinline__ void load_group(Group &group, const Seat &seat,
+template <class Group>
+__device__ __forceinline__ void load_group(Group &group, const WarpColumns &warp,
                                            const unsigned char *pointer, unsigned slot, int row) {
-    const unsigned char *of =
+    const unsigned char *from =
         pointer + SCALES_AT + slot * SCALE_BYTES +
-        (row * N_TILE + seat.warp_n / 64 * 64 + seat.lane / 4 * 8) * SCALE_SIZE;
-    spread(group, of, seat.part);
-#if HAS_ZERO
-    of = pointer + ZEROS_AT + slot * ZERO_BYTES + row * (N_TILE / 2) + seat.warp_n / 64 * 32 +
-         seat.lane / 4 * 4;
-    spread_zeros(group, *reinterpret_cast<const unsigned *>(of), seat.part * (2 * FRAGMENTS));
-#endif
+        (row * N_TILE + warp.warp_n / 64 * 64 + warp.lane / 4 * 8) * SCALE_SIZE;
+    load_scales(group, from, warp.part);
+    if constexpr (HAS_ZERO) {
+        from = pointer + ZEROS_AT + slot * ZERO_BYTES + row * (N_TILE / 2) + warp.warp_n / 64 * 32 +
+               warp.lane / 4 * 4;
+        group.load_zeros(*reinterpret_cast<const unsigned *>(from), warp.part * (2 * FRAGMENTS));
+    }
 }
 
-// A warp's totals of a piece, for the thread block that goes on with the tile: where they are, and
-// whether.
-struct Handover {
+// A warp's totals of a piece in global memory, for the thread block that continues the tile.
+struct SharedTotals {
     float4 *totals;
-    unsigned *is_there;
+    unsigned *ready;  // 1 while the totals wait to be read, else 0
 
     // Between thread block `from` and the one after it.
-    __device__ Handover(const Product &p, unsigned from) {
+    __device__ SharedTotals(const Product &p, unsigned from) {
         const unsigned warp = from * WARPS + (threadIdx.x - PRODUCERS) / 32;
         totals = p.totals + static_cast<size_t>(warp) * (FRAGMENTS * ROWS / 8 * 32) + threadIdx.x % 32;
-        is_there = p.are_there + warp;
+        ready = p.totals_ready + warp;
     }
 };
 
-__device__ __forceinline__ void hand_over(const Handover &to,
-                                          const float (&total)[FRAGMENTS][ROWS / 2]) {
+__device__ __forceinline__ void store_totals(const SharedTotals &to,
+                                             const float (&total)[FRAGMENTS][ROWS / 2]) {
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
@@ -94,20 +96,20 @@ __device__ __forceinline__ void hand_over(const Handover &to,
     __threadfence();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        store_release(to.is_there, 1);
+        store_release(to.ready, 1);
     }
 }
 
-__device__ __forceinline__ void take_over(const Handover &from,
-                                          float (&total)[FRAGMENTS][ROWS / 2]) {
-    // The whole warp waits: if one lane did, the compiler would take loops that follow for loops that
-    // lanes leave one by one, and keep addresses of matrices in registers of each lane.
-    while (__any_sync(~0u, load_acquire(from.is_there) == 0)) {
+__device__ __forceinline__ void load_totals(const SharedTotals &from,
+                                            float (&total)[FRAGMENTS][ROWS / 2]) {
+    // The whole warp waits. If one lane did, the compiler would assume that lanes leave later loops one by one, and
+    // would keep matrix addresses in registers of each lane.
+    while (__any_sync(~0u, load_acquire(from.ready) == 0)) {
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         // For the next product.
-        *from.is_there = 0;
+        *from.ready = 0;
     }
 #pragma unroll
     for (int j = 0; j < FRAGMENTS; ++j) {
@@ -123,14 +125,15 @@ __device__ __forceinline__ void take_over(const Handover &from,
 }
 
 // Adds the sums of a piece's chunks to the totals.
-__device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, const Piece &piece,
+template <class Group>
+__device__ __forceinline__ void add_chunks(const Product &p, const WarpColumns &warp, const Piece &piece,
                                            unsigned memory, const unsigned char *pointer,
                                            Group &group, Place &place,
                                            float (&total)[FRAGMENTS][ROWS / 2]) {
     float sum[FRAGMENTS][ROWS / 2];
     unsigned fragments[2][BATCH][4];
-    const unsigned weights_at = WEIGHTS_AT + seat.warp_n / 64 * (TILE_PIECES * 16) +
-                                seat.lane * (BITS * 4) + seat.part * (BITS * COLUMNS / 16);
+    const unsigned weights_at = WEIGHTS_AT + warp.warp_n / 64 * (TILE_PIECES * 16) +
+                                warp.lane * (BITS * 4) + warp.part * (BITS * COLUMNS / 16);
     for (unsigned chunk = piece.begin; chunk < piece.end; ++chunk) {
         const unsigned begin = chunk * p.chunk_k;
         const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
@@ -150,15 +153,13 @@ __device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, c
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     const int step = (batch * BATCH + i) / FRAGMENTS, j = i % FRAGMENTS;
-                    constexpr int OF_GROUP = GROUPS > 0 ? 4 / GROUPS : 5;
-                    if (GROUPS > 0 && j == 0 && step % OF_GROUP == 0) {
-                        load_group(group, seat, pointer, slot, step / OF_GROUP);
+                    if constexpr (GROUPS > 0) {
+                        constexpr int GROUP_STEPS = 4 / PieceStream::STAGE_GROUPS;
+                        if (j == 0 && step % GROUP_STEPS == 0) {
+                            load_group(group, warp, pointer, slot, step / GROUP_STEPS);
+                        }
                     }
-#if BITS == 4
-                    dequantize(a[i], words[step].of[j], group, j);
-#else
-                    dequantize(a[i], words[step].of[2 * j], words[step].of[2 * j + 1], group, j);
-#endif
+                    dequantize(a[i], words[step], group, j);
                 }
                 wgmma_fence();
 #pragma unroll
@@ -170,13 +171,13 @@ __device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, c
                 // The batch before is done, and its fragments are free.
                 wgmma_wait<1>();
                 if (batch == 0 && stage > 0) {
-                    release(memory, (slot == 0 ? STAGES : slot) - 1, seat.lane);
+                    release(memory, (slot == 0 ? STAGES : slot) - 1, warp.lane);
                 }
             }
             place.next();
         }
         wgmma_wait<0>();
-        release(memory, (place.slot == 0 ? STAGES : place.slot) - 1, seat.lane);
+        release(memory, (place.slot == 0 ? STAGES : place.slot) - 1, warp.lane);
 #pragma unroll
         for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
@@ -187,36 +188,35 @@ __device__ __forceinline__ void add_chunks(const Product &p, const Seat &seat, c
     }
 }
 
-// What multiplies a tile's rows: row 32 i + lane.
-struct Weights {
-    float of[IS_MOE ? (ROWS + 31) / 32 : 1];
+// The router weights of a tile's rows: row 32 i + lane.
+struct RowWeights {
+    float weight[IS_MOE ? (ROWS + 31) / 32 : 1];
+
+    // Loads them from the piece's first slot, before that is released.
+    __device__ __forceinline__ void load([[maybe_unused]] const Product &p,
+                                         [[maybe_unused]] const unsigned char *slot_weights,
+                                         [[maybe_unused]] unsigned lane) {
+        if constexpr (IS_MOE) {
+#pragma unroll
+            for (int i = 0; i < (ROWS + 31) / 32; ++i) {
+                const unsigned row = i * 32 + lane;
+                weight[i] = p.row_weights && row < ROWS
+                                ? reinterpret_cast<const float *>(slot_weights)[row]
+                                : 1.0f;
+            }
+        }
+    }
 };
 
-// Before the piece's first slot is given back: the weights stand there.
-__device__ __forceinline__ void load_row_weights([[maybe_unused]] Weights &weights,
-                                                 [[maybe_unused]] const Product &p,
-                                                 [[maybe_unused]] const unsigned char *of_slot,
-                                                 [[maybe_unused]] unsigned lane) {
-#if IS_MOE
-#pragma unroll
-    for (int i = 0; i < (ROWS + 31) / 32; ++i) {
-        const unsigned row = i * 32 + lane;
-        weights.of[i] = p.row_weights && row < ROWS
-                            ? reinterpret_cast<const float *>(of_slot)[row]
-                            : 1.0f;
-    }
-#endif
-}
-
-// Finishes a tile's totals and has the copy engine write them to y, a warpgroup its own columns. It goes on
-// meanwhile: the tile has a place in shared memory until the next one is finished.
-__device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_map, const Seat &seat,
+// Finishes a tile's totals and has the copy engine write them to y, each warpgroup its own columns. The warpgroup
+// continues meanwhile: the tile stays in shared memory until the next one is finished.
+__device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_map, const WarpColumns &warp,
                                            const Piece &piece,
-                                           [[maybe_unused]] const Weights &weights, unsigned memory,
+                                           [[maybe_unused]] const RowWeights &row_weights, unsigned memory,
                                            float (&total)[FRAGMENTS][ROWS / 2]) {
     constexpr unsigned EIGHTHS = 2 * FRAGMENTS;  // eights of columns: 16 bytes of a row each
-    const bool exists = piece.n0 + seat.warp_n < p.size_n;
-    const unsigned n0 = exists ? piece.n0 + seat.warp_n : 0, lane = seat.lane;
+    const bool exists = piece.n0 + warp.warp_n < p.size_n;
+    const unsigned n0 = exists ? piece.n0 + warp.warp_n : 0, lane = warp.lane;
     if (p.global_scale) {
         const float scale = p.global_scale[piece.expert];
 #pragma unroll
@@ -240,27 +240,27 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
             }
         }
     }
-    // The warpgroup's boxes stand one after another, piece i of a row stored at i ^ (row % 8).
+    // The warpgroup's boxes follow each other, in the 128-byte swizzle: piece i of a row is stored at i ^ (row % 8).
     constexpr unsigned WARPGROUP_N = 4 * COLUMNS;
-    const unsigned group_n = seat.warp_n / WARPGROUP_N * WARPGROUP_N;
-    const bool is_writer = seat.warp_n == group_n && lane == 0;
+    const unsigned group_n = warp.warp_n / WARPGROUP_N * WARPGROUP_N;
+    const bool is_writer = warp.warp_n == group_n && lane == 0;
     if (is_writer) {
-        // The last tile has left the memory.
+        // The last tile has been copied from shared memory.
         wait_for_stores();
     }
-    warpgroup_sync(seat.warp_n / WARPGROUP_N);
-    const unsigned box = memory + Y_AT + seat.warp_n / 64 * BOX_BYTES;
+    warpgroup_sync(warp.warp_n / WARPGROUP_N);
+    const unsigned box = memory + Y_AT + warp.warp_n / 64 * BOX_BYTES;
 #pragma unroll
     for (int first = 0; first < ROWS; first += 16) {
-#if IS_MOE
-        // Of the lane's four rows.
-        float router[2][2];
+        // The router weights of the lane's four rows.
+        [[maybe_unused]] float router[2][2];
+        if constexpr (IS_MOE) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const unsigned of = first % 32 + i / 2 * 8 + lane % 4 * 2 + i % 2;
-            router[i / 2][i % 2] = __shfl_sync(~0u, weights.of[first / 32], of);
+            for (int i = 0; i < 4; ++i) {
+                const unsigned row = first % 32 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                router[i / 2][i % 2] = __shfl_sync(~0u, row_weights.weight[first / 32], row);
+            }
         }
-#endif
         unsigned packed[2 * EIGHTHS];
 #pragma unroll
         for (int i = 0; i < 2 * EIGHTHS; ++i) {
@@ -269,22 +269,22 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 value[r] = total[c / 2][(first / 8 + eight) * 4 + c % 2 * 2 + r];
-#if IS_MOE
-                value[r] = __fmul_rn(value[r], router[eight][r]);
-#endif
+                if constexpr (IS_MOE) {
+                    value[r] = __fmul_rn(value[r], router[eight][r]);
+                }
             }
-            packed[i] = static_cast<unsigned>(narrow(value[1])) << 16 | narrow(value[0]);
+            packed[i] = narrow2(value[0], value[1]);
         }
 #pragma unroll
         for (int i = 0; i < 2 * EIGHTHS; i += 4) {
             const unsigned matrix = i + lane / 8, row = first + matrix / EIGHTHS * 8 + lane % 8;
-            const unsigned at = (seat.warp_n % 64 / 8 + matrix % EIGHTHS) ^ lane % 8;
+            const unsigned at = (warp.warp_n % 64 / 8 + matrix % EIGHTHS) ^ lane % 8;
             const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
             store_matrices_transposed(box + row * 128 + at * 16, four);
         }
     }
     fence_async_proxy();
-    warpgroup_sync(seat.warp_n / WARPGROUP_N);
+    warpgroup_sync(warp.warp_n / WARPGROUP_N);
     if (is_writer) {
 #pragma unroll
         for (unsigned n = 0; n < WARPGROUP_N; n += 64) {
@@ -298,7 +298,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
 __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map, unsigned memory,
                                         unsigned char *pointer) {
     const unsigned warp_n = (threadIdx.x - PRODUCERS) / 32 * COLUMNS;
-    const Seat seat = {threadIdx.x % 32, warp_n, warp_n % 64 / COLUMNS};
+    const WarpColumns warp = {threadIdx.x % 32, warp_n, warp_n % 64 / COLUMNS};
     const unsigned chunks = p.chunks();
     Place place;
     for (;;) {
@@ -310,24 +310,18 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
             return;
         }
         Group group;
-#if GROUPS == 0
-        const unsigned n0 = piece.n0 + seat.warp_n < p.size_n ? piece.n0 + seat.warp_n : 0;
-#pragma unroll
-        for (int i = 0; i < 2 * FRAGMENTS; ++i) {
-            const unsigned n = n0 + i * 8 + seat.lane / 4;
-            const size_t at = static_cast<size_t>(piece.expert) * p.size_n + n / 64 * 64 +
-                              single_position(n % 64);
-            group.scale[i] = reinterpret_cast<const unsigned short *>(p.scales)[at] * 0x10001u;
+        if constexpr (GROUPS == 0) {
+            const unsigned n0 = piece.n0 + warp.warp_n < p.size_n ? piece.n0 + warp.warp_n : 0;
+            load_single_scales(group, p.scales, [&](unsigned column) {
+                const unsigned n = n0 + column + warp.lane / 4;
+                return static_cast<size_t>(piece.expert) * p.size_n + n / 64 * 64 + single_position(n % 64);
+            });
+            load_single_zeros(group, p.zeros + static_cast<size_t>(piece.expert) * (p.size_n / 8) +
+                                         n0 / 64 * 8 + warp.lane / 4, warp.part);
         }
-#if HAS_ZERO
-        const size_t at =
-            static_cast<size_t>(piece.expert) * (p.size_n / 8) + n0 / 64 * 8 + seat.lane / 4;
-        spread_zeros(group, p.zeros[at], seat.part * (2 * FRAGMENTS));
-#endif
-#endif
         float total[FRAGMENTS][ROWS / 2];
         if (piece.begin > 0) {
-            take_over(Handover(p, blockIdx.x - 1), total);
+            load_totals(SharedTotals(p, blockIdx.x - 1), total);
         } else {
             // -0 + s is s, also where s is -0.
 #pragma unroll
@@ -338,15 +332,14 @@ __device__ __forceinline__ void consume(const Product &p, const TensorMap &y_map
                 }
             }
         }
-        Weights weights;
-        load_row_weights(weights, p, pointer + ROW_WEIGHTS_AT + place.slot * ROW_WEIGHT_BYTES,
-                         seat.lane);
-        add_chunks(p, seat, piece, memory, pointer, group, place, total);
+        RowWeights row_weights;
+        row_weights.load(p, pointer + ROW_WEIGHTS_AT + place.slot * ROW_WEIGHT_BYTES, warp.lane);
+        add_chunks(p, warp, piece, memory, pointer, group, place, total);
         if (piece.end < chunks) {
-            hand_over(Handover(p, blockIdx.x), total);
+            store_totals(SharedTotals(p, blockIdx.x), total);
             continue;
         }
-        write_tile(p, y_map, seat, piece, weights, memory, total);
+        write_tile(p, y_map, warp, piece, row_weights, memory, total);
     }
 }
 
@@ -363,20 +356,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         unsigned size_k,
         unsigned chunk_k,
         unsigned group_size,
-#if IS_MOE
-        const int *__restrict__ expert_ids,
-        const int *__restrict__ num_tokens_post_padded,
-        const float *__restrict__ row_weights,
-#endif
         unsigned raster,
         float4 *__restrict__ totals,
-        unsigned *__restrict__ are_there) {
-    const Product p = {
-        qweight, scales, zeros, bias, global_scale, size_m, size_n, size_k, chunk_k, group_size,
-#if IS_MOE
-        expert_ids, num_tokens_post_padded, row_weights,
-#endif
-        raster, totals, are_there};
+        unsigned *__restrict__ totals_ready,
+        // With experts:
+        const int *__restrict__ expert_ids,
+        const int *__restrict__ num_tokens_post_padded,
+        const float *__restrict__ row_weights) {
+    const Product p = {qweight, scales,     zeros,   bias,         global_scale,
+                       size_m,  size_n,     size_k,  chunk_k,      group_size,
+                       raster,  totals,     totals_ready, expert_ids, num_tokens_post_padded,
+                       row_weights};
     extern __shared__ __align__(1024) unsigned char pointer[];
     const unsigned memory = shared_address(pointer);
     if (threadIdx.x == 0) {
@@ -388,21 +378,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x < PRODUCERS) {
-        keep_registers<PRODUCER_REGISTERS>();
+        release_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
             const unsigned part = threadIdx.x / 32;
-            // Weights are no kernel's output: the parts that copy nothing else go on.
+            // Weights are no kernel's output: producers that copy nothing else start at once.
             if (IS_MOE || part == 0) {
                 wait_for_last_kernel();
             }
             produce(p, x_map, memory, reinterpret_cast<Piece *>(pointer + PIECES_AT), part);
         }
     } else {
-        take_registers<CONSUMER_REGISTERS>();
+        claim_registers<CONSUMER_REGISTERS>();
         wait_for_last_kernel();
         let_next_kernel_start();
         consume(p, y_map, memory, pointer);
     }
 }
 
-// Dynamic shared memory: ROW_WEIGHTS_AT + STAGES * ROW_WEIGHT_BYTES.

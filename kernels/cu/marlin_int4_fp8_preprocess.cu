@@ -4,11 +4,7 @@
 //   qweight, out  uint32 [rows, words]; eight codes to a word, in any order
 //   qzeros        uint32 [rows / group_rows, words], in the same order (HAS_ZERO); else z is 8
 //
-// Compile-time parameter: HAS_ZERO, 0 or 1. One thread writes one word; 1-D grid.
-
-#if !defined(HAS_ZERO)
-#error "HAS_ZERO must be 0 or 1"
-#endif
+// Parameter: HAS_ZERO, 0 or 1. One thread writes one word; 1-D grid.
 
 extern "C" __global__ void marlin_int4_fp8_preprocess(const unsigned *__restrict__ qweight,
                                                       const unsigned *__restrict__ qzeros,
@@ -21,16 +17,13 @@ extern "C" __global__ void marlin_int4_fp8_preprocess(const unsigned *__restrict
     if (at >= elements) {
         return;
     }
-#if HAS_ZERO
-    const unsigned zeros = qzeros[at / words / group_rows * words + at % words];
-#else
-    const unsigned zeros = 0x88888888u;
-#endif
+    const unsigned zeros =
+        HAS_ZERO ? qzeros[at / words / group_rows * words + at % words] : 0x88888888u;
     const unsigned codes = qweight[at];
-    unsigned made = 0;
+    unsigned rewritten = 0;
     for (unsigned shift = 0; shift < 32; shift += 4) {
         const unsigned v = codes >> shift & 15u, z = zeros >> shift & 15u;
-        made |= (v >= z ? v - z : 15u - v) << shift;
+        rewritten |= (v >= z ? v - z : 15u - v) << shift;
     }
-    out[at] = made;
+    out[at] = rewritten;
 }

@@ -2,15 +2,11 @@
 //
 //   scales, out  16-bit [rows, size_n]; size_n a multiple of 64
 //
-// Compile-time parameter:
+// Parameter:
 //   IS_SINGLE  0: of each 64 columns, position p takes column (p % 8) * 8 + p / 8
 //              1: of each 32 columns, position 8i + t takes 2i + {0, 1, 8, 9, 16, 17, 24, 25}[t]
 //
 // One thread writes one element. Launch with a 1-D grid of as many threads.
-
-#if !defined(IS_SINGLE)
-#error "IS_SINGLE must be 0 or 1"
-#endif
 
 extern "C" __global__ void marlin_permute_scales(const unsigned short *__restrict__ scales,
                                                  unsigned short *__restrict__ out,
@@ -21,12 +17,8 @@ extern "C" __global__ void marlin_permute_scales(const unsigned short *__restric
         return;
     }
     // Rows are whole runs, so that a run begins at a multiple of its length.
-#if IS_SINGLE
-    const unsigned p = static_cast<unsigned>(at % 32);
-    const unsigned column = p / 8 * 2 + p % 2 + p % 8 / 2 * 8;
-#else
-    const unsigned p = static_cast<unsigned>(at % 64);
-    const unsigned column = p % 8 * 8 + p / 8;
-#endif
+    const unsigned p = static_cast<unsigned>(at % (IS_SINGLE ? 32 : 64));
+    const unsigned column =
+        IS_SINGLE ? p / 8 * 2 + p % 2 + p % 8 / 2 * 8 : p % 8 * 8 + p / 8;
     out[at] = scales[at - p + column];
 }

@@ -4,19 +4,38 @@
 //   gate_up    16-bit [rows, width]: width is size_i (gate alone) or 2 * size_i
 //   activated  16-bit [rows, size_i]
 //
-// Compile-time parameters: IS_BF16 (half.cuh); WIDTH: 1, or 8 where that divides size_i.
-// One thread makes WIDTH columns of a row. Launch: threads (x, y) of a block for such pieces (x) of rows (y), a
+// Parameters: IS_BF16 (half.cuh); WIDTH: 1, or 8 where that divides size_i.
+// One thread computes WIDTH columns of a row. Launch: threads (x, y) of a block for such pieces (x) of rows (y), a
 // grid (blocks of rows, blocks of pieces).
 
-#if !defined(WIDTH)
-#error "WIDTH must be 1 or 8"
-#endif
+#include "activate_eight.cuh"
+#include "depend.cuh"
+#include "half.cuh"
 
-#if WIDTH == 8
-typedef uint4 Piece;
-#else
-typedef unsigned short Piece;
-#endif
+constexpr bool IS_WIDE = WIDTH == 8;
+static_assert(IS_WIDE || WIDTH == 1, "WIDTH must be 1 or 8");
+using Piece = Choose<IS_WIDE, uint4, unsigned short>::Type;
+
+__device__ __forceinline__ uint4 activate_at(const Activation &activation, const uint4 *gate_up, size_t row,
+                                             unsigned pieces, unsigned piece) {
+    return activate_piece(activation, gate_up, row, pieces, piece);
+}
+
+__device__ __forceinline__ unsigned short activate_at(const Activation &activation,
+                                                      const unsigned short *gate_up, size_t row,
+                                                      unsigned columns, unsigned column) {
+    const size_t to = row * columns + column;
+    float value;
+    if (activation.columns == GATE_ALONE) {
+        value = activate(activation, activation.function, widen(gate_up[to]));
+    } else {
+        const bool halves = activation.columns == HALVES;
+        const size_t first = halves ? to + row * columns : 2 * to;
+        value = activate(activation, activation.function, widen(gate_up[first]),
+                         widen(gate_up[first + (halves ? columns : 1)]));
+    }
+    return narrow(value);
+}
 
 extern "C" __global__ void moe_activation(const Piece *__restrict__ gate_up,
                                           Piece *__restrict__ activated,
@@ -31,18 +50,5 @@ extern "C" __global__ void moe_activation(const Piece *__restrict__ gate_up,
         return;
     }
     const size_t to = static_cast<size_t>(row) * pieces + piece;
-#if WIDTH == 8
-    activated[to] = activate_piece(activation, gate_up, row, pieces, piece);
-#else
-    float value;
-    if (activation.columns == 2) {
-        value = activate(activation, activation.function, widen(gate_up[to]));
-    } else {
-        const bool halves = activation.columns == 0;
-        const size_t first = halves ? to + static_cast<size_t>(row) * pieces : 2 * to;
-        value = activate(activation, activation.function, widen(gate_up[first]),
-                         widen(gate_up[first + (halves ? pieces : 1)]));
-    }
-    activated[to] = narrow(value);
-#endif
+    activated[to] = activate_at(activation, gate_up, row, pieces, piece);
 }

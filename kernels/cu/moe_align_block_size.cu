@@ -12,16 +12,15 @@
 // Warps take equal parts of the entries, in order. Each counts how many of its own are of each run; from all
 // counts follows where each warp's entries of each run begin; then every entry takes its place.
 //
-// Compile-time parameters: RANKS: thread blocks, which form one cluster; more than 1 from sm_90 on.
+// Parameter: RANKS: thread blocks, which form one cluster; more than 1 from sm_90 on.
 // Launch: RANKS blocks of whole warps, at most 1024 threads; as dynamic shared memory num_runs + 1 ints for
 // each warp, and with several blocks as many more.
 
-#if !defined(RANKS)
-#error "RANKS is missing"
-#endif
+#include "cluster.cuh"
+#include "depend.cuh"
 
-// Entries that a lane has at once.
-#define ITEMS 4
+// Entries that a lane holds at once.
+constexpr unsigned ITEMS = 4;
 
 // Into the L2 cache, for later.
 __device__ __forceinline__ void prefetch(const int *from, unsigned count) {
@@ -30,10 +29,7 @@ __device__ __forceinline__ void prefetch(const int *from, unsigned count) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-#if RANKS > 1
-    __cluster_dims__(RANKS, 1, 1)
-#endif
+extern "C" __global__ void __launch_bounds__(1024) CLUSTER
         moe_align_block_size(const int *__restrict__ topk_ids,
                              const int *__restrict__ run_of,
                              int *__restrict__ sorted_token_ids,
@@ -103,33 +99,33 @@ extern "C" __global__ void __launch_bounds__(1024)
         }
         return count;
     };
-#if RANKS > 1
-    unsigned *counts = shared + warps * columns;  // this block's entries of each run
-    for (unsigned r = threadIdx.x; r < num_runs; r += blockDim.x) {
-        counts[r] = of_all_warps(r);
+    [[maybe_unused]] unsigned *counts = shared + warps * columns;  // this block's entries of each run
+    if constexpr (RANKS > 1) {
+        for (unsigned r = threadIdx.x; r < num_runs; r += blockDim.x) {
+            counts[r] = of_all_warps(r);
+        }
+        cluster_arrive();
+        cluster_wait();
     }
-    cluster_arrive();
-    cluster_wait();
-#endif
     unsigned start = 0;
     for (unsigned begin = 0; begin < num_runs; begin += blockDim.x) {
         const unsigned r = begin + threadIdx.x;
         unsigned before = 0, count = 0;  // entries of ranks before and of all
         if (r < num_runs) {
-#if RANKS > 1
-            unsigned of[RANKS];
+            if constexpr (RANKS > 1) {
+                unsigned rank_counts[RANKS];
 #pragma unroll
-            for (unsigned k = 0; k < RANKS; ++k) {
-                of[k] = load_from_rank(counts + r, k);
-            }
+                for (unsigned k = 0; k < RANKS; ++k) {
+                    rank_counts[k] = load_from_rank(counts + r, k);
+                }
 #pragma unroll
-            for (unsigned k = 0; k < RANKS; ++k) {
-                before += k < rank ? of[k] : 0;
-                count += of[k];
+                for (unsigned k = 0; k < RANKS; ++k) {
+                    before += k < rank ? rank_counts[k] : 0;
+                    count += rank_counts[k];
+                }
+            } else {
+                count = of_all_warps(r);
             }
-#else
-            count = of_all_warps(r);
-#endif
         }
         const unsigned padded = (count + block_size - 1) / block_size * block_size;
         unsigned until = padded;  // of the lanes before and of this one
@@ -161,10 +157,10 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (rank == 0 && threadIdx.x == 0) {
         *num_tokens_post_padded = static_cast<int>(start);
     }
-#if RANKS > 1
-    // This block has read the others' counts, and orders nothing else.
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-#endif
+    if constexpr (RANKS > 1) {
+        // This block has read the others' counts; nothing else needs ordering.
+        cluster_arrive_relaxed();
+    }
 
     const unsigned bits = 32 - __clz(num_runs);
 #pragma unroll 1
@@ -210,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(1024)
             }
         }
     }
-#if RANKS > 1
-    cluster_wait();
-#endif
+    if constexpr (RANKS > 1) {
+        cluster_wait();
+    }
 }

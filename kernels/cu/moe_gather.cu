@@ -1,65 +1,35 @@
-// Rows in the order of a product's blocks: the row made for entry t is row place_of[t]. Without ACTIVATES it is
-// row t / top_k of x; with it what the activation makes of the row of gate_up in the same place. Rows of padding
-// stay as they are. Without ACTIVATES router weights are gathered beside the rows.
+// Rows in the order of a product's blocks: the row for entry t is row place_of[t]. Without ACTIVATES it is row
+// t / top_k of x, and its router weight is gathered with it; with ACTIVATES it is the activation of the row of gate_up
+// in the same place. Rows of padding keep their contents.
 //
-//   x         16-bit [entries / top_k, size_k]; written by none but older kernels than the last one
-//   gate_up   16-bit [places, width], whose width is size_k (gate alone) or 2 * size_k
+//   rows      16-bit, x [entries / top_k, size_k], written by no kernel later than the one before the last; or
+//             gate_up [places, width], whose width is size_k (gate alone) or 2 * size_k
 //   gathered  16-bit [places, size_k]
 //   place_of  int32 [entries] of `moe_align_block_size`; negative: the entry has no row
-//   topk_weights  f32 [entries]
-//   row_weights   f32 [places]
+//   topk_weights  f32 [entries], without ACTIVATES
+//   row_weights   f32 [places], likewise
 //
-// Compile-time parameters: IS_BF16 (half.cuh), and ACTIVATES: 0 or 1.
-// size_k is a multiple of 8; a piece is eight values.
+// Parameters: IS_BF16 (half.cuh), and ACTIVATES: 0 or 1. size_k is a multiple of 8; a piece is eight values.
+// Launch: with ACTIVATES threads (x, y) of a block for pieces (x) of entries (y), a grid (blocks of entries, blocks
+// of pieces); without, a grid (rows of x, blocks for PIECES pieces of a thread), of whole warps.
 
-#if !defined(ACTIVATES)
-#error "ACTIVATES must be 0 or 1"
-#endif
+#include "activate_eight.cuh"
+#include "depend.cuh"
+#include "half.cuh"
 
-#if ACTIVATES
+constexpr unsigned PIECES = 4;  // most pieces of one row that a thread copies
 
-// A thread makes a piece. Launch: threads (x, y) of a block for pieces (x) of entries (y), a grid (blocks of
-// entries, blocks of pieces).
-extern "C" __global__ void moe_gather(const uint4 *__restrict__ gate_up,
-                                      uint4 *__restrict__ gathered,
-                                      const int *__restrict__ place_of,
-                                      unsigned entries,
-                                      unsigned size_k,
-                                      Activation activation) {
-    wait_for_last_kernel();
-    let_next_kernel_start();
-    const unsigned entry = blockIdx.x * blockDim.y + threadIdx.y;
-    const unsigned pieces = size_k / 8, piece = blockIdx.y * blockDim.x + threadIdx.x;
-    if (entry >= entries || piece >= pieces) {
-        return;
-    }
-    const int place = __ldcg(place_of + entry);
-    if (place >= 0) {
-        gathered[static_cast<size_t>(place) * pieces + piece] =
-            activate_piece(activation, gate_up, place, pieces, piece);
-    }
-}
-
-#else
-
-#define ITEMS 4  // pieces of a thread
-
-// A thread copies up to ITEMS pieces of one row of x to all of its places. Launch: a grid (rows of x, blocks for
-// the pieces), of whole warps.
-extern "C" __global__ void moe_gather(const uint4 *__restrict__ x,
-                                      uint4 *__restrict__ gathered,
-                                      const int *__restrict__ place_of,
-                                      const float *__restrict__ topk_weights,
-                                      float *__restrict__ row_weights,
-                                      unsigned size_k,
-                                      unsigned top_k) {
+// A thread copies up to PIECES pieces of one row of x to all of its places.
+__device__ __forceinline__ void copy_rows(const uint4 *x, uint4 *gathered, const int *place_of,
+                                          const float *topk_weights, float *row_weights, unsigned size_k,
+                                          unsigned top_k) {
     const unsigned pieces = size_k / 8, lane = threadIdx.x % 32;
-    const unsigned first = blockIdx.y * blockDim.x * ITEMS + threadIdx.x;
+    const unsigned first = blockIdx.y * blockDim.x * PIECES + threadIdx.x;
     const size_t row = blockIdx.x;
     // Before it waits: the last kernel is the alignment, which writes no x.
-    uint4 piece[ITEMS];
+    uint4 piece[PIECES];
 #pragma unroll
-    for (unsigned i = 0; i < ITEMS; ++i) {
+    for (unsigned i = 0; i < PIECES; ++i) {
         const unsigned at = first + i * blockDim.x;
         if (at < pieces) {
             piece[i] = __ldcg(x + row * pieces + at);
@@ -81,7 +51,7 @@ extern "C" __global__ void moe_gather(const uint4 *__restrict__ x,
             }
             uint4 *to = gathered + static_cast<size_t>(place) * pieces;
 #pragma unroll
-            for (unsigned i = 0; i < ITEMS; ++i) {
+            for (unsigned i = 0; i < PIECES; ++i) {
                 const unsigned at = first + i * blockDim.x;
                 if (at < pieces) {
                     to[at] = piece[i];
@@ -91,4 +61,32 @@ extern "C" __global__ void moe_gather(const uint4 *__restrict__ x,
     }
 }
 
-#endif
+extern "C" __global__ void moe_gather(const uint4 *__restrict__ rows,
+                                      uint4 *__restrict__ gathered,
+                                      const int *__restrict__ place_of,
+                                      unsigned entries,
+                                      unsigned size_k,
+                                      // With ACTIVATES:
+                                      Activation activation,
+                                      // Without:
+                                      const float *__restrict__ topk_weights,
+                                      float *__restrict__ row_weights,
+                                      unsigned top_k) {
+    if constexpr (ACTIVATES) {
+        // A thread computes a piece.
+        wait_for_last_kernel();
+        let_next_kernel_start();
+        const unsigned entry = blockIdx.x * blockDim.y + threadIdx.y;
+        const unsigned pieces = size_k / 8, piece = blockIdx.y * blockDim.x + threadIdx.x;
+        if (entry >= entries || piece >= pieces) {
+            return;
+        }
+        const int place = __ldcg(place_of + entry);
+        if (place >= 0) {
+            gathered[static_cast<size_t>(place) * pieces + piece] =
+                activate_piece(activation, rows, place, pieces, piece);
+        }
+    } else {
+        copy_rows(rows, gathered, place_of, topk_weights, row_weights, size_k, top_k);
+    }
+}

@@ -4,46 +4,38 @@
 //   down  16-bit [rows, top_k, size_n]
 //   y     16-bit [rows, size_n]
 //
-// With SLOTS 1 slots without an expert of this rank do not count, so that nobody need clear them:
-//   topk_ids  int32 [rows, top_k]
+// With SLOTS OF_EXPERTS, slots without an expert of this rank do not count, so that they need not be cleared:
+//   slots     int32 [rows, top_k]: topk_ids
 //   expert_of int32 [num_experts]: -1 where an expert is not here; null: all are
-// With SLOTS 2 slots without a place do not count:
+// With SLOTS IN_BLOCKS, slots without a place do not count:
 //   down      16-bit [places, size_n]
-//   place_of  int32 [rows, top_k] of `moe_align_block_size`: the row of a slot; negative: none
+//   slots     int32 [rows, top_k]: place_of of `moe_align_block_size`: the row of a slot; negative: none
 //
-// Compile-time parameters: IS_BF16 (half.cuh); SLOTS: 0 to 2; WIDTH: 1, or 8 where that divides size_n.
+// Parameters: IS_BF16 (half.cuh); SLOTS; WIDTH: 1, or 8 where that divides size_n.
 // One thread writes WIDTH elements. Launch with a grid (rows, blocks for size_n / WIDTH threads).
 
-#if !defined(SLOTS) || !defined(WIDTH)
-#error "a parameter is missing"
-#endif
+#include "depend.cuh"
+#include "half.cuh"
 
-#if WIDTH == 8
-typedef uint4 Piece;
-#else
-typedef unsigned short Piece;
-#endif
+enum SlotType : unsigned { ALL_SLOTS = 0, OF_EXPERTS = 1, IN_BLOCKS = 2 };
+
+constexpr bool IS_WIDE = WIDTH == 8;
+static_assert(IS_WIDE || WIDTH == 1, "WIDTH must be 1 or 8");
+using Piece = Choose<IS_WIDE, uint4, unsigned short>::Type;
 
 // A piece and its elements.
 union Elements {
     Piece all;
-    unsigned short of[WIDTH];
+    unsigned short values[WIDTH];
 };
 
 extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
                                    Piece *__restrict__ y,
                                    unsigned top_k,
-                                   unsigned size_n
-#if SLOTS == 1
-                                   ,
-                                   const int *__restrict__ topk_ids,
+                                   unsigned size_n,
+                                   const int *__restrict__ slots,
                                    const int *__restrict__ expert_of,
-                                   unsigned num_experts
-#elif SLOTS == 2
-                                   ,
-                                   const int *__restrict__ place_of
-#endif
-) {
+                                   unsigned num_experts) {
     wait_for_last_kernel();
     let_next_kernel_start();
     const unsigned row = blockIdx.x, pieces = size_n / WIDTH;
@@ -59,25 +51,25 @@ extern "C" __global__ void moe_sum(const Piece *__restrict__ down,
     for (unsigned j = 0; j < top_k; ++j) {
         size_t of = first + j;
         bool is_here = true;
-#if SLOTS == 1
-        const unsigned id = static_cast<unsigned>(topk_ids[first + j]);
-        is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
-#elif SLOTS == 2
-        const int place = place_of[first + j];
-        is_here = place >= 0;
-        of = is_here ? place : 0;
-#endif
+        if constexpr (SLOTS == OF_EXPERTS) {
+            const unsigned id = static_cast<unsigned>(slots[first + j]);
+            is_here = id < num_experts && (!expert_of || expert_of[id] >= 0);
+        } else if constexpr (SLOTS == IN_BLOCKS) {
+            const int place = slots[first + j];
+            is_here = place >= 0;
+            of = is_here ? place : 0;
+        }
         Elements slot;
         slot.all = down[of * pieces + piece];
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {
-            sum[i] = __fadd_rn(sum[i], is_here ? widen(slot.of[i]) : 0.0f);
+            sum[i] = __fadd_rn(sum[i], is_here ? widen(slot.values[i]) : 0.0f);
         }
     }
     Elements out;
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
-        out.of[i] = narrow(sum[i]);
+        out.values[i] = narrow(sum[i]);
     }
     y[static_cast<size_t>(row) * pieces + piece] = out.all;
 }

@@ -7,8 +7,11 @@
 //   upper   bound of the largest magnitude that the scale counts; infinity: none
 //
 // scale = max(min(max, upper) / 448, 1 / (448 * 512)); q = x / scale, to nearest even, saturating.
-// Compile-time parameter: IS_BF16 (half.cuh).
+// Parameter: IS_BF16 (half.cuh).
 // One block of whole warps works on one row. Launch with a grid of `rows` blocks.
+
+#include "block_max.cuh"
+#include "half.cuh"
 
 // By integers, since the instruction came with sm_89.
 __device__ __forceinline__ unsigned char to_e4m3fn(float value) {

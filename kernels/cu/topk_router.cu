@@ -11,28 +11,29 @@
 // the best score without a bias. Weights are divided by their sum, added in the order of the ids, where
 // `renormalize` and the sum is positive; then multiplied by `factor`.
 //
-// Compile-time parameters:
+// Parameters:
 //   IS_SIGMOID  0 softmax, 1 sigmoid
 //   SCORES      what scores are stored as: 0 f32, 1 f16, 2 bf16
 //
 // One block of whole warps works on one row, with 2 * experts + num_groups floats of dynamic shared
 // memory (num_groups: 1 without groups). Launch with a grid of `rows` blocks.
 
-#if !defined(IS_SIGMOID) || !defined(SCORES)
-#error "a parameter is missing"
-#endif
+#include "block_max.cuh"
+#include "math.cuh"
+
+// Types that scores are rounded to.
+enum ScoreType : unsigned { SCORES_F32 = 0, SCORES_F16 = 1, SCORES_BF16 = 2 };
 
 // Rounded to the type of the scores, and back.
 __device__ __forceinline__ float stored(float value) {
-#if SCORES == 1
-    unsigned short bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-#elif SCORES == 2
-    unsigned short bits;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    value = __uint_as_float(static_cast<unsigned>(bits) << 16);
-#endif
+    [[maybe_unused]] unsigned short bits;
+    if constexpr (SCORES == SCORES_F16) {
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    } else if constexpr (SCORES == SCORES_BF16) {
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        value = __uint_as_float(static_cast<unsigned>(bits) << 16);
+    }
     return value;
 }
 
@@ -87,31 +88,31 @@ extern "C" __global__ void topk_router(const float *__restrict__ logits,
     const float *row = logits + static_cast<unsigned long long>(blockIdx.x) * experts;
     const float none = __uint_as_float(0xff800000u);
 
-#if IS_SIGMOID
-    for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
-        scores[i] = stored(sigmoid_f32(row[i]));
+    if constexpr (IS_SIGMOID) {
+        for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
+            scores[i] = stored(sigmoid_f32(row[i]));
+        }
+    } else {
+        float max = none;
+        for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
+            max = fmaxf(max, row[i]);
+        }
+        max = block_max(max);
+        for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
+            scores[i] = exp_f32(__fsub_rn(row[i], max));
+        }
+        __syncthreads();
+        // Every thread adds up by itself, in the stated order.
+        float sum = 0.0f;
+        for (unsigned i = 0; i < experts; ++i) {
+            sum = __fadd_rn(sum, scores[i]);
+        }
+        const float reciprocal = __fdiv_rn(1.0f, sum);
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
+            scores[i] = stored(__fmul_rn(scores[i], reciprocal));
+        }
     }
-#else
-    float max = none;
-    for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
-        max = fmaxf(max, row[i]);
-    }
-    max = block_max(max);
-    for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
-        scores[i] = exp_f32(__fsub_rn(row[i], max));
-    }
-    __syncthreads();
-    // Every thread adds up by itself, in the stated order.
-    float sum = 0.0f;
-    for (unsigned i = 0; i < experts; ++i) {
-        sum = __fadd_rn(sum, scores[i]);
-    }
-    const float reciprocal = __fdiv_rn(1.0f, sum);
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
-        scores[i] = stored(__fmul_rn(scores[i], reciprocal));
-    }
-#endif
     for (unsigned i = threadIdx.x; i < experts; i += blockDim.x) {
         choice[i] = bias ? stored(__fadd_rn(scores[i], stored(bias[i]))) : scores[i];
     }

@@ -1,83 +1,125 @@
 //! CUDA sources of marlinspike, embedded as text.
 //!
-//! The sources include nothing and know no Rust type, so that NVRTC compiles them on any machine.
-//! Their parameters are macros, listed in each file's head. What several share (16-bit floats,
-//! exponentials) stands in `cu/parts/`, and the text embedded here is a kernel behind its parts.
-//! A new kernel is one `.cu` file in `cu/` and one row here.
+//! ```
+//! let repack = marlinspike_kernels::source("gptq_marlin_repack").expect("a source");
+//! assert!(repack.text.contains("extern \"C\""));
+//! ```
+//!
+//! The sources know no Rust type and include nothing but each other, so that NVRTC compiles them on any machine. Their
+//! parameters are constants that the compiler's caller puts before the text ([`prelude`]); each file's head lists
+//! them. Sizes that the host needs, of shared memory for instance, are constants of the sources too: [`constant`]
+//! evaluates them, so that no formula is written twice.
+//!
+//! A new kernel is one `.cu` file in `cu/` and its name in the list here. What several kernels share is in `cu/parts/`.
 
-/// One CUDA source file, with the parts that it needs before it.
+mod constants;
+mod includes;
+
+use std::sync::LazyLock;
+
+pub use constants::{ConstantError, constant};
+
+/// A compile-time parameter of a source: name and value.
+pub type Parameter = (&'static str, u32);
+
+/// One CUDA source, with the text of the files that it includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
     /// File name without `.cu`; also the name of the `extern "C"` entry point.
     pub name: &'static str,
-    /// Text to compile. `#line` directives give the compiler the files' own lines.
+    /// Text to compile, after its [`prelude`]. `#line` directives give the compiler the files' own lines.
     pub text: &'static str,
 }
 
-macro_rules! source {
-    ($name:literal $(, $part:literal)*) => {
-        source!("" $name $(, $part)*)
-    };
-    ($folder:literal $name:literal $(, $part:literal)*) => {
-        Source {
-            name: $name,
-            text: concat!(
-                $("#line 1 \"", $part, ".cuh\"\n", include_str!(concat!("../cu/parts/", $part, ".cuh")),)*
-                "#line 1 \"", $name, ".cu\"\n",
-                include_str!(concat!("../cu/", $folder, $name, ".cu"))
-            ),
-        }
+macro_rules! files {
+    ($folder:literal, $extension:literal: $($name:literal)*) => {
+        &[$(($name, include_str!(concat!("../cu/", $folder, $name, $extension)))),*]
     };
 }
 
+/// Kernels: name and text, sorted by name.
+const KERNELS: &[(&str, &str)] = files!("", ".cu":
+    "awq_marlin_repack"
+    "gptq_marlin_repack"
+    "marlin_gemm"
+    "marlin_gemm_a8"
+    "marlin_gemm_wgmma"
+    "marlin_int4_fp8_preprocess"
+    "marlin_permute_scales"
+    "moe_activation"
+    "moe_align_block_size"
+    "moe_gather"
+    "moe_permute_cols"
+    "moe_sum"
+    "per_token_quant_fp8"
+    "per_token_quant_int8"
+    "permute_cols"
+    "topk_router"
+);
+
+/// Kernels that measure what a device can do at most.
+const LIMITS: &[(&str, &str)] = files!("probes/", ".cu": "matrix_limit" "read_limit");
+
+/// Included files, sorted by name.
+const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
+    "activate_eight"
+    "activation"
+    "barrier"
+    "block_max"
+    "chunk_sums"
+    "cluster"
+    "depend"
+    "dequantize"
+    "formats/a8"
+    "formats/codes"
+    "formats/e2m1"
+    "formats/e4m3"
+    "formats/int4"
+    "formats/one_step"
+    "formats/scales"
+    "formats/types"
+    "formats/uint8b128"
+    "gemm_operands"
+    "gemm_sizes"
+    "gemm_streams"
+    "half"
+    "marlin_tile"
+    "math"
+    "mma"
+    "routing"
+    "wgmma"
+    "wgmma_ring"
+    "wgmma_sizes"
+);
+
 /// Every CUDA source, sorted by name.
-pub static SOURCES: &[Source] = &[
-    source!("awq_marlin_repack", "marlin_tile"),
-    source!("gptq_marlin_repack", "marlin_tile"),
-    source!(
-        "marlin_gemm",
-        "half",
-        "math",
-        "mma",
-        "dequantize",
-        "depend",
-        "barrier",
-        "cluster",
-        "activation",
-        "routing",
-        "chunk_sums"
-    ),
-    source!("marlin_gemm_a8", "half", "mma"),
-    source!(
-        "marlin_gemm_wgmma",
-        "half",
-        "mma",
-        "dequantize",
-        "depend",
-        "barrier",
-        "wgmma",
-        "wgmma_ring"
-    ),
-    source!("marlin_int4_fp8_preprocess"),
-    source!("marlin_permute_scales"),
-    source!("moe_activation", "half", "math", "depend", "activation", "activate_eight"),
-    source!("moe_align_block_size", "depend", "cluster"),
-    source!("moe_gather", "half", "math", "depend", "activation", "activate_eight"),
-    source!("moe_permute_cols"),
-    source!("moe_sum", "half", "depend"),
-    source!("per_token_quant_fp8", "half", "block_max"),
-    source!("per_token_quant_int8", "half", "block_max"),
-    source!("permute_cols"),
-    source!("topk_router", "math", "block_max"),
-];
+pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(KERNELS));
 
 /// Sources that compute nothing of a layer: they measure what a device can do at most. Sorted by name.
-pub static PROBES: &[Source] =
-    &[source!("probes/" "matrix_limit"), source!("probes/" "read_limit")];
+pub static PROBES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(LIMITS));
+
+fn sources(files: &[(&'static str, &'static str)]) -> Vec<Source> {
+    files.iter().map(|&(name, text)| Source { name, text: includes::resolved(name, text) }).collect()
+}
 
 /// The source of that name.
 pub fn source(name: &str) -> Option<&'static Source> {
     SOURCES.iter().find(|source| source.name == name)
+}
+
+/// The text that goes before a source's own: its parameters as constants.
+///
+/// `CLUSTER` is the attribute of an entry point whose thread blocks form clusters of the parameter `RANKS`. No
+/// expression can leave an attribute out, so it is a macro.
+pub fn prelude(parameters: &[Parameter]) -> String {
+    let ranks = parameters.iter().find(|(name, _)| *name == "RANKS").map_or(1, |&(_, ranks)| ranks);
+    let cluster = match ranks {
+        1 => String::new(),
+        _ => format!(" __cluster_dims__({ranks}, 1, 1)"),
+    };
+    let constants =
+        parameters.iter().map(|(name, value)| format!("constexpr unsigned {name} = {value};\n"));
+    std::iter::once(format!("#define CLUSTER{cluster}\n")).chain(constants).collect()
 }
 
 #[cfg(test)]
@@ -86,6 +128,7 @@ mod tests {
 
     /// Names of the files with that extension, sorted, without it.
     fn files(folder: &str, extension: &str) -> Vec<String> {
+        let folder = format!("{}/cu/{folder}", env!("CARGO_MANIFEST_DIR"));
         let mut names: Vec<String> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -95,17 +138,23 @@ mod tests {
         names
     }
 
-    #[test]
-    fn every_cu_file_has_a_row() {
-        let rows: Vec<&str> = SOURCES.iter().map(|source| source.name).collect();
-        assert_eq!(files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu"), ".cu"), rows);
-        let probes: Vec<&str> = PROBES.iter().map(|source| source.name).collect();
-        assert_eq!(files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/probes"), ".cu"), probes);
+    fn names(files: &[(&'static str, &str)]) -> Vec<&'static str> {
+        files.iter().map(|file| file.0).collect()
     }
 
     #[test]
-    fn every_part_is_used() {
-        for part in files(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/parts"), ".cuh") {
+    fn every_file_is_listed() {
+        assert_eq!(files("", ".cu"), names(KERNELS));
+        assert_eq!(files("probes", ".cu"), names(LIMITS));
+        let mut parts = files("parts", ".cuh");
+        parts.extend(files("parts/formats", ".cuh").iter().map(|name| format!("formats/{name}")));
+        parts.sort();
+        assert_eq!(parts, names(PARTS));
+    }
+
+    #[test]
+    fn every_part_is_included() {
+        for (part, _) in PARTS {
             let line = format!("#line 1 \"{part}.cuh\"\n");
             assert!(SOURCES.iter().any(|source| source.text.contains(&line)), "{part}");
         }
@@ -113,16 +162,22 @@ mod tests {
 
     #[test]
     fn sources_stand_alone_and_export_their_name() {
-        for Source { name, text } in SOURCES.iter().chain(PROBES) {
-            assert!(!text.contains("#include"), "{name} includes a file");
-            // Between the two words stand attributes at most.
+        for Source { name, text } in SOURCES.iter().chain(PROBES.iter()) {
+            assert!(!text.contains("#include"), "{name} includes an unknown file");
             let entries: Vec<&str> = text.split("extern \"C\" __global__ void").skip(1).collect();
-            assert!(!entries.is_empty(), "{name} has no entry point");
-            // Several only where the preprocessor leaves one of them.
-            assert!(entries.len() == 1 || text.contains("#else"), "{name}: {}", entries.len());
-            for entry in entries {
-                let head = entry.split_once('{').map_or(entry, |(head, _)| head);
-                assert!(head.contains(&format!("{name}(")), "{name} lacks its entry point");
+            assert_eq!(entries.len(), 1, "{name}");
+            let head = entries[0].split_once('{').map_or(entries[0], |(head, _)| head);
+            assert!(head.contains(&format!("{name}(")), "{name} lacks its entry point");
+        }
+    }
+
+    /// Parameters are constants: the preprocessor cannot read them.
+    #[test]
+    fn only_the_architecture_is_a_condition_of_the_preprocessor() {
+        for (name, text) in KERNELS.iter().chain(LIMITS).chain(PARTS) {
+            let conditions = text.lines().filter(|line| line.starts_with("#if"));
+            for line in conditions {
+                assert!(line.starts_with("#if __CUDA_ARCH__"), "{name}: {line}");
             }
         }
     }
@@ -131,5 +186,15 @@ mod tests {
     fn lookup_is_by_exact_name() {
         assert_eq!(source("gptq_marlin_repack"), SOURCES.iter().find(|s| s.name.starts_with("gp")));
         assert_eq!(source("gptq_marlin_repack.cu"), None);
+    }
+
+    #[test]
+    fn a_prelude_states_parameters_and_clusters() {
+        assert_eq!(
+            prelude(&[("RANKS", 8), ("IS_BF16", 1)]),
+            "#define CLUSTER __cluster_dims__(8, 1, 1)\nconstexpr unsigned RANKS = 8;\n\
+             constexpr unsigned IS_BF16 = 1;\n"
+        );
+        assert_eq!(prelude(&[("RANKS", 1)]), "#define CLUSTER\nconstexpr unsigned RANKS = 1;\n");
     }
 }

@@ -29,7 +29,7 @@
 //!
 //! // Which layers are quantized, and the kernel that takes each.
 //! let found = inspect(&model, &Default::default())?;
-//! assert_eq!(found.layers[0].chosen, Some("MARLIN"));
+//! assert_eq!(found.layers[0].chosen, Some("marlin"));
 //!
 //! // Into KleidiAI's blocks for a CPU; then every byte against the manifest.
 //! convert(&model, &packed, &Options::new(Format::Kleidi { nr: 8 }), &())?;

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// The first value that differs, in storage order.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// Values that differ.
     pub count: usize,
@@ -34,6 +35,7 @@ impl fmt::Display for Mismatch {
 
 /// Why a law was broken, on the smallest input that shows it.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Failure {
     /// The arguments without their data.
     pub input: String,
@@ -47,6 +49,7 @@ pub struct Failure {
 
 /// One law's outcome.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct LawReport {
     /// The law.
     pub law: &'static str,
@@ -64,6 +67,7 @@ pub struct LawReport {
 
 /// A run's outcome: one line per law when displayed.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Report {
     /// The operation.
     pub operation: &'static str,

@@ -1,11 +1,14 @@
 //! What can be wrong with an input, one variant per failure.
 //!
-//! Every variant names the tensor or key, what was found and what was expected.
+//! Every variant names the tensor or key, what was found and what was expected. Modules with
+//! failures of their own (cases, containers, layers, schedules) define their errors themselves and
+//! convert them to [`Error::Module`], so this file imports none of them.
 
-use crate::{
-    case::CaseError, config::ConfigError, container::ContainerError, gemm::schedule::ScheduleError,
-    layers::LayerError, tensor::DType,
-};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::dtype::DType;
 
 /// Result of the reference's fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -93,21 +96,63 @@ pub enum Error {
         /// Where it was raised: `file:line`.
         location: String,
     },
-    /// The safetensors container itself is malformed.
+    /// A failure of one module's own kind: [`Error::downcast_ref`] gives it.
     #[error(transparent)]
-    Container(#[from] ContainerError),
-    /// A quantization config is malformed.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A layer that its method refuses.
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-    /// A case file is malformed.
-    #[error(transparent)]
-    Case(#[from] CaseError),
-    /// A schedule of a product is malformed, or does not fit its weight.
-    #[error(transparent)]
-    Schedule(#[from] ScheduleError),
+    Module(#[from] ModuleError),
+}
+
+/// An error that another module of this crate defines: `CaseError`, `ContainerError`,
+/// `LayerError`, `ScheduleError`.
+///
+/// Display, source and equality are those of the error inside.
+#[derive(Clone)]
+pub struct ModuleError(Arc<dyn Failure>);
+
+/// What [`ModuleError`] needs of the error inside.
+trait Failure: std::error::Error + Send + Sync {
+    fn as_any(&self) -> &dyn Any;
+    fn equals(&self, other: &dyn Any) -> bool;
+}
+
+impl<E: std::error::Error + PartialEq + Send + Sync + 'static> Failure for E {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn equals(&self, other: &dyn Any) -> bool {
+        other.downcast_ref::<E>().is_some_and(|other| self == other)
+    }
+}
+
+impl ModuleError {
+    /// The error inside, if it is an `E`.
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.0.as_any().downcast_ref()
+    }
+}
+
+impl PartialEq for ModuleError {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(other.0.as_any())
+    }
+}
+
+impl fmt::Debug for ModuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for ModuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for ModuleError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
 }
 
 /// The nearest of the comma-separated `known` names, as a question.
@@ -139,6 +184,31 @@ fn at(index: &[usize]) -> String {
 }
 
 impl Error {
+    /// [`Error::Module`] of a module's own error.
+    pub(crate) fn module<E>(error: E) -> Self
+    where
+        E: std::error::Error + PartialEq + Send + Sync + 'static,
+    {
+        Self::Module(ModuleError(Arc::new(error)))
+    }
+
+    /// The module's own error inside [`Error::Module`], if it is an `E`.
+    ///
+    /// ```
+    /// use marlinspike::case::{Case, CaseError};
+    /// use marlinspike::container::ContainerError;
+    ///
+    /// let error = Case::parse(b"nothing").unwrap_err();
+    /// assert!(matches!(error.downcast_ref(), Some(ContainerError::Truncated { found: 7, .. })));
+    /// assert!(error.downcast_ref::<CaseError>().is_none());
+    /// ```
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        match self {
+            Self::Module(error) => error.downcast_ref(),
+            _ => None,
+        }
+    }
+
     /// [`Error::Shape`] with the expectation rendered from `expected`.
     pub fn shape(
         tensor: impl Into<String>,

@@ -1,6 +1,31 @@
 //! The definition: a bit-exact, pure-Rust reference of the Marlin family of quantized
 //! Mixture-of-Experts kernel formats.
 //!
+//! ```
+//! use marlinspike::case::Op;
+//! use marlinspike::check::{Verdict, check_case};
+//! use marlinspike::tensor::Tensor;
+//! use marlinspike::vectors::Generator;
+//!
+//! // The inputs and outputs of one linear layer with quantized weights.
+//! let mut case = Generator::new(Op::Linear, 1)?.case(0)?;
+//! assert_eq!(check_case(&case)?.verdict, Verdict::Pass);
+//!
+//! // Flip one bit of the packed weights: the check fails, and says where.
+//! let packed = &case.outputs["marlin_qweight"];
+//! let (dtype, shape) = (packed.dtype(), packed.shape().to_vec());
+//! let mut words = packed.elements::<u32>().into_owned();
+//! words[7] ^= 1;
+//! case.add_output("marlin_qweight", Tensor::from_vec("marlin_qweight", dtype, shape, words)?);
+//!
+//! let report = check_case(&case)?;
+//! assert_eq!(report.verdict, Verdict::Fail);
+//! let wrong = report.outputs.iter().find(|output| output.name == "marlin_qweight").unwrap();
+//! assert_eq!(wrong.mismatches, 1);
+//! println!("{:?}", wrong.first_mismatch);
+//! # Ok::<(), marlinspike::Error>(())
+//! ```
+//!
 //! Data enters at three doors ([`checkpoint`]: untrusted bytes, [`quantize`]: floats,
 //! [`vectors`]: generated), becomes a [`weight::Weight`], and leaves through a layout
 //! ([`layout`]). Formats and layouts never see each other. There is no I/O here but bytes.
@@ -39,6 +64,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod container;
 pub mod dims;
+mod dtype;
 pub mod error;
 pub mod gemm;
 pub mod interval;
@@ -58,4 +84,4 @@ pub mod vectors;
 pub mod w4a8;
 pub mod weight;
 
-pub use error::{Error, Result};
+pub use error::{Error, ModuleError, Result};

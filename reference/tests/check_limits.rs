@@ -1,6 +1,5 @@
 //! Wrong shapes are verdicts, and sizes that no tensor backs are errors before anything is allocated.
 
-use marlinspike::Error;
 use marlinspike::case::{
     AlignConfig, Case, CaseConfig, CaseError, CheckpointFormat, Limits, LinearConfig, QuantConfig,
     SwizzleConfig,
@@ -115,7 +114,7 @@ fn types_and_shapes_that_do_not_fit_are_said() {
 #[track_caller]
 fn too_large(case: &Case<'_>, limits: Limits) -> String {
     match check_case_within(case, &Declared::default(), &limits) {
-        Err(Error::Case(e @ CaseError::TooLarge { .. })) => e.to_string(),
+        Err(e) if matches!(e.downcast_ref(), Some(CaseError::TooLarge { .. })) => e.to_string(),
         other => panic!("{other:?}"),
     }
 }

@@ -134,10 +134,15 @@ impl Sweep {
     }
 
     fn configs(&mut self, raw: &Raw, names: &BTreeSet<String>) {
-        for (what, config) in sweep::configs(&raw.config(), names) {
+        for (what, config) in sweep::configs(&raw.config(), names).into_iter().step_by(step()) {
             self.check(&raw.with_config(&config), &what);
         }
     }
+}
+
+/// One config of so many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
+fn step() -> usize {
+    if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 4 }
 }
 
 /// The only test of this file: another one's allocations would be counted too.
@@ -175,5 +180,5 @@ fn no_shape_or_config_value_takes_the_checker_down() {
     );
     let shown = sweep.wrong.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
     assert!(sweep.wrong.is_empty(), "{} wrong:\n{shown}", sweep.wrong.len());
-    assert!(sweep.verdicts > 1000, "{} verdicts", sweep.verdicts);
+    assert!(sweep.verdicts > 1000 / step(), "{} verdicts", sweep.verdicts);
 }

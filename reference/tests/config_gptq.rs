@@ -5,12 +5,14 @@ mod configs;
 use configs::{H100, gptq, parse, unquantized, wna16};
 use marlinspike::config::{
     CheckpointFormat, ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, Module,
-    ModuleKind, QuantConfig, UserQuant, Wna16Scheme, ZeroPoints, is_awq_marlin_compatible,
-    is_gptq_marlin_compatible, override_quantization_method,
+    ModuleKind, QuantConfig, Wna16Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
-use marlinspike::select::{Capability, Platform};
+use marlinspike::select::{
+    Capability, Platform, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
+    override_quantization_method,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

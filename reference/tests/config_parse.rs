@@ -5,10 +5,11 @@ mod configs;
 use configs::{H100, gptq, parse, scheme, unquantized, wna16};
 use marlinspike::config::{
     ActivationScheme, CheckpointFormat, ConfigError, FloatContainer, FusedMapping, Module,
-    ModuleKind, QuantConfig, ScaleStrategy, Scheme, ZeroPoints, is_gptq_marlin_compatible,
+    ModuleKind, QuantConfig, ScaleStrategy, Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
+use marlinspike::select::is_gptq_marlin_compatible;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

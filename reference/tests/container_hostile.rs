@@ -242,7 +242,7 @@ fn ranges_of_several_tensors() {
 fn a_tensor_that_is_not_there() {
     let bytes = file("{}", 0);
     let container = Container::parse(&bytes).unwrap();
-    let expected = marlinspike::Error::Container(E::NoSuchTensor { tensor: a() });
+    let expected = marlinspike::Error::from(E::NoSuchTensor { tensor: a() });
     assert_eq!(container.tensor("a").unwrap_err(), expected);
 }
 

@@ -165,7 +165,7 @@ fn refusals_name_the_tensor() {
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     let pair = scheme(ScaleStrategy::Channel, ActivationScheme::StaticTensor);
     let error = prepare(tensors(), &pair);
-    assert!(matches!(error, Error::Layer(LayerError::StrategyPair { .. })), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(LayerError::StrategyPair { .. })), "{error}");
 }
 
 #[test]
@@ -176,9 +176,12 @@ fn blocks_divide_a_ranks_intermediate_size() {
         let scheme = scheme(ScaleStrategy::Block { block_n, block_k }, activations);
         let tensors = Fp8Experts { w13_input_scale: None, w2_input_scale: None, ..tensors() };
         match tensors.prepare(&scheme, &shard, Fp8Options::default()).unwrap_err() {
-            Error::Layer(LayerError::NotDivisible { what, by, found, of }) => {
-                Some((what, by, found, of))
-            }
+            Error::Module(error) => match error.downcast_ref() {
+                Some(&LayerError::NotDivisible { what, by, found, of }) => {
+                    Some((what, by, found, of))
+                }
+                other => panic!("{other:?}"),
+            },
             // The sizes pass; these tensors are another layer's.
             Error::Shape { .. } => None,
             other => panic!("{other}"),

@@ -168,9 +168,9 @@ fn a_schedule_that_does_not_fit_its_weight_is_refused() {
         let schedule = Schedule::from_json(&value).expect("a schedule");
         schedule.execute(&x(1, 256), w, Extras::default()).expect_err("a refusal")
     };
-    let key = |e: Error| match e {
-        Error::Schedule(ScheduleError::Value { key, .. }) => key,
-        other => panic!("{other}"),
+    let key = |e: Error| match e.downcast_ref() {
+        Some(ScheduleError::Value { key, .. }) => key.clone(),
+        other => panic!("{other:?}"),
     };
     let mut value = base();
     value["chunks"] = json!({"boundaries": [128, 256]});

@@ -21,6 +21,7 @@ PRODUCERS = [
     (re.compile(r"^vllm (\S+) "), "vllm"),
     (re.compile(r"^flashinfer (\S+) "), "flashinfer"),
     (re.compile(r"^KleidiAI (\S+) "), "kleidiai"),
+    (re.compile(r"^torch (\S+) on "), "torch"),
     (re.compile(r"^NVIDIA H200 \(sm_90a\), CUDA (\S+), "), "cuda"),
 ]
 

@@ -259,7 +259,7 @@ impl Shape {
     }
 }
 
-/// Experts in the order of their runs, each with its label, as the reference defines it.
+/// Experts in the order of their runs, each with its label, as the reference parameters it.
 fn order(align: &Align<'_>) -> Vec<(usize, i32)> {
     let Some(map) = align.expert_map else {
         return (0..align.num_experts).map(|e| (e, e as i32)).collect();

@@ -4,7 +4,7 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
-    nvrtc::Define,
+    nvrtc::Parameter,
     raw,
     registry::{Law, Needs, Row, lattice},
 };
@@ -63,8 +63,8 @@ pub fn awq_marlin_repack(
         let found = format!("{} words", qweight.len());
         return Err(AccelError::argument(&ROW, "qweight", found, format!("{words} words")));
     }
-    let defines: [Define; 2] = [("BITS", num_bits), ("IS_A_8BIT", u32::from(is_a_8bit))];
-    let function = device.function(&ROW, &defines)?;
+    let parameters: [Parameter; 2] = [("BITS", num_bits), ("IS_A_8BIT", u32::from(is_a_8bit))];
+    let function = device.function(&ROW, &parameters)?;
     let args = Args { qweight, size_k: k, size_n: n, words };
     raw::layout::awq(device, &function, &args)
 }

@@ -3,10 +3,10 @@
 use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 
-use crate::{device::Device, error::AccelError, nvrtc::Define, registry::Row};
+use crate::{device::Device, error::AccelError, nvrtc::Parameter, registry::Row};
 
 /// IS_BF16 for float16 or bfloat16.
-pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<Define, AccelError> {
+pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<Parameter, AccelError> {
     match ty {
         ScalarType::FLOAT16 => Ok(("IS_BF16", 0)),
         ScalarType::BFLOAT16 => Ok(("IS_BF16", 1)),

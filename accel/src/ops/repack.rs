@@ -3,7 +3,7 @@
 use crate::{
     device::Device,
     error::AccelError,
-    nvrtc::Define,
+    nvrtc::Parameter,
     raw,
     registry::{Law, Needs, Row, lattice},
 };
@@ -107,7 +107,7 @@ impl<'a> RepackArgs<'a> {
     }
 
     /// The macros that the source takes for these arguments.
-    pub fn defines(&self) -> [Define; 3] {
+    pub fn parameters(&self) -> [Parameter; 3] {
         [
             ("BITS", self.num_bits),
             ("HAS_PERM", u32::from(self.perm.is_some())),
@@ -155,7 +155,7 @@ fn refuse(
 /// [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from
 /// preparing the kernel, [`AccelError::Driver`] from running it.
 pub fn gptq_marlin_repack(device: &Device, args: &RepackArgs<'_>) -> Result<Vec<u32>, AccelError> {
-    let function = device.function(&ROW, &args.defines())?;
+    let function = device.function(&ROW, &args.parameters())?;
     raw::layout::gptq(device, &function, args)
 }
 
@@ -204,6 +204,6 @@ mod tests {
     #[test]
     fn macros_follow_the_arguments() {
         let args = RepackArgs::new(&[0; 8 * 64], None, 32, 64, 8, true).unwrap();
-        assert_eq!(args.defines(), [("BITS", 8), ("HAS_PERM", 0), ("IS_A_8BIT", 1)]);
+        assert_eq!(args.parameters(), [("BITS", 8), ("HAS_PERM", 0), ("IS_A_8BIT", 1)]);
     }
 }

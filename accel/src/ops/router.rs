@@ -8,7 +8,7 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
-    nvrtc::Define,
+    nvrtc::Parameter,
     raw,
     registry::{Law, Needs, Row, lattice},
 };
@@ -65,7 +65,7 @@ pub fn topk_router(
         _ => 0,
     };
     let is_sigmoid = u32::from(router.scoring_func == ScoringFunc::Sigmoid);
-    let defines: [Define; 2] = [("IS_SIGMOID", is_sigmoid), ("SCORES", scores)];
+    let parameters: [Parameter; 2] = [("IS_SIGMOID", is_sigmoid), ("SCORES", scores)];
     let args = Args {
         logits,
         bias: router.bias,
@@ -78,7 +78,7 @@ pub fn topk_router(
         factor: router.routed_scaling_factor,
         shared_bytes: 4 * floats as u32,
     };
-    let function = device.function(&ROW, &defines)?;
+    let function = device.function(&ROW, &parameters)?;
     let (topk_weights, topk_ids) = raw::moe::router(device, &function, &args)?;
     let token_expert_indices = token_expert_indices(args.rows as usize, router.top_k);
     Ok(Routing { topk_weights, topk_ids, token_expert_indices })

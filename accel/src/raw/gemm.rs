@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaFunction, DriverError};
 
-use super::launch::{Argument, Routing, address, launch as launch_early, with_shared_memory};
+use super::launch::{Activation, Argument, Routing, address, launch as launch_early, with_shared_memory};
 use crate::{
     device::Device,
     ops::gemm::{Entries, Experts, Gemm},
@@ -10,15 +10,7 @@ use crate::{
 
 impl From<&Experts<'_>> for Routing {
     fn from(experts: &Experts<'_>) -> Self {
-        let nowhere = Self {
-            sorted_token_ids: 0,
-            expert_ids: 0,
-            num_tokens_post_padded: 0,
-            topk_ids: 0,
-            expert_of: 0,
-            num_experts: 0,
-            is_early: experts.is_early.into(),
-        };
+        let nowhere = Self { is_early: experts.is_early.into(), ..Self::default() };
         match experts.entries {
             Entries::Blocks(blocks) => Self {
                 sorted_token_ids: address(&blocks.sorted_token_ids),
@@ -65,15 +57,13 @@ pub(crate) fn launch(
         gemm.chunk_k.into(),
         weight.group_k().into(),
     ];
-    if let Some(experts) = &gemm.experts {
-        arguments.push(Argument::Routing(experts.into()));
-        arguments.push(experts.topk_weights.into());
-        // Below 2^31, as the rows of y are.
-        arguments.push((experts.top_k as u32).into());
-        if let Some(activation) = experts.activation {
-            arguments.push(Argument::Activation(activation.into()));
-        }
-    }
+    let experts = gemm.experts.as_ref();
+    let activation = experts.and_then(|experts| experts.activation);
+    arguments.push(Argument::Routing(experts.map_or_else(Routing::default, Routing::from)));
+    arguments.push(experts.and_then(|experts| experts.topk_weights).into());
+    // Below 2^31, as the rows of y are.
+    arguments.push(experts.map_or(0, |experts| experts.top_k as u32).into());
+    arguments.push(Argument::Activation(activation.map_or_else(Activation::default, Into::into)));
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
     // device. `Gemm` holds only checked values: x has size_m / top_k rows of size_k, y has size_m rows
     // of size_n, or of what the activation makes of that; the weight's buffers are what the reference

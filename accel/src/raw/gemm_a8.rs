@@ -40,14 +40,12 @@ pub(crate) fn launch(
         .arg(&gemm.size_n)
         .arg(&gemm.size_k)
         .arg(&gemm.chunk_k);
-    if let Some(routed) = &gemm.routed {
-        builder
-            .arg(routed.blocks.sorted_token_ids.slice())
-            .arg(routed.blocks.expert_ids.slice())
-            .arg(routed.blocks.num_tokens_post_padded.slice());
-        optional(&mut builder, routed.topk_weights);
-        builder.arg(&top_k);
-    }
+    let blocks = gemm.routed.map(|routed| routed.blocks);
+    optional(&mut builder, blocks.map(|blocks| &blocks.sorted_token_ids));
+    optional(&mut builder, blocks.map(|blocks| &blocks.expert_ids));
+    optional(&mut builder, blocks.map(|blocks| &blocks.num_tokens_post_padded));
+    optional(&mut builder, gemm.routed.and_then(|routed| routed.topk_weights));
+    builder.arg(&top_k);
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
     // device. `Gemm` holds only checked values: x has rows of size_k codes and as many scales, y size_m
     // rows of size_n; the weight's buffers are what the reference packs for that shape, N is a multiple

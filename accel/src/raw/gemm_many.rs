@@ -74,14 +74,17 @@ pub(crate) fn launch(
         gemm.chunk_k.into(),
         weight.group_k().into(),
     ];
-    if let Some((blocks, row_weights)) = gemm.experts {
-        arguments.push((&blocks.expert_ids).into());
-        arguments.push((&blocks.num_tokens_post_padded).into());
-        arguments.push(row_weights.into());
-    }
     arguments.push(gemm.raster.into());
     arguments.push((&gemm.handover.totals).into());
     arguments.push((&gemm.handover.are_there).into());
+    match gemm.experts {
+        Some((blocks, row_weights)) => {
+            arguments.push((&blocks.expert_ids).into());
+            arguments.push((&blocks.num_tokens_post_padded).into());
+            arguments.push(row_weights.into());
+        }
+        None => arguments.extend([Argument::Pointer(0); 3]),
+    }
     // SAFETY: the arguments are the entry point's, in its order and of its types, and all of this
     // device. `ManyGemm` holds only checked values: x has `rows` rows of size_k, y as many of size_n, and the
     // copy engine reads and writes no others; the weight's buffers are what the reference packs for that

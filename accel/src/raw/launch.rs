@@ -30,7 +30,7 @@ pub(crate) enum Argument {
 }
 
 /// `Routing` of `routing.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Routing {
     pub(crate) sorted_token_ids: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Routing {
 }
 
 /// `Activation` of `activation.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Activation {
     pub(crate) function: u32,
@@ -55,6 +55,8 @@ pub(crate) struct Activation {
     pub(crate) up_limit: f32,
     pub(crate) up_shift: f32,
 }
+
+const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
 
 impl<T: Element> From<&Buffer<T>> for Argument {
     fn from(buffer: &Buffer<T>) -> Self {

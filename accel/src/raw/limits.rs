@@ -3,12 +3,12 @@
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 
 use super::ended;
-use crate::{device::Device, error::AccelError, limits::Reads, memory::Buffer};
+use crate::{
+    device::Device, error::AccelError, limits::Reads, memory::Buffer, ops::gemm::parameters::size,
+};
 
 /// Threads of a block of both sources.
 pub(crate) const THREADS: u32 = 256;
-/// Dynamic shared memory of `matrix_limit.cu` with WGMMA.
-const OPERANDS: u32 = 4 * (64 + 256) * 32;
 
 /// `function` is the entry point of `read_limit.cu`.
 pub(crate) fn read(
@@ -47,7 +47,7 @@ pub(crate) fn matrix(
     let config = LaunchConfig {
         grid_dim: (blocks, 1, 1),
         block_dim: (THREADS, 1, 1),
-        shared_mem_bytes: if wgmma { OPERANDS } else { 0 },
+        shared_mem_bytes: size("matrix_limit", "SHARED_BYTES", &[("WGMMA", wgmma.into())]),
     };
     let mut builder = device.stream().launch_builder(function);
     builder.arg(result.slice_mut()).arg(&rounds);

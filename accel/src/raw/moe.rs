@@ -6,7 +6,7 @@ use cudarc::driver::{
 
 use super::{
     ended,
-    launch::{Argument, launch},
+    launch::{Activation, Argument, launch},
     optional,
 };
 use crate::{
@@ -124,12 +124,19 @@ pub(crate) fn gather(
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
-    let mut arguments = vec![from.into(), (&*gathered).into(), blocks.place_of().into()];
+    let mut arguments = vec![
+        from.into(),
+        (&*gathered).into(),
+        blocks.place_of().into(),
+        args.entries.into(),
+        args.size_k.into(),
+    ];
     let pieces = args.size_k / 8;
     let config = match args.made {
         gather::Made::Copied { top_k, weights } => {
+            arguments.push(Argument::Activation(Activation::default()));
             arguments.extend([Argument::from(weights.of_entries), (&*weights.of_places).into()]);
-            arguments.extend([Argument::from(args.size_k), top_k.into()]);
+            arguments.push(top_k.into());
             // Four pieces to a thread, as evenly as whole warps allow.
             let blocks = pieces.div_ceil(4 * 256);
             LaunchConfig {
@@ -139,8 +146,8 @@ pub(crate) fn gather(
             }
         }
         gather::Made::Activated(activation) => {
-            let activation = Argument::Activation(activation);
-            arguments.extend([args.entries.into(), args.size_k.into(), activation]);
+            arguments.push(Argument::Activation(activation));
+            arguments.extend([Argument::Pointer(0), Argument::Pointer(0), Argument::U32(1)]);
             one_thread_each_piece(args.entries, pieces)
         }
     };
@@ -188,14 +195,17 @@ pub(crate) fn sum(
 ) -> Result<(), AccelError> {
     let mut arguments = vec![down.into(), (&*y).into(), args.top_k.into(), args.size_n.into()];
     match slots {
-        None => {}
+        None => arguments.extend([Argument::Pointer(0), Argument::Pointer(0), Argument::U32(0)]),
         Some(sum::Slots::OfExperts { topk_ids, runs }) => {
             // At most 8192.
             let num_experts = runs.run_of.len() as u32;
             let ids = [topk_ids.into(), runs.expert_of.as_ref().into(), num_experts.into()];
             arguments.extend::<[Argument; 3]>(ids);
         }
-        Some(sum::Slots::InBlocks(blocks)) => arguments.push(blocks.place_of().into()),
+        Some(sum::Slots::InBlocks(blocks)) => {
+            let none = [Argument::Pointer(0), Argument::U32(0)];
+            arguments.extend(std::iter::once(blocks.place_of().into()).chain(none));
+        }
     }
     let config = LaunchConfig {
         grid_dim: (args.rows, (args.size_n / args.width).div_ceil(256), 1),

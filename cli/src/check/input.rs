@@ -7,6 +7,7 @@ use std::sync::Arc;
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseError, Limits};
 use marlinspike::check::{CaseReport, Declared, check_case_within};
+use marlinspike::container::ContainerError;
 use marlinspike::panics;
 use marlinspike_golden::{CaseEntry, GoldenError, Manifest};
 use marlinspike_model::map::{MapError, MappedFile};
@@ -66,20 +67,22 @@ impl InputError {
                 "name a folder of case files; `marlinspike vectors` writes examples"
             }
             Self::Golden(_) => "restore the golden data from the repository: `git checkout golden`",
-            Self::Case { source: Error::Case(CaseError::TooLarge { .. }), .. } => {
-                "check a smaller case; --max-work raises the limit of multiply-adds"
-            }
-            Self::Case { source: Error::Internal { .. }, .. } => {
-                "report the error together with the case file"
-            }
-            Self::Case { source: Error::Container(_), .. } => {
-                "write the file again; it is damaged or not a safetensors file"
-            }
-            Self::Case { .. } => {
-                "`marlinspike vectors --op OP` writes valid case files to compare with"
-            }
+            Self::Case { source, .. } => help_with_case(source),
             Self::Device { .. } => "check the case without --backend, then the device",
         }
+    }
+}
+
+/// What to do about a file whose contents cannot be used.
+fn help_with_case(error: &Error) -> &'static str {
+    if matches!(error, Error::Internal { .. }) {
+        "report the error together with the case file"
+    } else if matches!(error.downcast_ref(), Some(CaseError::TooLarge { .. })) {
+        "check a smaller case; --max-work raises the limit of multiply-adds"
+    } else if error.downcast_ref::<ContainerError>().is_some() {
+        "write the file again; it is damaged or not a safetensors file"
+    } else {
+        "`marlinspike vectors --op OP` writes valid case files to compare with"
     }
 }
 

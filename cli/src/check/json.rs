@@ -1,5 +1,5 @@
 //! What `--json` prints: an object per case and line, then one with the summary and, where a backend
-//! was checked, what its operations were held to; of a run that fails as a whole, the error.
+//! was checked, what its operations were held to.
 //!
 //! `docs/src/check.schema.json` publishes the keys: none is removed or renamed.
 
@@ -107,14 +107,6 @@ pub(super) fn render(run: &Run) -> String {
         last["device"] = device.json();
     }
     push_line(&mut text, &last);
-    text
-}
-
-/// The line of a run that fails as a whole.
-pub(super) fn failure(error: &anyhow::Error) -> String {
-    let (error, help) = crate::explain(error);
-    let mut text = String::new();
-    push_line(&mut text, &serde_json::json!({ "error": error, "help": help }));
     text
 }
 

@@ -35,6 +35,7 @@ use crate::{Outcome, output};
 
 use device::Counts;
 use input::{InputError, Source};
+use paragraph::View;
 use summary::Summary;
 
 pub(crate) const ABOUT: &str = "\
@@ -123,7 +124,7 @@ pub struct Args {
     /// docs/src/check.schema.json describes the objects. A run that fails as a whole ends with
     /// `{"error": ..., "help": ...}`.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Write a self-contained page with a picture of every failed output
     #[arg(long, value_name = "FILE.html")]
@@ -176,22 +177,12 @@ struct Run {
     elapsed: Duration,
 }
 
-/// Checks, prints, and writes the report. With `--json` an error is printed as JSON, too.
+/// Checks, prints, and writes the report.
 ///
 /// # Errors
 /// When there is nothing to check, or the report cannot be written. A case that cannot be read is
 /// an [`Outcome`], not an error: the others are still checked.
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
-    let done = check(args, color);
-    if args.json
-        && let Err(error) = &done
-    {
-        output::print(&json::failure(error)).context("standard output")?;
-    }
-    done
-}
-
-fn check(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let start = Instant::now();
     // Without a device, nothing is read.
     let device = args.backend.map(device::open).transpose()?;
@@ -226,7 +217,7 @@ fn check(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let text = if args.json {
         json::render(&run)
     } else {
-        let view = table::View {
+        let view = View {
             paint: color.for_stdout(),
             width: output::columns(),
             verbose: args.verbose,

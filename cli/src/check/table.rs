@@ -4,22 +4,10 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use marlinspike::check::{OutputReport, Verdict};
 use textwrap::core::display_width;
 
-use super::paragraph::{Detail, Details, hanging, labelled};
+use super::paragraph::{Detail, Details, View, hanging, labelled};
 use super::shown::{self, Block, CaseBlock, Recorded};
 use super::{Run, text, totals};
-use crate::style::{Paint, printable};
-
-/// How to print.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View {
-    pub(super) paint: Paint,
-    /// Columns that a line may take.
-    pub(super) width: usize,
-    /// Whether outputs that pass are printed, too.
-    pub(super) verbose: bool,
-    /// Whether a page is written as well.
-    pub(super) has_report: bool,
-}
+use crate::style::printable;
 
 const HEADER: [&str; 6] = ["output", "values", "bit-equal", "wrong", "error/bound", "verdict"];
 /// Columns before a row, and between its cells.
@@ -213,6 +201,7 @@ fn cut(name: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::style::Paint;
 
     #[test]
     fn long_names_are_cut() {

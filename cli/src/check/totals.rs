@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use marlinspike::check::{OutputReport, Verdict};
 
-use super::paragraph::hanging;
-use super::table::View;
+use super::paragraph::{View, hanging};
 use super::{Run, Summary};
 use crate::Outcome;
 use crate::style::Paint;

@@ -1,10 +1,9 @@
 //! The JSON of `inspect`.
 
-use marlinspike_model::convert::config::weight_type;
 use marlinspike_model::inspect::experts::Kernels;
 use marlinspike_model::inspect::routing::LayerRouting;
-use marlinspike_model::inspect::{Inspection, Layer};
-use marlinspike_model::model::bind;
+use marlinspike_model::inspect::verdicts::Verdict;
+use marlinspike_model::inspect::{Converted, Inspection, Layer};
 use marlinspike_model::model::layers::Role;
 use serde_json::{Value, json};
 
@@ -17,7 +16,9 @@ pub(super) fn json(found: &Inspection, args: &Args) -> String {
         "quant_method": found.quant_method,
         "capability": args.capability.to_string(),
         "tp_size": args.tp_size,
+        "converted": found.converted.as_ref().map(converted_json),
         "layers": found.layers.iter().map(layer_json).collect::<Vec<_>>(),
+        "targets": found.verdicts.iter().map(|v| verdict_json(v, &found.layers)).collect::<Vec<_>>(),
         "moe_kernels": found.kernels.iter().map(kernels_json).collect::<Vec<_>>(),
         "routing": found.routing.iter().map(routing_json).collect::<Vec<_>>(),
         "fused_experts": found.fused.iter().map(|f| json!({
@@ -35,14 +36,37 @@ pub(super) fn json(found: &Inspection, args: &Args) -> String {
     format!("{value}\n")
 }
 
+/// Whose folder it is, and for what.
+fn converted_json(c: &Converted) -> Value {
+    json!({
+        "layout": c.layout,
+        "producer": c.producer,
+        "tp_size": c.tp.size,
+        "tp_rank": c.tp.rank,
+        "ep_size": c.ep.size,
+        "ep_rank": c.ep.rank,
+    })
+}
+
+/// What one kernel format takes, and why not the others.
+fn verdict_json(verdict: &Verdict, layers: &[Layer]) -> Value {
+    let refused = layers.iter().zip(&verdict.reasons).filter(|(_, reasons)| !reasons.is_empty());
+    let refused = refused.map(|(l, reasons)| json!({"module": l.module, "reasons": reasons}));
+    json!({
+        "target": verdict.target,
+        "takes": verdict.taken(),
+        "refused": refused.collect::<Vec<_>>(),
+    })
+}
+
 fn layer_json(l: &Layer) -> Value {
     json!({
         "module": l.module,
-        "format": l.scheme.label(),
-        "weight_type": weight_type(&l.scheme),
-        "bits": l.scheme.bits(),
-        "group_size": bind::group_size(&l.scheme, l.shape.size_k).to_config(),
-        "act_order": bind::act_order(&l.scheme),
+        "format": l.format,
+        "weight_type": l.weight_type,
+        "bits": l.bits,
+        "group_size": l.group_size.to_config(),
+        "act_order": l.act_order,
         "size_k": l.shape.size_k,
         "size_n": l.shape.size_n,
         "experts": (l.role != Role::Dense).then_some(l.experts),

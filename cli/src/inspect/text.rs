@@ -3,11 +3,10 @@
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use marlinspike::select::Capability;
-use marlinspike_model::convert::config::weight_type;
 use marlinspike_model::inspect::experts::Kernels;
 use marlinspike_model::inspect::routing::LayerRouting;
-use marlinspike_model::inspect::{Inspection, Layer};
-use marlinspike_model::model::bind;
+use marlinspike_model::inspect::verdicts::Verdict;
+use marlinspike_model::inspect::{Converted, Inspection, Layer};
 use marlinspike_model::model::layers::Role;
 
 use crate::style::{Paint, printable, size};
@@ -15,14 +14,15 @@ use crate::style::{Paint, printable, size};
 /// Everything for people.
 pub(super) fn text(found: &Inspection, device: &Capability, paint: Paint) -> String {
     let method = &found.quant_method;
-    let mut text = format!("{}\n\n", paint.strong(&format!("quantization: {method}")));
+    let converted = found.converted.as_ref().map_or_else(String::new, converted_line);
+    let head = format!("quantization: {method}{converted}");
+    let mut text = format!("{}\n\n", paint.strong(&printable(&head)));
     if !found.layers.is_empty() {
-        text.push_str(&table(&found.layers).to_string());
+        text.push_str(&table(found).to_string());
         text.push_str("\n\n");
     }
-    for l in found.layers.iter().filter(|l| l.chosen.is_none()) {
-        let reasons = l.reasons.join("; ");
-        text.push_str(&format!("{} {}\n", paint.odd(&printable(&l.module)), printable(&reasons)));
+    for verdict in &found.verdicts {
+        text.push_str(&refusals(verdict, &found.layers, paint));
     }
     for f in &found.fused {
         text.push_str(&format!("{} {}\n", paint.odd(&printable(&f.module)), printable(&f.reason)));
@@ -42,10 +42,11 @@ pub(super) fn text(found: &Inspection, device: &Capability, paint: Paint) -> Str
         text.push_str(&paint.dim(&printable(&line)));
         text.push('\n');
     }
+    let taken = found.verdicts.iter().map(|v| format!("{} {}", v.column, v.taken()));
     text.push_str(&format!(
-        "\n{} layers, {} of them for Marlin; {} quantized of {} in {} files\n",
+        "\n{} layers (taken by: {}); {} quantized of {} in {} files\n",
         found.layers.len(),
-        found.layers.iter().filter(|l| l.chosen.is_some()).count(),
+        taken.collect::<Vec<_>>().join(", "),
         size(found.layers.iter().map(|l| l.bytes).sum()),
         size(found.bytes),
         found.files,
@@ -79,35 +80,70 @@ fn routing_line(routing: &LayerRouting) -> String {
     format!("{}{more}: {answer}", routing.modules[0])
 }
 
-fn table(lines: &[Layer]) -> Table {
+/// Whether a format takes layer `i`; of Marlin, by which of upstream's kernels.
+fn verdict_cell(verdict: &Verdict, i: usize, layer: &Layer) -> String {
+    match (verdict.reasons[i].is_empty(), verdict.target, layer.chosen) {
+        (true, "marlin", Some(kernel)) => kernel,
+        (true, _, _) => "yes",
+        (false, _, _) => "no",
+    }
+    .to_owned()
+}
+
+/// What a folder of `convert` is for.
+fn converted_line(c: &Converted) -> String {
+    let mut line = format!(", converted for {} by {}", c.layout, c.producer);
+    for (what, ranks) in [("tensor", c.tp), ("expert", c.ep)] {
+        if ranks.size > 1 {
+            line.push_str(&format!(", {what}-parallel rank {} of {}", ranks.rank, ranks.size));
+        }
+    }
+    line
+}
+
+/// The layers that a format does not take, those with the same reasons on one line.
+fn refusals(verdict: &Verdict, layers: &[Layer], paint: Paint) -> String {
+    let mut groups: Vec<(&[String], Vec<&str>)> = Vec::new();
+    for (layer, reasons) in layers.iter().zip(&verdict.reasons).filter(|(_, r)| !r.is_empty()) {
+        match groups.iter_mut().find(|(known, _)| *known == reasons.as_slice()) {
+            Some((_, modules)) => modules.push(&layer.module),
+            None => groups.push((reasons, vec![&layer.module])),
+        }
+    }
+    let mut text = String::new();
+    for (reasons, modules) in groups {
+        let more = match modules.len() {
+            1 => String::new(),
+            n => format!(" and {} more", n - 1),
+        };
+        let head = paint.odd(&printable(&format!("not {}:", verdict.column)));
+        let line = format!("{}{more}: {}", modules[0], reasons.join("; "));
+        text.push_str(&format!("{head} {}\n", printable(&line)));
+    }
+    text
+}
+
+fn table(found: &Inspection) -> Table {
     let mut table = Table::new();
     table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header([
-        "layer",
-        "format",
-        "type",
-        "bits",
-        "group",
-        "act-order",
-        "K x N",
-        "size",
-        "backend",
-    ]);
-    for l in lines {
+    let mut header = vec!["layer", "format", "type", "bits", "group", "act-order", "K x N", "size"];
+    header.extend(found.verdicts.iter().map(|v| v.column));
+    table.set_header(header);
+    for (i, l) in found.layers.iter().enumerate() {
         let experts =
             if l.role != Role::Dense { format!(" x {}", l.experts) } else { String::new() };
-        let group = bind::group_size(&l.scheme, l.shape.size_k).to_config();
-        table.add_row([
+        let mut row = vec![
             printable(&l.module).into_owned(),
-            l.scheme.label(),
-            weight_type(&l.scheme).to_owned(),
-            l.scheme.bits().map_or_else(String::new, |b| b.to_string()),
-            group.to_string(),
-            if bind::act_order(&l.scheme) { "yes" } else { "no" }.to_owned(),
+            printable(&l.format).into_owned(),
+            printable(&l.weight_type).into_owned(),
+            l.bits.map_or_else(String::new, |b| b.to_string()),
+            l.group_size.to_config().to_string(),
+            if l.act_order { "yes" } else { "no" }.to_owned(),
             format!("{} x {}{experts}", l.shape.size_k, l.shape.size_n),
             size(l.bytes),
-            l.chosen.unwrap_or("none, see below").to_owned(),
-        ]);
+        ];
+        row.extend(found.verdicts.iter().map(|v| verdict_cell(v, i, l)));
+        table.add_row(row);
     }
     for column in [3, 4, 7] {
         if let Some(column) = table.column_mut(column) {

@@ -1,4 +1,8 @@
-// The activation of eight columns by one thread, for what activation.cuh and half.cuh say.
+#pragma once
+// The activation of eight columns by one thread.
+
+#include "activation.cuh"
+#include "half.cuh"
 
 // Eight 16-bit values.
 union Eight {
@@ -7,9 +11,9 @@ union Eight {
     unsigned short of[8];
 };
 
-// SiLU, nothing else, of a gate between 2^-100 and 80 in size: the bits of `gate_function`, without its
-// branches. e^-g needs no special case there and its exponent is added as an integer. The division is the
-// instructions that the compiler makes of one whose operands and quotient are far from the ends of f32.
+// SiLU of a gate between 2^-100 and 80 in magnitude: the bits of `gate_function`, without its branches. There e^-g
+// needs no special case, and its exponent is added as an integer. The division is the compiler's own sequence for
+// operands and quotients far from the ends of f32's range.
 __device__ __forceinline__ float usual_silu(float g) {
     const unsigned series[8] = {0x39500d01u, 0x3ab60b61u, 0x3c088889u, 0x3d2aaaabu,
                                 0x3e2aaaabu, 0x3f000000u, 0x3f800000u, 0x3f800000u};
@@ -29,26 +33,26 @@ __device__ __forceinline__ float usual_silu(float g) {
     return __fmaf_rn(__fmaf_rn(-d, q, g), reciprocal, q);
 }
 
-// Whether SiLU of gate times up is all that `a` asks for.
+// Whether the activation is SiLU of gate times up, without limits or shifts.
 __device__ __forceinline__ bool is_plain_silu(const Activation &a) {
     const float infinity = __uint_as_float(0x7f800000u);
-    return a.function == 0 && a.columns != 2 && a.alpha == 1.0f && a.gate_limit == infinity &&
+    return a.function == SILU && a.columns != GATE_ALONE && a.alpha == 1.0f && a.gate_limit == infinity &&
            a.value_limit == infinity && a.up_limit == infinity && a.up_shift == 0.0f;
 }
 
-// Of eight gates and the eight ups beside them; where gate and up alternate, of the sixteen in their order;
-// of `first` where there is no up.
+// The activation of eight gates (`first`) and eight ups (`second`); where gate and up alternate, of the sixteen in
+// their order; of a gate alone, of `first`.
 __device__ __forceinline__ uint4 activate_eight(const Activation &a, const uint4 &first,
                                                 const uint4 &second) {
     Eight left = {first}, right = {second}, out;
-    if (a.columns == 2) {
+    if (a.columns == GATE_ALONE) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             out.of[i] = narrow(activate(a, a.function, widen(left.of[i])));
         }
         return out.all;
     }
-    if (a.columns == 1) {
+    if (a.columns == INTERLEAVED) {
         const unsigned pairs[8] = {first.x,  first.y,  first.z,  first.w,
                                    second.x, second.y, second.z, second.w};
 #pragma unroll
@@ -85,11 +89,11 @@ __device__ __forceinline__ uint4 activate_eight(const Activation &a, const uint4
     return out.all;
 }
 
-// Piece `piece` of what becomes of a row of gate_up, where a row of the result has `pieces`. Read past the L1
-// cache, which nobody clears for a kernel that starts early.
+// Piece `piece` of the activation of a row of gate_up, where a row of the result has `pieces`. Reads past the L1
+// cache, which is not cleared for a kernel that starts early.
 __device__ __forceinline__ uint4 activate_piece(const Activation &a, const uint4 *gate_up,
                                                 size_t row, unsigned pieces, unsigned piece) {
-    const bool gate_alone = a.columns == 2, halves = a.columns == 0;
+    const bool gate_alone = a.columns == GATE_ALONE, halves = a.columns == HALVES;
     const uint4 *of = gate_up + row * (gate_alone ? pieces : 2 * pieces);
     const uint4 first = __ldcg(of + (gate_alone || halves ? piece : 2 * piece));
     uint4 second = {};

@@ -1,3 +1,4 @@
+#pragma once
 // Barriers in shared memory, from sm_90 on.
 
 // A barrier in shared memory that opens when `arrivals` threads have arrived; it then counts anew, and

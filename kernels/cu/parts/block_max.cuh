@@ -1,3 +1,4 @@
+#pragma once
 // The largest of all threads' values, which no order changes; for blocks of whole warps.
 
 __device__ __forceinline__ float block_max(float value) {

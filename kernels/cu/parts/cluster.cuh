@@ -1,11 +1,12 @@
-// Thread blocks of one cluster, from sm_90 on. Barriers are for all threads, together or not.
+#pragma once
+// Thread blocks of one cluster, from sm_90 on. All threads of a cluster take part in its barriers.
 
-// What this thread did before is seen by whoever waits for this arrival.
+// Writes before the arrival are visible to threads that wait for it.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
-// Nothing but the arrival is seen, and barriers made ready by `fence_barrier_init`.
+// Orders nothing but the arrival and the barriers made ready by `fence_barrier_init`.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -29,8 +30,8 @@ __device__ __forceinline__ float2 load_from_rank(unsigned mapped) {
     return value;
 }
 
-// Stores to shared memory of a block of the cluster; a barrier of that block, which is to `barrier_expect` as
-// many bytes, counts these when they are there. Both as of_rank gives them.
+// Stores to shared memory of a block of the cluster. A barrier of that block, which must `barrier_expect` the bytes,
+// counts them when they have arrived. Both addresses come from `of_rank`.
 __device__ __forceinline__ void store_to_rank(unsigned mapped, float value, unsigned barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                      mapped),
@@ -38,7 +39,7 @@ __device__ __forceinline__ void store_to_rank(unsigned mapped, float value, unsi
                  : "memory");
 }
 
-// What stands in block `rank` where `here` is in this one.
+// The value in block `rank` at the place that `here` has in this one.
 __device__ __forceinline__ unsigned load_from_rank(const unsigned *here, unsigned rank) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(here));
     unsigned value;

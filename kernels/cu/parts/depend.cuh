@@ -1,3 +1,4 @@
+#pragma once
 // Programmatic dependent launch, from sm_90 on: a kernel launched so may start while the one before it
 // on the stream still runs.
 //

@@ -1,3 +1,4 @@
+#pragma once
 // Transcendental functions as sequences of IEEE operations, each rounded to nearest even: the bits of
 // the reference's `moe::math`, where each sequence is derived and its error stated.
 

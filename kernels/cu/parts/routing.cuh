@@ -1,17 +1,18 @@
-// The blocks of rows of a product with experts: of `moe_align_block_size`, or for few entries found by
-// each thread block for itself, which saves that kernel. Which block an entry stands in changes no bit
-// of its row. What kernels before wrote is read past the L1 cache, which nobody clears for a kernel that
-// starts early (depend.cuh).
+#pragma once
+// The blocks of rows of a product with experts: made by `moe_align_block_size`, or for few entries found by
+// each thread block itself, which saves that kernel. The block of an entry does not affect the bits of its row. What
+// earlier kernels wrote is read past the L1 cache, which is not cleared for a kernel that starts early
+// (depend.cuh).
 
-// Blocks are found here of eight rows each, of as many entries at most: one for each lane.
-#define DIRECT_ENTRIES 32
+// Most entries that blocks, of eight rows each, are found for here: one for each lane.
+constexpr unsigned DIRECT_ENTRIES = 32;
 
 struct Routing {
     // Of `moe_align_block_size`, or null:
     const int *sorted_token_ids;        // [blocks * rows]; size_m and above: padding
     const int *expert_ids;              // [blocks]; negative: no product
     const int *num_tokens_post_padded;  // [1]
-    // What blocks are found in, where those are null:
+    // Where those are null, what blocks are found from:
     const int *topk_ids;   // [size_m]
     const int *expert_of;  // [num_experts]; -1: not here; null: all are here
     unsigned num_experts;

@@ -1,5 +1,7 @@
-// Hopper's warpgroup products and what feeds them: the copy engine, registers handed from one warpgroup
-// to another. For sm_90a alone. IS_BF16 as in half.cuh.
+#pragma once
+// Hopper's warpgroup products, the copy engine, and register reallocation between warpgroups. For sm_90a alone.
+
+#include "half.cuh"
 
 // Copies `bytes`, a multiple of 16, of contiguous memory; the barrier counts them.
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigned bytes,
@@ -11,9 +13,9 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, unsigne
         : "memory");
 }
 
-// A matrix in global memory as the copy engine knows it, made by the driver.
+// The copy engine's descriptor of a matrix in global memory, made by the driver.
 struct alignas(64) TensorMap {
-    unsigned long long of[16];
+    unsigned long long opaque[16];
 };
 
 // Copies the map's box whose first element is in that column and row; zeros where the matrix ends.
@@ -26,8 +28,8 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap &map, unsi
         : "memory");
 }
 
-// Writes shared memory at `from` to the map's box whose first element is in that column and row; what the
-// matrix has not is left out. This thread's next `commit_stores` counts it.
+// Writes shared memory at `from` to the map's box whose first element is in that column and row; elements outside
+// the matrix are not written. This thread's next `commit_stores` covers it.
 __device__ __forceinline__ void store_box(const TensorMap &map, unsigned column, unsigned row,
                                           unsigned from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
@@ -40,7 +42,7 @@ __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until this thread's stores have read what they write. Who waits for the kernel waits for the rest.
+// Waits until this thread's stores have read their shared memory. Their writes are complete when the kernel is.
 __device__ __forceinline__ void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -50,12 +52,12 @@ __device__ __forceinline__ void warpgroup_sync(unsigned warpgroup) {
     asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// What this thread wrote to shared memory before is seen by the copy engine, which reads it later.
+// Makes this thread's writes to shared memory visible to later reads of the copy engine.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// What other thread blocks of the device see only after what was written before.
+// Other thread blocks of the device see the value only after earlier writes.
 __device__ __forceinline__ void store_release(unsigned *to, unsigned value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
@@ -66,18 +68,18 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *from) {
     return value;
 }
 
-// Registers of each thread of this warpgroup from here on: fewer, or more once others have fewer.
+// Reduces or raises the registers of each thread of this warpgroup; raising waits until others have released them.
 template <int COUNT>
-__device__ __forceinline__ void keep_registers() {
+__device__ __forceinline__ void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 template <int COUNT>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void claim_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Registers written before are seen by the products issued next.
+// Orders earlier register writes before the products issued next.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -92,18 +94,13 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Rows of 64 values of 16 bits, 128 bytes each, piece p of 16 bytes stored at p ^ (row % 8); the first
-// row at a multiple of 1024 bytes. 16 values further: add 2.
+// The descriptor of rows of 64 16-bit values, 128 bytes each, in the 128-byte swizzle: 16-byte piece p is stored at
+// p ^ (row % 8). The first row is at a multiple of 1024 bytes. Add 2 to advance by 16 values.
 __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address) {
     constexpr unsigned long long SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 / 16;
     return SWIZZLE_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3FFFFu) / 16;
 }
 
-#if IS_BF16
-#define WGMMA_TYPES ".f32.bf16.bf16"
-#else
-#define WGMMA_TYPES ".f32.f16.f16"
-#endif
 #define WGMMA_D8(i)                                                                           \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -119,12 +116,19 @@ __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address
 #define WGMMA_9 WGMMA_8 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define WGMMA_10 WGMMA_9 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define WGMMA_11 WGMMA_10 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define WGMMA(N, D, A, B, ADD, ...)                                                          \
+#define WGMMA_ASM(N, TYPES, D, A, B, ADD, ...)                                               \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                        \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES " {" D "}, {" A "}, " \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" TYPES " {" D "}, {" A "}, "    \
                  B ", add, 1, 1, 0;\n}"                                                      \
                  : __VA_ARGS__                                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+#define WGMMA(...)                                  \
+    if constexpr (IS_BF16) {                        \
+        WGMMA_OF(".f32.bf16.bf16", __VA_ARGS__);    \
+    } else {                                        \
+        WGMMA_OF(".f32.f16.f16", __VA_ARGS__);      \
+    }
+#define WGMMA_OF(TYPES, N, ...) WGMMA_ASM(N, TYPES, __VA_ARGS__)
 
 // d[64 x N] (+)= a[64 x 16] * b[16 x N], f32 sums: one fused sum for each element, without d where
 // `add` is 0. Warp w of the group has rows 16 w of a and d: a lane's fragment of a is that of

@@ -3,18 +3,19 @@
 //
 //   result  f32 [gridDim.x * blockDim.x]: the sum of a thread's accumulators
 //
-// Compile-time parameter:
+// Parameter:
 //   WGMMA  0: mma.sync m16n8k16, eight chains in each warp; an instruction is 4096 operations
 //          1: wgmma m64n256k16 (sm_90a), operands in shared memory, a chain in each warpgroup; an
 //             instruction is 524288 operations
 //
 // A chain is `rounds` times eight instructions. Operands are normal numbers of magnitude 1/4 to 4 and
-// both signs, not zeros, with which a chip is faster. Launch with blocks of 256 threads; WGMMA takes
-// 40960 bytes of dynamic shared memory.
+// both signs, not zeros, with which a chip is faster. Launch with blocks of 256 threads; SHARED_BYTES
+// of dynamic shared memory.
 
-#if !defined(WGMMA)
-#error "WGMMA must be 0 or 1"
-#endif
+constexpr unsigned THREADS = 256;
+// Operands in shared memory: four steps of k, A of 64 rows, then B of 256, 32 bytes of each row.
+constexpr unsigned OPERAND_WORDS = 4 * (64 + 256) * 8;
+constexpr unsigned SHARED_BYTES = WGMMA ? OPERAND_WORDS * 4 : 0;
 
 // Two bf16 numbers, a function of their place.
 __device__ __forceinline__ unsigned operand(unsigned at) {
@@ -24,8 +25,6 @@ __device__ __forceinline__ unsigned operand(unsigned at) {
     h ^= h >> 13;
     return (0x3e803e80u + (h & 0x01ff01ffu)) | (h & 0x80008000u);
 }
-
-#if WGMMA
 
 // A descriptor of a K-major operand without swizzle: cores of 8 rows by 16 bytes, two along k 128
 // bytes apart, along rows 256.
@@ -75,12 +74,12 @@ __device__ __forceinline__ void multiply_add(float (&d)[128], unsigned long long
         : "l"(a), "l"(b));
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1)
-    matrix_limit(float *__restrict__ result, unsigned rounds) {
+// The sum of a thread's accumulators after `rounds` rounds of wgmma; instantiated for sm_90a alone.
+template <bool>
+__device__ __forceinline__ float warpgroup_rounds(unsigned rounds) {
     extern __shared__ __align__(128) unsigned char memory[];
-    // Four steps of k: A of 64 rows, then B of 256.
     unsigned *words = reinterpret_cast<unsigned *>(memory);
-    for (unsigned i = threadIdx.x; i < 4 * (64 + 256) * 8; i += blockDim.x) {
+    for (unsigned i = threadIdx.x; i < OPERAND_WORDS; i += blockDim.x) {
         words[i] = operand(i);
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -106,13 +105,11 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     for (int i = 0; i < 128; ++i) {
         sum += d[i];
     }
-    result[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+    return sum;
 }
 
-#else
-
-extern "C" __global__ void __launch_bounds__(256)
-    matrix_limit(float *__restrict__ result, unsigned rounds) {
+// Likewise by mma.sync.
+__device__ __forceinline__ float warp_rounds(unsigned rounds) {
     float d[8][4];
     unsigned a[4], b[2];
 #pragma unroll
@@ -145,7 +142,15 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int chain = 0; chain < 8; ++chain) {
         sum += d[chain][0] + d[chain][1] + d[chain][2] + d[chain][3];
     }
-    result[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+    return sum;
 }
 
-#endif
+extern "C" __global__ void __launch_bounds__(THREADS) matrix_limit(float *__restrict__ result, unsigned rounds) {
+    float sum;
+    if constexpr (WGMMA) {
+        sum = warpgroup_rounds<WGMMA>(rounds);
+    } else {
+        sum = warp_rounds(rounds);
+    }
+    result[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}

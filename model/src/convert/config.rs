@@ -23,13 +23,13 @@
 //! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
 
 use marlinspike::config::Scheme;
-use marlinspike::layout::marlin::{InputDtype, ScalePermutation};
 use serde_json::{Map, Value, json};
 
-use super::job::Constants;
 use super::names::Kind;
-use super::plan::{Packing, Plan, StackPlan};
-use super::settings::{Format, Settings};
+use super::piece::Constants;
+use super::plan::Plan;
+use super::settings::Settings;
+use super::stack::StackPlan;
 use crate::model::Model;
 
 /// The meaning of a code.
@@ -59,7 +59,7 @@ fn role_name(kind: Kind) -> &'static str {
     }
 }
 
-fn layer(plan: &StackPlan, constants: Constants) -> Value {
+fn layer(plan: &StackPlan, constants: Constants, settings: &Settings) -> Value {
     let tensors: Map<String, Value> =
         plan.outputs.iter().map(|o| (role_name(o.kind).to_owned(), json!(o.spec.name))).collect();
     let mut value = json!({
@@ -73,15 +73,8 @@ fn layer(plan: &StackPlan, constants: Constants) -> Value {
         "is_k_full": plan.is_k_full,
         "tensors": tensors,
     });
-    match plan.packing {
-        Packing::Marlin { permutation } => {
-            value["scale_permutation"] = json!(match permutation {
-                ScalePermutation::Grouped => "grouped",
-                ScalePermutation::Single => "single",
-            });
-        }
-        Packing::Kleidi(layout) => value["nr"] = json!(layout.nr()),
-        Packing::Flashinfer(kind) => value["kernel_layout"] = json!(kind.name()),
+    for (key, of_format) in settings.format.target().layer(plan, settings) {
+        value[key] = of_format;
     }
     if let Some(shard) = plan.padding {
         value["padded_from"] = json!({
@@ -121,7 +114,7 @@ pub fn config(
         .zip(constants)
         .map(|(p, &c)| {
             let name = format!("{}.{}", p.module, p.role.prefix());
-            (name.trim_end_matches(['.', '_']).to_owned(), layer(p, c))
+            (name.trim_end_matches(['.', '_']).to_owned(), layer(p, c, settings))
         })
         .collect();
     let maps: Map<String, Value> =
@@ -145,13 +138,8 @@ pub fn config(
     if !plan.notes.is_empty() {
         section["notes"] = json!(plan.notes);
     }
-    if settings.format == Format::Marlin {
-        section["dtype"] = json!(settings.dtype.name());
-        section["input_dtype"] = json!(match settings.input {
-            InputDtype::Model => "model",
-            InputDtype::Int8 => "int8",
-            InputDtype::Fp8 => "fp8",
-        });
+    for (key, of_format) in settings.format.target().section(settings) {
+        section[key] = of_format;
     }
     match &mut config {
         Value::Object(map) => {

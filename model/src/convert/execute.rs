@@ -14,13 +14,18 @@ use super::budget::Budget;
 use super::error::ConvertError;
 use super::folder::{Folder, Place};
 use super::inputs::Inputs;
-use super::job::{self, Constants};
+use super::job::Job as PartJob;
 use super::names::Kind;
-use super::plan::{Part, Plan, ShardPlan, Source, StackPlan, copy_runs};
+use super::piece::Constants;
+use super::plan::{Plan, ShardPlan, Source, copy_runs};
 use super::progress::Progress;
 use super::settings::Settings;
 pub use super::settings::{Execution, MEMORY};
 use super::shard::ShardWriter;
+use super::stack::StackPlan;
+use super::stack::info::kv_heads;
+use super::stack::part::Part;
+use super::target;
 use crate::model::Model;
 
 /// Files that are written at the same time: an interrupted run loses what they hold.
@@ -210,7 +215,9 @@ impl<'a, 's> Context<'a, 's> {
                 let (plan, constants) =
                     (&self.work.plan.stacks[*stack], self.work.constants[*stack]);
                 let _share = self.budget.take(plan.part_bytes(part));
-                let pack = || job::run(work.model, plan, constants, work.settings, *expert, part);
+                let (model, settings, expert) = (work.model, work.settings, *expert);
+                let job = PartJob { model, plan, constants, settings, expert, part };
+                let pack = || job.run();
                 let pieces = match plan.is_large(part) {
                     true => work.pool.install(pack),
                     false => pack(),
@@ -279,9 +286,11 @@ pub fn constants(
     settings: &Settings,
     pool: &rayon::ThreadPool,
 ) -> Result<Vec<Constants>, ConvertError> {
+    let context = target::Context { model, kv_heads: kv_heads(model), settings };
     pool.install(|| {
         let of = |p: &StackPlan| {
-            Constants::of(model, p, settings).map_err(ConvertError::weight(&p.module))
+            let constants = settings.format.target().constants(p, context);
+            constants.map_err(ConvertError::weight(&p.module))
         };
         plan.stacks.par_iter().map(of).collect()
     })

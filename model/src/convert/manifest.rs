@@ -17,7 +17,6 @@
 
 use std::path::Path;
 
-use marlinspike::layout::marlin::InputDtype;
 use marlinspike::moe::families::RoutingRule;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -26,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 use super::error::ConvertError;
 use super::io::{self, Storage};
 pub use super::paths::{MANIFEST, PROGRESS};
-use super::settings::{Format, Settings};
+use super::settings::Settings;
 
 /// Version of the manifest.
 const VERSION: u32 = 1;
@@ -79,18 +78,8 @@ fn options(settings: &Settings) -> Map<String, Value> {
     let mut options = Map::new();
     let mut set = |key: &str, value: Value| options.insert(key.to_owned(), value);
     set("to", json!(settings.format.name()));
-    match settings.format {
-        Format::Marlin => {
-            set("dtype", json!(settings.dtype.name()));
-            let input = match settings.input {
-                InputDtype::Model => "model",
-                InputDtype::Int8 => "int8",
-                InputDtype::Fp8 => "fp8",
-            };
-            set("input_dtype", json!(input));
-        }
-        Format::Kleidi { nr } => drop(set("nr", json!(nr))),
-        Format::Flashinfer { backend } => drop(set("nvfp4_backend", json!(format!("{backend:?}")))),
+    for (key, value) in settings.format.target().options(settings) {
+        set(key, value);
     }
     set("tp_size", json!(settings.tp.size));
     set("tp_rank", json!(settings.tp.rank));

@@ -20,11 +20,14 @@ pub mod manifest;
 pub mod names;
 pub mod parallel;
 pub mod paths;
+pub mod piece;
 pub mod plan;
 pub mod progress;
 pub mod settings;
 pub mod shard;
 pub mod side;
+pub mod stack;
+pub mod target;
 pub mod verdict;
 pub mod verify;
 
@@ -43,6 +46,7 @@ use plan::{Plan, Refused};
 use progress::Progress;
 use settings::{Execution, Options, Settings};
 use side::{LeftOut, SideFiles};
+use stack::StackPlan;
 
 /// What a finished conversion did.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,12 +83,14 @@ pub struct Summary {
 
 impl Summary {
     /// What follows from the plan alone.
-    fn planned(plan: &Plan, side: &SideFiles) -> Self {
+    fn planned(plan: &Plan, side: &SideFiles, settings: &Settings) -> Self {
+        let target = settings.format.target();
+        let quantizes = |s: &&StackPlan| target.quantizes_activations(s);
         let items = plan.shards.iter().flat_map(|s| &s.items);
         Self {
             converted: plan.stacks.len(),
             copied: items.filter(|i| i.source == plan::Source::Copy).count(),
-            activations_quantized: plan.stacks.iter().filter(|s| s.quantizes_activations()).count(),
+            activations_quantized: plan.stacks.iter().filter(quantizes).count(),
             unsupported: plan.refused.clone(),
             notes: plan.notes.clone(),
             files: plan.shards.len(),
@@ -140,7 +146,7 @@ pub fn convert_model(
     let plan = checked_plan(model, settings)?;
     let side = SideFiles::list(model, &plan)?;
     let mut inputs = Inputs::list(model, &side.copied)?;
-    let mut summary = Summary::planned(&plan, &side);
+    let mut summary = Summary::planned(&plan, &side, settings);
     let asked = Manifest::new(settings, inputs.records(), planned(&plan, &side))
         .with_routing(model.stated_routing);
     let Output { storage, dir, force } = output;

@@ -36,26 +36,6 @@ pub enum Format {
     },
 }
 
-impl Format {
-    /// The name that the command line and the converted config have for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Marlin => "marlin",
-            Self::Kleidi { .. } => "kleidiai",
-            Self::Flashinfer { .. } => "flashinfer",
-        }
-    }
-
-    /// The name for people.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Marlin => "Marlin",
-            Self::Kleidi { .. } => "the int4 path of KleidiAI",
-            Self::Flashinfer { .. } => "FlashInfer",
-        }
-    }
-}
-
 /// What decides the output, besides the model. [`Options::settings`] makes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {

@@ -1,26 +1,29 @@
 //! `inspect`: every quantized layer of a model folder, whether Marlin takes it, and which kernel
 //! upstream runs its experts with.
 
+mod converted;
 pub mod experts;
 pub mod routing;
+pub mod verdicts;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use marlinspike::config::Scheme;
-use marlinspike::dims::Shape;
+use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::select::{Capability, MoeDesc, Selection};
 
+use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
-use crate::convert::plan;
 use crate::convert::settings::{Format, Settings};
+use crate::convert::target::marlin;
 use crate::convert::verdict;
-use crate::model::bind::Bound;
+use crate::model::bind::{self, Bound};
 use crate::model::fused::Fused;
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError, ModelFiles};
 use experts::Kernels;
 use routing::LayerRouting;
+use verdicts::Verdict;
 
 /// What to ask about a model.
 #[derive(Debug, Clone)]
@@ -50,7 +53,15 @@ pub struct Layer {
     /// Which matrices.
     pub role: Role,
     /// How they are stored.
-    pub scheme: Scheme,
+    pub format: String,
+    /// The meaning of a code.
+    pub weight_type: String,
+    /// Bits of a code.
+    pub bits: Option<u32>,
+    /// k per scale.
+    pub group_size: GroupSize,
+    /// Whether rows belong to groups through a tensor.
+    pub act_order: bool,
     /// Shape of the whole layer's matrix.
     pub shape: Shape,
     /// Experts; 1 of a linear layer.
@@ -63,14 +74,31 @@ pub struct Layer {
     pub reasons: Vec<String>,
 }
 
+/// A folder that `convert` has written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Converted {
+    /// The kernel format.
+    pub layout: String,
+    /// The program that wrote it, with its version.
+    pub producer: String,
+    /// Whose part it is.
+    pub tp: Ranks,
+    /// Whose experts it has.
+    pub ep: Ranks,
+}
+
 /// What is known of a model.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Inspection {
     /// How it is quantized, by its config.
     pub quant_method: String,
+    /// Present where `convert` has written the folder.
+    pub converted: Option<Converted>,
     /// The quantized layers.
     pub layers: Vec<Layer>,
+    /// What takes the layers: each format that `convert` writes, and this project's CUDA kernels.
+    pub verdicts: Vec<Verdict>,
     /// Upstream's kernel for the experts of each scheme.
     pub kernels: Vec<Kernels>,
     /// How tokens find their experts.
@@ -92,23 +120,30 @@ pub struct Inspection {
 pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> {
     let files = ModelFiles::open(dir)?.with_routing(options.routing.as_deref())?;
     let model = Model::new(&files)?;
+    if let Some(section) = model.config.get("marlinspike") {
+        return converted::inspection(&model, section);
+    }
     let groups = Layers::group(&model)?;
     let tp = Ranks { size: options.tp_size, rank: 0 };
     let settings = Settings { tp, device: options.device, ..Settings::new(Format::Marlin) };
     let stacks = groups.stacks.iter().map(|s| layer(&model, s, &settings));
     let layers = stacks.collect::<Result<Vec<_>, ModelError>>()?;
+    let verdicts = verdicts::all(&model, &groups, &layers, options);
     let mut unquantized: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for u in &groups.unquantized {
         unquantized.entry(u.reason.clone()).or_default().push(u.module.clone());
     }
-    let w13 = layers.iter().filter(|l| l.role == Role::W13).map(|l| {
+    let stacks = groups.stacks.iter().zip(&layers);
+    let w13 = stacks.filter(|(s, _)| s.role == Role::W13).map(|(s, l)| {
         let inner = l.shape.size_n / 2 / options.tp_size;
-        (&l.scheme, MoeDesc::new(l.shape.size_k, inner))
+        (&s.scheme, MoeDesc::new(l.shape.size_k, inner))
     });
     Ok(Inspection {
         quant_method: model.quant.as_ref().map_or("none", |q| q.method()).to_owned(),
         kernels: experts::kernels(w13, &options.device),
+        converted: None,
         layers,
+        verdicts,
         routing: routing::of(&model, &groups),
         unquantized,
         bytes: model.entries().map(|e| e.byte_len()).sum(),
@@ -136,7 +171,7 @@ fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer,
         whole = Some(shape);
     }
     let shape = whole.unwrap_or(Shape::new(0, 0));
-    let (selection, mut reasons) = plan::ask(model, stack, settings)?;
+    let (selection, mut reasons) = marlin::ask(model, stack, settings)?;
     let chosen = selection.as_ref().and_then(|s: &Selection| s.chosen).map(|b| b.name());
     if let Some(s) = &selection {
         reasons.extend(verdict::against(s));
@@ -149,7 +184,11 @@ fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer,
     Ok(Layer {
         module,
         role: stack.role,
-        scheme: stack.scheme.clone(),
+        format: stack.scheme.label(),
+        weight_type: weight_type(&stack.scheme).to_owned(),
+        bits: stack.scheme.bits(),
+        group_size: bind::group_size(&stack.scheme, shape.size_k),
+        act_order: bind::act_order(&stack.scheme),
         shape,
         experts: stack.experts.len(),
         bytes,

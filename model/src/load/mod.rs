@@ -2,6 +2,8 @@
 
 pub mod preparation;
 pub mod slice;
+#[cfg(test)]
+mod upstream;
 
 use std::ops::Range;
 
@@ -46,7 +48,23 @@ fn read<'m>(
 ) -> Result<Tensor<'m>> {
     let tensor =
         model.tensor(&found.name).map_err(|e| Error::missing(&found.name, e.to_string()))?;
-    let full = tensor.shape().to_vec();
+    let ranges = ranges(found, tensor.shape(), k, n)?;
+    let part = slice(tensor, &ranges)?;
+    if found.index.is_none() {
+        return Ok(part);
+    }
+    let shape = part.shape()[1..].to_vec();
+    let (name, dtype) = (part.name().to_owned(), part.dtype());
+    Tensor::new(name, dtype, shape, part.into_bytes())
+}
+
+/// The part of a tensor of shape `full` that holds rows `k` and columns `n` of its matrix.
+fn ranges(
+    found: &Found,
+    full: &[usize],
+    k: &Range<usize>,
+    n: &Range<usize>,
+) -> Result<Vec<Range<usize>>> {
     let skip = usize::from(found.index.is_some());
     let mut ranges: Vec<_> = full.iter().map(|&d| 0..d).collect();
     if let Some(i) = found.index {
@@ -56,7 +74,7 @@ fn read<'m>(
         let Some(Axis { dim, unit }) = axis else { continue };
         let Some(slot) = ranges.get_mut(dim + skip) else {
             let expected = format!("{} dimensions or more", dim + skip + 1);
-            return Err(Error::shape(&found.name, &full, expected));
+            return Err(Error::shape(&found.name, full, expected));
         };
         let end = range.end.div_ceil(unit);
         // Only the last element of a dimension may stand for fewer rows or columns.
@@ -67,13 +85,7 @@ fn read<'m>(
         }
         *slot = range.start / unit..end;
     }
-    let part = slice(tensor, &ranges)?;
-    if found.index.is_none() {
-        return Ok(part);
-    }
-    let shape = part.shape()[1..].to_vec();
-    let (name, dtype) = (part.name().to_owned(), part.dtype());
-    Tensor::new(name, dtype, shape, part.into_bytes())
+    Ok(ranges)
 }
 
 /// The columns of each of a stack's matrices that `columns` of the rank's matrix are; the rank has
@@ -154,31 +166,7 @@ pub fn load<'m>(
             let (zeros, g_idx) = (part(Part::Zeros)?, part(Part::GIdx)?);
             wna16(name, w, weight, scale, zeros, g_idx, bias)?
         }
-        Scheme::Fp8(f) => {
-            let widths: Vec<usize> = n.iter().map(Range::len).collect();
-            let (weight, scale, widths) = match (f.strategy, reading.preparation.requantize) {
-                (ScaleStrategy::Tensor, Some(rule)) if widths.len() > 1 => {
-                    let (weight, scale) = one_scale(weight, &scale, &widths, rule)?;
-                    (weight, scale, vec![widths.iter().sum()])
-                }
-                _ => (weight, scale, widths),
-            };
-            let scheme = match f.strategy {
-                ScaleStrategy::Tensor => fp8::Scheme::Tensor { widths },
-                ScaleStrategy::Channel => fp8::Scheme::Channel,
-                ScaleStrategy::Block { block_n, block_k } => {
-                    fp8::Scheme::Block { block_n, block_k }
-                }
-            };
-            let mut w =
-                fp8::Fp8Tensors { weight, weight_scale: scale, bias }.unpack(name, &scheme)?;
-            if w.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
-                // Powers of two stand for real scales here, not for MX blocks.
-                let real = |b: u32| e8m0_to_f32(b as u8).to_bits();
-                w.scales = w.scales.map(ScalarType::FLOAT32, real);
-            }
-            w
-        }
+        Scheme::Fp8(f) => fp8(name, f.strategy, [weight, scale], bias, &n, reading.preparation)?,
         Scheme::Mxfp8 { .. } => {
             mxfp8::Mxfp8Tensors { weight, weight_scale: scale, bias }.unpack(name)?
         }
@@ -217,6 +205,37 @@ pub fn load<'m>(
         // The config says act-order, so the kernel gets an order even where it changes nothing.
         let g_idx = (0..weight.shape().size_k).map(|i| weight.groups.group_of(i) as u32).collect();
         weight.groups = Groups::Indexed { g_idx, group_size: reading.group_size };
+    }
+    Ok(weight)
+}
+
+/// An FP8 weight of matrices with `n` columns each; `weight` and `scale` are the tensors of all of them.
+fn fp8<'m>(
+    name: &str,
+    strategy: ScaleStrategy,
+    [weight, scale]: [Tensor<'m>; 2],
+    bias: Option<Tensor<'m>>,
+    n: &[Range<usize>],
+    preparation: Preparation,
+) -> Result<Weight<'m>> {
+    let widths: Vec<usize> = n.iter().map(Range::len).collect();
+    let (weight, weight_scale, widths) = match (strategy, preparation.requantize) {
+        (ScaleStrategy::Tensor, Some(rule)) if widths.len() > 1 => {
+            let (weight, scale) = one_scale(weight, &scale, &widths, rule)?;
+            (weight, scale, vec![widths.iter().sum()])
+        }
+        _ => (weight, scale, widths),
+    };
+    let scheme = match strategy {
+        ScaleStrategy::Tensor => fp8::Scheme::Tensor { widths },
+        ScaleStrategy::Channel => fp8::Scheme::Channel,
+        ScaleStrategy::Block { block_n, block_k } => fp8::Scheme::Block { block_n, block_k },
+    };
+    let mut weight = fp8::Fp8Tensors { weight, weight_scale, bias }.unpack(name, &scheme)?;
+    if weight.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
+        // Powers of two stand for real scales here, not for MX blocks.
+        let real = |b: u32| e8m0_to_f32(b as u8).to_bits();
+        weight.scales = weight.scales.map(ScalarType::FLOAT32, real);
     }
     Ok(weight)
 }

@@ -74,9 +74,50 @@ const fn axis(dim: usize, unit: usize) -> Option<Axis> {
     Some(Axis { dim, unit })
 }
 
+const fn part(
+    part: Part,
+    suffixes: &'static [&'static str],
+    k: Option<Axis>,
+    n: Option<Axis>,
+) -> Binding {
+    Binding { part, suffixes, required: true, k, n }
+}
+
+/// The tensors of integers, `pack` to a word; `groups` says where groups of k run in a dimension.
+fn integers(
+    format: CheckpointFormat,
+    pack: usize,
+    groups: impl Fn(usize) -> Option<Axis>,
+) -> Vec<Binding> {
+    match format {
+        CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => vec![
+            part(Part::Weight, &["qweight"], axis(0, pack), axis(1, 1)),
+            part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
+            part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
+            part(Part::GIdx, &["g_idx"], axis(0, 1), None),
+        ],
+        CheckpointFormat::Awq => vec![
+            part(Part::Weight, &["qweight"], axis(0, 1), axis(1, pack)),
+            part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
+            part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
+        ],
+        CheckpointFormat::CtPackQuantized => vec![
+            part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
+            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
+            part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, pack)),
+            part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
+        ],
+        CheckpointFormat::CtIntQuantized => vec![
+            part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
+            part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
+            part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, 1)),
+            part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
+        ],
+    }
+}
+
 /// The tensors of a matrix of `scheme`, the weight first. Empty where nothing is quantized.
 pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
-    let part = |part, suffixes, k, n| Binding { part, suffixes, required: true, k, n };
     let optional = |b: Binding| Binding { required: false, ..b };
     let bias = optional(part(Part::Bias, &["bias"], None, axis(0, 1)));
     // Under act-order a slice of rows may belong to any group, so it keeps all scales.
@@ -87,31 +128,7 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
     let pack = 32 / scheme.bits().unwrap_or(8) as usize;
     let mut list = match scheme {
         Scheme::Unquantized { .. } => return Vec::new(),
-        Scheme::Wna16(w) => match w.checkpoint_format {
-            CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => vec![
-                part(Part::Weight, &["qweight"], axis(0, pack), axis(1, 1)),
-                part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
-                part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
-                part(Part::GIdx, &["g_idx"], axis(0, 1), None),
-            ],
-            CheckpointFormat::Awq => vec![
-                part(Part::Weight, &["qweight"], axis(0, 1), axis(1, pack)),
-                part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
-                part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
-            ],
-            CheckpointFormat::CtPackQuantized => vec![
-                part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
-                part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
-                part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, pack)),
-                part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
-            ],
-            CheckpointFormat::CtIntQuantized => vec![
-                part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
-                part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
-                part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, 1)),
-                part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
-            ],
-        },
+        Scheme::Wna16(w) => integers(w.checkpoint_format, pack, groups),
         Scheme::Fp8(f) => {
             let (k, n) = match f.strategy {
                 ScaleStrategy::Tensor => (None, None),

@@ -4,20 +4,17 @@ use std::path::{Path, PathBuf};
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
-use marlinspike::layout::kleidi::{PackedRhs, PackedStack};
-use marlinspike::moe::families::RouterTensors;
+use marlinspike::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
 use marlinspike::moe::layer::Routed;
-use marlinspike::w4a8::moe::{self, Mode, MoeLayer, Workspace};
-use marlinspike::w4a8::scalar::Scalar;
+use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::stored::{self, Description};
-use marlinspike::w4a8::{self, Kernel, Linear, LinearWorkspace, Values};
+use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Values};
 use marlinspike::{Error, Result};
 
 use super::error::RunError;
 use super::input::{Inputs, Routing, Sizes};
 use super::origin::{self, Partial};
 use super::output::LayerKind;
-use super::routing::{self, RoutingReport};
 use crate::convert::error::{ConvertError, Refused};
 use crate::convert::job::packed_stack;
 use crate::convert::plan::Plan;
@@ -62,7 +59,7 @@ pub enum Layer<'f> {
 #[derive(Debug)]
 pub struct LinearLayer<'f> {
     layer: Linear<'f>,
-    rounding: ActivationRounding,
+    pub(super) rounding: ActivationRounding,
 }
 
 impl<'f> LinearLayer<'f> {
@@ -256,24 +253,25 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
         return Err(RunError::Refused(ConvertError::Refused { target, refused }));
     }
     let modules: Vec<String> = plan.descriptions.keys().cloned().collect();
-    let is_moe = |m: &str| matches!(plan.descriptions.get(m), Some(Description::Moe(_)));
+    let is_moe = |m: &str| matches!(int4(&plan, m), Some(Description::Moe(_)));
     let module = choose(&modules, wanted, is_moe)?.to_owned();
-    let stack = |role: Role| -> Result<Vec<u8>> {
+    let stack = |role: Role, layout: RhsLayout| -> Result<Vec<u8>> {
         let found = plan.stacks.iter().find(|s| s.module == module && s.role == role);
         let stack = found.ok_or_else(|| Error::missing(&module, "the plan of its layer"))?;
-        pool.install(|| packed_stack(&model, stack, &settings))
+        pool.install(|| packed_stack(&model, stack, &settings, layout.packed_len()))
     };
-    let layer = match &plan.descriptions[&module] {
+    let described = int4(&plan, &module);
+    let layer = match described.ok_or_else(|| Error::missing(&module, "its description"))? {
         Description::Moe(described) => {
-            let (w13, w2) = (stack(Role::W13)?, stack(Role::W2)?);
-            let w13 = PackedStack::new("w13", described.w13_layout()?, w13)?;
-            let w2 = PackedStack::new("w2", described.w2_layout()?, w2)?;
+            let (w13, w2) = (described.w13_layout()?, described.w2_layout()?);
+            let w13 = PackedStack::new("w13", w13, stack(Role::W13, w13)?)?;
+            let w2 = PackedStack::new("w2", w2, stack(Role::W2, w2)?)?;
             let described = described.clone();
             let layer = MoeLayer::described(described, w13, w2, rounding, Mode::Extended)?;
             Layer::Moe(Box::new(layer.with_kernel(kernel)))
         }
         Description::Linear(described) => {
-            let weight = PackedRhs::new(described.layout, stack(Role::Dense)?)?;
+            let weight = PackedRhs::new(described.layout, stack(Role::Dense, described.layout)?)?;
             let layer = Linear::new(weight, rounding).with_kernel(kernel);
             Layer::Linear(LinearLayer { layer, rounding })
         }
@@ -285,9 +283,14 @@ fn checkpoint<'f>(files: &ModelFiles, options: LoadOptions<'_>) -> Result<Loaded
         Layer::Linear(_) => Vec::new(),
     };
     let of_layer = plan.stacks.iter().filter(|s| s.module == module);
-    let quantizes = of_layer.clone().any(|s| s.quantizes_activations());
+    let quantizes = of_layer.clone().any(|s| settings.format.target().quantizes_activations(s));
     let arithmetic = origin::arithmetic(Some(quantizes));
     Ok(Loaded { module, packed: false, layer, partial: None, arithmetic, notes })
+}
+
+/// What the plan says of a layer of the int4 path.
+fn int4<'p>(plan: &'p Plan, module: &str) -> Option<&'p Description> {
+    plan.descriptions.get(module)?.int4.as_ref()
 }
 
 impl Layer<'_> {
@@ -362,63 +365,5 @@ impl Layer<'_> {
                 })
             }
         }
-    }
-
-    /// How tokens of `inputs` found their experts; compared with a second implementation where
-    /// `check` says so.
-    ///
-    /// # Errors
-    /// For logits that cannot be routed.
-    pub(super) fn routing(
-        &self,
-        inputs: &Inputs<Values>,
-        check: bool,
-    ) -> Result<Option<RoutingReport>> {
-        let (Self::Moe(moe), Routing::Logits(logits)) = (self, &inputs.routing) else {
-            return Ok(None);
-        };
-        let (router, experts) = (&moe.config().router, moe.config().num_experts);
-        let made = check.then(|| router.route(logits, experts)).transpose()?;
-        let rule = routing::plain_rule(router);
-        let source = "the layer's file".to_owned();
-        let (tensors, given) = (RouterTensors::default(), (&logits[..], experts));
-        RoutingReport::new(source, rule, tensors, given, made).map(Some)
-    }
-
-    /// The output by the scalar definition, one value after the other.
-    ///
-    /// # Errors
-    /// As the layer itself.
-    pub fn definition(&self, inputs: &Inputs<Values>) -> Result<Values> {
-        let moe = match self {
-            Self::Linear(linear) => {
-                return w4a8::linear(&Scalar, &inputs.x, linear.weight(), linear.rounding);
-            }
-            Self::Moe(moe) => moe,
-        };
-        let config = moe.config();
-        let (w13, w2): (Vec<_>, Vec<_>) = (moe.w13().iter().collect(), moe.w2().iter().collect());
-        let definition = moe::Layer {
-            w13: &w13,
-            w2: &w2,
-            num_experts: config.num_experts,
-            expert_map: config.expert_map.as_deref(),
-            activation: config.activation,
-            rounding: config.rounding,
-            router_weight_on_input: config.router_weight_on_input,
-            mode: config.mode,
-        };
-        let routing;
-        let routed = match &inputs.routing {
-            Routing::Given { top_k, ids, weights } => {
-                Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
-            }
-            Routing::Logits(logits) => {
-                routing = config.router.route(logits, config.num_experts)?;
-                let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
-                Routed { top_k: config.router.top_k, topk_ids, topk_weights }
-            }
-        };
-        definition.forward(&Scalar, &inputs.x, routed)
     }
 }

@@ -4,6 +4,7 @@
 //! loads them. [`mod@method`] runs the others as their checkpoint's method says. [`input`] makes the
 //! activations; this file decides which.
 
+mod definition;
 pub mod error;
 pub mod input;
 pub mod layer;

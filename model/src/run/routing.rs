@@ -7,6 +7,7 @@ use marlinspike::moe::router::{Router, Routing as Made};
 
 /// How tokens found their experts.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct RoutingReport {
     /// Whose rule it is.
     pub source: String,

@@ -25,6 +25,7 @@
 //! there is no act-order) holds.
 
 use marlinspike::gemm::Convention;
+use marlinspike::gemm::schedule::ScheduleError;
 use marlinspike::interval::Bound;
 use marlinspike::moe::batched;
 use marlinspike::moe::layer::sum_of_ranks;
@@ -282,7 +283,9 @@ pub fn tensor_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
     let ranks: Vec<LayerInput> = (0..2).map(|rank| input.on_rank(2, rank)).collect();
     let cuts_a_group = ranks.iter().any(|r| {
         let stages = r.local().and_then(|l| l.stages(r));
-        matches!(stages, Err(Error::Size { .. } | Error::Schedule(_)))
+        stages.is_err_and(|e| {
+            matches!(e, Error::Size { .. }) || e.downcast_ref::<ScheduleError>().is_some()
+        })
     });
     if cuts_a_group || input.shares_a_scale() {
         return Ok(());

@@ -5,6 +5,7 @@ use std::fmt;
 use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, MoeConfig, Op, ParallelStyle, TensorParallel};
 use marlinspike::dims::Shape;
+use marlinspike::gemm::schedule::ScheduleError;
 use marlinspike::gemm::{Class, Convention};
 use marlinspike::interval::Bound;
 use marlinspike::layers::{ExpertPlacement, determine_expert_map};
@@ -119,7 +120,7 @@ impl LayerInput {
         for attempt in 0..64 {
             let input = Self::attempt(config, seed, attempt, size_m)?;
             match input.local()?.stages(&input) {
-                Err(e @ Error::Schedule(_)) => last = Some(e),
+                Err(e) if e.downcast_ref::<ScheduleError>().is_some() => last = Some(e),
                 Err(e) => return Err(e),
                 Ok(_) => return Ok(input),
             }

@@ -104,3 +104,9 @@ pub enum CaseError {
         problem: String,
     },
 }
+
+impl From<CaseError> for crate::Error {
+    fn from(error: CaseError) -> Self {
+        Self::module(error)
+    }
+}

@@ -80,7 +80,7 @@ impl<'a> Case<'a> {
     /// Reads a case file's bytes; the tensors borrow them.
     ///
     /// # Errors
-    /// [`Error::Container`] for a malformed file; [`Error::Case`] for metadata and configuration;
+    /// [`ContainerError`](crate::container::ContainerError) for a malformed file; [`CaseError`] for metadata and configuration;
     /// [`Error::Unknown`], [`Error::Missing`], [`Error::Dtype`], [`Error::Shape`] and
     /// [`Error::Value`] for tensors, as [`Case::validate`] says. Outputs of a wrong type or shape
     /// are no error: [`Case::misfits`] lists them.

@@ -10,6 +10,7 @@ use crate::tensor::Tensor;
 
 /// One value that differs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// Index into the output tensor.
     pub index: Vec<usize>,

@@ -3,50 +3,53 @@
 
 use super::compare::elements;
 use super::power::Power;
-use super::product::{Part, Stage};
+use super::product::Stage;
 use super::scheduled::Product;
 use super::{OutputReport, Verdict};
-use crate::gemm::schedule::{Extras, Sample, Schedule, known_schedules};
+use crate::Result;
+use crate::gemm::schedule::{self, Extras, Schedule, known_schedules};
 use crate::gemm::tensor_core::LANES;
-use crate::gemm::{self, Bounded, Class, Convention, Judge, Recipe};
+use crate::gemm::{self, Class, Convention, Recipe};
 use crate::tensor::Tensor;
-use crate::weight::Weight;
-use crate::{Error, Result};
 
 /// Schedules that hold in the sample and are carried out in full.
 const WHOLE_CANDIDATES: usize = 16;
 /// Rows of the sample; each with its first and its last columns.
 const SPOT_ROWS: usize = 4;
-/// Parts, and rows of each, that members are tried on.
-const SAMPLE_PARTS: usize = 2;
+/// Rows of each part of the sample that members are tried on.
 const SAMPLE_ROWS: usize = 2;
 
 /// The verdict on a product of two e4m3 operands of which neither a schedule nor a class is declared:
 /// a pass where a known schedule gives every bit, else that of the stage's classes.
 pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
-    match by_schedule(stage.name, stage.found, product, |s| follows(s, &stage)) {
+    match by_schedule(stage.name, stage.found, product, stage.declared.convention) {
         Some(report) => Ok(report),
         None => stage.judge(),
     }
 }
 
-/// Whether a schedule's weights and the steps after its sums are those of the declared convention,
-/// which is strict. `scaled_mm` admits its scales in any order.
-fn follows(schedule: &Schedule, stage: &Stage<'_>) -> bool {
-    let declared = stage.declared.convention.filter(|c| c.dequantizes());
-    let (Some(convention), Some(part)) = (declared, stage.parts.first()) else { return true };
-    let own = Recipe::of_schedule(schedule, stage.dtype);
-    let recipe = stage.recipe(part.weight, convention, stage.extras);
+/// Whether a schedule's weights and the steps after its sums are those of `convention`.
+fn follows(schedule: &Schedule, product: &Product<'_>, convention: Convention) -> bool {
+    let Some(weight) = product.weights.first() else { return true };
+    let own = Recipe::of_schedule(schedule, product.dtype);
+    let extras = gemm::Extras {
+        activation_scales: product.activation_scales,
+        router_weights: product.router_weights,
+    };
+    let recipe = Recipe::new(convention, weight, product.dtype, extras);
     recipe.is_ok_and(|r| (r.rule, &r.steps) == (own.rule, &own.steps))
 }
 
-/// A pass where a known schedule that `may` gives every bit of `found`.
-fn by_schedule(
+/// A pass where a known schedule gives every bit of `found`; one that follows the declared
+/// `convention`, which is strict. `scaled_mm` admits its scales in any order.
+pub(super) fn by_schedule(
     name: &str,
     found: &Tensor<'_>,
     product: &Product<'_>,
-    may: impl Fn(&Schedule) -> bool,
+    convention: Option<Convention>,
 ) -> Option<OutputReport> {
+    let strict = convention.filter(|c| c.dequantizes());
+    let may = |s: &Schedule| strict.is_none_or(|convention| follows(s, product, convention));
     let bits = elements(found);
     let mut spots = Spots::new(product, &bits)?;
     let all = known_schedules(product.weights, product.dtype, product.input);
@@ -67,7 +70,7 @@ fn by_schedule(
 
 /// Outputs here and there that a schedule has to give before it is carried out in full.
 struct Spots<'p> {
-    spots: Vec<(Sample<'p>, &'p [u32])>,
+    spots: Vec<(schedule::Sample<'p>, &'p [u32])>,
 }
 
 impl<'p> Spots<'p> {
@@ -98,7 +101,7 @@ impl<'p> Spots<'p> {
                 };
                 let (x, weight) = (&product.x[m * size_k..][..size_k], product.weights.get(e)?);
                 let found = &row(m)[n..size_n.min(n + LANES)];
-                spots.push((Sample::new(x, weight, scale_max, extras, [m, n]), found));
+                spots.push((schedule::Sample::new(x, weight, scale_max, extras, [m, n]), found));
             }
         }
         Some(Self { spots })
@@ -139,98 +142,29 @@ pub(super) fn members(
     }
     let bits = elements(stage.found);
     let found: Vec<f64> = bits.iter().map(|&b| stage.dtype.to_f64(b)).collect();
-    let probes = probes(stage, &found)?;
-    let mut holding = Vec::new();
-    let mut nearest: Option<(usize, f64, Class)> = None;
-    for member in members {
-        let (mut fewest, mut least) = (usize::MAX, f64::INFINITY);
-        for &convention in conventions {
-            let (outside, worst) = distance(stage, &probes, (convention, &member))?;
-            if (outside, worst) < (fewest, least) {
-                (fewest, least) = (outside, worst);
+    // Of each member and convention: elements outside their bounds, the largest error over its bound.
+    let mut distances = vec![vec![(0, 0f64); conventions.len()]; members.len()];
+    for sample in stage.spread_samples(SAMPLE_ROWS)? {
+        let bounds = sample.member_bounds(stage, (conventions, class), &members)?;
+        for (distance, bounded) in distances.iter_mut().flatten().zip(bounds.iter().flatten()) {
+            for (bound, &i) in bounded.iter().zip(&sample.places) {
+                let ratio = bound.ratio(found[i]);
+                distance.0 += usize::from(ratio > 1.0);
+                distance.1 = distance.1.max(ratio);
             }
         }
-        if nearest.as_ref().is_none_or(|n| (fewest, least) < (n.0, n.1)) {
-            nearest = Some((fewest, least, member.clone()));
+    }
+    let nearer = |a: (usize, f64), b: (usize, f64)| if b < a { b } else { a };
+    let mut holding = Vec::new();
+    let mut nearest: Option<((usize, f64), Class)> = None;
+    for (member, all) in members.into_iter().zip(distances) {
+        let distance = all.into_iter().fold((usize::MAX, f64::INFINITY), nearer);
+        if nearest.as_ref().is_none_or(|n| distance < n.0) {
+            nearest = Some((distance, member.clone()));
         }
-        if fewest == 0 {
+        if distance.0 == 0 {
             holding.push(member);
         }
     }
-    Ok(nearest.map(|(_, _, nearest)| Members { holding, nearest }))
-}
-
-/// Elements of the probes outside their bounds, and the largest error over its bound.
-fn distance(
-    stage: &Stage<'_>,
-    probes: &[Probe<'_>],
-    how: (Convention, &Class),
-) -> Result<(usize, f64)> {
-    let (mut outside, mut worst) = (0, 0f64);
-    for probe in probes {
-        for (bound, &found) in probe.bounds(stage, how)?.iter().zip(&probe.found) {
-            let ratio = bound.ratio(found);
-            outside += usize::from(ratio > 1.0);
-            worst = worst.max(ratio);
-        }
-    }
-    Ok((outside, worst))
-}
-
-/// Some rows and columns of one part.
-struct Probe<'p> {
-    weight: Weight<'p>,
-    order: Option<&'p [u32]>,
-    rows: Vec<usize>,
-    found: Vec<f64>,
-}
-
-fn probes<'p>(stage: &'p Stage<'_>, found: &[f64]) -> Result<Vec<Probe<'p>>> {
-    let size_n = stage.found.shape().last().copied().unwrap_or(0);
-    let filled = |part: &&Part<'_>| !part.rows.is_empty();
-    let one = |part: &'p Part<'p>| {
-        let columns: Vec<usize> = (0..size_n.min(LANES)).map(|i| spread(i, size_n)).collect();
-        let rows: Vec<usize> = (0..part.rows.len().min(SAMPLE_ROWS))
-            .map(|i| part.rows[i * (part.rows.len() - 1) / (SAMPLE_ROWS - 1)])
-            .collect();
-        let at = |&row: &usize| columns.iter().map(move |n| (row, *n));
-        let found = rows.iter().flat_map(at).map(|(m, n)| found[m * size_n + n]).collect();
-        let order = stage.orders.and_then(|o| o.get(part.expert.unwrap_or(0)));
-        let weight = part.weight.gather_columns(&columns)?;
-        Ok(Probe { weight, order: order.map(Vec::as_slice), rows, found })
-    };
-    stage.parts.iter().filter(filled).take(SAMPLE_PARTS).map(one).collect()
-}
-
-/// The column of place `i` in a sample of [`LANES`] from first to last.
-fn spread(i: usize, size_n: usize) -> usize {
-    if size_n <= LANES { i } else { i * (size_n - 1) / (LANES - 1) }
-}
-
-impl Probe<'_> {
-    fn bounds(
-        &self,
-        stage: &Stage<'_>,
-        (convention, class): (Convention, &Class),
-    ) -> Result<Vec<Bounded>> {
-        let missing = || Error::size("rows", stage.rows.rows(), "one for each output row");
-        let rows = stage.rows.select(&self.rows).ok_or_else(missing)?;
-        let radius = match &stage.radius {
-            Some(radius) => Some(radius.select(&self.rows).ok_or_else(missing)?),
-            None => None,
-        };
-        let pick = |values: Option<&[f32]>| -> Option<Vec<f32>> {
-            values.map(|v| self.rows.iter().map(|&r| v[r]).collect())
-        };
-        let scales = pick(stage.extras.activation_scales);
-        let routers = pick(stage.extras.router_weights);
-        let extras = gemm::Extras {
-            activation_scales: scales.as_deref(),
-            router_weights: routers.as_deref(),
-        };
-        let weight = &self.weight;
-        let recipe = stage.recipe(weight, convention, extras)?;
-        let judge = Judge { weight, order: self.order, recipe: &recipe, class, extras };
-        judge.bounds(&rows, radius.as_ref())
-    }
+    Ok(nearest.map(|(_, nearest)| Members { holding, nearest }))
 }

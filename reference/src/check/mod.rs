@@ -53,6 +53,7 @@ pub enum Verdict {
 
 /// The known wrong variant, or the structure, that explains a mismatch.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Diagnosis {
     /// Short name, stable across versions (`scales-other-permutation`).
     pub id: String,
@@ -89,6 +90,7 @@ impl Diagnosis {
 
 /// The verdict on one output tensor.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct OutputReport {
     /// Bare name (`marlin_qweight`).
     pub name: String,
@@ -184,6 +186,7 @@ impl OutputReport {
 
 /// The verdict on a case.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct CaseReport {
     /// Operation.
     pub op: String,

@@ -1,6 +1,6 @@
 //! What can be wrong with a quantization config, one variant per failure.
 
-use super::pattern::MAX_STEPS;
+use super::limits::MAX_STEPS;
 
 /// A malformed or refused configuration.
 ///
@@ -143,3 +143,9 @@ impl ConfigError {
 
 /// Result of parsing and asking a config.
 pub type ConfigResult<T> = std::result::Result<T, ConfigError>;
+
+impl From<ConfigError> for crate::Error {
+    fn from(error: ConfigError) -> Self {
+        Self::module(error)
+    }
+}

@@ -7,12 +7,12 @@
 //! and together ([`PatternBudget`]).
 
 mod awq;
-mod compat;
 mod ct;
 mod error;
 mod fp8;
 mod gptq;
 mod json;
+mod limits;
 mod modelopt;
 mod modules;
 mod pattern;
@@ -21,22 +21,18 @@ mod scheme;
 use serde_json::Value;
 
 pub use awq::AwqConfig;
-pub use compat::{
-    Decision, Override, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
-    override_quantization_method,
-};
 pub use ct::{CompressedTensorsConfig, CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
 pub use error::{ConfigError, ConfigResult};
 pub use fp8::{Fp8Config, Mxfp4Config};
 pub use gptq::{
     DynamicMatch, DynamicRule, GptqMarlinConfig, GptqOverride, GptqParams, weight_type,
 };
+pub use limits::{
+    BASE_STEPS, MAX_LIST_STEPS, MAX_PATTERN, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, STEPS_PER_BYTE,
+};
 pub use modelopt::{ModelOptAlgo, ModelOptConfig, wildcard};
 pub use modules::{FusedMapping, Module, ModuleKind};
-pub use pattern::{
-    BASE_STEPS, MAX_LIST_STEPS, MAX_PATTERN, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget,
-    PyPattern, STEPS_PER_BYTE,
-};
+pub use pattern::{PatternBudget, PyPattern};
 pub use scheme::{
     ActOrder, ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
     Wna16Scheme, ZeroPoints,

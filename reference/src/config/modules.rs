@@ -1,6 +1,6 @@
 //! Which module is asked about, and the skip lists that name modules literally.
 
-use super::pattern::MAX_LIST_STEPS;
+use super::limits::MAX_LIST_STEPS;
 use super::{ConfigError, ConfigResult};
 
 /// What kind of layer a name belongs to; configs match layer classes as well as names.

@@ -9,6 +9,7 @@
 //! for each pattern and for all of a config together ([`PatternBudget`]).
 
 mod budget;
+mod class;
 mod matcher;
 mod program;
 
@@ -17,15 +18,11 @@ use std::sync::Arc;
 
 use fancy_regex::Expr;
 
+use super::limits::MAX_PATTERN;
 use super::{ConfigError, ConfigResult};
-pub use budget::{
-    BASE_STEPS, MAX_LIST_STEPS, MAX_PROGRAM, MAX_PROGRAMS, MAX_STEPS, PatternBudget, STEPS_PER_BYTE,
-};
+pub use budget::PatternBudget;
 use matcher::Matcher;
 use program::Program;
-
-/// Longest pattern accepted, in bytes.
-pub const MAX_PATTERN: usize = 64 * 1024;
 
 /// A compiled Python pattern that remembers the rule it came from.
 #[derive(Clone)]
@@ -68,7 +65,7 @@ impl PyPattern {
 
     /// Whether the pattern matches a prefix of `name`: Python's `re.match(pattern, name)`.
     ///
-    /// Fails with [`ConfigError::PatternTooCostly`] after [`MAX_STEPS`] steps, and with
+    /// Fails with [`ConfigError::PatternTooCostly`] after [`MAX_STEPS`](super::MAX_STEPS) steps, and with
     /// [`ConfigError::PatternBudget`] when the budget is spent.
     pub fn matches_start(&self, name: &str) -> ConfigResult<bool> {
         let mut matcher = Matcher::new(&self.program, name);

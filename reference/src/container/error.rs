@@ -1,23 +1,23 @@
-//! What can be wrong with a safetensors container, one variant per failure.
+//! Errors of safetensors containers, one variant per failure.
 
 /// A malformed container.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
-    /// The bytes end before the header does.
+    /// The file ends before the header does.
     #[error("file ends after {found} bytes, expected at least {expected}")]
     Truncated {
-        /// Bytes there.
+        /// Bytes found.
         found: u64,
         /// Bytes needed.
         expected: u64,
     },
-    /// The declared header is larger than any sensible one.
+    /// The declared header exceeds the limit.
     #[error("header of {found} bytes, expected at most {limit}")]
     HeaderTooLarge {
         /// Bytes declared.
         found: u64,
-        /// Most that is read.
+        /// Largest size that is read.
         limit: u64,
     },
     /// The declared header does not fit into the file.
@@ -28,12 +28,12 @@ pub enum ContainerError {
         /// Bytes of the file.
         file: u64,
     },
-    /// The header lists more than is read.
+    /// The header lists too many entries.
     #[error("header with more than {limit} {what}")]
     TooMany {
-        /// Tensors or keys of metadata.
+        /// Tensors, or metadata keys.
         what: &'static str,
-        /// Most that are read.
+        /// Largest number that is read.
         limit: usize,
     },
     /// The header is not UTF-8.
@@ -51,10 +51,10 @@ pub enum ContainerError {
     /// The header is not JSON.
     #[error("header is not JSON: {problem}")]
     Json {
-        /// The parser's words, with line and column.
+        /// The parser's message, with line and column.
         problem: String,
     },
-    /// Two tensors have one name.
+    /// Two tensors have the same name.
     #[error("tensor `{tensor}` stands twice in the header")]
     DuplicateTensor {
         /// The name.
@@ -90,7 +90,7 @@ pub enum ContainerError {
         /// The key.
         key: &'static str,
     },
-    /// A key that no tensor's entry has.
+    /// A tensor's entry has an unknown key.
     #[error("tensor `{tensor}`: unknown key `{key}`, expected dtype, shape or data_offsets")]
     UnknownKey {
         /// Tensor name.
@@ -98,7 +98,7 @@ pub enum ContainerError {
         /// The key.
         key: String,
     },
-    /// An entry, or the value of one of its keys, has another JSON type (key empty: the entry).
+    /// An entry, or the value of one of its keys, has the wrong JSON type (empty key: the entry).
     #[error("tensor `{tensor}`{}: {problem}", if .key.is_empty() { String::new() } else { format!(", key `{}`", .key) })]
     BadEntry {
         /// Tensor name.
@@ -118,7 +118,7 @@ pub enum ContainerError {
         /// The number found.
         found: String,
     },
-    /// An element type that this format does not have.
+    /// An unknown element type.
     #[error("tensor `{tensor}`: unknown dtype {found:?}")]
     UnknownDtype {
         /// Tensor name.
@@ -146,7 +146,7 @@ pub enum ContainerError {
         /// Byte past the last.
         end: u64,
     },
-    /// A shape whose size in bytes no file can hold.
+    /// A shape of 2^63 bytes or more.
     #[error("tensor `{tensor}`: shape {shape:?} overflows, expected fewer than 2^63 bytes")]
     ShapeOverflow {
         /// Tensor name.
@@ -154,7 +154,7 @@ pub enum ContainerError {
         /// The shape.
         shape: Vec<u64>,
     },
-    /// A tensor's range is not what its shape and type need.
+    /// The length of a tensor's range does not match its shape and type.
     #[error(
         "tensor `{tensor}`: data_offsets hold {found} bytes, expected {expected} for its shape and dtype"
     )]
@@ -173,9 +173,9 @@ pub enum ContainerError {
         tensor: String,
         /// The tensor before it.
         other: String,
-        /// Where it begins.
+        /// Its first byte.
         begin: u64,
-        /// Where the other one ends.
+        /// End of the other tensor.
         expected: u64,
     },
     /// Bytes before a tensor belong to no tensor.
@@ -183,9 +183,9 @@ pub enum ContainerError {
     Gap {
         /// Tensor name.
         tensor: String,
-        /// Where it begins.
+        /// Its first byte.
         begin: u64,
-        /// Where the previous one ends.
+        /// End of the previous tensor.
         expected: u64,
     },
     /// A tensor's range ends after the file.
@@ -206,10 +206,16 @@ pub enum ContainerError {
         /// Bytes that the tensors cover.
         expected: u64,
     },
-    /// A tensor that was asked for is not there.
+    /// A requested tensor is missing.
     #[error("tensor `{tensor}` is not in the file")]
     NoSuchTensor {
         /// Tensor name.
         tensor: String,
     },
+}
+
+impl From<ContainerError> for crate::Error {
+    fn from(error: ContainerError) -> Self {
+        Self::module(error)
+    }
 }

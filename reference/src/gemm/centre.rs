@@ -1,6 +1,7 @@
 //! Sums in a known order: what the unit gives for each part, bit for bit, and how far the f32 sum of
 //! the parts may be from their exact sum, whatever the order of that.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use rayon::prelude::*;
@@ -8,6 +9,7 @@ use rayon::prelude::*;
 use super::bound::{Class, Order};
 use super::columns::{Columns, TILE};
 use super::rows::Rows;
+use super::schedule::UnitName;
 use super::tensor_core::{LANES, Panel, Row, Unit};
 use crate::Result;
 use crate::scalar::{ScalarType, f64_to_f32_rne};
@@ -50,6 +52,12 @@ pub(super) struct Raw<'r> {
     pub(super) groups: Option<(&'r [u32], GroupScale<'r>)>,
 }
 
+/// Where sums begin and end, and the group of each.
+type Cuts = Vec<(Range<usize>, u32)>;
+
+/// Sums of 16 columns, by member and row.
+type PanelSums = Vec<Vec<[Centre; LANES]>>;
+
 /// The codes of a type, found by their values.
 struct Codes {
     ty: ScalarType,
@@ -91,14 +99,43 @@ impl Codes {
 }
 
 impl Raw<'_> {
-    /// The sums `[M, N]` of the one member that `class` is; `None` for other classes, and where the
-    /// factors are not numbers of the unit's types or groups do not fill its instructions.
-    pub(super) fn centres(&self, class: &Class, rows: &Rows) -> Result<Option<Vec<Centre>>> {
-        let Order::Ascending(set) = &class.order else { return Ok(None) };
+    /// The sums `[M, N]` by each of `classes`; `None` for those with several orders, and where the
+    /// factors are not numbers of the unit's types or groups do not fill its instructions. Classes of
+    /// one unit share its operands.
+    pub(super) fn centres(
+        &self,
+        classes: &[Class],
+        rows: &Rows,
+    ) -> Result<Vec<Option<Vec<Centre>>>> {
         let size_k = self.columns.size_k();
-        let Some((name, starts)) = set.single(size_k) else { return Ok(None) };
-        let unit = name.find()?;
-        let Some(ranges) = self.ranges(unit, &starts) else { return Ok(None) };
+        let mut all = vec![None; classes.len()];
+        let mut units: Vec<(UnitName, Vec<(usize, Cuts)>)> = Vec::new();
+        for (i, class) in classes.iter().enumerate() {
+            let Order::Ascending(set) = &class.order else { continue };
+            let Some((name, starts)) = set.single(size_k) else { continue };
+            let Some(cuts) = self.cuts(name.find()?, &starts) else { continue };
+            match units.iter_mut().find(|(unit, _)| *unit == name) {
+                Some((_, members)) => members.push((i, cuts)),
+                None => units.push((name, vec![(i, cuts)])),
+            }
+        }
+        for (name, members) in units {
+            let Some(panels) = self.panels(name.find()?, rows, &members)? else { continue };
+            for (place, (i, _)) in members.iter().enumerate() {
+                all[*i] = Some(self.in_order(rows, &panels, place));
+            }
+        }
+        Ok(all)
+    }
+
+    /// The sums of each 16 columns, of each member and row; `None` where a factor has no code.
+    fn panels(
+        &self,
+        unit: &Unit,
+        rows: &Rows,
+        members: &[(usize, Cuts)],
+    ) -> Result<Option<Vec<PanelSums>>> {
+        let (size_k, size_n) = (self.columns.size_k(), self.columns.size_n());
         let padded = size_k.next_multiple_of(unit.size_k);
         let codes = Codes::new(unit.inputs.0);
         let row = |m: usize| -> Option<Result<Row>> {
@@ -110,23 +147,26 @@ impl Raw<'_> {
         let decoded: Option<Result<Vec<Row>>> = (0..rows.rows()).map(row).collect();
         let Some(decoded) = decoded else { return Ok(None) };
         let decoded = decoded?;
-        let size_n = self.columns.size_n();
         let firsts: Vec<usize> = (0..size_n).step_by(LANES).collect();
-        let panels = firsts.par_iter().map(|&n0| self.panel(unit, padded, n0, &decoded, &ranges));
+        let panels = firsts.par_iter().map(|&n0| self.panel(unit, padded, n0, &decoded, members));
         let panels: Option<Result<Vec<_>>> = panels.collect();
-        let Some(panels) = panels else { return Ok(None) };
-        let panels = panels?;
+        panels.transpose()
+    }
+
+    /// One member's sums, row by row.
+    fn in_order(&self, rows: &Rows, panels: &[PanelSums], member: usize) -> Vec<Centre> {
+        let size_n = self.columns.size_n();
         let mut all = Vec::with_capacity(rows.rows() * size_n);
         for m in 0..rows.rows() {
-            for (panel, n0) in panels.iter().zip(&firsts) {
-                all.extend_from_slice(&panel[m][..LANES.min(size_n - n0)]);
+            for (panel, n0) in panels.iter().zip((0..size_n).step_by(LANES)) {
+                all.extend_from_slice(&panel[member][m][..LANES.min(size_n - n0)]);
             }
         }
-        Ok(Some(all))
+        all
     }
 
     /// Where sums begin and end, at `starts` and where groups do, and the group of each.
-    fn ranges(&self, unit: &Unit, starts: &[usize]) -> Option<Vec<(std::ops::Range<usize>, u32)>> {
+    fn cuts(&self, unit: &Unit, starts: &[usize]) -> Option<Cuts> {
         let size_k = self.columns.size_k();
         let group = |k: usize| self.groups.map_or(0, |(groups, _)| groups[k]);
         let mut starts = starts.to_vec();
@@ -141,15 +181,15 @@ impl Raw<'_> {
         Some(starts.iter().zip(ends).map(|(&start, end)| (start..end, group(start))).collect())
     }
 
-    /// Columns from `n0`, for every row.
+    /// Columns from `n0`, for every member and row.
     fn panel(
         &self,
         unit: &Unit,
         padded: usize,
         n0: usize,
         rows: &[Row],
-        ranges: &[(std::ops::Range<usize>, u32)],
-    ) -> Option<Result<Vec<[Centre; LANES]>>> {
+        members: &[(usize, Cuts)],
+    ) -> Option<Result<PanelSums>> {
         let (size_k, size_n) = (self.columns.size_k(), self.columns.size_n());
         let codes = Codes::new(unit.inputs.1);
         let undo = f64::from(-self.power).exp2();
@@ -167,17 +207,17 @@ impl Raw<'_> {
             Ok(panel) => panel,
             Err(e) => return Some(Err(e)),
         };
-        let scales: Vec<[f64; LANES]> = ranges
-            .iter()
-            .map(|(_, group)| {
+        let one = |(_, cuts): &(usize, Cuts)| {
+            let scale = |(_, group): &(Range<usize>, u32)| {
                 std::array::from_fn(|l| match self.groups {
                     Some((_, scale)) if n0 + l < size_n => scale(*group, n0 + l),
                     _ => 1.0,
                 })
-            })
-            .collect();
-        let one = |row: &Row| self.sum(unit, row, &panel, ranges, &scales);
-        Some(Ok(rows.iter().map(one).collect()))
+            };
+            let scales: Vec<[f64; LANES]> = cuts.iter().map(scale).collect();
+            rows.iter().map(|row| self.sum(unit, row, &panel, cuts, &scales)).collect()
+        };
+        Some(Ok(members.iter().map(one).collect()))
     }
 
     fn sum(
@@ -185,7 +225,7 @@ impl Raw<'_> {
         unit: &Unit,
         row: &Row,
         panel: &Panel,
-        ranges: &[(std::ops::Range<usize>, u32)],
+        ranges: &[(Range<usize>, u32)],
         scales: &[[f64; LANES]],
     ) -> [Centre; LANES] {
         let mut sides = [[0.0f64; LANES]; 2];

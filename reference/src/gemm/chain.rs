@@ -111,19 +111,28 @@ impl Step {
 
 /// x + y rounded once to `ty`.
 pub(super) fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
+    let (sum, error) = two_sum(x, y);
+    if sum.is_finite() { round_half(ty, to_odd(sum, error)) } else { round_half(ty, sum) }
+}
+
+/// sum + error rounded to odd, where `error` is less than a unit of the sum's last place: a rounding
+/// to fewer bits that follows is as if it were the only one.
+pub(super) fn to_odd(sum: f64, error: f64) -> f64 {
+    match (error == 0.0, sum.to_bits() & 1 == 0, (error > 0.0) == (sum > 0.0)) {
+        (true, ..) | (_, false, _) => sum,
+        (_, true, true) => f64::from_bits(sum.to_bits() + 1),
+        (_, true, false) => f64::from_bits(sum.to_bits() - 1),
+    }
+}
+
+/// The least magnitude that [`Chain::exact_pair`] answers for.
+const LEAST_EXACT: f64 = 1e-100;
+
+/// x + y as an f64 and its rounding error.
+fn two_sum(x: f64, y: f64) -> (f64, f64) {
     let sum = x + y;
     let part = sum - x;
-    let error = (x - (sum - part)) + (y - part);
-    if error == 0.0 || !sum.is_finite() {
-        return round_half(ty, sum);
-    }
-    // Rounding to odd keeps the later rounding right.
-    let odd = match (sum.to_bits() & 1 == 0, (error > 0.0) == (sum > 0.0)) {
-        (true, true) => f64::from_bits(sum.to_bits() + 1),
-        (true, false) => f64::from_bits(sum.to_bits() - 1),
-        (false, _) => sum,
-    };
-    round_half(ty, odd)
+    (sum, (x - (sum - part)) + (y - part))
 }
 
 /// The steps after a sum, for one element.
@@ -151,6 +160,37 @@ impl Chain {
             }
         }
         value
+    }
+
+    /// The same of the sum of a pair, as an f64 and the rest; `None` where two f64 do not hold it.
+    pub(super) fn exact_pair(&self, [high, low]: [f64; 2]) -> Option<[f64; 2]> {
+        let (mut value, mut rest) = two_sum(high, low);
+        for step in &self.steps {
+            let (factor, addend) = match step.action {
+                Action::Multiply | Action::MultiplyAdd => (step.operand, step.addend),
+                Action::Add => (1.0, step.operand),
+                Action::Round | Action::AnyOrder => continue,
+            };
+            if factor != 1.0 {
+                if rest != 0.0 {
+                    return None;
+                }
+                let product = value * factor;
+                (value, rest) = (product, value.mul_add(factor, -product));
+            }
+            if addend != 0.0 {
+                if rest != 0.0 {
+                    return None;
+                }
+                (value, rest) = two_sum(value, addend);
+            }
+        }
+        if value == 0.0 {
+            return Some([0.0; 2]);
+        }
+        // Far from where f64 underflows, so that the rest is exact.
+        let normal = (LEAST_EXACT..f64::from(f32::MAX)).contains(&value.abs());
+        normal.then_some([value, rest])
     }
 
     /// What a device computes from the f32 `sum`.

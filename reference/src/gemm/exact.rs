@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::Wide;
 use super::columns::{Columns, TILE};
-use super::kernel::{self, Pass, ROWS, Stripe, Track};
+use super::kernel::{self, Pass, ROWS, SignLanes, Stripe, Track};
 use super::rows::{Range, Rows};
 use crate::{Error, Result};
 
@@ -68,6 +68,11 @@ impl Element<'_> {
         sum.add(self.pair[0]);
         sum.add(self.pair[1]);
         sum
+    }
+
+    /// The sum as an unevaluated pair, when that holds it.
+    pub(super) fn pair(&self) -> Option<[f64; 2]> {
+        self.wide.is_none().then_some(self.pair)
     }
 
     /// The factors of each product: activation and weight, k ascending.
@@ -137,7 +142,7 @@ struct Worker<'r> {
     rest: Vec<f64>,
     wide: Wide,
     /// Of the tile's columns.
-    signs: [Signs; TILE],
+    signs: Vec<[SignLanes; 2]>,
 }
 
 /// Which of a list of numbers are negative, and which are not zero, a bit each.
@@ -157,13 +162,13 @@ impl Signs {
         Self { words }
     }
 
-    /// How many products of the two lists are positive, and how many negative.
-    fn products(&self, other: &Self) -> [usize; 2] {
+    /// How many products with column `j` of a tile are positive, and how many negative.
+    fn products(&self, tile: &[[SignLanes; 2]], j: usize) -> [usize; 2] {
         let (mut all, mut negative) = (0, 0);
-        for (a, b) in self.words.iter().zip(&other.words) {
-            let some = a[1] & b[1];
+        for (a, [signs, some]) in self.words.iter().zip(tile) {
+            let some = a[1] & some[j];
             all += some.count_ones() as usize;
-            negative += ((a[0] ^ b[0]) & some).count_ones() as usize;
+            negative += ((a[0] ^ signs[j]) & some).count_ones() as usize;
         }
         [all - negative, negative]
     }
@@ -187,10 +192,10 @@ impl<'r> Worker<'r> {
             block: if request.block == 0 { 16 } else { request.block },
             tile: vec![[0.0; TILE]; size_k],
             tracks: std::array::from_fn(|_| Track::new(request.stripes)),
-            slices: std::array::from_fn(|_| vec![0.0; size_k]),
-            rest: vec![0.0; size_k],
+            slices: Default::default(),
+            rest: Vec::new(),
             wide: Wide::new(),
-            signs: Default::default(),
+            signs: Vec::new(),
         }
     }
 
@@ -204,14 +209,10 @@ impl<'r> Worker<'r> {
     ) -> Vec<R> {
         let width = TILE.min(columns.size_n() - n0);
         columns.tile(n0, &mut self.tile);
-        let mut ranges = [Range::EMPTY; TILE];
-        for w in &self.tile {
-            for (range, &x) in ranges.iter_mut().zip(w) {
-                *range = range.with(x);
-            }
-        }
+        let ranges = kernel::ranges(&self.tile);
         if self.request.signs {
-            self.signs = std::array::from_fn(|j| Signs::new(self.tile.iter().map(|w| w[j])));
+            self.signs.clear();
+            kernel::signs(&self.tile, &mut self.signs);
         }
         let mut out = Vec::with_capacity(rows.rows() * width);
         for first in (0..rows.rows()).step_by(ROWS) {
@@ -266,7 +267,7 @@ impl<'r> Worker<'r> {
                     absolute: track.absolute[j] * SLACK,
                     reach: if stripes.is_empty() { 0.0 } else { track.reach(j) + error },
                     carried: carried[r][j],
-                    signs: signs.get(m).map_or([0; 2], |s| s.products(&self.signs[j])),
+                    signs: signs.get(m).map_or([0; 2], |s| s.products(&self.signs, j)),
                     row,
                     column,
                     values: rows.row(m),
@@ -323,7 +324,9 @@ impl<'r> Worker<'r> {
             return;
         }
         let pass = Pass { block: self.block, exact: true, absolute: false, stripes: &[] };
-        self.rest.copy_from_slice(row);
+        self.rest.clear();
+        self.rest.extend_from_slice(row);
+        self.slices.iter_mut().for_each(|slice| slice.resize(row.len(), 0.0));
         let (mut top, mut done) = (range.high, false);
         while !done {
             let mut filled = 0;

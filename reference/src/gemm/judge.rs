@@ -1,16 +1,17 @@
 //! A kernel's outputs against the exact product and the bound of its class.
 
-use super::Wide;
-use super::bound::{Class, Inputs};
+use rayon::prelude::*;
+
+use super::bound::{Class, Growth, Inputs};
 use super::centre::{Centre, Raw};
-use super::chain::Chain;
 use super::columns::{Columns, Rule, WeightColumns};
 use super::exact::{Element, product};
 use super::recipe::{Extras, Recipe};
-use super::rows::Rows;
+use super::rows::{Rows, two_to};
+use super::summed::{Errors, Summed};
 use crate::Result;
 use crate::dims::GroupSize;
-use crate::scalar::{ScalarType, f64_to_f32_rne};
+use crate::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
 
 /// What is known of one element.
@@ -102,14 +103,87 @@ impl Judge<'_> {
     /// # Errors
     /// When parts do not fit each other.
     pub fn bounds(&self, rows: &Rows, radius: Option<&Rows>) -> Result<Vec<Bounded>> {
-        let columns = self.recipe.columns(self.weight, self.order)?;
-        if !self.group_scales() {
-            return self.bounds_of(&columns, &|n| n, rows, radius);
+        let classes = std::slice::from_ref(self.class);
+        self.stored(classes, (rows, radius), |judge, element, context| {
+            judge.bounded(element, element.n, context)
+        })
+    }
+
+    /// As [`Self::bounds`], under each of `recipes` in the place of the judge's. Sums that several of
+    /// them share are computed once.
+    ///
+    /// # Errors
+    /// When parts do not fit each other.
+    pub fn bounds_each(
+        &self,
+        recipes: &[Recipe],
+        rows: &Rows,
+        radius: Option<&Rows>,
+    ) -> Result<Vec<Vec<Bounded>>> {
+        let classes = std::slice::from_ref(self.class);
+        let errors = |judge: &Judge<'_>, element: &Element<'_>, context: &Context| {
+            judge.errors(judge.class, 0, element, context)
+        };
+        let mut made = self.shared(recipes, classes, (rows, radius), errors, |error, _| error)?;
+        Ok(made.pop().unwrap_or_default())
+    }
+
+    /// As [`Self::bounds_each`], for each of the `members` of the judge's class, and each of `recipes`.
+    ///
+    /// # Errors
+    /// When parts do not fit each other.
+    pub fn member_bounds(
+        &self,
+        members: &[Class],
+        recipes: &[Recipe],
+        rows: &Rows,
+        radius: Option<&Rows>,
+    ) -> Result<Vec<Vec<Vec<Bounded>>>> {
+        let errors = |judge: &Judge<'_>, element: &Element<'_>, context: &Context| {
+            let one = |(i, member)| judge.errors(member, i, element, context);
+            members.iter().enumerate().map(one).collect::<Vec<_>>()
+        };
+        self.shared(recipes, members, (rows, radius), errors, |errors, i| &errors[i])
+    }
+
+    /// The bounds by each class and recipe; `errors` are those of an element by all classes, of which
+    /// `of_class` takes one.
+    fn shared<E: Send + Sync>(
+        &self,
+        recipes: &[Recipe],
+        classes: &[Class],
+        (rows, radius): (&Rows, Option<&Rows>),
+        errors: impl Fn(&Judge<'_>, &Element<'_>, &Context) -> E + Sync,
+        of_class: impl Fn(&E, usize) -> &Errors + Sync,
+    ) -> Result<Vec<Vec<Vec<Bounded>>>> {
+        let mut all = vec![vec![Vec::new(); recipes.len()]; classes.len()];
+        let mut done = vec![false; recipes.len()];
+        for (first, recipe) in recipes.iter().enumerate() {
+            if done[first] {
+                continue;
+            }
+            let judge = Judge { recipe, ..*self };
+            let sums = judge.stored(classes, (rows, radius), |judge, element, context| {
+                (Summed::new(element, context.size_k), errors(judge, element, context))
+            })?;
+            let (size_n, output) = (self.weight.shape().size_n, recipe.dtype);
+            for (i, recipe) in recipes.iter().enumerate().skip(first) {
+                if done[i] || !recipe.sums_as(&recipes[first], self.weight) {
+                    continue;
+                }
+                done[i] = true;
+                for (class, made) in all.iter_mut().enumerate() {
+                    let each = sums.par_iter().with_min_len(PER_THREAD).enumerate();
+                    let each = each.map(|(at, (sum, errors))| {
+                        let (m, n) = (at / size_n, at % size_n);
+                        let chain = recipe.chain(self.weight, self.extras, m, n);
+                        sum.through(of_class(errors, class), &chain, output)
+                    });
+                    made[i] = each.collect();
+                }
+            }
         }
-        let codes = WeightColumns::new(self.weight, Rule::Unscaled, self.order)?;
-        let scale = |group: u32, n: usize| self.weight.scales.value(group as usize, n);
-        let raw = Raw { columns: &codes, power: 0, groups: Some((codes.groups(), &scale)) };
-        self.bounds_with(&columns, Some(raw), &|n| n, rows, radius)
+        Ok(all)
     }
 
     /// k of each group, all of k where groups have no one size.
@@ -139,18 +213,40 @@ impl Judge<'_> {
     ) -> Result<Vec<Bounded>> {
         let power = self.recipe.power;
         let raw = (!self.group_scales()).then_some(Raw { columns, power, groups: None });
-        self.bounds_with(columns, raw, at, rows, radius)
+        let classes = std::slice::from_ref(self.class);
+        self.each(columns, raw, classes, (rows, radius), |judge, element, context| {
+            judge.bounded(element, at(element.n), context)
+        })
     }
 
-    /// As [`Self::bounds_of`]; `raw` is what the unit sees, where it is known.
-    fn bounds_with(
+    /// Hands every element of `rows` · W to `each`; the context has the centres of `classes`.
+    fn stored<R: Send>(
+        &self,
+        classes: &[Class],
+        factors: (&Rows, Option<&Rows>),
+        each: impl Fn(&Self, &Element<'_>, &Context) -> R + Sync,
+    ) -> Result<Vec<R>> {
+        let columns = self.recipe.columns(self.weight, self.order)?;
+        if !self.group_scales() {
+            let raw = Raw { columns: &columns, power: self.recipe.power, groups: None };
+            return self.each(&columns, Some(raw), classes, factors, each);
+        }
+        let codes = WeightColumns::new(self.weight, Rule::Unscaled, self.order)?;
+        let scale = |group: u32, n: usize| self.weight.scales.value(group as usize, n);
+        let raw = Raw { columns: &codes, power: 0, groups: Some((codes.groups(), &scale)) };
+        self.each(&columns, Some(raw), classes, factors, each)
+    }
+
+    /// Hands every element of `rows` · `columns` to `each`; `raw` is what the unit sees, where it is
+    /// known.
+    fn each<R: Send>(
         &self,
         columns: &dyn Columns,
         raw: Option<Raw<'_>>,
-        at: &(dyn Fn(usize) -> usize + Sync),
-        rows: &Rows,
-        radius: Option<&Rows>,
-    ) -> Result<Vec<Bounded>> {
+        classes: &[Class],
+        (rows, radius): (&Rows, Option<&Rows>),
+        each: impl Fn(&Self, &Element<'_>, &Context) -> R + Sync,
+    ) -> Result<Vec<R>> {
         let gathered = match self.order {
             Some(order) => {
                 Some((rows.gather(order)?, radius.map(|r| r.gather(order)).transpose()?))
@@ -164,98 +260,68 @@ impl Judge<'_> {
         let mut stripes = Vec::new();
         let mut request = self.class.request(&mut stripes);
         request.radius = radius;
+        let centres = match raw {
+            Some(raw) if radius.is_none() => raw.centres(classes, rows)?,
+            _ => Vec::new(),
+        };
+        let (inputs, size_k) = (self.inputs(), columns.size_k());
+        let growth = self.class.growth(size_k, inputs.output);
+        let context = Context { centres, inputs, growth, size_k, size_n: columns.size_n() };
+        product(rows, columns, request, |element| each(self, element, &context))
+    }
+
+    /// The types of the product.
+    fn inputs(&self) -> Inputs {
         let (operands, group_scales) = (self.recipe.operands, self.group_scales());
-        let inputs = Inputs {
+        Inputs {
             activations: operands,
             weights: if group_scales { self.weight.ty } else { operands },
             output: self.recipe.dtype,
             group_scales: group_scales.then(|| self.group_size()),
-        };
-        let centres = match raw {
-            Some(raw) if radius.is_none() => raw.centres(self.class, rows)?,
-            _ => None,
-        };
-        let (size_k, size_n) = (columns.size_k(), columns.size_n());
-        product(rows, columns, request, |element| {
-            let centre = centres.as_ref().map(|all| all[element.m * size_n + element.n]);
-            self.element(element, centre, at, size_k, inputs)
-        })
+        }
     }
 
-    fn element(
-        &self,
-        element: &Element<'_>,
-        centre: Option<Centre>,
-        at: &dyn Fn(usize) -> usize,
-        size_k: usize,
-        inputs: Inputs,
-    ) -> Bounded {
-        let chain = self.recipe.chain(self.weight, self.extras, element.m, at(element.n));
-        let exact = chain.exact(&element.sum());
-        let rounded = exact.round(inputs.output);
-        let sum = element.value();
-        if let Some(centre) = centre.filter(Centre::is_finite) {
-            return centred(&exact, &chain, centre, inputs.output);
+    /// How far a kernel of `class`, the context's `i`th, may be from the sum.
+    fn errors(&self, class: &Class, i: usize, element: &Element<'_>, context: &Context) -> Errors {
+        let centres = context.centres.get(i).and_then(Option::as_ref);
+        let centre = centres.map(|all| all[element.m * context.size_n + element.n]);
+        match centre.filter(Centre::is_finite) {
+            Some(centre) => Errors::Centre(centre),
+            None => {
+                let Context { size_k, inputs, growth, .. } = *context;
+                Errors::Sides(class.bound_with(element, size_k, inputs, growth))
+            }
         }
-        let [lower, upper] = self.class.bound(element, size_k, inputs);
-        // An f32 in the interval stays in it when the ends are rounded: rounding is monotone.
-        let narrow = |x: f64| f64::from(f64_to_f32_rne(x));
-        let ends = chain.interval(narrow(below(sum - lower)), narrow(above(sum + upper)));
-        let value = exact.to_f64();
-        // An infinite activation makes the result infinite, unless the numbers beside it overflow to
-        // the other infinity.
-        let numbers = element.row.magnitude() * element.column.magnitude() * size_k as f64;
-        let meets = value.is_infinite() && numbers >= f64::from(f32::MAX);
-        if exact.is_finite() && lower.is_infinite() || meets {
-            let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);
-            return Bounded { exact: value, rounded, centre: value, lo, hi, below: hi, above: hi };
-        }
-        let half = |x: f64| unit(inputs.output, x) / 2.0;
-        Bounded {
-            exact: value,
-            rounded,
-            centre: value,
-            lo: ends.lo,
-            hi: ends.hi,
-            below: (value - ends.before.0).max(0.0) + half(ends.before.0),
-            above: (ends.before.1 - value).max(0.0) + half(ends.before.1),
-        }
+    }
+
+    /// What the recipe makes of an element by the judge's class, with the scale and bias of column `n`.
+    fn bounded(&self, element: &Element<'_>, n: usize, context: &Context) -> Bounded {
+        let errors = self.errors(self.class, 0, element, context);
+        let chain = self.recipe.chain(self.weight, self.extras, element.m, n);
+        Summed::new(element, context.size_k).through(&errors, &chain, context.inputs.output)
     }
 }
 
-/// The interval of what follows from a sum whose order is known.
-fn centred(exact: &Wide, chain: &Chain, sum: Centre, ty: ScalarType) -> Bounded {
-    let ends = chain.interval(sum.lo(), sum.hi());
-    let half = |x: f64| unit(ty, x) / 2.0;
-    let centre = f64::midpoint(ends.before.0, ends.before.1);
-    Bounded {
-        exact: exact.to_f64(),
-        rounded: exact.round(ty),
-        centre,
-        lo: ends.lo,
-        hi: ends.hi,
-        below: centre - ends.before.0 + half(ends.before.0),
-        above: ends.before.1 - centre + half(ends.before.1),
-    }
+/// Elements that a thread takes at least.
+const PER_THREAD: usize = 256;
+
+/// What the elements of a product share.
+struct Context {
+    /// Of each class, where it has one order.
+    centres: Vec<Option<Vec<Centre>>>,
+    inputs: Inputs,
+    growth: Growth,
+    size_k: usize,
+    size_n: usize,
 }
 
 /// One unit in the last place of `ty` at `x`.
-fn unit(ty: ScalarType, x: f64) -> f64 {
+pub(super) fn unit(ty: ScalarType, x: f64) -> f64 {
     let (mantissa, least) = match ty {
         ScalarType::FLOAT16 => (10, -14),
         ScalarType::BFLOAT16 => (7, -126),
         _ => (23, -126),
     };
     let exponent = ((x.to_bits() >> 52) as i32 & 0x7ff) - 1023;
-    f64::from(exponent.max(least) - mantissa).exp2()
-}
-
-/// The next f64 below, for ends that were computed in f64.
-fn below(x: f64) -> f64 {
-    if x.is_finite() { x.next_down() } else { x }
-}
-
-/// The next f64 above.
-fn above(x: f64) -> f64 {
-    if x.is_finite() { x.next_up() } else { x }
+    two_to(exponent.max(least) - mantissa)
 }

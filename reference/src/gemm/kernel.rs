@@ -8,12 +8,16 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::columns::TILE;
+use super::rows::Range;
 
 /// One lane per column.
 pub(super) type Lanes = [f64; TILE];
 
 /// Rows multiplied at once.
 pub(super) const ROWS: usize = 4;
+
+/// One word per column: a bit for each of 64 numbers.
+pub(super) type SignLanes = [u64; TILE];
 
 /// Which partial sums a class of kernels may form: of each `period` blocks of k, those in one
 /// aligned run of `length` (a warp's share), over a contiguous range of periods.
@@ -182,5 +186,84 @@ fn blocks<const ABSOLUTE: bool>(
             }
             tracks[r].add_walk(block, &sums[r], pass.stripes);
         }
+    }
+}
+
+/// What is known of each column of a tile.
+pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(ends) = super::simd::ends(tile) {
+        return ends.ranges();
+    }
+    ends(tile).ranges()
+}
+
+/// Of each column: the least value of a lowest bit that is set, and the greatest magnitude; and which
+/// columns have numbers that are not finite.
+pub(super) struct Ends {
+    least: Lanes,
+    greatest: Lanes,
+    special: Lanes,
+}
+
+impl Ends {
+    fn ranges(&self) -> [Range; TILE] {
+        let exponent = |x: f64| (x.to_bits() >> 52) as i32 - 1023;
+        std::array::from_fn(|j| {
+            let special = self.special[j] != 0.0;
+            match self.greatest[j] {
+                0.0 => Range { special, ..Range::EMPTY },
+                greatest => {
+                    Range { low: exponent(self.least[j]), high: exponent(greatest) + 1, special }
+                }
+            }
+        })
+    }
+}
+
+/// [`ranges`], to be compiled for each instruction set.
+#[inline(always)]
+pub(super) fn ends(tile: &[Lanes]) -> Ends {
+    const MANTISSA: u64 = (1 << 52) - 1;
+    let (mut least, mut greatest) = ([f64::INFINITY; TILE], [0.0; TILE]);
+    let mut special = [0.0; TILE];
+    for w in tile {
+        for j in 0..TILE {
+            let x = w[j].abs();
+            // Without its lowest mantissa bit; a power of two has none.
+            let bits = x.to_bits();
+            let rest = f64::from_bits(bits & bits.wrapping_sub(1));
+            let lowest = if bits & MANTISSA == 0 { x } else { x - rest };
+            let finite = x < f64::INFINITY;
+            special[j] = if finite { special[j] } else { 1.0 };
+            let counts = finite & (x > 0.0);
+            least[j] = if counts & (lowest < least[j]) { lowest } else { least[j] };
+            greatest[j] = if counts & (x > greatest[j]) { x } else { greatest[j] };
+        }
+    }
+    Ends { least, greatest, special }
+}
+
+/// Adds to `out`, for each 64 rows of a tile, which numbers are negative and which are not zero.
+pub(super) fn signs(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
+    #[cfg(target_arch = "x86_64")]
+    if super::simd::signs(tile, out) {
+        return;
+    }
+    sign_words(tile, out);
+}
+
+/// [`signs`], to be compiled for each instruction set.
+#[inline(always)]
+pub(super) fn sign_words(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
+    for rows in tile.chunks(64) {
+        let (mut negative, mut some) = ([0; TILE], [0; TILE]);
+        for (k, w) in rows.iter().enumerate() {
+            for j in 0..TILE {
+                negative[j] |= u64::from(w[j] < 0.0) << k;
+                some[j] |= u64::from(w[j] != 0.0) << k;
+            }
+        }
+        out.push([negative, some]);
     }
 }

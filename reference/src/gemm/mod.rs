@@ -18,6 +18,7 @@ pub mod recipe;
 pub mod rows;
 pub mod schedule;
 mod simd;
+mod summed;
 pub mod tensor_core;
 mod wide;
 

@@ -245,6 +245,13 @@ impl Recipe {
         Self { rule, power, moves_bits: false, steps, any_order: false, dtype, operands }
     }
 
+    /// Whether the same numbers of `weight` enter the product, and the same unit sums them.
+    pub(super) fn sums_as(&self, other: &Self, weight: &Weight<'_>) -> bool {
+        let of = |r: &Self| (r.rule, r.power, r.operands, r.dtype);
+        let bits = self.moves_bits == other.moves_bits || !weight.has_nan_codes();
+        of(self) == of(other) && bits
+    }
+
     /// The columns of `weight` under this recipe, with rows in the order `order`, or as stored.
     ///
     /// # Errors

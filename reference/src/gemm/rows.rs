@@ -50,7 +50,15 @@ impl Range {
 
     /// An upper bound of the magnitudes, 0 when all are zero.
     pub fn magnitude(self) -> f64 {
-        if self.high <= self.low { 0.0 } else { f64::from(self.high).exp2() }
+        if self.high <= self.low { 0.0 } else { two_to(self.high) }
+    }
+}
+
+/// 2^e.
+pub(in crate::gemm) fn two_to(e: i32) -> f64 {
+    match e {
+        -1022..=1023 => f64::from_bits(((e + 1023) as u64) << 52),
+        _ => f64::from(e).exp2(),
     }
 }
 

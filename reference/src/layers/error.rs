@@ -98,3 +98,9 @@ pub enum LayerError {
     #[error(transparent)]
     Marlin(#[from] MarlinRefusal),
 }
+
+impl From<LayerError> for crate::Error {
+    fn from(error: LayerError) -> Self {
+        Self::module(error)
+    }
+}

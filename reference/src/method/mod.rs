@@ -18,6 +18,7 @@
 //! Source: vLLM 0.21.0 `fused_moe/utils.py` (`moe_kernel_quantize_input`), `fused_moe/config.py`.
 
 mod activations;
+mod compute;
 mod definition;
 mod exact;
 mod layer;

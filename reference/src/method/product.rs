@@ -1,12 +1,7 @@
 //! One product of a method: rows, each with the matrix of its expert.
 
-use rayon::prelude::*;
-
 use super::activations::Activations;
-use super::{definition, exact, scheduled};
-use crate::gemm::Bounded;
 use crate::gemm::chain::{Chain, Step};
-use crate::gemm::schedule::Schedule;
 use crate::moe::half_type;
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
@@ -30,12 +25,12 @@ pub enum Arithmetic {
     /// product of the multipliers of weight and row), plus bias, times router weight, rounded once.
     Exact,
     /// This project's canonical schedule
-    /// ([`Schedule::canonical`]), whose bits the CUDA
+    /// ([`Schedule::canonical`](crate::gemm::schedule::Schedule::canonical)), whose bits the CUDA
     /// kernels give: 16-bit activations, or e4m3 ones with a scale for each row.
     Canonical,
     /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied by the
     /// row's scale, then by the column's, as upstream's Triton kernel does
-    /// ([`Schedule::w8a8_fp8`]); bias and router weight
+    /// ([`Schedule::w8a8_fp8`](crate::gemm::schedule::Schedule::w8a8_fp8)); bias and router weight
     /// follow, everything in f32 and rounded once at the end. With scales for groups of 128 k, which ask
     /// for [`Promotion::Every128`], the f32 sum is fma(part, row scale · column scale, sum) for each
     /// group.
@@ -76,63 +71,6 @@ pub struct Product<'p> {
 }
 
 impl Product<'_> {
-    /// The output `[M, N]`, bits of `dtype`.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::Size`] where the parts do not fit; [`Error::Value`] where an alpha is
-    /// not a positive normal number or an expert is not there; [`Error::Unsupported`] for an arithmetic
-    /// that the quantized rows or the weights do not allow; what
-    /// [`Schedule::execute_stack`] refuses.
-    pub fn compute(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
-        self.validate()?;
-        match arithmetic {
-            Arithmetic::Exact => exact::compute(self),
-            scheduled => scheduled::compute(self, scheduled),
-        }
-    }
-
-    /// The same bits, output by output and one product after the other.
-    ///
-    /// # Errors
-    /// As [`Product::compute`].
-    pub fn define(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
-        self.validate()?;
-        let size_n = self.size_n();
-        let order = |e| definition::Order::new(self, e, arithmetic);
-        let orders = (0..self.weights.len()).map(order).collect::<Result<Vec<_>>>()?;
-        let output = |i: usize| -> Result<u16> {
-            let (m, n) = (i / size_n, i % size_n);
-            match self.expert_of[m] {
-                Some(e) => orders[e].output(self, [m, e, n]),
-                None => Ok(0),
-            }
-        };
-        (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
-    }
-
-    /// The output `[M, N]` in the order of additions that `schedule` says, for operands that are not
-    /// scaled in groups of k on both sides.
-    ///
-    /// # Errors
-    /// As [`Product::compute`]; [`Error::Unsupported`] for rows with scales in groups, and for `halves`
-    /// that are not their matrix's own multiplier.
-    pub fn execute(&self, schedule: &Schedule) -> Result<Vec<u16>> {
-        self.validate()?;
-        scheduled::execute(self, schedule)
-    }
-
-    /// Exact result and bounds of every output for kernels that add up with the matrix unit of a
-    /// scheduled `arithmetic`, in any order, partial sums in f32
-    /// ([`Class::of_unit`](crate::gemm::Class::of_unit)).
-    ///
-    /// # Errors
-    /// As [`Product::compute`]; [`Error::Unsupported`] for [`Arithmetic::Exact`], which is no kernel's,
-    /// and where scales are applied group by group.
-    pub fn bounds(&self, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
-        self.validate()?;
-        scheduled::bounds(self, arithmetic)
-    }
-
     pub(super) fn size_n(&self) -> usize {
         self.weights.first().map_or(0, |w| w.shape().size_n)
     }
@@ -151,7 +89,7 @@ impl Product<'_> {
         self.multiplier(e, n).map_or(of_row, |w| w * of_row)
     }
 
-    fn validate(&self) -> Result<()> {
+    pub(super) fn validate(&self) -> Result<()> {
         half_type(self.dtype)?;
         let Some(first) = self.weights.first() else {
             return Err(Error::size("matrices", 0, "1 or more"));

@@ -24,8 +24,9 @@
 
 use crate::interval::{FLUSH, Interval, U, WIDEN};
 use crate::moe::ScoringFunc;
-use crate::moe::router::{Groups, Router, round_to};
+use crate::moe::router::{Groups, Router};
 use crate::scalar::ScalarType;
+use crate::scalar::round_to;
 
 /// One token's scores: exact, and what an implementation may make of them.
 #[derive(Debug, Clone)]

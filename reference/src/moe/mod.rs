@@ -17,7 +17,8 @@ pub mod router;
 pub mod sum;
 
 use crate::named::named;
-use crate::scalar::{self, ScalarType};
+use crate::scalar::ScalarType;
+pub(crate) use crate::scalar::{narrow, widen};
 use crate::{Error, Result};
 
 named! {
@@ -53,24 +54,5 @@ pub(crate) fn half_type(ty: ScalarType) -> Result<()> {
     match ty {
         ScalarType::FLOAT16 | ScalarType::BFLOAT16 => Ok(()),
         _ => Err(Error::unsupported(format!("{ty} as activation type"), "float16 or bfloat16")),
-    }
-}
-
-/// The value of a FLOAT16's or BFLOAT16's bits.
-pub(crate) fn widen(ty: ScalarType, bits: u16) -> f32 {
-    if ty == ScalarType::FLOAT16 { scalar::f16_to_f32(bits) } else { scalar::bf16_to_f32(bits) }
-}
-
-/// `value` rounded to FLOAT16 or BFLOAT16, to nearest even. Every NaN is 0x7FFF, as a GPU's conversion
-/// gives it and as schedules have it: the sign of a NaN that an operation makes is not the same on
-/// every processor.
-pub(crate) fn narrow(ty: ScalarType, value: f32) -> u16 {
-    if value.is_nan() {
-        return 0x7fff;
-    }
-    if ty == ScalarType::FLOAT16 {
-        scalar::f32_to_f16_rne(value)
-    } else {
-        scalar::f32_to_bf16_rne(value)
     }
 }

@@ -11,7 +11,7 @@
 
 use super::ScoringFunc;
 use crate::moe::math;
-use crate::scalar::{self, ScalarType};
+use crate::scalar::{ScalarType, round_to};
 use crate::{Error, Result};
 
 /// Grouped top-k: groups first, then experts in them.
@@ -66,15 +66,6 @@ pub(crate) struct Scores {
     pub(crate) scores: Vec<f32>,
     /// What the selection goes by.
     pub(crate) choice: Vec<f32>,
-}
-
-/// `value` rounded to `ty` and back.
-pub(crate) fn round_to(ty: ScalarType, value: f32) -> f32 {
-    match ty {
-        ScalarType::FLOAT16 => scalar::f16_to_f32(scalar::f32_to_f16_rne(value)),
-        ScalarType::BFLOAT16 => scalar::bf16_to_f32(scalar::f32_to_bf16_rne(value)),
-        _ => value,
-    }
 }
 
 impl<'a> Router<'a> {

@@ -119,7 +119,7 @@ pub(crate) trait Operation: std::fmt::Debug {
     /// Checks the values of inputs whose shapes and types are right.
     ///
     /// # Errors
-    /// [`crate::Error::Value`] for one that nothing could be computed from; [`crate::Error::Case`] for
+    /// [`crate::Error::Value`] for one that nothing could be computed from; [`CaseError`] for
     /// statements that contradict each other.
     fn check_inputs(&self, _inputs: &Inputs<'_>) -> Result<()> {
         Ok(())

@@ -64,7 +64,7 @@ impl Fp8Experts<'_> {
     /// Runs every step that upstream runs before the kernel's own layout.
     ///
     /// # Errors
-    /// [`Error::Layer`] for pairs of strategies and sizes that upstream refuses, blocks that do
+    /// [`LayerError`](crate::layers::LayerError) for pairs of strategies and sizes that upstream refuses, blocks that do
     /// not divide the rank's intermediate size among them; [`Error::Shape`], [`Error::Dtype`];
     /// [`Error::Missing`] and [`Error::Unsupported`] for activation scales that are absent or not
     /// expected; [`Error::Value`] for scales that are not positive and finite (upstream computes

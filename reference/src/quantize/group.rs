@@ -2,8 +2,7 @@
 
 use super::expect_rows;
 use crate::dims::{GroupSize, LogicalK, Shape};
-use crate::moe::router::round_to;
-use crate::scalar::ScalarType;
+use crate::scalar::{ScalarType, round_to};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result, act_order};
 

@@ -1,17 +1,19 @@
-//! Number formats: what a code's bits mean, under upstream's ids, names and limits, and how a
-//! value becomes a code, the rounding and the overflow policy in each function's name.
+//! Number formats with upstream's ids, names and limits: decoding, and encoding by functions whose
+//! names state the rounding and the overflow policy.
 //!
-//! Source: vLLM 0.21.0 `scalar_type.py` (ids are part of its operators' interface); the formats
-//! themselves: IEEE 754-2019 and OCP's 8-bit floating point and Microscaling specifications.
+//! Sources: vLLM 0.21.0 `scalar_type.py` (ids are part of its operators' interface); IEEE 754-2019;
+//! OCP's 8-bit floating point and Microscaling specifications.
 
 mod convert;
 mod convert_fp8;
 mod format;
+mod half;
 mod kind;
 mod limits;
 
 pub use convert::*;
 pub use convert_fp8::*;
 pub use format::{Overflow, Rounding};
+pub(crate) use half::{narrow, round_to, widen};
 pub use kind::{NanRepr, ScalarType};
 pub use limits::Limit;

@@ -7,6 +7,7 @@
 //! choose for experts (`fused_moe/oracle/*.py`); its tables are in [`oracle`].
 
 mod capability;
+mod compat;
 mod desc;
 mod linear;
 mod marlin;
@@ -14,6 +15,10 @@ mod moe;
 pub mod oracle;
 
 pub use capability::{Capability, Platform};
+pub use compat::{
+    Decision, Override, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
+    override_quantization_method,
+};
 pub use desc::{
     ActivationFormat, All2All, InputType, LinearDesc, MoeActivation, MoeDesc, MoeParallel, Options,
     WeightKey,

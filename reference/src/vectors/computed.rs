@@ -3,7 +3,7 @@
 use super::tensors::half;
 use crate::act_order;
 use crate::case::{Case, LinearConfig, MoeConfig, QuantConfig};
-use crate::gemm::schedule::{Extras, Schedule};
+use crate::gemm::schedule::{Extras, Schedule, ScheduleError};
 use crate::moe::activation::Definition;
 use crate::moe::align::{Absent, Align};
 use crate::moe::layer::{Layer, Routed, input_global_scale, quantize_rows};
@@ -12,11 +12,15 @@ use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
+fn is_schedule(error: &Error) -> bool {
+    error.downcast_ref::<ScheduleError>().is_some()
+}
+
 /// Whether the canonical schedule has such a product: under act-order, groups of any size need not
 /// fill the instructions of 8-bit activations, which sum each group apart.
 fn defined<T>(q: &QuantConfig, made: Result<T>) -> Result<Option<T>> {
     match made {
-        Err(Error::Schedule(_)) if q.has_act_order() && q.input_dtype.is_some() => Ok(None),
+        Err(e) if is_schedule(&e) && q.has_act_order() && q.input_dtype.is_some() => Ok(None),
         made => made.map(Some),
     }
 }

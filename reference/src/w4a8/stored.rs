@@ -1,4 +1,4 @@
-//! Layers of the int4 path in a safetensors file, packed, so that a mapped file is ready to run.
+//! Packed layers of the int4 path in a safetensors file. A mapped file is ready to run.
 //!
 //! | layer | tensors | description under |
 //! | --- | --- | --- |
@@ -7,9 +7,8 @@
 //!
 //! `packed_len` is [`RhsLayout::packed_len`]; in w13 the gate's columns come before those of up. The
 //! description is a JSON object in the file's `__metadata__`: a [`LinearDescription`] or a
-//! [`MoeDescription`]. It decides every size, and nothing in it is believed before the tensors
-//! agree. Loading looks at no packed byte and copies none; bytes are read as bytes, so that no
-//! alignment is assumed.
+//! [`MoeDescription`]. It states every size, and the tensors must agree with it. Loading neither
+//! reads nor copies packed bytes, and assumes no alignment.
 
 use std::borrow::Cow;
 
@@ -25,17 +24,17 @@ use crate::tensor::DType;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
-/// What the keys of descriptions begin with in `__metadata__`.
+/// Prefix of the descriptions' keys in `__metadata__`.
 pub const PREFIX: &str = "marlinspike.w4a8.";
 
-/// The version of descriptions and of the names of tensors.
+/// Version of the descriptions and of the tensor names.
 pub const VERSION: u32 = 1;
 
-/// Most experts of a layer; real ones have a few hundred.
+/// Largest number of experts of a layer; real layers have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// Largest H and I of experts; real ones are below 65,536. A rank without experts has no bytes that
-/// would bound them.
+/// Largest H and I of experts; real ones are below 65,536. The limit matters for a rank without
+/// experts, which has no bytes to compare with.
 const MAX_SIZE: usize = 1 << 20;
 
 /// Longest description, in bytes: room for an expert map of [`MAX_EXPERTS`].
@@ -48,16 +47,16 @@ struct Head {
     layer: String,
 }
 
-/// What a file says of a linear layer.
+/// A file's description of a linear layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinearDescription {
-    /// How the weight is packed: K × N, groups, columns of a block.
+    /// The weight's layout: K × N, groups, columns of a block.
     pub layout: RhsLayout,
-    /// As the checkpoint has it, −1 for one scale per column.
+    /// The checkpoint's group size; −1: one scale per column.
     pub group_size: GroupSize,
 }
 
-/// What a file says of the experts of a layer, of one rank.
+/// A file's description of one rank's experts of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeDescription {
     /// H.
@@ -66,9 +65,9 @@ pub struct MoeDescription {
     pub intermediate_size: usize,
     /// Experts of all ranks.
     pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    /// Global to local expert, −1 for those of other ranks; absent: all experts are local.
     pub expert_map: Option<Vec<i32>>,
-    /// As the checkpoint has it, −1 for one scale per column.
+    /// The checkpoint's group size; −1: one scale per column.
     pub group_size: GroupSize,
     /// Columns of a block.
     pub nr: usize,
@@ -78,13 +77,13 @@ pub struct MoeDescription {
     pub scoring_func: ScoringFunc,
     /// Whether a token's router weights are divided by their sum.
     pub renormalize: bool,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
     /// Whether router weights multiply the input instead of the output.
     pub router_weight_on_input: bool,
 }
 
-/// What a file says of a layer.
+/// A file's description of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Description {
     /// One matrix.
@@ -102,7 +101,7 @@ impl Description {
         }
     }
 
-    /// What `file` says of `module`, of either kind.
+    /// The description of `module` in `file`, of either kind.
     ///
     /// # Errors
     /// As [`LinearDescription::read`] and [`MoeDescription::read`].
@@ -151,7 +150,7 @@ pub fn key(module: &str) -> String {
     format!("{PREFIX}{module}")
 }
 
-/// Modules that the file describes, in the order of their names.
+/// Modules that the file describes, sorted by name.
 pub fn modules<'f>(file: &'f Container<'_>) -> impl Iterator<Item = &'f str> {
     file.metadata().keys().filter_map(|key| key.strip_prefix(PREFIX))
 }
@@ -174,12 +173,12 @@ fn text<'f>(file: &'f Container<'_>, module: &str) -> Result<&'f str> {
     Ok(text)
 }
 
-/// The beginning of a text that may be anything.
+/// The beginning of an untrusted text.
 fn short(text: &str) -> String {
     text.chars().take(60).collect()
 }
 
-/// Kind and version come first: of another version no key may mean the same.
+/// Reads kind and version first, because the meaning of other keys depends on the version.
 fn head(file: &Container<'_>, module: &str) -> Result<Head> {
     let text = text(file, module)?;
     let head: Head = serde_json::from_str(text).map_err(|e| {
@@ -228,7 +227,7 @@ fn named<T: Copy>(module: &str, key: &str, found: &str, table: &[(&str, T)]) -> 
     })
 }
 
-/// A layout of sizes that a file says: the error names the description.
+/// A layout whose sizes come from a file: the error names the description.
 fn described(module: &str, layout: Result<RhsLayout>) -> Result<RhsLayout> {
     layout.map_err(|e| match e {
         Error::Size { what, found, expected } => {
@@ -257,10 +256,10 @@ impl LinearDescription {
         })
     }
 
-    /// What `file` says of `module`.
+    /// The description of `module` in `file`.
     ///
     /// # Errors
-    /// [`Error::Missing`] when it says nothing; [`Error::Value`] and [`Error::Size`] naming the key.
+    /// [`Error::Missing`] if there is none; [`Error::Value`] and [`Error::Size`] naming the key.
     pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
         let keys: LinearKeys = read(file, module, "linear")?;
         let group_size = group_size(module, keys.group_size)?;
@@ -271,10 +270,10 @@ impl LinearDescription {
 }
 
 impl MoeDescription {
-    /// How each expert's gate and up, `[H, 2I]`, are packed.
+    /// Layout of each expert's gate and up, `[H, 2I]`.
     ///
     /// # Errors
-    /// As [`RhsLayout::new`]; [`Error::Size`] when 2I cannot be counted.
+    /// As [`RhsLayout::new`]; [`Error::Size`] if 2I overflows.
     pub fn w13_layout(&self) -> Result<RhsLayout> {
         let double = self.intermediate_size.checked_mul(2);
         let size_n = double.ok_or_else(|| {
@@ -283,7 +282,7 @@ impl MoeDescription {
         RhsLayout::new(Shape::new(self.hidden_size, size_n), self.group_size, self.nr)
     }
 
-    /// How each expert's down, `[I, H]`, is packed.
+    /// Layout of each expert's down, `[I, H]`.
     ///
     /// # Errors
     /// As [`RhsLayout::new`].
@@ -292,7 +291,7 @@ impl MoeDescription {
         RhsLayout::new(shape, self.group_size, self.nr)
     }
 
-    /// Experts whose weights are here.
+    /// Number of local experts.
     pub fn local_num_experts(&self) -> usize {
         match &self.expert_map {
             None => self.num_experts,
@@ -319,10 +318,10 @@ impl MoeDescription {
         })
     }
 
-    /// What `file` says of the experts of `module`.
+    /// The description of the experts of `module` in `file`.
     ///
     /// # Errors
-    /// [`Error::Missing`] when it says nothing; [`Error::Value`] and [`Error::Size`] naming the key.
+    /// [`Error::Missing`] if there is none; [`Error::Value`] and [`Error::Size`] naming the key.
     pub fn read(file: &Container<'_>, module: &str) -> Result<Self> {
         let keys: MoeKeys = read(file, module, "moe")?;
         let num_experts = count(module, "num_experts", keys.num_experts, MAX_EXPERTS)?;
@@ -347,7 +346,7 @@ impl MoeDescription {
         Ok(found)
     }
 
-    /// Fails unless the map has an entry per expert and each local expert once, without holes.
+    /// Fails unless the map has an entry per expert and names each local expert exactly once.
     fn check_map(&self, module: &str) -> Result<()> {
         let Some(map) = &self.expert_map else { return Ok(()) };
         let name = || place(module, "expert_map");
@@ -377,11 +376,11 @@ fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'
     Ok(tensor.into_bytes())
 }
 
-/// The experts of `module`: description, w13 and w2, the latter borrowed from the file's bytes.
+/// The experts of `module`: description, w13 and w2, borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`MoeDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`] naming
-/// the tensor that is not there or is not what the description says.
+/// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`] naming
+/// the tensor that is missing or does not match the description.
 pub fn experts<'a>(
     file: &Container<'a>,
     module: &str,
@@ -400,8 +399,8 @@ pub fn experts<'a>(
 /// The weight of the linear layer `module`, borrowed from the file's bytes.
 ///
 /// # Errors
-/// As [`LinearDescription::read`]; [`Error::Container`], [`Error::Dtype`] and [`Error::Shape`]
-/// naming the tensor that is not there or is not what the description says.
+/// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`]
+/// naming the tensor that is missing or does not match the description.
 pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
     let layout = LinearDescription::read(file, module)?.layout;
     let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
@@ -409,8 +408,8 @@ pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
 }
 
 impl<'a> Linear<'a> {
-    /// The linear layer `module` of a packed file, run by the quickest kernel of this CPU. Nothing
-    /// is copied: the weight is the file's bytes.
+    /// The linear layer `module` of a packed file, run by the fastest kernel of this CPU. The weight
+    /// borrows the file's bytes.
     ///
     /// # Errors
     /// As [`linear`].

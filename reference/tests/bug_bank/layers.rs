@@ -34,7 +34,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "8",
-            "gate and up of weights and scales swapped, not of the bias",
+            "gate and up of weights and scales swapped, but not of the bias",
             &["gate-up-swapped"],
             planted(BIASED, "gate_up", |m| {
                 let n = m.n;
@@ -90,7 +90,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "15",
-            "the sentinel read as the last row",
+            "the sentinel of sorted_token_ids read as the last row",
             &["wrong-expert"],
             planted(PARALLEL, "gate_up", |m| {
                 let row = (0..m.rows()).rfind(|&row| m.expert[row].is_some()).expect("a row");

@@ -29,7 +29,12 @@ pub(crate) fn runs() -> Vec<Run> {
             );
             report(&case, "marlin_scales")
         }),
-        run("3", "act-order rank with its own share of the scales", &["scales-sharded"], sharded()),
+        run(
+            "3",
+            "act-order rank holds a slice of the scales instead of all",
+            &["scales-sharded"],
+            sharded(),
+        ),
         run("6", "group_size -1 used as a stride", &["group-size-as-stride"], stride()),
         run(
             "7",
@@ -60,7 +65,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "12",
-            "even k in the high nibble",
+            "even k stored in the high nibble",
             &["nibble-order"],
             changed(case(BIASED), "marlin_qweight", |v, _| {
                 v.iter().map(|w| w.rotate_left(16)).collect()

@@ -41,19 +41,19 @@ fn range(m: &mut Model, k: std::ops::Range<usize>, factor: f64) -> Vec<f64> {
 fn sums() -> Vec<Run> {
     let product = |change: fn(&mut Model) -> Vec<f64>| planted(GROUPED, "y", change);
     vec![
-        run("a", "a group left out", &["group-dropped"], product(|m| group(m, 2, 0.0))),
+        run("a", "a group missing", &["group-dropped"], product(|m| group(m, 2, 0.0))),
         run("b", "a group added twice", &["group-twice"], product(|m| group(m, 1, 2.0))),
-        run("c", "a k16 tile left out", &["k-range-dropped"], product(|m| range(m, 48..64, 0.0))),
+        run("c", "a k16 tile missing", &["k-range-dropped"], product(|m| range(m, 48..64, 0.0))),
         run(
             "d",
             "the last chunk of k added twice",
             &["k-range-twice"],
             planted(SCALED, "y", |m| range(m, 160..256, 2.0)),
         ),
-        run("e", "the last k left out", &["k-dropped"], product(|m| range(m, 255..256, 0.0))),
+        run("e", "the last k missing", &["k-dropped"], product(|m| range(m, 255..256, 0.0))),
         run(
             "f",
-            "columns stored in another order",
+            "columns in the wrong order",
             &["columns-moved"],
             product(|m| {
                 let y = m.compute();
@@ -62,7 +62,7 @@ fn sums() -> Vec<Run> {
         ),
         run(
             "g",
-            "a row of C not written",
+            "a row of the output not written",
             &["zeros"],
             product(|m| {
                 let mut y = m.compute();
@@ -72,7 +72,7 @@ fn sums() -> Vec<Run> {
         ),
         run(
             "h",
-            "everything twice as large",
+            "all values doubled",
             &["constant-factor"],
             product(|m| m.compute().iter().map(|y| y * 2.0).collect()),
         ),
@@ -84,7 +84,7 @@ fn parameters() -> Vec<Run> {
     vec![
         run(
             "i",
-            "a group with another group's scales",
+            "a group uses another group's scales",
             &["group-scales-of-another-group"],
             product(|m| {
                 let n = m.n;
@@ -114,7 +114,7 @@ fn parameters() -> Vec<Run> {
         ),
         run(
             "l",
-            "two columns with each other's scales",
+            "scales of two columns swapped",
             &["scale-of-another-column"],
             product(|m| {
                 let n = m.n;
@@ -133,7 +133,7 @@ fn parameters() -> Vec<Run> {
         ),
         run(
             "n",
-            "bias added by two blocks",
+            "bias added twice, by two blocks",
             &["bias-twice"],
             planted(BIASED, "y", |m| {
                 m.biases = 2;
@@ -142,7 +142,7 @@ fn parameters() -> Vec<Run> {
         ),
         run(
             "o",
-            "a word read from its high end",
+            "codes of a word in reverse order",
             &["words-reversed"],
             planted(BIASED, "y", |m| {
                 let (q, n) = (m.matrices[0].q.clone(), m.n);
@@ -152,7 +152,7 @@ fn parameters() -> Vec<Run> {
         ),
         run(
             "p",
-            "interleave in a word not undone",
+            "order of codes in a word not undone",
             &["interleave-not-undone"],
             planted(BIASED, "y", |m| {
                 let (q, n) = (m.matrices[0].q.clone(), m.n);
@@ -163,7 +163,7 @@ fn parameters() -> Vec<Run> {
         ),
         run(
             "q",
-            "signed codes where biased ones belong",
+            "signed codes instead of biased ones",
             &["sign-bit"],
             changed(case(BIASED), "marlin_qweight", |v, _| {
                 v.iter().map(|x| x ^ 0x8888_8888).collect()
@@ -171,7 +171,7 @@ fn parameters() -> Vec<Run> {
         ),
         run(
             "r",
-            "words not interleaved",
+            "codes of a word not interleaved",
             &["word-order-plain"],
             changed(case(BIASED), "marlin_qweight", |v, _| {
                 // Position p holds value 0, 2, 4, 6, 1, 3, 5, 7: value i goes to position i.
@@ -186,7 +186,7 @@ fn layers() -> Vec<Run> {
     vec![
         run(
             "s",
-            "rows of one expert exchanged",
+            "rows of one expert swapped",
             &["rows-moved"],
             planted(LAYER, "gate_up", |m| {
                 let mut y = m.compute();
@@ -198,7 +198,7 @@ fn layers() -> Vec<Run> {
         ),
         run(
             "t",
-            "a row multiplied with another expert",
+            "a row multiplied by another expert's weight",
             &["wrong-expert"],
             planted(LAYER, "gate_up", |m| {
                 m.expert[4] = m.expert[4].map(|e| (e + 1) % 4);
@@ -207,7 +207,7 @@ fn layers() -> Vec<Run> {
         ),
         run(
             "u",
-            "a row of another token",
+            "a row of the wrong token",
             &["wrong-token"],
             planted(LAYER, "gate_up", |m| {
                 let k = m.k;
@@ -217,7 +217,7 @@ fn layers() -> Vec<Run> {
         ),
         run(
             "v",
-            "router weight of the other slot",
+            "router weight of the wrong slot",
             &["router-weight-of-another-slot"],
             planted(EXPERTS, "down", |m| {
                 m.router.as_mut().expect("weights").swap(6, 7);
@@ -226,7 +226,7 @@ fn layers() -> Vec<Run> {
         ),
         run(
             "w",
-            "router weight left out",
+            "router weight missing",
             &["router-weight-missing"],
             planted(LAYER, "down", |m| {
                 m.routers = 0;
@@ -235,7 +235,7 @@ fn layers() -> Vec<Run> {
         ),
         run(
             "x",
-            "the scales of one expert for all",
+            "one expert's scales used for all experts",
             &["scales-of-another-expert"],
             planted(EXPERTS, "gate_up", |m| {
                 let other = m.matrices[1].s.clone();
@@ -245,11 +245,11 @@ fn layers() -> Vec<Run> {
         ),
         run(
             "y",
-            "a mean in the place of the sum over slots",
+            "mean over slots instead of the sum",
             &["mean-of-slots"],
             summed(|slots| slots.iter().sum::<f64>() / slots.len() as f64),
         ),
-        run("z", "the last slot left out of the sum", &["slot-dropped"], summed(|slots| slots[0])),
+        run("z", "the last slot missing from the sum", &["slot-dropped"], summed(|slots| slots[0])),
     ]
 }
 

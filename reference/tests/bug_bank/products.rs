@@ -28,7 +28,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "3",
-            "act-order rank with its own share of the scales",
+            "act-order rank holds a slice of the scales instead of all",
             &["scales-sharded"],
             planted("linear-tp2_0_rank1", "y", |m| {
                 // Four of eight groups, those of rank 1; other groups are read modulo.
@@ -36,7 +36,7 @@ pub(crate) fn runs() -> Vec<Run> {
                 m.compute()
             }),
         ),
-        run("4", "group scales not cut along K", &["scales-not-sharded"], not_sharded()),
+        run("4", "group scales not sharded along K", &["scales-not-sharded"], not_sharded()),
         run(
             "5",
             "group size inferred wrongly",
@@ -48,7 +48,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "5",
-            "act-order taken for static groups",
+            "act-order treated as static groups",
             &["act-order-ignored"],
             planted(ORDERED, "y", |m| {
                 m.matrices[0].group = (0..m.k).map(|k| k / 32).collect();
@@ -57,7 +57,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "5",
-            "static groups taken for act-order",
+            "static groups treated as act-order",
             &["act-order-static-as-group"],
             static_order(),
         ),
@@ -88,7 +88,7 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run(
             "12",
-            "even k in the high nibble",
+            "even k stored in the high nibble",
             &["nibbles-swapped"],
             planted(SCALED, "y", |m| {
                 let (q, n) = (m.matrices[0].q.clone(), m.n);
@@ -108,9 +108,9 @@ pub(crate) fn runs() -> Vec<Run> {
         ),
         run("16", "padded e8m0 bytes of 2^-127", &["padded-scale-bytes"], padded(0.0)),
         run("16", "padded e8m0 bytes of 1", &["padded-scale-bytes"], padded(1.0)),
-        run("17", "a pipeline stage read before it was written", &["stale-k-tile"], stale()),
+        run("17", "a pipeline stage is read before it is written", &["stale-k-tile"], stale()),
         run("18", "partial sums added by atomics", &["rows-differ"], atomics()),
-        run("21", "ties to even where the definition says away", &["rounding-half-even"], ties()),
+        run("21", "ties to even instead of away from zero", &["rounding-half-even"], ties()),
         run("22", "int8 products overflow 16 bits", &["int8-accumulation-overflow"], overflow()),
         run(
             "23",
@@ -152,7 +152,7 @@ pub(crate) fn runs() -> Vec<Run> {
             &["act-order-activations-inverted"],
             planted(ORDERED, "y", |m| walk(m, [1, 2, 1])),
         ),
-        run("29", "a row's result depends on its batch", &["rows-differ"], batch()),
+        run("29", "a row's result depends on the batch", &["rows-differ"], batch()),
         run("30", "a row of zeros gives NaN", &["constant-row-nan"], zero_row()),
         run("30", "a constant row gives NaN (int4 on Arm)", &["constant-row-nan"], constant_row()),
     ]

@@ -3,8 +3,11 @@
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
-use super::ROW;
-use crate::{error::AccelError, nvrtc::Define};
+use super::{
+    ROW,
+    parameters::{Codes, Scales},
+};
+use crate::{error::AccelError, nvrtc::Parameter};
 
 /// What scales of integers are in magnitude, where several groups of even size have scales of bf16. The
 /// kernel makes a weight of a code in one step if it can hold 2^129 or 2^133 times the scale as a bf16.
@@ -229,8 +232,8 @@ impl Kind {
         })
     }
 
-    /// The macros of a weight of this kind with so many groups of `group_size` k.
-    pub(super) fn form(self, groups: usize, group_size: usize, uneven: bool) -> Vec<Define> {
+    /// The parameters of a weight of this kind with so many groups of `group_size` k.
+    pub(super) fn form(self, groups: usize, group_size: usize, uneven: bool) -> Vec<Parameter> {
         let in_stage = match (groups, group_size) {
             _ if uneven => 0,
             (1, _) => 0,
@@ -238,45 +241,48 @@ impl Kind {
             (_, 32) => 2,
             _ => 1,
         };
-        self.defines(in_stage, uneven)
+        self.parameters(in_stage, uneven)
     }
 
-    fn defines(self, groups: u32, uneven: bool) -> Vec<Define> {
-        let bits = match self {
-            Self::Uint4b8(_) | Self::Uint4 | Self::Mxfp4 { .. } | Self::Nvfp4 => 4,
-            Self::Uint8b128(_) | Self::Fp8 | Self::Mxfp8 { .. } => 8,
+    fn parameters(self, groups: u32, uneven: bool) -> Vec<Parameter> {
+        let codes = match self {
+            Self::Uint4b8(_) => Codes::Uint4b8,
+            Self::Uint4 => Codes::Uint4,
+            Self::Uint8b128(_) => Codes::Uint8b128,
+            Self::Fp8 | Self::Mxfp8 { .. } => Codes::E4m3,
+            Self::Mxfp4 { .. } | Self::Nvfp4 => Codes::E2m1,
         };
-        let scale_type = match self {
-            Self::Mxfp8 { wide: false } | Self::Mxfp4 { wide: false } => 1,
-            Self::Mxfp8 { wide: true } | Self::Mxfp4 { wide: true } => 3,
-            Self::Nvfp4 => 2,
-            Self::Uint4b8(Magnitude::BelowHalf) | Self::Uint8b128(Magnitude::BelowHalf) => 4,
-            Self::Uint4b8(Magnitude::Below32nd) | Self::Uint8b128(Magnitude::Below32nd) => 5,
-            _ => 0,
+        let scales = match self {
+            Self::Mxfp8 { wide: false } | Self::Mxfp4 { wide: false } => Scales::E8m0,
+            Self::Mxfp8 { wide: true } | Self::Mxfp4 { wide: true } => Scales::E8m0Wide,
+            Self::Nvfp4 => Scales::Ue4m3,
+            Self::Uint4b8(magnitude) | Self::Uint8b128(magnitude) => match magnitude {
+                Magnitude::Any => Scales::Bits16,
+                Magnitude::BelowHalf => Scales::Bits16BelowHalf,
+                Magnitude::Below32nd => Scales::Bits16Below32nd,
+            },
+            Self::Uint4 | Self::Fp8 => Scales::Bits16,
         };
-        let is_float = !matches!(self, Self::Uint4b8(_) | Self::Uint4 | Self::Uint8b128(_));
         vec![
-            ("BITS", bits),
-            ("HAS_ZERO", u32::from(self == Self::Uint4)),
-            ("IS_FLOAT", u32::from(is_float)),
-            ("SCALE_TYPE", scale_type),
+            ("CODES", codes as u32),
+            ("SCALES", scales as u32),
             ("GROUPS", groups),
             ("HAS_G_IDX", u32::from(uneven)),
         ]
     }
 
-    /// The macros of every weight that a product with activations of `dtype` may have.
-    pub(super) fn forms(dtype: ScalarType) -> Vec<Vec<Define>> {
+    /// The parameters of every weight that a product with activations of `dtype` may have.
+    pub(super) fn forms(dtype: ScalarType) -> Vec<Vec<Parameter>> {
         let taken = Self::ALL.into_iter().filter(|kind| kind.takes(dtype));
         let mut forms: Vec<_> = taken
-            .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.defines(groups, false)))
+            .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.parameters(groups, false)))
             .collect();
         let uneven = [Self::Uint4b8(Magnitude::Any), Self::Uint8b128(Magnitude::Any)];
-        forms.extend(uneven.map(|kind| kind.defines(0, true)));
+        forms.extend(uneven.map(|kind| kind.parameters(0, true)));
         forms
     }
 
-    /// Values of the macro GROUPS.
+    /// Values of the parameter GROUPS.
     fn groups(self) -> &'static [u32] {
         match self {
             Self::Uint4b8(Magnitude::Any) | Self::Uint4 | Self::Uint8b128(Magnitude::Any) => {

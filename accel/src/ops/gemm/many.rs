@@ -14,7 +14,7 @@ use crate::{
     registry::{Law, Needs, Row},
 };
 pub use plan::ManyRows;
-use plan::{MOST_WARPS, defines, variants};
+use plan::{MOST_WARPS, parameters, variants};
 
 /// Upstream: `marlin_gemm`, for many rows.
 pub(crate) static ROW: Row = Row {
@@ -198,7 +198,7 @@ fn launch(
         return Err(AccelError::argument(row, "device", format!("{device:?}"), "sm_90a"));
     };
     let is_moe = u32::from(experts.is_some());
-    let function = device.function(row, &defines(weight.dtype(), &form, is_moe, plan))?;
+    let function = device.function(row, &parameters(weight.dtype(), &form, is_moe, plan))?;
     let gemm = ManyGemm {
         x,
         weight,
@@ -210,7 +210,7 @@ fn launch(
         size_k: shape.size_k as u32,
         chunk_k: Schedule::canonical_chunk(shape.size_k) as u32,
         plan,
-        shared_bytes: plan.shared_bytes(&form),
+        shared_bytes: plan.shared_bytes(&form, is_moe),
         grid: device.multiprocessors().min(tiles as u32),
         raster: (RASTER_ROWS / plan.rows as usize) as u32,
         handover,

@@ -5,6 +5,7 @@
 pub(crate) mod checks;
 mod kind;
 pub(crate) mod many;
+pub(crate) mod parameters;
 mod tiling;
 mod weight;
 
@@ -15,6 +16,7 @@ use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
 
 use kind::Kind;
+use parameters::Product;
 pub use many::{ManyRows, marlin_gemm_many_rows};
 pub use tiling::Tiling;
 use tiling::{SIZES_K, Width};
@@ -24,7 +26,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    nvrtc::{Arch, Define},
+    nvrtc::{Arch, Parameter},
     ops::{
         align::{DeviceBlocks, Runs},
         check,
@@ -39,7 +41,7 @@ pub(crate) static ROW: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, &[0]),
+    variants: |arch| variants(arch, &[Product::Dense]),
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`.
@@ -48,23 +50,25 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, if arch.has_clusters() { &[1, 2, 3] } else { &[1] }),
+    variants: |arch| {
+        let all = [Product::Experts, Product::ExpertsGateUpHalves, Product::ExpertsGateUpPairs];
+        variants(arch, if arch.has_clusters() { &all } else { &all[..1] })
+    },
 };
 
-/// `kinds` are values of IS_MOE.
-fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
+fn variants(arch: Arch, products: &[Product]) -> Vec<Vec<Parameter>> {
     let (mut all, mut seen) = (Vec::new(), HashSet::new());
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Kind::forms(ty) {
             for size_m in [8, 16, 32, 64, 128] {
                 for size_k in SIZES_K {
                     for width in Width::ALL {
-                        for &kind in kinds {
-                            let paired = kind == 2;
+                        for &product in products {
+                            let paired = product == Product::ExpertsGateUpHalves;
                             let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
-                            let defines = defines(ty, &form, kind, tiling);
-                            if seen.insert(defines.clone()) {
-                                all.push(defines);
+                            let parameters = parameters(ty, &form, product, tiling);
+                            if seen.insert(parameters.clone()) {
+                                all.push(parameters);
                             }
                         }
                     }
@@ -75,12 +79,12 @@ fn variants(arch: Arch, kinds: &[u32]) -> Vec<Vec<Define>> {
     all
 }
 
-fn defines(ty: ScalarType, form: &[Define], is_moe: u32, tiling: Tiling) -> Vec<Define> {
-    let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
-    defines.extend_from_slice(form);
-    defines.push(("IS_MOE", is_moe));
-    defines.extend(tiling.defines());
-    defines
+fn parameters(ty: ScalarType, form: &[Parameter], product: Product, tiling: Tiling) -> Vec<Parameter> {
+    let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
+    parameters.extend_from_slice(form);
+    parameters.push(("PRODUCT", product as u32));
+    parameters.extend(tiling.parameters());
+    parameters
 }
 
 /// A product that was checked: holding one proves that a launch with it stays inside its buffers.
@@ -293,13 +297,13 @@ pub(crate) fn launch(
     let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
         return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
     };
-    let kind = match (experts, activation.map(|activation| activation.columns)) {
-        (None, _) => 0,
-        (_, None) => 1,
-        (_, Some(Columns::Halves)) => 2,
-        (_, Some(_)) => 3,
+    let product = match (experts, activation.map(|activation| activation.columns)) {
+        (None, _) => Product::Dense,
+        (_, None) => Product::Experts,
+        (_, Some(Columns::Halves)) => Product::ExpertsGateUpHalves,
+        (_, Some(_)) => Product::ExpertsGateUpPairs,
     };
-    let function = device.function(row, &defines(weight.dtype(), &form, kind, tiling))?;
+    let function = device.function(row, &parameters(weight.dtype(), &form, product, tiling))?;
     let gemm = Gemm {
         x,
         weight,

@@ -3,14 +3,19 @@
 use marlinspike::dims::Shape;
 use marlinspike::gemm::schedule::Schedule;
 
-use super::ROW;
+use marlinspike_kernels::constant;
+
+use super::{ROW, parameters::size};
 use crate::{
     device::Device,
     error::AccelError,
-    nvrtc::{Arch, Define},
+    nvrtc::{Arch, Parameter},
 };
 
-/// The macros of `marlin_gemm.cu` that only deal out work.
+/// The source that these parameters are of.
+const SOURCE: &str = "marlin_gemm";
+
+/// The parameters of `marlin_gemm.cu` that only divide the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
     /// Eights of rows that a thread block computes: 1, 2, 4 or 8.
@@ -26,10 +31,6 @@ pub struct Tiling {
     /// Stages of 64 k that each team keeps in flight, with the one it works on: 2 to 16.
     pub stages: u32,
 }
-
-/// Entries among which a product with experts finds its blocks itself: `DIRECT_ENTRIES` of
-/// `routing.cuh`.
-const DIRECT_ENTRIES: usize = 32;
 
 /// Quarters of a block of 64 columns that there are for each multiprocessor, of all experts together;
 /// none where 128 does not divide N.
@@ -76,19 +77,9 @@ impl Length {
     }
 }
 
-/// Value of a macro.
-pub(super) fn value(form: &[Define], name: &str) -> u32 {
-    form.iter().find(|define| define.0 == name).map_or(0, |define| define.1)
-}
-
-/// Bytes of a scale.
-pub(super) fn scale_bytes(form: &[Define]) -> u32 {
-    if matches!(value(form, "SCALE_TYPE"), 0 | 4 | 5) { 2 } else { 1 }
-}
-
 impl Tiling {
     /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows of `size_k` and a weight of that
-    /// form (`BITS`, `HAS_ZERO`, `GROUPS`); `paired`: a thread block takes 64 columns of gate and 64 of up.
+    /// form (`CODES`, `SCALES`, `GROUPS`); `paired`: a thread block takes 64 columns of gate and 64 of up.
     ///
     /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
     /// 4096 x 4096, 14336 x 4096, 4096 x 28672, 8192 x 57344, and over the three expert layers of
@@ -101,7 +92,7 @@ impl Tiling {
         size_k: usize,
         width: Width,
         paired: bool,
-        form: &[Define],
+        form: &[Parameter],
     ) -> Self {
         use Length::{Long, Short};
         let chunks = Self::chunks(size_k);
@@ -168,16 +159,17 @@ impl Tiling {
 
     /// Threads of a thread block.
     pub(crate) fn threads(self) -> u32 {
-        self.teams * (self.n_tile / self.columns) * 32
+        size(SOURCE, "THREADS", &self.parameters())
     }
 
     /// Whether products with experts in this tiling find the blocks of so many entries themselves.
     pub(crate) fn is_direct(self, entries: usize) -> bool {
-        self.m_tiles == 1 && entries <= DIRECT_ENTRIES
+        let most = constant(SOURCE, "DIRECT_ENTRIES", &[]).unwrap_or(0);
+        self.m_tiles == 1 && entries <= most as usize
     }
 
-    /// The macros.
-    pub(super) fn defines(self) -> [Define; 7] {
+    /// As the source takes them.
+    pub(super) fn parameters(self) -> [Parameter; 6] {
         [
             ("M_TILES", self.m_tiles),
             ("N_TILE", self.n_tile),
@@ -185,7 +177,6 @@ impl Tiling {
             ("TEAMS", self.teams),
             ("RANKS", self.ranks),
             ("STAGES", self.stages),
-            ("BRINGS", u32::from(self.brings())),
         ]
     }
 
@@ -213,31 +204,12 @@ impl Tiling {
         Err(AccelError::argument(&ROW, "tiling", format!("{self:?}"), expected))
     }
 
-    /// Shared memory of the stages of all teams: `RING_BYTES` of each in the source.
-    fn ring_bytes(self, form: &[Define]) -> u32 {
-        let (groups, n) = (value(form, "GROUPS"), self.n_tile);
-        let weights = 64 * n * value(form, "BITS") / 8;
-        let zeros = value(form, "HAS_ZERO") * groups * n / 2;
-        let x = self.m_tiles * 8 * 128;
-        let scales = groups * n * scale_bytes(form);
-        self.teams * self.stages * (weights + scales + zeros + x)
-    }
-
-    /// Whether thread blocks bring each other their sums.
-    fn brings(self) -> bool {
-        self.ranks > 1 && self.m_tiles * self.n_tile <= 128
-    }
-
-    /// Dynamic shared memory of a thread block: the stages, or its chunks' sums in their place; where other
-    /// thread blocks bring theirs, both and a barrier. `size_m`: rows that there are.
-    pub(super) fn shared_bytes(self, form: &[Define], size_m: usize) -> u32 {
-        let ring = self.ring_bytes(form);
-        if self.brings() {
-            let row = self.teams * self.ranks * (self.n_tile / self.ranks + 4) * 4;
-            ring + 16 + row * self.rows().min(size_m) as u32
-        } else {
-            ring.max(self.teams * self.rows() as u32 * (self.n_tile + 4) * 4)
-        }
+    /// Dynamic shared memory of a thread block for blocks of at most `size_m` rows: the source's own.
+    pub(super) fn shared_bytes(self, form: &[Parameter], size_m: usize) -> u32 {
+        let parameters = [form, &self.parameters()].concat();
+        let of = |name| size(SOURCE, name, &parameters);
+        let rows = self.rows().min(size_m) as u32;
+        of("SHARED_BYTES").saturating_add(of("SHARED_ROW_BYTES").saturating_mul(rows))
     }
 }
 
@@ -280,7 +252,7 @@ mod tests {
 
     #[test]
     fn few_rows_get_small_tiles() {
-        let form = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
+        let form = [("CODES", 0), ("SCALES", 0), ("GROUPS", 1)];
         let hopper = Arch::of_device((9, 0));
         let narrow = Width::new(4096, 1, 132);
         let tiles = [1, 8, 9, 17, 64, 128]
@@ -302,7 +274,7 @@ mod tests {
         let of = |size_k| (Tiling::chunks(size_k), Length::new(size_k));
         let few = SIZES_K.map(of);
         assert!((64..30_000).step_by(64).all(|size_k| few.contains(&of(size_k))));
-        // None is there twice.
+        // Without duplicates.
         assert!((1..few.len()).all(|i| !few[..i].contains(&few[i])));
     }
 }

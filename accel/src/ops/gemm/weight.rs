@@ -11,7 +11,7 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, bytes, halves},
-    nvrtc::Define,
+    nvrtc::Parameter,
 };
 
 /// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit activations.
@@ -248,7 +248,7 @@ impl MarlinWeight {
     }
 
     /// The macros that follow from the weight.
-    pub(super) fn form(&self) -> Vec<Define> {
+    pub(super) fn form(&self) -> Vec<Parameter> {
         self.kind.form(self.groups, self.group_size, self.g_idx.is_some())
     }
 

@@ -12,10 +12,10 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::Buffer,
-    nvrtc::{Arch, Define},
+    nvrtc::{Arch, Parameter},
     ops::{
         check,
-        gemm::{Routed, checks},
+        gemm::{Routed, checks, parameters::size},
     },
     raw,
     registry::{Law, Needs, Row},
@@ -44,15 +44,15 @@ fn row_of(input: ScalarType) -> &'static Row {
     if input == ScalarType::INT8 { &INT8 } else { &FP8 }
 }
 
-fn variants(arch: Arch, input: ScalarType) -> Vec<Vec<Define>> {
+fn variants(arch: Arch, input: ScalarType) -> Vec<Vec<Parameter>> {
     let mut all = Vec::new();
     for is_bf16 in [0, 1] {
         for form in Form::all(input).into_iter().filter(|form| is_bf16 == 1 || !form.is_float) {
             for is_moe in [0, 1] {
                 for size_m in [8, 16, 32, 64] {
-                    let defines = defines(is_bf16, form, is_moe, Rows::choose(arch, size_m, form));
-                    if !all.contains(&defines) {
-                        all.push(defines);
+                    let parameters = parameters(is_bf16, form, is_moe, Rows::choose(arch, size_m, form));
+                    if !all.contains(&parameters) {
+                        all.push(parameters);
                     }
                 }
             }
@@ -61,11 +61,11 @@ fn variants(arch: Arch, input: ScalarType) -> Vec<Vec<Define>> {
     all
 }
 
-fn defines(is_bf16: u32, form: Form, is_moe: u32, rows: Rows) -> Vec<Define> {
-    let mut defines = vec![("IS_BF16", is_bf16)];
-    defines.extend(form.defines());
-    defines.extend([("IS_MOE", is_moe), ("M_TILES", rows.m_tiles), ("STAGES", rows.stages)]);
-    defines
+fn parameters(is_bf16: u32, form: Form, is_moe: u32, rows: Rows) -> Vec<Parameter> {
+    let mut parameters = vec![("IS_BF16", is_bf16)];
+    parameters.extend(form.parameters());
+    parameters.extend([("IS_MOE", is_moe), ("M_TILES", rows.m_tiles), ("STAGES", rows.stages)]);
+    parameters
 }
 
 /// How a product is dealt out. No bit of a result depends on it.
@@ -100,14 +100,11 @@ impl Rows {
         rows
     }
 
-    /// Dynamic shared memory of a thread block: the stages of all warps, or the partial sums in
-    /// their place.
+    /// Dynamic shared memory of a thread block, with a warp for each chunk: the source's own.
     fn shared_bytes(self, form: Form, chunks: u32) -> u32 {
-        let rows = self.m_tiles * 8;
-        let stage =
-            128 * 32 / 2 + form.groups * (form.scale_bytes() + form.zero_bytes()) + rows * 128;
-        let sums = rows * (32 + 4) * 4;
-        chunks * (self.stages * stage).max(sums)
+        let own = [("M_TILES", self.m_tiles), ("STAGES", self.stages)];
+        let parameters = [&form.parameters()[..], &own].concat();
+        size("marlin_gemm_a8", "WARP_BYTES", &parameters).saturating_mul(chunks)
     }
 }
 
@@ -230,7 +227,7 @@ fn launch(
     let chunks = shape.size_k.div_ceil(chunk_k) as u32;
     let is_bf16 = u32::from(weight.dtype() == ScalarType::BFLOAT16);
     let is_moe = u32::from(routed.is_some());
-    let function = device.function(row, &defines(is_bf16, form, is_moe, rows))?;
+    let function = device.function(row, &parameters(is_bf16, form, is_moe, rows))?;
     let gemm = Gemm {
         x,
         weight,

@@ -10,10 +10,11 @@ use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, bytes, halves},
-    nvrtc::Define,
+    nvrtc::Parameter,
+    ops::gemm::parameters::Codes,
 };
 
-/// The macros that follow from a weight.
+/// The parameters that follow from a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Form {
     pub(super) is_fp8: bool,
@@ -42,23 +43,13 @@ impl Form {
         all
     }
 
-    /// Bytes of a group's scales of 32 columns.
-    pub(super) fn scale_bytes(self) -> u32 {
-        if self.is_float { 32 } else { 64 }
-    }
-
-    /// Bytes of a group's zero points of 64 columns.
-    pub(super) fn zero_bytes(self) -> u32 {
-        if self.has_zero { 32 } else { 0 }
-    }
-
-    pub(super) fn defines(self) -> [Define; 4] {
-        [
-            ("IS_FP8", u32::from(self.is_fp8)),
-            ("IS_FLOAT", u32::from(self.is_float)),
-            ("HAS_ZERO", u32::from(self.has_zero)),
-            ("GROUPS", self.groups),
-        ]
+    pub(super) fn parameters(self) -> [Parameter; 3] {
+        let codes = match (self.is_float, self.has_zero) {
+            (true, _) => Codes::E2m1,
+            (_, true) => Codes::Uint4,
+            _ => Codes::Uint4b8,
+        };
+        [("IS_FP8", self.is_fp8.into()), ("CODES", codes as u32), ("GROUPS", self.groups)]
     }
 }
 

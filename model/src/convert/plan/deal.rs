@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use marlinspike::container::TensorSpec;
-use marlinspike::w4a8::stored;
 
 use super::{Item, Output, Plan, Settings, ShardPlan, Source};
 use crate::model::{Model, ModelError};
@@ -64,7 +63,7 @@ pub(super) fn shards(
             source: Source::Stack { stack, kind: o.kind },
         };
         let items = of.outputs.iter().map(item);
-        if plan.descriptions.contains_key(&of.module) || plan.layouts.contains_key(&of.module) {
+        if plan.descriptions.contains_key(&of.module) {
             described.entry(&of.module).or_default().extend(items);
             continue;
         }
@@ -111,7 +110,8 @@ pub const RANKS_KEY: &str = "marlinspike.ranks";
 fn metadata(plan: &Plan, settings: &Settings, items: &[Item]) -> BTreeMap<String, String> {
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let (tp, ep) = (settings.tp, settings.ep);
-    if !plan.descriptions.is_empty() && (tp.size > 1 || ep.size > 1) {
+    let stated = settings.format.target().states_ranks() && !plan.descriptions.is_empty();
+    if stated && (tp.size > 1 || ep.size > 1) {
         let ranks = serde_json::json!({
             "tp_size": tp.size, "tp_rank": tp.rank, "ep_size": ep.size, "ep_rank": ep.rank,
         });
@@ -121,10 +121,7 @@ fn metadata(plan: &Plan, settings: &Settings, items: &[Item]) -> BTreeMap<String
         let Source::Stack { stack, .. } = item.source else { continue };
         let module = &plan.stacks[stack].module;
         if let Some(description) = plan.descriptions.get(module) {
-            metadata.insert(stored::key(module), description.to_json().to_string());
-        }
-        if let Some(layout) = plan.layouts.get(module) {
-            metadata.insert(super::flashinfer_key(module), layout.to_string());
+            metadata.insert(description.key.clone(), description.value.to_string());
         }
     }
     metadata

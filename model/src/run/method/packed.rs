@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::load::{Loaded, dynamic};
 use super::parts::{Kind, Moe};
-use crate::convert::plan::FlashinferLayout;
+use crate::convert::target::flashinfer::FlashinferLayout;
 use crate::model::layers::Role;
 use crate::model::routing::MoeRouting;
 use crate::model::{Model, ModelError};

@@ -114,6 +114,7 @@ impl Rejects {
 
 /// What a verdict could not have missed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Power {
     /// Whether every bit was compared with one expected result: then every change is rejected.
     pub every_bit: bool,

@@ -8,8 +8,11 @@ use crate::gemm::{Bounded, Class, Convention, Extras, Recipe, Rule};
 use crate::scalar::ScalarType;
 use crate::weight::Weight;
 
-/// Rows of each part that decide whether the others are looked at.
-const FIRST_ROWS: usize = 2;
+/// Rows of a part in the sample that rules conventions out.
+const FIRST_ROWS: usize = 4;
+
+/// Elements whose bounds are computed at once.
+const AT_ONCE: usize = 1 << 18;
 
 /// One way to read an output. A reading explains an output if it explains every element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,11 +83,12 @@ pub(in crate::check) const DEQUANTIZING: &[Convention] =
     &[Convention::Marlin, Convention::Stepwise, Convention::Canonical, Convention::Unrounded];
 
 /// Bounds of all elements under a convention, and how the found elements fit them.
-pub(super) struct Tried {
-    pub(super) convention: Convention,
-    pub(super) bounded: Vec<Bounded>,
+#[derive(Clone)]
+struct Tried {
+    convention: Convention,
+    bounded: Vec<Bounded>,
     /// Elements out of bound.
-    pub(super) wrong: usize,
+    wrong: usize,
     /// Whether every element is the exact result rounded once.
     exact: bool,
 }
@@ -124,9 +128,9 @@ pub(super) fn choose(
     Err(crate::Error::size("readings", 0, "1 or more"))
 }
 
-/// Tries the conventions of one class. Where one explains the output, the others are left at
-/// their first wrong rows; where none does, the one with the fewest wrong elements is chosen, among
-/// equals the first. Unless `whole`, what explains nothing is not computed to its end.
+/// Tries the conventions of one class, first on a sample. Where one explains the output, those that
+/// are wrong in the sample are left at that; where none does, the one with the fewest wrong elements
+/// is chosen, among equals the first. Unless `whole`, what explains nothing is not computed to its end.
 fn choose_in(
     stage: &Stage<'_>,
     conventions: &[Convention],
@@ -134,27 +138,29 @@ fn choose_in(
     found: &[f64],
     (or_exact, whole): (bool, bool),
 ) -> Result<Option<Chosen>> {
-    let mut tried: Vec<Tried> = Vec::new();
-    let mut fits = Vec::new();
-    let (mut exact, mut exact_rounded) = (None, None);
-    for &convention in conventions {
-        let same = tried.iter().position(|t| same_numbers(stage, t.convention, convention));
-        let at = match same {
-            Some(at) => at,
-            None => {
-                let stop = !whole || !fits.is_empty();
-                let Some(new) = attempt(stage, (convention, class), found, stop)? else {
-                    continue;
-                };
-                tried.push(new);
-                tried.len() - 1
-            }
-        };
-        if tried[at].wrong == 0 {
+    let (distinct, same) = distinct(stage, conventions);
+    let mut tried = vec![None; distinct.len()];
+    if distinct.len() > 1 || !whole {
+        let candidates = in_sample(stage, &distinct, class, found)?;
+        fill(&mut tried, &distinct, candidates, |list| attempt(stage, list, class, found, true))?;
+    }
+    // `marlin` reads NaN codes as numbers: its exact result is not everybody's.
+    let is_exact = |c: Convention, t: &Tried| or_exact && t.exact && c != Convention::Marlin;
+    let mut pairs = conventions.iter().zip(&same);
+    if !pairs.any(|(c, &at)| tried[at].as_ref().is_some_and(|t| t.wrong == 0 || is_exact(*c, t))) {
+        if !whole {
+            return Ok(None);
+        }
+        let missing = (0..distinct.len()).filter(|&i| tried[i].is_none()).collect();
+        fill(&mut tried, &distinct, missing, |l| attempt(stage, l, class, found, false))?;
+    }
+    let (mut fits, mut exact, mut exact_rounded) = (Vec::new(), None, None);
+    for (&convention, &at) in conventions.iter().zip(&same) {
+        let Some(tried) = &tried[at] else { continue };
+        if tried.wrong == 0 {
             fits.push(Reading::Within(convention));
         }
-        // `marlin` reads NaN codes as numbers: its exact result is not everybody's.
-        if tried[at].exact && convention != Convention::Marlin && or_exact {
+        if is_exact(convention, tried) {
             let slot = match rounds_weights(stage, convention)? {
                 true => &mut exact_rounded,
                 false => &mut exact,
@@ -168,61 +174,132 @@ fn choose_in(
             fits.insert(0, Reading::Exact { rounded_weights });
         }
     }
-    let (at, reading) = match once.into_iter().find_map(|(at, r)| Some((at?, r))) {
-        Some((at, rounded_weights)) => (at, Reading::Exact { rounded_weights }),
-        None => {
-            let Some(at) = fewest(&tried) else { return Ok(None) };
-            (at, Reading::Within(tried[at].convention))
-        }
+    let chosen = once.into_iter().find_map(|(at, r)| Some((at?, r)));
+    let Some(at) = chosen.map(|c| c.0).or_else(|| fewest(&tried)) else { return Ok(None) };
+    let Some(Tried { convention, mut bounded, .. }) = tried.swap_remove(at) else {
+        return Ok(None);
     };
-    let Tried { convention, mut bounded, .. } = tried.swap_remove(at);
+    let reading = match chosen {
+        Some((_, rounded_weights)) => Reading::Exact { rounded_weights },
+        None => Reading::Within(convention),
+    };
     reading.narrow(&mut bounded, stage.dtype);
     Ok(Some(Chosen { reading, convention, class: class.clone(), bounded, fits }))
 }
 
-/// The reading with the fewest wrong elements; the first, unless another one has fewer by a tenth,
-/// since smaller differences are chance where the whole output is wrong.
-fn fewest(tried: &[Tried]) -> Option<usize> {
-    let least = (0..tried.len()).min_by_key(|&at| (tried[at].wrong, at))?;
-    let clear = tried[least].wrong == 0 || tried[least].wrong * 10 <= tried[0].wrong * 9;
-    Some(if clear { least } else { 0 })
+/// The conventions that compute different numbers, and which of them each of all is.
+pub(super) fn distinct(
+    stage: &Stage<'_>,
+    conventions: &[Convention],
+) -> (Vec<Convention>, Vec<usize>) {
+    let mut distinct: Vec<Convention> = Vec::new();
+    let place = |convention: &Convention| {
+        let same = distinct.iter().position(|&d| same_numbers(stage, d, *convention));
+        same.unwrap_or_else(|| {
+            distinct.push(*convention);
+            distinct.len() - 1
+        })
+    };
+    let same = conventions.iter().map(place).collect();
+    (distinct, same)
 }
 
-/// The bounds of a convention; `None` where `stop` is set and an element of the first rows fits
-/// neither them nor the exact result.
+/// Puts what `attempt` makes of the conventions `which` into their places.
+fn fill(
+    tried: &mut [Option<Tried>],
+    distinct: &[Convention],
+    which: Vec<usize>,
+    attempt: impl FnOnce(&[Convention]) -> Result<Vec<Option<Tried>>>,
+) -> Result<()> {
+    let list: Vec<Convention> = which.iter().map(|&i| distinct[i]).collect();
+    for (i, made) in which.into_iter().zip(attempt(&list)?) {
+        tried[i] = made;
+    }
+    Ok(())
+}
+
+/// The reading with the fewest wrong elements; the first, unless another one has fewer by a tenth,
+/// since smaller differences are chance where the whole output is wrong.
+fn fewest(tried: &[Option<Tried>]) -> Option<usize> {
+    let wrong: Vec<(usize, usize)> =
+        tried.iter().enumerate().filter_map(|(at, t)| Some((t.as_ref()?.wrong, at))).collect();
+    let (first, least) = (wrong.first()?, wrong.iter().min()?);
+    let clear = least.0 == 0 || least.0 * 10 <= first.0 * 9;
+    Some(if clear { least.1 } else { first.1 })
+}
+
+/// Which of the conventions may explain a sample of the output.
+fn in_sample(
+    stage: &Stage<'_>,
+    conventions: &[Convention],
+    class: &Class,
+    found: &[f64],
+) -> Result<Vec<usize>> {
+    let mut left: Vec<usize> = (0..conventions.len()).collect();
+    for sample in stage.spread_samples(FIRST_ROWS)? {
+        let list: Vec<Convention> = left.iter().map(|&i| conventions[i]).collect();
+        let made = sample.bounds(stage, (&list, class))?;
+        let places = &sample.places;
+        let fits = |all: &Vec<Bounded>| {
+            let pairs = || all.iter().zip(places).map(|(b, &i)| (b, found[i]));
+            pairs().all(|(b, x)| b.ratio(x) <= 1.0)
+                || pairs().all(|(b, x)| is_exact(b, x, stage.dtype))
+        };
+        let mut fits = made.iter().map(fits);
+        left.retain(|_| fits.next().unwrap_or(false));
+    }
+    Ok(left)
+}
+
+/// The bounds of each convention; with `stop`, `None` for those that do not explain some rows, neither
+/// by their bounds nor as the exact result.
 fn attempt(
     stage: &Stage<'_>,
-    (convention, class): (Convention, &Class),
+    conventions: &[Convention],
+    class: &Class,
     found: &[f64],
     stop: bool,
-) -> Result<Option<Tried>> {
+) -> Result<Vec<Option<Tried>>> {
     let size_n = stage.size_n();
-    let mut all = vec![Bounded::ZERO; found.len()];
-    for part in stage.parts.iter().filter(|p| !p.rows.is_empty()) {
-        let blocks = match stop {
-            true => part.rows.split_at(part.rows.len().min(FIRST_ROWS)),
-            false => (&part.rows[..], &[][..]),
-        };
-        for rows in [blocks.0, blocks.1].into_iter().filter(|rows| !rows.is_empty()) {
-            let bounded = stage.part(part, rows, (convention, class))?;
-            let (mut within, mut exact) = (true, true);
+    let zero = |&convention: &Convention| {
+        let bounded = vec![Bounded::ZERO; found.len()];
+        Some(Tried { convention, bounded, wrong: 0, exact: true })
+    };
+    let mut tried: Vec<Option<Tried>> = conventions.iter().map(zero).collect();
+    let mut in_part = vec![false; found.len() / size_n];
+    let at_once = (AT_ONCE / size_n).max(64);
+    let parts = stage.parts.iter();
+    for (part, rows) in parts.flat_map(|p| p.rows.chunks(at_once).map(move |rows| (p, rows))) {
+        rows.iter().for_each(|&row| in_part[row] = true);
+        let list: Vec<Convention> = tried.iter().flatten().map(|t| t.convention).collect();
+        let mut made = stage.part(part, rows, (&list, class))?.into_iter();
+        for slot in &mut tried {
+            let Some(tried) = slot else { continue };
+            let Some(bounded) = made.next() else { break };
+            let (before, mut exact) = (tried.wrong, true);
             for (row, bounded) in rows.iter().zip(bounded.chunks_exact(size_n)) {
                 let at = row * size_n;
-                all[at..][..size_n].copy_from_slice(bounded);
+                tried.bounded[at..][..size_n].copy_from_slice(bounded);
                 for (b, &x) in bounded.iter().zip(&found[at..]) {
-                    within &= b.ratio(x) <= 1.0;
-                    exact &= is_exact(b, x, stage.dtype);
+                    tried.wrong += usize::from(b.ratio(x) > 1.0);
+                    exact = exact && is_exact(b, x, stage.dtype);
                 }
             }
-            if stop && !within && !exact {
-                return Ok(None);
+            tried.exact &= exact;
+            if stop && tried.wrong > before && !exact {
+                *slot = None;
             }
         }
     }
-    let pairs = || all.iter().zip(found);
-    let wrong = pairs().filter(|(b, x)| b.ratio(**x) > 1.0).count();
-    let exact = pairs().all(|(b, &x)| is_exact(b, x, stage.dtype));
-    Ok(Some(Tried { convention, bounded: all, wrong, exact }))
+    for row in (0..in_part.len()).filter(|&row| !in_part[row]) {
+        for &x in &found[row * size_n..][..size_n] {
+            for tried in tried.iter_mut().flatten() {
+                tried.wrong += usize::from(Bounded::ZERO.ratio(x) > 1.0);
+                tried.exact &= is_exact(&Bounded::ZERO, x, stage.dtype);
+            }
+        }
+    }
+    Ok(tried)
 }
 
 /// Whether `found` is the exact result rounded once.

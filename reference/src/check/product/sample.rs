@@ -1,29 +1,92 @@
-//! What a product's verdict could not have missed, looked at in a few rows and columns: outputs that
-//! take a product of their own to compute.
+//! A few rows and columns of a product: they rule readings and members of classes out, and tell what
+//! a verdict could not have missed where that takes products of their own.
 
-use super::readings::{Chosen, Reading};
+use super::readings::{self, Chosen, Reading};
 use super::stage::{Part, Stage};
 use crate::check::power::{Accepted, Power, rejects_sample, rejects_values, uniform_error};
-use crate::gemm::{Bounded, Convention, Rows};
+use crate::gemm::tensor_core::LANES;
+use crate::gemm::{Bounded, Class, Convention, Rows};
 use crate::interval::round_once;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
-/// Columns of the sample.
+/// Columns of the sample that the power is looked at in.
 const COLUMNS: usize = 64;
-/// Matrices of the sample: those with the most rows.
+/// Matrices of a sample.
 const PARTS: usize = 2;
 
-/// A few rows of a part, and a run of its columns.
-struct Sample<'s, 'c> {
+/// A few rows and columns of a part.
+pub(in crate::check) struct Sample<'s, 'c> {
     part: &'s Part<'c>,
     rows: Vec<usize>,
+    /// The columns of the part's matrix.
     weight: Weight<'static>,
-    /// Places of its elements in the output.
-    places: Vec<usize>,
+    /// Places of its elements in the output, row by row.
+    pub(in crate::check) places: Vec<usize>,
+}
+
+impl<'s, 'c> Sample<'s, 'c> {
+    fn new(
+        stage: &Stage<'c>,
+        part: &'s Part<'c>,
+        rows: Vec<usize>,
+        columns: &[usize],
+    ) -> Result<Self> {
+        let size_n = stage.size_n();
+        let place = |&row: &usize| columns.iter().map(move |n| row * size_n + n);
+        let places = rows.iter().flat_map(place).collect();
+        Ok(Self { part, rows, weight: part.weight.gather_columns(columns)?, places })
+    }
+
+    /// The bounds of its elements by each convention.
+    pub(in crate::check) fn bounds(
+        &self,
+        stage: &Stage<'c>,
+        how: (&[Convention], &Class),
+    ) -> Result<Vec<Vec<Bounded>>> {
+        let (rows, radius) = self.factors(stage)?;
+        stage.bounds(self.part, &self.weight, &self.rows, how, (&rows, radius.as_ref()))
+    }
+
+    /// The same by each of the `members` of the class.
+    pub(in crate::check) fn member_bounds(
+        &self,
+        stage: &Stage<'c>,
+        how: (&[Convention], &Class),
+        members: &[Class],
+    ) -> Result<Vec<Vec<Vec<Bounded>>>> {
+        let (rows, radius) = self.factors(stage)?;
+        stage.with_judge(self.part, &self.weight, &self.rows, how, |judge, recipes| {
+            judge.member_bounds(members, recipes, &rows, radius.as_ref())
+        })
+    }
+
+    fn factors(&self, stage: &Stage<'c>) -> Result<(Rows, Option<Rows>)> {
+        let radius = stage.radius.as_ref().map(|radius| select(radius, &self.rows)).transpose()?;
+        Ok((select(&stage.rows, &self.rows)?, radius))
+    }
+}
+
+fn select(all: &Rows, which: &[usize]) -> Result<Rows> {
+    let missing = || Error::size("rows", all.rows(), "one for each output row");
+    all.select(which).ok_or_else(missing)
+}
+
+/// At most `count` of the numbers below `size`, from the first to the last.
+fn spread(count: usize, size: usize) -> impl Iterator<Item = usize> {
+    let step = move |i: usize| if size <= count { i } else { i * (size - 1) / (count - 1) };
+    (0..count.min(size)).map(step)
 }
 
 impl<'c> Stage<'c> {
+    /// Columns of the first parts, and at most `count` rows of each, from the first to the last.
+    pub(in crate::check) fn spread_samples(&self, count: usize) -> Result<Vec<Sample<'_, 'c>>> {
+        let columns: Vec<usize> = spread(LANES, self.size_n()).collect();
+        let filled = self.parts.iter().filter(|part| !part.rows.is_empty()).take(PARTS);
+        let rows = |part: &Part<'_>| spread(count, part.rows.len()).map(|i| part.rows[i]).collect();
+        filled.map(|part| Sample::new(self, part, rows(part), &columns)).collect()
+    }
+
     /// Adds what is looked at on a sample: half of k left out, split-K through 16 bits, and the
     /// uniform errors that other `conventions` would admit.
     pub(super) fn sample_power(
@@ -32,38 +95,35 @@ impl<'c> Stage<'c> {
         conventions: &[Convention],
         power: &mut Power,
     ) -> Result<()> {
+        let (distinct, same) = readings::distinct(self, conventions);
+        let mut own = conventions.iter().zip(&same).filter(|(c, _)| **c == chosen.convention);
+        let own = own.next().map_or(0, |(_, &at)| at);
+        let right = |i: usize| Accepted::from(&chosen.bounded[i]);
         let (mut missing, mut split) = (Vec::new(), Vec::new());
-        for sample in self.samples()? {
-            let last_half = self.of_range(&sample, chosen, |k, size_k| k >= size_k / 2)?;
-            let right = |i: usize| Accepted::from(&chosen.bounded[i]);
-            let pairs = || sample.places.iter().copied().zip(&last_half);
-            missing.extend(pairs().map(|(i, b)| (Accepted::from(b), right(i))));
+        let mut pairs = vec![Vec::new(); distinct.len()];
+        for sample in self.power_samples()? {
+            let made = self.with_halves(&sample, (&distinct, &chosen.class))?;
+            for (pairs, made) in pairs.iter_mut().zip(&made) {
+                let accepted = made.iter().map(Accepted::from);
+                pairs.extend(sample.places.iter().map(|&i| right(i)).zip(accepted));
+            }
+            let Some(made) = made.get(own) else { continue };
+            let mut halves = made[sample.places.len()..].to_vec();
+            chosen.reading.narrow(&mut halves, self.dtype);
+            let (last_half, first_half) = halves.split_at(sample.places.len());
+            let places = || sample.places.iter().copied().zip(last_half);
+            missing.extend(places().map(|(i, b)| (Accepted::from(b), right(i))));
             // With a bias, the parts' epilogues would add it twice.
             if sample.weight.bias.is_none() {
-                let first_half = self.of_range(&sample, chosen, |k, size_k| k < size_k / 2)?;
                 let value = |b: &Bounded| self.dtype.to_f64(b.rounded);
-                split.extend(
-                    pairs()
-                        .zip(&first_half)
-                        .map(|((i, b), a)| (round_once(self.dtype, value(a) + value(b)), right(i))),
-                );
+                let sum = |b, a| round_once(self.dtype, value(a) + value(b));
+                split.extend(places().zip(first_half).map(|((i, b), a)| (sum(b, a), right(i))));
             }
         }
         // An exact result is one number, and its convention admits more.
         let whole = |c: &Convention| chosen.reading == Reading::Within(*c);
-        for &other in conventions.iter().filter(|c| !whole(c)) {
-            let mut pairs = Vec::new();
-            for sample in self.samples()? {
-                let rows = self.rows.select(&sample.rows).ok_or_else(|| {
-                    Error::size("rows", self.rows.rows(), "one for each output row")
-                })?;
-                let how = (other, &chosen.class);
-                let made =
-                    self.bounds(sample.part, &sample.weight, &sample.rows, how, (&rows, None))?;
-                let right = |i: &usize| Accepted::from(&chosen.bounded[*i]);
-                pairs.extend(sample.places.iter().map(right).zip(made.iter().map(Accepted::from)));
-            }
-            let error = uniform_error(self.dtype, pairs);
+        for (_, &at) in conventions.iter().zip(&same).filter(|(c, _)| !whole(c)) {
+            let error = uniform_error(self.dtype, pairs[at].iter().copied());
             power.uniform_error = power.uniform_error.zip(error).map(|(a, b)| a.max(b));
         }
         power.rejects.half_k_missing = rejects_sample(self.dtype, missing);
@@ -71,10 +131,11 @@ impl<'c> Stage<'c> {
         Ok(())
     }
 
-    fn samples(&self) -> Result<Vec<Sample<'_, 'c>>> {
+    /// A run of columns of the parts with the most rows, and a few rows of each.
+    fn power_samples(&self) -> Result<Vec<Sample<'_, 'c>>> {
         let size_n = self.size_n();
         let start = (size_n / 2).min(size_n.saturating_sub(COLUMNS));
-        let columns = start..size_n.min(start + COLUMNS);
+        let columns: Vec<usize> = (start..size_n.min(start + COLUMNS)).collect();
         let mut parts: Vec<&Part<'c>> = self.parts.iter().filter(|p| !p.rows.is_empty()).collect();
         parts.sort_by_key(|p| std::cmp::Reverse(p.rows.len()));
         let mut samples = Vec::new();
@@ -82,32 +143,29 @@ impl<'c> Stage<'c> {
             let last = part.rows.len() - 1;
             let mut rows = vec![part.rows[0], part.rows[last / 2], part.rows[last]];
             rows.dedup();
-            let weight = part.weight.slice_columns(columns.clone())?;
-            let place = |&row: &usize| columns.clone().map(move |n| row * size_n + n);
-            let places = rows.iter().flat_map(place).collect();
-            samples.push(Sample { part, rows, weight, places });
+            samples.push(Sample::new(self, part, rows, &columns)?);
         }
         Ok(samples)
     }
 
-    /// The sample's elements of a part of k; the rest of the activations is zero.
-    fn of_range(
+    /// The sample's elements by each convention: those of all of k, of its last half, and of its first
+    /// half; the rest of the activations is zero.
+    fn with_halves(
         &self,
-        sample: &Sample<'_, '_>,
-        chosen: &Chosen,
-        of: impl Fn(usize, usize) -> bool,
-    ) -> Result<Vec<Bounded>> {
+        sample: &Sample<'_, 'c>,
+        how: (&[Convention], &Class),
+    ) -> Result<Vec<Vec<Bounded>>> {
         let size_k = self.rows.size_k();
-        let of = &of;
-        let row = |&row: &usize| {
-            let row = self.rows.row(row);
-            (0..size_k).map(move |k| if of(k, size_k) { row[k] } else { 0.0 })
+        let half = size_k / 2;
+        let row = |&(row, range): &(usize, &std::ops::Range<usize>)| {
+            let (row, range) = (self.rows.row(row), range.clone());
+            (0..size_k).map(move |k| if range.contains(&k) { row[k] } else { 0.0 })
         };
-        let rows = Rows::new(size_k, sample.rows.iter().flat_map(row).collect())?;
-        let how = (chosen.convention, &chosen.class);
-        let mut made =
-            self.bounds(sample.part, &sample.weight, &sample.rows, how, (&rows, None))?;
-        chosen.reading.narrow(&mut made, self.dtype);
-        Ok(made)
+        let ranges = [0..size_k, half..size_k, 0..half];
+        let all: Vec<_> =
+            ranges.iter().flat_map(|range| sample.rows.iter().map(move |&m| (m, range))).collect();
+        let rows = Rows::new(size_k, all.iter().flat_map(row).collect())?;
+        let of: Vec<usize> = all.iter().map(|(m, _)| *m).collect();
+        self.bounds(sample.part, &sample.weight, &of, how, (&rows, None))
     }
 }

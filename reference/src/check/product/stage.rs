@@ -111,13 +111,13 @@ impl Stage<'_> {
         Recipe::new(convention, weight, self.dtype, extras)
     }
 
-    /// Exact results and bounds of some rows of a part, by a convention and class.
+    /// Exact results and bounds of some rows of a part, by each convention and a class.
     pub(super) fn part(
         &self,
         part: &Part<'_>,
         of: &[usize],
-        how: (Convention, &Class),
-    ) -> Result<Vec<Bounded>> {
+        how: (&[Convention], &Class),
+    ) -> Result<Vec<Vec<Bounded>>> {
         let missing = || crate::Error::size("rows", self.rows.rows(), "one for each output row");
         let rows = self.rows.select(of).ok_or_else(missing)?;
         let radius = match &self.radius {
@@ -128,15 +128,30 @@ impl Stage<'_> {
     }
 
     /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
-    /// columns of the part's matrix.
+    /// columns of the part's matrix, by each convention.
     pub(super) fn bounds(
         &self,
         part: &Part<'_>,
         weight: &Weight<'_>,
         of: &[usize],
-        (convention, class): (Convention, &Class),
+        how: (&[Convention], &Class),
         (rows, radius): (&Rows, Option<&Rows>),
-    ) -> Result<Vec<Bounded>> {
+    ) -> Result<Vec<Vec<Bounded>>> {
+        self.with_judge(part, weight, of, how, |judge, recipes| {
+            judge.bounds_each(recipes, rows, radius)
+        })
+    }
+
+    /// Hands `then` the judge of the output rows `of`, times `weight`, some columns of the part's
+    /// matrix, and the recipes of the conventions.
+    pub(super) fn with_judge<R: Default>(
+        &self,
+        part: &Part<'_>,
+        weight: &Weight<'_>,
+        of: &[usize],
+        (conventions, class): (&[Convention], &Class),
+        then: impl FnOnce(&Judge<'_>, &[Recipe]) -> Result<R>,
+    ) -> Result<R> {
         let pick = |values: Option<&[f32]>| -> Option<Vec<f32>> {
             values.map(|v| of.iter().map(|&r| v[r]).collect())
         };
@@ -144,12 +159,14 @@ impl Stage<'_> {
             (pick(self.extras.activation_scales), pick(self.extras.router_weights));
         let extras =
             Extras { activation_scales: scales.as_deref(), router_weights: routers.as_deref() };
-        let recipe = self.recipe(weight, convention, extras)?;
+        let recipe = |&convention: &Convention| self.recipe(weight, convention, extras);
+        let recipes: Vec<Recipe> = conventions.iter().map(recipe).collect::<Result<_>>()?;
+        let Some(first) = recipes.first() else { return Ok(R::default()) };
         let order = match (self.orders, part.expert) {
             (Some(orders), expert) => orders.get(expert.unwrap_or(0)).map(Vec::as_slice),
             (None, _) => None,
         };
-        Judge { weight, order, recipe: &recipe, class, extras }.bounds(rows, radius)
+        then(&Judge { weight, order, recipe: first, class, extras }, &recipes)
     }
 
     /// The verdict, and what explains it where it is not a pass.

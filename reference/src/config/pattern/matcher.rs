@@ -6,8 +6,8 @@
 
 use fancy_regex::Assertion;
 
-use super::budget::MAX_STEPS;
 use super::program::{Inst, Program};
+use crate::config::limits::MAX_STEPS;
 
 /// More than [`MAX_STEPS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,13 @@ use crate::scalar::ScalarType;
 /// Room for the f64 arithmetic that bounds are computed in.
 const SLACK: f64 = 1.0 + 1e-12;
 
+/// What roundings may add to partial sums: a factor of theirs, and something near zero.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::gemm) struct Growth {
+    factor: f64,
+    tiny: f64,
+}
+
 /// What is known of an element's products, each with the uncertainty of the activations in it.
 #[derive(Debug, Clone, Copy)]
 struct Sides {
@@ -41,10 +48,21 @@ impl Class {
     /// A class that fixes the order of its members ([`Order::Ascending`]) is bounded as if it did
     /// not; [`Judge`](crate::gemm::Judge) follows the order of a single member instead.
     pub fn bound(&self, element: &Element<'_>, size_k: usize, inputs: Inputs) -> [f64; 2] {
+        self.bound_with(element, size_k, inputs, self.growth(size_k, inputs.output))
+    }
+
+    /// The same with what all elements share.
+    pub(in crate::gemm) fn bound_with(
+        &self,
+        element: &Element<'_>,
+        size_k: usize,
+        inputs: Inputs,
+        growth: Growth,
+    ) -> [f64; 2] {
         if self.adder == Adder::Exact {
             return [element.carried; 2];
         }
-        let sides = self.sides(element, size_k, inputs);
+        let sides = self.sides(element, growth);
         let errors = match self.order {
             Order::Any | Order::Ascending(_) => self.errors(sides.most(), element, size_k, inputs),
             Order::Striped { .. } => self.striped(&sides, element, size_k, inputs),
@@ -60,17 +78,19 @@ impl Class {
         })
     }
 
-    fn sides(&self, element: &Element<'_>, size_k: usize, inputs: Inputs) -> Sides {
+    /// What roundings may add to the partial sums of a product.
+    pub(in crate::gemm) fn growth(&self, size_k: usize, output: ScalarType) -> Growth {
         let additions = self.additions(size_k) as f64;
         let half = match self.reduction {
-            Reduction::Output { parts } => {
-                2.0 * parts as f64 * power(-1 - mantissa(inputs.output).0)
-            }
+            Reduction::Output { parts } => 2.0 * parts as f64 * power(-1 - mantissa(output).0),
             Reduction::F32 { .. } => 0.0,
         };
         // Per addition at most a product with a scale, an addition, and one of a reduction.
-        let growth = (4.0 * (additions + 1.0) * power(-24) * SLACK + half).exp();
-        let tiny = 4.0 * (size_k as f64 + 1.0) * power(-149);
+        let factor = (4.0 * (additions + 1.0) * power(-24) * SLACK + half).exp();
+        Growth { factor, tiny: 4.0 * (size_k as f64 + 1.0) * power(-149) }
+    }
+
+    fn sides(&self, element: &Element<'_>, growth: Growth) -> Sides {
         let sum = element.value();
         let sums = match self.tracks_absolute() {
             true => [sum, -sum]
@@ -78,7 +98,7 @@ impl Class {
             false => [f64::INFINITY; 2],
         };
         let none = sums == [0.0; 2];
-        Sides { sums, growth, tiny: if none { 0.0 } else { tiny } }
+        Sides { sums, growth: growth.factor, tiny: if none { 0.0 } else { growth.tiny } }
     }
 
     /// Additions of the adder.

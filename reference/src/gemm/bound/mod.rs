@@ -73,6 +73,7 @@ mod error;
 mod named;
 
 pub use ascending::{Ascending, Split};
+pub(in crate::gemm) use error::Growth;
 use serde::{Deserialize, Serialize};
 
 use super::exact::Request;

@@ -33,3 +33,9 @@ impl ScheduleError {
         Self::Value { key: key.into(), found: found.to_string(), expected: expected.to_string() }
     }
 }
+
+impl From<ScheduleError> for crate::Error {
+    fn from(error: ScheduleError) -> Self {
+        Self::module(error)
+    }
+}

@@ -47,7 +47,7 @@ impl Schedule {
     /// of the unit's type `a`, zero-extended.
     ///
     /// # Errors
-    /// [`Error::Schedule`] where the schedule contradicts itself or the weight; [`Error::Shape`]
+    /// [`ScheduleError`](crate::gemm::schedule::ScheduleError) where the schedule contradicts itself or the weight; [`Error::Shape`]
     /// for x and extras of another length; [`Error::Value`] for a weight that the unit's type
     /// cannot hold where it must, and for a permutation that does not sort; what
     /// [`Weight::validate`] refuses. `Extras` without a scale that a step needs is
@@ -236,16 +236,39 @@ impl Plan<'_> {
         first: usize,
         operands: &[Operands; LANES],
     ) -> Lanes {
-        let s = self.schedule;
-        let shape = self.weight.shape();
+        let mut sums = self.chunk_sums(row, columns, place, first, operands);
+        self.finish_chunks(&mut sums, place, first, operands)
+    }
+
+    /// The sums of the chunks, f32 bits.
+    pub(super) fn chunk_sums(
+        &self,
+        row: &Row,
+        columns: &Columns,
+        place: usize,
+        first: usize,
+        operands: &[Operands; LANES],
+    ) -> Vec<Lanes> {
+        let (s, shape) = (self.schedule, self.weight.shape());
         let chunks = s.chunks.of(place, first, shape.size_n, shape.size_k);
-        let mut sums: Vec<Lanes> = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
+        let sum = |chunk| {
             let mut sum = self.chunk(row, columns, chunk, operands);
             step(&s.chunk_steps, &mut sum, operands);
-            sums.push(sum);
-        }
-        let sum = s.chunk_sum.reduce(&mut sums);
+            sum
+        };
+        chunks.into_iter().map(sum).collect()
+    }
+
+    /// The outputs that follow from the chunks' sums.
+    pub(super) fn finish_chunks(
+        &self,
+        sums: &mut [Lanes],
+        place: usize,
+        first: usize,
+        operands: &[Operands; LANES],
+    ) -> Lanes {
+        let s = self.schedule;
+        let sum = s.chunk_sum.reduce(sums);
         let ty = s.output_type();
         let row = s.chunks.row_of_block(place);
         std::array::from_fn(|l| {

@@ -213,16 +213,25 @@ struct CodeTable<'p> {
     codes: Option<Vec<[Option<u32>; 16]>>,
     /// Whether rows of one group follow each other.
     in_runs: bool,
+    /// Of codes that mean the same in every group and column.
+    plain: Option<Vec<Option<u32>>>,
 }
 
 impl<'p> CodeTable<'p> {
     fn new(plan: &'p Plan<'p>) -> Self {
         let runs = matches!(plan.weight.groups, Groups::Uniform(_)) || plan.order.is_some();
         let in_runs = runs && plan.weight.codes.bits() == 4;
-        Self { plan, group: usize::MAX, first: 0, codes: None, in_runs }
+        let form = plan.schedule.weights.form;
+        let is_plain = form == WeightForm::Unscaled && plan.weight.zeros.is_none();
+        let all = || (0..plan.values.len()).map(|code| plan.encode(code as u8, 0, 0)).collect();
+        let plain = (is_plain && !in_runs).then(all);
+        Self { plan, group: usize::MAX, first: 0, codes: None, in_runs, plain }
     }
 
     fn enter(&mut self, k: usize, first: usize, lanes: usize) {
+        if self.plain.is_some() {
+            return;
+        }
         let group = self.plan.group(k);
         if self.in_runs && (self.group != group || self.codes.is_none()) {
             let column = |l| std::array::from_fn(|c| self.plan.encode(c as u8, group, first + l));
@@ -232,9 +241,10 @@ impl<'p> CodeTable<'p> {
     }
 
     fn get(&self, lane: usize, code: u8) -> Option<u32> {
-        match &self.codes {
-            Some(codes) => codes[lane][usize::from(code)],
-            None => self.plan.encode(code, self.group, self.first + lane),
+        match (&self.plain, &self.codes) {
+            (Some(plain), _) => plain[usize::from(code)],
+            (None, Some(codes)) => codes[lane][usize::from(code)],
+            (None, None) => self.plan.encode(code, self.group, self.first + lane),
         }
     }
 }

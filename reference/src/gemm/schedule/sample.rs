@@ -3,9 +3,9 @@
 use super::execute::Extras;
 use super::operand::{Columns, Plan};
 use super::steps::Operands;
-use super::{GroupScale, Rows, Schedule, UnitName, Weights};
+use super::{GroupScale, Rows, Schedule, Sum, UnitName, Weights};
 use crate::Result;
-use crate::gemm::tensor_core::{LANES, Row};
+use crate::gemm::tensor_core::{LANES, Lanes, Row};
 use crate::weight::Weight;
 
 /// One row of x and up to [`LANES`] columns of one matrix.
@@ -22,6 +22,8 @@ pub(crate) struct Sample<'s> {
     /// The first column.
     pub(crate) first: usize,
     decoded: Vec<(Key, Row, Columns)>,
+    /// The sums of the last schedule's chunks, and the schedule without what follows them.
+    sums: Option<(Key, Schedule, Vec<Lanes>)>,
 }
 
 /// What the operands depend on.
@@ -35,7 +37,7 @@ impl<'s> Sample<'s> {
         extras: Extras<'s>,
         [place, first]: [usize; 2],
     ) -> Self {
-        Self { x, weight, scale_max, extras, place, first, decoded: Vec::new() }
+        Self { x, weight, scale_max, extras, place, first, decoded: Vec::new(), sums: None }
     }
 
     /// The outputs' bits, as the whole product has them.
@@ -70,7 +72,16 @@ impl<'s> Sample<'s> {
             ..o
         });
         let width = LANES.min(self.weight.shape().size_n - self.first);
-        let lanes = plan.outputs(row, columns, self.place, self.first, &operands);
+        // Schedules of one order differ in what follows: they come one after another.
+        let (chunk_sum, epilogue) = (Sum::default(), Vec::new());
+        let before = Schedule { chunk_sum, epilogue, ..schedule.clone() };
+        let same = self.sums.as_ref().is_some_and(|(k, s, _)| (k, s) == (&key, &before));
+        if !same {
+            let sums = plan.chunk_sums(row, columns, self.place, self.first, &operands);
+            self.sums = Some((key, before, sums));
+        }
+        let mut sums = self.sums.as_ref().map_or_else(Vec::new, |(.., sums)| sums.clone());
+        let lanes = plan.finish_chunks(&mut sums, self.place, self.first, &operands);
         Ok(lanes[..width].to_vec())
     }
 }

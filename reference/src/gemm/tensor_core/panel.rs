@@ -8,6 +8,7 @@ use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
 use super::simd;
 use super::units::{Accumulator, KSplit, Unit};
 use super::{add_f16, add_f32};
+use crate::gemm::rows::two_to;
 use crate::{Error, Result};
 
 /// Columns of a [`Panel`].
@@ -28,9 +29,7 @@ impl Factor {
     fn new(x: Operand) -> Self {
         let magnitude = match x.special {
             // 11 bits of significand, and an exponent of f32's range: exact.
-            Special::Finite => {
-                f64::from(x.significand) * f64::from(i32::from(x.exponent) - FRACTION).exp2()
-            }
+            Special::Finite => f64::from(x.significand) * two_to(i32::from(x.exponent) - FRACTION),
             Special::Infinity => f64::from(x.significand.signum()) * f64::INFINITY,
             Special::Nan => f64::NAN,
         };

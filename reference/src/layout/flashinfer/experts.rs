@@ -1,5 +1,6 @@
 //! One projection of a layer's experts, from weights to what a kernel is given.
 
+use super::projection::{EPILOGUE_TILE_M, Projection};
 use super::{
     BLOCK_K_BYTES, BlockScaleLayout, Nvfp4Backend, PackedRows, RowOrder, RowStep, ScaleTile,
 };
@@ -8,18 +9,6 @@ use crate::layout::Layout;
 use crate::scalar::ScalarType;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
-
-/// Which matrix of an expert.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Projection {
-    /// Gate (w1) and up (w3) in one, N = 2 · intermediate size with w1 first, or up alone.
-    W13,
-    /// Down: N = hidden size, K = intermediate size.
-    W2,
-}
-
-/// Rows of the epilogue's tile in the kernels whose weights are shuffled.
-pub(super) const EPILOGUE_TILE_M: usize = 128;
 
 /// How a kernel stores the weights of one projection.
 #[derive(Debug, Clone, PartialEq, Eq)]

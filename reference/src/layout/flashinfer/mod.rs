@@ -21,12 +21,14 @@ mod block_scale;
 mod experts;
 mod nvfp4;
 mod packed_rows;
+mod projection;
 mod routing;
 mod rows;
 
 pub use block_scale::{BlockScaleLayout, ScaleTile};
-pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts, Projection};
+pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts};
 pub use nvfp4::{Alphas, Nvfp4Backend};
 pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
+pub use projection::Projection;
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
 pub use rows::{RowOrder, RowStep};

@@ -1,7 +1,7 @@
 //! What each NVFP4 MoE backend wants of weights, block scales and the activations' global scales.
 
-use super::experts::EPILOGUE_TILE_M;
-use super::{Projection, RowStep};
+use super::RowStep;
+use super::projection::{EPILOGUE_TILE_M, Projection};
 use crate::dims::Shape;
 use crate::{Error, Result};
 

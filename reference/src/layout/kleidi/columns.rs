@@ -1,7 +1,7 @@
 //! What a packed weight holds, before it is interleaved.
 
 use super::CHUNK;
-use super::weight::{Parts, Scales};
+use super::parts::{Parts, Scales};
 use crate::dims::{GroupSize, LogicalK, Shape};
 use crate::scalar::bf16_to_f32;
 use crate::weight::{Table, Weight};

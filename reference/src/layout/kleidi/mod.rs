@@ -20,6 +20,7 @@
 
 mod columns;
 mod lhs;
+mod parts;
 mod rhs;
 mod stack;
 mod weight;

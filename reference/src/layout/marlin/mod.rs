@@ -2,6 +2,7 @@
 //! `gptq_marlin_repack`, `marlin_utils.py`, `marlin_utils_fp8.py`, `marlin_utils_fp4.py`).
 
 mod float;
+mod kernel;
 mod nvfp4;
 mod prepare;
 mod repack;

@@ -2,7 +2,8 @@
 
 use rayon::{current_num_threads, prelude::*};
 
-use super::repack::{self, Kernel};
+use super::kernel::Kernel;
+use super::repack;
 use super::tile::{Activations, TILE_LEN, TileMap};
 use crate::dims::Shape;
 use crate::layout::{Difference, Layout, Place, Slot, compare};

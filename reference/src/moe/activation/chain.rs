@@ -1,9 +1,9 @@
 //! The two ways to compute an activation that have names, operation by operation.
 
 use super::{Definition, Function};
-use crate::moe::router::round_to;
 use crate::moe::{Chain, math};
 use crate::scalar::ScalarType;
+use crate::scalar::round_to;
 use crate::{Error, Result};
 
 /// √½ to nearest.

@@ -15,134 +15,19 @@
 //! order of additions. The items of step 2 store the activated rows as
 //! `[expert][run][row][column of the run]`.
 
-use super::activation::Kind;
 use super::buckets::Buckets;
-use super::refusal::{Mode, Refusal, Settings};
+use super::layer::MoeLayer;
 use super::route::{Choice, route};
+use super::steps;
 use super::workspace::{Buffers, Workspace};
-use super::{check_expert_map, steps};
-use crate::layout::kleidi::PackedStack;
-use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
-use crate::moe::router::Router;
-use crate::scalar::ScalarType;
 use crate::w4a8::buffer::grow;
 use crate::w4a8::parallel::{Wide, for_parts};
-use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::rows::{Element, Rows, RowsMut};
 use crate::w4a8::runs::{BLOCK, Runs};
-use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};
 
-/// The configuration of a layer, without its weights.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MoeConfig<'a> {
-    /// Experts of all ranks.
-    pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all experts are local.
-    pub expert_map: Option<Vec<i32>>,
-    /// The router: logits to experts and weights.
-    pub router: Router<'a>,
-    /// Activation between the products.
-    pub activation: Activation,
-    /// Rounding of quantized activations.
-    pub rounding: ActivationRounding,
-    /// Whether router weights multiply the input instead of the output.
-    pub router_weight_on_input: bool,
-    /// Whether upstream's refusals apply.
-    pub mode: Mode,
-}
-
-/// One rank's layer, ready to run: the bits of [`Layer`](super::Layer).
-#[derive(Debug)]
-pub struct MoeLayer<'a> {
-    w13: PackedStack<'a>,
-    w2: PackedStack<'a>,
-    config: MoeConfig<'a>,
-    kind: Kind,
-    kernel: Box<dyn Kernel>,
-}
-
-impl<'a> MoeLayer<'a> {
-    /// Gate and up `w13` `[H, 2I]` and down `w2` `[I, H]` of this rank's experts, run by the
-    /// fastest kernel of this CPU.
-    ///
-    /// # Errors
-    /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
-    /// [`Error::Value`] naming the part that does not agree.
-    pub fn new(w13: PackedStack<'a>, w2: PackedStack<'a>, config: MoeConfig<'a>) -> Result<Self> {
-        let refused = Refusal::Activation { found: config.activation };
-        let kind = Kind::of(config.activation).ok_or(refused)?;
-        let layer = Self { w13, w2, config, kind, kernel: fastest() };
-        layer.admit(ScalarType::FLOAT32)?;
-        let (h, i) = (layer.hidden_size(), layer.intermediate_size());
-        for (name, weights, size_n) in [("w13", &layer.w13, 2 * i), ("w2", &layer.w2, h)] {
-            let shape = weights.layout().shape();
-            if shape.size_n != size_n {
-                let expected = format!("[{}, {size_n}]", shape.size_k);
-                return Err(Error::shape(name, &[shape.size_k, shape.size_n], expected));
-            }
-        }
-        let local = layer.w13.count();
-        if local != layer.w2.count() {
-            let found = format!("{local} of w13, {} of w2", layer.w2.count());
-            return Err(Error::size("experts", found, "as many of each, 1 or more"));
-        }
-        check_expert_map(layer.config.num_experts, layer.config.expert_map.as_deref(), local)?;
-        // Checks sizes and bias; logits are checked in each call.
-        layer.config.router.validate(&[], layer.config.num_experts)?;
-        Ok(layer)
-    }
-
-    /// The same layer with another kernel.
-    pub fn with_kernel(self, kernel: Box<dyn Kernel>) -> Self {
-        Self { kernel, ..self }
-    }
-
-    /// H.
-    pub fn hidden_size(&self) -> usize {
-        self.w13.layout().shape().size_k
-    }
-
-    /// I.
-    pub fn intermediate_size(&self) -> usize {
-        self.w2.layout().shape().size_k
-    }
-
-    /// Gate and up.
-    pub fn w13(&self) -> &PackedStack<'a> {
-        &self.w13
-    }
-
-    /// Down.
-    pub fn w2(&self) -> &PackedStack<'a> {
-        &self.w2
-    }
-
-    /// The layer's configuration.
-    pub fn config(&self) -> &MoeConfig<'a> {
-        &self.config
-    }
-
-    pub(super) fn kernel(&self) -> &dyn Kernel {
-        self.kernel.as_ref()
-    }
-
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// Checks `dtype` against upstream's refusals.
-    fn admit(&self, dtype: ScalarType) -> Result<()> {
-        let settings = Settings {
-            has_expert_map: self.config.expert_map.is_some(),
-            use_grouped_topk: self.config.router.groups.is_some(),
-            router_weight_on_input: self.config.router_weight_on_input,
-            ..Settings::new(self.config.activation, dtype)
-        };
-        Ok(self.config.mode.admit(&settings)?)
-    }
-
+impl MoeLayer<'_> {
     /// `out` `[M, H]` of `x` `[M, H]` and `router_logits` `[M, num_experts]`, all row-major.
     ///
     /// # Errors
@@ -188,7 +73,7 @@ impl<'a> MoeLayer<'a> {
     /// `out` `[M, H]` of `x` `[M, H]` for given experts and weights.
     ///
     /// # Errors
-    /// The [`Refusal`] as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
+    /// The [`Refusal`](super::Refusal) as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
     /// [`Error::Value`] for inputs, ids and weights that do not agree; [`Error::Unsupported`] if `x`
     /// and `out` differ in type. On an error `out` is unchanged.
     pub fn forward_routed(

@@ -1,21 +1,21 @@
 //! The Mixture-of-Experts layer on the int4 path: upstream's `CompressedTensorsW4A8Int8MoEMethod`
 //! and its operator `dynamic_4bit_int_moe` (vLLM 0.21.0).
 //!
-//! 1. Slots (token, j) are put into buckets by expert, in their own order.
-//! 2. With `router_weight_on_input`, a slot's row is multiplied by its router weight; the product
-//!    is f32 whatever the activations are, and so is everything up to step 5.
-//! 3. w13, the activation ([`Kind`]), w2: each product quantizes its rows anew.
-//! 4. Without it, the rows of w2 are multiplied by the router weights, in f32.
+//! 1. Slots (token, j) are sorted into buckets by expert, stably.
+//! 2. With `router_weight_on_input`, a slot's row is multiplied by its router weight. The product is
+//!    f32 for every type of activations, and so is everything up to step 5.
+//! 3. w13, the activation ([`Kind`]), w2: each product quantizes its own rows.
+//! 4. Without `router_weight_on_input`, the rows of w2 are multiplied by the router weights, in f32.
 //! 5. Each token's rows are added from zero in the order of experts, in the activations' type.
 //!
-//! Upstream's sum takes no f32 rows into a bf16 tensor, so that bf16 without
-//! `router_weight_on_input` fails there ([`Refusal::WeightedBf16`]). [`Mode::Extended`] adds in f32
-//! and rounds once. Rows depend on nothing but themselves: neither the number of threads, nor how
-//! tokens are batched, nor experts that nobody chose change a bit.
+//! Upstream cannot add f32 rows to a bf16 tensor, so bf16 without `router_weight_on_input` fails there
+//! ([`Refusal::WeightedBf16`]). [`Mode::Extended`] adds in f32 and rounds once. Rows are independent:
+//! the number of threads, the batching of tokens and unused experts change no bit.
 
 mod activation;
 mod buckets;
 mod engine;
+mod layer;
 mod load;
 mod refusal;
 mod route;
@@ -23,7 +23,7 @@ mod steps;
 mod workspace;
 
 pub use activation::Kind;
-pub use engine::{MoeConfig, MoeLayer};
+pub use layer::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
 
@@ -33,8 +33,8 @@ use super::{Kernel, Values, linear};
 use crate::layout::kleidi::{PackedRhs, RhsLayout};
 use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
-use crate::moe::router::round_to;
 use crate::scalar::ScalarType;
+use crate::scalar::round_to;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 
@@ -47,15 +47,15 @@ pub struct Layer<'w> {
     pub w2: &'w [PackedRhs<'w>],
     /// Experts of all ranks.
     pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    /// Global to local expert, −1 for those of other ranks; absent: all experts are local.
     pub expert_map: Option<&'w [i32]>,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
-    /// How activations are rounded.
+    /// Rounding of quantized activations.
     pub rounding: ActivationRounding,
     /// Whether router weights multiply the input instead of the output.
     pub router_weight_on_input: bool,
-    /// Whether upstream's refusals hold.
+    /// Whether upstream's refusals apply.
     pub mode: Mode,
 }
 
@@ -76,7 +76,7 @@ impl Layer<'_> {
         self.w2.first().map_or(0, |w| w.layout().shape().size_k)
     }
 
-    /// Fails unless the layer is one that [`Layer::mode`] takes and its parts fit each other.
+    /// Fails unless [`Layer::mode`] admits the layer and its parts agree.
     ///
     /// # Errors
     /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
@@ -115,7 +115,7 @@ impl Layer<'_> {
         Ok(kind)
     }
 
-    /// Slots by expert, in the order of the experts' global ids; experts without slots have none.
+    /// Slots by expert, in the order of global ids; experts without slots are omitted.
     fn buckets(&self, routed: Routed<'_>) -> Result<Vec<Bucket>> {
         check_routed(routed, self.num_experts, self.mode)?;
         let mut slots = std::collections::BTreeMap::<usize, Vec<usize>>::new();
@@ -138,7 +138,7 @@ impl Layer<'_> {
     ///
     /// # Errors
     /// As [`Layer::validate`]; [`Error::Shape`] and [`Error::Value`] for `x`, ids and weights that
-    /// do not fit.
+    /// do not agree.
     pub fn forward(&self, kernel: &dyn Kernel, x: &Values, routed: Routed<'_>) -> Result<Values> {
         let kind = self.validate(x.ty())?;
         let buckets = self.buckets(routed)?;
@@ -151,7 +151,7 @@ impl Layer<'_> {
             .par_iter()
             .map(|bucket| self.expert(kernel, kind, &rows, x.ty(), bucket, routed))
             .collect::<Result<_>>()?;
-        // Where upstream's rows are f32 and the sum is not, nothing is rounded before the end.
+        // If upstream's rows are f32 and its sum is not, round only at the end.
         let wide = x.ty() == ScalarType::BFLOAT16 && !self.router_weight_on_input;
         let sum_type = if wide { ScalarType::FLOAT32 } else { x.ty() };
         let mut y = vec![0.0f32; tokens * h];
@@ -201,7 +201,7 @@ impl Layer<'_> {
     }
 }
 
-/// Fails unless `map` (absent: all experts are here) sends each of `num_experts` experts to one of
+/// Fails unless `map` (absent: all experts are local) maps each of `num_experts` experts to one of
 /// `local`, or to −1.
 fn check_expert_map(num_experts: usize, map: Option<&[i32]>, local: usize) -> Result<()> {
     let Some(map) = map else {
@@ -222,8 +222,7 @@ fn check_expert_map(num_experts: usize, map: Option<&[i32]>, local: usize) -> Re
     }
 }
 
-/// Fails unless ids and weights fit each other, and each id is an expert (or, beyond upstream,
-/// −1).
+/// Fails unless ids and weights agree, and each id is an expert (or −1, in [`Mode::Extended`]).
 fn check_routed(routed: Routed<'_>, num_experts: usize, mode: Mode) -> Result<()> {
     let Routed { top_k, topk_ids, topk_weights } = routed;
     if top_k == 0 || !topk_ids.len().is_multiple_of(top_k) {

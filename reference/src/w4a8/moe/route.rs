@@ -2,7 +2,8 @@
 
 use crate::moe::ScoringFunc;
 use crate::moe::math;
-use crate::moe::router::{Groups, Router, round_to};
+use crate::moe::router::{Groups, Router};
+use crate::scalar::round_to;
 use crate::w4a8::wide::{Loop, wide};
 
 /// The choice of one token.
@@ -15,7 +16,7 @@ pub(super) struct Choice<'a> {
     pub(super) scratch: &'a mut [f32],
 }
 
-/// Routes the token of `logits`, which [`Router::validate`] has let through.
+/// Routes the token of `logits`, which [`Router::validate`] has accepted.
 pub(super) fn route(router: &Router<'_>, logits: &[f32], choice: Choice<'_>) {
     let (scores, biased) = choice.scratch.split_at_mut(logits.len());
     wide(Score { function: router.scoring_func, logits, scores });
@@ -57,7 +58,7 @@ impl Loop for Score<'_> {
     }
 }
 
-/// The best experts, best first; of equal ones the lower id.
+/// The best experts, best first; ties go to the lower id.
 fn select(router: &Router<'_>, choice: &[f32], ids: &mut [i32]) {
     let mut found = 0;
     for (expert, &value) in choice.iter().enumerate() {
@@ -74,7 +75,7 @@ fn select(router: &Router<'_>, choice: &[f32], ids: &mut [i32]) {
     }
 }
 
-/// Whether the group of `expert` is among the best: fewer go before it than are kept.
+/// Whether the group of `expert` is kept: fewer groups are better than the number kept.
 fn keeps(router: &Router<'_>, groups: Groups, choice: &[f32], expert: usize) -> bool {
     let per = choice.len() / groups.num_expert_group;
     let (own, values) = (expert / per, choice.chunks_exact(per).map(|c| router.group_score(c)));
@@ -83,7 +84,7 @@ fn keeps(router: &Router<'_>, groups: Groups, choice: &[f32], expert: usize) -> 
     before < groups.topk_group
 }
 
-/// As the router's weights: divided by their sum where it is positive, then multiplied.
+/// The router weights: divided by their sum if it is positive, then multiplied by the factor.
 fn weigh(router: &Router<'_>, scores: &[f32], ids: &[i32], weights: &mut [f32]) {
     for (weight, &id) in weights.iter_mut().zip(ids) {
         *weight = scores[id as usize];

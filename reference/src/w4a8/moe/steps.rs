@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::activation::Activate;
 use super::buckets::{Buckets, PanelRows};
-use super::engine::MoeLayer;
+use super::layer::MoeLayer;
 use crate::moe::layer::Routed;
 use crate::w4a8::buffer::{PanelBuffer, Quantize, RowShape, Span};
 use crate::w4a8::parallel::for_parts;

@@ -1,7 +1,7 @@
 //! The memory of forward calls.
 
 use super::buckets::Buckets;
-use super::engine::MoeLayer;
+use super::layer::MoeLayer;
 use crate::w4a8::buffer::{PanelBuffer, RowShape, grow};
 use crate::w4a8::runs::BLOCK;
 

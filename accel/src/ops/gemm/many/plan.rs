@@ -7,24 +7,30 @@ use marlinspike::scalar::ScalarType;
 use super::super::{
     MarlinWeight,
     kind::Kind,
-    tiling::{scale_bytes, value},
+    parameters::{size, value},
 };
 use crate::{
     device::Device,
     error::AccelError,
-    nvrtc::{Arch, Define},
+    nvrtc::{Arch, Parameter},
     registry::Row,
 };
+
+/// The source that these plans are of.
+const SOURCE: &str = "marlin_gemm_wgmma";
 
 /// Warps of a thread block that compute, at most; four more fill its stages.
 pub(super) const MOST_WARPS: u32 = 12;
 /// More stages than these keep no more bytes in flight than the memory needs.
 const MOST_STAGES: u32 = 12;
 
-/// How a product of many rows is dealt out: the macros of `marlin_gemm_wgmma.cu` that say it.
+/// How the work of a product of many rows is divided, as parameters of `marlin_gemm_wgmma.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManyRows {
-    /// Warps of a thread block that compute: 8 or 12.
+    /// The source that these plans are of.
+const SOURCE: &str = "marlin_gemm_wgmma";
+
+/// Warps of a thread block that compute: 8 or 12.
     pub warps: u32,
     /// Columns that a warp computes: 16 or 32.
     pub columns: u32,
@@ -66,50 +72,43 @@ impl ManyRows {
     }
 
     /// Whether the kernel takes a weight of that form.
-    fn takes(form: &[Define]) -> bool {
+    fn takes(form: &[Parameter]) -> bool {
         value(form, "HAS_G_IDX") == 0
     }
 
     /// Columns that a thread block computes.
     pub(crate) fn n_tile(self) -> u32 {
-        self.warps * self.columns
+        size(SOURCE, "N_TILE", &self.shape())
     }
 
     /// Threads of a thread block.
     pub(crate) fn threads(self) -> u32 {
-        (self.warps + 4) * 32
+        size(SOURCE, "THREADS", &self.shape())
     }
 
-    /// Shared memory of a stage, and of all that there is once: as in `wgmma_ring.cuh`.
-    fn bytes(self, form: &[Define]) -> (u32, u32) {
-        let (groups, n) = (value(form, "GROUPS"), self.n_tile());
-        let zeros = value(form, "HAS_ZERO") * groups * n / 2;
-        let scales = groups * n * scale_bytes(form);
-        let stage = self.rows * 128 + 64 * n * value(form, "BITS") / 8 + scales + zeros;
-        // Two barriers, a piece and, with experts, the weights of its rows.
-        let about = 32 + 4 * self.rows;
-        let tile = self.rows * n * 2;
-        (stage + about, 16 + tile)
+    /// Dynamic shared memory of a thread block with that many stages: the source's own.
+    fn bytes(self, form: &[Parameter], is_moe: u32, stages: u32) -> u32 {
+        let own = [("IS_MOE", is_moe), ("STAGES", stages)];
+        size(SOURCE, "SHARED_BYTES", &[form, &self.shape(), &own].concat())
     }
 
-    fn stages(self, form: &[Define]) -> u32 {
-        let (stage, once) = self.bytes(form);
-        ((Arch::of_device((9, 0)).shared_memory() - once) / stage).min(MOST_STAGES)
+    /// As many stages as fit, with experts too.
+    fn stages(self, form: &[Parameter]) -> u32 {
+        let most = Arch::of_device((9, 0)).shared_memory();
+        (1..=MOST_STAGES).rev().find(|&stages| self.bytes(form, 1, stages) <= most).unwrap_or(1)
     }
 
     /// Dynamic shared memory of a thread block.
-    pub(super) fn shared_bytes(self, form: &[Define]) -> u32 {
-        let (stage, once) = self.bytes(form);
-        self.stages(form) * stage + once
+    pub(super) fn shared_bytes(self, form: &[Parameter], is_moe: u32) -> u32 {
+        self.bytes(form, is_moe, self.stages(form))
     }
 
-    fn defines(self, form: &[Define]) -> [Define; 4] {
-        [
-            ("WARPS", self.warps),
-            ("COLUMNS", self.columns),
-            ("ROWS", self.rows),
-            ("STAGES", self.stages(form)),
-        ]
+    fn shape(self) -> [Parameter; 3] {
+        [("WARPS", self.warps), ("COLUMNS", self.columns), ("ROWS", self.rows)]
+    }
+
+    fn parameters(self, form: &[Parameter]) -> Vec<Parameter> {
+        [&self.shape()[..], &[("STAGES", self.stages(form))]].concat()
     }
 
     /// Every plan that the kernel has.
@@ -155,23 +154,23 @@ impl ManyRows {
 
     /// Estimated microseconds of `blocks` blocks of rows of one product.
     fn us(self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
-        // A tile's first stage and its writing take as long as so many stages, handing one over as long as
-        // so many.
-        let (tile, handover) = (5.0, 24.0);
+        // In stages: the time of a tile's first stage and its epilogue, and of handing its totals to another block.
+        let tile = 5.0;
+        let split = f64::from(size(SOURCE, "SPLIT_STAGES", &[]));
         let stages = size_k as f64 / 64.0;
         let chunk = Schedule::canonical_chunk(size_k) as f64 / 64.0;
         let tiles = blocks * size_n.div_ceil(self.n_tile() as usize) as f64;
         let rounds = tiles / f64::from(multiprocessors);
         let whole = rounds.ceil() * (stages + tile);
         // The last two rounds are shared out by chunks where that is shorter.
-        let shared = (rounds * stages / chunk).ceil() * chunk + rounds.ceil() * tile + handover;
+        let shared = (rounds * stages / chunk).ceil() * chunk + rounds.ceil() * tile + split;
         let all = if rounds > 1.0 { whole.min(shared) } else { whole };
         all * self.stage_us()
     }
 
     /// Estimated microseconds of `marlin_gemm.cu` for so many rows, where there are enough that weights
     /// are not what costs.
-    fn us_otherwise(rows: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
+    fn tiled_us(rows: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
         rows * size_k as f64 * size_n as f64 * 1e-3 / f64::from(multiprocessors * 1000)
     }
 
@@ -181,7 +180,7 @@ impl ManyRows {
         arch: Arch,
         size_m: usize,
         shape: [usize; 2],
-        form: &[Define],
+        form: &[Parameter],
         multiprocessors: u32,
     ) -> Option<Self> {
         if size_m <= 16 || !Self::has(arch) || !Self::takes(form) {
@@ -192,7 +191,7 @@ impl ManyRows {
         };
         let best = Self::CHOSEN.into_iter().min_by(|a, b| us(a).total_cmp(&us(b)))?;
         let rows = size_m.next_multiple_of(32) as f64;
-        (us(&best) < Self::us_otherwise(rows, shape, multiprocessors)).then_some(best)
+        (us(&best) < Self::tiled_us(rows, shape, multiprocessors)).then_some(best)
     }
 
     /// The fastest of as many rows each for the two products of a layer whose experts have `rows` rows
@@ -201,7 +200,7 @@ impl ManyRows {
         arch: Arch,
         rows: f64,
         experts: usize,
-        products: [([usize; 2], &[Define]); 2],
+        products: [([usize; 2], &[Parameter]); 2],
         multiprocessors: u32,
     ) -> Option<[Self; 2]> {
         let takes = products.iter().all(|(_, form)| Self::takes(form));
@@ -221,15 +220,15 @@ impl ManyRows {
             pairs.filter(|[a, b]| a.rows == b.rows).min_by(|a, b| us(a).total_cmp(&us(b)))?;
         // Half a block of 32 is padding, and blocks of different experts share no weights.
         let all = 1.5 * (rows + 16.0) * experts as f64;
-        let otherwise: f64 = products
+        let tiled: f64 = products
             .iter()
-            .map(|(shape, _)| Self::us_otherwise(all, *shape, multiprocessors))
+            .map(|(shape, _)| Self::tiled_us(all, *shape, multiprocessors))
             .sum();
-        (us(&best) < otherwise).then_some(best)
+        (us(&best) < tiled).then_some(best)
     }
 }
 
-pub(super) fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
+pub(super) fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Parameter>> {
     if !ManyRows::has(arch) {
         return Vec::new();
     }
@@ -237,26 +236,26 @@ pub(super) fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Define>> {
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
         for form in Kind::forms(ty) {
             if ManyRows::takes(&form) {
-                all.extend(ManyRows::CHOSEN.map(|plan| defines(ty, &form, is_moe, plan)));
+                all.extend(ManyRows::CHOSEN.map(|plan| parameters(ty, &form, is_moe, plan)));
             }
         }
     }
     all
 }
 
-pub(super) fn defines(ty: ScalarType, form: &[Define], is_moe: u32, plan: ManyRows) -> Vec<Define> {
-    let mut defines = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
-    defines.extend_from_slice(form);
-    defines.push(("IS_MOE", is_moe));
-    defines.extend(plan.defines(form));
-    defines
+pub(super) fn parameters(ty: ScalarType, form: &[Parameter], is_moe: u32, plan: ManyRows) -> Vec<Parameter> {
+    let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
+    parameters.extend_from_slice(form);
+    parameters.push(("IS_MOE", is_moe));
+    parameters.extend(plan.parameters(form));
+    parameters
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const INT4: [Define; 3] = [("BITS", 4), ("HAS_ZERO", 0), ("GROUPS", 1)];
+    const INT4: [Parameter; 3] = [("CODES", 0), ("SCALES", 0), ("GROUPS", 1)];
     const HOPPER: Arch = Arch { compute_capability: (9, 0), specific: true };
 
     #[test]
@@ -265,7 +264,7 @@ mod tests {
             for plan in ManyRows::CHOSEN {
                 let context = format!("{form:?} {plan:?}");
                 assert!(plan.is_known() && plan.stages(&form) >= 4, "{context}");
-                assert!(plan.shared_bytes(&form) <= HOPPER.shared_memory(), "{context}");
+                assert!(plan.shared_bytes(&form, 1) <= HOPPER.shared_memory(), "{context}");
             }
         }
     }
@@ -282,7 +281,7 @@ mod tests {
         }
         // Few columns for so few rows leave most multiprocessors without work.
         assert_eq!(ManyRows::choose(HOPPER, 64, [4096, 4096], &INT4, 132), None);
-        let uneven = [("BITS", 4), ("HAS_G_IDX", 1)];
+        let uneven = [("CODES", 0), ("HAS_G_IDX", 1)];
         let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], &uneven, 132);
         assert_eq!(choice, None);
     }

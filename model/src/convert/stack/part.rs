@@ -5,7 +5,7 @@ use std::ops::Range;
 use marlinspike::config::{CheckpointFormat, Scheme};
 use marlinspike::dims::GroupSize;
 
-use super::{Packing, StackPlan};
+use super::StackPlan;
 use crate::model::bind;
 
 /// Bytes of packed weight that one job makes, or somewhat more: they stay in the second-level
@@ -26,9 +26,22 @@ const COLUMN_UNIT: usize = marlinspike::layout::marlin::MIN_THREAD_N;
 /// written one by one.
 const COLUMNS: usize = 256;
 
-/// Columns of a job of the int4 path, where there is memory for them: a file that holds N in its
-/// last dimension is then read in runs of a few cache lines.
-const KLEIDI_COLUMNS: usize = 64;
+/// How each expert's matrix is cut into jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Jobs {
+    /// Not at all.
+    Experts,
+    /// By columns; a job has all rows.
+    Columns {
+        /// A job takes whole multiples of these.
+        unit: usize,
+        /// Least columns of a job, where there is memory for them.
+        wanted: usize,
+    },
+    /// By rows; a job has all columns. Under act-order, which may gather a row from anywhere, by
+    /// columns.
+    Rows,
+}
 
 /// Rows and columns, of the rank's matrix, that one job packs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,21 +71,14 @@ impl StackPlan {
         let cut = |size: usize, step: usize| {
             (0..size).step_by(step.max(1)).map(move |at| at..(at + step).min(size))
         };
-        if self.padding.is_some() || matches!(self.packing, Packing::Flashinfer(_)) {
-            // Rows and columns change places or sizes: an expert is one piece of work.
-            return vec![Part { rows: 0..size_k, columns: 0..size_n }];
-        }
-        if self.act_order {
+        let by_columns = match self.jobs {
+            Jobs::Experts => return vec![Part { rows: 0..size_k, columns: 0..size_n }],
+            Jobs::Columns { unit, wanted } => Some((unit, wanted)),
+            Jobs::Rows => self.act_order.then_some((COLUMN_UNIT, COLUMNS)),
+        };
+        if let Some((unit, wanted)) = by_columns {
             let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
-            let columns = step(COLUMN_UNIT, per_code(size_k).max(COLUMNS), size_n, &part);
-            let part = |columns| Part { rows: 0..size_k, columns };
-            return cut(size_n, columns).map(part).collect();
-        }
-        if let Packing::Kleidi(layout) = self.packing {
-            // A column's sums go over all of its k; whole blocks are one run of bytes.
-            let part = |columns| Part { rows: 0..size_k, columns: 0..columns };
-            let wanted = per_code(size_k).max(KLEIDI_COLUMNS);
-            let columns = step(layout.nr(), wanted, size_n, &part);
+            let columns = step(unit, per_code(size_k).max(wanted), size_n, &part);
             let part = |columns| Part { rows: 0..size_k, columns };
             return cut(size_n, columns).map(part).collect();
         }

@@ -12,11 +12,13 @@ use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
 use crate::check::power::Power;
 use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern, product};
+use crate::check::{Declared, Diagnosis, OutputReport, Strength, Verdict, known, pattern, product};
+use crate::gemm::{Class, Convention};
 use crate::interval::Bound;
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
 use crate::scalar::{self, ScalarType};
+use crate::tensor::Tensor;
 
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
@@ -56,9 +58,9 @@ pub(crate) fn judge(
     };
     let mut judged: Vec<Judged> = Vec::new();
     for convention in conventions {
-        let declared = Declared { convention: Some(convention), ..declared.clone() };
+        let one = Declared { convention: Some(convention), ..declared.clone() };
         let carried_only = !judged.is_empty();
-        let next = judge_as(case, c, &declared, carried_only)?;
+        let next = judge_as(case, c, (&one, declared.convention), carried_only)?;
         if !carried_only {
             judged = next;
         } else {
@@ -90,13 +92,13 @@ struct Judged {
 fn judge_as(
     case: &Case<'_>,
     c: &MoeConfig,
-    declared: &Declared,
+    (declared, strict): (&Declared, Option<Convention>),
     carried_only: bool,
 ) -> Result<Vec<Judged>> {
     let Some(last) = NAMES.iter().rposition(|name| case.output(name).is_some()) else {
         return Ok(Vec::new());
     };
-    let walk = Walk::new(case, c, declared);
+    let walk = Walk::new(case, c, declared, strict);
     let mut reports = Vec::new();
     // The stage before, and the last one of the case's own.
     let mut before = match case.inputs.get("x") {
@@ -125,9 +127,19 @@ fn judge_as(
                 _ if own && c.quant.input_dtype.is_none() => None,
                 _ => {
                     let source = walk.source(&mut source)?;
-                    let bounds = walk.bounds(stage, known, source)?;
-                    carried = true;
-                    Some(walk.carried(stage, from, &found, &bounds))
+                    let every_bit = match known {
+                        Values::Bits(bits) if own && !carried_only => {
+                            walk.known_schedule(stage, bits, source)?
+                        }
+                        _ => None,
+                    };
+                    if every_bit.is_none() {
+                        carried = true;
+                        let bounds = walk.bounds(stage, known, source)?;
+                        Some(walk.carried(stage, from, &found, &bounds))
+                    } else {
+                        every_bit
+                    }
                 }
             };
             reports.extend(report.map(|report| Judged { report, carried }));
@@ -156,15 +168,22 @@ struct Walk<'c> {
     case: &'c Case<'c>,
     config: &'c MoeConfig,
     declared: &'c Declared,
+    /// The convention that the caller declares, if any: known schedules have to follow it.
+    strict: Option<Convention>,
     /// Both products canonical: then the activation and the sum are, too.
     canonical: bool,
 }
 
 impl<'c> Walk<'c> {
-    fn new(case: &'c Case<'c>, config: &'c MoeConfig, declared: &'c Declared) -> Self {
+    fn new(
+        case: &'c Case<'c>,
+        config: &'c MoeConfig,
+        declared: &'c Declared,
+        strict: Option<Convention>,
+    ) -> Self {
         let canonical = |s: &Option<ScheduleChoice>| *s == Some(ScheduleChoice::Canonical);
         let canonical = canonical(&config.schedule_w13) && canonical(&config.schedule_w2);
-        Self { case, config, declared, canonical }
+        Self { case, config, declared, strict, canonical }
     }
 
     /// The layer, read when it is first needed.
@@ -289,6 +308,38 @@ impl<'c> Walk<'c> {
         before: &[u16],
         source: &Source<'_>,
     ) -> Result<OutputReport> {
+        let bounded =
+            || product::expert_product(self.case, self.config, self.declared, NAMES[stage]);
+        self.with_product(stage, before, source, |found, product| {
+            scheduled::judge(NAMES[stage], found, product, choice, bounded)
+        })
+    }
+
+    /// A pass where no schedule is declared and a known one gives every bit of a product of e4m3
+    /// activations, as they are quantized from the case's own stage before it.
+    fn known_schedule(
+        &self,
+        stage: usize,
+        before: &[u16],
+        source: &Source<'_>,
+    ) -> Result<Option<OutputReport>> {
+        let fp8 = source.layer().input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
+        if !fp8 || stage % 2 == 1 || self.declared.class != Class::any_order() {
+            return Ok(None);
+        }
+        self.with_product(stage, before, source, |found, product| {
+            Ok(known::by_schedule(NAMES[stage], found, &product, self.strict))
+        })
+    }
+
+    /// Hands `with` the stage's output, and the product that it has to be.
+    fn with_product<R>(
+        &self,
+        stage: usize,
+        before: &[u16],
+        source: &Source<'_>,
+        with: impl FnOnce(&Tensor<'_>, Product<'_>) -> Result<R>,
+    ) -> Result<R> {
         let (layer, routed) = (source.layer(), source.routed());
         layer.validate()?;
         let experts = layer.local_experts(routed)?;
@@ -314,9 +365,7 @@ impl<'c> Walk<'c> {
         let Some(found) = self.case.output(NAMES[stage]) else {
             return Err(crate::Error::missing(NAMES[stage], "a stage to judge"));
         };
-        let bounded =
-            || product::expert_product(self.case, self.config, self.declared, NAMES[stage]);
-        scheduled::judge(NAMES[stage], found, product, choice, bounded)
+        with(found, product)
     }
 
     /// Judges a stage by bounds that earlier, recomputed stages were carried into.

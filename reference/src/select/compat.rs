@@ -4,10 +4,10 @@
 
 use serde_json::Value;
 
-use super::gptq::weight_type;
+use super::{Capability, Platform, check_marlin_supported};
+use crate::config::weight_type;
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
-use crate::select::{Capability, Platform, check_marlin_supported};
 
 /// A yes or no with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]

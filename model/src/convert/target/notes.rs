@@ -1,55 +1,14 @@
-//! What preparation does to a model's experts: sizes rounded up, and what has to be said of scales.
+//! What preparation changes in the numbers of experts, as it is said.
 
 use marlinspike::checkpoint::nvfp4::W13Scale;
-use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
-use marlinspike::dims::Shape;
-use marlinspike::prepare::gpt_oss::GptOssShard;
-use marlinspike::prepare::pad::Mxfp4Backend;
-use marlinspike::select::Platform;
+use marlinspike::config::{ScaleStrategy, Scheme};
 
-use super::stack::StackInfo;
-use super::{Format, Settings, StackPlan};
-use crate::convert::parallel::Ranks;
+use super::Context;
+use crate::convert::stack::StackPlan;
 use crate::load;
 use crate::model::bind::Part;
-use crate::model::layers::{Role, Stack};
-use crate::model::{Model, ModelError, values};
-
-/// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of
-/// each expert's matrix in the kernel.
-///
-/// # Errors
-/// The reason against, where a size cannot be cut or rounded.
-pub(super) fn padding(
-    stack: &Stack,
-    info: &StackInfo,
-    settings: &Settings,
-) -> Result<Option<(GptOssShard, Shape)>, String> {
-    let gpt_oss = matches!(stack.scheme, Scheme::Mxfp4 { container: FloatContainer::GptOss });
-    if !gpt_oss || !settings.preparation.padding || settings.format != Format::Marlin {
-        return Ok(None);
-    }
-    let ranks = if settings.ep.size > 1 { Ranks::ONE } else { settings.tp };
-    let size_n = info.sizes_n.iter().sum::<usize>();
-    let [hidden_size, intermediate_size] = match stack.role {
-        Role::W13 => [info.size_k, size_n / 2],
-        _ => [size_n, info.size_k],
-    };
-    let shard = GptOssShard {
-        hidden_size,
-        intermediate_size,
-        tp_size: ranks.size,
-        tp_rank: ranks.rank,
-        backend: Mxfp4Backend::Marlin,
-        platform: Platform::Cuda,
-    };
-    let [hidden, inner] = shard.sizes().map_err(|e| e.to_string())?;
-    let shape = match stack.role {
-        Role::W13 => Shape::new(hidden, 2 * inner),
-        _ => Shape::new(inner, hidden),
-    };
-    Ok(Some((shard, shape)))
-}
+use crate::model::layers::Role;
+use crate::model::{ModelError, values};
 
 /// What preparation changes in the numbers of a planned stack, in sentences; or the reason against,
 /// where the format cannot hold what was asked for.
@@ -58,11 +17,11 @@ pub(super) fn padding(
 /// [`ModelError`] for scales that are missing or no positive finite numbers: the data is bad, which
 /// `--skip-unsupported` must not hide.
 pub(super) fn notes(
-    model: &Model<'_>,
     plan: &StackPlan,
-    settings: &Settings,
+    context: Context<'_>,
 ) -> Result<Result<Vec<String>, String>, ModelError> {
-    if plan.role != Role::W13 || matches!(settings.format, Format::Kleidi { .. }) {
+    let Context { model, settings, .. } = context;
+    if plan.role != Role::W13 {
         return Ok(Ok(Vec::new()));
     }
     let bad = |e: marlinspike::Error| ModelError::module(&plan.module, e);

@@ -1,0 +1,104 @@
+//! What a job makes: bytes of an output tensor and their place in it.
+
+use std::ops::Range;
+
+use marlinspike::layout::kleidi::PackedRhs;
+use marlinspike::weight::{Table, TableData};
+
+use super::names::Kind;
+
+/// What all parts of a stack share: found by looking at all of its scales.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Constants {
+    /// NVFP4: factor that goes from the global scale into the block scales.
+    pub scale_factor: Option<f32>,
+    /// int8 activations: the largest scale in the model's type.
+    pub int8_scale_max: Option<f32>,
+    /// FlashInfer: the multiplier of the quantized activations that all experts share.
+    pub input_scale: Option<f32>,
+}
+
+/// Bytes of one output of a job, and where in the output tensor they go: in runs of equal length
+/// and distance.
+#[derive(Debug)]
+pub struct Piece {
+    /// Which output.
+    pub kind: Kind,
+    /// Offset of the first run in the output tensor, in bytes.
+    pub offset: u64,
+    /// Bytes of a run.
+    pub run: u64,
+    /// Bytes from one run's beginning to the next one's.
+    pub stride: u64,
+    /// The bytes of all runs.
+    pub bytes: Bytes,
+}
+
+impl Piece {
+    /// A piece of `kind` in rows of `width` bytes, of which this one has `part`, from the byte
+    /// `offset` of the output on. Whole rows are one run.
+    pub(crate) fn rows(
+        kind: Kind,
+        offset: u64,
+        width: u64,
+        part: Range<u64>,
+        bytes: Bytes,
+    ) -> Self {
+        let run = part.end - part.start;
+        let run = if run == width { bytes.get().len() as u64 } else { run };
+        Self { kind, offset: offset + part.start, run, stride: width, bytes }
+    }
+
+    /// One run of bytes at `offset`.
+    pub(crate) fn whole(kind: Kind, offset: u64, bytes: Bytes) -> Self {
+        let run = bytes.get().len() as u64;
+        Self { kind, offset, run, stride: run, bytes }
+    }
+
+    /// Each run, and its offset in the output tensor.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let runs = self.bytes.get().chunks(usize::try_from(self.run).unwrap_or(usize::MAX).max(1));
+        (0u64..).zip(runs).map(|(i, run)| (self.offset + i * self.stride, run))
+    }
+
+    /// Where the last run ends in the output tensor.
+    pub(crate) fn end(&self) -> u64 {
+        self.runs().last().map_or(0, |(at, run)| at + run.len() as u64)
+    }
+}
+
+/// Owned bytes, whatever their elements were.
+#[derive(Debug)]
+pub enum Bytes {
+    /// From bytes.
+    B8(Vec<u8>),
+    /// From 16-bit elements.
+    B16(Vec<u16>),
+    /// From words.
+    B32(Vec<u32>),
+    /// From floats.
+    F32(Vec<f32>),
+    /// Packed blocks of columns.
+    Blocks(PackedRhs<'static>),
+}
+
+impl Bytes {
+    /// The bytes.
+    pub fn get(&self) -> &[u8] {
+        match self {
+            Self::B8(v) => v,
+            Self::B16(v) => bytemuck::cast_slice(v),
+            Self::B32(v) => bytemuck::cast_slice(v),
+            Self::F32(v) => bytemuck::cast_slice(v),
+            Self::Blocks(packed) => packed.bytes(),
+        }
+    }
+
+    pub(crate) fn of(table: &Table) -> Self {
+        match table.data() {
+            TableData::B8(v) => Self::B8(v.clone()),
+            TableData::B16(v) => Self::B16(v.clone()),
+            TableData::B32(v) => Self::B32(v.clone()),
+        }
+    }
+}

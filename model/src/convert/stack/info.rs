@@ -1,0 +1,111 @@
+//! A stack with its tensors found, and a rank's part of it.
+
+use std::ops::Range;
+
+use marlinspike::config::Scheme;
+
+use crate::convert::parallel::{self, Ranks, Style};
+use crate::convert::settings::Settings;
+use crate::model::bind::{Bound, Part};
+use crate::model::layers::{Role, Stack};
+use crate::model::{Model, ModelError};
+
+/// A stack with its tensors found, before it is cut to a rank.
+pub(crate) struct StackInfo {
+    pub(crate) experts: Vec<Vec<Bound>>,
+    /// Of the whole layer: K, and N of each matrix.
+    pub(crate) size_k: usize,
+    pub(crate) sizes_n: Vec<usize>,
+    pub(crate) has_bias: bool,
+    /// Rows of the scale table in the file, under act-order.
+    pub(crate) file_groups: usize,
+}
+
+impl StackInfo {
+    pub(crate) fn bind(
+        model: &Model<'_>,
+        stack: &Stack,
+        ids: &[usize],
+    ) -> Result<Self, ModelError> {
+        let fail = |reason: String| Err(ModelError::module(&stack.module, reason));
+        let mut experts = Vec::with_capacity(ids.len());
+        for &e in ids {
+            let row = stack.experts[e].iter().map(|m| Bound::find(model, &stack.scheme, m));
+            experts.push(row.collect::<Result<Vec<_>, _>>()?);
+        }
+        let Some(first) = experts.first() else {
+            return fail("no expert on this rank".to_owned());
+        };
+        let shapes = |row: &[Bound]| row.iter().map(|b| b.shape).collect::<Vec<_>>();
+        let parts = |row: &[Bound]| {
+            let kinds = |b: &Bound| b.tensors.iter().map(|f| f.binding.part).collect::<Vec<_>>();
+            row.iter().map(kinds).collect::<Vec<_>>()
+        };
+        for row in &experts {
+            if (shapes(row), parts(row)) != (shapes(first), parts(first)) {
+                let (a, b) = (&row[0].name, &first[0].name);
+                let found = format!("`{a}` is {}", row[0].shape);
+                return fail(format!("{found}, `{b}` {}: experts must be alike", first[0].shape));
+            }
+            if let Some(other) = row.iter().find(|b| b.shape.size_k != row[0].shape.size_k) {
+                let (a, b) = (&row[0], other);
+                let found = format!("`{}` is {}, `{}` {}", a.name, a.shape, b.name, b.shape);
+                return fail(format!("{found}: both need the same K"));
+            }
+        }
+        let dim = match &stack.scheme {
+            Scheme::Wna16(w) if w.checkpoint_format.name().starts_with("compressed") => 1,
+            _ => 0,
+        };
+        let scale = first[0].get(Part::Scale);
+        Ok(Self {
+            size_k: first[0].shape.size_k,
+            sizes_n: first.iter().map(|b| b.shape.size_n).collect(),
+            has_bias: first[0].get(Part::Bias).is_some(),
+            file_groups: scale.and_then(|f| f.shape.get(dim).copied()).unwrap_or(1),
+            experts,
+        })
+    }
+}
+
+/// The rank's part of a layer's matrices: rows, and columns of each matrix.
+pub(crate) type Cut = (Range<usize>, Vec<Range<usize>>);
+
+pub(crate) fn cut(
+    stack: &Stack,
+    info: &StackInfo,
+    kv_heads: Option<usize>,
+    settings: &Settings,
+) -> Result<Cut, String> {
+    let whole_n = || info.sizes_n.iter().map(|&n| 0..n).collect::<Vec<_>>();
+    let columns = |ranks: Ranks| {
+        info.sizes_n.iter().map(|&n| parallel::cut("size_n", n, ranks)).collect::<Result<_, _>>()
+    };
+    let tp = settings.tp;
+    if tp.size == 1 || (stack.role != Role::Dense && settings.ep.size > 1) {
+        return Ok((0..info.size_k, whole_n()));
+    }
+    let style = match stack.role {
+        Role::W13 => Style::Column,
+        Role::W2 => Style::Row,
+        Role::Dense => Style::of(&stack.module),
+    };
+    match style {
+        Style::Replicated => Ok((0..info.size_k, whole_n())),
+        Style::Column => Ok((0..info.size_k, columns(tp)?)),
+        Style::KeyValue => {
+            let n = parallel::cut_heads(info.sizes_n[0], kv_heads, tp)?;
+            Ok((0..info.size_k, vec![n]))
+        }
+        Style::Row => Ok((parallel::cut("size_k", info.size_k, tp)?, whole_n())),
+        Style::Merged => {
+            Err("several matrices in one tensor: how to cut them for tp_size > 1 is unknown".into())
+        }
+    }
+}
+
+/// `num_key_value_heads` of the config.
+pub(crate) fn kv_heads(model: &Model<'_>) -> Option<usize> {
+    let heads = model.config_value("num_key_value_heads")?.as_u64()?;
+    usize::try_from(heads).ok()
+}

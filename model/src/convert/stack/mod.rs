@@ -1,0 +1,123 @@
+//! One stack on one rank: what comes out, and how the work on it is cut.
+
+pub(crate) mod info;
+pub mod part;
+
+use std::ops::Range;
+
+use marlinspike::config::Scheme;
+use marlinspike::container::TensorSpec;
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::prepare::gpt_oss::GptOssShard;
+use marlinspike::tensor::DType;
+
+use super::names::{self, Kind};
+use super::settings::Settings;
+use crate::load::Reading;
+use crate::load::preparation::Preparation;
+use crate::model::bind::{self, Bound};
+use crate::model::layers::{Role, Stack};
+use info::{StackInfo, cut};
+use part::Jobs;
+
+/// A tensor in the kernel's format.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// What it holds.
+    pub kind: Kind,
+    /// Name, type, shape.
+    pub spec: TensorSpec,
+}
+
+/// One stack on one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StackPlan {
+    /// The module.
+    pub module: String,
+    /// Which matrices.
+    pub role: Role,
+    /// How they are stored.
+    pub scheme: Scheme,
+    /// The tensors of this rank's experts.
+    pub experts: Vec<Vec<Bound>>,
+    /// Rows of the file's matrices that this rank holds.
+    pub k: Range<usize>,
+    /// Columns of each matrix that this rank holds.
+    pub n: Vec<Range<usize>>,
+    /// Shape of each expert's matrix on this rank.
+    pub shape: Shape,
+    /// k per scale.
+    pub group_size: GroupSize,
+    /// Rows of each expert's scales on this rank.
+    pub groups: usize,
+    /// Whether rows are ordered by their groups.
+    pub act_order: bool,
+    /// Whether this rank has all rows of each of its groups.
+    pub is_k_full: bool,
+    /// gpt-oss: the rank whose sizes are rounded up; `shape` has them rounded, `k` and `n` the file's.
+    pub padding: Option<GptOssShard>,
+    /// How each expert's matrix is cut into jobs.
+    pub jobs: Jobs,
+    /// What comes out.
+    pub outputs: Vec<Output>,
+}
+
+impl StackPlan {
+    /// `stack` cut to its rank, with one group, whole experts as jobs, and no outputs yet.
+    ///
+    /// # Errors
+    /// The reason why it cannot be cut.
+    pub(crate) fn cut(
+        stack: &Stack,
+        info: StackInfo,
+        kv_heads: Option<usize>,
+        settings: &Settings,
+    ) -> Result<Self, String> {
+        let (k, n) = cut(stack, &info, kv_heads, settings)?;
+        let shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+        let group_size = bind::group_size(&stack.scheme, info.size_k);
+        Ok(Self {
+            module: stack.module.clone(),
+            role: stack.role,
+            scheme: stack.scheme.clone(),
+            experts: info.experts,
+            k,
+            n,
+            shape,
+            group_size,
+            groups: 1,
+            act_order: false,
+            is_k_full: true,
+            padding: None,
+            jobs: Jobs::Experts,
+            outputs: Vec::new(),
+        })
+    }
+
+    /// Adds an output, with the name that `names` has for its kind.
+    pub(crate) fn push(&mut self, kind: Kind, dtype: DType, shape: Vec<usize>) {
+        let name = names::full(&self.module, &self.scheme, self.role, kind);
+        self.outputs.push(Output { kind, spec: TensorSpec { name, dtype, shape } });
+    }
+
+    /// The output of this kind, if there is one.
+    pub fn output(&self, kind: Kind) -> Option<&Output> {
+        self.outputs.iter().find(|o| o.kind == kind)
+    }
+
+    /// How its matrices are read.
+    pub fn reading(&self, preparation: Preparation) -> Reading<'_> {
+        Reading {
+            scheme: &self.scheme,
+            n: &self.n,
+            group_size: self.group_size,
+            act_order: self.act_order,
+            preparation,
+        }
+    }
+
+    /// Bits of one packed code.
+    pub fn code_bits(&self) -> u32 {
+        self.scheme.bits().unwrap_or(8)
+    }
+}

@@ -1,0 +1,285 @@
+//! FlashInfer's and CUTLASS's 4-bit experts: which stacks they take, what comes out, and what the files
+//! say of it.
+
+use std::collections::BTreeMap;
+
+use marlinspike::checkpoint::nvfp4;
+use marlinspike::config::{CheckpointFormat, Scheme};
+use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::layers::ExpertMap;
+use marlinspike::layout::Layout as _;
+use marlinspike::layout::flashinfer::{BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, Projection};
+use marlinspike::prepare::fp8::largest_scale;
+use marlinspike::scalar::ScalarType;
+use marlinspike::tensor::DType;
+use marlinspike::weight::Weight;
+use marlinspike::{Error, Result};
+use serde_json::{Value, json};
+
+use super::{Context, Described, Planned, Target, notes};
+use crate::convert::job::Job;
+use crate::convert::names::Kind;
+use crate::convert::piece::{Bytes, Constants, Piece};
+use crate::convert::settings::Settings;
+use crate::convert::stack::StackPlan;
+use crate::convert::stack::info::StackInfo;
+use crate::load;
+use crate::model::bind::Part;
+use crate::model::layers::{Layers, Role, Stack};
+use crate::model::{Model, ModelError, values};
+
+/// A layout of these kernels, by what it follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlashinferLayout {
+    /// int4 with a bf16 scale for each 32 k, for `trtllm_mxint4_block_scale_moe`.
+    Mxint4,
+    /// NVFP4, for this backend.
+    Nvfp4(Nvfp4Backend),
+}
+
+impl FlashinferLayout {
+    /// The layout of a projection whose matrices are `shape`.
+    ///
+    /// # Errors
+    /// As [`ExpertLayout::mxint4`] and [`ExpertLayout::nvfp4`]; [`Error::Unsupported`] for a linear
+    /// layer.
+    pub fn layout(self, role: Role, shape: Shape) -> Result<ExpertLayout> {
+        let (projection, hidden, inner) = match role {
+            Role::W13 => (Projection::W13, shape.size_k, shape.size_n / 2),
+            Role::W2 => (Projection::W2, shape.size_n, shape.size_k),
+            Role::Dense => return Err(Error::unsupported("a linear layer", "experts alone")),
+        };
+        match self {
+            Self::Mxint4 => ExpertLayout::mxint4(projection, hidden, inner),
+            Self::Nvfp4(backend) => ExpertLayout::nvfp4(backend, projection, hidden, inner, true),
+        }
+    }
+
+    /// Shape of one expert's codes as bytes: `[K / 256, N, 128]` of mxint4, `[N, K / 2]` of NVFP4.
+    fn weight_shape(self, layout: &ExpertLayout) -> Vec<usize> {
+        let [lines, bytes] = layout.weights().packed_shape();
+        let size_n = layout.weights().shape().size_n;
+        match self {
+            Self::Mxint4 => vec![lines / size_n, size_n, bytes],
+            Self::Nvfp4(_) => vec![lines, bytes],
+        }
+    }
+
+    /// The layout of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let backend = || Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
+        match name {
+            "mxint4" => Some(Self::Mxint4),
+            _ => backend().map(|(_, backend)| Self::Nvfp4(*backend)),
+        }
+    }
+
+    /// The name that files have for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mxint4 => "mxint4",
+            Self::Nvfp4(backend) => {
+                Nvfp4Backend::NAMED.iter().find(|(_, b)| *b == backend).map_or("", |(name, _)| name)
+            }
+        }
+    }
+}
+
+/// The layout that takes a stack, or why none does.
+fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<FlashinferLayout, String> {
+    if role == Role::Dense {
+        return Err("found a linear layer, expected experts".to_owned());
+    }
+    match scheme {
+        Scheme::Nvfp4 { .. } => Ok(FlashinferLayout::Nvfp4(backend)),
+        Scheme::Wna16(w) => {
+            let found =
+                format!("{} {} in groups of {}", w.checkpoint_format, w.weight_type, w.group_size);
+            let fits = w.checkpoint_format == CheckpointFormat::CtPackQuantized
+                && w.weight_type == ScalarType::UINT4B8
+                && w.group_size == GroupSize::Of(32)
+                && !w.desc_act;
+            match fits {
+                true => Ok(FlashinferLayout::Mxint4),
+                false => Err(format!(
+                    "found {found}{}, expected compressed-tensors pack-quantized uint4b8 in groups of 32",
+                    if w.desc_act { " with act-order" } else { "" }
+                )),
+            }
+        }
+        other => Err(format!("found {}, expected nvfp4 or 4-bit integers", other.label())),
+    }
+}
+
+/// FlashInfer's and CUTLASS's 4-bit experts, NVFP4 for the kernel `backend`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Flashinfer {
+    pub(crate) backend: Nvfp4Backend,
+}
+
+impl Flashinfer {
+    fn layout(&self, plan: &StackPlan) -> Result<(FlashinferLayout, ExpertLayout), String> {
+        let kind = choose(plan.role, &plan.scheme, self.backend)?;
+        let layout = kind.layout(plan.role, plan.shape).map_err(|e| e.to_string())?;
+        Ok((kind, layout))
+    }
+}
+
+impl Target for Flashinfer {
+    fn name(&self) -> &'static str {
+        "flashinfer"
+    }
+
+    fn title(&self) -> &'static str {
+        "FlashInfer"
+    }
+
+    fn about(&self) -> &'static str {
+        "FlashInfer's and CUTLASS's forms of 4-bit experts, for Blackwell: NVFP4, and \
+         int4 in groups of 32"
+    }
+
+    fn column(&self) -> &'static str {
+        "FlashInfer"
+    }
+
+    fn options(&self, _settings: &Settings) -> Vec<(&'static str, Value)> {
+        vec![("nvfp4_backend", json!(format!("{:?}", self.backend)))]
+    }
+
+    fn layer(&self, plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {
+        let layout = self.layout(plan).ok();
+        layout.map(|(kind, _)| ("kernel_layout", json!(kind.name()))).into_iter().collect()
+    }
+
+    fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
+        let Context { kv_heads, settings, .. } = context;
+        let scales = info.experts[0].iter().all(|b| b.get(Part::InputScale).is_some());
+        let plan = || StackPlan::cut(stack, info, kv_heads, settings);
+        let chosen = choose(stack.role, &stack.scheme, self.backend);
+        let mut plan = chosen.and_then(|_| plan()).map_err(|e| vec![e])?;
+        let (kind, layout) = self.layout(&plan).map_err(|e| vec![e])?;
+        plan.groups = plan.group_size.groups(plan.shape.k()).map_err(|e| vec![e.to_string()])?;
+        let experts = plan.experts.len();
+        let codes = [&[experts], kind.weight_shape(&layout).as_slice()].concat();
+        plan.push(Kind::Weight, DType::U8, codes);
+        let [rows, cols] = layout.scales().packed_shape();
+        let scale = match kind {
+            FlashinferLayout::Mxint4 => DType::BF16,
+            FlashinferLayout::Nvfp4(_) => DType::F8E4M3,
+        };
+        plan.push(Kind::Scales, scale, vec![experts, rows, cols]);
+        if let FlashinferLayout::Nvfp4(_) = kind {
+            plan.push(Kind::GlobalScale, DType::F32, vec![experts]);
+            if matches!(stack.scheme, Scheme::Nvfp4 { weight_only: false, .. }) && scales {
+                plan.push(Kind::InputScale, DType::F32, vec![experts]);
+            }
+        }
+        Ok(plan)
+    }
+
+    fn notes(
+        &self,
+        plan: &StackPlan,
+        context: Context<'_>,
+    ) -> Result<Result<Vec<String>, String>, ModelError> {
+        notes::notes(plan, context)
+    }
+
+    fn describe(
+        &self,
+        _layers: &Layers,
+        planned: &mut [Planned],
+        _maps: &BTreeMap<String, ExpertMap>,
+        _context: Context<'_>,
+    ) -> BTreeMap<String, Described> {
+        let mut all: BTreeMap<String, Value> = BTreeMap::new();
+        for plan in planned.iter().flatten() {
+            let Ok((kind, layout)) = self.layout(plan) else { continue };
+            let value = all.entry(plan.module.clone()).or_insert_with(|| {
+                json!({
+                    "version": 1,
+                    "layer": "moe",
+                    "layout": kind.name(),
+                    "num_experts": plan.experts.len(),
+                    "group_size": plan.group_size.to_config(),
+                    "scale_tile": "128x4",
+                })
+            });
+            if plan.role == Role::W13 {
+                value["hidden_size"] = json!(plan.shape.size_k);
+                value["intermediate_size"] = json!(plan.shape.size_n / 2);
+            }
+            let padded = layout.weights().shape();
+            let steps: Vec<_> =
+                layout.weights().rows().steps().iter().map(ToString::to_string).collect();
+            value[plan.role.prefix().trim_end_matches('_')] = json!({
+                "size_k": padded.size_k,
+                "size_n": padded.size_n,
+                "rows": steps,
+                "block_k_bytes": (kind == FlashinferLayout::Mxint4).then_some(BLOCK_K_BYTES),
+            });
+        }
+        let described = |(module, value): (String, Value)| {
+            let key = key(&module);
+            (module, Described { key, value, int4: None })
+        };
+        all.into_iter().map(described).collect()
+    }
+
+    fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants> {
+        let mut constants = Constants::default();
+        if plan.output(Kind::InputScale).is_some() && self.backend.shares_activation_scale() {
+            let of = |e| input_multipliers(context.model, plan, e);
+            let all = (0..plan.experts.len()).map(of).collect::<Result<Vec<_>>>()?;
+            constants.input_scale = self.backend.activation_scales(&all)?.first().copied();
+        }
+        Ok(constants)
+    }
+
+    fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>> {
+        let Job { model, plan, constants, expert, .. } = *job;
+        let (_, layout) = self.layout(plan).map_err(|e| Error::unsupported(&plan.module, e))?;
+        let packed = layout.pack(std::slice::from_ref(&weight))?;
+        let whole = |kind, bytes: Bytes| {
+            let at = expert as u64 * bytes.get().len() as u64;
+            Piece::whole(kind, at, bytes)
+        };
+        let mut list = vec![
+            whole(Kind::Weight, Bytes::B8(packed.weights)),
+            whole(Kind::Scales, Bytes::of(&packed.scales)),
+        ];
+        if let Some(global) = weight.global_scale {
+            list.push(whole(Kind::GlobalScale, Bytes::F32(vec![global])));
+        }
+        if plan.output(Kind::InputScale).is_some() {
+            let scale = match constants.input_scale {
+                Some(shared) => shared,
+                None => largest_scale(&input_multipliers(model, plan, expert)?),
+            };
+            list.push(whole(Kind::InputScale, Bytes::F32(vec![scale])));
+        }
+        Ok(list)
+    }
+}
+
+/// The multipliers of the quantized activations of an expert's matrices.
+fn input_multipliers(model: &Model<'_>, plan: &StackPlan, expert: usize) -> Result<Vec<f32>> {
+    let matrices = &plan.experts[expert];
+    let part = Part::InputScale;
+    let Some(tensor) = load::merged(model, matrices, part, &plan.k, &plan.n)? else {
+        let what = format!("{}: the scale of its activations", matrices[0].name);
+        return Err(Error::missing(what, plan.scheme.label()));
+    };
+    match &plan.scheme {
+        Scheme::Nvfp4 { container, .. } => {
+            nvfp4::multipliers(&tensor, load::global_scale(*container))
+        }
+        _ => values::floats(&tensor),
+    }
+}
+
+/// The key under which a file's metadata describes a layer.
+pub fn key(module: &str) -> String {
+    format!("marlinspike.flashinfer.{module}")
+}

@@ -1,0 +1,283 @@
+//! The int4 path: which stacks it takes, what comes out, and what the files say of the layers.
+//!
+//! Taken are codes of 4 bits without zero points in uniform groups: compressed-tensors with
+//! dynamic activations of 8 bits, the same with 16-bit activations (which the path quantizes all
+//! the same), and GPTQ, also with a `g_idx` that changes nothing.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use marlinspike::Result;
+use marlinspike::config::{Scheme, ZeroPoints};
+use marlinspike::container::TensorSpec;
+use marlinspike::dims::GroupSize;
+use marlinspike::layers::ExpertMap;
+use marlinspike::layout::kleidi::{RhsLayout, operator_scales};
+use marlinspike::moe::ScoringFunc;
+use marlinspike::moe::activation::{Activation, Definition};
+use marlinspike::moe::families::Renormalize;
+use marlinspike::tensor::DType;
+use marlinspike::w4a8::moe::Refusal;
+use marlinspike::w4a8::stored::{self, Description, LinearDescription, MoeDescription};
+use marlinspike::weight::Weight;
+use serde_json::{Value, json};
+
+use super::{Context, Described, Planned, Target};
+use crate::convert::job::Job;
+use crate::convert::names::Kind;
+use crate::convert::piece::{Bytes, Constants, Piece};
+use crate::convert::settings::Settings;
+use crate::convert::stack::info::StackInfo;
+use crate::convert::stack::part::Jobs;
+use crate::convert::stack::{Output, StackPlan};
+use crate::model::layers::{Layers, Role, Stack};
+use crate::model::routing::MoeRouting;
+use crate::model::{Model, ModelError};
+
+/// Columns of a job, where there is memory for them: a file that holds N in its last dimension is
+/// then read in runs of a few cache lines.
+const COLUMNS: usize = 64;
+
+/// KleidiAI's blocks of `nr` columns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kleidi {
+    pub(crate) nr: usize,
+}
+
+impl Kleidi {
+    fn layout(&self, plan: &StackPlan) -> Result<RhsLayout> {
+        RhsLayout::new(plan.shape, plan.group_size, self.nr)
+    }
+}
+
+/// The entry of a stack's module in the files' metadata.
+fn described(stack: &Stack, description: Description) -> Described {
+    let (key, value) = (stored::key(&stack.module), description.to_json());
+    Described { key, value, int4: Some(description) }
+}
+
+impl Target for Kleidi {
+    fn name(&self) -> &'static str {
+        "kleidiai"
+    }
+
+    fn title(&self) -> &'static str {
+        "the int4 path of KleidiAI"
+    }
+
+    fn about(&self) -> &'static str {
+        "KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 \
+         as they come"
+    }
+
+    fn column(&self) -> &'static str {
+        "CPU int4"
+    }
+
+    fn options(&self, _settings: &Settings) -> Vec<(&'static str, Value)> {
+        vec![("nr", json!(self.nr))]
+    }
+
+    fn layer(&self, _plan: &StackPlan, _settings: &Settings) -> Vec<(&'static str, Value)> {
+        vec![("nr", json!(self.nr))]
+    }
+
+    fn stack<'s>(&self, model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, ModelError> {
+        unordered(model, stack)
+    }
+
+    fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
+        let Context { kv_heads, settings, .. } = context;
+        let cut = StackPlan::cut(stack, info, kv_heads, settings);
+        let reasons = reasons(&stack.scheme);
+        let mut plan = match cut {
+            Err(reason) => return Err(vec![reason]),
+            Ok(_) if !reasons.is_empty() => return Err(reasons),
+            Ok(plan) => plan,
+        };
+        let layout = self.layout(&plan).map_err(|e| vec![e.to_string()])?;
+        plan.groups = layout.groups();
+        let (name, mut shape) = match plan.role {
+            Role::Dense => ("rhs_packed", Vec::new()),
+            Role::W13 => ("w13_packed", vec![plan.experts.len()]),
+            Role::W2 => ("w2_packed", vec![plan.experts.len()]),
+        };
+        shape.push(layout.packed_len());
+        let name = format!("{}.{name}", plan.module);
+        let spec = TensorSpec { name, dtype: DType::U8, shape };
+        plan.outputs.push(Output { kind: Kind::Weight, spec });
+        // A column's sums go over all of its k; whole blocks are one run of bytes.
+        plan.jobs = Jobs::Columns { unit: self.nr, wanted: COLUMNS };
+        Ok(plan)
+    }
+
+    fn describe(
+        &self,
+        layers: &Layers,
+        planned: &mut [Planned],
+        maps: &BTreeMap<String, ExpertMap>,
+        context: Context<'_>,
+    ) -> BTreeMap<String, Described> {
+        let mut all = BTreeMap::new();
+        for i in 0..planned.len() {
+            let stack = &layers.stacks[i];
+            let Ok(plan) = &planned[i] else { continue };
+            let Ok(layout) = self.layout(plan) else { continue };
+            if stack.role == Role::Dense {
+                let linear = LinearDescription { layout, group_size: plan.group_size };
+                all.insert(stack.module.clone(), described(stack, Description::Linear(linear)));
+                continue;
+            }
+            if stack.role == Role::W2 && all.contains_key(&stack.module) {
+                continue;
+            }
+            let other = layers.stacks.iter().position(|s| {
+                s.module == stack.module && s.role != stack.role && s.role != Role::Dense
+            });
+            let sibling = other.and_then(|j| planned[j].as_ref().ok());
+            let map = maps.get(&stack.module).and_then(|m| m.map.clone());
+            match experts(context.model, stack, (plan, sibling), self.nr, map) {
+                Ok(moe) => {
+                    all.insert(stack.module.clone(), described(stack, Description::Moe(moe)));
+                }
+                Err(reason) => {
+                    planned[i] = Err(vec![reason.clone()]);
+                    if let Some(j) = other {
+                        planned[j] = Err(vec![reason]);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn states_ranks(&self) -> bool {
+        true
+    }
+
+    fn quantizes_activations(&self, plan: &StackPlan) -> bool {
+        matches!(plan.scheme, Scheme::Wna16(_))
+    }
+
+    fn constants(&self, _plan: &StackPlan, _context: Context<'_>) -> Result<Constants> {
+        Ok(Constants::default())
+    }
+
+    fn pack(&self, job: &Job<'_>, mut weight: Weight<'_>) -> Result<Vec<Piece>> {
+        let Job { plan, expert, part, .. } = *job;
+        let layout = self.layout(plan)?;
+        let grouped = plan.role != Role::Dense && plan.group_size != GroupSize::Channel;
+        weight.scales = operator_scales(&weight, grouped)?;
+        let own = RhsLayout::new(weight.shape(), plan.group_size, self.nr)?;
+        let packed = own.pack_weight(&weight)?;
+        let before = expert * layout.packed_len();
+        let at = before + part.columns.start / self.nr * layout.block_bytes();
+        Ok(vec![Piece::whole(Kind::Weight, at as u64, Bytes::Blocks(packed))])
+    }
+}
+
+/// The stack without its act-order where the groups' index says what uniform groups would.
+///
+/// # Errors
+/// [`ModelError`] for an index that cannot be read.
+fn unordered<'s>(model: &Model<'_>, stack: &'s Stack) -> Result<Cow<'s, Stack>, ModelError> {
+    let Scheme::Wna16(w) = &stack.scheme else { return Ok(Cow::Borrowed(stack)) };
+    let GroupSize::Of(group) = w.group_size else { return Ok(Cow::Borrowed(stack)) };
+    if !w.desc_act {
+        return Ok(Cow::Borrowed(stack));
+    }
+    for matrix in stack.experts.iter().flatten() {
+        let names = ["g_idx", "weight_g_idx"].map(|s| format!("{}{s}", matrix.prefix));
+        let Some(name) = names.iter().find(|name| model.entry(name).is_some()) else {
+            return Ok(Cow::Borrowed(stack));
+        };
+        let g_idx = model.tensor(name)?;
+        g_idx.expect_dtype(&[DType::I32]).map_err(|e| ModelError::module(&stack.module, e))?;
+        if g_idx.elements::<i32>().iter().enumerate().any(|(k, &g)| g != (k / group) as i32) {
+            return Ok(Cow::Borrowed(stack));
+        }
+    }
+    let uniform = marlinspike::config::Wna16Scheme { desc_act: false, actorder: None, ..w.clone() };
+    Ok(Cow::Owned(Stack { scheme: Scheme::Wna16(uniform), ..stack.clone() }))
+}
+
+/// Why the path does not take weights of `scheme`.
+fn reasons(scheme: &Scheme) -> Vec<String> {
+    let w = match scheme {
+        Scheme::W4A8Int8 { .. } => return Vec::new(),
+        Scheme::W4A8Fp8 { .. } => {
+            return vec!["activations: found float8_e4m3fn, expected int8".to_owned()];
+        }
+        Scheme::Wna16(w) => w,
+        other => return vec![format!("found {}, expected integers of 4 bits", other.label())],
+    };
+    let mut reasons = Vec::new();
+    if w.bits() != 4 {
+        reasons.push(format!("weights of {} bits: found {0}, expected 4", w.bits()));
+    }
+    if w.zeros != ZeroPoints::Symmetric {
+        reasons.push(format!("zero points: found {}, expected symmetric weights", w.weight_type));
+    }
+    if w.desc_act && w.group_size != GroupSize::Channel {
+        reasons.push("act-order: found a g_idx that orders rows, expected uniform groups".into());
+    }
+    reasons
+}
+
+/// The experts of a layer whose first planned stack is `plan`, w13.
+fn experts(
+    model: &Model<'_>,
+    stack: &Stack,
+    (plan, sibling): (&StackPlan, Option<&StackPlan>),
+    nr: usize,
+    expert_map: Option<Vec<i32>>,
+) -> Result<MoeDescription, String> {
+    let (Role::W13, Some(w2)) = (stack.role, sibling) else {
+        return Err("found one of w13 and w2, expected both".to_owned());
+    };
+    let (w13, down) = (plan.shape, w2.shape);
+    if w13.size_n != 2 * down.size_k || w13.size_k != down.size_n {
+        return Err(format!("found w13 {w13} and w2 {down}, expected [H, 2I] and [I, H]"));
+    }
+    if plan.group_size != w2.group_size {
+        let (a, b) = (plan.group_size, w2.group_size);
+        return Err(format!("found groups of {a} in w13 and of {b} in w2, expected the same"));
+    }
+    let num_experts = stack.experts.len();
+    let routing = routing(model, &stack.module, num_experts)?;
+    Ok(MoeDescription {
+        hidden_size: w13.size_k,
+        intermediate_size: down.size_k,
+        num_experts,
+        expert_map,
+        group_size: plan.group_size,
+        nr,
+        top_k: routing.rule.top_k,
+        scoring_func: ScoringFunc::Softmax,
+        renormalize: routing.rule.renormalize != Renormalize::Never,
+        activation: Activation::Silu,
+        router_weight_on_input: routing.rule.apply_router_weight_on_input,
+    })
+}
+
+/// The layer's routing, where it is what upstream's method computes: softmax without groups, bias
+/// or factor, and SiLU.
+fn routing(model: &Model<'_>, module: &str, num_experts: usize) -> Result<MoeRouting, String> {
+    let groups = model.config_value("n_group").and_then(Value::as_u64);
+    if model.stated_routing.is_none() && groups.is_some_and(|groups| groups > 1) {
+        return Err(Refusal::GroupedTopk.to_string());
+    }
+    let routing = MoeRouting::read(model, module, num_experts, false).map_err(|e| e.to_string())?;
+    let plain = routing.rule.plain().filter(|r| r.scoring_func == ScoringFunc::Softmax);
+    if plain.is_none() {
+        let found = routing.summary();
+        let expected = "\"softmax\" without groups, bias or factor";
+        return Err(format!("found {found}, expected {expected}"));
+    }
+    if routing.activation != Definition::new(Activation::Silu) {
+        let (name, limit) = (routing.rule.activation, routing.rule.swiglu_limit);
+        let limit = limit.map_or(String::new(), |l| format!(" with swiglu_limit {l}"));
+        return Err(format!("activation: found {name}{limit}, expected \"silu\""));
+    }
+    Ok(routing)
+}

@@ -1,0 +1,404 @@
+//! Marlin: which part of a stack's matrices a rank has, whether the kernels take it, what comes out.
+
+use std::ops::Range;
+
+use marlinspike::config::{FloatContainer, Scheme};
+use marlinspike::dims::Shape;
+use marlinspike::layout::marlin::{
+    InputDtype, Options, Prepared, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
+};
+use marlinspike::prepare::gate_up::GateUp;
+use marlinspike::prepare::gpt_oss::GptOssShard;
+use marlinspike::prepare::pad::Mxfp4Backend;
+use marlinspike::scalar::ScalarType;
+use marlinspike::select::{Platform, Selection};
+use marlinspike::tensor::DType;
+use marlinspike::weight::{Table, Weight};
+use marlinspike::{Error, Result};
+use serde_json::{Value, json};
+
+use super::{Context, Planned, Target, notes};
+use crate::convert::job::Job;
+use crate::convert::names::Kind;
+use crate::convert::parallel::Ranks;
+use crate::convert::piece::{Bytes, Constants, Piece};
+use crate::convert::settings::Settings;
+use crate::convert::stack::StackPlan;
+use crate::convert::stack::info::{StackInfo, cut, kv_heads};
+use crate::convert::stack::part::{Jobs, Part as JobPart};
+use crate::convert::verdict;
+use crate::load;
+use crate::model::bind::{self, Axis, Part};
+use crate::model::layers::{Role, Stack};
+use crate::model::{Model, ModelError};
+
+/// Marlin's tiles, scales and orders.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Marlin;
+
+/// The name of the activations' type.
+fn input_name(settings: &Settings) -> &'static str {
+    match settings.input {
+        InputDtype::Model => "model",
+        InputDtype::Int8 => "int8",
+        InputDtype::Fp8 => "fp8",
+    }
+}
+
+/// Order of the scales' columns.
+fn permutation(plan: &StackPlan, settings: &Settings) -> ScalePermutation {
+    ScalePermutation::choose(plan.group_size, plan.shape.k(), settings.input.activations())
+}
+
+impl Target for Marlin {
+    fn name(&self) -> &'static str {
+        "marlin"
+    }
+
+    fn title(&self) -> &'static str {
+        "Marlin"
+    }
+
+    fn about(&self) -> &'static str {
+        "Marlin's tiles, scales and orders"
+    }
+
+    fn column(&self) -> &'static str {
+        "Marlin"
+    }
+
+    fn options(&self, settings: &Settings) -> Vec<(&'static str, Value)> {
+        vec![("dtype", json!(settings.dtype.name())), ("input_dtype", json!(input_name(settings)))]
+    }
+
+    fn section(&self, settings: &Settings) -> Vec<(&'static str, Value)> {
+        self.options(settings)
+    }
+
+    fn layer(&self, plan: &StackPlan, settings: &Settings) -> Vec<(&'static str, Value)> {
+        let name = match permutation(plan, settings) {
+            ScalePermutation::Grouped => "grouped",
+            ScalePermutation::Single => "single",
+        };
+        vec![("scale_permutation", json!(name))]
+    }
+
+    fn plan(&self, stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
+        stack_plan(stack, info, context)
+    }
+
+    fn notes(
+        &self,
+        plan: &StackPlan,
+        context: Context<'_>,
+    ) -> Result<Result<Vec<String>, String>, ModelError> {
+        notes::notes(plan, context)
+    }
+
+    fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants> {
+        let Context { model, settings, .. } = context;
+        let mut constants = Constants::default();
+        let nvfp4 = plan.output(Kind::GlobalScale).is_some();
+        let int8 = plan.output(Kind::InputGlobalScale).is_some();
+        if !nvfp4 && !int8 {
+            return Ok(constants);
+        }
+        let mut largest_code = 0u8;
+        let mut max = f64::NEG_INFINITY;
+        for matrices in &plan.experts {
+            let scale = load::merged(model, matrices, Part::Scale, &plan.k, &plan.n)?;
+            let Some(scale) = scale else {
+                return Err(Error::missing(format!("{}: scales", plan.module), "its scheme"));
+            };
+            if nvfp4 {
+                scale.expect_dtype(&[DType::F8E4M3])?;
+                // Positive e4m3 values are ordered as their codes; 0x7f is NaN and refused later.
+                let codes = scale.bytes().iter().copied().filter(|&b| b < 0x7f);
+                largest_code = largest_code.max(codes.max().unwrap_or(0));
+            }
+            if int8 {
+                let ty = marlinspike::checkpoint::float_type(scale.dtype());
+                let Some(ty) = ty else {
+                    let found = scale.dtype();
+                    return Err(Error::dtype(scale.name(), found, "a floating-point type"));
+                };
+                let table = Table::from_tensor(&scale, ty)?;
+                let values = table.iter_bits().map(|b| ty.to_f64(b));
+                max = values.filter(|v| v.is_finite()).fold(max, f64::max);
+            }
+        }
+        if nvfp4 {
+            constants.scale_factor = Some(nvfp4_scale_factor([largest_code], settings.dtype));
+        }
+        if int8 {
+            // Rounding keeps the order, so the largest rounded scale is the largest one, rounded.
+            let ty = settings.dtype;
+            constants.int8_scale_max = Some(ty.to_f64(ty.encode_rne(max)) as f32);
+        }
+        Ok(constants)
+    }
+
+    fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>> {
+        let Job { plan, settings, constants, .. } = *job;
+        let weight = match (&plan.padding, plan.role) {
+            (None, _) => weight,
+            (Some(shard), Role::W13) => shard.w13(&weight, GateUp::Interleaved)?,
+            (Some(shard), _) => shard.w2(&weight)?,
+        };
+        let options = Options {
+            dtype: settings.dtype,
+            input_dtype: settings.input,
+            scale_factor: constants.scale_factor,
+            int8_scale_max: constants.int8_scale_max.filter(|_| settings.input == InputDtype::Int8),
+            perms: None,
+            scale_permutation: Some(permutation(plan, settings)),
+        };
+        pieces(plan, prepare(&[weight], options)?, job.expert, job.part)
+    }
+}
+
+/// What the selection says of this rank's part of `stack`; none where the stack cannot be cut,
+/// which the reasons then say.
+///
+/// # Errors
+/// [`ModelError`] for tensors that do not fit together.
+pub(crate) fn ask(
+    model: &Model<'_>,
+    stack: &Stack,
+    settings: &Settings,
+) -> Result<(Option<Selection>, Vec<String>), ModelError> {
+    let ids: Vec<usize> = (0..stack.experts.len()).collect();
+    let info = StackInfo::bind(model, stack, &ids)?;
+    Ok(match cut(stack, &info, kv_heads(model), settings) {
+        Err(reason) => (None, vec![reason]),
+        Ok((k, n)) => {
+            let mut shape = Shape::new(k.len(), n.iter().map(Range::len).sum());
+            match padding(stack, &info, settings) {
+                Err(reason) => return Ok((None, vec![reason])),
+                Ok(padded) => shape = padded.map_or(shape, |(_, shape)| shape),
+            }
+            (Some(verdict::selection(stack, shape, info.size_k, settings)), Vec::new())
+        }
+    })
+}
+
+/// gpt-oss's experts on this rank, if their sizes are to be rounded up: the rank, and the shape of
+/// each expert's matrix in the kernel.
+///
+/// # Errors
+/// The reason against, where a size cannot be cut or rounded.
+fn padding(
+    stack: &Stack,
+    info: &StackInfo,
+    settings: &Settings,
+) -> Result<Option<(GptOssShard, Shape)>, String> {
+    let gpt_oss = matches!(stack.scheme, Scheme::Mxfp4 { container: FloatContainer::GptOss });
+    if !gpt_oss || !settings.preparation.padding {
+        return Ok(None);
+    }
+    let ranks = if settings.ep.size > 1 { Ranks::ONE } else { settings.tp };
+    let size_n = info.sizes_n.iter().sum::<usize>();
+    let [hidden_size, intermediate_size] = match stack.role {
+        Role::W13 => [info.size_k, size_n / 2],
+        _ => [size_n, info.size_k],
+    };
+    let shard = GptOssShard {
+        hidden_size,
+        intermediate_size,
+        tp_size: ranks.size,
+        tp_rank: ranks.rank,
+        backend: Mxfp4Backend::Marlin,
+        platform: Platform::Cuda,
+    };
+    let [hidden, inner] = shard.sizes().map_err(|e| e.to_string())?;
+    let shape = match stack.role {
+        Role::W13 => Shape::new(hidden, 2 * inner),
+        _ => Shape::new(inner, hidden),
+    };
+    Ok(Some((shard, shape)))
+}
+
+fn stack_plan(stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
+    let Context { kv_heads, settings, .. } = context;
+    let padded = padding(stack, &info, settings).map_err(|e| vec![e])?;
+    let (k, n) = match padded {
+        // The rank's part is cut with its padding.
+        Some(_) => (0..info.size_k, info.sizes_n.iter().map(|&n| 0..n).collect::<Vec<_>>()),
+        None => cut(stack, &info, kv_heads, settings).map_err(|e| vec![e])?,
+    };
+    let shape = match padded {
+        Some((_, shape)) => shape,
+        None => Shape::new(k.len(), n.iter().map(Range::len).sum()),
+    };
+    let mut reasons = verdict::reasons(stack, shape, info.size_k, settings);
+    let scheme = &stack.scheme;
+    let group_size = bind::group_size(scheme, info.size_k);
+    let act_order = bind::act_order(scheme);
+    let row_parallel = padded.is_none() && k.len() != info.size_k;
+    let groups = match act_order {
+        true => info.file_groups,
+        false => match group_size.groups(shape.k()) {
+            Ok(g) => g,
+            Err(e) => {
+                reasons.push(e.to_string());
+                1
+            }
+        },
+    };
+    reasons.extend(cut_blocks(&info, &n, settings.tp.size));
+    let activations = settings.input.activations();
+    let bits = scheme.bits().unwrap_or(8);
+    if let Err(e) = WeightLayout::new(shape, bits, activations) {
+        reasons.push(e.to_string());
+    }
+    if !reasons.is_empty() {
+        reasons.dedup();
+        return Err(reasons);
+    }
+    let mut plan = StackPlan {
+        module: stack.module.clone(),
+        role: stack.role,
+        scheme: scheme.clone(),
+        experts: info.experts,
+        k,
+        n,
+        shape,
+        group_size,
+        groups,
+        act_order,
+        is_k_full: !(act_order && row_parallel),
+        padding: padded.map(|(shard, _)| shard),
+        // Padding changes sizes: an expert is one piece of work.
+        jobs: if padded.is_some() { Jobs::Experts } else { Jobs::Rows },
+        outputs: Vec::new(),
+    };
+    outputs(&mut plan, info.has_bias, settings);
+    Ok(plan)
+}
+
+/// Why columns of FP8 blocks cannot be cut: a block that spans several columns must not be cut, nor
+/// share a tensor's edge.
+fn cut_blocks(info: &StackInfo, n: &[Range<usize>], tp_size: usize) -> Vec<String> {
+    let scale = info.experts[0][0].get(Part::Scale).and_then(|f| f.binding.n);
+    let Some(Axis { unit, .. }) = scale.filter(|axis| axis.unit > 1) else { return Vec::new() };
+    if n.len() == 1 && tp_size == 1 {
+        return Vec::new();
+    }
+    let ends = |at: usize| at.is_multiple_of(unit);
+    let cut = n.iter().filter(|r| !ends(r.start) || (!ends(r.end) && n.len() > 1));
+    cut.map(|r| format!("columns {r:?} do not end with a block of {unit}")).collect()
+}
+
+/// The stored type of scales in the kernel's format.
+fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
+    match scheme {
+        Scheme::Mxfp4 { .. } | Scheme::Mxfp8 { .. } => DType::F8E8M0,
+        Scheme::Nvfp4 { .. } => DType::F8E4M3,
+        _ => model,
+    }
+}
+
+fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
+    let model = if settings.dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 };
+    let pack = 32 / plan.code_bits() as usize;
+    let Shape { size_k, size_n } = plan.shape;
+    let (role, experts, groups) = (plan.role, plan.experts.len(), plan.groups);
+    let zeros = matches!(&plan.scheme, Scheme::Wna16(w) if !w.symmetric());
+    let nvfp4 = matches!(plan.scheme, Scheme::Nvfp4 { .. });
+    let (scales, act_order) = (scale_dtype(&plan.scheme, model), plan.act_order);
+    let mut push = |kind, dtype, shape: Vec<usize>| {
+        let mut full = Vec::with_capacity(3);
+        if role != Role::Dense && kind != Kind::InputGlobalScale {
+            full.push(experts);
+        }
+        full.extend(shape);
+        // One scale of one dense layer.
+        if full.is_empty() {
+            full.push(1);
+        }
+        plan.push(kind, dtype, full);
+    };
+    push(Kind::Weight, DType::I32, vec![size_k / 16, size_n * 16 / pack]);
+    push(Kind::Scales, scales, vec![groups, size_n]);
+    if zeros {
+        push(Kind::Zeros, DType::I32, vec![groups, size_n / pack]);
+    }
+    if act_order {
+        push(Kind::GIdx, DType::I32, vec![size_k]);
+        push(Kind::SortIndices, DType::I32, vec![size_k]);
+    }
+    if has_bias {
+        push(Kind::Bias, model, vec![size_n]);
+    }
+    if nvfp4 {
+        push(Kind::GlobalScale, DType::F32, vec![]);
+    }
+    if settings.input == InputDtype::Int8 && groups > 1 {
+        push(Kind::InputGlobalScale, DType::F32, vec![1]);
+    }
+}
+
+fn pieces(
+    plan: &StackPlan,
+    prepared: Prepared,
+    expert: usize,
+    part: &JobPart,
+) -> Result<Vec<Piece>> {
+    let (e, n, whole_k) = (expert as u64, plan.shape.size_n as u64, plan.shape.size_k as u64);
+    let columns = part.columns.start as u64..part.columns.end as u64;
+    let first = part.rows.start == 0;
+    let mut list = Vec::new();
+    // Rows of the output, `width` bytes for each column, from row `row` of the expert on.
+    let rows = |kind, row: u64, width: u64, bytes| {
+        let part = columns.start * width..columns.end * width;
+        Piece::rows(kind, row * n * width, n * width, part, bytes)
+    };
+    // A row of tiles is `tile_k` codes of each column.
+    let tile_k = prepared.weight_layout.tile_map().tile_k() as u64;
+    let tile_rows = (e * whole_k + part.rows.start as u64) / tile_k;
+    let tile_width = tile_k * u64::from(plan.code_bits()) / 8;
+    list.push(rows(Kind::Weight, tile_rows, tile_width, Bytes::B32(prepared.qweight)));
+
+    let groups = plan.groups as u64;
+    // A part of a channel-wise matrix has the whole's scales: the first part writes them.
+    let shared = plan.groups == prepared.scales.rows();
+    let group = if shared { 0 } else { part.rows.start as u64 / (whole_k / groups) };
+    if first || !shared {
+        let width = u64::from(prepared.scales.ty().storage_bits() / 8);
+        list.push(rows(Kind::Scales, e * groups + group, width, Bytes::of(&prepared.scales)));
+        if let Some((_, words)) = prepared.zeros {
+            // One word for several columns.
+            let pack = 32 / u64::from(plan.code_bits());
+            let part = columns.start / pack * 4..columns.end / pack * 4;
+            let (at, width) = ((e * groups + group) * n / pack * 4, n / pack * 4);
+            list.push(Piece::rows(Kind::Zeros, at, width, part, Bytes::B32(words)));
+        }
+    }
+    if first && let Some(bias) = &prepared.bias {
+        list.push(rows(Kind::Bias, e, 2, Bytes::of(bias)));
+    }
+    if first && columns.start == 0 {
+        let mut whole = |kind, offset, bytes| list.push(Piece::whole(kind, offset, bytes));
+        if let Some([sorted]) = prepared.sorted.as_deref() {
+            whole(Kind::GIdx, e * whole_k * 4, Bytes::B32(sorted.g_idx.clone()));
+            whole(Kind::SortIndices, e * whole_k * 4, Bytes::B32(sorted.perm.clone()));
+        }
+        if let Some(global) = prepared.global_scale {
+            whole(Kind::GlobalScale, e * 4, Bytes::F32(global));
+        }
+        if let (Some(scale), 0) = (prepared.input_global_scale, expert) {
+            whole(Kind::InputGlobalScale, 0, Bytes::F32(vec![scale]));
+        }
+    }
+    for piece in &list {
+        let spec = plan.output(piece.kind).map(|o| &o.spec);
+        let fits = spec.and_then(|s| s.byte_len());
+        let end = piece.end();
+        if fits.is_none_or(|len| end > len) {
+            // The plan follows from headers and config alone; data that says otherwise is refused.
+            let what = format!("{}: {:?}", plan.module, piece.kind);
+            return Err(Error::size(what, end, format!("at most {fits:?} bytes")));
+        }
+    }
+    Ok(list)
+}

@@ -1,0 +1,71 @@
+//! The definition of a layer of the int4 path, which its output is compared with.
+
+use marlinspike::Result;
+use marlinspike::moe::families::RouterTensors;
+use marlinspike::moe::layer::Routed;
+use marlinspike::w4a8::scalar::Scalar;
+use marlinspike::w4a8::{self, Values, moe};
+
+use super::input::{Inputs, Routing};
+use super::layer::Layer;
+use super::routing::{self, RoutingReport};
+
+impl Layer<'_> {
+    /// How tokens of `inputs` found their experts; compared with a second implementation where
+    /// `check` says so.
+    ///
+    /// # Errors
+    /// For logits that cannot be routed.
+    pub(super) fn routing(
+        &self,
+        inputs: &Inputs<Values>,
+        check: bool,
+    ) -> Result<Option<RoutingReport>> {
+        let (Self::Moe(moe), Routing::Logits(logits)) = (self, &inputs.routing) else {
+            return Ok(None);
+        };
+        let (router, experts) = (&moe.config().router, moe.config().num_experts);
+        let made = check.then(|| router.route(logits, experts)).transpose()?;
+        let rule = routing::plain_rule(router);
+        let source = "the layer's file".to_owned();
+        let (tensors, given) = (RouterTensors::default(), (&logits[..], experts));
+        RoutingReport::new(source, rule, tensors, given, made).map(Some)
+    }
+
+    /// The output by the scalar definition, one value after the other.
+    ///
+    /// # Errors
+    /// As the layer itself.
+    pub fn definition(&self, inputs: &Inputs<Values>) -> Result<Values> {
+        let moe = match self {
+            Self::Linear(linear) => {
+                return w4a8::linear(&Scalar, &inputs.x, linear.weight(), linear.rounding);
+            }
+            Self::Moe(moe) => moe,
+        };
+        let config = moe.config();
+        let (w13, w2): (Vec<_>, Vec<_>) = (moe.w13().iter().collect(), moe.w2().iter().collect());
+        let definition = moe::Layer {
+            w13: &w13,
+            w2: &w2,
+            num_experts: config.num_experts,
+            expert_map: config.expert_map.as_deref(),
+            activation: config.activation,
+            rounding: config.rounding,
+            router_weight_on_input: config.router_weight_on_input,
+            mode: config.mode,
+        };
+        let routing;
+        let routed = match &inputs.routing {
+            Routing::Given { top_k, ids, weights } => {
+                Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
+            }
+            Routing::Logits(logits) => {
+                routing = config.router.route(logits, config.num_experts)?;
+                let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
+                Routed { top_k: config.router.top_k, topk_ids, topk_weights }
+            }
+        };
+        definition.forward(&Scalar, &inputs.x, routed)
+    }
+}

@@ -1,0 +1,68 @@
+//! The ways to compute a product.
+
+use rayon::prelude::*;
+
+use super::product::{Arithmetic, Product};
+use super::{definition, exact, scheduled};
+use crate::Result;
+use crate::gemm::Bounded;
+use crate::gemm::schedule::Schedule;
+
+impl Product<'_> {
+    /// The output `[M, N]`, bits of `dtype`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::Size`](crate::Error::Size) where the parts do not fit; [`Error::Value`](crate::Error::Value) where an alpha is
+    /// not a positive normal number or an expert is not there; [`Error::Unsupported`](crate::Error::Unsupported) for an arithmetic
+    /// that the quantized rows or the weights do not allow; what
+    /// [`Schedule::execute_stack`] refuses.
+    pub fn compute(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
+        self.validate()?;
+        match arithmetic {
+            Arithmetic::Exact => exact::compute(self),
+            scheduled => scheduled::compute(self, scheduled),
+        }
+    }
+
+    /// The same bits, output by output and one product after the other.
+    ///
+    /// # Errors
+    /// As [`Product::compute`].
+    pub fn define(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
+        self.validate()?;
+        let size_n = self.size_n();
+        let order = |e| definition::Order::new(self, e, arithmetic);
+        let orders = (0..self.weights.len()).map(order).collect::<Result<Vec<_>>>()?;
+        let output = |i: usize| -> Result<u16> {
+            let (m, n) = (i / size_n, i % size_n);
+            match self.expert_of[m] {
+                Some(e) => orders[e].output(self, [m, e, n]),
+                None => Ok(0),
+            }
+        };
+        (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
+    }
+
+    /// The output `[M, N]` in the order of additions that `schedule` says, for operands that are not
+    /// scaled in groups of k on both sides.
+    ///
+    /// # Errors
+    /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for rows with scales in groups, and for `halves`
+    /// that are not their matrix's own multiplier.
+    pub fn execute(&self, schedule: &Schedule) -> Result<Vec<u16>> {
+        self.validate()?;
+        scheduled::execute(self, schedule)
+    }
+
+    /// Exact result and bounds of every output for kernels that add up with the matrix unit of a
+    /// scheduled `arithmetic`, in any order, partial sums in f32
+    /// ([`Class::of_unit`](crate::gemm::Class::of_unit)).
+    ///
+    /// # Errors
+    /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for [`Arithmetic::Exact`], which is no kernel's,
+    /// and where scales are applied group by group.
+    pub fn bounds(&self, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
+        self.validate()?;
+        scheduled::bounds(self, arithmetic)
+    }
+}

@@ -1,0 +1,153 @@
+//! Holds the product code to ARCHITECTURE.md's edges and to `limits.txt`.
+//!
+//! A failure lists every breach and every exception that is no longer needed.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use marlinspike_structure::rules::{self, Limits};
+use marlinspike_structure::source::Workspace;
+use marlinspike_structure::{graph, naming};
+
+/// Most lines of a file.
+const FILE_LINES: usize = 400;
+/// Most lines of a function.
+const FUNCTION_LINES: usize = 80;
+/// Most parameters of a function, its receiver included.
+const PARAMETERS: usize = 7;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace's folder")
+}
+
+fn workspace() -> &'static Workspace {
+    static READ: OnceLock<Workspace> = OnceLock::new();
+    READ.get_or_init(|| Workspace::read(root(), &["structure"]).expect("the workspace's sources"))
+}
+
+fn limits() -> Limits {
+    let text = std::fs::read_to_string(root().join("structure/limits.txt")).expect("limits.txt");
+    rules::limits(&text).expect("limits.txt")
+}
+
+#[track_caller]
+fn report(breaches: &[String]) {
+    assert!(breaches.is_empty(), "{} breaches:\n{}", breaches.len(), breaches.join("\n"));
+}
+
+#[test]
+fn only_the_edges_of_architecture_md() {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let allowed = rules::edges(&text).expect("its edges");
+    let may = |from: &str, to: &str| {
+        [from, "*"].iter().any(|from| allowed.get(*from).is_some_and(|list| list.contains(to)))
+    };
+    let mut breaches = Vec::new();
+    for member in &workspace().crates {
+        let from = format!("crate {}", member.folder);
+        for to in member.dependencies.iter().filter(|to| !may(&from, to)) {
+            breaches.push(format!("{from} depends on {to}"));
+        }
+    }
+    let reference = workspace().crate_at("reference").expect("the crate `reference`");
+    for ((from, to), files) in graph::top_edges(reference) {
+        if !may(&from, &to) {
+            let files: Vec<_> = files.into_iter().collect();
+            breaches.push(format!("{from} -> {to} ({})", files.join(", ")));
+        }
+    }
+    let tops: BTreeSet<&String> = reference.modules[0].children.keys().collect();
+    for name in allowed.iter().flat_map(|(from, to)| to.iter().chain([from])) {
+        let folder = name.strip_prefix("crate ").unwrap_or(name);
+        if name != "*" && workspace().crate_at(folder).is_none() && !tops.contains(name) {
+            breaches.push(format!("ARCHITECTURE.md names `{name}`, which does not exist"));
+        }
+    }
+    report(&breaches);
+}
+
+#[test]
+fn no_circles_between_siblings() {
+    let allowed = limits().circles;
+    let mut breaches = Vec::new();
+    let mut found = BTreeSet::new();
+    for circle in workspace().crates.iter().flat_map(graph::circles) {
+        let key = (circle.parent.clone(), circle.members.clone());
+        if !allowed.contains_key(&key) {
+            let members: Vec<_> = circle.members.into_iter().collect();
+            let imports: Vec<_> = circle.imports.into_iter().collect();
+            let (parent, members) = (circle.parent, members.join(" "));
+            breaches.push(format!("circle | {parent}: {members}\n    {}", imports.join("\n    ")));
+        }
+        found.insert(key);
+    }
+    for (parent, members) in allowed.keys().filter(|key| !found.contains(*key)) {
+        let members: Vec<_> = members.iter().cloned().collect();
+        breaches.push(format!("no longer a circle: {parent}: {}", members.join(" ")));
+    }
+    report(&breaches);
+}
+
+/// Reports what is over `limit` and not in `allowed`, and what is in `allowed` and not over it.
+fn over(
+    kind: &str,
+    limit: usize,
+    measured: impl Iterator<Item = (String, usize)>,
+    allowed: &std::collections::BTreeMap<String, String>,
+) {
+    let mut breaches = Vec::new();
+    let mut found = BTreeSet::new();
+    for (name, size) in measured.filter(|&(_, size)| size > limit) {
+        if !allowed.contains_key(&name) {
+            breaches.push(format!("{kind} | {name} ({size}, at most {limit})"));
+        }
+        found.insert(name);
+    }
+    for name in allowed.keys().filter(|name| !found.contains(*name)) {
+        breaches.push(format!("{kind} | {name}: no longer over {limit}; remove the exception"));
+    }
+    report(&breaches);
+}
+
+#[test]
+fn files_stay_short() {
+    let measured = workspace().files.iter().map(|f| (f.path.clone(), f.lines));
+    over("file", FILE_LINES, measured, &limits().files);
+}
+
+#[test]
+fn functions_stay_short() {
+    let all = workspace().files.iter().flat_map(|f| &f.functions);
+    over("function", FUNCTION_LINES, all.map(|f| (f.name.clone(), f.lines)), &limits().functions);
+}
+
+#[test]
+fn functions_take_few_parameters() {
+    let all = workspace().files.iter().flat_map(|f| &f.functions);
+    over(
+        "parameters",
+        PARAMETERS,
+        all.map(|f| (f.name.clone(), f.parameters)),
+        &limits().parameters,
+    );
+}
+
+#[test]
+fn things_are_named_in_few_files() {
+    let mut breaches = Vec::new();
+    for count in limits().counts {
+        let names: Vec<&str> = count.names.iter().map(String::as_str).collect();
+        let files = naming::files(workspace(), &names);
+        let (found, ceiling, target) = (files.len(), count.ceiling, count.target);
+        println!("{}: {found} files, ceiling {ceiling}, target {target}", count.thing);
+        if found > ceiling {
+            let files = files.join("\n    ");
+            breaches.push(format!(
+                "{}: {found} files name it, at most {ceiling} may\n    {files}",
+                count.thing
+            ));
+        }
+    }
+    report(&breaches);
+}
