@@ -21,7 +21,8 @@ use marlinspike::layout::marlin::{Activations, WeightLayout};
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike::weight::Table;
-use marlinspike_model::convert::plan::{self, Settings, flashinfer_key};
+use marlinspike_model::convert::plan::{self, Settings};
+use marlinspike_model::convert::target::flashinfer;
 use marlinspike_model::load::preparation::Preparation;
 use serde_json::{Value, json};
 use support::{run, stderr, stdout};
@@ -393,7 +394,7 @@ fn flashinfer(model: &Path, out: &Path, backend: Nvfp4Backend) -> (Converted, Va
     convert(model, out, &own).unwrap();
     let bytes = fs::read(out.join("model.safetensors")).unwrap();
     let file = Container::parse(&bytes).unwrap();
-    let found = &file.metadata()[&flashinfer_key(EXPERT_LAYER)];
+    let found = &file.metadata()[&flashinfer::key(EXPERT_LAYER)];
     (Converted::read(out), serde_json::from_str(found).unwrap())
 }
 

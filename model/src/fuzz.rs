@@ -151,8 +151,8 @@ fn convert(model: &Model<'_>, dir: &Path, settings: &Settings) -> Result<Summary
     convert_model(model, output, settings, execution, &())
 }
 
-/// A model folder ([`unpack`], into the empty folder `temp`): planned for every format and two ranks, converted, and its first int4
-/// layer run. What converts is complete when it is converted again; a layer that runs has the
+/// A model folder ([`unpack`], into the empty folder `temp`): planned for every format and two ranks,
+/// converted, and its first int4 layer run. What converts is complete when it is converted again; a layer that runs has the
 /// definition's bits.
 ///
 /// # Errors
@@ -165,10 +165,7 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
     let files = ModelFiles::open(&folder)?;
     let model = Model::new(&files)?;
     let layers = Layers::group(&model)?;
-    let kleidi = Format::Kleidi { nr: 8 };
-    let flashinfer =
-        Format::Flashinfer { backend: marlinspike::layout::flashinfer::Nvfp4Backend::NAMED[0].1 };
-    for format in [Format::Marlin, kleidi, flashinfer] {
+    for format in Format::ALL {
         for ranks in [1, 2] {
             let settings = settings(format, ranks);
             let plan = Plan::new(&model, &layers, &settings)?;
@@ -176,8 +173,8 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
             assert!(items.clone().all(|i| i.spec.byte_len().is_some()));
         }
     }
-    for (format, name) in [(Format::Marlin, "marlin"), (kleidi, "kleidi")] {
-        let (settings, out) = (settings(format, 1), temp.join(name));
+    for format in Format::ALL {
+        let (settings, out) = (settings(format, 1), temp.join(format.name()));
         let done = match convert(&model, &out, &settings) {
             Err(ConvertError::NothingConverted { .. }) => continue,
             done => done.map_err(RunError::Refused)?,
@@ -191,7 +188,7 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
         Model::new(&ModelFiles::open(&out)?)?;
     }
     runs(&folder)?;
-    let packed = temp.join("kleidi");
+    let packed = temp.join(Format::Kleidi { nr: 8 }.name());
     if packed.join("config.json").exists() { runs(&packed) } else { Ok(()) }
 }
 

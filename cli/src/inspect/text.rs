@@ -116,7 +116,7 @@ fn refusals(verdict: &Verdict, layers: &[Layer], paint: Paint) -> String {
             1 => String::new(),
             n => format!(" and {} more", n - 1),
         };
-        let head = paint.odd(&printable(&format!("not {}:", verdict.column)));
+        let head = paint.odd(&printable(&format!("not for {}:", verdict.column)));
         let line = format!("{}{more}: {}", modules[0], reasons.join("; "));
         text.push_str(&format!("{head} {}\n", printable(&line)));
     }

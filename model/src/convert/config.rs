@@ -5,7 +5,7 @@
 //!
 //! | key | meaning |
 //! | --- | --- |
-//! | `layout` | `marlin`, `kleidiai` or `flashinfer` |
+//! | `layout` | the format, by its name on the command line |
 //! | `version` | 1, the version of this section |
 //! | `producer` | program and version |
 //! | `identity` | hash of the program's version, the options and the inputs ([`super::manifest`]) |
@@ -17,8 +17,8 @@
 //! | `unsupported` | modules that were copied unchanged, with the reasons |
 //!
 //! A layer: `scheme`, `weight_type`, `size_k`, `size_n`, `experts`, `group_size` (−1: one per
-//! channel), `act_order`, `is_k_full`, Marlin's `scale_permutation` (`grouped` or `single`) or the
-//! int4 path's `nr` or FlashInfer's `kernel_layout`, of NVFP4 the `scale_factor` that went from the global scale into the block
+//! channel), `act_order`, `is_k_full`, the keys of the format ([`super::target`]: Marlin's
+//! `scale_permutation`, `grouped` or `single`; `nr`; `kernel_layout`), of NVFP4 the `scale_factor` that went from the global scale into the block
 //! scales, `padded_from` where gpt-oss's sizes were rounded up (the model's own sizes), and `tensors`, the names of its tensors by role. A packed file of the int4 path also
 //! describes its own layers ([`marlinspike::w4a8::stored`]); what runs a layer reads that.
 

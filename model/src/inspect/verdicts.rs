@@ -18,7 +18,7 @@ pub const CUDA_CAPABILITY: (u32, u32) = (8, 0);
 /// The answer of one kernel format, or of the CUDA kernels, about every layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// `marlin`, `kleidiai`, `flashinfer`, or `cuda`.
+    /// The format's name, or `cuda`.
     pub target: &'static str,
     /// The same for people, in a word or two.
     pub column: &'static str,

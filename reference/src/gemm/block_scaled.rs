@@ -7,8 +7,9 @@
 //! `w13_input_scale`, the epilogue D = alpha · accumulator).
 
 use super::bound::{Adder, Class, Order, Reduction};
+use super::bounded::Bounded;
 use super::columns::Rule;
-use super::judge::{Bounded, Judge};
+use super::judge::Judge;
 use super::recipe::{Extras, Recipe};
 use super::rows::Rows;
 use super::schedule::{Step, StepOp};

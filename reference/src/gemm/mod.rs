@@ -8,6 +8,7 @@
 
 pub mod block_scaled;
 pub mod bound;
+mod bounded;
 mod centre;
 pub mod chain;
 pub mod columns;
@@ -24,9 +25,10 @@ mod wide;
 
 pub use block_scaled::{Nvfp4Product, Nvfp4Rows};
 pub use bound::{Class, Inputs};
+pub use bounded::Bounded;
 pub use columns::{Columns, Rule, WeightColumns};
 pub use exact::{Element, Request, product};
-pub use judge::{Bounded, Judge};
+pub use judge::Judge;
 pub use kernel::Stripe;
 pub use recipe::{Convention, Extras, Recipe};
 pub use rows::{Range, Rows};

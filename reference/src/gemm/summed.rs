@@ -2,10 +2,10 @@
 //! from it. Recipes that differ only after the sum share it.
 
 use super::Wide;
+use super::bounded::{Bounded, unit};
 use super::centre::Centre;
 use super::chain::{Chain, to_odd};
 use super::exact::Element;
-use super::judge::{Bounded, unit};
 use super::rows::two_to;
 use crate::scalar::{self, ScalarType, f64_to_f32_rne};
 

@@ -18,7 +18,6 @@ use super::stack::info::{StackInfo, kv_heads};
 pub use super::stack::part::Part;
 pub use super::stack::{Output, StackPlan};
 pub use super::target::Described;
-pub use super::target::flashinfer::{FlashinferLayout, key as flashinfer_key};
 use super::target::{Context, Planned, Target};
 use crate::model::layers::{Layers, Role, Stack};
 use crate::model::{Model, ModelError};

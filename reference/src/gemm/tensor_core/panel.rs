@@ -9,6 +9,7 @@ use super::simd;
 use super::units::{Accumulator, KSplit, Unit};
 use super::{add_f16, add_f32};
 use crate::gemm::rows::two_to;
+use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// Columns of a [`Panel`].
@@ -53,6 +54,27 @@ impl Factor {
     }
 }
 
+/// Codes of one type as factors; those of 8 bits from a table.
+struct Decoder {
+    ty: ScalarType,
+    through_f16: bool,
+    table: Vec<Factor>,
+}
+
+impl Decoder {
+    fn new(unit: &Unit, ty: ScalarType) -> Self {
+        let through_f16 = unit.through_f16;
+        let one = |code| Factor::new(Operand::decode(ty, code, through_f16));
+        let codes = if ty.size_bits() == 8 { 0..256 } else { 0..0 };
+        Self { ty, through_f16, table: codes.map(one).collect() }
+    }
+
+    fn factor(&self, code: u32) -> Factor {
+        let known = self.table.get(code as usize).copied();
+        known.unwrap_or_else(|| Factor::new(Operand::decode(self.ty, code, self.through_f16)))
+    }
+}
+
 /// The factors of a row or of a panel, `[size_k]` items of one or [`LANES`] numbers.
 #[derive(Debug, Clone)]
 enum Factors<F, I> {
@@ -94,9 +116,10 @@ impl Row {
             let integers = codes.iter().map(|&c| Operand::decode(ty, c, false).significand);
             return Ok(Self { factors: Factors::Integer(integers.collect()) });
         }
+        let decoded = Decoder::new(unit, ty);
         let (mut values, mut exponents) = (vec![0.0; size_k], vec![0; size_k]);
         for (k, &code) in codes.iter().enumerate() {
-            let factor = Factor::new(Operand::decode(ty, code, unit.through_f16));
+            let factor = decoded.factor(code);
             let at = place(unit.split, unit.size_k, k);
             (values[at], exponents[at]) = (factor.value, factor.exponent);
         }
@@ -130,12 +153,13 @@ impl Panel {
             });
             return Ok(Self { factors: Factors::Integer(integers.collect()), size_k });
         }
+        let decoded = Decoder::new(unit, ty);
         let mut values = vec![[0.0; LANES]; size_k];
         let mut exponents = vec![[0; LANES]; size_k];
         for k in 0..size_k {
             let at = place(unit.split, unit.size_k, k);
             for l in 0..LANES {
-                let factor = Factor::new(Operand::decode(ty, code(k, l), unit.through_f16));
+                let factor = decoded.factor(code(k, l));
                 (values[at][l], exponents[at][l]) = (factor.value, factor.exponent);
             }
         }

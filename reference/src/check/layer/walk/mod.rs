@@ -4,6 +4,8 @@
 //! A recomputed stage is either bits, where the case declares how it is computed, or the bounds
 //! of what any kernel may make of it; bounds are carried into the next stage.
 
+mod products;
+
 use std::borrow::Cow;
 
 use super::source::Source;
@@ -11,14 +13,12 @@ use super::{Rest, Stage, activated, expert, halves, summed, with_expert};
 use crate::Result;
 use crate::case::{Case, MoeConfig, ScheduleChoice};
 use crate::check::power::Power;
-use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, Diagnosis, OutputReport, Strength, Verdict, known, pattern, product};
-use crate::gemm::{Class, Convention};
+use crate::check::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern, product};
+use crate::gemm::Convention;
 use crate::interval::Bound;
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
 use crate::scalar::{self, ScalarType};
-use crate::tensor::Tensor;
 
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
@@ -299,73 +299,6 @@ impl<'c> Walk<'c> {
         }
         report.diagnosis = report.diagnosis.or_else(|| Some(stage_of.place(&wrong, &place)));
         Ok(report)
-    }
-
-    fn scheduled(
-        &self,
-        stage: usize,
-        choice: &ScheduleChoice,
-        before: &[u16],
-        source: &Source<'_>,
-    ) -> Result<OutputReport> {
-        let bounded =
-            || product::expert_product(self.case, self.config, self.declared, NAMES[stage]);
-        self.with_product(stage, before, source, |found, product| {
-            scheduled::judge(NAMES[stage], found, product, choice, bounded)
-        })
-    }
-
-    /// A pass where no schedule is declared and a known one gives every bit of a product of e4m3
-    /// activations, as they are quantized from the case's own stage before it.
-    fn known_schedule(
-        &self,
-        stage: usize,
-        before: &[u16],
-        source: &Source<'_>,
-    ) -> Result<Option<OutputReport>> {
-        let fp8 = source.layer().input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
-        if !fp8 || stage % 2 == 1 || self.declared.class != Class::any_order() {
-            return Ok(None);
-        }
-        self.with_product(stage, before, source, |found, product| {
-            Ok(known::by_schedule(NAMES[stage], found, &product, self.strict))
-        })
-    }
-
-    /// Hands `with` the stage's output, and the product that it has to be.
-    fn with_product<R>(
-        &self,
-        stage: usize,
-        before: &[u16],
-        source: &Source<'_>,
-        with: impl FnOnce(&Tensor<'_>, Product<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let (layer, routed) = (source.layer(), source.routed());
-        layer.validate()?;
-        let experts = layer.local_experts(routed)?;
-        let first = stage == 0;
-        let (weights, cols) = match first {
-            true => (layer.w13, layer.hidden_size()),
-            false => (layer.w2, layer.intermediate_size()),
-        };
-        let mut rows = layer.quantized(before, cols, weights)?;
-        if first {
-            rows = rows.to_slots(cols, routed.top_k);
-        }
-        let product = Product {
-            x: &rows.codes,
-            input: layer.input_dtype.unwrap_or(layer.dtype),
-            dtype: layer.dtype,
-            weights,
-            expert_of: Some(&experts),
-            orders: layer.orders[usize::from(!first)],
-            activation_scales: rows.scales.as_deref(),
-            router_weights: (layer.router_weight_on_input == first).then_some(routed.topk_weights),
-        };
-        let Some(found) = self.case.output(NAMES[stage]) else {
-            return Err(crate::Error::missing(NAMES[stage], "a stage to judge"));
-        };
-        with(found, product)
     }
 
     /// Judges a stage by bounds that earlier, recomputed stages were carried into.
