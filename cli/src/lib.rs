@@ -91,6 +91,7 @@ impl Command {
     /// Whether the command prints one JSON object, which a failure must be too.
     fn is_json(&self) -> bool {
         match self {
+            Self::Check(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,

@@ -28,8 +28,8 @@ pub struct WriteError {
     source: io::Error,
 }
 
-/// Writes `bytes` to a temporary name in the same folder, then renames it to `path`: whoever is
-/// interrupted leaves the previous file, or none, under that name.
+/// Writes `bytes` to a temporary file in the same folder, then renames it to `path`. An interrupted
+/// call leaves the previous file, or none, under that name.
 ///
 /// # Errors
 /// [`WriteError`] with the path and the system's reason; nothing is left behind.
@@ -56,11 +56,11 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// Writes to standard output, harmful characters of files escaped ([`escaped`]). A reader that has
-/// left (`| head`) is no error.
+/// Writes to standard output and escapes harmful characters ([`escaped`]). A closed pipe (`| head`)
+/// is no error.
 ///
 /// # Errors
-/// What else the system says (a full disk).
+/// Any other error of the system, such as a full disk.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(escaped(text).as_bytes()).and_then(|()| out.flush()) {

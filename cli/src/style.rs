@@ -49,34 +49,34 @@ impl Paint {
         if self.on { format!("{style}{text}{style:#}") } else { text.to_owned() }
     }
 
-    /// What is as it should be.
+    /// A success.
     pub fn good(self, text: &str) -> String {
         self.with(AnsiColor::Green.on_default(), text)
     }
 
-    /// What is wrong.
+    /// A failure.
     pub fn bad(self, text: &str) -> String {
         self.with(AnsiColor::Red.on_default().bold(), text)
     }
 
-    /// What deserves a look.
+    /// A warning.
     pub fn odd(self, text: &str) -> String {
         self.with(AnsiColor::Yellow.on_default(), text)
     }
 
-    /// What stands back.
+    /// Secondary text.
     pub fn dim(self, text: &str) -> String {
         self.with(Style::new().dimmed(), text)
     }
 
-    /// What stands out.
+    /// Emphasis.
     pub fn strong(self, text: &str) -> String {
         self.with(Style::new().bold(), text)
     }
 }
 
-/// Whether a character acts on a terminal or hides text: control characters (C1 too), marks that
-/// turn the reading direction, separators of lines, characters without width, tags.
+/// Whether a character controls a terminal or hides text: control characters (C1, too), marks of
+/// direction, line separators, characters of zero width, tags.
 pub fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -104,9 +104,9 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escape).collect())
 }
 
-/// Finished output, JSON or text, with harmful characters as JSON's `\uXXXX`; line ends, tabs and
-/// this program's own colours stay. In JSON they can only be part of a string, which keeps its
-/// value.
+/// Finished output, JSON or text, with harmful characters as JSON's `\uXXXX`, except line ends, tabs
+/// and this program's own colours. In JSON harmful characters occur only in strings, whose values are
+/// the same after escaping.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     let escape = |c: char| is_harmful(c) && !matches!(c, '\n' | '\t' | '\u{1b}');
     if !text.contains(escape) {

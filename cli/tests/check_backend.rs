@@ -18,7 +18,11 @@ fn a_machine_without_a_gpu_is_a_refusal_and_no_pass() {
         let text = stderr(&output);
         assert!(text.starts_with("error: ") && text.contains("CUDA"), "{text}");
         assert!(text.contains("help: this needs an NVIDIA GPU and its driver"), "{text}");
-        assert_eq!(stdout(&output), "");
+        // `--json` says so in JSON, too.
+        let lines: Vec<Value> =
+            stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), json.len());
+        assert!(lines.iter().all(|line| line["error"].as_str().unwrap().contains("CUDA")));
     }
 }
 

@@ -72,6 +72,46 @@ fn a_report_that_cannot_be_written_is_an_error() {
     assert!(names(&folder.path().join("taken")).is_empty());
 }
 
+/// The index names every case that does not pass, and every link leads somewhere; an output is linked
+/// to the failed one that the kernel reads to compute it.
+#[test]
+fn the_index_leads_to_every_card() {
+    let folder = folder();
+    let cases = folder.path().join("cases");
+    std::fs::create_dir(&cases).unwrap();
+    let mut case = swapped_columns();
+    let mut y = case.halves("out.y");
+    y[5] ^= 0x4000;
+    case.set_halves("out.y", &y);
+    case.write(&cases, "b-both");
+    CaseFile::golden(PASSING).write(&cases, "a-passing");
+    let mut truncated = CaseFile::golden(LINEAR);
+    truncated.bytes.truncate(5000);
+    truncated.write(&cases, "c-truncated");
+    let report = folder.path().join("report.html");
+    command().arg("check").arg(&cases).arg("--report").arg(&report).output().unwrap();
+    let page = std::fs::read_to_string(&report).unwrap();
+    let index = page.split("<nav").nth(1).unwrap().split("</nav>").next().unwrap();
+    for part in [">b-both<", ">marlin_scales<", ">y<", ">c-truncated<", ">All outputs<"] {
+        assert!(index.contains(part), "{part}: {index}");
+    }
+    // Failures come first, and what passes is only in the table.
+    assert!(index.find("b-both").unwrap() < index.find("c-truncated").unwrap());
+    assert!(!index.contains("a-passing"));
+    let links: Vec<_> =
+        page.split("href=\"#").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(links.len() >= 9, "{links:?}");
+    for link in links {
+        assert_eq!(page.matches(&format!(" id=\"{link}\"")).count(), 1, "{link}");
+    }
+    let cards: Vec<_> = page.split("<section").skip(1).collect();
+    assert_eq!(cards.len(), 2);
+    assert!(cards[0].contains("<h4>marlin_scales") && !cards[0].contains("fix it first"));
+    assert!(
+        cards[1].contains("<h4>y") && cards[1].contains(">marlin_scales</a> fails, too, and this")
+    );
+}
+
 /// A wrong product is drawn: its errors by row and column, and the k that explains them.
 #[test]
 fn a_wrong_product_is_drawn() {

@@ -165,7 +165,7 @@ impl<'t> Scope<'t> {
 
     fn ternary(&mut self, rest: &mut &'t [Token]) -> Result<Option<i64>, ConstantError> {
         let condition = self.binary(rest, 0)?;
-        if !take(rest, &["?"]).is_some_and(|_| condition.is_some()) {
+        if take(rest, &["?"]).is_none_or(|_| condition.is_none()) {
             return Ok(condition);
         }
         let then = self.ternary(rest)?;

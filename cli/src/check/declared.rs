@@ -1,4 +1,4 @@
-//! How a kernel is declared to compute, from the command line.
+//! What the command line declares about a kernel's arithmetic.
 
 use anyhow::Result;
 use marlinspike::check::Declared;
@@ -11,28 +11,29 @@ use crate::error::Explained;
 // Two groups of one name, that of the type, are an error of the command.
 #[group(id = "declared")]
 pub(crate) struct Args {
-    /// What enters a product, and where scales, bias and roundings stand
+    /// Where a product applies scales, bias and roundings
     ///
-    /// Without this option, and without a `convention` in the case's config, all known conventions
-    /// are tried, and the exact result, rounded once, passes as well; the verdict names what fits.
+    /// Without this option and without a `convention` in the case's config, all known conventions
+    /// are tried, and the exact result, rounded once, passes, too. The verdict names those that fit.
     ///
-    /// `marlin`: weights and group scales multiplied in the activation type; scales of whole columns,
-    /// bias and router weight after the sum was rounded, each rounded. `stepwise`: likewise, with the
-    /// scales of columns multiplied into the weights, too. `canonical`: weights as in `stepwise`,
-    /// everything after the sum in f32, one rounding. `unrounded`: as canonical, with weights that
-    /// are not rounded. `scaled_mm`: the codes of two 8-bit operands, and their scales on the f32 sum
-    /// in any order; cases of FP8 products and layers are judged so, whatever is given.
+    /// `marlin`: group scales are multiplied into the weights in the activation type; column scales,
+    /// bias and router weight are applied to the rounded sum, with a rounding after each. `stepwise`:
+    /// likewise, but column scales are multiplied into the weights, too. `canonical`: weights as in
+    /// `stepwise`; bias and router weight are applied to the f32 sum, which is rounded once.
+    /// `unrounded`: as `canonical`, with weights that are not rounded. `scaled_mm`: the product of two
+    /// 8-bit operands, their scales applied to the f32 sum in any order; FP8 products and layers are
+    /// always judged so.
     #[arg(long, value_name = "NAME")]
     convention: Option<String>,
 
-    /// How products are added up: a name, or JSON
+    /// The order and precision in which products are summed: a name, or JSON
     ///
-    /// `f32-any-order`: on a matrix unit from Turing on, or in f32, in any order; `hopper-any-order`;
-    /// `marlin-hopper`: in the order of the Marlin kernels, which gives a bound many times narrower;
-    /// `fused-f32`, `separate-f32`: without a matrix unit; `fp8-any-order`: e4m3 on a matrix unit
-    /// from Ada on, with or without promotion to f32; `fp8-contiguous`: likewise, in ascending runs of k;
-    /// `fp8-hopper`: in one of the orders of Hopper's kernels (promotion every 32, 64 or 128 k or none,
-    /// split-K in up to 16 parts), which gives a bound of about one rounding. JSON as
+    /// `f32-any-order`: any order, in f32 or on a matrix unit since Turing. `hopper-any-order`: any
+    /// order on Hopper's. `marlin-hopper`: the order of the Marlin kernels; its bound is many times
+    /// narrower. `fused-f32`, `separate-f32`: no matrix unit. `fp8-any-order`: e4m3 on a matrix unit
+    /// since Ada, with or without promotion to f32. `fp8-contiguous`: likewise, in ascending runs of k.
+    /// `fp8-hopper`: one of the orders of Hopper's kernels (promotion every 32, 64 or 128 k or none,
+    /// split-K in up to 16 parts); its bound is about one rounding. JSON as
     /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
     /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
     #[arg(long, value_name = "CLASS", default_value = "f32-any-order")]
@@ -48,17 +49,27 @@ impl Args {
             Some(class) => class.clone(),
             None if self.class.trim_start().starts_with('{') => {
                 let class: Class = serde_json::from_str(&self.class).map_err(|e| {
-                    Explained::new(format!("--class: {e}"), "see `marlinspike check --help`")
+                    Explained::new(
+                        format!("--class: {e}"),
+                        "`marlinspike check --help` has an example",
+                    )
                 })?;
                 class.validate().map_err(|e| {
-                    Explained::new(format!("--class: {e}"), "see `marlinspike check --help`")
+                    Explained::new(
+                        format!("--class: {e}"),
+                        "`marlinspike check --help` has an example",
+                    )
                 })?;
                 class
             }
             None => {
                 let names: Vec<_> = classes.iter().map(|c| c.name.as_str()).collect();
-                let message = format!("no class `{}`", self.class);
-                let help = format!("one of {}, or JSON", names.join(", "));
+                let message = format!(
+                    "--class: found `{}`, expected one of {}, or JSON",
+                    self.class,
+                    names.join(", ")
+                );
+                let help = "`marlinspike check --help` describes each class";
                 return Err(Explained::new(message, help).into());
             }
         };
@@ -71,8 +82,9 @@ fn named(name: &str) -> Result<Convention> {
     let found = Convention::NAMED.iter().find(|(known, _)| *known == name);
     let Some(&(_, convention)) = found else {
         let names: Vec<_> = Convention::NAMED.iter().map(|(name, _)| *name).collect();
-        let help = format!("one of {}", names.join(", "));
-        return Err(Explained::new(format!("no convention `{name}`"), help).into());
+        let message = format!("--convention: found `{name}`, expected one of {}", names.join(", "));
+        let help = "`marlinspike check --help` describes each convention";
+        return Err(Explained::new(message, help).into());
     };
     Ok(convention)
 }

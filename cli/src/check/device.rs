@@ -24,17 +24,17 @@ pub(super) enum Backend {
 /// The backend's device.
 ///
 /// # Errors
-/// Where there is none, saying what is missing.
+/// If there is none; the error names what is missing.
 pub(super) fn open(backend: Backend) -> Result<Device> {
     match backend {
         Backend::Cuda => Device::open().map_err(of_gpu),
     }
 }
 
-/// Fails where a case needed a compiler that is not there: the machine's lack, not the case's.
+/// Returns an error if a case needed a compiler that the machine lacks; the case is not at fault.
 ///
 /// # Errors
-/// Saying what is missing.
+/// Names what is missing.
 pub(super) fn without_compiler(checked: &[Checked]) -> Result<()> {
     for case in checked {
         if let Err(InputError::Device { source, .. }) = &case.result
@@ -46,15 +46,15 @@ pub(super) fn without_compiler(checked: &[Checked]) -> Result<()> {
     Ok(())
 }
 
-/// What a device was held to in a run.
+/// The comparisons made on a device in a run.
 pub(super) struct Tally {
     name: String,
     counts: Counts,
-    /// Outputs that it does not compute, by reason, the most frequent first.
+    /// Outputs that no kernel computes, by reason, the most frequent first.
     absent: Vec<(String, usize)>,
 }
 
-/// Reasons that are told one by one.
+/// Reasons that are printed one by one; the others are summed.
 const REASONS: usize = 12;
 
 impl Tally {

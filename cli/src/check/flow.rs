@@ -40,22 +40,28 @@ pub(super) fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
     outputs
 }
 
-/// The failed outputs of the same case that a kernel reads to compute `output`.
+/// The failed outputs of the same case that a failed `output` is computed from.
 ///
 /// Products are judged from the checkpoint's weights, so wrong packed weights make them wrong, too.
 /// Every other stage is judged from the stage before it as the case records it.
 pub(super) fn causes<'r>(report: &'r CaseReport, output: &OutputReport) -> Vec<&'r str> {
+    if output.verdict != Verdict::Fail {
+        return Vec::new();
+    }
     let has_down = report.outputs.iter().any(|o| o.name == "down");
-    let weights = match stage(&output.name) {
-        _ if output.verdict != Verdict::Fail => return Vec::new(),
-        Stage::GateUp => "w13_",
-        Stage::Down => "w2_",
-        Stage::Y if !has_down => "",
-        _ => return Vec::new(),
+    let own = stage(&output.name);
+    let is_read = |name: &str| match (own, stage(name)) {
+        (Stage::GateUp, Stage::Weights) => name.starts_with("w13_"),
+        (Stage::Down, Stage::Weights) => name.starts_with("w2_"),
+        (Stage::GateUp, Stage::Activations)
+        | (Stage::Activated, Stage::GateUp)
+        | (Stage::Down, Stage::Activated)
+        | (Stage::Y, Stage::Down) => true,
+        (Stage::Y, Stage::Weights | Stage::Activations) => !has_down,
+        _ => false,
     };
     let failed = report.outputs.iter().filter(|o| o.verdict == Verdict::Fail);
-    let names = failed.map(|o| o.name.as_str());
-    names.filter(|n| stage(n) == Stage::Weights && n.starts_with(weights)).collect()
+    failed.map(|o| o.name.as_str()).filter(|name| is_read(name)).collect()
 }
 
 #[cfg(test)]
@@ -86,16 +92,20 @@ mod tests {
     }
 
     #[test]
-    fn products_follow_from_their_own_weights_only() {
+    fn stages_follow_from_what_they_read() {
         let of = |report: &CaseReport, name: &str| -> Vec<String> {
             let output = report.outputs.iter().find(|o| o.name == name).unwrap();
             causes(report, output).into_iter().map(str::to_owned).collect()
         };
         let layer = report(&["gate_up", "down", "y", "w2_marlin_scales"], &["w13_marlin_scales"]);
         assert_eq!(of(&layer, "down"), ["w2_marlin_scales"]);
-        assert!(of(&layer, "gate_up").is_empty() && of(&layer, "y").is_empty());
+        assert_eq!(of(&layer, "y"), ["down"]);
+        assert!(of(&layer, "gate_up").is_empty());
+        let stages = report(&["activated", "down"], &["gate_up", "y"]);
+        assert_eq!(of(&stages, "down"), ["activated"]);
+        assert!(of(&stages, "activated").is_empty() && of(&stages, "y").is_empty());
         let linear = report(&["y", "marlin_scales", "a_scales"], &["marlin_qweight"]);
-        assert_eq!(of(&linear, "y"), ["marlin_scales"]);
+        assert_eq!(of(&linear, "y"), ["a_scales", "marlin_scales"]);
         assert!(of(&linear, "marlin_scales").is_empty());
         assert!(of(&report(&["marlin_scales"], &["y"]), "y").is_empty());
     }

@@ -4,14 +4,17 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use marlinspike::case::{Case, Limits};
+use marlinspike::Error;
+use marlinspike::case::{Case, CaseError, Limits};
 use marlinspike::check::{CaseReport, Declared, check_case_within};
+use marlinspike::container::ContainerError;
 use marlinspike::panics;
 use marlinspike_golden::{CaseEntry, GoldenError, Manifest};
 use marlinspike_model::map::{MapError, MappedFile};
 use walkdir::WalkDir;
 
 use super::device::{self, BackendError, Counts, Device, DeviceError};
+
 /// A file that could not be read as a case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -22,7 +25,7 @@ pub(super) enum InputError {
     /// A folder could not be listed.
     #[error("{}: cannot be listed: {source}", path.display())]
     List {
-        /// The folder, or what in it.
+        /// The folder or an entry of it.
         path: PathBuf,
         /// The system's reason.
         source: walkdir::Error,
@@ -33,18 +36,18 @@ pub(super) enum InputError {
         /// The folder.
         path: PathBuf,
     },
-    /// A golden case is not the one that the manifest lists.
+    /// A golden case differs from the manifest's entry.
     #[error(transparent)]
     Golden(#[from] GoldenError),
-    /// Its contents are no case, or one whose inputs cannot be used.
+    /// It is not a case, or its inputs cannot be used.
     #[error("{}: {source}", path.display())]
     Case {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        source: marlinspike::Error,
+        source: Error,
     },
-    /// The device failed, or lacks what it needs.
+    /// The device failed, or a part that it needs is missing.
     #[error("{}: {source}", path.display())]
     Device {
         /// The file.
@@ -52,6 +55,35 @@ pub(super) enum InputError {
         /// What failed.
         source: DeviceError,
     },
+}
+
+impl InputError {
+    /// What to do about it.
+    pub(super) fn help(&self) -> &'static str {
+        match self {
+            Self::Map(_) => "name a case file that can be read, or a folder of case files",
+            Self::List { .. } => "make the folder readable, or name its files one by one",
+            Self::EmptyFolder { .. } => {
+                "name a folder of case files; `marlinspike vectors` writes examples"
+            }
+            Self::Golden(_) => "restore the golden data from the repository: `git checkout golden`",
+            Self::Case { source, .. } => help_with_case(source),
+            Self::Device { .. } => "check the case without --backend, then the device",
+        }
+    }
+}
+
+/// What to do about a file whose contents cannot be used.
+fn help_with_case(error: &Error) -> &'static str {
+    if matches!(error, Error::Internal { .. }) {
+        "report the error together with the case file"
+    } else if matches!(error.downcast_ref(), Some(CaseError::TooLarge { .. })) {
+        "check a smaller case; --max-work raises the limit of multiply-adds"
+    } else if error.downcast_ref::<ContainerError>().is_some() {
+        "write the file again; it is damaged or not a safetensors file"
+    } else {
+        "`marlinspike vectors --op OP` writes valid case files to compare with"
+    }
 }
 
 /// A file to check, or the reason why there is none.
@@ -62,7 +94,7 @@ pub(super) struct Source {
 
 enum Kind {
     File,
-    /// Its length and hash are looked at first.
+    /// Its length and hash are verified first.
     Golden(Arc<Manifest>, CaseEntry),
     Error(InputError),
 }
@@ -95,7 +127,7 @@ pub(super) fn golden() -> Result<Vec<Source>, GoldenError> {
     Ok(manifest.cases().iter().map(source).collect())
 }
 
-/// The files named, and those below the folders named, sorted within each folder.
+/// The named files and the files below named folders, sorted within each folder.
 pub(super) fn find(paths: &[PathBuf]) -> Vec<Source> {
     let mut sources = Vec::new();
     for path in paths {
@@ -127,11 +159,10 @@ fn walk(folder: &Path, sources: &mut Vec<Source>) {
     }
 }
 
-/// What a case is judged by: the verdict, and what the operations of a device were held to.
+/// The verdict on a case, and the comparisons made on a device.
 pub(super) type Judged = Result<(CaseReport, Counts), BackendError>;
 
-/// Judges a case as it is declared: the outputs that it records, or those that a device makes of its
-/// inputs.
+/// Judges the outputs that a case records, or those that a device computes from its inputs.
 pub(super) fn judge(
     case: &Case<'_>,
     declared: &Declared,

@@ -1,5 +1,7 @@
 //! What `--json` prints: an object per case and line, then one with the summary and, where a backend
 //! was checked, what its operations were held to.
+//!
+//! `docs/src/check.schema.json` publishes the keys: none is removed or renamed.
 
 use marlinspike::check::{Mismatch, OutputReport, Power, Strength, Verdict};
 use serde::Serialize;

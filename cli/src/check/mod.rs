@@ -6,12 +6,12 @@ mod device;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_device.rs"]
 mod device;
-mod draw;
-mod errors;
+mod error_map;
 mod flow;
 mod html;
 mod input;
 mod json;
+mod mismatch_map;
 mod paragraph;
 mod shown;
 mod summary;
@@ -35,25 +35,29 @@ use crate::{Outcome, output};
 
 use device::Counts;
 use input::{InputError, Source};
+use paragraph::View;
 use summary::Summary;
 
 pub(crate) const ABOUT: &str = "\
-Recomputes every output of the cases from their inputs and compares.
+Recomputes the outputs of case files from their inputs, and compares.
 
-A case is a safetensors file: the inputs of one operation, its configuration, and the outputs that \
-some implementation produced. Packed weights, permuted scales, zero points, biases and sorted \
-indices must be equal in every bit; so must a product whose case declares its schedule. Other \
-products are compared with the exact result: what counts is the error over the bound that follows \
-from the operations which the kernel may use (--convention, --class). Above 1 no such kernel can be \
-right. Unless a convention is named, all known ones are tried, and the verdict says which fit.
+Example: marlinspike check mine.safetensors
 
-Each verdict says what it could not have missed: zeros, -y, y/2, permuted columns, half of k, and the \
-smallest uniform error that is rejected. An output whose bound would accept one of these, or that is \
-not computed here, is left unchecked, and keeps its case from passing.
+A case is a safetensors file with the inputs of one operation, its configuration, and the outputs \
+of some implementation. Packed weights, permuted scales, zero points, biases and sorted indices must \
+be equal in every bit; so must a product whose case declares its schedule. Other products are \
+compared with the exact result: the error over its bound must be at most 1. The bound follows from \
+the operations that the kernel may use (--convention, --class); above 1 no such kernel can be right. \
+Unless a convention is named, all known ones are tried, and the verdict says which fit.
 
-For a wrong output: how many values differ; the first one, as an index into the tensor, as (k, n), \
-and as the tile, lane and register that loads it; its bits; and, where the values give it away, the \
-known mistake that explains them.";
+By default only cases that do not pass are printed, then a summary; -v prints every output with what \
+its verdict excludes: zeros, -y, y/2, permuted columns, half of k, and the smallest uniform error. An \
+output whose bound would accept one of these, or that is not computed here, is not checked, and its \
+case does not pass.
+
+A failed output is printed with the number of wrong values; the first one, as an index into the \
+tensor, as (k, n), and as the tile, lane and register that loads it; its bits; and, where the values \
+give it away, the known mistake that explains them.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,16 +72,16 @@ Examples:
   marlinspike check --json more/ | jq 'select(.verdict == \"fail\")'
       for programs: one JSON object per case, then {\"summary\": ...}
   marlinspike check --report report.html mine.safetensors
-      a page with pictures of where the mismatches lie
+      a page that shows where the wrong values are
   marlinspike check --backend cuda mine.safetensors
-      what this project's CUDA kernels make of the inputs
+      this project's CUDA kernels compute the outputs
 
 Exit codes:
   0  every output was checked and passed
   1  an output failed, or was left unchecked
-  2  a file could not be read as a case, a case asks for more time or memory than it may take, the
-     program panicked on one (an internal error: the other cases are still judged), the command line is
-     wrong, or the backend lacks its device or compiler";
+  2  a file could not be read as a case, a case exceeds its limit of time or memory, the program
+     panicked on one (the other cases are still judged), the command line is wrong, or the backend's
+     device or compiler is missing";
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
@@ -90,35 +94,37 @@ pub struct Args {
     /// Judge only the outputs whose name matches; may be repeated
     ///
     /// The pattern is a glob over output names without `out.`: `marlin_qweight`, `*marlin*`,
-    /// `w[12]*_scales`. Other outputs are neither shown nor counted; a case that has no matching
-    /// output counts as skipped, not as unchecked. When no output of any case matches, that is an
-    /// error.
+    /// `w[12]*_scales`. Other outputs are neither printed nor counted. A case without a matching
+    /// output is skipped. It is an error if no output of any case matches.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<glob::Pattern>,
 
     #[command(flatten)]
     declared: declared::Args,
 
-    /// Check what a backend's kernels make of the inputs, in place of the recorded outputs
+    /// Judge what a backend's kernels compute from the inputs, not the recorded outputs
     ///
-    /// Each output that the kernels compute is judged as the recorded one would be; every bit of every
-    /// operation on the way must be the reference's, and a product must have the bits of the canonical
-    /// schedule and lie in the bound of the `canonical` convention. What no kernel computes is left
-    /// unchecked, with the reason.
+    /// The checks are those of a recorded output. In addition every operation on the way must equal
+    /// the reference in every bit, and a product must have the bits of the canonical schedule and lie
+    /// within the bound of the `canonical` convention. Outputs that no kernel computes are not checked;
+    /// the reason is printed.
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<device::Backend>,
 
-    /// The most multiply-adds that a case's products may take, 10^12 unless told
+    /// Limit of the multiply-adds of a case's products [default: 10^12]
     ///
-    /// Sizes stand in a case's configuration, so a small file can ask for a lot of time. A case that
-    /// asks for more than this, or for more memory than 64 MiB and 256 times its own size, is an
-    /// error that names the sizes. With --backend the limit is always 10^12.
+    /// A small file can ask for a lot of time, since its configuration states the sizes. A case that
+    /// needs more than this, or more memory than 64 MiB and 256 times its own size, is an error that
+    /// names the sizes. With --backend the limit is always 10^12.
     #[arg(long, value_name = "N", default_value_t = Limits::default().work, hide_default_value = true)]
     max_work: u64,
 
     /// Print one JSON object per case and line, then one with the summary, and nothing else
+    ///
+    /// docs/src/check.schema.json describes the objects. A run that fails as a whole ends with
+    /// `{"error": ..., "help": ...}`.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 
     /// Write a self-contained page with a picture of every failed output
     #[arg(long, value_name = "FILE.html")]
@@ -198,8 +204,9 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     device::without_compiler(&checked)?;
     if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
         let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
+        let cases = if checked.len() == 1 { "case" } else { "cases" };
         let message =
-            format!("no output of {} cases matches {}", checked.len(), patterns.join(", "));
+            format!("no output of {} {cases} matches {}", checked.len(), patterns.join(", "));
         let help =
             "patterns match whole names without `out.`, as `marlinspike check -v` shows them";
         return Err(Explained::new(message, help).into());
@@ -210,10 +217,11 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let text = if args.json {
         json::render(&run)
     } else {
-        let view = table::View {
+        let view = View {
             paint: color.for_stdout(),
             width: output::columns(),
             verbose: args.verbose,
+            has_report: args.report.is_some(),
         };
         table::render(&run, &view)
     };

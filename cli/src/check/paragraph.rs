@@ -10,6 +10,18 @@ use crate::style::{Paint, printable};
 const INDENT: usize = 4;
 const LABEL: usize = 13;
 
+/// How to print.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View {
+    pub(super) paint: Paint,
+    /// Columns that a line may take.
+    pub(super) width: usize,
+    /// Whether outputs that pass are printed, too.
+    pub(super) verbose: bool,
+    /// Whether a page is written as well.
+    pub(super) has_report: bool,
+}
+
 /// `text` in lines of at most `width` columns, the first after `first`, the others indented by
 /// `indent`. Words, and so paths, are never broken. `text` may hold anything.
 pub(super) fn hanging(first: &str, text: &str, indent: usize, width: usize) -> Vec<String> {

@@ -7,7 +7,10 @@ use super::{Checked, Run, flow, text};
 
 /// A case with its outputs, or a file that is no case.
 pub(super) enum Block<'r> {
-    Error(String),
+    Error {
+        text: String,
+        help: &'static str,
+    },
     Case(CaseBlock<'r>),
     /// Golden cases that fail with one recorded fault.
     Recorded(Recorded<'r>),
@@ -46,26 +49,46 @@ pub(super) fn blocks(run: &Run, verbose: bool) -> Vec<Block<'_>> {
         return selected.map(|c| block(c, true)).collect();
     }
     let mut blocks: Vec<_> = recorded(run).into_iter().map(Block::Recorded).collect();
-    let mut own: Vec<_> = selected.filter(|c| c.fails_as_recorded().is_none()).collect();
+    let own = selected.filter(|c| !matches!(severity(c), Severity::Pass | Severity::Recorded));
+    let mut own: Vec<_> = own.collect();
     own.sort_by_key(|c| severity(c));
-    own.retain(|c| severity(c) > 0);
     blocks.extend(own.into_iter().map(|c| block(c, false)));
     blocks
 }
 
-/// 0 for a case of which there is nothing to say.
-fn severity(checked: &Checked) -> usize {
-    match checked.result.as_ref().map(|r| (r.verdict, r.outputs.iter().any(passes_with_remark))) {
-        Ok((Verdict::Pass, false)) => 0,
-        Ok((Verdict::Pass, true)) => 1,
-        Ok((Verdict::Unchecked, _)) => 2,
-        Ok((Verdict::Fail, _)) => 3,
-        Err(_) => 4,
+/// What became of a case, the worst last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Severity {
+    Pass,
+    /// An output passes with a remark.
+    Remark,
+    /// A golden case fails as the manifest records.
+    Recorded,
+    Unchecked,
+    Fail,
+    Error,
+}
+
+pub(super) fn severity(checked: &Checked) -> Severity {
+    let report = match &checked.result {
+        Ok(report) => report,
+        Err(_) => return Severity::Error,
+    };
+    match report.verdict {
+        Verdict::Pass if report.outputs.iter().any(passes_with_remark) => Severity::Remark,
+        Verdict::Pass => Severity::Pass,
+        Verdict::Unchecked => Severity::Unchecked,
+        Verdict::Fail if checked.fails_as_recorded().is_some() => Severity::Recorded,
+        Verdict::Fail => Severity::Fail,
     }
 }
 
+/// What is said of a case without outputs.
+pub(super) const NO_OUTPUT: &str =
+    "the file records no output; add what the kernel computed as tensors `out.NAME`";
+
 /// Whether an output passes although it is not right.
-fn passes_with_remark(output: &OutputReport) -> bool {
+pub(super) fn passes_with_remark(output: &OutputReport) -> bool {
     output.verdict == Verdict::Pass && output.diagnosis.is_some()
 }
 
@@ -88,7 +111,7 @@ fn recorded(run: &Run) -> Vec<Recorded<'_>> {
 fn block(checked: &Checked, verbose: bool) -> Block<'_> {
     let report = match &checked.result {
         Ok(report) => report,
-        Err(error) => return Block::Error(error.to_string()),
+        Err(error) => return Block::Error { text: error.to_string(), help: error.help() },
     };
     let outputs = flow::ordered(report);
     let has_row = |o: &&OutputReport| match o.verdict {
@@ -111,9 +134,7 @@ fn block(checked: &Checked, verbose: bool) -> Block<'_> {
         }
     }
     if outputs.is_empty() {
-        let reason =
-            "the file records no output; add what the kernel computed as tensors `out.NAME`";
-        let reason = Some(Detail::own("reason", reason));
+        let reason = Some(Detail::own("reason", NO_OUTPUT));
         unchecked.push(Unchecked { names: vec!["no output"], reason });
     }
     let passing = passing.map(|o| o.name.as_str()).collect();
@@ -136,8 +157,8 @@ fn details(checked: &Checked, report: &CaseReport, o: &OutputReport, verbose: bo
         }
     }
     match &o.diagnosis {
-        Some(d) => details.push(Detail::own("cause", text::diagnosis(d, o.mismatches))),
-        None if failed => details.push(Detail::own("cause", text::NO_CAUSE)),
+        Some(d) => details.push(Detail::own("diagnosis", text::diagnosis(d, o.mismatches))),
+        None if failed => details.push(Detail::own("diagnosis", text::NO_CAUSE)),
         None => {}
     }
     let causes = flow::causes(report, o);

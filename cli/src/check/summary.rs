@@ -59,7 +59,7 @@ impl Summary {
         s
     }
 
-    /// Bad input outweighs a mismatch: what was not read was not judged.
+    /// An error outweighs a failure, since a file that was not read was not judged.
     pub(super) fn outcome(&self) -> Outcome {
         match self {
             Self { error: 1.., .. } => Outcome::BadInput,
@@ -68,7 +68,7 @@ impl Summary {
         }
     }
 
-    /// Outputs in all.
+    /// All outputs.
     pub(super) fn outputs(&self) -> usize {
         self.outputs_pass
             + self.outputs_fail

@@ -1,212 +1,103 @@
-//! A grid of mismatch counts as an inline SVG: a path per level of the colour scale, axes, lines,
-//! and a ring around the first mismatch. Only numbers and fixed words get into it.
+//! A builder of inline SVGs, from which the report's plots are made.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use marlinspike::check::Grid;
+/// Room around a plot on its other sides, in pixels.
+const RIGHT: f64 = 18.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 40.0;
 
-use super::draw::Svg;
-
-/// The colour scale: shares of a cell's values, each level up to below the next bound.
-pub(super) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "over 50 %", "all"];
-
-/// Room for axis labels, in pixels.
-const LEFT: usize = 62;
-/// Largest plot, and largest cell.
-const MAX_WIDTH: f64 = 448.0;
-const MAX_HEIGHT: f64 = 320.0;
-const MAX_CELL: f64 = 24.0;
-/// Least distance of two lines.
-const MIN_LINES: usize = 12;
-
-/// What to draw.
-pub(super) struct Drawing<'g> {
-    pub(super) grid: &'g Grid,
-    /// Values per unit of the rectangle: 1 in a plane, codes per element in the buffer.
-    pub(super) density: f64,
-    /// Names of the axes.
-    pub(super) rows: &'g str,
-    pub(super) cols: &'g str,
-    /// Distance of lines along rows and columns, where they have a meaning.
-    pub(super) lines: [Option<usize>; 2],
-    /// Row and column of the first mismatch.
-    pub(super) mark: Option<(usize, usize)>,
-    /// For those who do not see it.
-    pub(super) label: String,
+/// An inline SVG that is being written. The origin is the plot's upper left corner.
+pub(super) struct Svg {
+    text: String,
 }
 
-/// One direction of the plot.
-struct Axis {
-    len: usize,
-    cells: usize,
-    /// Pixels per cell.
-    px: f64,
-}
-
-impl Axis {
-    fn new(len: usize, cells: usize, max: f64) -> Self {
-        Self { len: len.max(1), cells, px: (max / cells.max(1) as f64).min(MAX_CELL) }
-    }
-
-    /// The whole length.
-    fn pixels(&self) -> usize {
-        (self.cells as f64 * self.px).round() as usize
-    }
-
-    /// Pixel of a position between 0 and `len`.
-    fn at(&self, position: f64) -> f64 {
-        position * self.pixels() as f64 / self.len as f64
-    }
-
-    /// Positions and names of the ticks: every line of few, else multiples of a power of two.
-    fn ticks(&self) -> Vec<(f64, usize)> {
-        if self.len <= 10 {
-            return (0..self.len).map(|i| (self.at(i as f64 + 0.5), i)).collect();
-        }
-        let step = self.len.div_ceil(6).next_power_of_two();
-        (0..=self.len).step_by(step).map(|i| (self.at(i as f64), i)).collect()
-    }
-
-    /// Every how many units a line is drawn, when one belongs every `every`.
-    fn lines(&self, every: usize) -> usize {
-        let mut step = every.max(1);
-        while step < self.len && self.at(step as f64) < MIN_LINES as f64 {
-            step *= 2;
-        }
-        step
-    }
-
-    /// Rows or columns that cell `i` covers.
-    fn covered(&self, i: usize) -> usize {
-        ((i + 1) * self.len).div_ceil(self.cells) - (i * self.len).div_ceil(self.cells)
-    }
-}
-
-impl Drawing<'_> {
-    fn axes(&self) -> [Axis; 2] {
-        let g = self.grid;
-        let y = Axis::new(g.rows, g.cell_rows, MAX_HEIGHT);
-        [y, Axis::new(g.cols, g.cell_cols, MAX_WIDTH)]
-    }
-
-    /// How far apart the lines are that are drawn (they may be thinned out); `None` without any.
-    pub(super) fn line_steps(&self) -> [Option<usize>; 2] {
-        let axes = self.axes();
-        [0, 1].map(|d| {
-            let step = axes[d].lines(self.lines[d]?);
-            (step < axes[d].len).then_some(step)
-        })
-    }
-
-    /// Rows and columns of the rectangle that a cell covers, rounded up.
-    pub(super) fn cell(&self) -> [usize; 2] {
-        let g = self.grid;
-        [g.rows.div_ceil(g.cell_rows.max(1)), g.cols.div_ceil(g.cell_cols.max(1))]
-    }
-
-    /// The `<svg>` element.
-    pub(super) fn render(&self) -> String {
-        let [y, x] = &self.axes();
-        let (w, h) = (x.pixels() as f64, y.pixels() as f64);
-        let mut out = Svg::new(LEFT, w.max(64.0), h.max(40.0), &self.label);
-        out.rect("plot", w, h);
-        let cells = self.grid.counts.chunks(self.grid.cell_cols.max(1));
-        let levels = cells.enumerate().map(|(r, row)| {
-            let values = |c| (y.covered(r) * x.covered(c)) as f64 * self.density;
-            row.iter().enumerate().map(|(c, &count)| level(count, values(c))).collect()
-        });
-        out.cells("l", [x.px, y.px], levels);
-        let steps = self.line_steps();
-        let mut lines = String::new();
-        // Writing to a string cannot fail.
-        for p in steps[0].iter().flat_map(|&s| (s..y.len).step_by(s)) {
-            let _ = write!(lines, "M0 {:.1}h{w}", y.at(p as f64));
-        }
-        for p in steps[1].iter().flat_map(|&s| (s..x.len).step_by(s)) {
-            let _ = write!(lines, "M{:.1} 0v{h}", x.at(p as f64));
-        }
-        if !lines.is_empty() {
-            out.push(format_args!("<path class=\"lines\" d=\"{lines}\"/>"));
-        }
-        out.rect("frame", w, h);
-        for (at, name) in x.ticks() {
-            out.tick_x(at, h, name);
-        }
-        for (at, name) in y.ticks() {
-            out.tick_y(at, name);
-        }
-        out.name_x(w, h, self.cols);
-        out.push(format_args!(
-            "<text transform=\"translate(-48 {}) rotate(-90)\" class=\"x axis\">{}</text>",
-            (h / 2.0).floor(),
-            self.rows
+impl Svg {
+    /// A plot of `w` by `h` pixels with `left` pixels for labels on its left.
+    pub(super) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
+        let (full_w, full_h) = (left as f64 + w + RIGHT, TOP + h + BOTTOM);
+        let mut svg = Self { text: String::new() };
+        svg.push(format_args!(
+            "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
+             viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({left} {TOP})\">"
         ));
-        if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
-            // The centre of the cell that it is counted in, so that the ring surrounds it.
-            let centre = |a: &Axis, p: usize| ((p * a.cells / a.len) as f64 + 0.5) * a.px;
-            out.ring([centre(x, col), centre(y, row)], [x.px, y.px]);
+        svg
+    }
+
+    pub(super) fn push(&mut self, part: fmt::Arguments<'_>) {
+        // Writing to a string cannot fail.
+        let _ = self.text.write_fmt(part);
+    }
+
+    /// The whole plot as a rectangle.
+    pub(super) fn rect(&mut self, class: &str, w: f64, h: f64) {
+        self.push(format_args!("<rect class=\"{class}\" width=\"{w}\" height=\"{h}\"/>"));
+    }
+
+    /// Cells of `scale` pixels, in rows. The cells of a level are one path, whose class is `prefix`
+    /// and the level; cells without a level are not drawn.
+    pub(super) fn cells<'r>(
+        &mut self,
+        prefix: &str,
+        scale: [f64; 2],
+        rows: impl Iterator<Item = Vec<Option<usize>>> + 'r,
+    ) {
+        let mut paths: Vec<String> = Vec::new();
+        for (r, row) in rows.enumerate() {
+            let mut start = 0;
+            for run in row.chunk_by(|a, b| a == b) {
+                let len = run.len();
+                if let Some(level) = run[0] {
+                    paths.resize(paths.len().max(level + 1), String::new());
+                    // Writing to a string cannot fail.
+                    let _ = write!(paths[level], "M{start} {r}h{len}v1h-{len}z");
+                }
+                start += len;
+            }
         }
-        out.finish()
-    }
-}
-
-/// The level of `count` mismatches among `values`; `None` without a mismatch.
-fn level(count: u32, values: f64) -> Option<usize> {
-    let share = f64::from(count) / values.max(1.0);
-    match share {
-        _ if count == 0 => None,
-        s if s >= 1.0 => Some(4),
-        s if s > 0.5 => Some(3),
-        s if s > 0.1 => Some(2),
-        s if s >= 0.01 => Some(1),
-        _ => Some(0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn levels_at_their_bounds() {
-        let levels = [0, 1, 9, 10, 100, 101, 500, 501, 999, 1000].map(|n| level(n, 1000.0));
-        let expected = [None, Some(0), Some(0), Some(1), Some(1), Some(2), Some(2), Some(3)];
-        assert_eq!(levels[..8], expected);
-        assert_eq!(levels[8..], [Some(3), Some(4)]);
+        let [px, py] = scale;
+        self.push(format_args!(
+            "<g transform=\"scale({px} {py})\" shape-rendering=\"crispEdges\">"
+        ));
+        for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
+            self.push(format_args!("<path class=\"{prefix}{level}\" d=\"{path}\"/>"));
+        }
+        self.push(format_args!("</g>"));
     }
 
-    #[test]
-    fn cells_cover_every_row_once() {
-        for len in [1, 5, 128, 129, 200, 1000] {
-            let axis = Axis::new(len, len.min(128), MAX_WIDTH);
-            let covered: Vec<_> = (0..axis.cells).map(|i| axis.covered(i)).collect();
-            assert_eq!(covered.iter().sum::<usize>(), len);
-            // As the picture counts them.
-            let mut counted = vec![0; axis.cells];
-            (0..len).for_each(|row| counted[row * axis.cells / len] += 1);
-            assert_eq!(covered, counted);
+    /// A named place below a plot of height `h`.
+    pub(super) fn tick_x(&mut self, x: f64, h: f64, name: impl fmt::Display) {
+        self.push(format_args!("<path class=\"tick\" d=\"M{x:.1} {h}v4\"/>"));
+        let y = h + 16.0;
+        self.push(format_args!("<text x=\"{x:.1}\" y=\"{y}\" class=\"x\">{name}</text>"));
+    }
+
+    /// A named place left of a plot.
+    pub(super) fn tick_y(&mut self, y: f64, name: impl fmt::Display) {
+        self.push(format_args!("<path class=\"tick\" d=\"M-4 {y:.1}h4\"/>"));
+        let y = y + 3.5;
+        self.push(format_args!("<text x=\"-7\" y=\"{y:.1}\" class=\"y\">{name}</text>"));
+    }
+
+    /// The name of the axis below a plot.
+    pub(super) fn name_x(&mut self, w: f64, h: f64, name: &str) {
+        let (x, y) = ((w / 2.0).floor(), h + 33.0);
+        self.push(format_args!("<text x=\"{x}\" y=\"{y}\" class=\"x axis\">{name}</text>"));
+    }
+
+    /// A ring around a cell of `scale` pixels with its centre at `(x, y)`.
+    pub(super) fn ring(&mut self, [x, y]: [f64; 2], [px, py]: [f64; 2]) {
+        let radius = (px.hypot(py) / 2.0 + 3.0).max(6.0);
+        for class in ["halo", "mark"] {
+            self.push(format_args!(
+                "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\"/>"
+            ));
         }
     }
 
-    #[test]
-    fn draws_runs_and_marks_the_first() {
-        let mut counts = vec![0; 12];
-        counts[5..8].fill(1);
-        let grid = Grid { rows: 3, cols: 4, cell_rows: 3, cell_cols: 4, counts };
-        let drawing = Drawing {
-            grid: &grid,
-            density: 1.0,
-            rows: "k",
-            cols: "n",
-            lines: [Some(1), Some(2)],
-            mark: Some((1, 1)),
-            label: "test".to_owned(),
-        };
-        let svg = drawing.render();
-        // One run of three cells, in row 1 from column 1 on; every value wrong.
-        assert!(svg.contains("<g transform=\"scale(24 24)\""));
-        assert!(svg.contains("<path class=\"l4\" d=\"M1 1h3v1h-3z\"/>"));
-        assert!(svg.contains("class=\"mark\" cx=\"36.0\" cy=\"36.0\""));
-        assert_eq!(drawing.line_steps(), [Some(1), Some(2)]);
+    /// The finished element.
+    pub(super) fn finish(mut self) -> String {
+        self.text.push_str("</g></svg>");
+        self.text
     }
 }

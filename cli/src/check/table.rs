@@ -4,20 +4,10 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use marlinspike::check::{OutputReport, Verdict};
 use textwrap::core::display_width;
 
-use super::paragraph::{Detail, Details, hanging, labelled};
+use super::paragraph::{Detail, Details, View, hanging, labelled};
 use super::shown::{self, Block, CaseBlock, Recorded};
 use super::{Run, text, totals};
-use crate::style::{Paint, printable};
-
-/// How to print.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View {
-    pub(super) paint: Paint,
-    /// Columns that a line may take.
-    pub(super) width: usize,
-    /// Whether outputs that pass are printed, too.
-    pub(super) verbose: bool,
-}
+use crate::style::printable;
 
 const HEADER: [&str; 6] = ["output", "values", "bit-equal", "wrong", "error/bound", "verdict"];
 /// Columns before a row, and between its cells.
@@ -93,16 +83,18 @@ impl Page {
     fn block(&mut self, block: &Block<'_>) {
         let View { paint, width, .. } = self.view;
         match block {
-            Block::Error(error) => {
+            Block::Error { text, help } => {
                 let first = format!("{} ", paint.bad("ERROR"));
-                self.lines.extend(hanging(&first, error, "ERROR ".len(), width));
+                self.lines.extend(hanging(&first, text, "ERROR ".len(), width));
+                let first = format!("{} ", paint.strong(" help"));
+                self.lines.extend(hanging(&first, help, "ERROR ".len(), width));
             }
             Block::Recorded(Recorded { fault, labels, cause }) => {
                 let heading = format!("fails as recorded: {fault}");
                 let heading = hanging("", &heading, INDENT, width);
                 self.lines.extend(heading.iter().map(|line| paint.strong(line)));
                 self.lines.extend(labelled("cases", &labels.join(", "), paint, width));
-                self.lines.extend(labelled("cause", cause, paint, width));
+                self.lines.extend(labelled("diagnosis", cause, paint, width));
             }
             Block::Case(case) => self.case(case),
         }
@@ -209,6 +201,7 @@ fn cut(name: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::style::Paint;
 
     #[test]
     fn long_names_are_cut() {
@@ -222,7 +215,8 @@ mod tests {
         output.mismatches = 999_999;
         output.equal_bits = Some(1e-12);
         output.max_error_over_bound = Some(1.5e9);
-        let view = View { paint: Paint { on: false }, width: 80, verbose: false };
+        let view =
+            View { paint: Paint { on: false }, width: 80, verbose: false, has_report: false };
         let lines = table_lines(&[&output], &view);
         assert_eq!(lines.len(), 2);
         for line in lines {

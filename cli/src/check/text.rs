@@ -26,7 +26,7 @@ pub(super) fn share(output: &OutputReport) -> String {
     format!("{:.4} %", (share * 100.0).clamp(0.0001, 99.9999))
 }
 
-/// What is said of a failed output that no known mistake explains.
+/// The diagnosis of a failed output that no known mistake explains.
 pub(super) const NO_CAUSE: &str = "no known mistake explains it";
 
 /// The first wrong value, in lines: the tensor element with both bits, then the matrix value and the
@@ -63,10 +63,12 @@ pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     lines
 }
 
-/// That an output is computed from other failed ones.
-pub(super) fn follows(causes: &[&str]) -> String {
-    let (verb, them) = if causes.len() == 1 { ("fails", "it") } else { ("fail", "them") };
-    format!("{} {verb}, too, and the kernel reads {them}: fix {them} first", causes.join(", "))
+/// Says that an output is computed from other failed ones, whose names are given as they are shown.
+pub(super) fn follows(causes: &[impl AsRef<str>]) -> String {
+    let (fails, it) = if causes.len() == 1 { ("fails", "it") } else { ("fail", "them") };
+    let names: Vec<_> = causes.iter().map(|cause| cause.as_ref()).collect();
+    let names = names.join(", ");
+    format!("{names} {fails}, too, and this output is computed from {it}: fix {it} first")
 }
 
 /// An error in a column: three digits, or a power of ten where it is large.

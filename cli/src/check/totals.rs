@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use marlinspike::check::{OutputReport, Verdict};
 
-use super::paragraph::hanging;
-use super::table::View;
+use super::paragraph::{View, hanging};
 use super::{Run, Summary};
 use crate::Outcome;
 use crate::style::Paint;
 
 /// The summary, wrapped.
 pub(super) fn lines(run: &Run, view: &View) -> Vec<String> {
-    let View { paint, width, verbose } = *view;
+    let View { paint, width, verbose, .. } = *view;
     let s = &run.summary;
     let mut lines = Vec::new();
     let style: fn(Paint, &str) -> String = match s.outcome() {
@@ -30,7 +29,8 @@ pub(super) fn lines(run: &Run, view: &View) -> Vec<String> {
         lines.extend(hanging(&first, &text, 13, width));
     }
     if !verbose && s.outputs() > 0 {
-        let drawn = if s.fail > 0 { "; --report FILE.html draws those that fail" } else { "" };
+        let draw = s.fail > 0 && !view.has_report;
+        let drawn = if draw { "; --report FILE.html draws those that fail" } else { "" };
         let hint = format!("-v prints every output and what its verdict excludes{drawn}");
         lines.extend(hanging("", &hint, 0, width).iter().map(|line| paint.dim(line)));
     }
@@ -38,7 +38,7 @@ pub(super) fn lines(run: &Run, view: &View) -> Vec<String> {
 }
 
 /// `143 of 147 cases pass in 1.38 s; every output was judged; 4 fail as recorded ...`.
-fn cases(s: &Summary, elapsed: Duration) -> String {
+pub(super) fn cases(s: &Summary, elapsed: Duration) -> String {
     let verb = if s.cases == 1 { "case passes" } else { "cases pass" };
     let time = elapsed.as_secs_f64();
     let mut parts = vec![format!("{} of {} {verb} in {time:.2} s", s.pass, s.cases)];
@@ -59,7 +59,7 @@ fn cases(s: &Summary, elapsed: Duration) -> String {
 }
 
 /// What the outputs were held to.
-fn outputs(run: &Run) -> String {
+pub(super) fn outputs(run: &Run) -> String {
     let s = &run.summary;
     let reports = run.checked.iter().filter_map(|c| c.result.as_ref().ok());
     let passed = reports.flat_map(|r| &r.outputs).filter(|o| o.verdict == Verdict::Pass);
@@ -71,7 +71,8 @@ fn outputs(run: &Run) -> String {
         (0, _) => " (within derived error bounds)".to_owned(),
         _ => format!(" ({exact} equal in every bit, {bounded} within derived error bounds)"),
     };
-    let mut parts = vec![format!("outputs: {} of {} pass{held}", s.outputs_pass, s.outputs())];
+    let verb = if s.outputs() == 1 { "output passes" } else { "outputs pass" };
+    let mut parts = vec![format!("{} of {} {verb}{held}", s.outputs_pass, s.outputs())];
     let counts = [
         (s.outputs_fail, "failed"),
         (s.outputs_unchecked, "not checked, which keeps their case from passing"),

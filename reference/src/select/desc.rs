@@ -260,7 +260,7 @@ impl WeightKey {
                 ScaleStrategy::Block { block_n: 128, block_k: 128 } => Self::Fp8Block128,
                 ScaleStrategy::Block { .. } => Self::Fp8OtherBlock,
             },
-            Scheme::Mx { format, .. } => Self::Mx(*format),
+            Scheme::Mx { format, .. } => Self::Mx(format),
             Scheme::Nvfp4 { .. } => Self::Nvfp4,
             Scheme::W8A8Int8 { .. } => Self::W8A8Int8,
             Scheme::Unquantized { .. } | Scheme::W4A8Int8 { .. } | Scheme::W4A8Fp8 { .. } => {

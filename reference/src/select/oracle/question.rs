@@ -41,7 +41,7 @@ impl MoeQuestion {
             Scheme::Nvfp4 { .. } => (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::Nvfp4),
             Scheme::Mx { format, .. } => {
                 let (method, activations) = MoeMethod::of_mx(format)?;
-                (method, WeightKey::Mx(*format), activations)
+                (method, WeightKey::Mx(format), activations)
             }
             Scheme::Wna16(w) => {
                 let gptq = matches!(w.checkpoint_format, IntContainer::Gptq | IntContainer::GptqV2);

@@ -6,20 +6,20 @@
 
 use marlinspike::check::{Cause, ErrorMap};
 
-use super::draw::Svg;
+use super::svg::Svg;
 
-/// The colour scale: error over bound, each level up to and with the number below the next.
+/// The colour scale: error over bound. A level includes its upper bound.
 pub(super) const LEVELS: [&str; 7] =
     ["to 0.01", "to 0.1", "to 1: right", "to 10: wrong", "to 100", "to 10⁴", "more, or no number"];
 
-/// Room left of the plot, in pixels, where no names of rows stand there.
+/// Room left of the plot, in pixels, without the names of rows.
 const LEFT: usize = 40;
-/// Pixels per character of a name, rather more than less.
+/// Pixels per character of a name, at most.
 const CHARACTER: usize = 6;
 const MAX_WIDTH: f64 = 512.0;
 const MAX_HEIGHT: f64 = 384.0;
 const MAX_CELL: f64 = 24.0;
-/// Least distance of two names or lines.
+/// Least distance between two names or lines.
 const MIN_NAMES: f64 = 13.0;
 
 /// The level of an error over its bound.
@@ -29,7 +29,7 @@ fn level(ratio: f64) -> usize {
     tops.iter().position(|&top| ratio <= top).unwrap_or(tops.len())
 }
 
-/// Positions along an axis of `len` that are named: a power of two apart.
+/// Named positions along an axis of `len`, a power of two apart.
 fn ticks(len: usize) -> impl Iterator<Item = usize> {
     let step = if len <= 8 { 1 } else { len.div_ceil(8).next_power_of_two() };
     (0..len).step_by(step)

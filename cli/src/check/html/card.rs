@@ -1,0 +1,143 @@
+//! The cards of a case: one for each output that does not pass, with what is known about it.
+
+use std::fmt::{self, Write as _};
+
+use marlinspike::check::{CaseReport, OutputReport, Verdict};
+
+use super::figures::figures;
+use super::{Entry, escape, output_id};
+use crate::check::{flow, shown, text};
+
+/// The outputs of a case that get a card, causes first, each with its index in the report.
+pub(super) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
+    let needs_card = |o: &OutputReport| o.verdict != Verdict::Pass || shown::passes_with_remark(o);
+    let index = |o: &OutputReport| report.outputs.iter().position(|p| p.name == o.name);
+    let outputs = flow::ordered(report).into_iter().filter(|o| needs_card(o));
+    outputs.filter_map(|o| Some((index(o)?, o))).collect()
+}
+
+/// A case: its file and operation, then its cards. Of a file that is no case, the error.
+pub(super) fn case(out: &mut String, entry: &Entry<'_>) -> fmt::Result {
+    let Entry { index, checked } = *entry;
+    let label = escape(&checked.label);
+    let report = match &checked.result {
+        Ok(report) => report,
+        Err(error) => {
+            let error = escape(&error.to_string());
+            return writeln!(
+                out,
+                "<div class=\"case\" id=\"c{index}\"><h3>{label}</h3><div class=\"card\">\
+                 <p class=\"mono\">{error}</p></div></div>"
+            );
+        }
+    };
+    let path = escape(&checked.path.display().to_string());
+    write!(
+        out,
+        "<div class=\"case\" id=\"c{index}\">\n<h3>{label}</h3>\n<p class=\"soft\">{}{}, \
+         <code>{path}</code></p>\n",
+        escape(&report.op),
+        if report.name.is_empty() || report.name == checked.label {
+            String::new()
+        } else {
+            format!(", <q>{}</q>", escape(&report.name))
+        },
+    )?;
+    if let Some(fault) = checked.fails_as_recorded() {
+        writeln!(out, "<p>Fails as recorded: <code>{}</code>.</p>", escape(fault))?;
+    }
+    if report.outputs.is_empty() {
+        writeln!(out, "<p>{}</p>", escape(shown::NO_OUTPUT))?;
+    }
+    for (number, output) in outputs(report) {
+        card(out, entry, number, report, output)?;
+    }
+    let passing = report.outputs.iter().filter(|o| o.verdict == Verdict::Pass);
+    let passing: Vec<_> = passing.map(|o| escape(&o.name)).collect();
+    if !passing.is_empty() {
+        writeln!(out, "<p class=\"soft\">Passing outputs: {}.</p>", passing.join(", "))?;
+    }
+    out.push_str("</div>\n");
+    Ok(())
+}
+
+fn card(
+    out: &mut String,
+    entry: &Entry<'_>,
+    number: usize,
+    report: &CaseReport,
+    o: &OutputReport,
+) -> fmt::Result {
+    let (class, word) = badge(o.verdict);
+    write!(
+        out,
+        "<section class=\"card\" id=\"{}\">\n<h4>{} <span class=\"badge {class}\">{word}</span></h4>\n",
+        output_id(entry.index, number),
+        escape(&o.name)
+    )?;
+    let causes = flow::causes(report, o);
+    if !causes.is_empty() {
+        let links = causes.iter().map(|cause| {
+            let number = report.outputs.iter().position(|p| p.name == *cause).unwrap_or(number);
+            format!("<a href=\"#{}\">{}</a>", output_id(entry.index, number), escape(cause))
+        });
+        let links: Vec<_> = links.collect();
+        writeln!(out, "<p class=\"follows\">{}.</p>", text::follows(&links))?;
+    }
+    match &o.diagnosis {
+        Some(d) => {
+            let cause = escape(&text::diagnosis(d, o.mismatches));
+            writeln!(out, "<div class=\"diagnosis {class}-edge\">{cause}</div>")?;
+        }
+        None if o.verdict == Verdict::Fail => {
+            writeln!(out, "<div class=\"diagnosis {class}-edge\">{}</div>", text::NO_CAUSE)?;
+        }
+        None => {}
+    }
+    facts(out, o)?;
+    if let Some(picture) = &o.picture {
+        figures(out, picture, o)?;
+    }
+    out.push_str("</section>\n");
+    Ok(())
+}
+
+/// The class and the word of a verdict's badge.
+pub(super) fn badge(verdict: Verdict) -> (&'static str, &'static str) {
+    match verdict {
+        Verdict::Pass => ("pass", "pass"),
+        Verdict::Fail => ("fail", "fail"),
+        Verdict::Unchecked => ("unchecked", "not checked"),
+    }
+}
+
+fn facts(out: &mut String, o: &OutputReport) -> fmt::Result {
+    out.push_str("<dl>");
+    let fact = |out: &mut String, term: &str, text: &str| {
+        write!(out, "<dt>{term}</dt><dd>{}</dd>", escape(text))
+    };
+    if o.is_compared() {
+        let share = text::share(o);
+        let wrong = format!("{} of {}; {share} are bit-equal", o.mismatches, o.elements);
+        fact(out, "wrong values", &wrong)?;
+    } else {
+        fact(out, "values", &o.elements.to_string())?;
+    }
+    if let Some(m) = &o.first_mismatch {
+        let lines = text::first_wrong(&o.name, m);
+        let lines: Vec<_> = lines.iter().map(|l| format!("<code>{}</code>", escape(l))).collect();
+        write!(out, "<dt>first wrong</dt><dd>{}</dd>", lines.join("<br>"))?;
+    }
+    if o.max_ulp.is_some() || o.max_error_over_bound.is_some() {
+        let (ulp, ratio) = (text::error(o.max_ulp), text::error(o.max_error_over_bound));
+        fact(out, "largest error", &format!("{ratio} of its bound, {ulp} ulp"))?;
+    }
+    if let Some(note) = &o.note {
+        fact(out, "note", note)?;
+    }
+    if let Some(power) = o.power.filter(|power| !power.every_bit) {
+        fact(out, "power", &power.text())?;
+    }
+    out.push_str("</dl>\n");
+    Ok(())
+}

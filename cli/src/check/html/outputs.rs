@@ -1,0 +1,78 @@
+//! The table of all outputs, a group of rows per case.
+
+use std::fmt::{self, Write as _};
+
+use marlinspike::check::{OutputReport, Verdict};
+
+use super::card::badge;
+use super::{Entry, escape, output_id};
+use crate::check::{flow, text};
+
+const HEADER: [(&str, &str); 8] = [
+    ("output", ""),
+    ("values", "num"),
+    ("bit-equal", "num"),
+    ("wrong", "num"),
+    ("max ulp", "num"),
+    ("error/bound", "num"),
+    ("power", ""),
+    ("verdict", ""),
+];
+
+/// Every output of the cases; those of `carded` cases that do not pass link to their cards.
+pub(super) fn table(out: &mut String, entries: &[Entry<'_>], carded: &[usize]) -> fmt::Result {
+    out.push_str(
+        "<h2 id=\"all\">All outputs</h2>\n<p class=\"soft\"><b>bit-equal</b>: share of values with \
+         the reference's bits. <b>wrong</b>: values outside their bound (error/bound above 1) or, \
+         where no error is given, with other bits.</p>\n<div class=\"wide\"><table>\n<thead><tr>",
+    );
+    for (name, class) in HEADER {
+        write!(out, "<th class=\"{class}\">{name}</th>")?;
+    }
+    out.push_str("</tr></thead>\n");
+    for entry in entries {
+        let label = escape(&entry.checked.label);
+        let columns = HEADER.len();
+        write!(out, "<tbody><tr class=\"group\"><th colspan=\"{columns}\">{label}</th></tr>\n")?;
+        match &entry.checked.result {
+            Err(_) => writeln!(
+                out,
+                "<tr><td colspan=\"{}\" class=\"soft\">not read</td>\
+                 <td><span class=\"badge error\">error</span></td></tr>",
+                columns - 1
+            )?,
+            Ok(report) if report.outputs.is_empty() => {
+                writeln!(out, "<tr><td colspan=\"{columns}\" class=\"soft\">no output</td></tr>")?;
+            }
+            Ok(report) => {
+                for o in flow::ordered(report) {
+                    let number = report.outputs.iter().position(|p| p.name == o.name);
+                    let number = number.filter(|_| carded.contains(&entry.index));
+                    row(out, o, number.map(|n| output_id(entry.index, n)))?;
+                }
+            }
+        }
+        out.push_str("</tbody>\n");
+    }
+    out.push_str("</table></div>\n");
+    Ok(())
+}
+
+/// The row of an output, linked to its card where it has one.
+fn row(out: &mut String, o: &OutputReport, card: Option<String>) -> fmt::Result {
+    let name = escape(&o.name);
+    let name = match card.filter(|_| o.verdict != Verdict::Pass) {
+        Some(id) => format!("<a href=\"#{id}\">{name}</a>"),
+        None => name,
+    };
+    let wrong = if o.is_compared() { o.mismatches.to_string() } else { "-".to_owned() };
+    let (class, word) = badge(o.verdict);
+    write!(out, "<tr><td>{name}</td>")?;
+    let (ulp, ratio) = (text::error(o.max_ulp), text::error(o.max_error_over_bound));
+    for cell in [o.elements.to_string(), text::share(o), wrong, ulp, ratio] {
+        write!(out, "<td class=\"num\">{cell}</td>")?;
+    }
+    let power = o.power.map_or_else(String::new, |power| escape(&power.text()));
+    write!(out, "<td class=\"soft power\">{power}</td>")?;
+    writeln!(out, "<td><span class=\"badge {class}\">{word}</span></td></tr>")
+}
