@@ -204,8 +204,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     unsigned slot = 0, free_slot = (STAGES - 1) * STAGE_BYTES;
     for (unsigned left = stages; left != 0; --left) {
         copy_wait<STAGES - 2>();
-        // All copies of the team have landed, and all its threads are done with the stage refilled next.
-        team_sync(thread.team);
+        team_sync(thread.team);  // all copies have landed, and the stage refilled next is read
         if (left >= STAGES) {
             weights.copy(free_slot);
             copy_rows(ring + free_slot + X_AT, x_to, x_from, x_exists);
@@ -257,8 +256,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     if constexpr (PUSHES_SUMS) {
         sums.push(sum, own_chunk);
     } else {
-        // Every ring is read.
-        copy_wait<0>();
+        copy_wait<0>();  // every ring is read
         __syncthreads();
         sums.store(sum, memory);
     }
