@@ -6,7 +6,7 @@ use marlinspike::config::Scheme;
 
 use crate::convert::parallel::{self, Ranks, Style};
 use crate::convert::settings::Settings;
-use crate::model::bind::{Bound, Part};
+use crate::model::bind::{Axis, Bound, Part};
 use crate::model::layers::{Role, Stack};
 use crate::model::{Model, ModelError};
 
@@ -102,6 +102,19 @@ pub(crate) fn cut(
             Err("several matrices in one tensor: how to cut them for tp_size > 1 is unknown".into())
         }
     }
+}
+
+/// Why columns of FP8 blocks cannot be cut: a block that spans several columns must not be cut, nor
+/// share a tensor's edge.
+pub(crate) fn cut_blocks(info: &StackInfo, n: &[Range<usize>], tp_size: usize) -> Vec<String> {
+    let scale = info.experts[0][0].get(Part::Scale).and_then(|f| f.binding.n);
+    let Some(Axis { unit, .. }) = scale.filter(|axis| axis.unit > 1) else { return Vec::new() };
+    if n.len() == 1 && tp_size == 1 {
+        return Vec::new();
+    }
+    let ends = |at: usize| at.is_multiple_of(unit);
+    let cut = n.iter().filter(|r| !ends(r.start) || (!ends(r.end) && n.len() > 1));
+    cut.map(|r| format!("columns {r:?} do not end with a block of {unit}")).collect()
 }
 
 /// `num_key_value_heads` of the config.

@@ -24,11 +24,11 @@ use crate::convert::parallel::Ranks;
 use crate::convert::piece::{Bytes, Constants, Piece};
 use crate::convert::settings::Settings;
 use crate::convert::stack::StackPlan;
-use crate::convert::stack::info::{StackInfo, cut, kv_heads};
-use crate::convert::stack::part::{Jobs, Part as JobPart};
+use crate::convert::stack::info::{StackInfo, cut, cut_blocks, kv_heads};
+use crate::convert::stack::part::{Jobs, Part};
 use crate::convert::verdict;
 use crate::load;
-use crate::model::bind::{self, Axis, Part};
+use crate::model::bind;
 use crate::model::layers::{Role, Stack};
 use crate::model::{Model, ModelError};
 
@@ -106,7 +106,7 @@ impl Target for Marlin {
         let mut largest_code = 0u8;
         let mut max = f64::NEG_INFINITY;
         for matrices in &plan.experts {
-            let scale = load::merged(model, matrices, Part::Scale, &plan.k, &plan.n)?;
+            let scale = load::merged(model, matrices, bind::Part::Scale, &plan.k, &plan.n)?;
             let Some(scale) = scale else {
                 return Err(Error::missing(format!("{}: scales", plan.module), "its scheme"));
             };
@@ -276,19 +276,6 @@ fn stack_plan(stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
     Ok(plan)
 }
 
-/// Why columns of FP8 blocks cannot be cut: a block that spans several columns must not be cut, nor
-/// share a tensor's edge.
-fn cut_blocks(info: &StackInfo, n: &[Range<usize>], tp_size: usize) -> Vec<String> {
-    let scale = info.experts[0][0].get(Part::Scale).and_then(|f| f.binding.n);
-    let Some(Axis { unit, .. }) = scale.filter(|axis| axis.unit > 1) else { return Vec::new() };
-    if n.len() == 1 && tp_size == 1 {
-        return Vec::new();
-    }
-    let ends = |at: usize| at.is_multiple_of(unit);
-    let cut = n.iter().filter(|r| !ends(r.start) || (!ends(r.end) && n.len() > 1));
-    cut.map(|r| format!("columns {r:?} do not end with a block of {unit}")).collect()
-}
-
 /// The stored type of scales in the kernel's format.
 fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
     match scheme {
@@ -338,12 +325,7 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     }
 }
 
-fn pieces(
-    plan: &StackPlan,
-    prepared: Prepared,
-    expert: usize,
-    part: &JobPart,
-) -> Result<Vec<Piece>> {
+fn pieces(plan: &StackPlan, prepared: Prepared, expert: usize, part: &Part) -> Result<Vec<Piece>> {
     let (e, n, whole_k) = (expert as u64, plan.shape.size_n as u64, plan.shape.size_k as u64);
     let columns = part.columns.start as u64..part.columns.end as u64;
     let first = part.rows.start == 0;
