@@ -2,7 +2,7 @@
 //!
 //! An entry's name is the SHA-256 of the source's text, its options and the architecture, followed by
 //! the compiler's version. So nothing is ever stale, and any number of processes may share a folder:
-//! an entry is written beside its place and renamed into it, and whoever comes second replaces it with
+//! an entry is written to another file and renamed, and a second process replaces it with
 //! the same bytes. An entry holds its own digest; one that is damaged is compiled again. When the
 //! entries exceed a size, those that were not used for longest go.
 //!
@@ -84,7 +84,7 @@ impl ModuleCache {
         self.folder.as_deref()
     }
 
-    /// Machine code of `source` with these macros for `arch`, from the cache or from `nvrtc`.
+    /// Machine code of `source` under these parameters for `arch`, from the cache or from `nvrtc`.
     ///
     /// `nvrtc` is the compiler, or the reason why there is none.
     ///

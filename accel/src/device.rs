@@ -12,16 +12,17 @@ use cudarc::{
     },
     nvrtc::Ptx,
 };
-use marlinspike_kernels::Source;
 
 use crate::{
     cache::ModuleCache,
     error::AccelError,
     mutants::Mutant,
-    nvrtc::{Arch, Parameter, Nvrtc},
-    ops::gemm::many::Handover,
-    raw,
-    registry::Row,
+    nvrtc::{Arch, Nvrtc, Parameter},
+    operation::Row,
+    raw::{
+        self,
+        stream::{SplitTotals, Stream},
+    },
 };
 
 /// The driver interface from which on programmatic dependent launches can be recorded: 12.3.
@@ -32,7 +33,7 @@ type ModuleKey = (&'static str, Vec<Parameter>);
 /// An opened CUDA device, with the modules compiled for it so far.
 pub struct Device {
     context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    stream: Stream,
     name: String,
     compute_capability: (u32, u32),
     multiprocessors: u32,
@@ -42,7 +43,6 @@ pub struct Device {
     mutant: Option<&'static Mutant>,
     nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
     modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
-    handover: Option<Handover>,
 }
 
 impl std::fmt::Debug for Device {
@@ -87,11 +87,18 @@ impl Device {
         let attribute = |which| {
             context.attribute(which).map(i32::unsigned_abs).map_err(failed("cuDeviceGetAttribute"))
         };
-        let mut device = Self {
-            stream: raw::stream::only_stream(&context).map_err(failed("cuStreamCreate"))?,
+        let compute_capability = (major.unsigned_abs(), minor.unsigned_abs());
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let split_blocks = match Arch::of_device(compute_capability).has_wgmma() {
+            true => multiprocessors as usize,
+            false => 0,
+        };
+        let stream = Stream::only(&context, split_blocks).map_err(failed("cuStreamCreate"))?;
+        Ok(Self {
+            stream,
             name,
-            compute_capability: (major.unsigned_abs(), minor.unsigned_abs()),
-            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            compute_capability,
+            multiprocessors,
             shared_memory: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
@@ -101,10 +108,7 @@ impl Device {
             mutant: None,
             nvrtc: OnceLock::new(),
             modules: Mutex::default(),
-            handover: None,
-        };
-        device.handover = Handover::new(&device)?;
-        Ok(device)
+        })
     }
 
     /// The same device with another cache of compiled modules.
@@ -155,20 +159,20 @@ impl Device {
     /// # Errors
     /// [`AccelError::Driver`], also for a launch before that failed on the device.
     pub fn synchronize(&self) -> Result<(), AccelError> {
-        self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
+        self.stream.cuda().synchronize().map_err(failed("cuStreamSynchronize"))
     }
 
     /// The one stream on which everything runs, in order.
     pub(crate) fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        self.stream.cuda()
     }
 
-    /// Absent where products of many rows have no kernel.
-    pub(crate) fn handover(&self) -> Option<&Handover> {
-        self.handover.as_ref()
+    /// Memory of the stream for products of many rows; absent where they have no kernel.
+    pub(crate) fn split_totals(&self) -> Option<&SplitTotals> {
+        self.stream.split_totals()
     }
 
-    /// The entry point of the operation's source, compiled for this device with these macros;
+    /// The entry point of the operation's source, compiled for this device under these parameters;
     /// compiled once and kept.
     pub(crate) fn function(
         &self,
@@ -191,17 +195,6 @@ impl Device {
             Some(wrong) => wrong,
             None => row.embedded_source(arch)?,
         };
-        self.load(source, parameters)
-    }
-
-    /// The entry point of a source, compiled for this device with these macros; compiled once and
-    /// kept.
-    pub(crate) fn load(
-        &self,
-        source: &'static Source,
-        parameters: &[Parameter],
-    ) -> Result<CudaFunction, AccelError> {
-        let arch = self.arch();
         // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (source.name, parameters.to_vec());

@@ -1,7 +1,5 @@
 //! What can be missing or go wrong on the CUDA side, one variant per failure.
 
-use crate::registry::Row;
-
 /// A refused or failed operation of the CUDA side.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -91,21 +89,6 @@ pub enum AccelError {
 }
 
 impl AccelError {
-    /// [`AccelError::Argument`].
-    pub(crate) fn argument(
-        row: &Row,
-        what: &'static str,
-        found: impl std::fmt::Display,
-        expected: impl std::fmt::Display,
-    ) -> Self {
-        Self::Argument {
-            operation: row.name,
-            what,
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
-    }
-
     /// Whether the machine has no CUDA device, as opposed to having one that misbehaves: what a
     /// test may report as skipped.
     pub fn is_no_device(&self) -> bool {

@@ -21,6 +21,7 @@
 //! | [`cache`] | compiled modules on disk |
 //! | [`mutants`] | kernels with one mistake each, for tests of the laws |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
+//! | [`operation`] | what an operation is: source, needs, law, arguments |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
 //! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
@@ -34,11 +35,14 @@ pub mod backend;
 pub mod cache;
 pub mod device;
 pub mod error;
+mod launch;
 pub mod limits;
 pub mod memory;
 pub mod mutants;
 pub mod nvrtc;
+pub mod operation;
 pub mod ops;
+mod parameters;
 mod raw;
 pub mod registry;
 pub mod timing;

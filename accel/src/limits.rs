@@ -1,9 +1,13 @@
 //! What a device can do at most, measured: bytes read per second, and operations of the matrix unit.
 
-use marlinspike_kernels::{PROBES, Source};
-
 use crate::{
-    device::Device, error::AccelError, memory::Buffer, raw::limits as raw, timing::REPLAYS,
+    device::Device,
+    error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
+    memory::Buffer,
+    operation::{Law, Needs, Row, lattice},
+    parameters,
+    timing::REPLAYS,
 };
 
 /// The limits of a device.
@@ -19,38 +23,77 @@ pub struct Limits {
     pub instruction: &'static str,
 }
 
+static READ: Row = Row {
+    name: "read_limit",
+    source: "read_limit",
+    needs: Needs { compute_capability: (7, 5) },
+    law: Law::EqualBits,
+    variants: |_| lattice(&[("FILL", &[0, 1])]),
+    arguments: ReadArguments::SIZES,
+};
+
+static MATRIX: Row = Row {
+    name: "matrix_limit",
+    source: "matrix_limit",
+    needs: Needs { compute_capability: (8, 0) },
+    law: Law::EqualBits,
+    variants: |arch| lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1] } else { &[0] })]),
+    arguments: MatrixArguments::SIZES,
+};
+
+static READ_KERNEL: Kernel<ReadArguments> = Kernel::new(&READ);
+static MATRIX_KERNEL: Kernel<MatrixArguments> = Kernel::new(&MATRIX);
+
+arguments! {
+    /// Of `read_limit.cu`.
+    ReadArguments {
+        words: Pointer,
+        result: Pointer,
+        count: u64,
+    }
+}
+
+arguments! {
+    /// Of `matrix_limit.cu`.
+    MatrixArguments {
+        result: Pointer,
+        rounds: u32,
+    }
+}
+
+/// Threads of a block of both sources.
+const THREADS: u32 = 256;
+
 /// Memory to be read, in whole rounds of all threads.
-pub(crate) struct Reads {
-    pub(crate) words: Buffer<u32>,
-    pub(crate) result: Buffer<u32>,
-    pub(crate) blocks: u32,
+struct Reads {
+    words: Buffer<u32>,
+    result: Buffer<u32>,
+    blocks: u32,
 }
 
 impl Reads {
     /// At least `bytes`.
     fn new(device: &Device, bytes: usize) -> Result<Self, AccelError> {
         let blocks = 8 * device.multiprocessors();
-        let threads = blocks as usize * raw::THREADS as usize;
+        let threads = blocks as usize * THREADS as usize;
         let words = bytes.div_ceil(4).next_multiple_of(8 * threads * 4);
         let (words, result) = (device.zeroed(words)?, device.zeroed(threads)?);
         Ok(Self { words, result, blocks })
     }
 
-    /// Vectors of 16 bytes.
-    pub(crate) fn vectors(&self) -> u64 {
-        self.words.len() as u64 / 4
+    /// Reads all words, or writes what is to be read.
+    fn run(&mut self, device: &Device, fill: u32) -> Result<(), AccelError> {
+        // Whole rounds of eight vectors of 16 bytes for each thread, and a result for each thread.
+        let count = self.words.len() as u64 / 4;
+        let arguments =
+            ReadArguments { words: (&self.words).into(), result: (&self.result).into(), count };
+        let grid = Grid::new((self.blocks, 1, 1), (THREADS, 1, 1));
+        READ_KERNEL.launch(device, &[("FILL", fill)], grid, arguments)
     }
 }
 
 /// Bytes that are read: many times any cache.
 const BYTES: usize = 2 << 30;
-
-fn probe(name: &str) -> Result<&'static Source, AccelError> {
-    PROBES.iter().find(|source| source.name == name).ok_or_else(|| AccelError::Driver {
-        call: "limits",
-        reason: format!("no source {name} is embedded"),
-    })
-}
 
 /// Measures `device`, in about a second.
 ///
@@ -65,9 +108,10 @@ pub fn measure(device: &Device) -> Result<Limits, AccelError> {
 /// Bytes per second.
 fn read(device: &Device, bytes: usize) -> Result<f64, AccelError> {
     let mut reads = written(device, bytes)?;
-    let read = device.load(probe("read_limit")?, &[("FILL", 0)])?;
+    // Loading a module cannot be recorded.
+    reads.run(device, 0)?;
     let bytes = reads.words.len() as f64 * 4.0;
-    let graph = device.record(|| raw::read(device, &read, &mut reads))?;
+    let graph = device.record(|| reads.run(device, 0))?;
     let times = device.time(&graph, REPLAYS)?;
     Ok(bytes / f64::from(times.least) * 1e6)
 }
@@ -75,8 +119,7 @@ fn read(device: &Device, bytes: usize) -> Result<f64, AccelError> {
 /// Memory that holds a hash of each word's place: no zeros, which may be quicker to read.
 fn written(device: &Device, bytes: usize) -> Result<Reads, AccelError> {
     let mut reads = Reads::new(device, bytes)?;
-    let fill = device.load(probe("read_limit")?, &[("FILL", 1)])?;
-    raw::read(device, &fill, &mut reads)?;
+    reads.run(device, 1)?;
     Ok(reads)
 }
 
@@ -88,8 +131,7 @@ fn written(device: &Device, bytes: usize) -> Result<Reads, AccelError> {
 #[doc(hidden)]
 pub fn checksum(device: &Device, bytes: usize) -> Result<(usize, u32), AccelError> {
     let mut reads = written(device, bytes)?;
-    let read = device.load(probe("read_limit")?, &[("FILL", 0)])?;
-    raw::read(device, &read, &mut reads)?;
+    reads.run(device, 0)?;
     let of_threads = device.download(&reads.result)?;
     Ok((reads.words.len(), of_threads.into_iter().fold(0, |all, word| all ^ word)))
 }
@@ -98,7 +140,6 @@ pub fn checksum(device: &Device, bytes: usize) -> Result<(usize, u32), AccelErro
 fn matrix(device: &Device) -> Result<(f64, &'static str), AccelError> {
     // The asynchronous instruction is this one architecture's.
     let wgmma = device.compute_capability() == (9, 0);
-    let function = device.load(probe("matrix_limit")?, &[("WGMMA", wgmma.into())])?;
     // A block's operations in a round of eight instructions in each chain.
     let (name, per_round) = match wgmma {
         true => ("wgmma m64n256k16 bf16", 2.0 * 8.0 * 524_288.0),
@@ -106,9 +147,18 @@ fn matrix(device: &Device) -> Result<(f64, &'static str), AccelError> {
     };
     let blocks = device.multiprocessors() * if wgmma { 1 } else { 4 };
     let rounds = if wgmma { 8192 } else { 1 << 16 };
-    let mut result = device.zeroed(blocks as usize * raw::THREADS as usize)?;
-    let graph =
-        device.record(|| raw::matrix(device, &function, wgmma, blocks, rounds, &mut result))?;
+    // An element for each thread.
+    let result = device.zeroed::<f32>(blocks as usize * THREADS as usize)?;
+    let parameters = [("WGMMA", u32::from(wgmma))];
+    let shared_bytes = parameters::size("matrix_limit", "SHARED_BYTES", &parameters);
+    let grid = Grid { blocks: (blocks, 1, 1), threads: (THREADS, 1, 1), shared_bytes };
+    let run = |rounds| {
+        let arguments = MatrixArguments { result: (&result).into(), rounds };
+        MATRIX_KERNEL.launch(device, &parameters, grid, arguments)
+    };
+    // Loading a module cannot be recorded.
+    run(1)?;
+    let graph = device.record(|| run(rounds))?;
     let times = device.time(&graph, REPLAYS)?;
     let operations = per_round * f64::from(rounds) * f64::from(blocks);
     Ok((operations / f64::from(times.median) * 1e6, name))

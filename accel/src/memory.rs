@@ -58,10 +58,6 @@ impl<T: Element> Buffer<T> {
     pub(crate) fn slice(&self) -> &CudaSlice<T> {
         &self.slice
     }
-
-    pub(crate) fn slice_mut(&mut self) -> &mut CudaSlice<T> {
-        &mut self.slice
-    }
 }
 
 impl Device {

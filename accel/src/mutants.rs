@@ -1,4 +1,4 @@
-//! Kernels with one mistake each: a law that passes one of them is no law.
+//! Kernels with one mistake each. A law is tested by its rejection of each of them.
 //!
 //! A mutant is one change to a source's text, made before it is compiled. Each change leaves every
 //! index inside the buffers that the right kernel stays in, so that a launch is as safe as before.
@@ -14,11 +14,11 @@ pub struct Mutant {
     pub name: &'static str,
     /// The source in [`marlinspike_kernels::SOURCES`] that it is in.
     pub source: &'static str,
-    /// What stands in the right text, once.
+    /// The correct text, which occurs once.
     from: &'static str,
-    /// What stands there instead.
+    /// Its wrong replacement.
     to: &'static str,
-    made: OnceLock<Option<&'static Source>>,
+    wrong: OnceLock<Option<&'static Source>>,
 }
 
 impl Mutant {
@@ -28,12 +28,12 @@ impl Mutant {
         from: &'static str,
         to: &'static str,
     ) -> Self {
-        Self { name, source, from, to, made: OnceLock::new() }
+        Self { name, source, from, to, wrong: OnceLock::new() }
     }
 
     /// The wrong source; `None` where the right one does not hold the text to change exactly once.
     pub fn text(&self) -> Option<&'static Source> {
-        *self.made.get_or_init(|| {
+        *self.wrong.get_or_init(|| {
             let right = source(self.source)?;
             if right.text.matches(self.from).count() != 1 {
                 return None;

@@ -42,6 +42,11 @@ impl Arch {
         self.compute_capability >= (9, 0)
     }
 
+    /// Whether there are warpgroup products: sm_90a has them, and no other.
+    pub(crate) fn has_wgmma(self) -> bool {
+        self.compute_capability == (9, 0) && self.specific
+    }
+
     /// Bytes of shared memory that a thread block may take at most (CUDA C++ Programming Guide,
     /// technical specifications per compute capability); for a capability that is not listed, the
     /// least of them.

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use crate::{
     cache::{ModuleCache, Origin},
     error::AccelError,
-    nvrtc::{Arch, Parameter, Nvrtc},
-    registry::Row,
+    nvrtc::{Arch, Nvrtc, Parameter},
+    operation::Row,
 };
 
 /// One module to have.
@@ -18,7 +18,7 @@ pub struct Job {
     pub row: &'static Row,
     /// The architecture it is for.
     pub arch: Arch,
-    /// Its macros.
+    /// Its parameters.
     pub parameters: Vec<Parameter>,
 }
 

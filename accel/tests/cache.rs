@@ -38,7 +38,7 @@ fn a_module_is_compiled_once_and_its_address_is_its_content() {
     let (code, origin) = module(TINY, ARCH, 1);
     assert_eq!(origin, Origin::Compiled);
     assert_eq!(module(TINY, ARCH, 1), (code.clone(), Origin::Cached));
-    // Each part of the address: macros, architecture, text, name.
+    // Each part of the address: parameters, architecture, text, name.
     let newer = Arch { compute_capability: (9, 0), specific: true };
     let other_text =
         Source { text: "extern \"C\" __global__ void tiny(int *x) { *x = -VALUE; }", ..TINY };

@@ -13,7 +13,7 @@ use marlinspike_accel::{
 use marlinspike_kernels::Source;
 use rayon::prelude::*;
 
-/// An architecture, and whether its modules take every pair of values of any two macros, or every
+/// An architecture, and whether its modules take every pair of values of any two parameters, or every
 /// value alone: neighbours get the same tilings.
 const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (8, 0), specific: false }, true),
@@ -22,8 +22,8 @@ const ARCHS: [(Arch, bool); 4] = [
     (Arch { compute_capability: (10, 0), specific: true }, false),
 ];
 
-/// Variants in which every value of any macro occurs that does in `variants`; with `pairs`, every
-/// pair of values of any two macros.
+/// Variants in which every value of any parameter occurs that does in `variants`; with `pairs`, every
+/// pair of values of any two parameters.
 fn covering(variants: &[Vec<Parameter>], pairs: bool) -> Vec<&Vec<Parameter>> {
     let parts = |variant: &Vec<Parameter>| -> BTreeSet<(Parameter, Parameter)> {
         let all = variant.iter().enumerate();
@@ -39,7 +39,7 @@ fn covering(variants: &[Vec<Parameter>], pairs: bool) -> Vec<&Vec<Parameter>> {
         left.retain(|part| !of[best].contains(part));
         chosen.push(&variants[best]);
     }
-    // A source without macros has one variant and no part.
+    // A source without parameters has one variant and no part.
     if chosen.is_empty() { variants.iter().collect() } else { chosen }
 }
 
@@ -85,6 +85,8 @@ fn every_source_compiles_for_every_architecture() {
     modules.par_iter().for_each(|(arch, source, parameters)| {
         let cubin = nvrtc.compile(source, *arch, parameters).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(cubin[..4], *b"\x7fELF", "{} {arch} {parameters:?}", source.name);
+        let row = registry().iter().find(|row| row.source == source.name).unwrap();
+        assert_eq!(common::cubin::argument_sizes(&cubin), row.arguments, "{}", source.name);
         let entry = source.name.as_bytes();
         assert!(cubin.windows(entry.len()).any(|window| window == entry), "{arch}");
     });

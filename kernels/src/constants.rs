@@ -152,21 +152,20 @@ impl<'t> Scope<'t> {
         if let Some(&value) = self.known.get(name) {
             return Ok(value);
         }
-        let (source, name) = (self.source.to_string(), name.to_string());
-        let Some((key, tokens)) = self.table.0.get_key_value(&name) else {
-            return Err(ConstantError::Unknown { source, name });
+        let source = self.source;
+        let failed = || ConstantError::Expression { source: source.into(), name: name.into() };
+        let Some((key, tokens)) = self.table.0.get_key_value(name) else {
+            return Err(ConstantError::Unknown { source: source.into(), name: name.into() });
         };
-        let failed = ConstantError::Expression { source, name };
-        let Some(tokens) = tokens else { return Err(failed) };
-        let mut rest: &'t [Token] = tokens;
-        let value = self.ternary(&mut rest)?.filter(|_| rest.is_empty()).ok_or(failed)?;
+        let mut rest: &'t [Token] = tokens.as_deref().ok_or_else(failed)?;
+        let value = self.ternary(&mut rest)?.filter(|_| rest.is_empty()).ok_or_else(failed)?;
         self.known.insert(key, value);
         Ok(value)
     }
 
     fn ternary(&mut self, rest: &mut &'t [Token]) -> Result<Option<i64>, ConstantError> {
         let condition = self.binary(rest, 0)?;
-        if !take(rest, &["?"]).is_some_and(|_| condition.is_some()) {
+        if take(rest, &["?"]).is_none_or(|_| condition.is_none()) {
             return Ok(condition);
         }
         let then = self.ternary(rest)?;
@@ -271,10 +270,14 @@ mod tests {
                     struct S {\n    static constexpr unsigned HIDDEN = 1;\n};\n";
         assert_eq!(value(text, "TWICE", &[("K", 3)]), Ok(8));
         assert_eq!(value(text, "TWICE", &[("K", 0)]), Ok(2));
-        let unknown = |name: &str| ConstantError::Unknown { source: "test".into(), name: name.into() };
+        let unknown =
+            |name: &str| ConstantError::Unknown { source: "test".into(), name: name.into() };
         assert_eq!(value(text, "TWICE", &[]), Err(unknown("K")));
         assert_eq!(value(text, "HIDDEN", &[]), Err(unknown("HIDDEN")));
-        assert_eq!(unknown("K").to_string(), "`test`: K is neither a parameter nor a constant of the source");
+        assert_eq!(
+            unknown("K").to_string(),
+            "`test`: K is neither a parameter nor a constant of the source"
+        );
     }
 
     #[test]

@@ -99,12 +99,15 @@ pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(KERNELS));
 pub static PROBES: LazyLock<Vec<Source>> = LazyLock::new(|| sources(LIMITS));
 
 fn sources(files: &[(&'static str, &'static str)]) -> Vec<Source> {
-    files.iter().map(|&(name, text)| Source { name, text: includes::resolved(name, text) }).collect()
+    files
+        .iter()
+        .map(|&(name, text)| Source { name, text: includes::resolved(name, text) })
+        .collect()
 }
 
-/// The source of that name.
+/// The source of that name, of [`SOURCES`] or [`PROBES`].
 pub fn source(name: &str) -> Option<&'static Source> {
-    SOURCES.iter().find(|source| source.name == name)
+    SOURCES.iter().chain(PROBES.iter()).find(|source| source.name == name)
 }
 
 /// The text that goes before a source's own: its parameters as constants.

@@ -10,6 +10,7 @@ use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
 use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
 use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
 use marlinspike::checkpoint::nvfp4::{self, Nvfp4Tensors};
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::{DType, Tensor};
@@ -265,13 +266,13 @@ fn weight_of(case: &Case<'_>, c: &LinearConfig) -> Weight<'static> {
             Fp8Tensors { weight: t("weight"), weight_scale: scale, bias: maybe("bias") }
                 .unpack(name, &scheme)
         }
-        CheckpointFormat::Mxfp8 => Mxfp8Tensors {
+        CheckpointFormat::Mx(format) if *format == mxfp8::FORMAT => Mxfp8Tensors {
             weight: t("weight"),
             weight_scale: t("weight_scale"),
             bias: maybe("bias"),
         }
         .unpack(name),
-        CheckpointFormat::Mxfp4 => Mxfp4Tensors {
+        CheckpointFormat::Mx(format) if *format == mxfp4::FORMAT => Mxfp4Tensors {
             weight: t("weight"),
             weight_scale: t("weight_scale"),
             bias: maybe("bias"),

@@ -1,9 +1,10 @@
 //! compressed-tensors configs: arguments, targets, ignore lists, schemes.
 
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{
-    ActOrder, ActivationScheme, CheckpointFormat, CompressedTensorsConfig, ConfigError, CtStrategy,
-    FloatContainer, Fp8Scheme, FusedMapping, Module, ModuleKind, ScaleStrategy, Scheme,
-    Wna16Scheme, ZeroPoints,
+    ActOrder, ActivationScheme, CompressedTensorsConfig, ConfigError, CtStrategy, FloatContainer,
+    Fp8Scheme, FusedMapping, IntContainer, Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme,
+    ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
@@ -120,7 +121,7 @@ fn integer_schemes() {
             zeros: if symmetric { ZeroPoints::Symmetric } else { ZeroPoints::Stored },
         })
     };
-    let pack = CheckpointFormat::CtPackQuantized;
+    let pack = IntContainer::CtPackQuantized;
     let of128 = GroupSize::Of(128);
     assert_eq!(
         scheme("pack-quantized", group(json!({})), json!(null)),
@@ -137,10 +138,7 @@ fn integer_schemes() {
     );
     assert_eq!(
         scheme("int-quantized", group(json!({})), token("int")),
-        Ok(Scheme::W4A8Int8 {
-            group_size: of128,
-            checkpoint_format: CheckpointFormat::CtIntQuantized
-        })
+        Ok(Scheme::W4A8Int8 { group_size: of128, checkpoint_format: IntContainer::CtIntQuantized })
     );
     assert_eq!(
         scheme("pack-quantized", group(json!({})), token("float")),
@@ -210,8 +208,14 @@ fn float_schemes() {
         "group_size": 32, "scale_dtype": "torch.uint8"})
     };
     let mxf = "mxfp4-pack-quantized";
-    assert_eq!(scheme(mxf, mx(4), json!(null)), Ok(Scheme::Mxfp4 { container: CT }));
-    assert_eq!(scheme("mxfp8-quantized", mx(8), json!(null)), Ok(Scheme::Mxfp8 { container: CT }));
+    assert_eq!(
+        scheme(mxf, mx(4), json!(null)),
+        Ok(Scheme::Mx { format: &mxfp4::FORMAT, container: CT })
+    );
+    assert_eq!(
+        scheme("mxfp8-quantized", mx(8), json!(null)),
+        Ok(Scheme::Mx { format: &mxfp8::FORMAT, container: CT })
+    );
 }
 
 #[test]

@@ -4,8 +4,8 @@ mod configs;
 
 use configs::{H100, gptq, parse, unquantized, wna16};
 use marlinspike::config::{
-    CheckpointFormat, ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, Module,
-    ModuleKind, QuantConfig, Wna16Scheme, ZeroPoints,
+    ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, IntContainer, Module, ModuleKind,
+    QuantConfig, Wna16Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
@@ -22,7 +22,7 @@ fn gptq_basics() {
     assert_eq!(
         wna16(&config, "model.layers.0.mlp.up_proj"),
         Wna16Scheme {
-            checkpoint_format: CheckpointFormat::Gptq,
+            checkpoint_format: IntContainer::Gptq,
             weight_type: ScalarType::UINT4B8,
             group_size: GroupSize::Of(128),
             desc_act: true,
@@ -37,7 +37,7 @@ fn gptq_basics() {
     })))
     .unwrap();
     let w = wna16(&config, "lm_head");
-    assert_eq!(w.checkpoint_format, CheckpointFormat::GptqV2);
+    assert_eq!(w.checkpoint_format, IntContainer::GptqV2);
     assert_eq!(w.weight_type, ScalarType::UINT8B128);
     assert!(!w.desc_act, "one group has no order");
     let QuantConfig::Gptq(c) = &config else { panic!() };

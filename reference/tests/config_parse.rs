@@ -3,9 +3,10 @@
 mod configs;
 
 use configs::{H100, gptq, parse, scheme, unquantized, wna16};
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{
-    ActivationScheme, CheckpointFormat, ConfigError, FloatContainer, FusedMapping, Module,
-    ModuleKind, QuantConfig, ScaleStrategy, Scheme, ZeroPoints,
+    ActivationScheme, ConfigError, FloatContainer, FusedMapping, IntContainer, Module, ModuleKind,
+    QuantConfig, ScaleStrategy, Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
@@ -21,7 +22,7 @@ fn awq() {
     }))
     .unwrap();
     let w = wna16(&config, "model.layers.0.mlp.experts.0.up_proj");
-    assert_eq!(w.checkpoint_format, CheckpointFormat::Awq);
+    assert_eq!(w.checkpoint_format, IntContainer::Awq);
     assert_eq!((w.weight_type, w.zeros), (ScalarType::UINT4, ZeroPoints::Stored));
     assert!(unquantized(&config, "visual.blocks.0.fc1"));
     assert!(unquantized(&config, "model.layers.0.mlp.gate"));
@@ -92,7 +93,7 @@ fn modelopt_and_mxfp4() {
     assert!(unquantized(&config, "model.layers.1.router"));
     let legacy = json!({"quantization": {"quant_algo": "MXFP8", "exclude_modules": ["mlp.gate"]}});
     let config = parse(legacy).unwrap();
-    assert_eq!(scheme(&config, "a"), Scheme::Mxfp8 { container });
+    assert_eq!(scheme(&config, "a"), Scheme::Mx { format: &mxfp8::FORMAT, container });
     assert!(unquantized(&config, "model.mlp.gate_proj"), "parts of names match");
     let found = parse(json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}));
     assert!(matches!(found, Err(ConfigError::BadValue { key, .. }) if key == "quant_algo"));
@@ -101,7 +102,10 @@ fn modelopt_and_mxfp4() {
 
     let config = parse(json!({"quant_method": "mxfp4", "modules_to_not_convert": ["x"]})).unwrap();
     let container = FloatContainer::GptOss;
-    assert_eq!(scheme(&config, "model.layers.0.mlp.experts"), Scheme::Mxfp4 { container });
+    assert_eq!(
+        scheme(&config, "model.layers.0.mlp.experts"),
+        Scheme::Mx { format: &mxfp4::FORMAT, container }
+    );
     assert!(unquantized(&config, "model.layers.0.self_attn.q_proj"));
 }
 

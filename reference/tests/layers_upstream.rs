@@ -4,16 +4,17 @@
 
 use std::collections::HashMap;
 
+use marlinspike::checkpoint::mxfp8;
 use marlinspike::config::{
-    ActOrder, ActivationScheme, CheckpointFormat, CompressedTensorsConfig, CtArgs, FloatContainer,
-    Fp8Scheme, GptqParams, Module, ScaleStrategy, Wna16Scheme, ZeroPoints,
+    ActOrder, ActivationScheme, CompressedTensorsConfig, CtArgs, FloatContainer, Fp8Scheme,
+    GptqParams, IntContainer, Module, ScaleStrategy, Wna16Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::layers::{
     ActOrderRule, CtWna16Moe, ExpertPlacement, LayerError, LayerParams, LinearShard, MoeShard,
     Role, ScaleKind, Wna16Kernel, Wna16Weight, ct_fp8_moe, ct_nvfp4_moe, ct_w4a8_int8_moe,
     ct_wna16_linear, ct_wna16_moe, determine_expert_map, fp8_linear, gptq_linear, gptq_moe,
-    mxfp8_linear, w4a8_int8_group, wna16_weight_shape,
+    mx_linear, w4a8_int8_group, wna16_weight_shape,
 };
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Capability, Platform};
@@ -200,7 +201,7 @@ fn linear_parameters_as_upstream() {
             _ => {
                 let sym = b.flag("sym");
                 let scheme = Wna16Scheme {
-                    checkpoint_format: CheckpointFormat::CtPackQuantized,
+                    checkpoint_format: IntContainer::CtPackQuantized,
                     weight_type: if sym { p.weight_type } else { ScalarType::UINT4 },
                     group_size: p.group_size,
                     desc_act: p.desc_act,
@@ -305,7 +306,7 @@ fn refusals_are_named() {
         Err(LayerError::EightBitActivations { .. })
     ));
     assert!(matches!(
-        mxfp8_linear(&LinearShard::replicated(48, 64)),
+        mx_linear(&mxfp8::FORMAT, &LinearShard::replicated(48, 64)),
         Err(LayerError::NotDivisible { found: 48, of: 32, .. })
     ));
     assert_eq!(

@@ -3,6 +3,7 @@
 
 use marlinspike::Error;
 use marlinspike::case::Activation;
+use marlinspike::checkpoint::mxfp8;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::schedule::Schedule;
 use marlinspike::method::{Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales};
@@ -95,7 +96,7 @@ fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic
             pair(fp8, f32, of(128)),
             vec![A::Exact, A::Wgmma(Promotion::Every128)],
         ),
-        (Quantizer::Mxfp8, pair(fp8, e8m0, of(32)), vec![A::Exact]),
+        (Quantizer::Mx(&mxfp8::FORMAT), pair(fp8, e8m0, of(32)), vec![A::Exact]),
         (Quantizer::Nvfp4(vec![0.004, 0.005]), pair(fp4, E4M3, of(16)), vec![A::Exact]),
         (Quantizer::None, channel, wide.clone()),
         (Quantizer::None, pair(fp8, e8m0, of(32)), wide.clone()),

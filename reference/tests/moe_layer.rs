@@ -3,6 +3,7 @@
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};
+use marlinspike::checkpoint::mxfp4;
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::gemm::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
 use marlinspike::gemm::{Class, Convention};
@@ -282,7 +283,13 @@ fn layers() -> Vec<(&'static str, Small)> {
         ),
         (
             "mxfp4",
-            Small::new(F::Mxfp4, ScalarType::FLOAT4_E2M1F, BF16, of(32), Activation::SwigluOai),
+            Small::new(
+                F::Mx(&mxfp4::FORMAT),
+                ScalarType::FLOAT4_E2M1F,
+                BF16,
+                of(32),
+                Activation::SwigluOai,
+            ),
         ),
     ];
     let mut on_input = Small::new(F::Gptq, ScalarType::UINT4B8, BF16, of(64), silu);

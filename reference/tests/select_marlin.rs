@@ -2,9 +2,10 @@
 //! oracle and of its keys are answers of vLLM 0.21.0's own functions; the others follow from
 //! reading its conditions.
 
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{
-    ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
-    Wna16Scheme, ZeroPoints,
+    ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme, Wna16Scheme,
+    ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
@@ -22,7 +23,7 @@ const MI300: Capability = Capability { platform: Platform::Rocm, compute: Some((
 fn wna16(weight_type: ScalarType, group: i64) -> Scheme {
     let symmetric = weight_type.bias() != 0;
     Scheme::Wna16(Wna16Scheme {
-        checkpoint_format: if symmetric { CheckpointFormat::Gptq } else { CheckpointFormat::Awq },
+        checkpoint_format: if symmetric { IntContainer::Gptq } else { IntContainer::Awq },
         weight_type,
         group_size: GroupSize::from_config(group).unwrap(),
         desc_act: false,
@@ -167,8 +168,10 @@ fn eight_bit_activations() {
         LinearDesc { options, ..LinearDesc::whole(4096, 4096) }
     };
     let container = FloatContainer::CompressedTensors;
-    let (mxfp4, nvfp4) =
-        (Scheme::Mxfp4 { container }, Scheme::Nvfp4 { container, weight_only: false });
+    let (mxfp4, nvfp4) = (
+        Scheme::Mx { format: &mxfp4::FORMAT, container },
+        Scheme::Nvfp4 { container, weight_only: false },
+    );
     let (int4, int8) = (wna16(ScalarType::UINT4B8, 128), wna16(ScalarType::UINT8B128, 128));
     let awq = wna16(ScalarType::UINT4, 128);
     for (scheme, input, device, expected) in [
@@ -251,8 +254,8 @@ fn activations_and_keys_as_upstream() {
         (Fp8Tensor, true),
         (Fp8Channel, true),
         (Fp8Block128, true),
-        (Mxfp4, true),
-        (Mxfp8, true),
+        (Mx(&mxfp4::FORMAT), true),
+        (Mx(&mxfp8::FORMAT), true),
         (Nvfp4, true),
         (Fp8OtherBlock, false),
         (IntZeroPoints, false),
@@ -302,7 +305,7 @@ fn moe_layers() {
     }
     let w4a8 = Scheme::W4A8Int8 {
         group_size: GroupSize::Of(32),
-        checkpoint_format: CheckpointFormat::CtIntQuantized,
+        checkpoint_format: IntContainer::CtIntQuantized,
     };
     assert_eq!(select_moe(&w4a8, &base, &H100).chosen, None);
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{CompressedTensorsConfig, FloatContainer, Fp8Config, Module, Scheme};
 use marlinspike::select::{
     ActivationKey, All2All, Capability, FlashInferBackend, MoeActivation, MoeDeployment, MoeDesc,
@@ -40,7 +41,7 @@ fn method(name: &str) -> (MoeMethod, WeightKey, ActivationKey) {
         "channel" => WeightKey::Fp8Channel,
         "tensor" => WeightKey::Fp8Tensor,
         "nvfp4" => WeightKey::Nvfp4,
-        "mxfp8" => WeightKey::Mxfp8,
+        "mxfp8" => WeightKey::Mx(&mxfp8::FORMAT),
         "int4" => WeightKey::Int4,
         "int8" => WeightKey::Int8,
         other => panic!("{other}"),
@@ -206,10 +207,22 @@ fn refusals_say_what_would_do() {
     );
     // What was asked for by name is not replaced.
     let wish = MoeDeployment { runner: Runner::Marlin, ..deployment };
-    let found = ask(MoeMethod::Mxfp8, WeightKey::Mxfp8, ActivationKey::Mxfp8, &wish, device("7.0"));
+    let found = ask(
+        MoeMethod::Mxfp8,
+        WeightKey::Mx(&mxfp8::FORMAT),
+        ActivationKey::Mxfp8,
+        &wish,
+        device("7.0"),
+    );
     assert!(matches!(found.chosen, Err(OracleError::Refused { .. })), "{found:?}");
     let wish = MoeDeployment { runner: Runner::Triton, ..deployment };
-    let found = ask(MoeMethod::Mxfp8, WeightKey::Mxfp8, ActivationKey::Mxfp8, &wish, device("9.0"));
+    let found = ask(
+        MoeMethod::Mxfp8,
+        WeightKey::Mx(&mxfp8::FORMAT),
+        ActivationKey::Mxfp8,
+        &wish,
+        device("9.0"),
+    );
     assert_eq!(
         found.chosen.unwrap_err().to_string(),
         "moe_backend \"triton\" is not supported for mxfp8 MoE, expected flashinfer_trtllm, marlin"
@@ -278,6 +291,6 @@ fn from_a_models_config_to_its_kernel() {
     assert_eq!(backend(&nvfp4(false), hopper), "MARLIN");
     assert_eq!(backend(&nvfp4(false), blackwell), "FLASHINFER_TRTLLM");
     assert_eq!(backend(&nvfp4(true), blackwell), "MARLIN");
-    assert_eq!(backend(&Scheme::Mxfp8 { container }, hopper), "MARLIN");
-    assert_eq!(MoeQuestion::of(&Scheme::Mxfp4 { container }), None);
+    assert_eq!(backend(&Scheme::Mx { format: &mxfp8::FORMAT, container }, hopper), "MARLIN");
+    assert_eq!(MoeQuestion::of(&Scheme::Mx { format: &mxfp4::FORMAT, container }), None);
 }

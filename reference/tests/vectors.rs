@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, Op, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::{Generator, lattice};
@@ -164,8 +165,8 @@ fn the_lattice_is_what_upstream_takes() {
         assert_eq!(groups(F::Awq, ScalarType::UINT4), integer);
         assert_eq!(groups(F::Awq, ScalarType::UINT8), BTreeSet::new());
         assert_eq!(groups(F::Nvfp4, ScalarType::FLOAT4_E2M1F), BTreeSet::from([16]));
-        assert_eq!(groups(F::Mxfp4, ScalarType::FLOAT4_E2M1F), BTreeSet::from([32]));
-        assert_eq!(groups(F::Mxfp8, ScalarType::FLOAT8_E4M3FN), BTreeSet::from([32]));
+        assert_eq!(groups(F::Mx(&mxfp4::FORMAT), ScalarType::FLOAT4_E2M1F), BTreeSet::from([32]));
+        assert_eq!(groups(F::Mx(&mxfp8::FORMAT), ScalarType::FLOAT8_E4M3FN), BTreeSet::from([32]));
         let inputs = |format, ty| -> BTreeSet<&str> {
             let of = |q: &&QuantConfig| q.checkpoint_format == format && q.weight_type == ty;
             all.iter().filter(of).map(|q| q.input_dtype.map_or("-", ScalarType::name)).collect()
@@ -177,7 +178,7 @@ fn the_lattice_is_what_upstream_takes() {
         assert_eq!(inputs(F::Fp8, ScalarType::FLOAT8_E4M3FN), none);
         assert_eq!(inputs(F::Nvfp4, ScalarType::FLOAT4_E2M1F), none);
         let mxfp4 = BTreeSet::from(["-", "float8_e4m3fn"]);
-        assert_eq!(inputs(F::Mxfp4, ScalarType::FLOAT4_E2M1F), mxfp4);
+        assert_eq!(inputs(F::Mx(&mxfp4::FORMAT), ScalarType::FLOAT4_E2M1F), mxfp4);
         let act_order = |q: &&QuantConfig| q.has_act_order();
         assert!(all.iter().filter(act_order).all(|q| q.checkpoint_format == F::Gptq));
         assert!(all.iter().filter(act_order).any(|q| !q.is_k_full));

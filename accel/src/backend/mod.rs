@@ -335,7 +335,7 @@ impl<O: Operations> Work<'_, O> {
             return Ok(());
         }
         let map = self.case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-        // What becomes of other ranks' experts is told by the recorded labels alone.
+        // Only the recorded labels say how other ranks' experts are treated.
         let labels = self.case.output("expert_ids");
         let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
         let absent = if marked { Absent::Mark } else { Absent::Ignore };

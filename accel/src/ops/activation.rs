@@ -7,9 +7,9 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    raw::{self, launch::Activation},
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `silu_and_mul`, `gelu_and_mul`, `gelu_tanh_and_mul`, `swigluoai_and_mul` and the kinds
@@ -20,17 +20,20 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("WIDTH", &[1, 8])]),
+    arguments: ActivationArguments::SIZES,
 };
 
-/// Numbers of a launch, checked against the lengths of its buffers.
-#[derive(Debug)]
-pub(crate) struct Args {
-    /// Of both buffers.
-    pub(crate) rows: u32,
-    pub(crate) size_i: u32,
-    /// Columns that a thread makes: the macro WIDTH.
-    pub(crate) width: u32,
-    pub(crate) activation: Activation,
+static KERNEL: Kernel<ActivationArguments> = Kernel::early(&ROW);
+
+arguments! {
+    /// Of `moe_activation.cu`.
+    ActivationArguments {
+        gate_up: Pointer,
+        activated: Pointer,
+        rows: u32,
+        size_i: u32,
+        activation: Activation,
+    }
 }
 
 impl From<&Definition> for Activation {
@@ -92,27 +95,34 @@ pub fn activate_on_device(
     activated: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     if let Err(error) = definition.validate() {
-        return Err(AccelError::argument(&ROW, "activation", error, "parameters in their range"));
+        return Err(ROW.refuse("activation", error, "parameters in their range"));
     }
     let parts = [("gate_up", gate_up.is_on(device)), ("activated", activated.is_on(device))];
-    check::on(&ROW, device, &parts)?;
+    check::same_device(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let columns = check::positive(&ROW, "size_i", size_i)?;
     let rows = check::rows(&ROW, "gate_up", gate_up.len(), definition.width_in(size_i))?;
     let elements = rows as usize * size_i;
     if activated.len() != elements {
         let found = format!("{} elements", activated.len());
-        return Err(AccelError::argument(&ROW, "activated", found, format!("[{rows}, {size_i}]")));
+        return Err(ROW.refuse("activated", found, format!("[{rows}, {size_i}]")));
     }
     let width = if size_i.is_multiple_of(8) { 8 } else { 1 };
     // The second dimension of a grid, of blocks of 256 threads.
     if columns / width > 65535 * 256 {
-        return Err(AccelError::argument(&ROW, "size_i", size_i, "fewer columns"));
+        return Err(ROW.refuse("size_i", size_i, "fewer columns"));
     }
     if elements == 0 {
         return Ok(());
     }
-    let args = Args { rows, size_i: columns, width, activation: definition.into() };
-    let function = device.function(&ROW, &[is_bf16, ("WIDTH", width)])?;
-    raw::moe::activate(device, &function, &args, gate_up, activated)
+    // gate_up and activated have `rows` rows of the activation's width and of size_i, which WIDTH divides.
+    let arguments = ActivationArguments {
+        gate_up: gate_up.into(),
+        activated: activated.into(),
+        rows,
+        size_i: columns,
+        activation: definition.into(),
+    };
+    let grid = Grid::one_thread_each_piece(rows, columns / width);
+    KERNEL.launch(device, &[is_bf16, ("WIDTH", width)], grid, arguments)
 }

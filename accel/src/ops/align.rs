@@ -7,10 +7,10 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
     nvrtc::Arch,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `moe_align_block_size`.
@@ -20,7 +20,27 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |arch| lattice(&[("RANKS", if arch.has_clusters() { &[1, CLUSTER] } else { &[1] })]),
+    arguments: AlignArguments::SIZES,
 };
+
+static KERNEL: Kernel<AlignArguments> = Kernel::early(&ROW);
+
+arguments! {
+    /// Of `moe_align_block_size.cu`.
+    AlignArguments {
+        topk_ids: Pointer,
+        run_of: Pointer,
+        sorted_token_ids: Pointer,
+        expert_ids: Pointer,
+        num_tokens_post_padded: Pointer,
+        place_of: Pointer,
+        numel: u32,
+        num_experts: u32,
+        num_runs: u32,
+        block_size: u32,
+        room: u32,
+    }
+}
 
 /// Thread blocks of a cluster that shares many entries.
 const CLUSTER: u32 = 8;
@@ -44,7 +64,7 @@ pub struct Runs {
     /// For each expert of all ranks the run of its entries, and in the upper 16 bits what the run's
     /// blocks are marked with; −1: left out.
     pub(crate) run_of: Buffer<i32>,
-    /// Runs that there are.
+    /// Number of runs.
     pub(crate) runs: usize,
     /// For each expert of all ranks what its blocks are marked with, or −1; absent where that is
     /// its own number for each.
@@ -81,15 +101,10 @@ impl Runs {
     pub fn new(device: &Device, align: &Align<'_>) -> Result<Self, AccelError> {
         // Without tokens, the reference checks sizes and map alone.
         if let Err(error) = align.run(&[]) {
-            return Err(AccelError::argument(&ROW, "align", error, "sizes and a map that fit"));
+            return Err(ROW.refuse("align", error, "sizes and a map that fit"));
         }
         if align.num_experts > 8192 {
-            return Err(AccelError::argument(
-                &ROW,
-                "num_experts",
-                align.num_experts,
-                "at most 8192",
-            ));
+            return Err(ROW.refuse("num_experts", align.num_experts, "at most 8192"));
         }
         let order = order(align);
         let mut run_of = vec![-1; align.num_experts];
@@ -146,7 +161,7 @@ impl Runs {
             .filter(|&most| i32::try_from(most).is_ok());
         let Some(most) = most else {
             let found = format!("{entries} entries");
-            return Err(AccelError::argument(&ROW, "topk_ids", found, "a result below 2^31"));
+            return Err(ROW.refuse("topk_ids", found, "a result below 2^31"));
         };
         Ok(DeviceBlocks {
             sorted_token_ids: device.zeroed(most)?,
@@ -177,7 +192,7 @@ impl DeviceBlocks {
         &self.place_of
     }
 
-    /// Entries that there is room for, padding included.
+    /// Capacity in entries, padding included.
     pub(crate) fn places(&self) -> usize {
         self.sorted_token_ids.len()
     }
@@ -187,7 +202,7 @@ impl DeviceBlocks {
         self.experts
     }
 
-    /// Blocks that there may be.
+    /// Capacity in blocks.
     pub(crate) fn most_blocks(&self) -> usize {
         self.expert_ids.len()
     }
@@ -214,24 +229,40 @@ pub fn align_on_device(
         ("topk_ids", topk_ids.is_on(device)),
         ("blocks", blocks.is_on(device)),
     ];
-    check::on(&ROW, device, &parts)?;
+    check::same_device(&ROW, device, &parts)?;
     if topk_ids.len() != blocks.entries || blocks.experts != runs.experts {
         let expected = format!("{} entries for {} experts", topk_ids.len(), runs.experts);
-        return Err(AccelError::argument(&ROW, "blocks", format!("{blocks:?}"), expected));
+        return Err(ROW.refuse("blocks", format!("{blocks:?}"), expected));
     }
     if runs.runs == 0 || topk_ids.is_empty() {
         // Room for nothing has no block from the start.
         return Ok(());
     }
-    let shape = Shape::new(device.arch(), topk_ids.len(), runs.runs);
-    let function = device.function(&ROW, &[("RANKS", shape.ranks)])?;
-    raw::moe::align(device, &function, shape, runs, topk_ids, blocks)
+    let Shape { ranks, warps, shared_bytes } = Shape::new(device.arch(), topk_ids.len(), runs.runs);
+    // run_of has a run below num_runs for each expert, or -1; ids beyond the experts are not looked up. `blocks` was made
+    // as room for so many entries, whatever their ids.
+    let arguments = AlignArguments {
+        topk_ids: topk_ids.into(),
+        run_of: (&runs.run_of).into(),
+        // All are below 2^31: the entries with their padding are, and experts are at most 8192.
+        numel: topk_ids.len() as u32,
+        num_experts: runs.run_of.len() as u32,
+        num_runs: runs.runs as u32,
+        block_size: blocks.block_size as u32,
+        room: blocks.places() as u32,
+        sorted_token_ids: (&mut blocks.sorted_token_ids).into(),
+        expert_ids: (&mut blocks.expert_ids).into(),
+        num_tokens_post_padded: (&mut blocks.num_tokens_post_padded).into(),
+        place_of: (&mut blocks.place_of).into(),
+    };
+    let grid = Grid { blocks: (ranks, 1, 1), threads: (warps * 32, 1, 1), shared_bytes };
+    KERNEL.launch(device, &[("RANKS", ranks)], grid, arguments)
 }
 
-/// How an alignment is dealt out.
+/// How the work of an alignment is divided.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
-    /// Thread blocks: the macro RANKS.
+    /// Thread blocks: the parameter RANKS.
     pub(crate) ranks: u32,
     /// Warps of a thread block.
     pub(crate) warps: u32,
@@ -284,7 +315,7 @@ pub fn moe_align_block_size(
 ) -> Result<Blocks, AccelError> {
     if let Some(i) = topk_ids.iter().position(|&id| id < 0) {
         let found = format!("{} at [{i}]", topk_ids[i]);
-        return Err(AccelError::argument(&ROW, "topk_ids", found, "0 or more"));
+        return Err(ROW.refuse("topk_ids", found, "0 or more"));
     }
     let runs = Runs::new(device, align)?;
     let mut blocks = runs.room(device, topk_ids.len(), align.block_size)?;

@@ -4,9 +4,9 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     nvrtc::Parameter,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `awq_marlin_repack`.
@@ -16,15 +16,19 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("BITS", &[4, 8]), ("IS_A_8BIT", &[0, 1])]),
+    arguments: AwqArguments::SIZES,
 };
 
-/// Arguments that were checked: a launch with them stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct Args<'a> {
-    pub(crate) qweight: &'a [u32],
-    pub(crate) size_k: u32,
-    pub(crate) size_n: u32,
-    pub(crate) words: u64,
+static KERNEL: Kernel<AwqArguments> = Kernel::new(&ROW);
+
+arguments! {
+    /// Of `awq_marlin_repack.cu`.
+    AwqArguments {
+        qweight: Pointer,
+        out: Pointer,
+        size_k: u32,
+        size_n: u32,
+    }
 }
 
 /// Repacks `qweight` `[size_k, size_n / pack]` (AWQ's order inside a word) on the device; returns
@@ -43,28 +47,32 @@ pub fn awq_marlin_repack(
     is_a_8bit: bool,
 ) -> Result<Vec<u32>, AccelError> {
     if num_bits != 4 && num_bits != 8 {
-        return Err(AccelError::argument(&ROW, "num_bits", num_bits, "4 or 8"));
+        return Err(ROW.refuse("num_bits", num_bits, "4 or 8"));
     }
     let tile_k = if is_a_8bit { 32 } else { 16 };
     let (k, n) =
         (check::positive(&ROW, "size_k", size_k)?, check::positive(&ROW, "size_n", size_n)?);
     if k % tile_k != 0 {
-        return Err(AccelError::argument(&ROW, "size_k", k, format!("a multiple of {tile_k}")));
+        return Err(ROW.refuse("size_k", k, format!("a multiple of {tile_k}")));
     }
     if n % 64 != 0 {
-        return Err(AccelError::argument(&ROW, "size_n", n, "a multiple of 64"));
+        return Err(ROW.refuse("size_n", n, "a multiple of 64"));
     }
     let words = u64::from(k) * u64::from(n / (32 / num_bits));
     if u32::try_from(words).is_err() {
         let found = format!("{words} packed words");
-        return Err(AccelError::argument(&ROW, "size_k, size_n", found, "fewer than 2^32"));
+        return Err(ROW.refuse("size_k, size_n", found, "fewer than 2^32"));
     }
     if qweight.len() as u64 != words {
         let found = format!("{} words", qweight.len());
-        return Err(AccelError::argument(&ROW, "qweight", found, format!("{words} words")));
+        return Err(ROW.refuse("qweight", found, format!("{words} words")));
     }
     let parameters: [Parameter; 2] = [("BITS", num_bits), ("IS_A_8BIT", u32::from(is_a_8bit))];
-    let function = device.function(&ROW, &parameters)?;
-    let args = Args { qweight, size_k: k, size_n: n, words };
-    raw::layout::awq(device, &function, &args)
+    let qweight = device.upload(qweight)?;
+    let mut out = device.zeroed::<u32>(qweight.len())?;
+    // Both have size_k * size_n / PACK words; sizes are multiples of the tile.
+    let arguments =
+        AwqArguments { qweight: (&qweight).into(), out: (&mut out).into(), size_k: k, size_n: n };
+    KERNEL.launch(device, &parameters, Grid::one_thread_each(words), arguments)?;
+    device.download(&out)
 }

@@ -3,35 +3,40 @@
 use marlinspike::moe::layer::Layer;
 use marlinspike::scalar::ScalarType;
 
-use crate::{device::Device, error::AccelError, nvrtc::Parameter, registry::Row};
+use crate::{device::Device, error::AccelError, nvrtc::Parameter, operation::Row};
 
 /// IS_BF16 for float16 or bfloat16.
-pub(crate) fn is_bf16(row: &Row, what: &'static str, ty: ScalarType) -> Result<Parameter, AccelError> {
+pub(crate) fn is_bf16(
+    row: &Row,
+    what: &'static str,
+    ty: ScalarType,
+) -> Result<Parameter, AccelError> {
     match ty {
         ScalarType::FLOAT16 => Ok(("IS_BF16", 0)),
         ScalarType::BFLOAT16 => Ok(("IS_BF16", 1)),
-        _ => Err(AccelError::argument(row, what, ty, "float16 or bfloat16")),
+        _ => Err(row.refuse(what, ty, "float16 or bfloat16")),
     }
 }
 
-/// Fails where a part, each with whether it is there, is not memory of `device`.
-pub(crate) fn on(
+/// Returns an error if any present buffer belongs to another device. `parts`: names, and whether each is memory of
+/// `device`.
+pub(crate) fn same_device(
     row: &Row,
     device: &Device,
     parts: &[(&'static str, bool)],
 ) -> Result<(), AccelError> {
-    match parts.iter().find(|(_, ours)| !ours) {
+    match parts.iter().find(|(_, is_on_device)| !is_on_device) {
         None => Ok(()),
         Some((what, _)) => {
             let (found, expected) = ("memory of another device", format!("{device:?}"));
-            Err(AccelError::argument(row, what, found, expected))
+            Err(row.refuse(what, found, expected))
         }
     }
 }
 
 /// A number that a kernel takes as 32 bits and that must not be zero.
 pub(crate) fn positive(row: &Row, what: &'static str, found: usize) -> Result<u32, AccelError> {
-    let refuse = || AccelError::argument(row, what, found, "from 1 to 2^31 - 1");
+    let refuse = || row.refuse(what, found, "from 1 to 2^31 - 1");
     i32::try_from(found).ok().filter(|&n| n > 0).map(i32::unsigned_abs).ok_or_else(refuse)
 }
 
@@ -43,7 +48,7 @@ pub(crate) fn entries(row: &Row, tokens: usize, top_k: usize) -> Result<usize, A
 
 /// Fails for what [`Layer::validate`] refuses.
 pub(crate) fn layer(row: &Row, layer: &Layer<'_>) -> Result<(), AccelError> {
-    let refuse = |error| AccelError::argument(row, "layer", error, "parts that fit each other");
+    let refuse = |error| row.refuse("layer", error, "parts that fit each other");
     layer.validate().map_err(refuse)
 }
 
@@ -59,7 +64,7 @@ pub(crate) fn rows(
     let rows = whole.then(|| len / columns).and_then(|rows| i32::try_from(rows).ok());
     rows.map(i32::unsigned_abs).ok_or_else(|| {
         let expected = format!("1 to 2^31 - 1 rows of {columns}");
-        AccelError::argument(row, what, format!("{len} elements"), expected)
+        row.refuse(what, format!("{len} elements"), expected)
     })
 }
 
@@ -69,7 +74,7 @@ pub(crate) fn threads(row: &Row, what: &'static str, len: usize) -> Result<u64, 
     let most = 1usize << 38;
     match u64::try_from(len) {
         Ok(elements) if len > 0 && len <= most => Ok(elements),
-        _ => Err(AccelError::argument(row, what, format!("{len} elements"), "1 to 2^38")),
+        _ => Err(row.refuse(what, format!("{len} elements"), "1 to 2^38")),
     }
 }
 

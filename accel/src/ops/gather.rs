@@ -7,9 +7,9 @@ use super::{align::DeviceBlocks, check, gemm::checks};
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    raw::{self, launch::Activation},
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Part of upstream's `moe_wna16_marlin_gemm`, and of its activations.
@@ -19,29 +19,29 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])]),
+    arguments: GatherArguments::SIZES,
 };
 
-/// What a row is made of.
-#[derive(Debug)]
-pub(crate) enum Made<'a> {
-    /// Row entry / `top_k` of x, beside it the entry's router weight.
-    Copied { top_k: u32, weights: RouterWeights<'a> },
-    /// The row of `gate_up` in the same place.
-    Activated(Activation),
-}
+static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);
 
-/// Numbers of a launch, checked against the lengths of its buffers.
-#[derive(Debug)]
-pub(crate) struct Args<'a> {
-    /// Tokens times experts per token.
-    pub(crate) entries: u32,
-    pub(crate) size_k: u32,
-    pub(crate) made: Made<'a>,
+arguments! {
+    /// Of `moe_gather.cu`.
+    GatherArguments {
+        rows: Pointer,
+        gathered: Pointer,
+        place_of: Pointer,
+        entries: u32,
+        size_k: u32,
+        activation: Activation,
+        topk_weights: Pointer,
+        row_weights: Pointer,
+        top_k: u32,
+    }
 }
 
 /// What rows are gathered from.
 #[derive(Debug)]
-pub(crate) enum From<'a> {
+pub(crate) enum Rows<'a> {
     /// x `[entries / top_k, size_k]`: a row for each `top_k` entries, and each entry's router weight for the
     /// row's place.
     X { x: &'a Buffer<u16>, top_k: usize, weights: RouterWeights<'a> },
@@ -61,10 +61,11 @@ pub(crate) struct RouterWeights<'a> {
 impl RouterWeights<'_> {
     fn check(&self, device: &Device, blocks: &DeviceBlocks) -> Result<(), AccelError> {
         let Self { of_entries, of_places } = self;
-        let ours = of_entries.is_on(device) && of_places.is_on(device);
-        check::on(&ROW, device, &[("router weights", ours)])?;
-        checks::router_weights(&ROW, Some(of_entries), blocks.entries())?;
-        checks::router_weights(&ROW, Some(of_places), blocks.places())
+        let parts =
+            [("topk_weights", of_entries.is_on(device)), ("row_weights", of_places.is_on(device))];
+        check::same_device(&ROW, device, &parts)?;
+        checks::router_weights(&ROW, "topk_weights", Some(of_entries), blocks.entries())?;
+        checks::router_weights(&ROW, "row_weights", Some(of_places), blocks.places())
     }
 }
 
@@ -80,59 +81,81 @@ impl RouterWeights<'_> {
 /// preparing and launching the kernel.
 pub(crate) fn gather_on_device(
     device: &Device,
-    from: From<'_>,
+    rows: Rows<'_>,
     dtype: ScalarType,
     size_k: usize,
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     let (entries, places) = (blocks.entries(), blocks.places());
-    // Each row is one for so many of the rows that there must be.
-    let (buffer, width, top_k, rows, made) = match from {
-        From::X { x, top_k, weights } => {
-            let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
+    // Each row of `width` stands for top_k of `count` rows.
+    let (buffer, width, top_k, count) = match &rows {
+        Rows::X { x, top_k, weights } => {
             weights.check(device, blocks)?;
-            (x, size_k, top_k, entries, Made::Copied { top_k: top_k_32, weights })
+            (*x, size_k, *top_k, entries)
         }
-        From::GateUp { gate_up, activation } => {
-            let width = activation.width_in(size_k);
-            (gate_up, width, 1, places, Made::Activated(activation.into()))
-        }
+        Rows::GateUp { gate_up, activation } => (*gate_up, activation.width_in(size_k), 1, places),
     };
+    let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
     let parts = [
         ("rows", buffer.is_on(device)),
         ("blocks", blocks.is_on(device)),
         ("gathered", gathered.is_on(device)),
     ];
-    check::on(&ROW, device, &parts)?;
+    check::same_device(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let size_k_32 = check::positive(&ROW, "size_k", size_k)?;
     if !size_k.is_multiple_of(8) {
-        return Err(AccelError::argument(&ROW, "size_k", size_k, "a multiple of 8"));
+        return Err(ROW.refuse("size_k", size_k, "a multiple of 8"));
     }
     if !buffer.len().is_multiple_of(width)
-        || (buffer.len() / width).checked_mul(top_k) != Some(rows)
+        || (buffer.len() / width).checked_mul(top_k) != Some(count)
     {
         let found = format!("{} elements", buffer.len());
-        let expected = format!("rows of {width}, each for {top_k} of {rows}");
-        return Err(AccelError::argument(&ROW, "rows", found, expected));
+        let expected = format!("rows of {width}, each for {top_k} of {count}");
+        return Err(ROW.refuse("rows", found, expected));
     }
-    let pieces = size_k / 8;
     // The second dimension of a grid, of blocks of 256 threads.
-    if pieces > 65535 * 256 {
-        return Err(AccelError::argument(&ROW, "size_k", size_k, "fewer columns"));
+    if size_k / 8 > 65535 * 256 {
+        return Err(ROW.refuse("size_k", size_k, "fewer columns"));
     }
     if gathered.len() / size_k < places {
         let found = format!("{} elements", gathered.len());
         let expected = format!("at least {places} rows of {size_k}");
-        return Err(AccelError::argument(&ROW, "gathered", found, expected));
+        return Err(ROW.refuse("gathered", found, expected));
     }
     if entries == 0 || blocks.experts() == 0 {
         return Ok(());
     }
-    // Room for entries, their padding included, is below 2^31.
-    let activates = ("ACTIVATES", u32::from(matches!(made, Made::Activated(_))));
-    let args = Args { entries: entries as u32, size_k: size_k_32, made };
-    let function = device.function(&ROW, &[is_bf16, activates])?;
-    raw::moe::gather(device, &function, args, buffer, blocks, gathered)
+    // Each entry has a place below those of `gathered`, or a negative number. `rows` has entries / top_k rows of size_k
+    // or a row of the activation's width for each place; there is a router weight for each entry, and room for one of
+    // each place.
+    let copied = GatherArguments {
+        rows: buffer.into(),
+        gathered: gathered.into(),
+        place_of: blocks.place_of().into(),
+        // Room for entries, their padding included, is below 2^31.
+        entries: entries as u32,
+        size_k: size_k_32,
+        activation: Activation::default(),
+        topk_weights: Pointer::NULL,
+        row_weights: Pointer::NULL,
+        top_k: top_k_32,
+    };
+    let pieces = size_k_32 / 8;
+    let (activates, grid, arguments) = match rows {
+        Rows::X { weights, .. } => {
+            // Four pieces to a thread, as evenly as whole warps allow.
+            let blocks = pieces.div_ceil(4 * 256);
+            let threads = pieces.div_ceil(4 * blocks).next_multiple_of(32);
+            let grid = Grid::new((copied.entries / top_k_32, blocks, 1), (threads, 1, 1));
+            let (topk_weights, row_weights) = (weights.of_entries.into(), weights.of_places.into());
+            (0, grid, GatherArguments { topk_weights, row_weights, ..copied })
+        }
+        Rows::GateUp { activation, .. } => {
+            let grid = Grid::one_thread_each_piece(copied.entries, pieces);
+            (1, grid, GatherArguments { activation: activation.into(), ..copied })
+        }
+    };
+    KERNEL.launch(device, &[is_bf16, ("ACTIVATES", activates)], grid, arguments)
 }

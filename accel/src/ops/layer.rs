@@ -17,7 +17,7 @@ use super::{
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
-use many::Many;
+use many::ManyRowsBuffers;
 
 /// One rank's layer in Marlin's layout in a device's memory.
 #[derive(Debug)]
@@ -32,17 +32,17 @@ pub struct MarlinLayer {
     is_fused: bool,
 }
 
-/// What a layer writes between its stages, for a fixed number of tokens.
+/// Buffers between the stages of a layer, for a fixed number of tokens.
 #[derive(Debug)]
 pub struct Workspace(Stages);
 
 #[derive(Debug)]
 enum Stages {
     Tiled(Tiled),
-    ManyRows(Many),
+    ManyRows(ManyRowsBuffers),
 }
 
-/// With products dealt out by tilings.
+/// For products divided by tilings.
 #[derive(Debug)]
 struct Tiled {
     top_k: usize,
@@ -74,7 +74,7 @@ impl MarlinLayer {
     pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
         check::layer(&ROW, layer)?;
         if let Some(input) = layer.input_dtype {
-            return Err(AccelError::argument(&ROW, "input_dtype", input, "16-bit activations"));
+            return Err(ROW.refuse("input_dtype", input, "16-bit activations"));
         }
         let w13 = MarlinWeight::sorted(device, layer.w13, layer.dtype, layer.orders[0])?;
         let w2 = MarlinWeight::sorted(device, layer.w2, layer.dtype, layer.orders[1])?;
@@ -133,18 +133,18 @@ impl MarlinLayer {
         let entries = check::entries(&ROW, tokens, top_k)?;
         if w13.m_tiles != w2.m_tiles {
             let found = format!("{} and {}", w13.rows(), w2.rows());
-            return Err(AccelError::argument(&ROW, "tiling", found, "blocks of as many rows"));
+            return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let room = || self.runs.room(device, entries, w13.rows());
-        // Every entry has its thread blocks then, which are in vain where it begins no block. Of no more
+        // Every entry has its own thread blocks then; those of an entry that begins no block do nothing. Of no more
         // entries than experts there is room for as many blocks with alignment, too.
         let is_direct = w13.is_direct(entries) && entries <= self.w13.experts();
         let blocks = (!is_direct).then(room).transpose()?;
         let gate_up = || device.zeroed(entries * shape13.size_n);
         let in_order = |weight: &MarlinWeight| {
             let room = |_| device.zeroed(entries * weight.shape().size_k);
-            weight.perm_there.as_ref().map(room).transpose()
+            weight.device_perm.as_ref().map(room).transpose()
         };
         Ok(Workspace(Stages::Tiled(Tiled {
             top_k,
@@ -203,7 +203,7 @@ impl MarlinLayer {
         let routing = (topk_ids, &self.runs);
         let [in_order13, in_order2] = in_order;
         // With act-order x has a row for each entry.
-        let (x, of_x) = match (&self.w13.perm_there, in_order13) {
+        let (x, of_x) = match (&self.w13.device_perm, in_order13) {
             (Some(perm), Some(ordered)) => {
                 permute_on_device(device, x, perm, routing, top_k, ordered)?;
                 (&*ordered, 1)
@@ -236,7 +236,7 @@ impl MarlinLayer {
             activation: None,
             is_early: true,
         };
-        let activated = match (&self.w2.perm_there, in_order2) {
+        let activated = match (&self.w2.device_perm, in_order2) {
             (Some(perm), Some(ordered)) => {
                 permute_on_device(device, activated, perm, routing, 1, ordered)?;
                 &*ordered

@@ -74,7 +74,7 @@ impl MarlinLayerA8 {
         check::layer(&ROW, layer)?;
         let Some(input) = layer.input_dtype else {
             let expected = "8-bit activations";
-            return Err(AccelError::argument(&ROW, "input_dtype", layer.dtype, expected));
+            return Err(ROW.refuse("input_dtype", layer.dtype, expected));
         };
         Ok(Self {
             w13: MarlinWeightA8::new(device, layer.w13, layer.dtype, input)?,

@@ -4,9 +4,9 @@ use super::{align::Runs, check};
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    raw,
-    registry::{Law, Needs, Row},
+    operation::{Law, Needs, Row},
 };
 
 /// Upstream: `permute_cols`.
@@ -16,6 +16,7 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| vec![Vec::new()],
+    arguments: PermuteArguments::SIZES,
 };
 
 /// Upstream: a part of `moe_wna16_marlin_gemm`.
@@ -25,29 +26,36 @@ pub(crate) static EXPERTS: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| vec![Vec::new()],
+    arguments: ExpertArguments::SIZES,
 };
 
-/// Arguments that were checked: a launch with them stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct Args<'a> {
-    pub(crate) x: &'a [u16],
-    pub(crate) perm: &'a [u32],
-    pub(crate) elements: u64,
-    pub(crate) size_k: u32,
+static KERNEL: Kernel<PermuteArguments> = Kernel::new(&ROW);
+static EXPERTS_KERNEL: Kernel<ExpertArguments> = Kernel::new(&EXPERTS);
+
+arguments! {
+    /// Of `permute_cols.cu`.
+    PermuteArguments {
+        x: Pointer,
+        perm: Pointer,
+        out: Pointer,
+        elements: u64,
+        size_k: u32,
+    }
 }
 
-/// Rows of several experts that were checked, likewise.
-#[derive(Debug)]
-pub(crate) struct ExpertArgs<'a> {
-    pub(crate) x: &'a Buffer<u16>,
-    pub(crate) perm: &'a Buffer<u32>,
-    pub(crate) topk_ids: &'a Buffer<i32>,
-    pub(crate) runs: &'a Runs,
-    pub(crate) out: &'a mut Buffer<u16>,
-    pub(crate) pairs: u64,
-    pub(crate) num_experts: u32,
-    pub(crate) size_k: u32,
-    pub(crate) top_k: u32,
+arguments! {
+    /// Of `moe_permute_cols.cu`.
+    ExpertArguments {
+        x: Pointer,
+        perm: Pointer,
+        topk_ids: Pointer,
+        expert_of: Pointer,
+        out: Pointer,
+        pairs: u64,
+        num_experts: u32,
+        size_k: u32,
+        top_k: u32,
+    }
 }
 
 /// Row t of `out` `[entries, size_k]` is row t / `top_k` of `x` with its columns in the order
@@ -71,7 +79,7 @@ pub(crate) fn permute_on_device(
         ("routing", topk_ids.is_on(device) && runs.is_on(device)),
         ("out", out.is_on(device)),
     ];
-    check::on(&EXPERTS, device, &parts)?;
+    check::same_device(&EXPERTS, device, &parts)?;
     let entries = topk_ids.len();
     let columns = out.len() / entries.max(1);
     let size_k = check::positive(&EXPERTS, "size_k", columns)?;
@@ -85,21 +93,23 @@ pub(crate) fn permute_on_device(
             "[{entries} / {top_k}, {columns}], [{}, {columns}], [{entries}, {columns}]",
             runs.experts()
         );
-        return Err(AccelError::argument(&EXPERTS, "x", found, expected));
+        return Err(EXPERTS.refuse("x", found, expected));
     }
-    let function = device.function(&EXPERTS, &[])?;
-    let args = ExpertArgs {
-        x,
-        perm,
-        topk_ids,
-        runs,
-        pairs: check::threads(&EXPERTS, "x", out.len() / 2)?,
+    let pairs = check::threads(&EXPERTS, "x", out.len() / 2)?;
+    // out has `pairs` pairs, a row of size_k (even) for each of the topk_ids; x a row for each top_k of them; perm a row
+    // of entries below size_k for each expert that expert_of names, or without it for each of num_experts.
+    let arguments = ExpertArguments {
+        x: x.into(),
+        perm: perm.into(),
+        topk_ids: topk_ids.into(),
+        expert_of: runs.expert_of.as_ref().into(),
+        out: out.into(),
+        pairs,
         num_experts: check::positive(&EXPERTS, "num_experts", runs.run_of.len())?,
         size_k,
         top_k: check::positive(&EXPERTS, "top_k", top_k)?,
-        out,
     };
-    raw::layout::permute_experts(device, &function, args)
+    EXPERTS_KERNEL.launch(device, &[], Grid::one_thread_each(pairs), arguments)
 }
 
 /// Column k of the result is column `perm[k]` of `x` `[rows, size_k]`, 16-bit elements.
@@ -112,9 +122,19 @@ pub fn permute_cols(device: &Device, x: &[u16], perm: &[u32]) -> Result<Vec<u16>
     check::rows(&ROW, "x", x.len(), perm.len())?;
     if let Some(i) = perm.iter().position(|&k| k >= size_k) {
         let found = format!("{} at [{i}]", perm[i]);
-        return Err(AccelError::argument(&ROW, "perm", found, format!("below {size_k}")));
+        return Err(ROW.refuse("perm", found, format!("below {size_k}")));
     }
     let elements = check::threads(&ROW, "x", x.len())?;
-    let function = device.function(&ROW, &[])?;
-    raw::layout::permute_cols(device, &function, &Args { x, perm, elements, size_k })
+    let (x, perm) = (device.upload(x)?, device.upload(perm)?);
+    let mut out = device.zeroed::<u16>(x.len())?;
+    // x and out have `elements` elements in rows of size_k; perm has size_k entries below size_k.
+    let arguments = PermuteArguments {
+        x: (&x).into(),
+        perm: (&perm).into(),
+        out: (&mut out).into(),
+        elements,
+        size_k,
+    };
+    KERNEL.launch(device, &[], Grid::one_thread_each(elements), arguments)?;
+    device.download(&out)
 }

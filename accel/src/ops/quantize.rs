@@ -7,9 +7,9 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: the function `per_token_quant_int8`.
@@ -19,6 +19,7 @@ pub(crate) static INT8: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("IS_PRODUCT", &[0, 1])]),
+    arguments: Int8Arguments::SIZES,
 };
 
 /// Upstream: `dynamic_per_token_scaled_fp8_quant`.
@@ -28,41 +29,55 @@ pub(crate) static FP8: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_BF16", &[0, 1])]),
+    arguments: Fp8Arguments::SIZES,
 };
 
-/// Rows that were checked: a launch with them stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct Rows<'a> {
-    pub(crate) x: &'a Buffer<u16>,
-    pub(crate) codes: &'a mut Buffer<u8>,
-    pub(crate) scales: &'a mut Buffer<f32>,
-    pub(crate) rows: u32,
-    pub(crate) size_k: u32,
+static INT8_KERNEL: Kernel<Int8Arguments> = Kernel::new(&INT8);
+static FP8_KERNEL: Kernel<Fp8Arguments> = Kernel::new(&FP8);
+
+arguments! {
+    /// Of `per_token_quant_int8.cu`.
+    Int8Arguments {
+        x: Pointer,
+        codes: Pointer,
+        scales: Pointer,
+        size_k: u32,
+    }
 }
 
-impl<'a> Rows<'a> {
-    fn new(
-        row: &Row,
-        device: &Device,
-        x: &'a Buffer<u16>,
-        size_k: usize,
-        codes: &'a mut Buffer<u8>,
-        scales: &'a mut Buffer<f32>,
-    ) -> Result<Self, AccelError> {
-        let parts = [
-            ("x", x.is_on(device)),
-            ("codes", codes.is_on(device)),
-            ("scales", scales.is_on(device)),
-        ];
-        check::on(row, device, &parts)?;
-        let rows = check::rows(row, "x", x.len(), size_k)?;
-        if (codes.len(), scales.len()) != (x.len(), rows as usize) {
-            let found = format!("{} codes, {} scales", codes.len(), scales.len());
-            let expected = format!("[{rows}, {size_k}] and [{rows}]");
-            return Err(AccelError::argument(row, "codes", found, expected));
-        }
-        Ok(Self { x, codes, scales, rows, size_k: check::positive(row, "size_k", size_k)? })
+arguments! {
+    /// Of `per_token_quant_fp8.cu`.
+    Fp8Arguments {
+        x: Pointer,
+        codes: Pointer,
+        scales: Pointer,
+        size_k: u32,
+        upper: f32,
     }
+}
+
+/// Rows and their number of columns, of checked buffers: x and codes have rows of size_k elements, scales one for
+/// each.
+fn rows_of(
+    row: &Row,
+    device: &Device,
+    x: &Buffer<u16>,
+    size_k: usize,
+    codes: &Buffer<u8>,
+    scales: &Buffer<f32>,
+) -> Result<(Grid, u32), AccelError> {
+    let parts =
+        [("x", x.is_on(device)), ("codes", codes.is_on(device)), ("scales", scales.is_on(device))];
+    check::same_device(row, device, &parts)?;
+    let rows = check::rows(row, "x", x.len(), size_k)?;
+    if (codes.len(), scales.len()) != (x.len(), rows as usize) {
+        let found = format!("{} codes, {} scales", codes.len(), scales.len());
+        let expected = format!("[{rows}, {size_k}] and [{rows}]");
+        return Err(row.refuse("codes", found, expected));
+    }
+    // A block of whole warps for each row.
+    let grid = Grid::new((rows, 1, 1), (256, 1, 1));
+    Ok((grid, check::positive(row, "size_k", size_k)?))
 }
 
 /// Codes and scales of `x` `[rows, size_k]` in the device's memory, bits of `dtype`, quantized to `input`:
@@ -84,9 +99,23 @@ pub(crate) fn quantize_on_device(
     if input == ScalarType::INT8 {
         return int8_on_device(device, x, dtype, size_k, Int8Rule::Quotient, codes, scales);
     }
+    fp8_on_device(device, x, dtype, size_k, f32::INFINITY, codes, scales)
+}
+
+fn fp8_on_device(
+    device: &Device,
+    x: &Buffer<u16>,
+    dtype: ScalarType,
+    size_k: usize,
+    upper: f32,
+    codes: &mut Buffer<u8>,
+    scales: &mut Buffer<f32>,
+) -> Result<(), AccelError> {
     let is_bf16 = check::is_bf16(&FP8, "dtype", dtype)?;
-    let args = Rows::new(&FP8, device, x, size_k, codes, scales)?;
-    raw::quantize::fp8(device, &device.function(&FP8, &[is_bf16])?, args, f32::INFINITY)
+    let (grid, size_k) = rows_of(&FP8, device, x, size_k, codes, scales)?;
+    let (x, codes, scales) = (x.into(), codes.into(), scales.into());
+    let arguments = Fp8Arguments { x, codes, scales, size_k, upper };
+    FP8_KERNEL.launch(device, &[is_bf16], grid, arguments)
 }
 
 fn int8_on_device(
@@ -99,10 +128,11 @@ fn int8_on_device(
     scales: &mut Buffer<f32>,
 ) -> Result<(), AccelError> {
     let is_bf16 = check::is_bf16(&INT8, "dtype", dtype)?;
-    let args = Rows::new(&INT8, device, x, size_k, codes, scales)?;
+    let (grid, size_k) = rows_of(&INT8, device, x, size_k, codes, scales)?;
     let is_product = u32::from(rule == Int8Rule::Product);
-    let function = device.function(&INT8, &[is_bf16, ("IS_PRODUCT", is_product)])?;
-    raw::quantize::int8(device, &function, args)
+    let arguments =
+        Int8Arguments { x: x.into(), codes: codes.into(), scales: scales.into(), size_k };
+    INT8_KERNEL.launch(device, &[is_bf16, ("IS_PRODUCT", is_product)], grid, arguments)
 }
 
 /// Fails at a number that is not finite.
@@ -111,7 +141,7 @@ fn finite(row: &Row, x: &[u16], dtype: ScalarType, size_k: usize) -> Result<(), 
     let broken = x.iter().position(|bits| bits & exponent == exponent);
     broken.map_or(Ok(()), |i| {
         let (found, at) = (dtype.to_f64(x[i].into()), [i / size_k, i % size_k]);
-        Err(AccelError::argument(row, "x", format!("{found} at {at:?}"), "finite numbers"))
+        Err(row.refuse("x", format!("{found} at {at:?}"), "finite numbers"))
     })
 }
 
@@ -151,16 +181,15 @@ pub fn per_token_quant_fp8(
     size_k: usize,
     upper: Option<f32>,
 ) -> Result<Quantized<u8>, AccelError> {
-    let is_bf16 = check::is_bf16(&FP8, "dtype", dtype)?;
+    check::is_bf16(&FP8, "dtype", dtype)?;
     let rows = check::rows(&FP8, "x", x.len(), size_k)?;
     finite(&FP8, x, dtype, size_k)?;
     let upper = upper.unwrap_or(f32::INFINITY);
     if upper.is_nan() || upper <= 0.0 {
-        return Err(AccelError::argument(&FP8, "upper", upper, "a positive number"));
+        return Err(FP8.refuse("upper", upper, "a positive number"));
     }
     let (mut codes, mut scales) = (device.zeroed(x.len())?, device.zeroed(rows as usize)?);
     let x = device.upload(x)?;
-    let args = Rows::new(&FP8, device, &x, size_k, &mut codes, &mut scales)?;
-    raw::quantize::fp8(device, &device.function(&FP8, &[is_bf16])?, args, upper)?;
+    fp8_on_device(device, &x, dtype, size_k, upper, &mut codes, &mut scales)?;
     Ok(Quantized { codes: device.download(&codes)?, scales: device.download(&scales)? })
 }

@@ -3,9 +3,9 @@
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     nvrtc::Parameter,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `gptq_marlin_repack`, and for a stack of experts `gptq_marlin_moe_repack`.
@@ -15,7 +15,21 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("BITS", &[4, 8]), ("HAS_PERM", &[0, 1]), ("IS_A_8BIT", &[0, 1])]),
+    arguments: RepackArguments::SIZES,
 };
+
+static KERNEL: Kernel<RepackArguments> = Kernel::new(&ROW);
+
+arguments! {
+    /// Of `gptq_marlin_repack.cu`.
+    RepackArguments {
+        qweight: Pointer,
+        perm: Pointer,
+        out: Pointer,
+        size_k: u32,
+        size_n: u32,
+    }
+}
 
 /// Checked arguments of [`gptq_marlin_repack`]: holding one proves that a launch with it stays
 /// inside its buffers.
@@ -106,38 +120,13 @@ impl<'a> RepackArgs<'a> {
         Ok(Self { qweight, perm, size_k: k, size_n: n, num_bits, is_a_8bit, words, experts })
     }
 
-    /// The macros that the source takes for these arguments.
+    /// The source's parameters for these arguments.
     pub fn parameters(&self) -> [Parameter; 3] {
         [
             ("BITS", self.num_bits),
             ("HAS_PERM", u32::from(self.perm.is_some())),
             ("IS_A_8BIT", u32::from(self.is_a_8bit)),
         ]
-    }
-
-    pub(crate) fn qweight(&self) -> &'a [u32] {
-        self.qweight
-    }
-
-    pub(crate) fn perm(&self) -> Option<&'a [u32]> {
-        self.perm
-    }
-
-    pub(crate) fn size_k(&self) -> u32 {
-        self.size_k
-    }
-
-    pub(crate) fn size_n(&self) -> u32 {
-        self.size_n
-    }
-
-    /// Words of one matrix, packed before or after.
-    pub(crate) fn words(&self) -> u32 {
-        self.words
-    }
-
-    pub(crate) fn experts(&self) -> u32 {
-        self.experts
     }
 }
 
@@ -146,7 +135,7 @@ fn refuse(
     found: impl std::fmt::Display,
     expected: impl std::fmt::Display,
 ) -> AccelError {
-    AccelError::argument(&ROW, what, found, expected)
+    ROW.refuse(what, found, expected)
 }
 
 /// Repacks on the device; returns `[experts, size_k / 16, size_n * 16 / pack]`.
@@ -155,8 +144,22 @@ fn refuse(
 /// [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from
 /// preparing the kernel, [`AccelError::Driver`] from running it.
 pub fn gptq_marlin_repack(device: &Device, args: &RepackArgs<'_>) -> Result<Vec<u32>, AccelError> {
-    let function = device.function(&ROW, &args.parameters())?;
-    raw::layout::gptq(device, &function, args)
+    let qweight = device.upload(args.qweight)?;
+    let perm = args.perm.map(|perm| device.upload(perm)).transpose()?;
+    let mut out = device.zeroed::<u32>(args.qweight.len())?;
+    let mut grid = Grid::one_thread_each(args.words.into());
+    grid.blocks.1 = args.experts;
+    // For each expert qweight and out have size_k / PACK * size_n words; perm, read only with HAS_PERM, has size_k
+    // entries below size_k; sizes are multiples of the tile (`RepackArgs`).
+    let arguments = RepackArguments {
+        qweight: (&qweight).into(),
+        perm: perm.as_ref().into(),
+        out: (&mut out).into(),
+        size_k: args.size_k,
+        size_n: args.size_n,
+    };
+    KERNEL.launch(device, &args.parameters(), grid, arguments)?;
+    device.download(&out)
 }
 
 #[cfg(test)]
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn macros_follow_the_arguments() {
+    fn parameters_follow_the_arguments() {
         let args = RepackArgs::new(&[0; 8 * 64], None, 32, 64, 8, true).unwrap();
         assert_eq!(args.parameters(), [("BITS", 8), ("HAS_PERM", 0), ("IS_A_8BIT", 1)]);
     }

@@ -8,9 +8,9 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     nvrtc::Parameter,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `topk_softmax`, `topk_sigmoid`, `grouped_topk`.
@@ -20,22 +20,25 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_SIGMOID", &[0, 1]), ("SCORES", &[0, 1, 2])]),
+    arguments: RouterArguments::SIZES,
 };
 
-/// Arguments that were checked: a launch with them stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct Args<'a> {
-    pub(crate) logits: &'a [f32],
-    pub(crate) bias: Option<&'a [f32]>,
-    pub(crate) rows: u32,
-    pub(crate) experts: u32,
-    pub(crate) top_k: u32,
-    /// 1 without groups.
-    pub(crate) num_groups: u32,
-    pub(crate) topk_group: u32,
-    pub(crate) renormalize: u32,
-    pub(crate) factor: f32,
-    pub(crate) shared_bytes: u32,
+static KERNEL: Kernel<RouterArguments> = Kernel::new(&ROW);
+
+arguments! {
+    /// Of `topk_router.cu`.
+    RouterArguments {
+        logits: Pointer,
+        bias: Pointer,
+        topk_weights: Pointer,
+        topk_ids: Pointer,
+        experts: u32,
+        top_k: u32,
+        num_groups: u32,
+        topk_group: u32,
+        renormalize: u32,
+        factor: f32,
+    }
 }
 
 /// Routes every row of `logits` `[rows, experts]` on the device: the bits of [`Router::route`].
@@ -50,14 +53,14 @@ pub fn topk_router(
     experts: usize,
 ) -> Result<Routing, AccelError> {
     if let Err(error) = router.validate(logits, experts) {
-        return Err(AccelError::argument(&ROW, "router", error, "a router that fits its logits"));
+        return Err(ROW.refuse("router", error, "a router that fits its logits"));
     }
     let (num_groups, topk_group) =
         router.groups.map_or((1, 1), |groups| (groups.num_expert_group, groups.topk_group));
     // Without more than a kernel gets unasked.
     let floats = 2 * experts + num_groups;
     if floats > 10 * 1024 {
-        return Err(AccelError::argument(&ROW, "experts", experts, "at most 3413"));
+        return Err(ROW.refuse("experts", experts, "at most 3413"));
     }
     let scores = match (&router.groups, router.logits_type) {
         (Some(_), ScalarType::FLOAT16) => 1,
@@ -66,20 +69,32 @@ pub fn topk_router(
     };
     let is_sigmoid = u32::from(router.scoring_func == ScoringFunc::Sigmoid);
     let parameters: [Parameter; 2] = [("IS_SIGMOID", is_sigmoid), ("SCORES", scores)];
-    let args = Args {
-        logits,
-        bias: router.bias,
-        rows: check::rows(&ROW, "router_logits", logits.len(), experts)?,
+    let rows = check::rows(&ROW, "router_logits", logits.len(), experts)?;
+    let top_k = check::positive(&ROW, "top_k", router.top_k)?;
+    let entries = rows as usize * top_k as usize;
+    let logits = device.upload(logits)?;
+    let bias = router.bias.map(|bias| device.upload(bias)).transpose()?;
+    let mut topk_weights = device.zeroed::<f32>(entries)?;
+    let mut topk_ids = device.zeroed::<i32>(entries)?;
+    // Logits are rows of `experts` numbers, finite or -inf, and a bias has as many finite ones; top_k experts and
+    // topk_group groups can be chosen, so that no choice is empty (`Router::validate`).
+    let arguments = RouterArguments {
+        logits: (&logits).into(),
+        bias: bias.as_ref().into(),
+        topk_weights: (&mut topk_weights).into(),
+        topk_ids: (&mut topk_ids).into(),
         experts: check::positive(&ROW, "experts", experts)?,
-        top_k: check::positive(&ROW, "top_k", router.top_k)?,
+        top_k,
         num_groups: check::positive(&ROW, "num_expert_group", num_groups)?,
         topk_group: check::positive(&ROW, "topk_group", topk_group)?,
         renormalize: router.renormalize.into(),
         factor: router.routed_scaling_factor,
-        shared_bytes: 4 * floats as u32,
     };
-    let function = device.function(&ROW, &parameters)?;
-    let (topk_weights, topk_ids) = raw::moe::router(device, &function, &args)?;
-    let token_expert_indices = token_expert_indices(args.rows as usize, router.top_k);
+    // Two floats for each expert and one for each group.
+    let shared_bytes = 4 * floats as u32;
+    let grid = Grid { blocks: (rows, 1, 1), threads: (128, 1, 1), shared_bytes };
+    KERNEL.launch(device, &parameters, grid, arguments)?;
+    let token_expert_indices = token_expert_indices(rows as usize, router.top_k);
+    let (topk_weights, topk_ids) = (device.download(&topk_weights)?, device.download(&topk_ids)?);
     Ok(Routing { topk_weights, topk_ids, token_expert_indices })
 }

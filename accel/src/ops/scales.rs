@@ -6,8 +6,8 @@ use super::check;
 use crate::{
     device::Device,
     error::AccelError,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: the function `marlin_permute_scales`.
@@ -17,6 +17,7 @@ pub(crate) static PERMUTE: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_SINGLE", &[0, 1])]),
+    arguments: PermuteArguments::SIZES,
 };
 
 /// Upstream: `marlin_int4_fp8_preprocess`.
@@ -26,23 +27,31 @@ pub(crate) static INT4_FP8: Row = Row {
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("HAS_ZERO", &[0, 1])]),
+    arguments: Int4Fp8Arguments::SIZES,
 };
 
-/// Arguments of [`marlin_permute_scales`], checked.
-#[derive(Debug)]
-pub(crate) struct Permute<'a> {
-    pub(crate) scales: &'a [u16],
-    pub(crate) elements: u64,
+static PERMUTE_KERNEL: Kernel<PermuteArguments> = Kernel::new(&PERMUTE);
+static INT4_FP8_KERNEL: Kernel<Int4Fp8Arguments> = Kernel::new(&INT4_FP8);
+
+arguments! {
+    /// Of `marlin_permute_scales.cu`.
+    PermuteArguments {
+        scales: Pointer,
+        out: Pointer,
+        elements: u64,
+    }
 }
 
-/// Arguments of [`marlin_int4_fp8_preprocess`], checked.
-#[derive(Debug)]
-pub(crate) struct Int4Fp8<'a> {
-    pub(crate) qweight: &'a [u32],
-    pub(crate) qzeros: Option<&'a [u32]>,
-    pub(crate) elements: u64,
-    pub(crate) words: u32,
-    pub(crate) group_rows: u32,
+arguments! {
+    /// Of `marlin_int4_fp8_preprocess.cu`.
+    Int4Fp8Arguments {
+        qweight: Pointer,
+        qzeros: Pointer,
+        out: Pointer,
+        elements: u64,
+        words: u32,
+        group_rows: u32,
+    }
 }
 
 /// The columns of `scales` `[rows, size_n]`, 16-bit elements, in one of Marlin's two orders.
@@ -57,13 +66,18 @@ pub fn marlin_permute_scales(
     permutation: ScalePermutation,
 ) -> Result<Vec<u16>, AccelError> {
     if size_n == 0 || !size_n.is_multiple_of(64) {
-        return Err(AccelError::argument(&PERMUTE, "size_n", size_n, "a positive multiple of 64"));
+        return Err(PERMUTE.refuse("size_n", size_n, "a positive multiple of 64"));
     }
     check::rows(&PERMUTE, "scales", scales.len(), size_n)?;
     let elements = check::threads(&PERMUTE, "scales", scales.len())?;
     let single = u32::from(permutation == ScalePermutation::Single);
-    let function = device.function(&PERMUTE, &[("IS_SINGLE", single)])?;
-    raw::layout::permute_scales(device, &function, &Permute { scales, elements })
+    let scales = device.upload(scales)?;
+    let mut out = device.zeroed::<u16>(scales.len())?;
+    // Both have `elements` elements, whole runs of 64.
+    let arguments = PermuteArguments { scales: (&scales).into(), out: (&mut out).into(), elements };
+    let grid = Grid::one_thread_each(elements);
+    PERMUTE_KERNEL.launch(device, &[("IS_SINGLE", single)], grid, arguments)?;
+    device.download(&out)
 }
 
 /// Packed int4 codes `[rows, words]` rewritten for fp8 activations; `qzeros` `[groups, words]` in
@@ -87,10 +101,24 @@ pub fn marlin_int4_fp8_preprocess(
     };
     if rows % groups != 0 {
         let expected = format!("a number of groups that divides {rows} rows");
-        return Err(AccelError::argument(row, "qzeros", format!("{groups} groups"), expected));
+        return Err(row.refuse("qzeros", format!("{groups} groups"), expected));
     }
     let elements = check::threads(row, "qweight", qweight.len())?;
-    let function = device.function(row, &[("HAS_ZERO", u32::from(qzeros.is_some()))])?;
-    let args = Int4Fp8 { qweight, qzeros, elements, words: per_row, group_rows: rows / groups };
-    raw::layout::int4_fp8(device, &function, &args)
+    let has_zero = u32::from(qzeros.is_some());
+    let qweight = device.upload(qweight)?;
+    let qzeros = qzeros.map(|zeros| device.upload(zeros)).transpose()?;
+    let mut out = device.zeroed::<u32>(qweight.len())?;
+    // qweight and out have `elements` words in rows of `words`; qzeros, read only with HAS_ZERO, has a row for each
+    // group_rows of them.
+    let arguments = Int4Fp8Arguments {
+        qweight: (&qweight).into(),
+        qzeros: qzeros.as_ref().into(),
+        out: (&mut out).into(),
+        elements,
+        words: per_row,
+        group_rows: rows / groups,
+    };
+    let grid = Grid::one_thread_each(elements);
+    INT4_FP8_KERNEL.launch(device, &[("HAS_ZERO", has_zero)], grid, arguments)?;
+    device.download(&out)
 }

@@ -9,9 +9,9 @@ use super::{
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    raw,
-    registry::{Law, Needs, Row, lattice},
+    operation::{Law, Needs, Row, lattice},
 };
 
 /// Upstream: `moe_sum`.
@@ -21,17 +21,22 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("SLOTS", &[0, 1, 2]), ("WIDTH", &[1, 8])]),
+    arguments: SumArguments::SIZES,
 };
 
-/// Numbers of a launch, checked against the lengths of its buffers.
-#[derive(Debug)]
-pub(crate) struct Args {
-    /// Of the result.
-    pub(crate) rows: u32,
-    pub(crate) top_k: u32,
-    pub(crate) size_n: u32,
-    /// Columns that a thread adds: the macro WIDTH.
-    pub(crate) width: u32,
+static KERNEL: Kernel<SumArguments> = Kernel::early(&ROW);
+
+arguments! {
+    /// Of `moe_sum.cu`.
+    SumArguments {
+        down: Pointer,
+        y: Pointer,
+        top_k: u32,
+        size_n: u32,
+        slots: Pointer,
+        expert_of: Pointer,
+        num_experts: u32,
+    }
 }
 
 /// `y` `[rows, size_n]` of `down` `[rows, top_k, size_n]`, bits of `dtype`: the bits of
@@ -74,14 +79,6 @@ impl Slots<'_> {
         }
     }
 
-    /// The macro.
-    fn kind(&self) -> u32 {
-        match self {
-            Self::OfExperts { .. } => 1,
-            Self::InBlocks(_) => 2,
-        }
-    }
-
     /// How many slots there are.
     fn count(&self) -> usize {
         match self {
@@ -119,14 +116,14 @@ pub fn sum_on_device(
         ("slots", slots.is_none_or(|slots| slots.is_on(device))),
         ("y", y.is_on(device)),
     ];
-    check::on(&ROW, device, &parts)?;
+    check::same_device(&ROW, device, &parts)?;
     let is_bf16 = check::is_bf16(&ROW, "dtype", dtype)?;
     let (k, n) = (check::positive(&ROW, "top_k", top_k)?, check::positive(&ROW, "size_n", size_n)?);
     let rows = if let Some(places) = slots.and_then(|slots| slots.places()) {
         if down.len() / size_n < places {
             let found = format!("{} elements", down.len());
             let expected = format!("at least {places} rows of {size_n}");
-            return Err(AccelError::argument(&ROW, "down", found, expected));
+            return Err(ROW.refuse("down", found, expected));
         }
         check::rows(&ROW, "y", y.len(), size_n)?
     } else {
@@ -135,20 +132,32 @@ pub fn sum_on_device(
     };
     if y.len() != rows as usize * size_n {
         let found = format!("{} elements", y.len());
-        return Err(AccelError::argument(&ROW, "y", found, format!("[{rows}, {size_n}]")));
+        return Err(ROW.refuse("y", found, format!("[{rows}, {size_n}]")));
     }
     let width = if size_n.is_multiple_of(8) { 8 } else { 1 };
     // The second dimension of a grid, of blocks of 256 threads.
     if size_n / width > 65535 * 256 {
-        return Err(AccelError::argument(&ROW, "size_n", size_n, "fewer columns"));
+        return Err(ROW.refuse("size_n", size_n, "fewer columns"));
     }
     let entries = slots.map(|slots| slots.count());
     if let Some(found) = entries.filter(|&entries| entries != rows as usize * top_k) {
         let found = format!("{found} entries");
-        return Err(AccelError::argument(&ROW, "topk_ids", found, format!("[{rows}, {top_k}]")));
+        return Err(ROW.refuse("topk_ids", found, format!("[{rows}, {top_k}]")));
     }
+    // down has top_k rows of size_n for each of y, or one for each place; there is an id or a place for each slot. Ids
+    // beyond the experts are not looked up; places are negative or below those of `down`. WIDTH divides size_n.
+    let (kind, slots, expert_of, num_experts) = match slots {
+        None => (0, Pointer::NULL, Pointer::NULL, 0),
+        Some(Slots::OfExperts { topk_ids, runs }) => {
+            // At most 8192.
+            let num_experts = runs.run_of.len() as u32;
+            (1, topk_ids.into(), runs.expert_of.as_ref().into(), num_experts)
+        }
+        Some(Slots::InBlocks(blocks)) => (2, blocks.place_of().into(), Pointer::NULL, 0),
+    };
+    let (down, y) = (down.into(), y.into());
+    let arguments = SumArguments { down, y, top_k: k, size_n: n, slots, expert_of, num_experts };
     let width = width as u32;
-    let kind = slots.map_or(0, |slots| slots.kind());
-    let function = device.function(&ROW, &[is_bf16, ("SLOTS", kind), ("WIDTH", width)])?;
-    raw::moe::sum(device, &function, &Args { rows, top_k: k, size_n: n, width }, down, slots, y)
+    let grid = Grid::new((rows, (n / width).div_ceil(256), 1), (256, 1, 1));
+    KERNEL.launch(device, &[is_bf16, ("SLOTS", kind), ("WIDTH", width)], grid, arguments)
 }

@@ -29,12 +29,12 @@ fn probe_names(names: &[String]) -> Result<i32, AccelError> {
         }
     }
     // `libcuda.so.1` is the name that drivers install; its refusal tells most.
-    let told = refusals
+    let refusal = refusals
         .iter()
         .find(|(name, _)| name.ends_with("cuda.so.1"))
         .or(refusals.first())
         .map(|(name, reason)| (name.to_string(), reason.clone()));
-    let (library, reason) = told.unwrap_or_else(|| ("libcuda".into(), "no name to try".into()));
+    let (library, reason) = refusal.unwrap_or_else(|| ("libcuda".into(), "no name to try".into()));
     Err(AccelError::NoDriver { library, reason })
 }
 

@@ -15,7 +15,7 @@ use crate::{
     timing::Times,
 };
 
-/// How a product is dealt out to thread blocks.
+/// How the work of a product is divided among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
     /// Weights are what costs.

@@ -34,7 +34,7 @@ pub struct Sizes {
     pub intermediate_size: usize,
 }
 
-/// How the two products of a layer are dealt out to thread blocks.
+/// How the work of a layer's two products is divided among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plans {
     /// Weights are what costs.

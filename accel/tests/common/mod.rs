@@ -3,6 +3,8 @@
 //! many cases and outputs.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod cubin;
+
 use std::io::Write;
 
 use marlinspike::dims::{GroupSize, Shape};

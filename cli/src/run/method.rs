@@ -1,5 +1,6 @@
 //! Options of layers outside the int4 path.
 
+use marlinspike::checkpoint::mxfp8;
 use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
 use marlinspike_model::run::options::{Activations, MethodOptions};
@@ -76,7 +77,7 @@ impl MethodArgs {
             activations: match self.activations {
                 ActivationsArg::Auto => Activations::Checkpoint,
                 ActivationsArg::None => Activations::SixteenBit,
-                ActivationsArg::Mxfp8 => Activations::Mxfp8,
+                ActivationsArg::Mxfp8 => Activations::Mx(&mxfp8::FORMAT),
             },
             backend: self.nvfp4_backend,
             preparation: self.preparation.preparation(false),

@@ -34,15 +34,7 @@ use crate::model::Model;
 
 /// The meaning of a code.
 pub fn weight_type(scheme: &Scheme) -> &'static str {
-    match scheme {
-        Scheme::Unquantized { .. } => "none",
-        Scheme::Wna16(w) => w.weight_type.name(),
-        Scheme::Fp8(_) | Scheme::Mxfp8 { .. } => "float8_e4m3fn",
-        Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. } => "float4_e2m1f",
-        Scheme::W4A8Int8 { .. } | Scheme::W4A8Fp8 { .. } => "int4",
-        Scheme::W8A8Int8 { .. } => "int8",
-        _ => "unknown",
-    }
+    scheme.weight_type().map_or("none", |ty| ty.name())
 }
 
 fn role_name(kind: Kind) -> &'static str {

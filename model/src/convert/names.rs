@@ -12,7 +12,7 @@
 //! `<...experts>.w13_<name>` and `<...experts>.w2_<name>`, with the experts first in the shape.
 //! A part that a layer does not have has no tensor (upstream keeps empty placeholders).
 
-use marlinspike::config::{CheckpointFormat, Scheme};
+use marlinspike::config::{IntContainer, Scheme};
 
 use crate::model::layers::Role;
 
@@ -45,7 +45,7 @@ pub fn suffix(scheme: &Scheme, role: Role, kind: Kind) -> &'static str {
         scheme,
         Scheme::Wna16(w) if matches!(
             w.checkpoint_format,
-            CheckpointFormat::Gptq | CheckpointFormat::GptqV2 | CheckpointFormat::Awq
+            IntContainer::Gptq | IntContainer::GptqV2 | IntContainer::Awq
         )
     );
     match kind {

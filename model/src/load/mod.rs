@@ -7,9 +7,10 @@ mod upstream;
 
 use std::ops::Range;
 
-use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
+use marlinspike::checkpoint::mx::MxTensors;
+use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, nvfp4};
 use marlinspike::config::{
-    CheckpointFormat, FloatContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
+    FloatContainer, IntContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
@@ -167,14 +168,10 @@ pub fn load<'m>(
             wna16(name, w, weight, scale, zeros, g_idx, bias)?
         }
         Scheme::Fp8(f) => fp8(name, f.strategy, [weight, scale], bias, &n, reading.preparation)?,
-        Scheme::Mxfp8 { .. } => {
-            mxfp8::Mxfp8Tensors { weight, weight_scale: scale, bias }.unpack(name)?
-        }
-        Scheme::Mxfp4 { container: FloatContainer::GptOss } => {
-            mxfp4::Mxfp4Tensors::from_blocks(weight, scale, bias)?.unpack(name)?
-        }
-        Scheme::Mxfp4 { .. } => {
-            mxfp4::Mxfp4Tensors { weight, weight_scale: scale, bias }.unpack(name)?
+        Scheme::Mx { format, container } => {
+            let in_blocks = *container == FloatContainer::GptOss;
+            let tensors = MxTensors { weight, weight_scale: scale, bias, in_blocks };
+            (format.unpack)(tensors, name)?
         }
         Scheme::Nvfp4 { container, .. } => {
             let global = global_scale(*container);
@@ -332,9 +329,9 @@ fn wna16<'m>(
         act_order: w.desc_act,
     };
     match w.checkpoint_format {
-        CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => {
+        IntContainer::Gptq | IntContainer::GptqV2 => {
             let zero_points = match w.checkpoint_format {
-                CheckpointFormat::Gptq => gptq::ZeroPoints::V1,
+                IntContainer::Gptq => gptq::ZeroPoints::V1,
                 _ => gptq::ZeroPoints::V2,
             };
             let scheme = gptq::Scheme {
@@ -347,12 +344,12 @@ fn wna16<'m>(
             gptq::GptqTensors { qweight: weight, scales: scale, qzeros: zeros, g_idx, bias }
                 .unpack(name, &scheme)
         }
-        CheckpointFormat::Awq => {
+        IntContainer::Awq => {
             let qzeros = need(zeros, name, "qzeros")?;
             awq::AwqTensors { qweight: weight, scales: scale, qzeros, bias }
                 .unpack(name, &awq::Scheme { bits, group_size })
         }
-        CheckpointFormat::CtPackQuantized => compressed_tensors::PackedTensors {
+        IntContainer::CtPackQuantized => compressed_tensors::PackedTensors {
             weight_packed: weight,
             weight_scale: scale,
             weight_zero_point: zeros,
@@ -361,7 +358,7 @@ fn wna16<'m>(
             bias,
         }
         .unpack(name, &ct),
-        CheckpointFormat::CtIntQuantized => compressed_tensors::IntTensors {
+        IntContainer::CtIntQuantized => compressed_tensors::IntTensors {
             weight,
             weight_scale: scale,
             weight_zero_point: zeros,

@@ -1,15 +1,16 @@
 //! Names, dimensions and cuts of the tensors that this crate reads, held to what upstream's layers
 //! register and load ([`marlinspike::layers`]).
 
+use marlinspike::checkpoint::MX_FORMATS;
 use marlinspike::config::{
-    ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, GptqParams, ScaleStrategy,
-    Scheme, Wna16Scheme, ZeroPoints,
+    ActivationScheme, FloatContainer, Fp8Scheme, GptqParams, IntContainer, ScaleStrategy, Scheme,
+    Wna16Scheme, ZeroPoints,
 };
 use marlinspike::dims::GroupSize;
 use marlinspike::layers::slices::{self, ExpertMatrix};
 use marlinspike::layers::{
     LayerParams, LinearShard, MoeShard, ParamSpec, Role, ScaleKind, ct_fp8_moe, ct_nvfp4_moe,
-    ct_w4a8_int8_moe, ct_wna16_linear, fp8_linear, gptq_linear, gptq_moe, mxfp8_linear,
+    ct_w4a8_int8_moe, ct_wna16_linear, fp8_linear, gptq_linear, gptq_moe, mx_linear,
 };
 use marlinspike::scalar::ScalarType;
 use marlinspike::select::Capability;
@@ -21,7 +22,7 @@ use crate::model::bind::{Binding, Found, Part, bindings};
 const SIZE_K: usize = 512;
 const SIZE_N: usize = 768;
 
-fn wna16(format: CheckpointFormat, desc_act: bool, symmetric: bool) -> Wna16Scheme {
+fn wna16(format: IntContainer, desc_act: bool, symmetric: bool) -> Wna16Scheme {
     Wna16Scheme {
         checkpoint_format: format,
         weight_type: if symmetric { ScalarType::UINT4B8 } else { ScalarType::UINT4 },
@@ -112,12 +113,12 @@ fn linear(scheme: &Scheme, layer: impl Fn(&LinearShard) -> LayerParams) {
 fn linear_layers_are_cut_as_upstream_cuts_them() {
     let device = Capability::cuda(9, 0);
     for desc_act in [false, true] {
-        let scheme = Scheme::Wna16(wna16(CheckpointFormat::Gptq, desc_act, true));
+        let scheme = Scheme::Wna16(wna16(IntContainer::Gptq, desc_act, true));
         linear(&scheme, |shard| {
             gptq_linear(&gptq(desc_act), shard, DType::BF16, false, &device).unwrap()
         });
         for symmetric in [true, false] {
-            let w = wna16(CheckpointFormat::CtPackQuantized, desc_act, symmetric);
+            let w = wna16(IntContainer::CtPackQuantized, desc_act, symmetric);
             linear(&Scheme::Wna16(w.clone()), |shard| {
                 ct_wna16_linear(&w, shard, DType::BF16, &device).unwrap()
             });
@@ -127,7 +128,9 @@ fn linear_layers_are_cut_as_upstream_cuts_them() {
         linear(&Scheme::Fp8(f.clone()), |shard| fp8_linear(&f, shard).unwrap());
     }
     let container = FloatContainer::CompressedTensors;
-    linear(&Scheme::Mxfp8 { container }, |shard| mxfp8_linear(shard).unwrap());
+    for format in MX_FORMATS {
+        linear(&Scheme::Mx { format, container }, |shard| mx_linear(format, shard).unwrap());
+    }
 }
 
 /// Shape of one expert's tensor in the file: of w13, gate or up alone.
@@ -179,7 +182,7 @@ fn experts(scheme: &Scheme, layer: impl Fn(&MoeShard) -> LayerParams) {
 #[test]
 fn experts_are_cut_as_upstream_cuts_them() {
     for desc_act in [false, true] {
-        let scheme = Scheme::Wna16(wna16(CheckpointFormat::Gptq, desc_act, true));
+        let scheme = Scheme::Wna16(wna16(IntContainer::Gptq, desc_act, true));
         experts(&scheme, |shard| gptq_moe(&gptq(desc_act), shard, false).unwrap());
     }
     for f in fp8_schemes() {
@@ -190,7 +193,7 @@ fn experts_are_cut_as_upstream_cuts_them() {
     let container = FloatContainer::CompressedTensors;
     experts(&Scheme::Nvfp4 { container, weight_only: false }, |s| ct_nvfp4_moe(s).unwrap());
     let group_size = GroupSize::Of(64);
-    let checkpoint_format = CheckpointFormat::CtIntQuantized;
+    let checkpoint_format = IntContainer::CtIntQuantized;
     experts(&Scheme::W4A8Int8 { group_size, checkpoint_format }, |shard| {
         ct_w4a8_int8_moe(group_size, shard).unwrap()
     });

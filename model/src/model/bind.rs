@@ -1,7 +1,8 @@
 //! Which tensors make up a matrix of each scheme, and along which of their dimensions K and N
 //! run.
 
-use marlinspike::config::{CheckpointFormat, FloatContainer, ScaleStrategy, Scheme};
+use marlinspike::checkpoint::mx;
+use marlinspike::config::{FloatContainer, IntContainer, ScaleStrategy, Scheme};
 use marlinspike::dims::{GroupSize, Shape};
 
 use super::layers::Matrix;
@@ -52,16 +53,10 @@ pub struct Binding {
 
 /// How k share scales.
 pub fn group_size(scheme: &Scheme, size_k: usize) -> GroupSize {
-    match scheme {
-        Scheme::Wna16(w) => w.group_size,
-        Scheme::Fp8(f) => match f.strategy {
-            ScaleStrategy::Block { block_k, .. } if block_k <= size_k => GroupSize::Of(block_k),
-            _ => GroupSize::Channel,
-        },
-        Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } => GroupSize::Of(32),
-        Scheme::Nvfp4 { .. } => GroupSize::Of(16),
-        Scheme::W4A8Int8 { group_size, .. } | Scheme::W4A8Fp8 { group_size } => *group_size,
-        _ => GroupSize::Channel,
+    match (scheme, scheme.group_size()) {
+        // A block that is larger than the matrix is the whole column.
+        (Scheme::Fp8(_), GroupSize::Of(block_k)) if block_k > size_k => GroupSize::Channel,
+        (_, group_size) => group_size,
     }
 }
 
@@ -85,29 +80,29 @@ const fn part(
 
 /// The tensors of integers, `pack` to a word; `groups` says where groups of k run in a dimension.
 fn integers(
-    format: CheckpointFormat,
+    format: IntContainer,
     pack: usize,
     groups: impl Fn(usize) -> Option<Axis>,
 ) -> Vec<Binding> {
     match format {
-        CheckpointFormat::Gptq | CheckpointFormat::GptqV2 => vec![
+        IntContainer::Gptq | IntContainer::GptqV2 => vec![
             part(Part::Weight, &["qweight"], axis(0, pack), axis(1, 1)),
             part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
             part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
             part(Part::GIdx, &["g_idx"], axis(0, 1), None),
         ],
-        CheckpointFormat::Awq => vec![
+        IntContainer::Awq => vec![
             part(Part::Weight, &["qweight"], axis(0, 1), axis(1, pack)),
             part(Part::Scale, &["scales"], groups(0), axis(1, 1)),
             part(Part::Zeros, &["qzeros"], groups(0), axis(1, pack)),
         ],
-        CheckpointFormat::CtPackQuantized => vec![
+        IntContainer::CtPackQuantized => vec![
             part(Part::Weight, &["weight_packed"], axis(1, pack), axis(0, 1)),
             part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
             part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, pack)),
             part(Part::GIdx, &["weight_g_idx"], axis(0, 1), None),
         ],
-        CheckpointFormat::CtIntQuantized => vec![
+        IntContainer::CtIntQuantized => vec![
             part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
             part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
             part(Part::Zeros, &["weight_zero_point"], groups(1), axis(0, 1)),
@@ -141,17 +136,18 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
                 optional(part(Part::InputScale, &["input_scale"], None, None)),
             ]
         }
-        Scheme::Mxfp8 { .. } => vec![
-            part(Part::Weight, &["weight", "weight_packed"], axis(1, 1), axis(0, 1)),
-            part(Part::Scale, &["weight_scale", "weight_scale_inv"], axis(1, 32), axis(0, 1)),
+        Scheme::Mx { container: FloatContainer::GptOss, .. } => vec![
+            part(Part::Weight, &["blocks"], axis(1, mx::BLOCK), axis(0, 1)),
+            part(Part::Scale, &["scales"], axis(1, mx::BLOCK), axis(0, 1)),
         ],
-        Scheme::Mxfp4 { container: FloatContainer::GptOss } => vec![
-            part(Part::Weight, &["blocks"], axis(1, 32), axis(0, 1)),
-            part(Part::Scale, &["scales"], axis(1, 32), axis(0, 1)),
-        ],
-        Scheme::Mxfp4 { .. } => vec![
-            part(Part::Weight, &["weight_packed", "weight"], axis(1, 2), axis(0, 1)),
-            part(Part::Scale, &["weight_scale"], axis(1, 32), axis(0, 1)),
+        Scheme::Mx { format, .. } => vec![
+            part(
+                Part::Weight,
+                format.weight_suffixes,
+                axis(1, format.codes_per_byte()),
+                axis(0, 1),
+            ),
+            part(Part::Scale, format.scale_suffixes, axis(1, mx::BLOCK), axis(0, 1)),
         ],
         Scheme::Nvfp4 { .. } => vec![
             part(Part::Weight, &["weight_packed", "weight"], axis(1, 2), axis(0, 1)),
@@ -159,7 +155,7 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
             part(Part::Global, &["weight_global_scale", "weight_scale_2"], None, None),
             optional(part(Part::InputScale, &["input_global_scale", "input_scale"], None, None)),
         ],
-        Scheme::W4A8Int8 { checkpoint_format: CheckpointFormat::CtIntQuantized, .. } => vec![
+        Scheme::W4A8Int8 { checkpoint_format: IntContainer::CtIntQuantized, .. } => vec![
             part(Part::Weight, &["weight"], axis(1, 1), axis(0, 1)),
             part(Part::Scale, &["weight_scale"], groups(1), axis(0, 1)),
         ],

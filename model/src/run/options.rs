@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use marlinspike::case::ActivationRounding;
+use marlinspike::checkpoint::mx::MxFormat;
 use marlinspike::layout::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
 use marlinspike::scalar::ScalarType;
@@ -18,8 +19,8 @@ pub enum Activations {
     Checkpoint,
     /// 16 bits, as Marlin's kernels have them.
     SixteenBit,
-    /// MXFP8: e4m3 with a power of two for each 32 k.
-    Mxfp8,
+    /// In this Microscaling format, which must be that of the weights.
+    Mx(&'static MxFormat),
 }
 
 /// What a layer outside the int4 path depends on besides its checkpoint.

@@ -30,16 +30,12 @@ pub struct ProductWeight {
 }
 
 /// Formats with a weight type of each.
-const FORMS: &[(CheckpointFormat, ScalarType)] = &[
-    (CheckpointFormat::Gptq, ScalarType::UINT4B8),
-    (CheckpointFormat::Awq, ScalarType::UINT4),
-    (CheckpointFormat::Gptq, ScalarType::UINT8B128),
-    (CheckpointFormat::Awq, ScalarType::UINT8),
-    (CheckpointFormat::Fp8, ScalarType::FLOAT8_E4M3FN),
-    (CheckpointFormat::Mxfp8, ScalarType::FLOAT8_E4M3FN),
-    (CheckpointFormat::Nvfp4, ScalarType::FLOAT4_E2M1F),
-    (CheckpointFormat::Mxfp4, ScalarType::FLOAT4_E2M1F),
-];
+fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
+    let of = |&(_, format): &(_, CheckpointFormat)| {
+        format.weight_types().iter().map(move |&t| (format, t))
+    };
+    CheckpointFormat::NAMED.iter().flat_map(of).collect()
+}
 
 /// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
 /// none of 128 among them.
@@ -56,7 +52,7 @@ impl ProductWeight {
         ];
         let inputs = &[None, None, None, Some(ScalarType::INT8), Some(ScalarType::FLOAT8_E4M3FN)];
         let flags = (any::<bool>(), any::<bool>(), one_of(inputs));
-        let kinds = (one_of(FORMS), dtype(), one_of(groups), flags);
+        let kinds = (proptest::sample::select(forms()), dtype(), one_of(groups), flags);
         let sizes = (one_of(SIZES_K), one_of(&[64usize, 128, 192, 320]));
         (kinds, sizes).prop_map(|(kinds, (size_k, size_n))| {
             let ((checkpoint_format, weight_type), dtype, group_size, flags) = kinds;
@@ -66,7 +62,9 @@ impl ProductWeight {
             // Codes whose numbers the 8-bit type holds.
             let fits = |input: &ScalarType| match checkpoint_format {
                 CheckpointFormat::Gptq | CheckpointFormat::Awq => weight_type.size_bits() == 4,
-                CheckpointFormat::Mxfp4 => *input == ScalarType::FLOAT8_E4M3FN,
+                CheckpointFormat::Mx(format) => {
+                    format.fp8_activations && *input == ScalarType::FLOAT8_E4M3FN
+                }
                 _ => false,
             };
             let input_dtype = input_dtype.filter(fits);

@@ -83,7 +83,7 @@ impl<'c> Source<'c> {
                 let weight = tensors.unpack("weight", &scheme)?;
                 (weight.codes, weight.scales, weight.zeros)
             }
-            F::Fp8 | F::Mxfp8 | F::Nvfp4 | F::Mxfp4 => {
+            F::Fp8 | F::Mx(_) | F::Nvfp4 => {
                 // Codes run along K in memory: the words of the packed form, transposed.
                 let bytes = part("weight")?;
                 let words = bytemuck::allocation::pod_collect_to_vec(bytes.bytes());

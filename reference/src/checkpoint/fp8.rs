@@ -6,10 +6,10 @@
 use crate::checkpoint::parts::{
     FLOATS, bias_table, bias_tensor, expect_type, float_tensor, full, sizes,
 };
-use crate::checkpoint::values::{expect_finite, float_type, stored_type};
+use crate::checkpoint::values::expect_finite;
 use crate::checkpoint::words::{codes_from_columns, columns_from_codes, words};
 use crate::dims::{GroupSize, Shape};
-use crate::scalar::ScalarType;
+use crate::scalar::{ScalarType, float_type, stored_type};
 use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};

@@ -18,6 +18,7 @@ pub mod awq;
 pub mod compressed_tensors;
 pub mod fp8;
 pub mod gptq;
+pub mod mx;
 pub mod mxfp4;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -25,6 +26,10 @@ mod parts;
 mod values;
 mod words;
 
+pub use crate::scalar::float_type;
+pub use values::expect_finite;
 pub(crate) use values::unflatten;
-pub use values::{expect_finite, float_type};
 pub use words::transpose_words;
+
+/// Every Microscaling format, in the order in which messages list them.
+pub static MX_FORMATS: [&mx::MxFormat; 2] = [&mxfp4::FORMAT, &mxfp8::FORMAT];

@@ -3,9 +3,11 @@
 //! Source: OCP Microscaling formats; vLLM 0.21.0 `marlin_utils_fp4.py`. gpt-oss stores the same
 //! bytes as `blocks` and `scales`.
 
-use crate::checkpoint::mxfp8::{block_scales, expect_blocks};
+pub use super::mx::BLOCK;
+use super::mx::{self, MxFormat};
 use crate::checkpoint::parts::{
-    bias_table, bias_tensor, byte_scales, expect_type, full, sizes, unpacked,
+    bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, full, sizes,
+    unpacked,
 };
 use crate::checkpoint::words::{codes_from_columns, columns_from_codes, words};
 use crate::dims::{GroupSize, Shape};
@@ -14,8 +16,27 @@ use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// k per scale.
-pub const BLOCK: usize = 32;
+/// What configs, selection, cases and loaders read.
+pub static FORMAT: MxFormat = MxFormat {
+    name: "mxfp4",
+    element: ScalarType::FLOAT4_E2M1F,
+    compressed_tensors: "mxfp4-pack-quantized",
+    compressed_tensors_scale: None,
+    modelopt: None,
+    quant_method: None,
+    weight_suffixes: &["weight_packed", "weight"],
+    scale_suffixes: &["weight_scale"],
+    fp8_activations: true,
+    unpack: |t, name| {
+        let tensors = if t.in_blocks {
+            Mxfp4Tensors::from_blocks(t.weight, t.weight_scale, t.bias)?
+        } else {
+            Mxfp4Tensors { weight: t.weight, weight_scale: t.weight_scale, bias: t.bias }
+        };
+        tensors.unpack(name)
+    },
+    exponent_below: 2,
+};
 
 /// Bytes that hold a block's codes.
 const BLOCK_BYTES: usize = BLOCK / 2;
@@ -76,11 +97,15 @@ impl<'a> Mxfp4Tensors<'a> {
     pub fn unpack(self, name: &str) -> Result<Weight<'static>> {
         let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
         let e8m0 = ScalarType::FLOAT8_E8M0FNU;
-        let dtypes = [DType::U8, DType::F8E8M0];
         let weight = Weight {
             name: name.to_owned(),
             ty: ScalarType::FLOAT4_E2M1F,
-            scales: byte_scales(&self.weight_scale, &dtypes, e8m0, [shape.size_n, groups])?,
+            scales: byte_scales(
+                &self.weight_scale,
+                &mx::SCALE_DTYPES,
+                e8m0,
+                [shape.size_n, groups],
+            )?,
             bias: bias_table(self.bias.as_ref(), shape.size_n)?,
             codes: codes_from_columns(4, shape, &words(self.weight.into_bytes()))?,
             zeros: None,

@@ -3,7 +3,11 @@
 //! Source: OCP Microscaling formats; vLLM 0.21.0 `marlin_utils_fp8.py`
 //! (`prepare_mxfp8_layer_for_marlin`).
 
-use crate::checkpoint::parts::{bias_table, bias_tensor, byte_scales, expect_type, full, sizes};
+pub use super::mx::BLOCK;
+use super::mx::{self, MxFormat};
+use crate::checkpoint::parts::{
+    bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, full, sizes,
+};
 use crate::checkpoint::words::{codes_from_columns, columns_from_codes, words};
 use crate::dims::{GroupSize, Shape};
 use crate::scalar::ScalarType;
@@ -11,8 +15,22 @@ use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// k per scale.
-pub const BLOCK: usize = 32;
+/// What configs, selection, cases and loaders read.
+pub static FORMAT: MxFormat = MxFormat {
+    name: "mxfp8",
+    element: ScalarType::FLOAT8_E4M3FN,
+    compressed_tensors: "mxfp8-quantized",
+    compressed_tensors_scale: Some("uint8"),
+    modelopt: Some("MXFP8"),
+    quant_method: Some("modelopt_mxfp8"),
+    weight_suffixes: &["weight", "weight_packed"],
+    scale_suffixes: &["weight_scale", "weight_scale_inv"],
+    fp8_activations: false,
+    unpack: |t, name| {
+        Mxfp8Tensors { weight: t.weight, weight_scale: t.weight_scale, bias: t.bias }.unpack(name)
+    },
+    exponent_below: 0,
+};
 
 /// The tensors of one matrix.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,11 +83,10 @@ impl Mxfp8Tensors<'_> {
         let shape = Shape::new(size_k, size_n);
         let groups = GroupSize::Of(BLOCK).groups(shape.k())?;
         let e8m0 = ScalarType::FLOAT8_E8M0FNU;
-        let dtypes = [DType::U8, DType::F8E8M0];
         let weight = Weight {
             name: name.to_owned(),
             ty: ScalarType::FLOAT8_E4M3FN,
-            scales: byte_scales(&self.weight_scale, &dtypes, e8m0, [size_n, groups])?,
+            scales: byte_scales(&self.weight_scale, &mx::SCALE_DTYPES, e8m0, [size_n, groups])?,
             bias: bias_table(self.bias.as_ref(), size_n)?,
             codes: codes_from_columns(8, shape, &words(self.weight.into_bytes()))?,
             zeros: None,
@@ -97,25 +114,4 @@ impl Mxfp8Tensors<'_> {
             bias: bias_tensor(name, weight.bias.as_ref())?,
         })
     }
-}
-
-/// Refuses a weight whose scales are not of type `scale` for each `block` k.
-pub(super) fn expect_blocks(
-    format: &str,
-    weight: &Weight<'_>,
-    block: usize,
-    scale: ScalarType,
-) -> Result<()> {
-    weight.validate()?;
-    if weight.groups == Groups::Uniform(GroupSize::Of(block)) && weight.scales.ty() == scale {
-        return Ok(());
-    }
-    let (found, group) = (weight.scales.ty(), weight.groups.group_size());
-    let what = format!("{}: {found} scales in groups of {group}", weight.name);
-    Err(Error::unsupported(what, format!("{format} has {scale} scales for each {block} k")))
-}
-
-/// The scales as `[size_n, blocks]` of element type `dtype`.
-pub(super) fn block_scales(weight: &Weight<'_>, dtype: DType) -> Result<Tensor<'static>> {
-    weight.scales.transposed().to_tensor(full(&weight.name, "weight_scale"), dtype)
 }

@@ -4,8 +4,9 @@
 //! (stores a multiplier, `weight_scale_2`), `marlin_utils_fp4.py`.
 
 use crate::checkpoint::mxfp4::{nibble_shape, nibble_tensor};
-use crate::checkpoint::mxfp8::{block_scales, expect_blocks};
-use crate::checkpoint::parts::{bias_table, bias_tensor, byte_scales, expect_type, full};
+use crate::checkpoint::parts::{
+    bias_table, bias_tensor, block_scales, byte_scales, expect_blocks, expect_type, full,
+};
 use crate::checkpoint::values::find;
 use crate::checkpoint::words::{codes_from_columns, words};
 use crate::dims::GroupSize;

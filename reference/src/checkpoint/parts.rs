@@ -1,10 +1,10 @@
 //! What the formats share: sizes, scale tables, zero points, groups, biases.
 
-use crate::checkpoint::values::{expect_finite, float_type, stored_type};
+use crate::checkpoint::values::expect_finite;
 use crate::dims::{GroupSize, Shape};
-use crate::scalar::ScalarType;
+use crate::scalar::{ScalarType, float_type, stored_type};
 use crate::tensor::{DType, Tensor};
-use crate::weight::{Groups, Table, TableData};
+use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
 /// Element types of real-valued scales and biases.
@@ -182,4 +182,25 @@ pub(super) fn expect_type(
     let names: Vec<_> = allowed.iter().map(|t| t.name()).collect();
     let reason = format!("{format} holds {}", names.join(" or "));
     Err(Error::unsupported(format!("{name}: type {ty}"), reason))
+}
+
+/// Refuses a weight whose scales are not of type `scale` for each `block` k.
+pub(super) fn expect_blocks(
+    format: &str,
+    weight: &Weight<'_>,
+    block: usize,
+    scale: ScalarType,
+) -> Result<()> {
+    weight.validate()?;
+    if weight.groups == Groups::Uniform(GroupSize::Of(block)) && weight.scales.ty() == scale {
+        return Ok(());
+    }
+    let (found, group) = (weight.scales.ty(), weight.groups.group_size());
+    let what = format!("{}: {found} scales in groups of {group}", weight.name);
+    Err(Error::unsupported(what, format!("{format} has {scale} scales for each {block} k")))
+}
+
+/// The scales as `[size_n, blocks]` of element type `dtype`.
+pub(super) fn block_scales(weight: &Weight<'_>, dtype: DType) -> Result<Tensor<'static>> {
+    weight.scales.transposed().to_tensor(full(&weight.name, "weight_scale"), dtype)
 }

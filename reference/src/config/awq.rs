@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::gptq::group_size;
 use super::json::Obj;
 use super::modules::{SkipMatch, is_skipped};
-use super::scheme::{CheckpointFormat, Scheme, Wna16Scheme, ZeroPoints};
+use super::scheme::{IntContainer, Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
@@ -84,7 +84,7 @@ impl AwqConfig {
             return Ok(Scheme::Unquantized { reason: "in modules_to_not_convert".to_owned() });
         }
         Ok(Scheme::Wna16(Wna16Scheme {
-            checkpoint_format: CheckpointFormat::Awq,
+            checkpoint_format: IntContainer::Awq,
             weight_type: ScalarType::UINT4,
             group_size: self.group_size,
             desc_act: false,

@@ -6,6 +6,7 @@ use super::json::{self, Obj};
 use super::modules::{SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
+use crate::checkpoint::mxfp4;
 
 /// An FP8 checkpoint's config.
 #[derive(Debug, Clone, PartialEq)]
@@ -126,7 +127,7 @@ impl Mxfp4Config {
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         Ok(match module.kind {
             ModuleKind::Expert | ModuleKind::FusedMoe => {
-                Scheme::Mxfp4 { container: FloatContainer::GptOss }
+                Scheme::Mx { format: &mxfp4::FORMAT, container: FloatContainer::GptOss }
             }
             ModuleKind::Linear | ModuleKind::LmHead => Scheme::Unquantized {
                 reason: "MXFP4 checkpoints quantize experts alone".to_owned(),

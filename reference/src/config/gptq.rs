@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::json::{self, Obj};
 use super::modules::{ListSteps, unanimous};
-use super::scheme::{CheckpointFormat, Scheme, Wna16Scheme, ZeroPoints};
+use super::scheme::{IntContainer, Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern};
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
@@ -97,8 +97,8 @@ pub struct GptqMarlinConfig {
     pub modules_in_block_to_quantize: Vec<String>,
     /// Set by AutoRound.
     pub autoround_version: String,
-    /// [`CheckpointFormat::GptqV2`] when `checkpoint_format` is `gptq_v2`.
-    pub checkpoint_format: CheckpointFormat,
+    /// [`IntContainer::GptqV2`] when `checkpoint_format` is `gptq_v2`.
+    pub checkpoint_format: IntContainer,
     /// Of the patterns of `dynamic`.
     budget: Arc<PatternBudget>,
 }
@@ -120,8 +120,8 @@ impl GptqMarlinConfig {
         let declared_desc_act = obj.bool("desc_act")?;
         let sym = obj.bool("sym")?;
         let checkpoint_format = match obj.opt_str("checkpoint_format")? {
-            Some("gptq_v2") => CheckpointFormat::GptqV2,
-            None | Some("" | "gptq") => CheckpointFormat::Gptq,
+            Some("gptq_v2") => IntContainer::GptqV2,
+            None | Some("" | "gptq") => IntContainer::Gptq,
             Some(other) => {
                 return Err(ConfigError::bad(
                     obj.path("checkpoint_format"),

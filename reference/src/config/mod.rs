@@ -34,10 +34,11 @@ pub use modelopt::{ModelOptAlgo, ModelOptConfig, wildcard};
 pub use modules::{FusedMapping, Module, ModuleKind};
 pub use pattern::{PatternBudget, PyPattern};
 pub use scheme::{
-    ActOrder, ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
+    ActOrder, ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme,
     Wna16Scheme, ZeroPoints,
 };
 
+use crate::checkpoint::MX_FORMATS;
 use json::Obj;
 
 /// A quantization config of one of the known families.
@@ -58,8 +59,18 @@ pub enum QuantConfig {
     Mxfp4(Mxfp4Config),
 }
 
-const METHODS: &str = "gptq, gptq_marlin, awq, awq_marlin, compressed-tensors, fp8, modelopt, \
-                       modelopt_fp4, modelopt_mxfp8, mxfp4, gpt_oss_mxfp4";
+/// ModelOpt's names for Microscaling formats.
+fn modelopt_mx() -> impl Iterator<Item = &'static str> {
+    MX_FORMATS.into_iter().filter_map(|format| format.quant_method)
+}
+
+/// Every `quant_method` that is read.
+fn methods() -> String {
+    let before = ["gptq", "gptq_marlin", "awq", "awq_marlin", "compressed-tensors", "fp8"];
+    let modelopt = ["modelopt", "modelopt_fp4"].into_iter().chain(modelopt_mx());
+    let all = before.into_iter().chain(modelopt).chain(["mxfp4", "gpt_oss_mxfp4"]);
+    all.collect::<Vec<_>>().join(", ")
+}
 
 impl QuantConfig {
     /// The quantization config inside a `config.json`: `quantization_config`, else
@@ -106,13 +117,17 @@ impl QuantConfig {
                 CompressedTensorsConfig::from_value(config).map(Self::CompressedTensors)
             }
             "fp8" => Fp8Config::from_value(config).map(Self::Fp8),
-            "modelopt" | "modelopt_fp4" | "modelopt_mxfp8" => {
+            "mxfp4" | "gpt_oss_mxfp4" => Mxfp4Config::from_value(config).map(Self::Mxfp4),
+            name if ["modelopt", "modelopt_fp4"]
+                .into_iter()
+                .chain(modelopt_mx())
+                .any(|m| m == name) =>
+            {
                 ModelOptConfig::from_value(config).map(Self::ModelOpt)
             }
-            "mxfp4" | "gpt_oss_mxfp4" => Mxfp4Config::from_value(config).map(Self::Mxfp4),
             _ => Err(ConfigError::UnknownMethod {
                 method: method.chars().take(60).collect(),
-                expected: METHODS.to_owned(),
+                expected: methods(),
             }),
         }
     }

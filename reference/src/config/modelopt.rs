@@ -7,6 +7,8 @@ use super::json::Obj;
 use super::modules::{ListSteps, SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
+use crate::checkpoint::MX_FORMATS;
+use crate::checkpoint::mx::MxFormat;
 
 /// What ModelOpt did to every module that is not excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +23,8 @@ pub enum ModelOptAlgo {
     Nvfp4,
     /// `W4A16_NVFP4`: weights alone.
     W4A16Nvfp4,
-    /// `MXFP8`.
-    Mxfp8,
+    /// A Microscaling format.
+    Mx(&'static MxFormat),
 }
 
 /// A ModelOpt quantization config.
@@ -53,13 +55,21 @@ impl ModelOptConfig {
             "FP8_PB_WO" => ModelOptAlgo::Fp8PerBlock,
             "NVFP4" => ModelOptAlgo::Nvfp4,
             "W4A16_NVFP4" => ModelOptAlgo::W4A16Nvfp4,
-            "MXFP8" => ModelOptAlgo::Mxfp8,
             other => {
-                return Err(ConfigError::bad(
-                    obj.path("quant_algo"),
-                    format!("{other:?}"),
-                    "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4 or MXFP8",
-                ));
+                let names = || MX_FORMATS.into_iter().filter_map(|f| Some((f.modelopt?, f)));
+                if let Some((_, format)) = names().find(|(name, _)| *name == other) {
+                    ModelOptAlgo::Mx(format)
+                } else {
+                    let mx: Vec<_> = names().map(|(name, _)| name).collect();
+                    return Err(ConfigError::bad(
+                        obj.path("quant_algo"),
+                        format!("{other:?}"),
+                        format!(
+                            "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4 or {}",
+                            mx.join(" or ")
+                        ),
+                    ));
+                }
             }
         };
         let nvfp4 = matches!(algo, ModelOptAlgo::Nvfp4 | ModelOptAlgo::W4A16Nvfp4);
@@ -114,7 +124,7 @@ impl ModelOptConfig {
             }
             ModelOptAlgo::Nvfp4 => Scheme::Nvfp4 { container, weight_only: false },
             ModelOptAlgo::W4A16Nvfp4 => Scheme::Nvfp4 { container, weight_only: true },
-            ModelOptAlgo::Mxfp8 => Scheme::Mxfp8 { container },
+            ModelOptAlgo::Mx(format) => Scheme::Mx { format, container },
         })
     }
 }

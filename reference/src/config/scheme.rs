@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::checkpoint::mx::MxFormat;
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
 
@@ -18,13 +19,10 @@ pub enum Scheme {
     Wna16(Wna16Scheme),
     /// e4m3fn weights.
     Fp8(Fp8Scheme),
-    /// e4m3fn weights with one e8m0 scale per 32 k.
-    Mxfp8 {
-        /// Who defines the tensors' names.
-        container: FloatContainer,
-    },
-    /// e2m1 weights with one e8m0 scale per 32 k, two values per byte.
-    Mxfp4 {
+    /// Small floats with one e8m0 scale per 32 k.
+    Mx {
+        /// Which of the Microscaling formats.
+        format: &'static MxFormat,
         /// Who defines the tensors' names.
         container: FloatContainer,
     },
@@ -40,7 +38,7 @@ pub enum Scheme {
         /// −1 or the group.
         group_size: GroupSize,
         /// `CtIntQuantized` (int8 values in [−8, 7]) or `CtPackQuantized`.
-        checkpoint_format: CheckpointFormat,
+        checkpoint_format: IntContainer,
     },
     /// Packed 4-bit integers, activations quantized per token to e4m3fn.
     W4A8Fp8 {
@@ -58,7 +56,7 @@ pub enum Scheme {
 
 /// How integer weights lie in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CheckpointFormat {
+pub enum IntContainer {
     /// `qweight`, `qzeros` holding zero − 1, `scales`, `g_idx`.
     Gptq,
     /// The same with `qzeros` holding the zero itself.
@@ -71,7 +69,7 @@ pub enum CheckpointFormat {
     CtIntQuantized,
 }
 
-impl CheckpointFormat {
+impl IntContainer {
     /// Name as reports print it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -84,7 +82,7 @@ impl CheckpointFormat {
     }
 }
 
-impl fmt::Display for CheckpointFormat {
+impl fmt::Display for IntContainer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -129,7 +127,7 @@ pub enum ActOrder {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wna16Scheme {
     /// How the tensors are stored.
-    pub checkpoint_format: CheckpointFormat,
+    pub checkpoint_format: IntContainer,
     /// Meaning of a code: `uint4b8`, `uint8b128`, `uint4` or `uint8` (asymmetric).
     pub weight_type: ScalarType,
     /// −1 or the group.
@@ -204,16 +202,41 @@ impl Scheme {
         !matches!(self, Self::Unquantized { .. })
     }
 
+    /// Rows of a weight per scale; [`GroupSize::Channel`] where a scale serves a column or more.
+    pub fn group_size(&self) -> GroupSize {
+        match self {
+            Self::Wna16(w) => w.group_size,
+            Self::Fp8(Fp8Scheme { strategy: ScaleStrategy::Block { block_k, .. }, .. }) => {
+                GroupSize::Of(*block_k)
+            }
+            Self::Mx { .. } => MxFormat::GROUP_SIZE,
+            Self::Nvfp4 { .. } => GroupSize::Of(crate::checkpoint::nvfp4::BLOCK),
+            Self::W4A8Int8 { group_size, .. } | Self::W4A8Fp8 { group_size } => *group_size,
+            Self::Unquantized { .. } | Self::Fp8(_) | Self::W8A8Int8 { .. } => GroupSize::Channel,
+        }
+    }
+
+    /// Type of the codes, when quantized.
+    pub fn weight_type(&self) -> Option<ScalarType> {
+        match self {
+            Self::Unquantized { .. } => None,
+            Self::Wna16(w) => Some(w.weight_type),
+            Self::Fp8(_) => Some(ScalarType::FLOAT8_E4M3FN),
+            Self::Mx { format, .. } => Some(format.element),
+            Self::Nvfp4 { .. } => Some(ScalarType::FLOAT4_E2M1F),
+            Self::W4A8Int8 { .. } | Self::W4A8Fp8 { .. } => Some(ScalarType::INT4),
+            Self::W8A8Int8 { .. } => Some(ScalarType::INT8),
+        }
+    }
+
     /// Bits per weight, when quantized.
     pub fn bits(&self) -> Option<u32> {
         match self {
             Self::Unquantized { .. } => None,
             Self::Wna16(w) => Some(w.bits()),
-            Self::Fp8(_) | Self::Mxfp8 { .. } | Self::W8A8Int8 { .. } => Some(8),
-            Self::Mxfp4 { .. }
-            | Self::Nvfp4 { .. }
-            | Self::W4A8Int8 { .. }
-            | Self::W4A8Fp8 { .. } => Some(4),
+            Self::Mx { format, .. } => Some(format.element.size_bits()),
+            Self::Fp8(_) | Self::W8A8Int8 { .. } => Some(8),
+            Self::Nvfp4 { .. } | Self::W4A8Int8 { .. } | Self::W4A8Fp8 { .. } => Some(4),
         }
     }
 
@@ -229,8 +252,7 @@ impl Scheme {
                     format!("fp8 block {block_n}x{block_k}")
                 }
             },
-            Self::Mxfp8 { .. } => "mxfp8".to_owned(),
-            Self::Mxfp4 { .. } => "mxfp4".to_owned(),
+            Self::Mx { format, .. } => format.name.to_owned(),
             Self::Nvfp4 { weight_only: true, .. } => "nvfp4 (W4A16)".to_owned(),
             Self::Nvfp4 { weight_only: false, .. } => "nvfp4 (W4A4)".to_owned(),
             Self::W4A8Int8 { .. } => "w4a8 int8".to_owned(),

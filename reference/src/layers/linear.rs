@@ -1,6 +1,7 @@
 //! Linear layers: GPTQ-Marlin, compressed-tensors WNA16, FP8, MXFP8.
 
 use super::{LayerError, LayerParams, ParamSpec, Role, ScaleKind, div, mul};
+use crate::checkpoint::mx::{self, MxFormat};
 use crate::config::{ActivationScheme, Fp8Scheme, GptqParams, ScaleStrategy, Wna16Scheme};
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
@@ -335,16 +336,19 @@ fn check_blocks(shard: &LinearShard, block_n: usize, block_k: usize) -> Result<(
     Ok(())
 }
 
-/// Parameters of an MXFP8 linear layer: `weight` `[N, K]` e4m3fn, `weight_scale` `[N, K/32]`
-/// e8m0 in bytes.
+/// Parameters of a linear layer in a Microscaling format: `weight` `[N, K]` (two codes in a byte:
+/// `[N, K/2]`), `weight_scale` `[N, K/32]` e8m0 in bytes.
 ///
 /// # Errors
 /// [`LayerError::NotDivisible`] unless K on this rank is a multiple of 32.
-pub fn mxfp8_linear(shard: &LinearShard) -> Result<LayerParams, LayerError> {
+pub fn mx_linear(format: &MxFormat, shard: &LinearShard) -> Result<LayerParams, LayerError> {
     let (n, k) = (shard.output_size_per_partition()?, shard.input_size_per_partition);
-    let groups = div("input_size_per_partition", k, "block", 32)?;
+    let groups = div("input_size_per_partition", k, "block", mx::BLOCK)?;
+    let pack = format.codes_per_byte();
+    let weight = ParamSpec::new("weight", vec![n, k / pack], format.weight_dtype(), Role::Weight)
+        .dims(Some(1), Some(0));
     let list = vec![
-        ParamSpec::new("weight", vec![n, k], DType::F8E4M3, Role::Weight).dims(Some(1), Some(0)),
+        if pack > 1 { weight.packed(1, pack) } else { weight },
         ParamSpec::new("weight_scale", vec![n, groups], DType::U8, Role::Scale(ScaleKind::Group))
             .dims(Some(1), Some(0)),
     ];

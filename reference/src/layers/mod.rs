@@ -20,7 +20,7 @@ pub use error::LayerError;
 pub use experts::{ExpertMap, ExpertPlacement, determine_expert_map};
 pub use linear::{
     LinearShard, OutputPart, Parallel, ct_wna16_linear, fp8_linear, gptq_linear, is_k_full,
-    mxfp8_linear, repeat_scales_on_all_ranks,
+    mx_linear, repeat_scales_on_all_ranks,
 };
 pub use moe::{MoeShard, gptq_moe};
 pub use moe_ct::{

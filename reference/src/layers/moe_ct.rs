@@ -81,26 +81,13 @@ pub struct CtWna16Moe<'a> {
     pub act_order_rule: ActOrderRule,
 }
 
-/// Parameters of compressed-tensors WNA16 experts.
-///
-/// `w13_weight_shape` and `w2_weight_shape` have the 16-bit default type upstream, which cannot
-/// hold every size exactly; nothing reads them.
-///
-/// # Errors
-/// [`LayerError::Asymmetric`]; [`LayerError::Bits`] unless 4 or 8 (FlashInfer: 4);
-/// [`LayerError::NotDivisible`] when a size is not whole groups or words;
-/// [`LayerError::StrategyPair`] for scales that are neither per channel nor per group, or, with
-/// FlashInfer, not in groups of 32.
-pub fn ct_wna16_moe(
-    settings: &CtWna16Moe<'_>,
-    shard: &MoeShard,
-) -> Result<LayerParams, LayerError> {
-    let CtWna16Moe { weights, kernel, act_order_rule } = settings;
+/// The groups of the experts' scales, after the constructor's checks.
+fn ct_wna16_group(weights: &CtArgs, kernel: Wna16Kernel) -> Result<GroupSize, LayerError> {
     let method = "compressed-tensors WNA16 MoE";
     if !weights.symmetric {
         return Err(LayerError::Asymmetric { method });
     }
-    let flashinfer = *kernel == Wna16Kernel::FlashInfer;
+    let flashinfer = kernel == Wna16Kernel::FlashInfer;
     let bits = weights.num_bits;
     if !(bits == 4 || bits == 8 && !flashinfer) {
         let expected = if flashinfer { "4" } else { "4 or 8" };
@@ -118,6 +105,27 @@ pub fn ct_wna16_moe(
     if flashinfer && group != GroupSize::Of(32) {
         return Err(scales());
     }
+    Ok(group)
+}
+
+/// Parameters of compressed-tensors WNA16 experts.
+///
+/// `w13_weight_shape` and `w2_weight_shape` have the 16-bit default type upstream, which cannot
+/// hold every size exactly; nothing reads them.
+///
+/// # Errors
+/// [`LayerError::Asymmetric`]; [`LayerError::Bits`] unless 4 or 8 (FlashInfer: 4);
+/// [`LayerError::NotDivisible`] when a size is not whole groups or words;
+/// [`LayerError::StrategyPair`] for scales that are neither per channel nor per group, or, with
+/// FlashInfer, not in groups of 32.
+pub fn ct_wna16_moe(
+    settings: &CtWna16Moe<'_>,
+    shard: &MoeShard,
+) -> Result<LayerParams, LayerError> {
+    let CtWna16Moe { weights, kernel, act_order_rule } = settings;
+    let group = ct_wna16_group(weights, *kernel)?;
+    let flashinfer = *kernel == Wna16Kernel::FlashInfer;
+    let bits = weights.num_bits;
     let act_order = match act_order_rule {
         ActOrderRule::GroupOnly => weights.actorder == Some(ActOrder::Group),
         ActOrderRule::Upstream => weights.actorder.is_some(),

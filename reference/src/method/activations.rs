@@ -1,7 +1,8 @@
 //! Activations as the products of a method take them.
 
+use crate::checkpoint::mx::{self, MxFormat};
 use crate::moe::{half_type, to_slots, widen};
-use crate::quantize::{clear_broken, mxfp8, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
+use crate::quantize::{clear_broken, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
 use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
@@ -19,8 +20,8 @@ pub enum Quantizer {
     Fp8Tensor(Option<f32>),
     /// e4m3fn, a scale for each group of so many k of a row ([`crate::quantize::per_group_fp8`]).
     Fp8Group(usize),
-    /// e4m3fn, a power of two for each 32 k ([`crate::quantize::mxfp8`]).
-    Mxfp8,
+    /// A Microscaling format: a power of two for each 32 k ([`MxFormat::quantize`]).
+    Mx(&'static MxFormat),
     /// e2m1, an e4m3fn scale for each 16 k ([`crate::quantize::nvfp4`]) under the multiplier of the row's
     /// expert: the reciprocal of the quantizer's global scale.
     Nvfp4(Vec<f32>),
@@ -31,6 +32,7 @@ impl Quantizer {
     pub fn code_type(&self, dtype: ScalarType) -> ScalarType {
         match self {
             Self::None => dtype,
+            Self::Mx(format) => format.element,
             Self::Nvfp4(_) => ScalarType::FLOAT4_E2M1F,
             _ => E4M3,
         }
@@ -44,7 +46,7 @@ impl Quantizer {
             Self::Fp8Tensor(Some(_)) => "fp8 static per tensor",
             Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
             Self::Fp8Group(_) => "fp8 dynamic per group",
-            Self::Mxfp8 => "mxfp8",
+            Self::Mx(format) => format.name,
             Self::Nvfp4(_) => "nvfp4",
         }
     }
@@ -99,10 +101,10 @@ impl Quantizer {
                 let q = per_group_fp8(&values, size_k, *size)?;
                 (q.codes, Scales::Group { size: *size, values: q.scales })
             }
-            Self::Mxfp8 => {
-                let (codes, scales) = mxfp8(&values, size_k)?;
-                let values = decoded(ScalarType::FLOAT8_E8M0FNU, &scales);
-                (codes, Scales::Group { size: 32, values })
+            Self::Mx(format) => {
+                let (codes, scales) = format.quantize(&values, size_k)?;
+                let values = decoded(mx::SCALE_TYPE, &scales);
+                (codes, Scales::Group { size: mx::BLOCK, values })
             }
             Self::Nvfp4(multipliers) => {
                 let (codes, scales, of_rows) = nvfp4_rows(&values, size_k, multipliers, expert_of)?;

@@ -15,28 +15,16 @@ fn power(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
 }
 
-/// e4m3fn codes and e8m0 scales of 32 values each: scale = 2^⌊log₂ max⌋, max at least 2^-126.
-/// Upstream: `mxfp8_e4m3_quantize`.
+/// Codes of type `ty` and e8m0 scales of 32 values each: scale = 2^(⌊log₂ max⌋ − `below`), at least
+/// 2^-127, max at least 2^-126; values round to nearest even and saturate. OCP Microscaling Formats
+/// 1.0, section 6.3.
 ///
-/// The logarithm is exact here; upstream's is f32 and could differ for an f32 maximum just below
-/// a power of two, never for 16-bit inputs.
+/// The logarithm is exact here; upstream's (`mxfp8_e4m3_quantize`) is f32 and could differ for an
+/// f32 maximum just below a power of two, never for 16-bit inputs.
 ///
 /// # Errors
 /// [`Error::Size`], [`Error::Shape`]: not rows of whole blocks; [`Error::Value`]: not finite.
-pub fn mxfp8(x: &[f32], cols: usize) -> Result<(Vec<u8>, Vec<u8>)> {
-    mx(x, cols, ScalarType::FLOAT8_E4M3FN, 0)
-}
-
-/// e2m1 codes and e8m0 scales of 32 values each: scale = 2^(⌊log₂ max⌋ − 2), at least 2^-127;
-/// values round to nearest even and saturate. OCP Microscaling Formats 1.0, section 6.3.
-///
-/// # Errors
-/// As [`mxfp8`].
-pub fn mxfp4(x: &[f32], cols: usize) -> Result<(Vec<u8>, Vec<u8>)> {
-    mx(x, cols, ScalarType::FLOAT4_E2M1F, 2)
-}
-
-fn mx(x: &[f32], cols: usize, ty: ScalarType, below: i32) -> Result<(Vec<u8>, Vec<u8>)> {
+pub fn mx(x: &[f32], cols: usize, ty: ScalarType, below: i32) -> Result<(Vec<u8>, Vec<u8>)> {
     expect_rows(x, cols, 32)?;
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for block in x.chunks_exact(32) {
@@ -62,7 +50,7 @@ fn reciprocal(x: f32) -> f32 {
 /// instruction has it. A GPU's own reciprocals are not these: see [`super::nvfp4_kernel_difference`].
 ///
 /// # Errors
-/// As [`mxfp8`], in blocks of 16; [`Error::Size`] for a global scale that is not positive and
+/// As [`mx`], in blocks of 16; [`Error::Size`] for a global scale that is not positive and
 /// finite.
 pub fn nvfp4(x: &[f32], cols: usize, global_scale: f32) -> Result<(Vec<u8>, Vec<u8>)> {
     expect_rows(x, cols, 16)?;

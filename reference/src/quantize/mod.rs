@@ -11,7 +11,7 @@ mod nvfp4_kernel;
 mod rules;
 
 pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_token_int8};
-pub use block::{mxfp4, mxfp8, nvfp4};
+pub use block::{mx, nvfp4};
 pub use fp8_group::per_group_fp8;
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
 pub(crate) use nvfp4_kernel::with_ties_away;

@@ -79,14 +79,14 @@ impl ZeroScale {
 }
 
 /// Quantized rows of one tensor.
-struct Rows<'a> {
+struct QuantizedRows<'a> {
     x: &'a [f32],
     cols: usize,
     codes: &'a [u8],
     scales: &'a [u8],
 }
 
-impl Rows<'_> {
+impl QuantizedRows<'_> {
     fn blocks(&self) -> impl Iterator<Item = (usize, &[f32], &[u8], u8)> {
         let blocks = self.x.chunks_exact(16).zip(self.codes.chunks_exact(16)).zip(self.scales);
         blocks.enumerate().map(|(i, ((x, codes), &scale))| (i, x, codes, scale))
@@ -168,7 +168,7 @@ pub fn nvfp4_kernel_difference(
         let expected = format!("{} codes and {} scales", x.len(), x.len() / 16);
         return Err(Error::shape("quantized rows", &[codes.len(), scales.len()], expected));
     }
-    let rows = Rows { x, cols, codes, scales };
+    let rows = QuantizedRows { x, cols, codes, scales };
     if let Some(difference) = rows.wrong_scale(global_scale) {
         return Ok(Some(difference));
     }
@@ -198,7 +198,7 @@ fn even_below(v: f32, factor: f32) -> Option<u8> {
 ///
 /// Reciprocals that are all too large do the same to ties, so that this alone is no proof of a mistake.
 pub fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
-    let rows = Rows { x, cols: x.len(), codes, scales };
+    let rows = QuantizedRows { x, cols: x.len(), codes, scales };
     let (mut even, mut away) = (0usize, 0usize);
     for (_, x, codes, scale) in rows.blocks().filter(|(.., scale)| *scale != 0) {
         let factor = 1.0 / (e4m3fn_to_f32(scale) * (1.0 / global_scale));
@@ -214,7 +214,7 @@ pub fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]
 
 /// The definition's `codes` with ties away from zero in the place of ties to even.
 pub(crate) fn with_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> Vec<u8> {
-    let rows = Rows { x, cols: x.len(), codes, scales };
+    let rows = QuantizedRows { x, cols: x.len(), codes, scales };
     let block = |(_, x, codes, scale): (usize, &[f32], &[u8], u8)| -> Vec<u8> {
         let factor = 1.0 / (e4m3fn_to_f32(scale) * (1.0 / global_scale));
         let tie = |v: f32| scale != 0 && even_below(v, factor).is_some();

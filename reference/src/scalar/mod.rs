@@ -10,6 +10,7 @@ mod format;
 mod half;
 mod kind;
 mod limits;
+mod stored;
 
 pub use convert::*;
 pub use convert_fp8::*;
@@ -17,3 +18,5 @@ pub use format::{Overflow, Rounding};
 pub(crate) use half::{narrow, round_to, widen};
 pub use kind::{NanRepr, ScalarType};
 pub use limits::Limit;
+pub use stored::float_type;
+pub(crate) use stored::stored_type;

@@ -1,5 +1,6 @@
 //! The layer and the deployment, as selection sees them.
 
+use crate::checkpoint::mx::MxFormat;
 use crate::config::{ScaleStrategy, Scheme};
 use crate::scalar::ScalarType;
 
@@ -236,10 +237,8 @@ pub enum WeightKey {
     Fp8Block128,
     /// e4m3fn, blocks of another size.
     Fp8OtherBlock,
-    /// MXFP8.
-    Mxfp8,
-    /// MXFP4.
-    Mxfp4,
+    /// A Microscaling format.
+    Mx(&'static MxFormat),
     /// NVFP4.
     Nvfp4,
     /// int8 with int8 activations.
@@ -261,8 +260,7 @@ impl WeightKey {
                 ScaleStrategy::Block { block_n: 128, block_k: 128 } => Self::Fp8Block128,
                 ScaleStrategy::Block { .. } => Self::Fp8OtherBlock,
             },
-            Scheme::Mxfp8 { .. } => Self::Mxfp8,
-            Scheme::Mxfp4 { .. } => Self::Mxfp4,
+            Scheme::Mx { format, .. } => Self::Mx(format),
             Scheme::Nvfp4 { .. } => Self::Nvfp4,
             Scheme::W8A8Int8 { .. } => Self::W8A8Int8,
             Scheme::Unquantized { .. } | Scheme::W4A8Int8 { .. } | Scheme::W4A8Fp8 { .. } => {
@@ -281,8 +279,7 @@ impl WeightKey {
             Self::Fp8Channel => "fp8 per channel",
             Self::Fp8Block128 => "fp8 128x128 blocks",
             Self::Fp8OtherBlock => "fp8 other blocks",
-            Self::Mxfp8 => "mxfp8",
-            Self::Mxfp4 => "mxfp4",
+            Self::Mx(format) => format.name,
             Self::Nvfp4 => "nvfp4",
             Self::W8A8Int8 => "w8a8 int8",
         }

@@ -4,8 +4,7 @@ use super::{
     Backend, Capability, InputType, LinearDesc, MarlinRefusal, Options, Platform, Reason,
     Selection, check_marlin_supported, check_marlin_supports_shape,
 };
-use crate::config::{ScaleStrategy, Scheme};
-use crate::dims::GroupSize;
+use crate::config::Scheme;
 use crate::scalar::ScalarType;
 
 /// Asks Marlin about a linear layer (upstream `can_implement` and `is_supported` of its Marlin
@@ -19,7 +18,7 @@ pub fn select_linear(scheme: &Scheme, desc: &LinearDesc, device: &Capability) ->
 
 fn reasons(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Vec<Reason> {
     let mut reasons = platform(device);
-    let group = match scheme {
+    match scheme {
         Scheme::Unquantized { .. } => return vec![Reason::Unquantized],
         Scheme::Wna16(w) => {
             reasons.extend(
@@ -27,9 +26,8 @@ fn reasons(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Vec<Reaso
                     .err()
                     .map(Reason::from),
             );
-            w.group_size
         }
-        Scheme::Fp8(f) => {
+        Scheme::Fp8(_) => {
             let native = device.at_least(8, 9) && !desc.options.force_fp8_marlin;
             if native {
                 reasons.push(Reason::NativeFp8 { compute: device.to_int() });
@@ -37,25 +35,20 @@ fn reasons(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Vec<Reaso
             if desc.options.batch_invariant {
                 reasons.push(Reason::BatchInvariance);
             }
-            match f.strategy {
-                ScaleStrategy::Block { block_k, .. } => GroupSize::Of(block_k),
-                ScaleStrategy::Tensor | ScaleStrategy::Channel => GroupSize::Channel,
-            }
         }
-        Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } => GroupSize::Of(32),
-        Scheme::Nvfp4 { .. } => GroupSize::Of(16),
+        Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => {}
         other => {
             reasons.push(Reason::Scheme { scheme: other.label() });
             return reasons;
         }
-    };
+    }
     reasons.extend(inputs(scheme, &desc.options, device));
     reasons.extend(
         check_marlin_supports_shape(
             desc.output_size_per_partition,
             desc.input_size_per_partition,
             desc.input_size,
-            group,
+            scheme.group_size(),
         )
         .err()
         .map(Reason::from),
@@ -77,7 +70,8 @@ pub(super) fn platform(device: &Capability) -> Vec<Reason> {
     Vec::new()
 }
 
-/// Activations of 8 bits: int8 with `uint4b8` alone; e4m3fn with `uint4b8` and MXFP4, on compute
+/// Activations of 8 bits: int8 with `uint4b8` alone; e4m3fn with `uint4b8` and
+/// Microscaling formats of 4 bits, on compute
 /// capability 8.9 or 12.0.
 pub(super) fn inputs(scheme: &Scheme, options: &Options, device: &Capability) -> Option<Reason> {
     let input = options.input_type;
@@ -86,7 +80,7 @@ pub(super) fn inputs(scheme: &Scheme, options: &Options, device: &Capability) ->
     }
     let reads = match scheme {
         Scheme::Wna16(w) => w.weight_type == ScalarType::UINT4B8,
-        Scheme::Mxfp4 { .. } => input == InputType::Fp8,
+        Scheme::Mx { format, .. } => format.fp8_activations && input == InputType::Fp8,
         _ => false,
     };
     if !reads {

@@ -6,7 +6,7 @@ use super::{
     ActivationFormat, ActivationKey, Backend, Capability, InputType, MoeActivation, MoeDeployment,
     MoeDesc, Reason, Selection, WeightKey, check_moe_marlin_supports_layer,
 };
-use crate::config::{CheckpointFormat, ScaleStrategy, Scheme};
+use crate::config::{IntContainer, Scheme};
 use crate::dims::GroupSize;
 
 /// What a modular Marlin kernel objects to, in upstream's order (`is_supported_config` of
@@ -91,7 +91,7 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
 fn own_call(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     let mut reasons = platform(device);
     match scheme {
-        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format == CheckpointFormat::Awq => {}
+        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format == IntContainer::Awq => {}
         other => reasons.push(Reason::Scheme { scheme: other.label() }),
     }
     if desc.activation == MoeActivation::Relu2 {
@@ -111,11 +111,7 @@ fn shape(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     use super::MarlinRefusal;
     let (group, built_in) = match scheme {
         Scheme::Wna16(w) => (w.group_size, false),
-        Scheme::Fp8(f) => match f.strategy {
-            ScaleStrategy::Block { block_k, .. } => (GroupSize::Of(block_k), true),
-            ScaleStrategy::Tensor | ScaleStrategy::Channel => (GroupSize::Channel, true),
-        },
-        Scheme::Nvfp4 { .. } => (GroupSize::Of(16), true),
+        Scheme::Fp8(_) | Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => (scheme.group_size(), true),
         _ => (GroupSize::Of(32), true),
     };
     check_moe_marlin_supports_layer(

@@ -76,9 +76,8 @@ impl Stack<'_> {
                 self.input(case, "scales", float, &[groups, size_n], |w| table(&w.scales))?;
                 self.input(case, "qzeros", DType::I32, &z, part(|t| t.qzeros))?;
             }
-            F::Fp8 | F::Mxfp8 | F::Nvfp4 | F::Mxfp4 => {
-                let packed = matches!(q.checkpoint_format, F::Nvfp4 | F::Mxfp4);
-                let dtype = if packed { DType::U8 } else { DType::F8E4M3 };
+            F::Fp8 | F::Mx(_) | F::Nvfp4 => {
+                let dtype = if per_byte > 1 { DType::U8 } else { DType::F8E4M3 };
                 let shape = [size_n, size_k / per_byte];
                 self.input(case, "weight", dtype, &shape, |w| {
                     Ok(bytes_of(&transpose_words(w.codes.words(), size_k / pack, size_n)))

@@ -106,7 +106,7 @@ fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> R
     let len = groups * size_n;
     let kind = rng.below(SCALE_KINDS);
     match quant.checkpoint_format {
-        CheckpointFormat::Mxfp8 | CheckpointFormat::Mxfp4 => {
+        CheckpointFormat::Mx(_) => {
             // On its way through f16 a power above 2^15 would become NaN; fp8 activations add 6.
             let f16 = quant.dtype == ScalarType::FLOAT16;
             let max = match (f16, quant.input_dtype) {

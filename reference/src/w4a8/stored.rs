@@ -12,17 +12,18 @@
 
 use std::borrow::Cow;
 
+mod load;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::Linear;
+use super::RhsLayout;
+
 use crate::container::Container;
 use crate::dims::{GroupSize, Shape};
-use crate::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
-use crate::tensor::DType;
-use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
+pub use load::{experts, linear};
 
 /// Prefix of the descriptions' keys in `__metadata__`.
 pub const PREFIX: &str = "marlinspike.w4a8.";
@@ -366,54 +367,5 @@ impl MoeDescription {
             }
         }
         Ok(())
-    }
-}
-
-/// The packed bytes of a tensor, which must have this shape.
-fn packed<'a>(file: &Container<'a>, name: &str, shape: &[usize]) -> Result<Cow<'a, [u8]>> {
-    let tensor = file.tensor(name)?;
-    tensor.expect_dtype(&[DType::U8])?.expect_shape(shape)?;
-    Ok(tensor.into_bytes())
-}
-
-/// The experts of `module`: description, w13 and w2, borrowed from the file's bytes.
-///
-/// # Errors
-/// As [`MoeDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`] naming
-/// the tensor that is missing or does not match the description.
-pub fn experts<'a>(
-    file: &Container<'a>,
-    module: &str,
-) -> Result<(MoeDescription, PackedStack<'a>, PackedStack<'a>)> {
-    let described = MoeDescription::read(file, module)?;
-    let stack = |which: &str, layout: RhsLayout| {
-        let name = format!("{module}.{which}_packed");
-        let shape = [described.local_num_experts(), layout.packed_len()];
-        PackedStack::new(&name, layout, packed(file, &name, &shape)?)
-    };
-    let w13 = stack("w13", described.w13_layout()?)?;
-    let w2 = stack("w2", described.w2_layout()?)?;
-    Ok((described, w13, w2))
-}
-
-/// The weight of the linear layer `module`, borrowed from the file's bytes.
-///
-/// # Errors
-/// As [`LinearDescription::read`]; [`ContainerError`](crate::container::ContainerError), [`Error::Dtype`] and [`Error::Shape`]
-/// naming the tensor that is missing or does not match the description.
-pub fn linear<'a>(file: &Container<'a>, module: &str) -> Result<PackedRhs<'a>> {
-    let layout = LinearDescription::read(file, module)?.layout;
-    let bytes = packed(file, &format!("{module}.rhs_packed"), &[layout.packed_len()])?;
-    PackedRhs::new(layout, bytes)
-}
-
-impl<'a> Linear<'a> {
-    /// The linear layer `module` of a packed file, run by the fastest kernel of this CPU. The weight
-    /// borrows the file's bytes.
-    ///
-    /// # Errors
-    /// As [`linear`].
-    pub fn load(file: &Container<'a>, module: &str, rounding: ActivationRounding) -> Result<Self> {
-        Ok(Self::new(linear(file, module)?, rounding))
     }
 }

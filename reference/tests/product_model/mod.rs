@@ -6,6 +6,7 @@
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::checkpoint::mxfp8;
 use marlinspike::scalar::ScalarType;
 use marlinspike::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
@@ -119,7 +120,7 @@ fn matrix(
             let groups = k / 16;
             m.s = (0..groups * n).map(|i| e4m3(scales[i % n * groups + i / n])).collect();
         }
-        CheckpointFormat::Mxfp8 => {
+        CheckpointFormat::Mx(format) if *format == mxfp8::FORMAT => {
             let (bytes, scales) = (get("weight"), get("weight_scale"));
             let (bytes, scales) = (bytes.bytes(), scales.bytes());
             m.q = (0..k * n).map(|i| e4m3(bytes[i % n * k + i / n])).collect();

@@ -6,6 +6,7 @@ use marlinspike::case::{
     Activation, Case, CaseConfig, CheckpointFormat, LinearConfig, MoeConfig, Op, ParallelStyle,
     QuantConfig, ScoringFunc, TensorParallel,
 };
+use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::container::{Container, write_container};
 use marlinspike::dims::GroupSize;
 use marlinspike::scalar::ScalarType;
@@ -117,8 +118,8 @@ fn quants() -> Vec<QuantConfig> {
         QuantConfig { has_bias: true, ..quant(F::Nvfp4, S::FLOAT4_E2M1F, S::BFLOAT16, 16) },
         quant(F::Gptq, S::UINT8B128, S::BFLOAT16, 64),
         quant(F::Fp8, S::FLOAT8_E4M3FN, S::FLOAT16, -1),
-        quant(F::Mxfp8, S::FLOAT8_E4M3FN, S::BFLOAT16, 32),
-        quant(F::Mxfp4, S::FLOAT4_E2M1F, S::BFLOAT16, 32),
+        quant(F::Mx(&mxfp8::FORMAT), S::FLOAT8_E4M3FN, S::BFLOAT16, 32),
+        quant(F::Mx(&mxfp4::FORMAT), S::FLOAT4_E2M1F, S::BFLOAT16, 32),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! What products of every kind have in common before they are launched.
 
-use crate::{error::AccelError, memory::Buffer, ops::align::DeviceBlocks, registry::Row};
+use crate::{error::AccelError, memory::Buffer, operation::Row, ops::align::DeviceBlocks};
 
 /// Rows of x, of `size_k` elements each.
 ///
@@ -11,7 +11,7 @@ pub(super) fn rows_of_x(row: &Row, x: &Buffer<u16>, size_k: usize) -> Result<usi
         return Ok(x.len() / size_k);
     }
     let found = format!("{} elements", x.len());
-    Err(AccelError::argument(row, "x", found, format!("rows of {size_k}")))
+    Err(row.refuse("x", found, format!("rows of {size_k}")))
 }
 
 /// Rows of y, whose rows of `width` elements are made of `top_k` of each row of x.
@@ -28,11 +28,11 @@ pub(crate) fn rows_of_y(
     let size_m = rows_of_x.checked_mul(top_k).filter(|&m| i32::try_from(m).is_ok());
     let Some(size_m) = size_m.filter(|_| top_k > 0) else {
         let expected = format!("1 or more for {rows_of_x} rows");
-        return Err(AccelError::argument(row, "top_k", top_k, expected));
+        return Err(row.refuse("top_k", top_k, expected));
     };
     if Some(y.len()) != size_m.checked_mul(width) {
         let (found, expected) = (format!("{} elements", y.len()), format!("[{size_m}, {width}]"));
-        return Err(AccelError::argument(row, "y", found, expected));
+        return Err(row.refuse("y", found, expected));
     }
     Ok(size_m)
 }
@@ -51,17 +51,18 @@ pub(crate) fn blocks(
         return Ok(());
     }
     let expected = format!("{size_m} entries in blocks of {block_size} for {experts} experts");
-    Err(AccelError::argument(row, "blocks", format!("{blocks:?}"), expected))
+    Err(row.refuse("blocks", format!("{blocks:?}"), expected))
 }
 
-/// Fails unless there are as many router weights as rows of y, or none.
+/// Returns an error unless there are `count` router weights, or none; `what` names them.
 pub(crate) fn router_weights(
     row: &Row,
-    topk_weights: Option<&Buffer<f32>>,
-    size_m: usize,
+    what: &'static str,
+    weights: Option<&Buffer<f32>>,
+    count: usize,
 ) -> Result<(), AccelError> {
-    match topk_weights.filter(|weights| weights.len() != size_m) {
+    match weights.filter(|weights| weights.len() != count) {
         None => Ok(()),
-        Some(weights) => Err(AccelError::argument(row, "topk_weights", weights.len(), size_m)),
+        Some(weights) => Err(row.refuse(what, weights.len(), count)),
     }
 }

@@ -3,11 +3,12 @@
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
-use super::{
-    ROW,
+use super::ROW;
+use crate::{
+    error::AccelError,
+    nvrtc::Parameter,
     parameters::{Codes, Scales},
 };
-use crate::{error::AccelError, nvrtc::Parameter};
 
 /// What scales of integers are in magnitude, where several groups of even size have scales of bf16. The
 /// kernel makes a weight of a code in one step if it can hold 2^129 or 2^133 times the scale as a bf16.
@@ -127,13 +128,13 @@ impl Kind {
                 let expected = "uint4b8, uint4 with zero points, uint8b128 or float8_e4m3fn with 16-bit \
                                 scales; float8_e4m3fn or float4_e2m1f with e8m0 scales; float4_e2m1f \
                                 with e4m3 scales";
-                return Err(AccelError::argument(&ROW, "weight", found, expected));
+                return Err(ROW.refuse("weight", found, expected));
             }
         };
         if !kind.takes(dtype) {
             let found = format!("{} under {dtype}", weight.name);
             let expected = "bfloat16: float16 lacks most of e8m0's scales";
-            return Err(AccelError::argument(&ROW, "dtype", found, expected));
+            return Err(ROW.refuse("dtype", found, expected));
         }
         let groups = weight.scales.rows();
         let group_size = weight.shape().size_k / groups.max(1);
@@ -154,13 +155,13 @@ impl Kind {
         };
         if !fits {
             let found = format!("{}: {group_size}", weight.name);
-            return Err(AccelError::argument(&ROW, "group_size", found, expected));
+            return Err(ROW.refuse("group_size", found, expected));
         }
         for other in weights {
             if let Some(global) = other.global_scale.filter(|_| kind != Self::Nvfp4) {
                 let found = format!("{}: {global}", other.name);
                 let expected = "none but with e4m3 scales";
-                return Err(AccelError::argument(&ROW, "global_scale", found, expected));
+                return Err(ROW.refuse("global_scale", found, expected));
             }
             // Of 16 bits and more there are several types, all converted to `dtype`.
             let ty = other.scales.ty();
@@ -168,7 +169,7 @@ impl Kind {
             if !as_first {
                 let found = format!("{}: {ty}", other.name);
                 let expected = format!("{scales} as {}", weight.name);
-                return Err(AccelError::argument(&ROW, "scales", found, expected));
+                return Err(ROW.refuse("scales", found, expected));
             }
             kind.check(other, dtype)?;
         }
@@ -196,7 +197,7 @@ impl Kind {
     fn check(self, weight: &Weight<'_>, dtype: ScalarType) -> Result<(), AccelError> {
         let refuse = |what, at: [usize; 2], found: String, expected: &str| {
             let found = format!("{}: {found} at {at:?}", weight.name);
-            Err(AccelError::argument(&ROW, what, found, expected))
+            Err(ROW.refuse(what, found, expected))
         };
         if matches!(self, Self::Fp8 | Self::Mxfp8 { .. }) {
             // A byte of magnitude 0x7F carries into its sign.
@@ -275,7 +276,9 @@ impl Kind {
     pub(super) fn forms(dtype: ScalarType) -> Vec<Vec<Parameter>> {
         let taken = Self::ALL.into_iter().filter(|kind| kind.takes(dtype));
         let mut forms: Vec<_> = taken
-            .flat_map(|kind| kind.groups().iter().map(move |&groups| kind.parameters(groups, false)))
+            .flat_map(|kind| {
+                kind.groups().iter().map(move |&groups| kind.parameters(groups, false))
+            })
             .collect();
         let uneven = [Self::Uint4b8(Magnitude::Any), Self::Uint8b128(Magnitude::Any)];
         forms.extend(uneven.map(|kind| kind.parameters(0, true)));
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn small_scales_are_told_by_all_of_them() {
+    fn one_large_scale_decides_the_kind() {
         let kind = |ty: ScalarType, dtype: ScalarType, groups: usize, scale: f64| {
             let shape = Shape::new(128, 64);
             let bits = if ty == ScalarType::UINT8B128 { 8 } else { 4 };

@@ -1,20 +1,19 @@
 //! Products of many rows on Hopper (`marlin_gemm_wgmma.cu`).
 
-mod plan;
-
 use marlinspike::gemm::schedule::Schedule;
 
-use super::{MarlinWeight, checks};
-use crate::{
-    device::Device,
-    error::AccelError,
-    memory::Buffer,
-    ops::{align::DeviceBlocks, check},
-    raw,
-    registry::{Law, Needs, Row},
+use super::{
+    MarlinWeight, checks,
+    plan::{ManyRows, parameters, variants},
 };
-pub use plan::ManyRows;
-use plan::{MOST_WARPS, parameters, variants};
+use crate::{
+    device::{Device, failed},
+    error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments, tensor_map::TensorMap},
+    memory::Buffer,
+    operation::{Law, Needs, Row},
+    ops::{align::DeviceBlocks, check},
+};
 
 /// Upstream: `marlin_gemm`, for many rows.
 pub(crate) static ROW: Row = Row {
@@ -23,6 +22,7 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, 0),
+    arguments: ManyRowsArguments::SIZES,
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`, for many rows of each expert.
@@ -32,78 +32,45 @@ pub(crate) static MOE: Row = Row {
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, 1),
+    arguments: ManyRowsArguments::SIZES,
 };
 
 /// Rows of x that thread blocks work on side by side, so that they and the columns of W that go with
 /// them stay in the L2 cache.
 const RASTER_ROWS: usize = 1024;
 
-/// Where thread blocks that share a tile hand over its totals. Of one device: its products of many rows
-/// follow each other.
-///
-/// Opening the device makes it, 13 MB on an H200, though only products of many rows use it: the first one may
-/// come while launches are recorded, when no memory must be allocated.
-#[derive(Debug)]
-pub(crate) struct Handover {
-    /// `[thread blocks, MOST_OUTPUTS]`
-    pub(crate) totals: Buffer<f32>,
-    /// `[thread blocks, warps]`: 1 while totals wait to be taken, else 0.
-    pub(crate) are_there: Buffer<u32>,
-}
+static KERNEL: Kernel<ManyRowsArguments> = Kernel::early(&ROW);
+static MOE_KERNEL: Kernel<ManyRowsArguments> = Kernel::early(&MOE);
 
-impl Handover {
-    /// Outputs of a tile at most.
-    const MOST_OUTPUTS: usize = 192 * 128;
-
-    /// Absent where the architecture has no such kernel.
-    ///
-    /// # Errors
-    /// [`AccelError::Driver`]
-    pub(crate) fn new(device: &Device) -> Result<Option<Self>, AccelError> {
-        if !ManyRows::has(device.arch()) {
-            return Ok(None);
-        }
-        let blocks = device.multiprocessors() as usize;
-        Ok(Some(Self {
-            totals: device.zeroed(blocks * Self::MOST_OUTPUTS)?,
-            are_there: device.zeroed(blocks * MOST_WARPS as usize)?,
-        }))
+arguments! {
+    /// Of `marlin_gemm_wgmma.cu`.
+    ManyRowsArguments {
+        x_map: TensorMap,
+        y_map: TensorMap,
+        qweight: Pointer,
+        scales: Pointer,
+        zeros: Pointer,
+        bias: Pointer,
+        global_scale: Pointer,
+        size_m: u32,
+        size_n: u32,
+        size_k: u32,
+        chunk_k: u32,
+        group_size: u32,
+        raster: u32,
+        totals: Pointer,
+        totals_ready: Pointer,
+        expert_ids: Pointer,
+        num_tokens_post_padded: Pointer,
+        row_weights: Pointer,
     }
 }
 
-/// A product that was checked: holding one proves that a launch with it stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct ManyGemm<'a> {
-    /// `[rows, size_k]`; with experts rows in the order of their blocks.
-    pub(crate) x: &'a Buffer<u16>,
-    pub(crate) weight: &'a MarlinWeight,
-    /// `[rows, size_n]`, in the order of x.
-    pub(crate) y: &'a mut Buffer<u16>,
-    /// Rows of x and y.
-    pub(crate) rows: u32,
-    /// Rows, without padding: with experts entries.
-    pub(crate) size_m: u32,
-    pub(crate) size_n: u32,
-    pub(crate) size_k: u32,
-    /// k of a chunk of the canonical schedule.
-    pub(crate) chunk_k: u32,
-    pub(crate) plan: ManyRows,
-    /// Dynamic shared memory of a thread block.
-    pub(crate) shared_bytes: u32,
-    /// Thread blocks.
-    pub(crate) grid: u32,
-    /// Blocks of rows that are computed side by side.
-    pub(crate) raster: u32,
-    pub(crate) handover: &'a Handover,
-    /// Of a product with experts: the blocks, and what multiplies each row of y before it is rounded.
-    pub(crate) experts: Option<(&'a DeviceBlocks, Option<&'a Buffer<f32>>)>,
-}
-
-/// [`marlin_gemm`](super::marlin_gemm) dealt out for many rows, as the caller says: the same bits, at
+/// [`marlin_gemm`](super::marlin_gemm) for many rows, divided by the caller's plan: the same bits, at
 /// another speed.
 ///
 /// # Errors
-/// As [`marlin_gemm`](super::marlin_gemm); [`AccelError::Argument`] for a plan that the kernel has not, a
+/// As [`marlin_gemm`](super::marlin_gemm); [`AccelError::Argument`] for an unknown plan, a
 /// device that is not of capability 9.0, and a weight with groups of several sizes.
 pub fn marlin_gemm_many_rows(
     device: &Device,
@@ -113,7 +80,7 @@ pub fn marlin_gemm_many_rows(
     plan: ManyRows,
 ) -> Result<(), AccelError> {
     let parts = [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))];
-    check::on(&ROW, device, &parts)?;
+    check::same_device(&ROW, device, &parts)?;
     let shape = weight.shape();
     let rows_of_x = checks::rows_of_x(&ROW, x, shape.size_k)?;
     let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y, shape.size_n)?;
@@ -155,18 +122,18 @@ pub(crate) fn moe_many_rows(
         ("y", y.is_on(device)),
         ("routing", blocks.is_on(device) && weights_ours),
     ];
-    check::on(&MOE, device, &parts)?;
+    check::same_device(&MOE, device, &parts)?;
     let (shape, entries) = (weight.shape(), blocks.entries());
     let places = blocks.places();
     for (what, buffer, width) in [("x", x, shape.size_k), ("y", &*y, shape.size_n)] {
         if buffer.len() / width < places {
             let found = format!("{} elements", buffer.len());
             let expected = format!("at least {places} rows of {width}");
-            return Err(AccelError::argument(&MOE, what, found, expected));
+            return Err(MOE.refuse(what, found, expected));
         }
     }
     checks::blocks(&MOE, blocks, plan.rows as usize, entries, weight.experts())?;
-    checks::router_weights(&MOE, row_weights, places)?;
+    checks::router_weights(&MOE, "row_weights", row_weights, places)?;
     if entries == 0 {
         return Ok(());
     }
@@ -184,38 +151,56 @@ fn launch(
     experts: Option<(&DeviceBlocks, Option<&Buffer<f32>>)>,
 ) -> Result<(), AccelError> {
     let row = if experts.is_some() { &MOE } else { &ROW };
-    plan.validate(row, device, weight)?;
     let (shape, form) = (weight.shape(), weight.form());
+    plan.validate(row, device, &form)?;
     let rows = experts.map_or(size_m, |(blocks, _)| blocks.places());
     let blocks_of_rows = rows.div_ceil(plan.rows as usize);
     let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(plan.n_tile() as usize));
     // Tiles are counted in 32 bits, raster and all.
     if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
         let found = format!("{rows} rows in {tiles} tiles");
-        return Err(AccelError::argument(row, "rows", found, "fewer than 2^31 of either"));
+        return Err(row.refuse("rows", found, "fewer than 2^31 of either"));
     }
-    let Some(handover) = device.handover() else {
-        return Err(AccelError::argument(row, "device", format!("{device:?}"), "sm_90a"));
+    let Some(split_totals) = device.split_totals() else {
+        return Err(row.refuse("device", format!("{device:?}"), "sm_90a"));
     };
     let is_moe = u32::from(experts.is_some());
-    let function = device.function(row, &parameters(weight.dtype(), &form, is_moe, plan))?;
-    let gemm = ManyGemm {
-        x,
-        weight,
-        y,
-        rows: rows as u32,
+    let (rows, size_n, size_k) = (rows as u32, shape.size_n as u32, shape.size_k as u32);
+    let map = |matrix: &Buffer<u16>, columns| {
+        let map = TensorMap::new(device, matrix, rows, columns, plan.rows);
+        map.map_err(failed("cuTensorMapEncodeTiled"))
+    };
+    let [totals, totals_ready] = split_totals.addresses().map(Pointer::new);
+    // x has `rows` rows of size_k, y as many of size_n; the copy engine reads and writes no others. The weight's buffers
+    // are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M and
+    // block size; x, y and the router weights have a row for each place. The totals have room for a tile of every thread
+    // block, of which there are no more than multiprocessors.
+    let arguments = ManyRowsArguments {
+        x_map: map(x, size_k)?,
+        y_map: map(y, size_n)?,
+        qweight: (&weight.qweight).into(),
+        scales: (&weight.scales).into(),
+        zeros: weight.zeros.as_ref().into(),
+        bias: weight.bias.as_ref().into(),
+        global_scale: weight.global_scale.as_ref().into(),
         // No more than rows; `MarlinWeight` holds both sizes below 2^31.
         size_m: size_m as u32,
-        size_n: shape.size_n as u32,
-        size_k: shape.size_k as u32,
+        size_n,
+        size_k,
         chunk_k: Schedule::canonical_chunk(shape.size_k) as u32,
-        plan,
-        shared_bytes: plan.shared_bytes(&form, is_moe),
-        grid: device.multiprocessors().min(tiles as u32),
+        group_size: weight.group_k(),
         raster: (RASTER_ROWS / plan.rows as usize) as u32,
-        handover,
-        experts,
+        totals,
+        totals_ready,
+        expert_ids: experts.map(|(blocks, _)| &blocks.expert_ids).into(),
+        num_tokens_post_padded: experts.map(|(blocks, _)| &blocks.num_tokens_post_padded).into(),
+        row_weights: experts.and_then(|(_, row_weights)| row_weights).into(),
     };
-    raw::gemm_many::launch(device, &function, gemm)
-        .map_err(|error| AccelError::Driver { call: row.name, reason: error.to_string() })
+    let grid = Grid {
+        blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
+        threads: (plan.threads(), 1, 1),
+        shared_bytes: plan.shared_bytes(&form, is_moe),
+    };
+    let kernel = if experts.is_some() { &MOE_KERNEL } else { &KERNEL };
+    kernel.launch(device, &parameters(weight.dtype(), &form, is_moe, plan), grid, arguments)
 }

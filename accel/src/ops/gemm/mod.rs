@@ -1,11 +1,11 @@
 //! Products with weights in Marlin's layout, by the reference's canonical schedule
 //! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
-//! work is dealt out.
+//! work is divided.
 
 pub(crate) mod checks;
 mod kind;
 pub(crate) mod many;
-pub(crate) mod parameters;
+mod plan;
 mod tiling;
 mod weight;
 
@@ -16,8 +16,8 @@ use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::scalar::ScalarType;
 
 use kind::Kind;
-use parameters::Product;
-pub use many::{ManyRows, marlin_gemm_many_rows};
+pub use many::marlin_gemm_many_rows;
+pub use plan::ManyRows;
 pub use tiling::Tiling;
 use tiling::{SIZES_K, Width};
 pub use weight::MarlinWeight;
@@ -25,14 +25,15 @@ pub use weight::MarlinWeight;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Activation, Arguments, Grid, Kernel, Pointer, Routing, arguments},
     memory::Buffer,
     nvrtc::{Arch, Parameter},
+    operation::{Law, Needs, Row},
     ops::{
         align::{DeviceBlocks, Runs},
         check,
     },
-    raw,
-    registry::{Law, Needs, Row},
+    parameters::Product,
 };
 
 /// Upstream: `marlin_gemm`.
@@ -42,6 +43,7 @@ pub(crate) static ROW: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, &[Product::Dense]),
+    arguments: GemmArguments::SIZES,
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`.
@@ -54,6 +56,7 @@ pub(crate) static MOE: Row = Row {
         let all = [Product::Experts, Product::ExpertsGateUpHalves, Product::ExpertsGateUpPairs];
         variants(arch, if arch.has_clusters() { &all } else { &all[..1] })
     },
+    arguments: GemmArguments::SIZES,
 };
 
 fn variants(arch: Arch, products: &[Product]) -> Vec<Vec<Parameter>> {
@@ -66,9 +69,9 @@ fn variants(arch: Arch, products: &[Product]) -> Vec<Vec<Parameter>> {
                         for &product in products {
                             let paired = product == Product::ExpertsGateUpHalves;
                             let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
-                            let parameters = parameters(ty, &form, product, tiling);
-                            if seen.insert(parameters.clone()) {
-                                all.push(parameters);
+                            let defined = parameters(ty, &form, product, tiling);
+                            if seen.insert(defined.clone()) {
+                                all.push(defined);
                             }
                         }
                     }
@@ -79,7 +82,12 @@ fn variants(arch: Arch, products: &[Product]) -> Vec<Vec<Parameter>> {
     all
 }
 
-fn parameters(ty: ScalarType, form: &[Parameter], product: Product, tiling: Tiling) -> Vec<Parameter> {
+fn parameters(
+    ty: ScalarType,
+    form: &[Parameter],
+    product: Product,
+    tiling: Tiling,
+) -> Vec<Parameter> {
     let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     parameters.extend_from_slice(form);
     parameters.push(("PRODUCT", product as u32));
@@ -87,28 +95,33 @@ fn parameters(ty: ScalarType, form: &[Parameter], product: Product, tiling: Tili
     parameters
 }
 
-/// A product that was checked: holding one proves that a launch with it stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct Gemm<'a> {
-    pub(crate) x: &'a Buffer<u16>,
-    pub(crate) weight: &'a MarlinWeight,
-    pub(crate) y: &'a mut Buffer<u16>,
-    /// Rows of y.
-    pub(crate) size_m: u32,
-    pub(crate) size_n: u32,
-    pub(crate) size_k: u32,
-    /// k of a chunk of the canonical schedule.
-    pub(crate) chunk_k: u32,
-    pub(crate) tiling: Tiling,
-    /// Dynamic shared memory of a thread block.
-    pub(crate) shared_bytes: u32,
-    /// Thread blocks.
-    pub(crate) grid: u32,
-    /// Of a product with experts.
-    pub(crate) experts: Option<Experts<'a>>,
+static KERNEL: Kernel<GemmArguments> = Kernel::early(&ROW);
+static MOE_KERNEL: Kernel<GemmArguments> = Kernel::early(&MOE);
+
+arguments! {
+    /// Of `marlin_gemm.cu`.
+    GemmArguments {
+        qweight: Pointer,
+        scales: Pointer,
+        zeros: Pointer,
+        g_idx: Pointer,
+        bias: Pointer,
+        global_scale: Pointer,
+        x: Pointer,
+        y: Pointer,
+        size_m: u32,
+        size_n: u32,
+        size_k: u32,
+        chunk_k: u32,
+        group_size: u32,
+        routing: Routing,
+        topk_weights: Pointer,
+        top_k: u32,
+        activation: Activation,
+    }
 }
 
-/// What a product with experts takes beside the others.
+/// What only a product with experts takes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Experts<'a> {
     pub(crate) entries: Entries<'a>,
@@ -132,6 +145,25 @@ pub(crate) enum Entries<'a> {
 }
 
 impl Experts<'_> {
+    fn routing(&self) -> Routing {
+        let routing = Routing { is_early: self.is_early.into(), ..Routing::default() };
+        match self.entries {
+            Entries::Blocks(blocks) => Routing {
+                sorted_token_ids: (&blocks.sorted_token_ids).into(),
+                expert_ids: (&blocks.expert_ids).into(),
+                num_tokens_post_padded: (&blocks.num_tokens_post_padded).into(),
+                ..routing
+            },
+            Entries::Direct { topk_ids, runs } => Routing {
+                topk_ids: topk_ids.into(),
+                expert_of: runs.expert_of.as_ref().into(),
+                // At most 8192.
+                num_experts: runs.run_of.len() as u32,
+                ..routing
+            },
+        }
+    }
+
     fn is_on(&self, device: &Device) -> bool {
         let entries = match self.entries {
             Entries::Blocks(blocks) => blocks.is_on(device),
@@ -232,9 +264,7 @@ pub(crate) fn launch(
     experts: Option<Experts<'_>>,
 ) -> Result<(), AccelError> {
     let row = if experts.is_some() { &MOE } else { &ROW };
-    let refuse = |what, found: String, expected: String| {
-        Err(AccelError::argument(row, what, found, expected))
-    };
+    let refuse = |what, found: String, expected: String| Err(row.refuse(what, found, expected));
     let shape = weight.shape();
     let parts = [
         ("x", x.is_on(device)),
@@ -242,7 +272,7 @@ pub(crate) fn launch(
         ("y", y.is_on(device)),
         ("routing", experts.is_none_or(|experts| experts.is_on(device))),
     ];
-    check::on(row, device, &parts)?;
+    check::same_device(row, device, &parts)?;
     let top_k = experts.map_or(1, |experts| experts.top_k);
     let activation = experts.and_then(|experts| experts.activation);
     let width = match activation {
@@ -283,7 +313,7 @@ pub(crate) fn launch(
                 blocks = size_m;
             }
         }
-        checks::router_weights(row, topk_weights, size_m)?;
+        checks::router_weights(row, "topk_weights", topk_weights, size_m)?;
     }
     let form = weight.form();
     let shared_bytes = tiling.shared_bytes(&form, size_m);
@@ -303,21 +333,30 @@ pub(crate) fn launch(
         (_, Some(Columns::Halves)) => Product::ExpertsGateUpHalves,
         (_, Some(_)) => Product::ExpertsGateUpPairs,
     };
-    let function = device.function(row, &parameters(weight.dtype(), &form, product, tiling))?;
-    let gemm = Gemm {
-        x,
-        weight,
-        y,
-        // `MarlinWeight` holds both sizes below 2^31, and M was checked above.
+    // x has size_m / top_k rows of size_k, y size_m rows of size_n, or of what the activation makes of that; the weight's
+    // buffers are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M
+    // and block size, or there is an id for each row, of which those beyond the experts are not looked up.
+    let arguments = GemmArguments {
+        qweight: (&weight.qweight).into(),
+        scales: (&weight.scales).into(),
+        zeros: weight.zeros.as_ref().into(),
+        g_idx: weight.g_idx.as_ref().into(),
+        bias: weight.bias.as_ref().into(),
+        global_scale: weight.global_scale.as_ref().into(),
+        x: x.into(),
+        y: y.into(),
+        // `MarlinWeight` holds both sizes below 2^31, and M was checked above, with it top_k.
         size_m: size_m as u32,
         size_n: shape.size_n as u32,
         size_k: shape.size_k as u32,
         chunk_k: Schedule::canonical_chunk(shape.size_k) as u32,
-        tiling,
-        shared_bytes,
-        grid,
-        experts,
+        group_size: weight.group_k(),
+        routing: experts.as_ref().map_or_else(Routing::default, Experts::routing),
+        topk_weights: experts.and_then(|experts| experts.topk_weights).into(),
+        top_k: top_k as u32,
+        activation: activation.map_or_else(Activation::default, Into::into),
     };
-    raw::gemm::launch(device, &function, gemm)
-        .map_err(|error| AccelError::Driver { call: row.name, reason: error.to_string() })
+    let grid = Grid { blocks: (grid, 1, 1), threads: (tiling.threads(), 1, 1), shared_bytes };
+    let kernel = if experts.is_some() { &MOE_KERNEL } else { &KERNEL };
+    kernel.launch(device, &parameters(weight.dtype(), &form, product, tiling), grid, arguments)
 }

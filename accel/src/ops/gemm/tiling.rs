@@ -1,15 +1,16 @@
-//! How a product is dealt out to thread blocks and warps. No bit of a result depends on it.
+//! How the work of a product is divided among thread blocks and warps. No bit of a result depends on it.
 
 use marlinspike::dims::Shape;
 use marlinspike::gemm::schedule::Schedule;
 
 use marlinspike_kernels::constant;
 
-use super::{ROW, parameters::size};
+use super::ROW;
 use crate::{
     device::Device,
     error::AccelError,
     nvrtc::{Arch, Parameter},
+    parameters::size,
 };
 
 /// The source that these parameters are of.
@@ -32,7 +33,7 @@ pub struct Tiling {
     pub stages: u32,
 }
 
-/// Quarters of a block of 64 columns that there are for each multiprocessor, of all experts together;
+/// Quarters of a block of 64 columns for each multiprocessor, of all experts together;
 /// none where 128 does not divide N.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Width(usize);
@@ -53,7 +54,7 @@ impl Width {
     }
 }
 
-/// A K for each number of chunks and [`Length`] that there are.
+/// One K for each number of chunks and [`Length`].
 pub(super) const SIZES_K: [usize; 13] =
     [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2688, 4096, 4480, 8192];
 
@@ -201,7 +202,7 @@ impl Tiling {
              2 to 16 stages",
             shape.size_n
         );
-        Err(AccelError::argument(&ROW, "tiling", format!("{self:?}"), expected))
+        Err(ROW.refuse("tiling", format!("{self:?}"), expected))
     }
 
     /// Dynamic shared memory of a thread block for blocks of at most `size_m` rows: the source's own.

@@ -38,7 +38,7 @@ pub struct MarlinWeight {
     pub(crate) g_idx: Option<Buffer<u32>>,
     /// `[experts, K]`, of act-order: here and in the device's memory.
     perm: Vec<u32>,
-    pub(crate) perm_there: Option<Buffer<u32>>,
+    pub(crate) device_perm: Option<Buffer<u32>>,
 }
 
 impl MarlinWeight {
@@ -73,9 +73,7 @@ impl MarlinWeight {
         dtype: ScalarType,
         perms: Option<&[Vec<u32>]>,
     ) -> Result<Self, AccelError> {
-        let refuse = |what, found: String, expected: &str| {
-            Err(AccelError::argument(&ROW, what, found, expected))
-        };
+        let refuse = |what, found: String, expected: &str| Err(ROW.refuse(what, found, expected));
         // As the kernel reads them, whatever group size a slice's configuration says.
         let scale_permutation = weights.first().map(|weight| match weight.scales.rows() {
             1 => ScalePermutation::Single,
@@ -143,7 +141,7 @@ impl MarlinWeight {
             },
             global_scale,
             g_idx: if uneven { Some(device.upload(&g_idx)?) } else { None },
-            perm_there: if perm.is_empty() { None } else { Some(device.upload(&perm)?) },
+            device_perm: if perm.is_empty() { None } else { Some(device.upload(&perm)?) },
             perm,
         })
     }
@@ -157,7 +155,7 @@ impl MarlinWeight {
         let bias = self.bias.as_ref().map(|bias| device.copy(bias));
         let global_scale = self.global_scale.as_ref().map(|scale| device.copy(scale));
         let g_idx = self.g_idx.as_ref().map(|g_idx| device.copy(g_idx));
-        let perm_there = self.perm_there.as_ref().map(|perm| device.copy(perm));
+        let device_perm = self.device_perm.as_ref().map(|perm| device.copy(perm));
         Ok(Self {
             qweight: device.copy(&self.qweight)?,
             scales: device.copy(&self.scales)?,
@@ -166,7 +164,7 @@ impl MarlinWeight {
             global_scale: global_scale.transpose()?,
             g_idx: g_idx.transpose()?,
             perm: self.perm.clone(),
-            perm_there: perm_there.transpose()?,
+            device_perm: device_perm.transpose()?,
             ..*self
         })
     }
@@ -208,14 +206,14 @@ impl MarlinWeight {
         self.tiling_of_experts(device, size_m, 1, false)
     }
 
-    /// How a product of `size_m` rows is dealt out where that many pay for it.
+    /// The plan for a product of `size_m` rows, if they are enough for one to be faster than a tiling.
     pub fn many_rows(&self, device: &Device, size_m: usize) -> Option<ManyRows> {
         let Shape { size_k, size_n } = self.shape;
         let multiprocessors = device.multiprocessors();
         ManyRows::choose(device.arch(), size_m, [size_k, size_n], &self.form(), multiprocessors)
     }
 
-    /// How products of both matrices of a layer are dealt out, with blocks of as many rows, where
+    /// Plans for the products of both matrices of a layer, with blocks of as many rows, where
     /// `rows` of each of so many experts on average pay for it.
     pub(crate) fn many_rows_of_experts(
         [w13, w2]: [&Self; 2],
@@ -247,7 +245,7 @@ impl MarlinWeight {
         if self.g_idx.is_some() { self.groups as u32 } else { self.group_size as u32 }
     }
 
-    /// The macros that follow from the weight.
+    /// The parameters that follow from the weight.
     pub(super) fn form(&self) -> Vec<Parameter> {
         self.kind.form(self.groups, self.group_size, self.g_idx.is_some())
     }

@@ -11,14 +11,15 @@ pub use weight::MarlinWeightA8;
 use crate::{
     device::Device,
     error::AccelError,
+    launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
     nvrtc::{Arch, Parameter},
+    operation::{Law, Needs, Row},
     ops::{
         check,
-        gemm::{Routed, checks, parameters::size},
+        gemm::{Routed, checks},
     },
-    raw,
-    registry::{Law, Needs, Row},
+    parameters::size,
 };
 use weight::Form;
 
@@ -29,6 +30,7 @@ pub(crate) static INT8: Row = Row {
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::INT8),
+    arguments: GemmA8Arguments::SIZES,
 };
 
 /// Upstream: `marlin_gemm`, `moe_wna16_marlin_gemm` with e4m3 activations.
@@ -38,6 +40,7 @@ pub(crate) static FP8: Row = Row {
     needs: Needs { compute_capability: (8, 9) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::FLOAT8_E4M3FN),
+    arguments: GemmA8Arguments::SIZES,
 };
 
 fn row_of(input: ScalarType) -> &'static Row {
@@ -50,9 +53,10 @@ fn variants(arch: Arch, input: ScalarType) -> Vec<Vec<Parameter>> {
         for form in Form::all(input).into_iter().filter(|form| is_bf16 == 1 || !form.is_float) {
             for is_moe in [0, 1] {
                 for size_m in [8, 16, 32, 64] {
-                    let parameters = parameters(is_bf16, form, is_moe, Rows::choose(arch, size_m, form));
-                    if !all.contains(&parameters) {
-                        all.push(parameters);
+                    let defined =
+                        parameters(is_bf16, form, is_moe, Rows::choose(arch, size_m, form));
+                    if !all.contains(&defined) {
+                        all.push(defined);
                     }
                 }
             }
@@ -68,7 +72,7 @@ fn parameters(is_bf16: u32, form: Form, is_moe: u32, rows: Rows) -> Vec<Paramete
     parameters
 }
 
-/// How a product is dealt out. No bit of a result depends on it.
+/// How the work of a product is divided. No bit of a result depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rows {
     /// Eights of rows that a thread block computes.
@@ -117,25 +121,30 @@ pub struct RowsA8<'a> {
     pub scales: &'a Buffer<f32>,
 }
 
-/// A product that was checked: holding one proves that a launch with it stays inside its buffers.
-#[derive(Debug)]
-pub(crate) struct Gemm<'a> {
-    pub(crate) x: RowsA8<'a>,
-    pub(crate) weight: &'a MarlinWeightA8,
-    pub(crate) y: &'a mut Buffer<u16>,
-    /// Rows of y.
-    pub(crate) size_m: u32,
-    pub(crate) size_n: u32,
-    pub(crate) size_k: u32,
-    /// k of a chunk of the canonical schedule, and how many there are.
-    pub(crate) chunk_k: u32,
-    pub(crate) chunks: u32,
-    /// Blocks of rows.
-    pub(crate) blocks: u32,
-    /// Dynamic shared memory of a thread block.
-    pub(crate) shared_bytes: u32,
-    /// Of a product with experts.
-    pub(crate) routed: Option<Routed<'a>>,
+static INT8_KERNEL: Kernel<GemmA8Arguments> = Kernel::new(&INT8);
+static FP8_KERNEL: Kernel<GemmA8Arguments> = Kernel::new(&FP8);
+
+arguments! {
+    /// Of `marlin_gemm_a8.cu`.
+    GemmA8Arguments {
+        qweight: Pointer,
+        scales: Pointer,
+        zeros: Pointer,
+        bias: Pointer,
+        x: Pointer,
+        x_scales: Pointer,
+        y: Pointer,
+        x_factor: f32,
+        size_m: u32,
+        size_n: u32,
+        size_k: u32,
+        chunk_k: u32,
+        sorted_token_ids: Pointer,
+        expert_ids: Pointer,
+        num_tokens_post_padded: Pointer,
+        topk_weights: Pointer,
+        top_k: u32,
+    }
 }
 
 /// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, plus the weight's bias.
@@ -179,9 +188,7 @@ fn launch(
     routed: Option<Routed<'_>>,
 ) -> Result<(), AccelError> {
     let row = row_of(weight.input_dtype());
-    let refuse = |what, found: String, expected: String| {
-        Err(AccelError::argument(row, what, found, expected))
-    };
+    let refuse = |what, found: String, expected: String| Err(row.refuse(what, found, expected));
     let shape = weight.shape();
     let routed_here = |r: Routed<'_>| {
         r.blocks.is_on(device) && r.topk_weights.is_none_or(|weights| weights.is_on(device))
@@ -192,7 +199,7 @@ fn launch(
         ("y", y.is_on(device)),
         ("routing", routed.is_none_or(routed_here)),
     ];
-    check::on(row, device, &parts)?;
+    check::same_device(row, device, &parts)?;
     let rows_of_x = x.scales.len();
     if Some(x.codes.len()) != rows_of_x.checked_mul(shape.size_k) {
         let expected = format!("[{rows_of_x}, {}], a row for each scale", shape.size_k);
@@ -215,7 +222,7 @@ fn launch(
             return refuse("blocks", format!("{of:?}"), expected.into());
         }
         checks::blocks(row, of, block_size, size_m, weight.experts())?;
-        checks::router_weights(row, topk_weights, size_m)?;
+        checks::router_weights(row, "topk_weights", topk_weights, size_m)?;
         blocks = of.most_blocks();
     }
     // The second dimension of a grid.
@@ -227,22 +234,36 @@ fn launch(
     let chunks = shape.size_k.div_ceil(chunk_k) as u32;
     let is_bf16 = u32::from(weight.dtype() == ScalarType::BFLOAT16);
     let is_moe = u32::from(routed.is_some());
-    let function = device.function(row, &parameters(is_bf16, form, is_moe, rows))?;
-    let gemm = Gemm {
-        x,
-        weight,
-        y,
-        // `MarlinWeightA8` holds both sizes below 2^31, and M was checked above.
+    let routed_blocks = routed.map(|routed| routed.blocks);
+    // x has rows of size_k codes and as many scales, y size_m rows of size_n; the weight's buffers are what the reference
+    // packs for that shape; there are `chunks` chunks of chunk_k, at most 8. Blocks are room for this M and block size.
+    let arguments = GemmA8Arguments {
+        qweight: (&weight.qweight).into(),
+        scales: (&weight.scales).into(),
+        zeros: weight.zeros.as_ref().into(),
+        bias: weight.bias.as_ref().into(),
+        x: x.codes.into(),
+        x_scales: x.scales.into(),
+        y: y.into(),
+        x_factor: weight.input_global_scale(),
+        // `MarlinWeightA8` holds both sizes below 2^31, and M was checked above, with it top_k.
         size_m: size_m as u32,
         size_n: shape.size_n as u32,
         size_k: shape.size_k as u32,
         chunk_k: chunk_k as u32,
-        chunks,
-        blocks: blocks as u32,
-        shared_bytes: rows.shared_bytes(form, chunks),
-        routed,
+        sorted_token_ids: routed_blocks.map(|blocks| &blocks.sorted_token_ids).into(),
+        expert_ids: routed_blocks.map(|blocks| &blocks.expert_ids).into(),
+        num_tokens_post_padded: routed_blocks.map(|blocks| &blocks.num_tokens_post_padded).into(),
+        topk_weights: routed.and_then(|routed| routed.topk_weights).into(),
+        top_k: top_k as u32,
     };
-    raw::gemm_a8::launch(device, row.name, &function, gemm)
+    let grid = Grid {
+        blocks: (shape.size_n as u32 / 32, blocks as u32, 1),
+        threads: (chunks * 32, 1, 1),
+        shared_bytes: rows.shared_bytes(form, chunks),
+    };
+    let kernel = if form.is_fp8 { &FP8_KERNEL } else { &INT8_KERNEL };
+    kernel.launch(device, &parameters(is_bf16, form, is_moe, rows), grid, arguments)
 }
 
 #[cfg(test)]

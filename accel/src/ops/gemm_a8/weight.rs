@@ -11,7 +11,7 @@ use crate::{
     error::AccelError,
     memory::{Buffer, bytes, halves},
     nvrtc::Parameter,
-    ops::gemm::parameters::Codes,
+    parameters::Codes,
 };
 
 /// The parameters that follow from a weight.
@@ -89,9 +89,7 @@ impl MarlinWeightA8 {
         input: ScalarType,
     ) -> Result<Self, AccelError> {
         let row = row_of(input);
-        let refuse = |what, found: String, expected: &str| {
-            Err(AccelError::argument(row, what, found, expected))
-        };
+        let refuse = |what, found: String, expected: &str| Err(row.refuse(what, found, expected));
         let input_dtype = match input {
             ScalarType::INT8 => InputDtype::Int8,
             ScalarType::FLOAT8_E4M3FN => InputDtype::Fp8,
@@ -116,7 +114,7 @@ impl MarlinWeightA8 {
             if Self::form_of(weight, dtype, input)? != form {
                 let found = format!("{}: {}, {}", weight.name, weight.ty, weight.scales.ty());
                 let expected = format!("{}, {} as {}", first.ty, first.scales.ty(), first.name);
-                return Err(AccelError::argument(row, "weight", found, expected));
+                return Err(row.refuse("weight", found, expected));
             }
             check_scales(weight, dtype, input)?;
         }
@@ -144,9 +142,8 @@ impl MarlinWeightA8 {
         dtype: ScalarType,
         input: ScalarType,
     ) -> Result<Form, AccelError> {
-        let refuse = |what, found: String, expected: &str| {
-            Err(AccelError::argument(row_of(input), what, found, expected))
-        };
+        let refuse =
+            |what, found: String, expected: &str| Err(row_of(input).refuse(what, found, expected));
         let is_fp8 = input == ScalarType::FLOAT8_E4M3FN;
         let is_e8m0 = weight.scales.ty() == ScalarType::FLOAT8_E8M0FNU;
         let has_zero = weight.zeros.is_some();
@@ -265,5 +262,5 @@ fn check_scales(
     let at = [i / scales.cols(), i % scales.cols()];
     let found = format!("{}: {} at {at:?}", weight.name, scales.value(at[0], at[1]));
     let expected = format!("512 times itself in the range of {dtype}, or 2^121 at most (e8m0)");
-    Err(AccelError::argument(row_of(input), "scales", found, expected))
+    Err(row_of(input).refuse("scales", found, expected))
 }

@@ -9,7 +9,7 @@ use crate::{
     ops::{
         align::{DeviceBlocks, align_on_device},
         check,
-        gather::{From, RouterWeights, gather_on_device},
+        gather::{RouterWeights, Rows, gather_on_device},
         gemm::{
             ManyRows, MarlinWeight,
             many::{Gathered, moe_many_rows},
@@ -18,10 +18,9 @@ use crate::{
     },
 };
 
-/// What such a layer writes between its stages, for a fixed number of tokens: rows in the order of the
-/// blocks.
+/// Buffers between the stages of such a layer, for a fixed number of tokens: rows in the order of the blocks.
 #[derive(Debug)]
-pub(super) struct Many {
+pub(super) struct ManyRowsBuffers {
     top_k: usize,
     blocks: DeviceBlocks,
     plans: [ManyRows; 2],
@@ -34,7 +33,7 @@ pub(super) struct Many {
 }
 
 impl MarlinLayer {
-    /// How both products are dealt out where so many entries, spread evenly over so many experts, are
+    /// Plans for both products where so many entries, spread evenly over so many experts, are
     /// many rows for each.
     pub(super) fn many_rows(
         &self,
@@ -50,10 +49,10 @@ impl MarlinLayer {
     }
 
     fn has_act_order(&self) -> bool {
-        self.w13.perm_there.is_some() || self.w2.perm_there.is_some()
+        self.w13.device_perm.is_some() || self.w2.device_perm.is_some()
     }
 
-    /// [`workspace`](Self::workspace) for products of many rows, dealt out as the caller says: the same
+    /// [`workspace`](Self::workspace) for products of many rows by the caller's plans: the same
     /// bits, at another speed.
     ///
     /// # Errors
@@ -71,16 +70,16 @@ impl MarlinLayer {
         let [rows, rows_of_w2] = plans.map(|plan| plan.rows as usize);
         if rows != rows_of_w2 {
             let found = format!("{rows} and {rows_of_w2}");
-            return Err(AccelError::argument(&ROW, "tiling", found, "blocks of as many rows"));
+            return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
         }
         if self.has_act_order() {
             let expected = "experts without act-order";
-            return Err(AccelError::argument(&ROW, "g_idx", "act-order", expected));
+            return Err(ROW.refuse("g_idx", "act-order", expected));
         }
         let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let blocks = self.runs.room(device, entries, rows)?;
         let places = blocks.most_blocks() * rows;
-        Ok(Workspace(Stages::ManyRows(Many {
+        Ok(Workspace(Stages::ManyRows(ManyRowsBuffers {
             top_k,
             blocks,
             plans,
@@ -97,21 +96,21 @@ impl MarlinLayer {
         x: &Buffer<u16>,
         topk_ids: &Buffer<i32>,
         topk_weights: &Buffer<f32>,
-        work: &mut Many,
+        work: &mut ManyRowsBuffers,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Many { top_k, blocks, plans, gathered, row_weights, gate_up, down } = work;
+        let ManyRowsBuffers { top_k, blocks, plans, gathered, row_weights, gate_up, down } = work;
         let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
         let on_input = self.router_weight_on_input;
         align_on_device(device, &self.runs, topk_ids, blocks)?;
         let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
         let weights = RouterWeights { of_entries: topk_weights, of_places: row_weights };
-        let tokens = From::X { x, top_k: *top_k, weights };
+        let tokens = Rows::X { x, top_k: *top_k, weights };
         gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
         let weights = on_input.then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };
         moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
-        let activated = From::GateUp { gate_up, activation: &self.activation };
+        let activated = Rows::GateUp { gate_up, activation: &self.activation };
         gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
         let weights = (!on_input).then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use marlinspike::config::{CheckpointFormat, Scheme};
+use marlinspike::config::{IntContainer, Scheme};
 use marlinspike::dims::GroupSize;
 
 use super::StackPlan;
@@ -111,7 +111,7 @@ impl StackPlan {
         // The slice of the file, the codes of the hub, their rewriting for the kernel, the result;
         // a file of one byte for each 4-bit code makes two more.
         let forms = match &self.scheme {
-            Scheme::Wna16(w) if w.checkpoint_format == CheckpointFormat::CtIntQuantized => 6,
+            Scheme::Wna16(w) if w.checkpoint_format == IntContainer::CtIntQuantized => 6,
             _ => 4,
         };
         let (rows, columns) = (part.rows.len() as u64, part.columns.len() as u64);

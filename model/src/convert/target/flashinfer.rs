@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use marlinspike::checkpoint::nvfp4;
-use marlinspike::config::{CheckpointFormat, Scheme};
+use marlinspike::config::{IntContainer, Scheme};
 use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::layers::ExpertMap;
 use marlinspike::layout::Layout as _;
@@ -95,7 +95,7 @@ fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<Flashinf
         Scheme::Wna16(w) => {
             let found =
                 format!("{} {} in groups of {}", w.checkpoint_format, w.weight_type, w.group_size);
-            let fits = w.checkpoint_format == CheckpointFormat::CtPackQuantized
+            let fits = w.checkpoint_format == IntContainer::CtPackQuantized
                 && w.weight_type == ScalarType::UINT4B8
                 && w.group_size == GroupSize::Of(32)
                 && !w.desc_act;

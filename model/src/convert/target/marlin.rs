@@ -192,7 +192,7 @@ fn padding(
     info: &StackInfo,
     settings: &Settings,
 ) -> Result<Option<(GptOssShard, Shape)>, String> {
-    let gpt_oss = matches!(stack.scheme, Scheme::Mxfp4 { container: FloatContainer::GptOss });
+    let gpt_oss = matches!(stack.scheme, Scheme::Mx { container: FloatContainer::GptOss, .. });
     if !gpt_oss || !settings.preparation.padding {
         return Ok(None);
     }
@@ -292,7 +292,7 @@ fn cut_blocks(info: &StackInfo, n: &[Range<usize>], tp_size: usize) -> Vec<Strin
 /// The stored type of scales in the kernel's format.
 fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
     match scheme {
-        Scheme::Mxfp4 { .. } | Scheme::Mxfp8 { .. } => DType::F8E8M0,
+        Scheme::Mx { .. } => DType::F8E8M0,
         Scheme::Nvfp4 { .. } => DType::F8E4M3,
         _ => model,
     }

@@ -195,12 +195,12 @@ pub(super) fn dynamic(
     if how == Activations::SixteenBit {
         return Ok(Some(Quantizer::None));
     }
-    if how == Activations::Mxfp8 {
+    if let Activations::Mx(wanted) = how {
         return match scheme {
-            Scheme::Mxfp8 { .. } => Ok(Some(Quantizer::Mxfp8)),
+            Scheme::Mx { format, .. } if *format == wanted => Ok(Some(Quantizer::Mx(wanted))),
             other => Err(Error::unsupported(
-                format!("--activations mxfp8 of {}", other.label()),
-                "the weights must be mxfp8",
+                format!("--activations {} of {}", wanted.name, other.label()),
+                format!("the weights must be {}", wanted.name),
             )),
         };
     }
@@ -216,9 +216,7 @@ pub(super) fn dynamic(
             ActivationScheme::DynamicGroup(group) => Some(Quantizer::Fp8Group(group)),
         },
         Scheme::Nvfp4 { weight_only: false, .. } => None,
-        Scheme::Wna16(_) | Scheme::Mxfp8 { .. } | Scheme::Mxfp4 { .. } | Scheme::Nvfp4 { .. } => {
-            Some(Quantizer::None)
-        }
+        Scheme::Wna16(_) | Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => Some(Quantizer::None),
         other => {
             return Err(Error::unsupported(other.label(), "no method here runs it"));
         }

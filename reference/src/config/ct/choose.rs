@@ -5,9 +5,11 @@
 //! checkpoint and selection decides about kernels.
 
 use super::{CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
+use crate::checkpoint::MX_FORMATS;
+use crate::checkpoint::mx::{self, MxFormat};
 use crate::config::{
-    ActOrder, ActivationScheme, CheckpointFormat, ConfigError, ConfigResult, FloatContainer,
-    Fp8Scheme, Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
+    ActOrder, ActivationScheme, ConfigError, ConfigResult, FloatContainer, Fp8Scheme, IntContainer,
+    Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
 use crate::dims::GroupSize;
 use crate::scalar::ScalarType;
@@ -16,11 +18,8 @@ const CONTAINER: FloatContainer = FloatContainer::CompressedTensors;
 
 pub(super) fn scheme(module: &Module<'_>, group: &CtScheme) -> ConfigResult<Scheme> {
     let (weights, inputs) = (&group.weights, group.input_activations.as_ref());
-    if is_mx(weights, 4) {
-        return Ok(Scheme::Mxfp4 { container: CONTAINER });
-    }
-    if is_mx(weights, 8) && weights.scale_dtype.as_deref() == Some("uint8") {
-        return Ok(Scheme::Mxfp8 { container: CONTAINER });
+    if let Some(format) = MX_FORMATS.into_iter().find(|format| is_mx(weights, format)) {
+        return Ok(Scheme::Mx { format, container: CONTAINER });
     }
     if is_nvfp4(weights) {
         return match inputs {
@@ -50,12 +49,14 @@ pub(super) fn scheme(module: &Module<'_>, group: &CtScheme) -> ConfigResult<Sche
     })
 }
 
-fn is_mx(args: &CtArgs, bits: u32) -> bool {
+fn is_mx(args: &CtArgs, format: &MxFormat) -> bool {
+    let scale = format.compressed_tensors_scale;
     args.strategy == CtStrategy::Group
         && args.symmetric
-        && args.group_size == Some(32)
+        && args.group_size == Some(mx::BLOCK as i64)
         && args.ty == CtType::Float
-        && args.num_bits == bits
+        && args.num_bits == format.element.size_bits()
+        && scale.is_none_or(|scale| args.scale_dtype.as_deref() == Some(scale))
 }
 
 fn is_nvfp4(args: &CtArgs) -> bool {
@@ -84,8 +85,8 @@ fn wna16(
         return Ok(None);
     }
     let checkpoint_format = match format {
-        Some(CtFormat::PackQuantized) => CheckpointFormat::CtPackQuantized,
-        Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => CheckpointFormat::CtIntQuantized,
+        Some(CtFormat::PackQuantized) => IntContainer::CtPackQuantized,
+        Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => IntContainer::CtIntQuantized,
         _ => return Ok(None),
     };
     let moe = matches!(module.kind, ModuleKind::FusedMoe | ModuleKind::Expert);
@@ -171,10 +172,8 @@ fn int8_activations(
             return Ok(fits.then_some(Scheme::W4A8Fp8 { group_size }));
         }
         let checkpoint_format = match format {
-            Some(CtFormat::PackQuantized) => CheckpointFormat::CtPackQuantized,
-            Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => {
-                CheckpointFormat::CtIntQuantized
-            }
+            Some(CtFormat::PackQuantized) => IntContainer::CtPackQuantized,
+            Some(CtFormat::IntQuantized | CtFormat::NaiveQuantized) => IntContainer::CtIntQuantized,
             _ => return Ok(None),
         };
         return Ok(Some(Scheme::W4A8Int8 { group_size, checkpoint_format }));

@@ -13,6 +13,8 @@ use super::json::Obj;
 use super::{
     ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern, Scheme, modules,
 };
+use crate::checkpoint::MX_FORMATS;
+use crate::checkpoint::mx::MxFormat;
 
 pub use args::{CtArgs, CtDynamic, CtStrategy, CtType};
 
@@ -30,8 +32,7 @@ pub enum CtFormat {
     Marlin24,
     MixedPrecision,
     Nvfp4PackQuantized,
-    Mxfp4PackQuantized,
-    Mxfp8Quantized,
+    Mx(&'static MxFormat),
 }
 
 impl CtFormat {
@@ -46,21 +47,24 @@ impl CtFormat {
         ("marlin-24", Self::Marlin24),
         ("mixed-precision", Self::MixedPrecision),
         ("nvfp4-pack-quantized", Self::Nvfp4PackQuantized),
-        ("mxfp4-pack-quantized", Self::Mxfp4PackQuantized),
-        ("mxfp8-quantized", Self::Mxfp8Quantized),
     ];
 
     /// Name as the config writes it.
     pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, f)| *f == self).map_or("", |(n, _)| n)
+        match self {
+            Self::Mx(format) => format.compressed_tensors,
+            _ => Self::ALL.iter().find(|(_, f)| *f == self).map_or("", |(n, _)| n),
+        }
     }
 
     fn parse(obj: &Obj<'_>) -> ConfigResult<Option<Self>> {
         let Some(name) = obj.opt_str("format")? else { return Ok(None) };
-        match Self::ALL.iter().find(|(n, _)| *n == name) {
-            Some(&(_, f)) => Ok(Some(f)),
+        let mx = MX_FORMATS.into_iter().map(|f| (f.compressed_tensors, Self::Mx(f)));
+        let all = || Self::ALL.iter().copied().chain(mx.clone());
+        match all().find(|(n, _)| *n == name) {
+            Some((_, f)) => Ok(Some(f)),
             None => {
-                let known: Vec<_> = Self::ALL.iter().map(|(n, _)| *n).collect();
+                let known: Vec<_> = all().map(|(n, _)| n).collect();
                 let found: String = name.chars().take(60).collect();
                 Err(ConfigError::bad(obj.path("format"), format!("{found:?}"), known.join(", ")))
             }

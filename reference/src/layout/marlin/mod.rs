@@ -4,6 +4,7 @@
 mod float;
 mod kernel;
 mod nvfp4;
+mod options;
 mod prepare;
 mod repack;
 mod restore;
@@ -18,7 +19,8 @@ pub use float::{
     int4_to_fp8_symmetric,
 };
 pub use nvfp4::{nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales, nvfp4_scales_inverse};
-pub use prepare::{InputDtype, Options, Prepared, prepare};
+pub use options::{InputDtype, Options};
+pub use prepare::{Prepared, prepare};
 pub(crate) use prepare::{kernel_codes, to_dtype};
 pub use restore::Stored;
 pub(crate) use scales::half_codec;

@@ -4,6 +4,7 @@
 //! Source: vLLM 0.21.0 `process_weights_after_loading` of the linear and MoE methods,
 //! `prepare_fp8_*_for_marlin`, `prepare_mxfp8_*_for_marlin`, `prepare_*_fp4_layer_for_marlin`.
 
+use super::options::{InputDtype, Options, check_types};
 use super::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e8m0_scales,
     fp8_exponent_bias, int4_to_fp8_scales, nvfp4_global_scale, nvfp4_scale_factor, nvfp4_scales,
@@ -15,75 +16,6 @@ use crate::layout::Layout;
 use crate::scalar::{self, ScalarType};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
-
-/// Type of the activations that enter the matrix unit (upstream `input_dtype`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum InputDtype {
-    /// The model's own 16-bit type.
-    #[default]
-    Model,
-    /// int8, quantized per token.
-    Int8,
-    /// e4m3, quantized per token.
-    Fp8,
-}
-
-impl InputDtype {
-    /// From a configuration's `input_dtype`: none, [`ScalarType::INT8`] or
-    /// [`ScalarType::FLOAT8_E4M3FN`]; another type is [`Error::Unsupported`].
-    pub fn from_config(input_dtype: Option<ScalarType>) -> Result<Self> {
-        match input_dtype {
-            None => Ok(Self::Model),
-            Some(ScalarType::INT8) => Ok(Self::Int8),
-            Some(ScalarType::FLOAT8_E4M3FN) => Ok(Self::Fp8),
-            Some(ty) => {
-                Err(Error::unsupported(format!("input_dtype {ty}"), "int8 or float8_e4m3fn"))
-            }
-        }
-    }
-
-    /// Width class that decides the weight's layout.
-    pub fn activations(self) -> Activations {
-        match self {
-            Self::Model => Activations::Bits16,
-            Self::Int8 | Self::Fp8 => Activations::Bits8,
-        }
-    }
-}
-
-/// What the kernel format depends on beside the weights.
-#[derive(Debug, Clone, Copy)]
-pub struct Options<'a> {
-    /// The model's 16-bit type: scales and biases are converted to it.
-    pub dtype: ScalarType,
-    /// Activations inside the product.
-    pub input_dtype: InputDtype,
-    /// NVFP4: the scale factor to use instead of the computed one.
-    pub scale_factor: Option<f32>,
-    /// int8 activations, where the weights are a part of a stack that is packed part by part: the
-    /// largest scale of the whole stack, in the model's type. The scales are then processed even
-    /// if this part has only one group.
-    pub int8_scale_max: Option<f32>,
-    /// act-order: the permutation of each matrix to use instead of the stable sort. Each must
-    /// sort its `g_idx`.
-    pub perms: Option<&'a [Vec<u32>]>,
-    /// The scale permutation to use instead of the one chosen by the matrix's own K.
-    pub scale_permutation: Option<ScalePermutation>,
-}
-
-impl Options<'_> {
-    /// 16-bit activations of `dtype`, everything else as defined.
-    pub fn new(dtype: ScalarType) -> Self {
-        Self {
-            dtype,
-            input_dtype: InputDtype::Model,
-            scale_factor: None,
-            int8_scale_max: None,
-            perms: None,
-            scale_permutation: None,
-        }
-    }
-}
 
 /// The kernel-format tensors of a stack of matrices of one shape, experts first.
 #[derive(Debug, Clone)]
@@ -116,32 +48,6 @@ impl Prepared {
     /// Scale groups of each matrix.
     pub fn groups(&self) -> usize {
         self.scales.rows() / self.experts
-    }
-}
-
-/// Refuses what upstream refuses.
-fn check_types(weight: &Weight<'_>, options: &Options<'_>) -> Result<()> {
-    let dtype = options.dtype;
-    if !matches!(dtype, ScalarType::FLOAT16 | ScalarType::BFLOAT16) {
-        return Err(Error::unsupported(format!("activations of {dtype}"), "float16 or bfloat16"));
-    }
-    let what =
-        || format!("{}: {} weights with {:?} input", weight.name, weight.ty, options.input_dtype);
-    match (weight.ty, options.input_dtype) {
-        (ScalarType::UINT4B8 | ScalarType::UINT4, _) => Ok(()),
-        (ScalarType::UINT8B128 | ScalarType::FLOAT8_E4M3FN, InputDtype::Model) => Ok(()),
-        (ScalarType::FLOAT4_E2M1F, InputDtype::Model) => Ok(()),
-        (ScalarType::FLOAT4_E2M1F, InputDtype::Fp8) if weight.global_scale.is_none() => Ok(()),
-        (ScalarType::UINT8B128, _) => {
-            Err(Error::unsupported(what(), "Marlin has no W8A8-int8 kernel"))
-        }
-        (ScalarType::FLOAT8_E4M3FN, _) => {
-            Err(Error::unsupported(what(), "Marlin has no W8A8 kernel"))
-        }
-        (ScalarType::FLOAT4_E2M1F, _) => {
-            Err(Error::unsupported(what(), "NVFP4 takes 16-bit, MXFP4 16-bit or fp8 activations"))
-        }
-        _ => Err(Error::unsupported(what(), "Marlin has no kernel for this weight type")),
     }
 }
 
@@ -228,19 +134,14 @@ fn source_scales(weight: &Weight<'_>, dtype: ScalarType) -> Result<Table> {
     }
 }
 
-/// Packs a stack of matrices of one shape, type and group size for Marlin.
-///
-/// Fails on combinations that upstream refuses, on matrices that differ in shape, type or group
-/// size, on sizes that no tile takes, and on a permutation that does not sort its `g_idx`.
-pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared> {
-    let Some(first) = weights.first() else {
-        return Err(Error::size("experts", 0, "at least one"));
-    };
+/// Fails unless every matrix has a type that the kernels take, and the shape, type and groups of
+/// `first`.
+fn expect_alike(weights: &[Weight<'_>], first: &Weight<'_>, options: &Options<'_>) -> Result<()> {
     let (shape, ty) = (first.shape(), first.ty);
     let group_size = first.groups.group_size();
     let groups = first.scales.rows();
     for weight in weights {
-        check_types(weight, &options)?;
+        check_types(weight, options)?;
         weight.validate()?;
         if (weight.shape(), weight.ty, weight.groups.group_size(), weight.scales.rows())
             != (shape, ty, group_size, groups)
@@ -257,6 +158,21 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
             ));
         }
     }
+    Ok(())
+}
+
+/// Packs a stack of matrices of one shape, type and group size for Marlin.
+///
+/// Fails on combinations that upstream refuses, on matrices that differ in shape, type or group
+/// size, on sizes that no tile takes, and on a permutation that does not sort its `g_idx`.
+pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared> {
+    let Some(first) = weights.first() else {
+        return Err(Error::size("experts", 0, "at least one"));
+    };
+    let (shape, ty) = (first.shape(), first.ty);
+    let group_size = first.groups.group_size();
+    let groups = first.scales.rows();
+    expect_alike(weights, first, &options)?;
     let activations = options.input_dtype.activations();
     let weight_layout = WeightLayout::new(shape, code_bits(ty), activations)?;
     let permutation = options

@@ -4,9 +4,8 @@
 use super::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
 };
-use crate::checkpoint::float_type;
 use crate::dims::{GroupSize, Shape};
-use crate::scalar::ScalarType;
+use crate::scalar::{ScalarType, float_type};
 use crate::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};

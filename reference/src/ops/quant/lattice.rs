@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::config::{
-    ActivationScheme, CheckpointFormat as Stored, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
+    ActivationScheme, FloatContainer, Fp8Scheme, IntContainer as Stored, ScaleStrategy, Scheme,
     Wna16Scheme, ZeroPoints,
 };
 use crate::dims::{GroupSize, Shape};
@@ -137,9 +137,8 @@ pub(crate) fn scheme(q: &QuantConfig) -> Scheme {
             activations: ActivationScheme::None,
             scale_inv: false,
         }),
-        CheckpointFormat::Mxfp8 => Scheme::Mxfp8 { container },
+        CheckpointFormat::Mx(format) => Scheme::Mx { format, container },
         CheckpointFormat::Nvfp4 => Scheme::Nvfp4 { container, weight_only: true },
-        CheckpointFormat::Mxfp4 => Scheme::Mxfp4 { container },
     }
 }
 

@@ -4,50 +4,77 @@ pub(in crate::ops) mod keys;
 pub(in crate::ops) mod lattice;
 pub(in crate::ops) mod tensors;
 
-use crate::{Error, Result};
-
-named! {
-    /// How a checkpoint stores a matrix.
-    CheckpointFormat {
-        /// int32 packed along K.
-        Gptq "gptq",
-        /// int32 packed along N, interleaved, with zero points.
-        Awq "awq",
-        /// e4m3fn with real scales.
-        Fp8 "fp8",
-        /// e4m3fn with a power of two per 32 k.
-        Mxfp8 "mxfp8",
-        /// e2m1 with an e4m3 scale per 16 k and a global scale.
-        Nvfp4 "nvfp4",
-        /// e2m1 with a power of two per 32 k.
-        Mxfp4 "mxfp4",
-    }
-}
-
 use crate::case::{CaseError, Inputs, finite, in_range};
+use crate::checkpoint::mx::MxFormat;
+use crate::checkpoint::{mxfp4, mxfp8, nvfp4};
 use crate::dims::{GroupSize, LogicalK};
 use crate::gemm::Convention;
 use crate::gemm::schedule::Schedule;
 use crate::named::named;
 use crate::scalar::ScalarType;
+use crate::{Error, Result};
+
+/// How a checkpoint stores a matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CheckpointFormat {
+    /// int32 packed along K.
+    Gptq,
+    /// int32 packed along N, interleaved, with zero points.
+    Awq,
+    /// e4m3fn with real scales.
+    Fp8,
+    /// A Microscaling format: small floats with a power of two per 32 k.
+    Mx(&'static MxFormat),
+    /// e2m1 with an e4m3 scale per 16 k and a global scale.
+    Nvfp4,
+}
+
 impl CheckpointFormat {
+    /// Every value with its name in files.
+    pub const NAMED: &'static [(&'static str, Self)] = &[
+        ("gptq", Self::Gptq),
+        ("awq", Self::Awq),
+        ("fp8", Self::Fp8),
+        ("mxfp8", Self::Mx(&mxfp8::FORMAT)),
+        ("nvfp4", Self::Nvfp4),
+        ("mxfp4", Self::Mx(&mxfp4::FORMAT)),
+    ];
+
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
+    }
+
+    /// The value of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMED.iter().find(|(n, _)| *n == name).map(|&(_, format)| format)
+    }
+
     /// The weight types that the format can hold.
-    pub const fn weight_types(self) -> &'static [ScalarType] {
+    pub fn weight_types(self) -> &'static [ScalarType] {
         match self {
             Self::Gptq => &[ScalarType::UINT4B8, ScalarType::UINT8B128],
             Self::Awq => &[ScalarType::UINT4, ScalarType::UINT8],
-            Self::Fp8 | Self::Mxfp8 => &[ScalarType::FLOAT8_E4M3FN],
-            Self::Nvfp4 | Self::Mxfp4 => &[ScalarType::FLOAT4_E2M1F],
+            Self::Fp8 => &[ScalarType::FLOAT8_E4M3FN],
+            Self::Mx(format) => std::slice::from_ref(&format.element),
+            Self::Nvfp4 => &[ScalarType::FLOAT4_E2M1F],
         }
     }
 
     /// The group size that the format itself fixes.
     pub const fn fixed_group(self) -> Option<GroupSize> {
         match self {
-            Self::Mxfp8 | Self::Mxfp4 => Some(GroupSize::Of(32)),
-            Self::Nvfp4 => Some(GroupSize::Of(16)),
+            Self::Mx(_) => Some(MxFormat::GROUP_SIZE),
+            Self::Nvfp4 => Some(GroupSize::Of(nvfp4::BLOCK)),
             _ => None,
         }
+    }
+}
+
+impl std::fmt::Display for CheckpointFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
     }
 }
 

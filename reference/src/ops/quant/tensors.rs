@@ -2,13 +2,11 @@
 
 use crate::Result;
 use crate::case::{Dim, TensorRule, rule, stored};
+use crate::checkpoint::mx;
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
 use crate::ops::tensors::{F32, I32};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
-
-/// e8m0 scales are stored as bytes or under their own type.
-const E8M0: &[DType] = &[DType::U8, DType::F8E8M0];
 
 /// The tensors of one quantized matrix: names, types and shapes without a leading axis.
 pub(crate) struct Matrix<'c> {
@@ -43,8 +41,12 @@ impl Matrix<'_> {
         match q.checkpoint_format {
             F::Gptq => add(input("qweight"), I32, &[is(k / pack), is(n)], true),
             F::Awq => add(input("qweight"), I32, &[is(k), is(n / pack)], true),
-            F::Fp8 | F::Mxfp8 => add(input("weight"), &[DType::F8E4M3], &[is(n), is(k)], true),
-            F::Nvfp4 | F::Mxfp4 => add(input("weight"), &[DType::U8], &[is(n), is(k / 2)], true),
+            F::Fp8 => add(input("weight"), &[DType::F8E4M3], &[is(n), is(k)], true),
+            F::Mx(format) => {
+                let columns = is(k / format.codes_per_byte());
+                add(input("weight"), &[format.weight_dtype()], &[is(n), columns], true);
+            }
+            F::Nvfp4 => add(input("weight"), &[DType::U8], &[is(n), is(k / 2)], true),
         }
         let e4m3 = [DType::F8E4M3];
         let processed = match q.checkpoint_format {
@@ -58,9 +60,10 @@ impl Matrix<'_> {
                 add(input("weight_scale"), &half, &[groups, is(n)], true);
                 half.to_vec()
             }
-            F::Mxfp8 | F::Mxfp4 => {
-                add(input("weight_scale"), E8M0, &[is(n), is(k / 32)], true);
-                E8M0.to_vec()
+            F::Mx(_) => {
+                let shape = [is(n), is(k / mx::BLOCK)];
+                add(input("weight_scale"), &mx::SCALE_DTYPES, &shape, true);
+                mx::SCALE_DTYPES.to_vec()
             }
             F::Nvfp4 => {
                 add(input("weight_scale"), &e4m3, &[is(n), is(k / 16)], true);

@@ -8,6 +8,7 @@ use super::super::All2All;
 use super::super::{MoeActivation as Act, WeightKey as W};
 use super::class::{Compute, Devices, Excludes, Experts, Needs, Pairs};
 use super::keys::{ActivationKey as A, RoutingMethod as R};
+use crate::checkpoint::{mxfp4, mxfp8};
 use All2All::{
     DeepEpHighThroughput, DeepEpLowLatency, FlashInferAll2AllV, FlashInferNvlinkOneSided,
     FlashInferNvlinkTwoSided, Mori, NixlEp,
@@ -33,7 +34,7 @@ const CHANNEL: (W, Option<A>) = (W::Fp8Channel, Some(A::Fp8DynamicToken));
 const TENSOR_STATIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8StaticTensor));
 const TENSOR_DYNAMIC: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicTensor));
 const TENSOR_TOKEN: (W, Option<A>) = (W::Fp8Tensor, Some(A::Fp8DynamicToken));
-const MXFP8: (W, Option<A>) = (W::Mxfp8, Some(A::Mxfp8));
+const MXFP8: (W, Option<A>) = (W::Mx(&mxfp8::FORMAT), Some(A::Mxfp8));
 const NVFP4: (W, Option<A>) = (W::Nvfp4, Some(A::Nvfp4));
 const FP8: &[(W, Option<A>)] = &[BLOCK, CHANNEL, TENSOR_TOKEN, TENSOR_STATIC, TENSOR_DYNAMIC];
 
@@ -92,7 +93,7 @@ pub static TRTLLM_FP8_MONOLITHIC: Experts = Experts {
     schemes: &[pairs(&[BLOCK, TENSOR_STATIC, MXFP8])],
     routing: Some(&[
         (
-            &[W::Fp8Block128, W::Mxfp8],
+            &[W::Fp8Block128, W::Mx(&mxfp8::FORMAT)],
             &[
                 R::DeepSeekV3,
                 R::Renormalize,
@@ -242,21 +243,24 @@ pub static CPU_FP8: Experts = Experts {
     ..PLAIN
 };
 
+/// What Marlin reads, with 16-bit activations.
+const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
+    (W::Fp8Block128, None),
+    (W::Fp8Channel, None),
+    (W::Fp8Tensor, None),
+    (W::Mx(&mxfp4::FORMAT), None),
+    (W::Mx(&mxfp8::FORMAT), None),
+    (W::Nvfp4, None),
+    (W::Int4, None),
+    (W::Int8, None),
+];
+
 /// Marlin: weights alone decide, since activations stay 16 bits wide.
 const MARLIN_EITHER: Experts = Experts {
     devices: cuda(&[From(7, 5)], Needs::Nothing),
     ungated: true,
     activations: MOST,
-    schemes: &[pairs(&[
-        (W::Fp8Block128, None),
-        (W::Fp8Channel, None),
-        (W::Fp8Tensor, None),
-        (W::Mxfp4, None),
-        (W::Mxfp8, None),
-        (W::Nvfp4, None),
-        (W::Int4, None),
-        (W::Int8, None),
-    ])],
+    schemes: &[pairs(MARLIN_WEIGHTS)],
     excludes: NOT_NVLINK,
     ..PLAIN
 };

@@ -3,7 +3,9 @@
 
 use super::class::Experts;
 use super::experts;
-use super::keys::Runner;
+use super::keys::{ActivationKey, Runner};
+use crate::checkpoint::mx::MxFormat;
+use crate::checkpoint::mxfp8;
 
 /// A MoE backend, by upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -186,6 +188,11 @@ static INT_WNA16: Table = Table {
 impl MoeMethod {
     /// Every method.
     pub const ALL: &'static [Self] = &[Self::Fp8, Self::Nvfp4, Self::Mxfp8, Self::IntWna16];
+
+    /// The method of a Microscaling format, and the activations that it asks about.
+    pub(super) fn of_mx(format: &MxFormat) -> Option<(Self, ActivationKey)> {
+        (*format == mxfp8::FORMAT).then_some((Self::Mxfp8, ActivationKey::Mxfp8))
+    }
 
     /// Name, as upstream's module is called.
     pub const fn name(self) -> &'static str {

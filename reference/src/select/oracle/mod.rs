@@ -259,7 +259,7 @@ impl Ask<'_> {
         let wanted = match self.method {
             MoeMethod::Fp8 => switches.use_flashinfer_moe_fp8?,
             MoeMethod::Nvfp4 => switches.use_flashinfer_moe_fp4?,
-            MoeMethod::Mxfp8 | MoeMethod::IntWna16 => return None,
+            _ => return None,
         };
         if !wanted {
             remove(backends, self.table.flashinfer);

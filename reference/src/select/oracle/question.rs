@@ -4,7 +4,7 @@ use super::super::WeightKey;
 use super::keys::ActivationKey;
 use super::methods::MoeMethod;
 use crate::config::{
-    ActivationScheme, CheckpointFormat, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme,
+    ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme,
 };
 
 /// The keys that a quantization method hands to an oracle.
@@ -39,12 +39,12 @@ impl MoeQuestion {
                 (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::None)
             }
             Scheme::Nvfp4 { .. } => (MoeMethod::Nvfp4, WeightKey::Nvfp4, ActivationKey::Nvfp4),
-            Scheme::Mxfp8 { .. } => (MoeMethod::Mxfp8, WeightKey::Mxfp8, ActivationKey::Mxfp8),
+            Scheme::Mx { format, .. } => {
+                let (method, activations) = MoeMethod::of_mx(format)?;
+                (method, WeightKey::Mx(format), activations)
+            }
             Scheme::Wna16(w) => {
-                let gptq = matches!(
-                    w.checkpoint_format,
-                    CheckpointFormat::Gptq | CheckpointFormat::GptqV2
-                );
+                let gptq = matches!(w.checkpoint_format, IntContainer::Gptq | IntContainer::GptqV2);
                 let weights = WeightKey::of(scheme).filter(|_| gptq && w.symmetric())?;
                 (MoeMethod::IntWna16, weights, ActivationKey::None)
             }

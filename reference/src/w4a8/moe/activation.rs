@@ -14,7 +14,7 @@ use crate::{Error, Result};
 ///
 /// The exponential is [`math::exp`]; its last bit may differ from upstream's vector functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum GatedActivation {
     /// g / (1 + e^−g) · u in f32, rounded once.
     Silu,
     /// (clamp(u, ±7) + 1) · (min(g, 7) · sigmoid(1.702 · min(g, 7))), each operation rounded to the
@@ -22,7 +22,7 @@ pub enum Kind {
     SwigluOai,
 }
 
-impl Kind {
+impl GatedActivation {
     /// Upstream's choice. `swiglustep` becomes plain SiLU, without its limits.
     pub fn of(activation: Activation) -> Option<Self> {
         match activation {
@@ -60,9 +60,9 @@ impl Kind {
 }
 
 /// Activates `gate` and `up` into `out`, all of one length. The products' f32 results are rounded to
-/// `E` first, as for [`Kind::apply`].
+/// `E` first, as for [`GatedActivation::apply`].
 pub(super) struct Activate<'a, E> {
-    pub(super) kind: Kind,
+    pub(super) kind: GatedActivation,
     pub(super) gate: &'a [f32],
     pub(super) up: &'a [f32],
     pub(super) out: &'a mut [E],
@@ -73,12 +73,12 @@ impl<E: Element> Loop for Activate<'_, E> {
     fn run(self) {
         let pairs = self.gate.iter().zip(self.up).zip(self.out);
         match self.kind {
-            Kind::Silu => {
+            GatedActivation::Silu => {
                 for ((&g, &u), out) in pairs {
                     *out = E::narrow(silu(E::round(g), E::round(u)));
                 }
             }
-            Kind::SwigluOai => {
+            GatedActivation::SwigluOai => {
                 for ((&g, &u), out) in pairs {
                     *out = E::narrow(swiglu_oai::<E>(E::round(g), E::round(u)));
                 }

@@ -1,6 +1,6 @@
 //! A layer of the int4 path and its configuration.
 
-use super::activation::Kind;
+use super::activation::GatedActivation;
 use super::check_expert_map;
 use super::refusal::{Mode, Refusal, Settings};
 use crate::layout::kleidi::PackedStack;
@@ -36,7 +36,7 @@ pub struct MoeLayer<'a> {
     pub(super) w13: PackedStack<'a>,
     pub(super) w2: PackedStack<'a>,
     pub(super) config: MoeConfig<'a>,
-    kind: Kind,
+    kind: GatedActivation,
     kernel: Box<dyn Kernel>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> MoeLayer<'a> {
     /// [`Error::Value`] naming the part that does not agree.
     pub fn new(w13: PackedStack<'a>, w2: PackedStack<'a>, config: MoeConfig<'a>) -> Result<Self> {
         let refused = Refusal::Activation { found: config.activation };
-        let kind = Kind::of(config.activation).ok_or(refused)?;
+        let kind = GatedActivation::of(config.activation).ok_or(refused)?;
         let layer = Self { w13, w2, config, kind, kernel: fastest() };
         layer.admit(ScalarType::FLOAT32)?;
         let (h, i) = (layer.hidden_size(), layer.intermediate_size());
@@ -105,7 +105,7 @@ impl<'a> MoeLayer<'a> {
         self.kernel.as_ref()
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> GatedActivation {
         self.kind
     }
 

@@ -4,7 +4,7 @@
 //! 1. Slots (token, j) are sorted into buckets by expert, stably.
 //! 2. With `router_weight_on_input`, a slot's row is multiplied by its router weight. The product is
 //!    f32 for every type of activations, and so is everything up to step 5.
-//! 3. w13, the activation ([`Kind`]), w2: each product quantizes its own rows.
+//! 3. w13, the activation ([`GatedActivation`]), w2: each product quantizes its own rows.
 //! 4. Without `router_weight_on_input`, the rows of w2 are multiplied by the router weights, in f32.
 //! 5. Each token's rows are added from zero in the order of experts, in the activations' type.
 //!
@@ -22,7 +22,7 @@ mod route;
 mod steps;
 mod workspace;
 
-pub use activation::Kind;
+pub use activation::GatedActivation;
 pub use layer::{MoeConfig, MoeLayer};
 pub use refusal::{Mode, Refusal, Settings};
 pub use workspace::Workspace;
@@ -81,15 +81,15 @@ impl Layer<'_> {
     /// # Errors
     /// The [`Refusal`] as [`Error::Unsupported`]; [`Error::Size`], [`Error::Shape`] and
     /// [`Error::Value`] naming the part.
-    pub fn validate(&self, dtype: ScalarType) -> Result<Kind> {
+    pub fn validate(&self, dtype: ScalarType) -> Result<GatedActivation> {
         let settings = Settings {
             has_expert_map: self.expert_map.is_some(),
             router_weight_on_input: self.router_weight_on_input,
             ..Settings::new(self.activation, dtype)
         };
         self.mode.admit(&settings)?;
-        let kind =
-            Kind::of(self.activation).ok_or(Refusal::Activation { found: self.activation })?;
+        let kind = GatedActivation::of(self.activation)
+            .ok_or(Refusal::Activation { found: self.activation })?;
         if self.w13.is_empty() || self.w13.len() != self.w2.len() {
             let found = format!("{} of w13, {} of w2", self.w13.len(), self.w2.len());
             return Err(Error::size("experts", found, "as many of each, 1 or more"));
@@ -170,7 +170,7 @@ impl Layer<'_> {
     fn expert(
         &self,
         kernel: &dyn Kernel,
-        kind: Kind,
+        kind: GatedActivation,
         x: &[f32],
         dtype: ScalarType,
         bucket: &Bucket,

@@ -122,7 +122,7 @@ impl Mode {
         if s.enable_eplb {
             return Err(Refusal::Eplb);
         }
-        if super::Kind::of(s.activation).is_none() {
+        if super::GatedActivation::of(s.activation).is_none() {
             return Err(Refusal::Activation { found: s.activation });
         }
         if upstream && s.has_expert_map {

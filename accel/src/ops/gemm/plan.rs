@@ -1,36 +1,28 @@
-//! How products of many rows are dealt out, and when that is faster than a
-//! [`Tiling`](super::super::Tiling). No bit of a result depends on it.
+//! How the work of products of many rows is divided, and when that is faster than a
+//! [`Tiling`](super::Tiling). No bit of a result depends on it.
 
 use marlinspike::gemm::schedule::Schedule;
 use marlinspike::scalar::ScalarType;
 
-use super::super::{
-    MarlinWeight,
-    kind::Kind,
-    parameters::{size, value},
-};
+use super::kind::Kind;
 use crate::{
     device::Device,
     error::AccelError,
     nvrtc::{Arch, Parameter},
-    registry::Row,
+    operation::Row,
+    parameters::{size, value},
 };
 
 /// The source that these plans are of.
 const SOURCE: &str = "marlin_gemm_wgmma";
 
-/// Warps of a thread block that compute, at most; four more fill its stages.
-pub(super) const MOST_WARPS: u32 = 12;
 /// More stages than these keep no more bytes in flight than the memory needs.
 const MOST_STAGES: u32 = 12;
 
 /// How the work of a product of many rows is divided, as parameters of `marlin_gemm_wgmma.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ManyRows {
-    /// The source that these plans are of.
-const SOURCE: &str = "marlin_gemm_wgmma";
-
-/// Warps of a thread block that compute: 8 or 12.
+    /// Warps of a thread block that compute: 8 or 12.
     pub warps: u32,
     /// Columns that a warp computes: 16 or 32.
     pub columns: u32,
@@ -67,8 +59,8 @@ impl ManyRows {
     ];
 
     /// Whether the architecture has the kernel's instructions: sm_90a has, and no other.
-    pub(in super::super) fn has(arch: Arch) -> bool {
-        arch.compute_capability == (9, 0) && arch.specific
+    pub(super) fn has(arch: Arch) -> bool {
+        arch.has_wgmma()
     }
 
     /// Whether the kernel takes a weight of that form.
@@ -130,15 +122,15 @@ impl ManyRows {
         self,
         row: &Row,
         device: &Device,
-        weight: &MarlinWeight,
+        form: &[Parameter],
     ) -> Result<(), AccelError> {
         let arch = device.arch();
-        if Self::has(arch) && Self::takes(&weight.form()) && self.is_known() {
+        if Self::has(arch) && Self::takes(form) && self.is_known() {
             return Ok(());
         }
-        let found = format!("{self:?} for {:?} on {arch}", weight.form());
+        let found = format!("{self:?} for {form:?} on {arch}");
         let expected = "a plan that the kernel has, groups in order, sm_90a";
-        Err(AccelError::argument(row, "tiling", found, expected))
+        Err(row.refuse("tiling", found, expected))
     }
 
     /// Microseconds of a stage of 64 k of one tile, with all multiprocessors of an H200 at work.
@@ -176,7 +168,7 @@ impl ManyRows {
 
     /// The fastest for one product `[M, K] x [K, N]`, by estimates fitted to an H200; none where a
     /// tiling should be faster.
-    pub(in super::super) fn choose(
+    pub(super) fn choose(
         arch: Arch,
         size_m: usize,
         shape: [usize; 2],
@@ -196,7 +188,7 @@ impl ManyRows {
 
     /// The fastest of as many rows each for the two products of a layer whose experts have `rows` rows
     /// on average; none where tilings should be faster.
-    pub(in super::super) fn choose_experts(
+    pub(super) fn choose_experts(
         arch: Arch,
         rows: f64,
         experts: usize,
@@ -220,10 +212,8 @@ impl ManyRows {
             pairs.filter(|[a, b]| a.rows == b.rows).min_by(|a, b| us(a).total_cmp(&us(b)))?;
         // Half a block of 32 is padding, and blocks of different experts share no weights.
         let all = 1.5 * (rows + 16.0) * experts as f64;
-        let tiled: f64 = products
-            .iter()
-            .map(|(shape, _)| Self::tiled_us(all, *shape, multiprocessors))
-            .sum();
+        let tiled: f64 =
+            products.iter().map(|(shape, _)| Self::tiled_us(all, *shape, multiprocessors)).sum();
         (us(&best) < tiled).then_some(best)
     }
 }
@@ -243,7 +233,12 @@ pub(super) fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Parameter>> {
     all
 }
 
-pub(super) fn parameters(ty: ScalarType, form: &[Parameter], is_moe: u32, plan: ManyRows) -> Vec<Parameter> {
+pub(super) fn parameters(
+    ty: ScalarType,
+    form: &[Parameter],
+    is_moe: u32,
+    plan: ManyRows,
+) -> Vec<Parameter> {
     let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
     parameters.extend_from_slice(form);
     parameters.push(("IS_MOE", is_moe));
@@ -254,6 +249,7 @@ pub(super) fn parameters(ty: ScalarType, form: &[Parameter], is_moe: u32, plan: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS};
 
     const INT4: [Parameter; 3] = [("CODES", 0), ("SCALES", 0), ("GROUPS", 1)];
     const HOPPER: Arch = Arch { compute_capability: (9, 0), specific: true };
@@ -265,6 +261,7 @@ mod tests {
                 let context = format!("{form:?} {plan:?}");
                 assert!(plan.is_known() && plan.stages(&form) >= 4, "{context}");
                 assert!(plan.shared_bytes(&form, 1) <= HOPPER.shared_memory(), "{context}");
+                assert!(plan.shared_bytes(&form, 0) <= plan.shared_bytes(&form, 1), "{context}");
             }
         }
     }
@@ -284,6 +281,14 @@ mod tests {
         let uneven = [("CODES", 0), ("HAS_G_IDX", 1)];
         let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], &uneven, 132);
         assert_eq!(choice, None);
+    }
+
+    #[test]
+    fn every_plans_totals_fit_the_streams_memory() {
+        for plan in ManyRows::all() {
+            assert!(size(SOURCE, "TILE_TOTALS", &plan.shape()) as usize <= MOST_TILE_TOTALS);
+            assert!(plan.warps as usize <= MOST_TILE_WARPS, "{plan}");
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) fn size(source: &str, name: &str, parameters: &[Parameter]) -> u32 {
 }
 
 /// Value of a parameter; 0 where it is absent.
-pub(super) fn value(parameters: &[Parameter], name: &str) -> u32 {
+pub(crate) fn value(parameters: &[Parameter], name: &str) -> u32 {
     parameters.iter().find(|parameter| parameter.0 == name).map_or(0, |parameter| parameter.1)
 }
 

@@ -1,0 +1,233 @@
+//! Typed launches: a [`Kernel`] takes the arguments of its entry point and no others.
+#![allow(unsafe_code)]
+
+pub(crate) mod tensor_map;
+
+use std::{ffi::c_void, marker::PhantomData, ptr};
+
+use cudarc::driver::{
+    DevicePtr, DriverError,
+    sys::{
+        self, CUfunction_attribute_enum as Attribute, CUlaunchAttribute,
+        CUlaunchAttributeID_enum as AttributeId, CUlaunchAttributeValue, CUlaunchConfig,
+    },
+};
+
+use crate::{
+    device::Device,
+    error::AccelError,
+    memory::{Buffer, Element},
+    nvrtc::Parameter,
+    operation::Row,
+};
+
+/// An address in the device's memory, as a kernel takes it.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(transparent)]
+pub(crate) struct Pointer(u64);
+
+impl Pointer {
+    pub(crate) const NULL: Self = Self(0);
+
+    pub(crate) fn new(address: u64) -> Self {
+        Self(address)
+    }
+
+    pub(crate) fn address(self) -> u64 {
+        self.0
+    }
+}
+
+impl<T: Element> From<&Buffer<T>> for Pointer {
+    fn from(buffer: &Buffer<T>) -> Self {
+        let slice = buffer.slice();
+        // Nothing is recorded when the second part is dropped: the one stream orders everything.
+        Self(slice.device_ptr(slice.stream()).0)
+    }
+}
+
+impl<T: Element> From<&mut Buffer<T>> for Pointer {
+    fn from(buffer: &mut Buffer<T>) -> Self {
+        Self::from(&*buffer)
+    }
+}
+
+/// The null pointer where the buffer is absent.
+impl<T: Element> From<Option<&Buffer<T>>> for Pointer {
+    fn from(buffer: Option<&Buffer<T>>) -> Self {
+        buffer.map_or(Self::NULL, Self::from)
+    }
+}
+
+/// `Routing` of `routing.cuh`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Routing {
+    pub(crate) sorted_token_ids: Pointer,
+    pub(crate) expert_ids: Pointer,
+    pub(crate) num_tokens_post_padded: Pointer,
+    pub(crate) topk_ids: Pointer,
+    pub(crate) expert_of: Pointer,
+    pub(crate) num_experts: u32,
+    pub(crate) is_early: u32,
+}
+
+/// `Activation` of `activation.cuh`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Activation {
+    pub(crate) function: u32,
+    pub(crate) columns: u32,
+    pub(crate) exchanged: u32,
+    pub(crate) alpha: f32,
+    pub(crate) gate_limit: f32,
+    pub(crate) value_limit: f32,
+    pub(crate) up_limit: f32,
+    pub(crate) up_shift: f32,
+}
+
+const _: () = assert!(size_of::<Routing>() == 48 && size_of::<Activation>() == 32);
+
+/// The arguments of an entry point, in its order and of its types. Declared by [`arguments!`]; a test compares
+/// [`SIZES`](Self::SIZES) with the compiled kernels.
+///
+/// A value is made only of checked arguments: every access that the kernel makes with it stays inside the buffers that
+/// it points to, and those are of the device that it is launched on.
+pub(crate) trait Arguments {
+    /// Bytes of each argument.
+    const SIZES: &'static [usize];
+
+    /// Where each argument is.
+    fn pointers(&mut self) -> Vec<*mut c_void>;
+}
+
+/// Declares the arguments of an entry point.
+macro_rules! arguments {
+    ($(#[$about:meta])* $name:ident { $($field:ident: $ty:ty),* $(,)? }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy)]
+        struct $name {
+            $($field: $ty),*
+        }
+
+        impl $crate::launch::Arguments for $name {
+            const SIZES: &'static [usize] = &[$(size_of::<$ty>()),*];
+
+            fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
+                vec![$(std::ptr::from_mut(&mut self.$field).cast()),*]
+            }
+        }
+    };
+}
+pub(crate) use arguments;
+
+/// The thread blocks of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    pub(crate) blocks: (u32, u32, u32),
+    pub(crate) threads: (u32, u32, u32),
+    /// Dynamic shared memory of a thread block.
+    pub(crate) shared_bytes: u32,
+}
+
+impl Grid {
+    /// Without shared memory.
+    pub(crate) fn new(blocks: (u32, u32, u32), threads: (u32, u32, u32)) -> Self {
+        Self { blocks, threads, shared_bytes: 0 }
+    }
+
+    /// At least `elements` threads, at most 2^38.
+    pub(crate) fn one_thread_each(elements: u64) -> Self {
+        let blocks = u32::try_from(elements.div_ceil(256)).unwrap_or(u32::MAX);
+        Self::new((blocks, 1, 1), (256, 1, 1))
+    }
+
+    /// A thread for each of `pieces` pieces of each of `rows` rows: rows in the first dimension, blocks of whole
+    /// warps along a row.
+    pub(crate) fn one_thread_each_piece(rows: u32, pieces: u32) -> Self {
+        let along = pieces.next_multiple_of(32).min(256);
+        let across = 256 / along;
+        let blocks = (rows.div_ceil(across), pieces.div_ceil(along), 1);
+        Self::new(blocks, (along, across, 1))
+    }
+}
+
+/// An operation's kernel.
+pub(crate) struct Kernel<A> {
+    row: &'static Row,
+    starts_early: bool,
+    arguments: PhantomData<fn(A)>,
+}
+
+impl<A: Arguments> Kernel<A> {
+    /// The kernel of that operation's source.
+    pub(crate) const fn new(row: &'static Row) -> Self {
+        Self { row, starts_early: false, arguments: PhantomData }
+    }
+
+    /// Likewise, of a source that follows the rule of `depend.cuh`: launches may start while the kernel before them on
+    /// the stream runs, where the device and its driver support that (from 9.0 and 12.3 on).
+    pub(crate) const fn early(row: &'static Row) -> Self {
+        Self { row, starts_early: true, arguments: PhantomData }
+    }
+
+    /// Compiles the source under these parameters, unless that was done before, and launches it.
+    ///
+    /// # Errors
+    /// [`AccelError::Capability`], [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from preparing the kernel,
+    /// [`AccelError::Driver`] from launching it.
+    pub(crate) fn launch(
+        &self,
+        device: &Device,
+        parameters: &[Parameter],
+        grid: Grid,
+        mut arguments: A,
+    ) -> Result<(), AccelError> {
+        let function = device.function(self.row, parameters)?;
+        let failed = |error: DriverError| AccelError::Driver {
+            call: self.row.name,
+            reason: error.to_string(),
+        };
+        if grid.shared_bytes > 0 {
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(attribute, grid.shared_bytes.cast_signed()).map_err(failed)?;
+        }
+        let mut pointers = arguments.pointers();
+        let mut early = CUlaunchAttribute {
+            id: AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let stream = device.stream();
+        stream.context().bind_to_thread().map_err(failed)?;
+        let config = CUlaunchConfig {
+            gridDimX: grid.blocks.0,
+            gridDimY: grid.blocks.1,
+            gridDimZ: grid.blocks.2,
+            blockDimX: grid.threads.0,
+            blockDimY: grid.threads.1,
+            blockDimZ: grid.threads.2,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: stream.cu_stream(),
+            attrs: &mut early,
+            numAttrs: (self.starts_early && device.launches_early()).into(),
+        };
+        // SAFETY:
+        // - The configuration, its attribute and the values behind `pointers` outlive the call, which copies them.
+        // - `pointers` are of the entry point's arguments: `A` is its list, compared with the compiled kernel by a test.
+        // - The kernel's accesses stay inside live buffers of this device: the contract of `Arguments`. Buffers are
+        //   released through the same stream, after the kernel.
+        // - A kernel that starts early follows the rule of `depend.cuh`: until it has waited for the kernel before it,
+        //   it writes nothing, and reads nothing that one writes.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
+                function.cu_function(),
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(failed)
+    }
+}
