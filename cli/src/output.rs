@@ -7,17 +7,15 @@ use std::path::{Path, PathBuf};
 
 use crate::style::escaped;
 
-/// Columns of text where standard output is no terminal and `COLUMNS` is not set.
-const COLUMNS: usize = 100;
-/// Narrowest and widest text; longer lines are hard to read.
+/// Narrowest and widest text on a terminal; longer lines are hard to read.
 const TEXT_COLUMNS: std::ops::RangeInclusive<usize> = 60..=120;
 
-/// Columns that text on standard output may take: the terminal's, else those of `COLUMNS`, else 100;
-/// always from 60 to 120.
+/// Columns that text on standard output may take: the terminal's, else those of `COLUMNS`, each kept
+/// from 60 to 120. Without either, lines are not wrapped, so that logs can be searched.
 pub fn columns() -> usize {
     let terminal = terminal_size::terminal_size_of(io::stdout()).map(|(w, _)| usize::from(w.0));
     let columns = terminal.or_else(|| env::var("COLUMNS").ok()?.parse().ok());
-    columns.unwrap_or(COLUMNS).clamp(*TEXT_COLUMNS.start(), *TEXT_COLUMNS.end())
+    columns.map_or(usize::MAX, |n| n.clamp(*TEXT_COLUMNS.start(), *TEXT_COLUMNS.end()))
 }
 
 /// A file that could not be written.

@@ -10,7 +10,6 @@ pub(super) use marlinspike_accel::backend::{BackendError, Counts, check};
 pub(super) use marlinspike_accel::{AccelError as DeviceError, Device};
 
 use super::Checked;
-use super::input::InputError;
 use crate::error::of_gpu;
 use crate::style::printable;
 
@@ -37,10 +36,9 @@ pub(super) fn open(backend: Backend) -> Result<Device> {
 /// Names what is missing.
 pub(super) fn without_compiler(checked: &[Checked]) -> Result<()> {
     for case in checked {
-        if let Err(InputError::Device { source, .. }) = &case.result
-            && matches!(source, DeviceError::NvrtcMissing { .. })
-        {
-            return Err(of_gpu(source.clone()));
+        let failed = case.result.as_ref().err().and_then(|error| error.of_device());
+        if let Some(error @ DeviceError::NvrtcMissing { .. }) = failed {
+            return Err(of_gpu(error.clone()));
         }
     }
     Ok(())

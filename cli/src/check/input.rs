@@ -58,6 +58,12 @@ pub(super) enum InputError {
 }
 
 impl InputError {
+    /// The device's error, if the device failed.
+    #[cfg(feature = "cuda")]
+    pub(super) fn of_device(&self) -> Option<&DeviceError> {
+        if let Self::Device { source, .. } = self { Some(source) } else { None }
+    }
+
     /// What to do about it.
     pub(super) fn help(&self) -> &'static str {
         match self {
