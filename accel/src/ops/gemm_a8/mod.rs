@@ -179,6 +179,27 @@ pub fn moe_marlin_gemm_a8(
     launch(device, x, weight, y, Some(routed))
 }
 
+/// Returns an error if any buffer belongs to another device.
+fn on_device(
+    row: &'static Row,
+    device: &Device,
+    x: RowsA8<'_>,
+    weight: &MarlinWeightA8,
+    y: &Buffer<u16>,
+    routed: Option<Routed<'_>>,
+) -> Result<(), AccelError> {
+    let routed_here = |r: Routed<'_>| {
+        r.blocks.is_on(device) && r.topk_weights.is_none_or(|weights| weights.is_on(device))
+    };
+    let parts = [
+        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
+        ("weight", weight.is_on(device)),
+        ("y", y.is_on(device)),
+        ("routing", routed.is_none_or(routed_here)),
+    ];
+    check::same_device(row, device, &parts)
+}
+
 /// Checks a product, then launches it.
 fn launch(
     device: &Device,
@@ -190,16 +211,7 @@ fn launch(
     let row = row_of(weight.input_dtype());
     let refuse = |what, found: String, expected: String| Err(row.refuse(what, found, expected));
     let shape = weight.shape();
-    let routed_here = |r: Routed<'_>| {
-        r.blocks.is_on(device) && r.topk_weights.is_none_or(|weights| weights.is_on(device))
-    };
-    let parts = [
-        ("x", x.codes.is_on(device) && x.scales.is_on(device)),
-        ("weight", weight.is_on(device)),
-        ("y", y.is_on(device)),
-        ("routing", routed.is_none_or(routed_here)),
-    ];
-    check::same_device(row, device, &parts)?;
+    on_device(row, device, x, weight, y, routed)?;
     let rows_of_x = x.scales.len();
     if Some(x.codes.len()) != rows_of_x.checked_mul(shape.size_k) {
         let expected = format!("[{rows_of_x}, {}], a row for each scale", shape.size_k);

@@ -33,7 +33,7 @@ pub(super) fn table(out: &mut String, entries: &[Entry<'_>], carded: &[usize]) -
     for entry in entries {
         let label = escape(&entry.checked.label);
         let columns = HEADER.len();
-        write!(out, "<tbody><tr class=\"group\"><th colspan=\"{columns}\">{label}</th></tr>\n")?;
+        writeln!(out, "<tbody><tr class=\"group\"><th colspan=\"{columns}\">{label}</th></tr>")?;
         match &entry.checked.result {
             Err(_) => writeln!(
                 out,
