@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use marlinspike::Result;
 use proptest::strategy::BoxedStrategy;
 
-use crate::Law;
+use crate::report::Failure;
 
 /// An element of an output: `u8`, `u16` or `u32` bits.
 pub trait Element: Copy + PartialEq + Debug + Into<u32> + 'static {
@@ -94,6 +94,14 @@ pub trait Subject<O: Operation> {
     fn takes(&self, _input: &O::Input) -> bool {
         true
     }
+}
+
+/// A law: `Err` says how it was broken.
+pub struct Law<O: Operation> {
+    /// Name, as reports print it.
+    pub name: &'static str,
+    /// Tries it on one input.
+    pub check: fn(&dyn Subject<O>, &O::Input) -> Result<(), Failure>,
 }
 
 /// Why a subject did not answer.

@@ -2,7 +2,7 @@
 //! breaks one of them.
 
 use marlinspike::vectors::Rng;
-use marlinspike_proptests::laws::layer::LAWS;
+use marlinspike_proptests::ops::layer::laws::LAWS;
 use marlinspike_proptests::ops::{LayerInput, MoeLayer, moe_lattice};
 use marlinspike_proptests::{Config, Reference, SubjectError, mutants, run};
 

@@ -68,6 +68,7 @@ mod dtype;
 pub mod error;
 pub mod gemm;
 pub mod interval;
+mod judge;
 pub mod layers;
 pub mod layout;
 pub mod method;

@@ -14,8 +14,8 @@ use marlinspike::moe::{Chain, sum};
 use marlinspike::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
-use super::super::laws::layer::Forward;
 use crate::SubjectError;
+use crate::ops::layer::laws::Forward;
 use crate::ops::{LayerInput, Local};
 
 /// A wrong implementation of a layer.

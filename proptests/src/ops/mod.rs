@@ -6,7 +6,7 @@ mod cases;
 mod distribution;
 mod dyn_quant;
 mod elementwise;
-pub(crate) mod layer;
+pub mod layer;
 mod product;
 mod quantize;
 mod repack;

@@ -1,7 +1,7 @@
 //! Outputs of a type or shape that their configuration does not allow. They are what a kernel made
 //! wrong, so they are verdicts and not errors.
 
-use super::rules::TensorRule;
+use super::TensorRule;
 use super::{Case, ParallelStyle};
 use crate::Result;
 use crate::dims::LogicalK;

@@ -5,29 +5,18 @@
 //! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
 //! know is an error. [`CaseConfig::rules`] lists what each operation knows.
 
-mod error;
-mod json;
-mod keys;
 mod limits;
 mod misfit;
-mod rules;
-mod values;
+mod router_golden;
 
 use std::collections::BTreeMap;
 
-pub use crate::ops::*;
-pub use error::CaseError;
-pub(crate) use json::Reader;
-pub use json::{CONFIG_BYTES, CONFIG_MEMORY};
-pub(crate) use keys::check as check_keys;
-pub(crate) use limits::Demand;
+pub use crate::ops::configs::*;
+pub use crate::ops::schema::{CONFIG_BYTES, CONFIG_MEMORY, CaseError, Dim, TensorRule};
 pub use limits::Limits;
 pub use misfit::{Misfit, MisfitKind};
-pub use rules::{Dim, TensorRule};
-pub(crate) use rules::{rule, stored};
-pub(crate) use values::{
-    Inputs, e4m3_scales, expert_ids, expert_map, finite, in_range, not_negative, positive,
-};
+
+use crate::ops::schema::{Demand, object};
 
 // A config's fields have these types.
 pub use crate::moe::ScoringFunc;
@@ -43,40 +32,7 @@ pub const FORMAT: &str = "marlinspike-case";
 /// `version` of the format that is read and written.
 pub const VERSION: &str = "1";
 
-/// One operation's inputs, configuration and outputs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Case<'a> {
-    /// The operation.
-    pub op: Op,
-    /// Free text.
-    pub name: String,
-    /// Typed configuration.
-    pub config: CaseConfig,
-    /// The configuration as the file has it, remarks included. Empty for a case that was not read
-    /// from a file.
-    pub raw_config: serde_json::Map<String, serde_json::Value>,
-    /// What produced the outputs.
-    pub provenance: String,
-    /// Inputs by bare name (`qweight`); the tensors keep their full one (`in.qweight`).
-    pub inputs: BTreeMap<String, Tensor<'a>>,
-    /// Outputs by bare name; one that is absent is not checked.
-    pub outputs: BTreeMap<String, Tensor<'a>>,
-}
-
 impl<'a> Case<'a> {
-    /// A case without tensors.
-    pub fn new(name: impl Into<String>, config: CaseConfig, provenance: impl Into<String>) -> Self {
-        Self {
-            op: config.op(),
-            name: name.into(),
-            config,
-            raw_config: serde_json::Map::new(),
-            provenance: provenance.into(),
-            inputs: BTreeMap::new(),
-            outputs: BTreeMap::new(),
-        }
-    }
-
     /// Reads a case file's bytes; the tensors borrow them.
     ///
     /// # Errors
@@ -86,8 +42,8 @@ impl<'a> Case<'a> {
     /// are no error: [`Case::misfits`] lists them.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let container = Container::parse(bytes)?;
-        if is_router_golden(&container) {
-            return parse_golden(&container);
+        if router_golden::is_router_golden(&container) {
+            return router_golden::parse(&container);
         }
         let metadata = |key: &str| {
             container
@@ -109,7 +65,7 @@ impl<'a> Case<'a> {
             let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
             CaseError::UnknownOp { found: found.to_owned(), expected: known.join(", ") }
         })?;
-        let raw_config = json::object(metadata("config")?)?;
+        let raw_config = object(metadata("config")?)?;
         let config = CaseConfig::from_json(op, &raw_config)?;
         // Both may be missing: a name helps people, and a producer that is not named has no deviation
         // of its own that `check` accepts.
@@ -129,28 +85,6 @@ impl<'a> Case<'a> {
         }
         case.validate()?;
         Ok(case)
-    }
-
-    /// An input that the caller cannot do without, by bare name.
-    pub fn input(&self, name: &str) -> Result<&Tensor<'a>> {
-        self.inputs
-            .get(name)
-            .ok_or_else(|| Error::missing(format!("in.{name}"), format!("operation `{}`", self.op)))
-    }
-
-    /// An output, by bare name.
-    pub fn output(&self, name: &str) -> Option<&Tensor<'a>> {
-        self.outputs.get(name)
-    }
-
-    /// Adds an input under its bare name.
-    pub fn add_input(&mut self, name: &str, tensor: Tensor<'a>) {
-        self.inputs.insert(name.to_owned(), tensor.renamed(format!("in.{name}")));
-    }
-
-    /// Adds an output under its bare name.
-    pub fn add_output(&mut self, name: &str, tensor: Tensor<'a>) {
-        self.outputs.insert(name.to_owned(), tensor.renamed(format!("out.{name}")));
     }
 
     /// Checks the names of all tensors and, of inputs, that nothing needed is absent, types, shapes,
@@ -203,12 +137,6 @@ impl<'a> Case<'a> {
         tensors.extend(named("out.", &self.outputs));
         write_container(&tensors, &metadata, Vec::new())
             .map_err(|e| CaseError::Write { problem: e.to_string() }.into())
-    }
-
-    /// The experts whose weights a MoE case holds: the leading axis of w13.
-    fn local_experts(&self) -> usize {
-        let first = |name| self.inputs.get(name).and_then(|t| t.shape().first().copied());
-        first("w13_qweight").or_else(|| first("w13_weight")).unwrap_or(0)
     }
 
     fn unknown(&self, tensor: String, expected: String) -> Error {

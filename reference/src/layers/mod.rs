@@ -12,6 +12,7 @@ mod linear;
 mod moe;
 mod moe_ct;
 mod moe_float;
+mod parallel;
 pub mod slices;
 
 use crate::tensor::DType;
@@ -28,6 +29,7 @@ pub use moe_ct::{
     w4a8_int8_group, wna16_weight_shape,
 };
 pub use moe_float::{ct_fp8_moe, ct_nvfp4_moe};
+pub use parallel::{ParallelStyle, TensorParallel};
 
 /// What a parameter holds; decides how it is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,19 +3,20 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{
-    Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, in_range, rule,
-};
-use crate::check::{Declared, OutputReport, routing};
+use crate::judge::{Declared, OutputReport};
 use crate::layers::{ExpertPlacement, determine_expert_map};
 use crate::ops::Operation;
+use crate::ops::case::Case;
+use crate::ops::draw::Rng;
 use crate::ops::quant::keys::{at_most, rank};
 use crate::ops::quant::ranks;
 use crate::ops::quant::tensors::blocks;
-use crate::ops::tensors::I32;
+use crate::ops::routing::align;
+use crate::ops::schema::{
+    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, in_range, rule,
+};
+use crate::ops::tensors::{I32, bytes_of};
 use crate::tensor::{DType, Tensor};
-use crate::vectors::Rng;
-use crate::vectors::tensors::bytes_of;
 
 /// Config of `moe_align_block_size`.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,7 +94,9 @@ impl Operation for AlignConfig {
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        routing::align(case, self)
+        let ids = case.input("topk_ids")?.elements::<i32>();
+        let map = case.inputs.get("expert_map");
+        align::judge(case, &ids, self.num_experts, self.block_size, map)
     }
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {

@@ -3,14 +3,15 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{Case, CaseError, Inputs, Reader, TensorRule};
-use crate::check::compare::Rows;
 use crate::checkpoint::transpose_words;
 use crate::dims::{GroupSize, Shape};
+use crate::judge::compare::Rows;
 use crate::ops::Operation;
+use crate::ops::case::Case;
 use crate::ops::computation::{
     Computation, Defined, Expected, Form, Mistake, codes, ids, in_lines, known,
 };
+use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule};
 use crate::ops::tensors::{U8, input, is, name_of, output, refused, whole};
 use crate::prepare::gate_up::GateUp;
 use crate::prepare::gpt_oss::GptOssShard;

@@ -1,7 +1,7 @@
 //! How far block scales got on their way into tiles: the mistakes of every operation that interleaves them.
 
 use crate::Result;
-use crate::check::compare::Elements;
+use crate::judge::compare::Elements;
 use crate::layout::Layout as _;
 use crate::layout::flashinfer::BlockScaleLayout;
 use crate::weight::Table;

@@ -5,199 +5,71 @@
 //! iterate over it, so that a new operation is a file here and a row there.
 
 mod align;
-pub(crate) mod computation;
-mod draw;
+pub(crate) mod case;
+mod computation;
+pub(crate) mod draw;
 mod dyn_quant;
 mod fp8_moe;
 mod fp8_requantize;
 mod gpt_oss_mxfp4;
 mod interleaving;
+mod keys;
+mod layer;
 mod linear;
 mod moe;
 mod normalize_fnuz;
 mod nvfp4_experts;
+mod operation;
 mod preprocess;
 mod projected;
-mod quant;
-mod router;
-mod router_golden;
+pub(crate) mod quant;
+pub(crate) mod router;
+mod routing;
 mod scaled_fp4_mm;
 mod scaled_fp4_quant;
 mod scaled_mm;
+pub(crate) mod schema;
 mod swizzle_blockscale;
 mod tensors;
 mod trtllm_mxint4;
 mod w8a8_fp8;
 
+/// A case, its config for each operation, and what configs hold.
+pub(crate) mod configs {
+    pub use super::align::AlignConfig;
+    pub use super::case::Case;
+    pub use super::dyn_quant::{DynQuantConfig, Packing};
+    pub use super::fp8_moe::Fp8LayerConfig;
+    pub use super::fp8_requantize::RequantizeConfig;
+    pub use super::gpt_oss_mxfp4::GptOssConfig;
+    pub use super::linear::LinearConfig;
+    pub use super::moe::MoeConfig;
+    pub use super::normalize_fnuz::FnuzConfig;
+    pub use super::nvfp4_experts::Nvfp4ExpertsConfig;
+    pub use super::preprocess::PreprocessConfig;
+    pub use super::quant::{CheckpointFormat, QuantConfig};
+    pub use super::router::{GroupedTopk, RouterConfig};
+    pub use super::scaled_fp4_mm::Fp4MmConfig;
+    pub use super::scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
+    pub use super::scaled_mm::Fp8MmConfig;
+    pub use super::swizzle_blockscale::SwizzleConfig;
+    pub use super::trtllm_mxint4::MxInt4Config;
+    pub use super::{CaseConfig, Op};
+    pub use crate::gemm::schedule::ScheduleChoice;
+    pub use crate::layers::{ParallelStyle, TensorParallel};
+}
+
 use serde_json::{Map, Value};
 
-pub use align::AlignConfig;
-pub use dyn_quant::{DynQuantConfig, Packing};
-pub use fp8_moe::Fp8LayerConfig;
-pub use fp8_requantize::RequantizeConfig;
-pub use gpt_oss_mxfp4::GptOssConfig;
-pub use linear::LinearConfig;
-pub use moe::MoeConfig;
-pub use normalize_fnuz::FnuzConfig;
-pub use nvfp4_experts::Nvfp4ExpertsConfig;
-pub use preprocess::PreprocessConfig;
-pub use quant::{CheckpointFormat, ParallelStyle, QuantConfig, ScheduleChoice, TensorParallel};
-pub use router::{GroupedTopk, RouterConfig};
-pub use scaled_fp4_mm::Fp4MmConfig;
-pub use scaled_fp4_quant::{Fp4QuantConfig, Reciprocal};
-pub use scaled_mm::Fp8MmConfig;
-pub use swizzle_blockscale::SwizzleConfig;
-pub use trtllm_mxint4::MxInt4Config;
-
-pub(crate) use router_golden::{is_router_golden, parse_golden};
+pub use computation::{add_outputs, mistaken, mistakes};
+pub use moe::LayerSource;
+pub use quant::MatrixSource;
 
 use crate::Result;
-use crate::case::{Case, CaseError, Demand, Inputs, Reader, TensorRule};
-use crate::check::{Declared, OutputReport};
 use crate::named::named;
-use crate::vectors::Rng;
-use computation::{Defined, add_outputs};
-
-/// An operation, implemented by its config.
-pub(crate) trait Operation: std::fmt::Debug {
-    /// The config keys that the operation reads.
-    fn keys() -> &'static [&'static str]
-    where
-        Self: Sized;
-
-    /// The keys that `map` may have; `None` where any may stand.
-    fn keys_in(_map: &Map<String, Value>) -> Option<&'static [&'static str]>
-    where
-        Self: Sized,
-    {
-        Some(Self::keys())
-    }
-
-    /// Reads and checks the keys.
-    fn read(r: &Reader<'_>) -> Result<Self, CaseError>
-    where
-        Self: Sized;
-
-    /// Configs around the edges of tiles, groups and types, in a fixed order: generated cases walk it.
-    ///
-    /// # Errors
-    /// None for the operations in the table.
-    fn lattice() -> Result<Vec<Self>>
-    where
-        Self: Sized;
-
-    /// The ids of the known mistakes of [`Operation::computation`].
-    fn mistakes() -> Vec<&'static str>
-    where
-        Self: Sized,
-    {
-        Vec::new()
-    }
-
-    /// The keys, as [`Operation::read`] takes them.
-    fn json(&self) -> Value;
-
-    /// A config in a few words: its keys' values.
-    fn describe(&self) -> String {
-        let word = |(key, value): (&String, &Value)| match value {
-            Value::Null => None,
-            Value::Object(_) => Some(key.clone()),
-            Value::String(text) => Some(text.clone()),
-            other => Some(format!("{key} {other}")),
-        };
-        let json = self.json();
-        json.as_object().into_iter().flatten().filter_map(word).collect::<Vec<_>>().join(" ")
-    }
-
-    /// Every tensor that the operation knows. `experts` is the leading axis of a MoE case's weights: the
-    /// experts of this rank.
-    ///
-    /// # Errors
-    /// For sizes that the operation cannot have.
-    fn tensors(&self, experts: usize) -> Result<Vec<TensorRule>>;
-
-    /// Checks the values of inputs whose shapes and types are right.
-    ///
-    /// # Errors
-    /// [`crate::Error::Value`] for one that nothing could be computed from; [`CaseError`] for
-    /// statements that contradict each other.
-    fn check_inputs(&self, _inputs: &Inputs<'_>) -> Result<()> {
-        Ok(())
-    }
-
-    /// What checking a case takes, beyond what its tensors bound.
-    ///
-    /// # Errors
-    /// As [`Operation::tensors`].
-    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
-        Ok(vec![Demand::outputs(case.op, &self.tensors(0)?)])
-    }
-
-    /// How many rows every output has, where only the inputs say so.
-    fn output_rows(&self, _inputs: &Inputs<'_>) -> Option<usize> {
-        None
-    }
-
-    /// The format of the quantized matrices.
-    fn quant(&self) -> Option<&QuantConfig> {
-        None
-    }
-
-    /// K of the quantized matrix whose tensors begin with `prefix`.
-    fn size_k(&self, _prefix: &str) -> Option<usize> {
-        None
-    }
-
-    /// What defines every bit of the outputs; `None` for an operation that is judged stage by stage.
-    ///
-    /// # Errors
-    /// For inputs that the operation refuses.
-    fn computation(&self, _case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
-        Ok(None)
-    }
-
-    /// The verdicts on the outputs that the case has: by default, every bit of
-    /// [`Operation::computation`]'s.
-    ///
-    /// # Errors
-    /// For inputs that the operation refuses.
-    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        self.computation(case)?.map_or(Ok(Vec::new()), |computation| computation.judge(case))
-    }
-
-    /// Whether a case's outputs can have only one value each, so that another is wrong.
-    fn fixes_every_bit(&self) -> bool {
-        true
-    }
-
-    /// The config for the first row of activations alone, and the inputs that have an axis of rows;
-    /// `None` where an output depends on all rows.
-    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
-        None
-    }
-
-    /// The config of a kernel that cuts K otherwise; `None` where there is no such kernel.
-    fn with_k_cut_otherwise(&self) -> Option<CaseConfig> {
-        None
-    }
-
-    /// Adds random inputs to an empty case.
-    ///
-    /// # Errors
-    /// None for a config of the lattice.
-    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
-        draw::any_inputs(case, rng)
-    }
-
-    /// Adds random inputs to an empty case, and every output that the reference computes.
-    ///
-    /// # Errors
-    /// None for a config of the lattice.
-    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
-        self.draw_inputs(case, rng)?;
-        add_outputs(case)
-    }
-}
+use configs::*;
+use operation::Operation;
+use schema::{CaseError, Reader, TensorRule};
 
 /// A row of the table: what can be asked of an operation without a config of it.
 pub(crate) struct Entry {
@@ -341,7 +213,7 @@ impl CaseConfig {
     /// An unknown or missing key, a value of another type or outside its domain, or two that
     /// contradict.
     pub fn from_json(op: Op, map: &Map<String, Value>) -> Result<Self, CaseError> {
-        crate::case::check_keys(op, map)?;
+        keys::check(op, map)?;
         (op.entry().read)(&Reader { map, op: op.name(), prefix: "" })
     }
 

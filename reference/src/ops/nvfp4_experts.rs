@@ -5,16 +5,17 @@ use serde_json::{Value, json};
 use super::interleaving::Interleaving;
 use super::projected::{Experts, Projected, stack, swap_nibbles};
 use crate::Result;
-use crate::case::{Case, CaseError, Inputs, Reader, TensorRule, positive};
 use crate::layout::Layout as _;
 use crate::layout::flashinfer::{Alphas, ExpertLayout, Forgotten, Nvfp4Backend, Projection};
 use crate::ops::Operation;
+use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Mistake, ids, known};
+use crate::ops::draw::Rng;
 use crate::ops::draw::{any_bits, block_scales, positive_values, sizes};
+use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{E4M3, F32, FLAGS, U8, input, is, name_of, output, refused};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::vectors::Rng;
 
 /// Config of `convert_to_nvfp4_moe_kernel_format`, with what the kernels' class makes of the global
 /// scales after it.

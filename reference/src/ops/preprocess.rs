@@ -2,18 +2,19 @@
 
 use serde_json::{Value, json};
 
-use crate::case::{Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
-use crate::check::{Declared, OutputReport, marlin};
 use crate::dims::GroupSize;
+use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
+use crate::judge::{Declared, OutputReport};
 use crate::layout::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
 use crate::ops::Operation;
+use crate::ops::case::Case;
+use crate::ops::draw::Rng;
 use crate::ops::quant::CheckpointFormat;
 use crate::ops::quant::keys::divisible;
 use crate::ops::quant::lattice::LINEAR_SHAPES;
-use crate::ops::tensors::I32;
+use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
+use crate::ops::tensors::{I32, bytes_of};
 use crate::tensor::{DType, Tensor};
-use crate::vectors::Rng;
-use crate::vectors::tensors::bytes_of;
 use crate::{Error, Result};
 
 /// Config of `int4_fp8_preprocess`.
@@ -99,7 +100,45 @@ impl Operation for PreprocessConfig {
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        marlin::preprocess(case, self)
+        let Some(found) = case.output("qweight") else { return Ok(Vec::new()) };
+        let input = case.input("qweight")?.elements::<u32>().into_owned();
+        let symmetric = int4_to_fp8_symmetric(&input);
+        let expected = match self.checkpoint_format {
+            CheckpointFormat::Awq => {
+                let zeros = case.input("qzeros")?.elements::<u32>();
+                int4_to_fp8_asymmetric(&input, &zeros, self.size_n / 8)?
+            }
+            _ => symmetric.clone(),
+        };
+        let candidate =
+            |id, text: &str, made: Elements| Candidate::new(id, text, move |()| Some(made.clone()));
+        let candidates = vec![
+            candidate("preprocess-missing", "the codes were not rewritten", input.clone()),
+            candidate(
+                "preprocess-twice",
+                "the codes were rewritten twice",
+                int4_to_fp8_symmetric(&expected),
+            ),
+            candidate(
+                "preprocess-symmetric",
+                "the zero points were ignored: 8 was used",
+                symmetric,
+            ),
+        ];
+        let layout = Plain { len: expected.len(), width: 4 };
+        let subject = Subject {
+            name: "qweight".to_owned(),
+            found,
+            shape: [1, expected.len()],
+            expected,
+            layout: Box::new(layout),
+            rows: Rows::List,
+            width: 4,
+            experts: 1,
+            stacked: false,
+            candidates,
+        };
+        Ok(vec![subject.judge()])
     }
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {

@@ -3,8 +3,8 @@
 use super::computation::{Expected, Form, codes};
 use super::interleaving::Interleaving;
 use crate::Result;
-use crate::check::compare::{Elements, Rows};
 use crate::dims::GroupSize;
+use crate::judge::compare::{Elements, Rows};
 use crate::layout::Layout;
 use crate::layout::flashinfer::{BlockScaleLayout, ExpertLayout, Forgotten};
 use crate::scalar::ScalarType;

@@ -2,18 +2,20 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::case::{Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
-use crate::check::{Declared, OutputReport, routing};
+use crate::judge::{Declared, OutputReport};
 use crate::moe::ScoringFunc;
 use crate::moe::families::{self, RouterTensors, RoutingRule};
 use crate::moe::router::{Groups, Router};
 use crate::ops::Operation;
+use crate::ops::case::Case;
+use crate::ops::draw::{ROWS, Rng};
 use crate::ops::quant::keys::{at_most, contradiction, extend};
 use crate::ops::quant::tensors::topk;
+use crate::ops::routing::{entries, families as family, topk as judge_topk, widened};
+use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
 use crate::ops::tensors::{F32, FLAGS, I32};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::vectors::{ROWS, Rng};
 use crate::{Error, Result};
 
 /// Config of `router`.
@@ -203,7 +205,18 @@ impl Operation for RouterConfig {
     }
 
     fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
-        routing::router(case, self)
+        let logits = case.input("router_logits")?;
+        let (values, ty) = widened(logits)?;
+        if let Some(rule) = &self.rule {
+            let mut reports = family::judge(case, rule, &values)?;
+            reports.extend(entries(case, logits, self.top_k)?);
+            return Ok(reports);
+        }
+        let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
+        let router = self.router(ty, bias.as_deref());
+        let mut reports = judge_topk(case, router, &values, logits)?;
+        reports.extend(entries(case, logits, self.top_k)?);
+        Ok(reports)
     }
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
@@ -305,7 +318,7 @@ fn stated(map: &Map<String, Value>) -> Result<Option<RoutingRule>, CaseError> {
 }
 
 /// The config of a case with this rule.
-pub(super) fn from_rule(rule: RoutingRule) -> RouterConfig {
+pub(crate) fn from_rule(rule: RoutingRule) -> RouterConfig {
     RouterConfig {
         scoring_func: ScoringFunc::Softmax,
         top_k: rule.top_k,

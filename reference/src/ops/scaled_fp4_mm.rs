@@ -2,29 +2,30 @@
 
 use serde_json::{Value, json};
 
-use crate::case::{
-    Case, CaseError, Demand, Inputs, Reader, TensorRule, e4m3_scales, positive, stored,
-};
-use crate::check::compare::{Elements, Mismatch, Rows, elements};
-use crate::check::mistake::{Comparison, search};
-use crate::check::pattern::Values;
-use crate::check::power::{Accepted, Power, rejects_sample};
-use crate::check::product::{REMEDY, measure};
-use crate::check::{Declared, Diagnosis, OutputReport, Verdict, plain};
 use crate::dims::{GroupSize, Shape};
 use crate::gemm::tensor_core::{Architecture, BlockScaledUnit, find_block_scaled};
 use crate::gemm::{Bounded, Nvfp4Product, Nvfp4Rows};
+use crate::judge::compare::{Elements, Mismatch, Rows, elements};
+use crate::judge::mistake::{Comparison, search};
+use crate::judge::pattern::Values;
+use crate::judge::power::{Accepted, Power, rejects_sample};
+use crate::judge::product::{REMEDY, measure};
+use crate::judge::{Declared, Diagnosis, OutputReport, Verdict, plain};
 use crate::layout::Layout as _;
 use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::ops::case::Case;
 use crate::ops::computation::{
     Computation, Defined, Expected, Form, Mistake, bitwise, codes, ids, known,
 };
+use crate::ops::draw::Rng;
 use crate::ops::draw::{any_bits, block_scales, positive_values};
+use crate::ops::schema::{
+    CaseError, Demand, Inputs, Reader, TensorRule, e4m3_scales, positive, stored,
+};
 use crate::ops::tensors::{E4M3, F32, HALF, HALF_TYPES, U8, input, is, name_of, output, whole};
 use crate::ops::{CaseConfig, Operation};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
-use crate::vectors::Rng;
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 

@@ -4,23 +4,24 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{Case, CaseError, Inputs, Reader, TensorRule, finite, positive, stored};
-use crate::check::compare::{Elements, Rows};
-use crate::check::{Declared, Diagnosis, OutputReport, Verdict};
+use crate::judge::compare::{Elements, Rows};
+use crate::judge::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::layout::Layout as _;
 use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
 use crate::moe::widen;
 use crate::ops::Operation;
+use crate::ops::case::Case;
 use crate::ops::computation::{
     Computation, Defined, Expected, Form, Mistake, bitwise, ids, known, passing,
 };
+use crate::ops::draw::{Rng, activations};
+use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, finite, positive, stored};
 use crate::ops::tensors::{
     E4M3, F32, FLAGS, HALF, HALF_TYPES, U8, input, is, name_of, output, refused, whole,
 };
 use crate::quantize::{nvfp4, nvfp4_kernel_difference, nvfp4_ties_away, with_ties_away};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::vectors::{Rng, activations};
 use crate::weight::{Table, TableData};
 
 /// The reciprocals of a quantizer.

@@ -3,20 +3,24 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, positive, stored};
-use crate::check::compare::{Rows, elements};
-use crate::check::mistake::{Comparison, search};
-use crate::check::product::{Hints, Part, Stage, decoded};
-use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, OutputReport, Verdict, known, plain};
 use crate::gemm::Extras as BoundExtras;
+use crate::gemm::schedule::ScheduleChoice;
 use crate::gemm::schedule::{Extras, Fp8Kernel, Schedule};
+use crate::judge::compare::{Rows, elements};
+use crate::judge::mistake::{Comparison, search};
+use crate::judge::product::{Hints, Part, Stage, decoded};
+use crate::judge::scheduled::{self, Product};
+use crate::judge::{Declared, OutputReport, Verdict, known, plain};
+use crate::ops::case::Case;
 use crate::ops::computation::{
     Computation, Defined, Expected, Form, Mistake, ids, known as list, made,
 };
+use crate::ops::draw::Rng;
+use crate::ops::draw::activation_bits;
 use crate::ops::draw::{e4m3, small};
-use crate::ops::quant::ScheduleChoice;
 use crate::ops::quant::keys::schedule_json;
+use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, positive, stored};
+use crate::ops::tensors::half;
 use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, input, is, output, whole};
 use crate::ops::w8a8_fp8::{
     E4M3_TYPE, declared_as, fp8_weight, is_declared, other_promotion, scaled_mm_convention,
@@ -25,9 +29,6 @@ use crate::ops::w8a8_fp8::{
 use crate::ops::{CaseConfig, Operation};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::vectors::Rng;
-use crate::vectors::tensors::half;
-use crate::vectors::values::activation_bits;
 use crate::weight::{Table, Weight};
 
 /// Config of `cutlass_scaled_mm`: a product of e4m3fn activations and an e4m3fn weight.

@@ -4,12 +4,13 @@ use serde_json::{Value, json};
 
 use super::interleaving::Interleaving;
 use crate::Result;
-use crate::case::{Case, CaseError, Reader, TensorRule};
-use crate::check::compare::{Elements, Rows};
+use crate::judge::compare::{Elements, Rows};
 use crate::layout::Layout as _;
 use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
 use crate::ops::Operation;
+use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, ids, known};
+use crate::ops::schema::{CaseError, Reader, TensorRule};
 use crate::ops::tensors::{input, is, name_of, output, refused};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;

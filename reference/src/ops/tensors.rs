@@ -1,6 +1,6 @@
 //! What configs and tensors of operations are made of.
 
-use crate::case::{CaseError, Dim, Reader, TensorRule, rule};
+use crate::ops::schema::{CaseError, Dim, Reader, TensorRule, rule};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;
 
@@ -77,4 +77,14 @@ pub(in crate::ops) fn whole(
         return Ok(());
     }
     Err(r.refuse(key, size, format!("a multiple of {by}")))
+}
+
+/// The stored type of f16 and bf16.
+pub(in crate::ops) fn half(dtype: ScalarType) -> DType {
+    if dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 }
+}
+
+/// Little-endian bytes of words.
+pub(in crate::ops) fn bytes_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }

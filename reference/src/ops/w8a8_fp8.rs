@@ -1,14 +1,14 @@
 //! What the products of e4m3fn activations and e4m3fn weights share: one matrix and a layer's.
 
 use crate::Result;
-use crate::case::{CaseError, Reader};
-use crate::check::mistake::{Comparison, search};
-use crate::check::{Declared, OutputReport, plain};
 use crate::dims::{GroupSize, Shape};
+use crate::gemm::schedule::ScheduleChoice;
 use crate::gemm::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule};
 use crate::gemm::{Class, Convention};
+use crate::judge::mistake::{Comparison, search};
+use crate::judge::{Declared, OutputReport, plain};
 use crate::ops::computation::{Computation, codes, made};
-use crate::ops::quant::ScheduleChoice;
+use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::FLAGS;
 use crate::scalar::ScalarType;
 use crate::tensor::Tensor;

@@ -5,19 +5,11 @@
 //! visit each point once, in an order that the seed decides. A failing case is made again from
 //! the seed and its index, which its provenance states.
 
-pub(crate) mod computed;
-mod random;
-pub(crate) mod tensors;
-pub(crate) mod values;
+pub use crate::ops::draw::Rng;
+pub use crate::ops::quant::weight;
 
-pub use random::Rng;
-pub use values::weight;
-
-use crate::case::{Case, CaseConfig, CheckpointFormat, Op, QuantConfig};
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
+use crate::case::{Case, CaseConfig, Op};
 use crate::{Error, Result};
-use tensors::half;
 
 /// Makes the cases of one operation under one seed.
 #[derive(Debug, Clone)]
@@ -114,32 +106,4 @@ fn order(seed: u64, round: u64, len: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len as u32).collect();
     Rng::for_case(!seed, round).shuffle(&mut order);
     order
-}
-
-/// Row counts: one, a few, one past a block of 16.
-pub(crate) const ROWS: [usize; 7] = [1, 2, 3, 4, 8, 16, 17];
-
-/// Activations `[rows, cols]`; now and then a row is all zeros or all one value.
-pub(crate) fn activations(
-    rng: &mut Rng,
-    dtype: ScalarType,
-    rows: usize,
-    cols: usize,
-) -> Result<Tensor<'static>> {
-    let mut values = Vec::with_capacity(rows * cols);
-    for _ in 0..rows {
-        let same = values::activation_bits(rng, dtype);
-        let kind = rng.below(12);
-        values.extend((0..cols).map(|_| match kind {
-            0 => 0u16,
-            1 => same,
-            _ => values::activation_bits(rng, dtype),
-        }));
-    }
-    Tensor::from_vec("in.x", half(dtype), vec![rows, cols], values)
-}
-
-/// Whether the kernel's format has a power of two in its block scales that a case states.
-pub(crate) fn states_factor(q: &QuantConfig) -> bool {
-    q.checkpoint_format == CheckpointFormat::Nvfp4 && q.dtype == ScalarType::BFLOAT16
 }

@@ -18,6 +18,7 @@
 //!
 //! f32 additions round to nearest even. A NaN that any step gives is 0x7FFFFFFF (16 bits: 0x7FFF).
 
+mod choice;
 mod chunks;
 mod error;
 mod execute;
@@ -35,6 +36,7 @@ mod w8a8;
 
 use serde::{Deserialize, Serialize};
 
+pub use choice::ScheduleChoice;
 pub use error::ScheduleError;
 pub use execute::{Extras, Stack};
 pub use known::known_schedules;

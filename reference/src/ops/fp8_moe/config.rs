@@ -4,17 +4,19 @@ use serde_json::{Value, json};
 
 use super::{Fp8Moe, walk};
 use crate::Result;
-use crate::case::{
-    Case, CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite,
-    positive, stored,
-};
-use crate::check::{Declared, OutputReport};
+use crate::gemm::schedule::ScheduleChoice;
 use crate::gemm::schedule::{Fp8Kernel, Schedule};
+use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Activation;
+use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
+use crate::ops::draw::{Rng, activations};
 use crate::ops::draw::{e4m3, scale, small};
-use crate::ops::quant::ScheduleChoice;
 use crate::ops::quant::keys::{at_most, schedule_json};
+use crate::ops::schema::{
+    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_ids, expert_map, finite, positive,
+    stored,
+};
 use crate::ops::tensors::{
     E4M3, F32, HALF, HALF_TYPES, I32, input, is, optional, output, w13_size_n, whole,
 };
@@ -22,7 +24,6 @@ use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
 use crate::scalar::ScalarType;
 use crate::tensor::{DType, Tensor};
-use crate::vectors::{Rng, activations};
 
 /// Config of `fused_experts_fp8_w8a8`: a layer whose weights and activations are e4m3fn.
 ///

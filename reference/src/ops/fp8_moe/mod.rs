@@ -6,15 +6,15 @@ mod walk;
 pub use config::Fp8LayerConfig;
 
 use crate::Result;
-use crate::case::Case;
-use crate::check::compare::Rows;
+use crate::gemm::schedule::ScheduleChoice;
 use crate::gemm::schedule::{Fp8Kernel, Schedule};
+use crate::judge::compare::Rows;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
 use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
 use crate::moe::{narrow, widen};
+use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
-use crate::ops::quant::ScheduleChoice;
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;

@@ -3,55 +3,30 @@
 
 use super::{Fp8Moe, QUANTIZED, scales};
 use crate::Result;
-use crate::case::Case;
-use crate::check::compare::elements;
-use crate::check::layer::{activated, summed};
-use crate::check::product::{Hints, Part, Stage};
-use crate::check::scheduled::{self, Product};
-use crate::check::{Declared, OutputReport, Verdict, known};
-use crate::dims::GroupSize;
 use crate::gemm::{self, Extras};
+use crate::judge::compare::elements;
+use crate::judge::product::{Hints, Part, Stage};
+use crate::judge::scheduled::{self, Product};
+use crate::judge::{Declared, OutputReport, Verdict, known};
 use crate::method::{Activations, Scales};
-use crate::moe::ScoringFunc;
-use crate::ops::MoeConfig;
+use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
-use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::layer::{Stages, activated, summed};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
 use crate::tensor::Tensor;
 
 impl Fp8Moe {
-    /// The case as `check::layer` knows layers.
-    fn as_moe(&self) -> MoeConfig {
+    /// What the stages have in common.
+    fn stages(&self) -> Stages {
         let c = &self.config;
-        MoeConfig {
-            quant: QuantConfig {
-                checkpoint_format: CheckpointFormat::Fp8,
-                weight_type: E4M3_TYPE,
-                dtype: c.dtype,
-                input_dtype: Some(E4M3_TYPE),
-                group_size: GroupSize::Channel,
-                desc_act: false,
-                is_k_full: true,
-                has_bias: false,
-                tensor_parallel: None,
-                convention: None,
-            },
+        Stages {
             size_m: c.size_m,
-            num_experts: c.num_experts,
             top_k: c.top_k,
             hidden_size: c.hidden_size,
             intermediate_size: c.intermediate_size,
             activation: c.activation,
-            scoring_func: ScoringFunc::Softmax,
-            renormalize: false,
-            apply_router_weight_on_input: c.apply_router_weight_on_input,
-            block_size_m: 16,
-            ep_size: 1,
-            ep_rank: 0,
-            scale_factor_w13: None,
-            scale_factor_w2: None,
-            schedule_w13: None,
-            schedule_w2: None,
+            dtype: c.dtype,
+            router: None,
         }
     }
 
@@ -177,7 +152,7 @@ pub(super) fn judge(
     let a1q = walk.rows(0, expected).to_slots(c.top_k);
     walk.product(0, &a1q)?;
 
-    let moe = layer.as_moe();
+    let stages = layer.stages();
     // What an absent stage was is known only where its arithmetic is declared.
     let gate_up = match (own("gate_up"), &c.schedule_w13) {
         (None, Some(_)) => {
@@ -188,7 +163,7 @@ pub(super) fn judge(
         (own, _) => own,
     };
     if let (Some(gate_up), Some(found)) = (&gate_up, own("activated")) {
-        walk.reports.push(activated::judge(case, &moe, gate_up, &found)?);
+        walk.reports.push(activated::judge(case, &stages, gate_up, &found)?);
     }
     if let Some(activated) = own("activated") {
         let expected = layer.quantize(1, &activated)?;
@@ -205,7 +180,7 @@ pub(super) fn judge(
         walk.product(1, &rows)?;
     }
     if let (Some(down), Some(found)) = (own("down"), own("y")) {
-        walk.reports.push(summed::judge(case, &moe, &down, &found)?);
+        walk.reports.push(summed::judge(case, &stages, &down, &found)?);
     }
     for (name, before) in [
         ("activated", "`gate_up`, or `schedule_w13`"),

@@ -4,12 +4,12 @@ use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, CaseError>;
 
-use crate::case::{CaseError, Reader};
 use crate::dims::GroupSize;
 use crate::gemm::Convention;
-use crate::ops::quant::{
-    CheckpointFormat, ParallelStyle, QuantConfig, ScheduleChoice, TensorParallel,
-};
+use crate::gemm::schedule::ScheduleChoice;
+use crate::layers::{ParallelStyle, TensorParallel};
+use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::HALF_TYPES;
 use crate::scalar::ScalarType;
 

@@ -7,12 +7,13 @@ use crate::config::{
     Wna16Scheme, ZeroPoints,
 };
 use crate::dims::{GroupSize, Shape};
+use crate::layers::{ParallelStyle, TensorParallel};
 use crate::layout::marlin::{InputDtype, Options, prepare};
-use crate::ops::quant::{CheckpointFormat, ParallelStyle, QuantConfig, TensorParallel};
+use crate::ops::draw::Rng;
+use crate::ops::quant::{CheckpointFormat, QuantConfig, weight};
 use crate::ops::tensors::{FLAGS, HALF};
 use crate::scalar::ScalarType;
 use crate::select::{Capability, Options as Deployment};
-use crate::vectors::{Rng, weight};
 use crate::{Result, act_order};
 
 const INPUTS: [Option<ScalarType>; 3] =

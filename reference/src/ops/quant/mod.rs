@@ -2,15 +2,22 @@
 
 pub(in crate::ops) mod keys;
 pub(in crate::ops) mod lattice;
+pub(in crate::ops) mod packed;
+pub(in crate::ops) mod source;
+pub(in crate::ops) mod stack;
 pub(in crate::ops) mod tensors;
+pub(in crate::ops) mod values;
+mod variants;
 
-use crate::case::{CaseError, Inputs, finite, in_range};
+pub use source::Source as MatrixSource;
+pub use values::weight;
+
 use crate::checkpoint::mx::MxFormat;
 use crate::checkpoint::{mxfp4, mxfp8, nvfp4};
 use crate::dims::{GroupSize, LogicalK};
 use crate::gemm::Convention;
-use crate::gemm::schedule::Schedule;
-use crate::named::named;
+use crate::layers::{ParallelStyle, TensorParallel};
+use crate::ops::schema::{CaseError, Inputs, finite, in_range};
 use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
@@ -78,27 +85,6 @@ impl std::fmt::Display for CheckpointFormat {
     }
 }
 
-named! {
-    /// Which dimension tensor parallelism cuts.
-    ParallelStyle {
-        /// N is cut.
-        Column "column",
-        /// K is cut.
-        Row "row",
-    }
-}
-
-/// A rank's place among the ranks that share a matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorParallel {
-    /// Number of ranks.
-    pub size: usize,
-    /// This rank, below `size`.
-    pub rank: usize,
-    /// Which dimension is cut.
-    pub style: ParallelStyle,
-}
-
 /// What `linear` and `moe` say about their quantized matrices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantConfig {
@@ -160,15 +146,6 @@ impl QuantConfig {
     pub fn pack(&self) -> usize {
         32 / self.weight_type.size_bits().max(1) as usize
     }
-}
-
-/// The schedule that a case declares for a product.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ScheduleChoice {
-    /// The name `canonical`: [`Schedule::canonical`] of the case's weight and types.
-    Canonical,
-    /// A schedule that stands in the config.
-    Given(Box<Schedule>),
 }
 
 /// Checks scales, and under act-order the groups of rows.
@@ -241,4 +218,9 @@ pub(super) fn ranks(
         "`in.expert_map`, which has {found} experts where rank {ep_rank} has {expected} of \
          {num_experts}"
     ))
+}
+
+/// Whether the kernel's format has a power of two in its block scales that a case states.
+pub(super) fn states_factor(q: &QuantConfig) -> bool {
+    q.checkpoint_format == CheckpointFormat::Nvfp4 && q.dtype == ScalarType::BFLOAT16
 }

@@ -1,9 +1,9 @@
 //! The tensors of a quantized matrix.
 
 use crate::Result;
-use crate::case::{Dim, TensorRule, rule, stored};
 use crate::checkpoint::mx;
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::schema::{Dim, TensorRule, rule, stored};
 use crate::ops::tensors::{F32, I32};
 use crate::scalar::ScalarType;
 use crate::tensor::DType;

@@ -1,0 +1,406 @@
+//! A Mixture-of-Experts layer: tokens and their experts in, `y` out.
+
+pub mod laws;
+
+use std::fmt;
+
+use marlinspike::act_order;
+use marlinspike::case::{CaseConfig, MoeConfig, Op, ParallelStyle, TensorParallel};
+use marlinspike::dims::Shape;
+use marlinspike::gemm::schedule::ScheduleError;
+use marlinspike::gemm::{Class, Convention};
+use marlinspike::interval::Bound;
+use marlinspike::layers::{ExpertPlacement, determine_expert_map};
+use marlinspike::moe::activation::{Columns, Definition};
+use marlinspike::moe::layer::bounds::Declared;
+use marlinspike::moe::layer::{Layer, Routed, Stages};
+use marlinspike::scalar::ScalarType;
+use marlinspike::vectors::{self, Rng};
+use marlinspike::weight::{Groups, Weight};
+use marlinspike::{Error, Result};
+use proptest::prelude::*;
+
+use crate::{Failure, Law, Mismatch, Operation};
+
+/// The layer as an operation: `y` `[M, H]`, bits of `config.quant.dtype`.
+#[derive(Debug)]
+pub struct MoeLayer;
+
+/// Arguments of [`MoeLayer`]: the whole model's matrices, and which rank is to be computed.
+///
+/// A rank holds what [`LayerInput::local`] cuts out; a subject that loads its own shard cuts it
+/// itself. `y` of a rank is its share of the sum: the ranks' outputs add up to the whole layer's.
+#[derive(Clone)]
+pub struct LayerInput {
+    /// Sizes and types of the whole layer; `quant.tensor_parallel` and `ep_size`, `ep_rank` say
+    /// which rank is meant.
+    pub config: MoeConfig,
+    /// What everything was drawn from.
+    pub seed: u64,
+    /// Gate and up of every expert, `[H, N of w13]`.
+    pub w13: Vec<Weight<'static>>,
+    /// Down of every expert, `[I, H]`.
+    pub w2: Vec<Weight<'static>>,
+    /// For each expert's w13 and w2 a permutation that sorts its `g_idx` (act-order).
+    pub orders: [Option<Vec<Vec<u32>>>; 2],
+    /// `[M, H]`, bits of `dtype`.
+    pub x: Vec<u16>,
+    /// `[M, top_k]` global expert ids; −1 is none.
+    pub topk_ids: Vec<i32>,
+    /// `[M, top_k]`.
+    pub topk_weights: Vec<f32>,
+}
+
+/// The data is made again from the seed; printing it would help nobody.
+impl fmt::Debug for LayerInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerInput")
+            .field("config", &self.config)
+            .field("seed", &self.seed)
+            .field("topk_ids", &self.topk_ids)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What one rank holds.
+#[derive(Debug, Clone)]
+pub struct Local {
+    /// Gate and up of this rank's experts and columns.
+    pub w13: Vec<Weight<'static>>,
+    /// Down of this rank's experts and rows.
+    pub w2: Vec<Weight<'static>>,
+    /// As [`LayerInput::orders`].
+    pub orders: [Option<Vec<Vec<u32>>>; 2],
+    /// Global to local expert, −1 for those of other ranks.
+    pub expert_map: Option<Vec<i32>>,
+}
+
+impl Local {
+    /// The rank's layer.
+    pub fn layer(&self, input: &LayerInput) -> Layer<'_> {
+        let c = &input.config;
+        Layer {
+            w13: &self.w13,
+            w2: &self.w2,
+            orders: [self.orders[0].as_deref(), self.orders[1].as_deref()],
+            num_experts: c.num_experts,
+            expert_map: self.expert_map.as_deref(),
+            activation: Definition::new(c.activation),
+            dtype: c.quant.dtype,
+            input_dtype: c.quant.input_dtype,
+            router_weight_on_input: c.apply_router_weight_on_input,
+        }
+    }
+
+    /// All stages under the canonical arithmetic.
+    ///
+    /// # Errors
+    /// As [`Layer::forward`].
+    pub fn stages(&self, input: &LayerInput) -> Result<Stages> {
+        let layer = self.layer(input);
+        layer.forward(&input.x, input.routed(), &layer.canonical()?)
+    }
+}
+
+/// Experts that an input is drawn with at most: more of them are more of the same.
+const MOST_EXPERTS: usize = 4;
+
+impl LayerInput {
+    /// `size_m` tokens through a layer of `config`, whose ranks' sizes (as the lattice gives them)
+    /// are made whole; the input is of one rank that holds everything.
+    ///
+    /// # Errors
+    /// None for a configuration of the lattice.
+    pub fn draw(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
+        // 8-bit activations under act-order have no product where a group cuts an instruction.
+        let q = &config.quant;
+        if q.input_dtype.is_none() || !q.has_act_order() {
+            return Self::attempt(config, seed, 0, size_m);
+        }
+        let mut last = None;
+        for attempt in 0..64 {
+            let input = Self::attempt(config, seed, attempt, size_m)?;
+            match input.local()?.stages(&input) {
+                Err(e) if e.downcast_ref::<ScheduleError>().is_some() => last = Some(e),
+                Err(e) => return Err(e),
+                Ok(_) => return Ok(input),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::size("attempts", 0, "1 or more")))
+    }
+
+    fn attempt(config: &MoeConfig, seed: u64, attempt: u64, size_m: usize) -> Result<Self> {
+        let mut rng = Rng::for_case(seed, attempt);
+        let mut c = config.clone();
+        c.intermediate_size *= c.quant.tensor_parallel.map_or(1, |tp| tp.size);
+        (c.quant.tensor_parallel, c.quant.is_k_full) = (None, true);
+        (c.ep_size, c.ep_rank) = (1, 0);
+        c.num_experts = c.num_experts.min(MOST_EXPERTS);
+        (c.top_k, c.size_m) = (c.top_k.min(c.num_experts), size_m);
+        let (h, i) = (c.hidden_size, c.intermediate_size);
+        let mut stack = |name: &str, shape: Shape| -> Result<Vec<Weight<'static>>> {
+            (0..c.num_experts)
+                .map(|e| {
+                    vectors::weight(
+                        &mut rng,
+                        &format!("{name}[{e}]"),
+                        &c.quant,
+                        shape,
+                        shape.size_k,
+                    )
+                })
+                .collect()
+        };
+        let w13 = stack("w13", Shape::new(h, c.w13_size_n()))?;
+        let w2 = stack("w2", Shape::new(i, h))?;
+        let x = activations(&mut rng, c.quant.dtype, size_m, h);
+        let mut experts: Vec<i32> = (0..c.num_experts as i32).collect();
+        let mut topk_ids = Vec::new();
+        for _ in 0..size_m {
+            rng.shuffle(&mut experts);
+            topk_ids.extend(&experts[..c.top_k]);
+        }
+        let topk_weights = topk_ids.iter().map(|_| rng.between(1, 4096) as f32 / 4096.0).collect();
+        let orders = [stable(&w13), stable(&w2)];
+        Ok(Self { config: c, seed, w13, w2, orders, x, topk_ids, topk_weights })
+    }
+
+    /// Tokens.
+    pub fn size_m(&self) -> usize {
+        self.x.len() / self.config.hidden_size.max(1)
+    }
+
+    /// Where the tokens go.
+    pub fn routed(&self) -> Routed<'_> {
+        Routed {
+            top_k: self.config.top_k,
+            topk_ids: &self.topk_ids,
+            topk_weights: &self.topk_weights,
+        }
+    }
+
+    /// The same layer of other tokens: `tokens` of this input's, in that order.
+    pub fn with_tokens(&self, tokens: &[usize]) -> Self {
+        let rows = |width: usize| tokens.iter().flat_map(move |&t| t * width..(t + 1) * width);
+        let top_k = self.config.top_k;
+        let mut config = self.config.clone();
+        config.size_m = tokens.len();
+        Self {
+            config,
+            x: rows(self.config.hidden_size).map(|at| self.x[at]).collect(),
+            topk_ids: rows(top_k).map(|at| self.topk_ids[at]).collect(),
+            topk_weights: rows(top_k).map(|at| self.topk_weights[at]).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The same input for another tensor-parallel rank.
+    pub fn on_rank(&self, size: usize, rank: usize) -> Self {
+        let mut input = self.clone();
+        let style = ParallelStyle::Row;
+        input.config.quant.tensor_parallel = Some(TensorParallel { size, rank, style });
+        input
+    }
+
+    /// The same input for another expert-parallel rank.
+    pub fn on_expert_rank(&self, size: usize, rank: usize) -> Self {
+        let mut input = self.clone();
+        (input.config.ep_size, input.config.ep_rank) = (size, rank);
+        input
+    }
+
+    /// Columns of w13 that belong to columns `i` of `activated`: gate and, where there is one, up.
+    pub fn w13_columns(&self, i: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
+        let size_i = self.config.intermediate_size;
+        match Definition::new(self.config.activation).columns {
+            Columns::Halves => i.clone().chain(i.map(|i| size_i + i)).collect(),
+            Columns::Interleaved => i.flat_map(|i| [2 * i, 2 * i + 1]).collect(),
+            Columns::Gate => i.collect(),
+        }
+    }
+
+    /// What the rank holds: w13 cut along N in each of its halves, w2 along K; and its experts.
+    ///
+    /// # Errors
+    /// Where the ranks would cut a group ([`Weight::slice_rows`]), or do not divide I.
+    pub fn local(&self) -> Result<Local> {
+        let c = &self.config;
+        let map =
+            determine_expert_map(c.ep_size, c.ep_rank, c.num_experts, ExpertPlacement::Linear)?;
+        let mut local = Local {
+            w13: self.w13.clone(),
+            w2: self.w2.clone(),
+            orders: self.orders.clone(),
+            expert_map: map.map,
+        };
+        if let Some(tp) = c.quant.tensor_parallel {
+            let rows = act_order::k_slice(c.intermediate_size, tp.size, tp.rank)?;
+            let columns = self.w13_columns(rows.clone());
+            for w in &mut local.w13 {
+                *w = w.gather_columns(&columns)?;
+            }
+            for w in &mut local.w2 {
+                *w = w.slice_rows(rows.clone())?;
+            }
+            for order in local.orders[1].iter_mut().flatten() {
+                order.retain(|&k| rows.contains(&(k as usize)));
+                order.iter_mut().for_each(|k| *k -= rows.start as u32);
+            }
+        }
+        let keep = |all: &mut Vec<Weight<'static>>| {
+            *all = map.global_ids.iter().map(|&e| all[e].clone()).collect();
+        };
+        keep(&mut local.w13);
+        keep(&mut local.w2);
+        for orders in local.orders.iter_mut().flatten() {
+            *orders = map.global_ids.iter().map(|&e| orders[e].clone()).collect();
+        }
+        Ok(local)
+    }
+
+    /// What a kernel of a convention may make of `y`, in any order of additions.
+    ///
+    /// # Errors
+    /// As [`Layer::bounds`].
+    pub fn bounds(&self, convention: Convention) -> Result<Vec<Bound>> {
+        let class = Class::any_order();
+        let local = self.local()?;
+        let declared = Declared { convention, class: &class };
+        Ok(local.layer(self).bounds(&self.x, self.routed(), declared)?.y)
+    }
+
+    /// Whether group scales become integers by the largest scale of all experts of a rank: then
+    /// ranks that hold other matrices compute with other scales.
+    pub fn shares_a_scale(&self) -> bool {
+        let several = self.w13.iter().chain(&self.w2).any(|w| w.scales.rows() > 1);
+        self.config.quant.input_dtype == Some(ScalarType::INT8) && several
+    }
+}
+
+/// Activations between 2^-8 and 2 in magnitude; now and then a row of zeros or of one value.
+pub(crate) fn activations(rng: &mut Rng, dtype: ScalarType, rows: usize, cols: usize) -> Vec<u16> {
+    let (bias, mantissa) = if dtype == ScalarType::FLOAT16 { (15, 10) } else { (127, 7) };
+    let number = |rng: &mut Rng| {
+        let (sign, exponent) = (rng.between(0, 1), rng.between(bias - 8, bias));
+        (sign << 15 | exponent << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
+    };
+    let mut all = Vec::with_capacity(rows * cols);
+    for _ in 0..rows {
+        let (kind, same) = (rng.below(8), number(rng));
+        all.extend((0..cols).map(|_| match kind {
+            0 => 0,
+            1 => same,
+            _ => number(rng),
+        }));
+    }
+    all
+}
+
+/// The stable permutations of matrices with a `g_idx`.
+pub(crate) fn stable(weights: &[Weight<'_>]) -> Option<Vec<Vec<u32>>> {
+    let of = |w: &Weight<'_>| match &w.groups {
+        Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
+        Groups::Uniform(_) => None,
+    };
+    weights.iter().map(of).collect()
+}
+
+/// Every configuration of a layer that cases are made of.
+///
+/// # Errors
+/// None.
+pub fn moe_lattice() -> Result<Vec<MoeConfig>> {
+    let configs = vectors::lattice(Op::Moe)?;
+    let moe = |c| match c {
+        CaseConfig::Moe(c) => Some(c),
+        _ => None,
+    };
+    Ok(configs.into_iter().filter_map(moe).collect())
+}
+
+impl Operation for MoeLayer {
+    const NAME: &'static str = "moe";
+    type Input = LayerInput;
+    type Element = u16;
+
+    fn inputs() -> BoxedStrategy<LayerInput> {
+        let configs = moe_lattice().unwrap_or_default();
+        (any::<prop::sample::Index>(), any::<u64>(), 1usize..6)
+            .prop_filter_map("a configuration of the lattice", move |(at, seed, size_m)| {
+                let config = configs.get(at.index(configs.len().max(1)))?;
+                LayerInput::draw(config, seed, size_m).ok()
+            })
+            .boxed()
+    }
+
+    fn expected(input: &LayerInput) -> Result<Vec<u16>> {
+        Ok(input.local()?.stages(input)?.y)
+    }
+
+    fn len(input: &LayerInput) -> Result<usize> {
+        Ok(input.x.len())
+    }
+
+    fn place(input: &LayerInput, element: usize, _bit: u32) -> String {
+        let h = input.config.hidden_size;
+        let (token, n) = (element / h, element % h);
+        let top_k = input.config.top_k;
+        let experts = input.topk_ids.get(token * top_k..(token + 1) * top_k).unwrap_or_default();
+        format!("token {token} column {n} (experts {experts:?})")
+    }
+
+    fn describe(input: &LayerInput) -> String {
+        let c = &input.config;
+        format!(
+            "{} {} {} group_size {} input {} desc_act {} bias {} size_m {} experts {} top_k {} \
+             hidden {} intermediate {} {} seed {:#018x}",
+            c.quant.checkpoint_format,
+            c.quant.weight_type,
+            c.quant.dtype,
+            c.quant.group_size,
+            c.quant.input_dtype.unwrap_or(c.quant.dtype),
+            c.quant.desc_act,
+            c.quant.has_bias,
+            input.size_m(),
+            c.num_experts,
+            c.top_k,
+            c.hidden_size,
+            c.intermediate_size,
+            c.activation,
+            input.seed,
+        )
+    }
+
+    /// Whatever a kernel of a known convention may compute.
+    fn accepts(input: &LayerInput, found: &[u16]) -> bool {
+        laws::in_bounds(input, found).is_ok()
+    }
+
+    fn own_laws() -> Vec<Law<Self>> {
+        laws::own()
+    }
+}
+
+/// A failure at output element `at` of `input`.
+pub(crate) fn failure(
+    input: &LayerInput,
+    what: String,
+    at: Option<(usize, usize, u16, u16)>,
+) -> Failure {
+    Failure {
+        input: MoeLayer::describe(input),
+        minimal: format!("{input:?}"),
+        what,
+        mismatch: at.map(|(count, element, expected, found)| {
+            Box::new(Mismatch {
+                count,
+                total: input.x.len(),
+                element,
+                bit: 0,
+                place: MoeLayer::place(input, element, 0),
+                expected: expected.into(),
+                found: found.into(),
+            })
+        }),
+    }
+}

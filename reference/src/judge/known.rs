@@ -1,0 +1,170 @@
+//! Products whose case declares no schedule: known ones are tried bit for bit, then the members of a
+//! class. A sample of the output rules most of them out.
+
+use super::compare::elements;
+use super::power::Power;
+use super::product::Stage;
+use super::scheduled::Product;
+use super::{OutputReport, Verdict};
+use crate::Result;
+use crate::gemm::schedule::{self, Extras, Schedule, known_schedules};
+use crate::gemm::tensor_core::LANES;
+use crate::gemm::{self, Class, Convention, Recipe};
+use crate::tensor::Tensor;
+
+/// Schedules that hold in the sample and are carried out in full.
+const WHOLE_CANDIDATES: usize = 16;
+/// Rows of the sample; each with its first and its last columns.
+const SPOT_ROWS: usize = 4;
+/// Rows of each part of the sample that members are tried on.
+const SAMPLE_ROWS: usize = 2;
+
+/// The verdict on a product of two e4m3 operands of which neither a schedule nor a class is declared:
+/// a pass where a known schedule gives every bit, else that of the stage's classes.
+pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
+    match by_schedule(stage.name, stage.found, product, stage.declared.convention) {
+        Some(report) => Ok(report),
+        None => stage.judge(),
+    }
+}
+
+/// Whether a schedule's weights and the steps after its sums are those of `convention`.
+fn follows(schedule: &Schedule, product: &Product<'_>, convention: Convention) -> bool {
+    let Some(weight) = product.weights.first() else { return true };
+    let own = Recipe::of_schedule(schedule, product.dtype);
+    let extras = gemm::Extras {
+        activation_scales: product.activation_scales,
+        router_weights: product.router_weights,
+    };
+    let recipe = Recipe::new(convention, weight, product.dtype, extras);
+    recipe.is_ok_and(|r| (r.rule, &r.steps) == (own.rule, &own.steps))
+}
+
+/// A pass where a known schedule gives every bit of `found`; one that follows the declared
+/// `convention`, which is strict. `scaled_mm` admits its scales in any order.
+pub(crate) fn by_schedule(
+    name: &str,
+    found: &Tensor<'_>,
+    product: &Product<'_>,
+    convention: Option<Convention>,
+) -> Option<OutputReport> {
+    let strict = convention.filter(|c| c.dequantizes());
+    let may = |s: &Schedule| strict.is_none_or(|convention| follows(s, product, convention));
+    let bits = elements(found);
+    let mut spots = Spots::new(product, &bits)?;
+    let all = known_schedules(product.weights, product.dtype, product.input);
+    let left = all.into_iter().filter(|(_, schedule)| may(schedule) && spots.hold(schedule));
+    for (text, schedule) in left.take(WHOLE_CANDIDATES) {
+        if product.execute(&schedule).is_ok_and(|made| made == bits) {
+            let mut report = OutputReport::unchecked(name, bits.len(), "");
+            report.verdict = Verdict::Pass;
+            report.power = Some(Power::every_bit());
+            report.equal_bits = Some(1.0);
+            report.max_ulp = Some(0.0);
+            report.note = Some(format!("every bit as a known schedule gives it: {text}"));
+            return Some(report);
+        }
+    }
+    None
+}
+
+/// Outputs here and there that a schedule has to give before it is carried out in full.
+struct Spots<'p> {
+    spots: Vec<(schedule::Sample<'p>, &'p [u32])>,
+}
+
+impl<'p> Spots<'p> {
+    fn new(product: &Product<'p>, bits: &'p [u32]) -> Option<Self> {
+        let shape = product.weights.first()?.shape();
+        let (size_k, size_n) = (shape.size_k, shape.size_n);
+        let expert = |m: usize| product.expert_of.map_or(Some(0), |e| e[m]);
+        let row = |m: usize| &bits[m * size_n..][..size_n];
+        // Zeros are every schedule's.
+        let says = |b: &u32| product.dtype.to_f64(*b) != 0.0;
+        let some = |m: &usize| expert(*m).is_some() && row(*m).iter().any(says);
+        let rows: Vec<usize> = (0..bits.len() / size_n.max(1)).filter(some).collect();
+        let scales = product.weights.iter().map(|w| &w.scales);
+        let scales = scales.flat_map(|s| s.iter_bits().map(|b| s.ty().to_f64(b) as f32));
+        let scale_max = scales.fold(f32::NEG_INFINITY, f32::max);
+        let last = rows.len().checked_sub(1)?;
+        let mut spots = Vec::new();
+        for i in distinct((0..SPOT_ROWS).map(|i| i * last / (SPOT_ROWS - 1))) {
+            let m = rows[i];
+            let e = expert(m)?;
+            let ends = [row(m).iter().position(says)?, row(m).iter().rposition(says)?];
+            for n in distinct(ends.map(|n| n / LANES * LANES)) {
+                let one = |all: Option<&'p [f32]>| all.map(|all| &all[m..=m]);
+                let extras = Extras {
+                    activation_scales: one(product.activation_scales),
+                    router_weights: one(product.router_weights),
+                    order: product.orders.and_then(|o| o.get(e)).map(Vec::as_slice),
+                };
+                let (x, weight) = (&product.x[m * size_k..][..size_k], product.weights.get(e)?);
+                let found = &row(m)[n..size_n.min(n + LANES)];
+                spots.push((schedule::Sample::new(x, weight, scale_max, extras, [m, n]), found));
+            }
+        }
+        Some(Self { spots })
+    }
+
+    fn hold(&mut self, schedule: &Schedule) -> bool {
+        let mut spots = self.spots.iter_mut();
+        spots.all(|(sample, found)| sample.outputs(schedule).is_ok_and(|made| made == *found))
+    }
+}
+
+/// Ascending numbers without those that repeat.
+fn distinct(numbers: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    let mut numbers: Vec<usize> = numbers.into_iter().collect();
+    numbers.dedup();
+    numbers
+}
+
+/// The members of a class, compared with a sample of an output.
+pub(super) struct Members {
+    /// Those whose intervals hold the sample under one of the conventions, in the class's order.
+    pub(super) holding: Vec<Class>,
+    /// The one that comes nearest.
+    pub(super) nearest: Class,
+}
+
+/// Compares the members of `class` with a sample of the stage's output; `None` where the class has
+/// no members but itself, or the stage no rows.
+pub(super) fn members(
+    stage: &Stage<'_>,
+    class: &Class,
+    conventions: &[Convention],
+) -> Result<Option<Members>> {
+    let Some(part) = stage.parts.iter().find(|p| !p.rows.is_empty()) else { return Ok(None) };
+    let members = class.members(part.weight.shape().size_k);
+    if members.len() < 2 {
+        return Ok(None);
+    }
+    let bits = elements(stage.found);
+    let found: Vec<f64> = bits.iter().map(|&b| stage.dtype.to_f64(b)).collect();
+    // Of each member and convention: elements outside their bounds, the largest error over its bound.
+    let mut distances = vec![vec![(0, 0f64); conventions.len()]; members.len()];
+    for sample in stage.spread_samples(SAMPLE_ROWS)? {
+        let bounds = sample.member_bounds(stage, (conventions, class), &members)?;
+        for (distance, bounded) in distances.iter_mut().flatten().zip(bounds.iter().flatten()) {
+            for (bound, &i) in bounded.iter().zip(&sample.places) {
+                let ratio = bound.ratio(found[i]);
+                distance.0 += usize::from(ratio > 1.0);
+                distance.1 = distance.1.max(ratio);
+            }
+        }
+    }
+    let nearer = |a: (usize, f64), b: (usize, f64)| if b < a { b } else { a };
+    let mut holding = Vec::new();
+    let mut nearest: Option<((usize, f64), Class)> = None;
+    for (member, all) in members.into_iter().zip(distances) {
+        let distance = all.into_iter().fold((usize::MAX, f64::INFINITY), nearer);
+        if nearest.as_ref().is_none_or(|n| distance < n.0) {
+            nearest = Some((distance, member.clone()));
+        }
+        if distance.0 == 0 {
+            holding.push(member);
+        }
+    }
+    Ok(nearest.map(|(_, nearest)| Members { holding, nearest }))
+}

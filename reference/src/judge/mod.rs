@@ -1,0 +1,168 @@
+//! How outputs are judged: comparison bit for bit, products by their bound or their schedule, known
+//! mistakes, the power of a comparison, and the reports of all of these. Nothing here knows a case.
+
+pub(crate) mod compare;
+pub(crate) mod known;
+pub(crate) mod mistake;
+mod numbers;
+pub(crate) mod pattern;
+pub(crate) mod picture;
+pub(crate) mod plain;
+pub(crate) mod power;
+pub(crate) mod product;
+pub(crate) mod scheduled;
+mod structure;
+mod subject;
+
+use serde::Serialize;
+
+pub use compare::Mismatch;
+pub use mistake::Strength;
+pub use picture::{Cause, ErrorMap, Grid, Picture};
+pub use power::{Accepted, Power, Rejects};
+pub use product::Declared;
+
+/// What became of an output or a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Checked, and as it should be.
+    Pass,
+    /// Checked, and wrong.
+    Fail,
+    /// Not computed here, or compared with a bound that a trivial wrong answer would pass.
+    Unchecked,
+}
+
+/// The known wrong variant, or the structure, that explains a mismatch.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// Short name, stable across versions (`scales-other-permutation`).
+    pub id: String,
+    /// What happened, in a sentence.
+    pub text: String,
+    /// Mismatching values that the explanation leaves unexplained; 0 when it explains all.
+    pub unexplained: usize,
+    /// How sure it is.
+    pub strength: Strength,
+}
+
+impl Diagnosis {
+    /// A cause that predicts every wrong value and leaves every right one right.
+    pub fn explains(id: impl Into<String>, text: impl Into<String>) -> Self {
+        let (id, text) = (id.into(), text.into());
+        Self { id, text, unexplained: 0, strength: Strength::Explains }
+    }
+
+    /// A cause that fits, but leaves `unexplained` of the wrong values, or was not verified on all.
+    pub fn consistent(id: impl Into<String>, text: impl Into<String>, unexplained: usize) -> Self {
+        let mut text = format!("consistent with: {}", text.into());
+        if unexplained > 0 {
+            text += &format!("; {unexplained} wrong values are not explained by it");
+        }
+        Self { id: id.into(), text, unexplained, strength: Strength::Consistent }
+    }
+
+    /// Where the wrong values are; none of them is explained.
+    pub fn place(id: impl Into<String>, text: impl Into<String>, mismatches: usize) -> Self {
+        let (id, text) = (id.into(), text.into());
+        Self { id, text, unexplained: mismatches, strength: Strength::Place }
+    }
+}
+
+/// The verdict on one output tensor.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct OutputReport {
+    /// Bare name (`marlin_qweight`).
+    pub name: String,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Matrix values compared (codes of a packed weight, scales, indices); the tensor's elements
+    /// when unchecked.
+    pub elements: usize,
+    /// Share of values whose bits are all as expected, 0 to 1; absent when unchecked.
+    pub equal_bits: Option<f64>,
+    /// Values that differ.
+    pub mismatches: usize,
+    /// Largest error in units in the last place, for floating-point results.
+    pub max_ulp: Option<f64>,
+    /// Largest error over its bound, for floating-point results.
+    pub max_error_over_bound: Option<f64>,
+    /// The first value that differs, in storage order.
+    pub first_mismatch: Option<Mismatch>,
+    /// What explains the mismatch.
+    pub diagnosis: Option<Diagnosis>,
+    /// A remark: why it is unchecked, or what was accepted.
+    pub note: Option<String>,
+    /// What the verdict could not have missed; absent where nothing was compared.
+    pub power: Option<Power>,
+    /// Every reading that explains a product: the names of conventions, `exact` and
+    /// `exact_rounded_weights`; the most specific first.
+    pub conventions: Vec<String>,
+    /// Elements that have no bound, since partial sums may overflow.
+    pub unbounded: usize,
+    /// Where the mismatches lie.
+    #[serde(skip)]
+    pub picture: Option<Picture>,
+}
+
+impl OutputReport {
+    /// A report of an output that is not checked, with the reason.
+    pub fn unchecked(name: &str, elements: usize, note: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            verdict: Verdict::Unchecked,
+            elements,
+            equal_bits: None,
+            mismatches: 0,
+            max_ulp: None,
+            max_error_over_bound: None,
+            first_mismatch: None,
+            diagnosis: None,
+            note: Some(note.to_owned()),
+            power: None,
+            conventions: Vec::new(),
+            unbounded: 0,
+            picture: None,
+        }
+    }
+
+    /// Whether the output was compared with something, even if the comparison says too little to pass.
+    pub fn is_compared(&self) -> bool {
+        self.verdict != Verdict::Unchecked || self.equal_bits.is_some()
+    }
+
+    /// Adds a sentence to the note.
+    fn add_note(&mut self, more: &str) {
+        match self.note.as_mut().filter(|note| !note.is_empty()) {
+            Some(note) => *note = format!("{note}; {more}"),
+            None => self.note = Some(more.to_owned()),
+        }
+    }
+
+    /// Sets the power of a comparison with bounds. A pass that a trivial wrong answer would have got
+    /// as well, or in which an element has no bound, becomes unchecked: `remedy` says what to declare.
+    pub(crate) fn settle(&mut self, power: Power, remedy: &str) {
+        if self.unbounded > 0 {
+            let count = self.unbounded;
+            self.add_note(&format!(
+                "{count} elements have no bound, since partial sums may overflow"
+            ));
+        }
+        let gaps = power.gaps();
+        if !gaps.is_empty() {
+            self.add_note(&format!("the bound would accept {}", gaps.join(", ")));
+        }
+        let faults = power.not_excluded();
+        if !faults.is_empty() {
+            self.add_note(&format!("the bound does not exclude {}", faults.join(", ")));
+        }
+        if self.verdict == Verdict::Pass && (self.unbounded > 0 || !gaps.is_empty()) {
+            self.verdict = Verdict::Unchecked;
+            self.add_note(remedy);
+        }
+        self.power = Some(power);
+    }
+}

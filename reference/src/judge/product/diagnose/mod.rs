@@ -1,0 +1,180 @@
+//! Why is this product wrong?
+//!
+//! Suspects are tried one after the other, from the most particular to the most general: each says
+//! what the elements would be if one known thing had gone wrong, and the bounds of the declared
+//! class decide whether the found elements may be those. A sample of wrong and right elements sorts
+//! most of them out. Those that are left are compared with every element of the output; see
+//! [`Comparison`](crate::judge::mistake::Comparison) for when a suspect is the cause.
+//!
+//! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
+//! * [`suspects`]: the whole matrix, bias, scale or router weight read in another way;
+//!   [`order`]: act-order; [`groups`], [`shards`]: group sizes, ranks, gate and up;
+//!   [`overflow`]: integer sums.
+//! * [`moved`]: columns and rows that stand in each other's place, rows of another expert.
+//! * [`residual`]: found minus exact as the contribution of a group or a range of k;
+//!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
+//!   [`stale`]: of a tile of k that was read before it was written.
+
+mod columns;
+mod groups;
+mod hints;
+mod moved;
+mod numbers;
+mod order;
+mod overflow;
+mod place;
+mod residual;
+mod scene;
+mod shards;
+mod stale;
+mod suspects;
+mod terms;
+mod weights;
+
+use crate::gemm::Convention;
+use crate::judge::mistake::{KnownMistake, NEARLY, Outcome};
+use crate::judge::picture::Cause;
+use crate::judge::{Diagnosis, Strength};
+pub(crate) use hints::Hints;
+pub(super) use scene::Scene;
+use scene::Setup;
+
+/// What was found out.
+pub(super) struct Finding {
+    pub(super) diagnosis: Diagnosis,
+    /// The part of the sum that explains it.
+    pub(super) cause: Option<Cause>,
+}
+
+impl Finding {
+    fn new(diagnosis: Diagnosis) -> Self {
+        Self { diagnosis, cause: None }
+    }
+
+    /// Whether this one is surer than the other, or leaves less.
+    fn says_more(&self, other: &Self) -> bool {
+        let rank = |f: &Self| {
+            let near = f.diagnosis.text.contains(NEARLY);
+            (f.diagnosis.strength as u8, near, f.diagnosis.unexplained)
+        };
+        rank(self) < rank(other)
+    }
+
+    /// A fact about all wrong elements.
+    fn plain(id: &str, text: impl Into<String>) -> Self {
+        Self::new(Diagnosis::explains(id, text))
+    }
+}
+
+/// One thing that may have gone wrong everywhere: how a part is computed then, none where it makes
+/// no difference.
+type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
+
+/// What explains the wrong elements under any known convention: a kernel may follow another one than the
+/// report does, and have a bug. Without a cause, where the wrong elements lie.
+pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
+    let mut place = place::of(scene);
+    let mut fewest = scene.wrong.len();
+    let mut best = search(scene);
+    let is_final = |best: &Option<Finding>| {
+        best.as_ref().is_some_and(|f| f.diagnosis.strength == Strength::Explains)
+    };
+    for &(name, convention) in Convention::NAMED {
+        if is_final(&best) {
+            break;
+        }
+        let same = convention == scene.convention
+            || convention.dequantizes() != scene.convention.dequantizes();
+        if same {
+            continue;
+        }
+        let Some(bounded) = scene.bounded_as(convention) else { continue };
+        let wrong: Vec<usize> =
+            (0..bounded.len()).filter(|&i| bounded[i].ratio(scene.found[i]) > 1.0).collect();
+        if wrong.is_empty() {
+            let text = format!("every element is right under the convention `{name}`");
+            best = Some(Finding::plain("other-convention", text));
+            break;
+        }
+        let other = scene.under(convention, &bounded, &wrong);
+        // The convention that leaves far fewer wrong elements is more likely the kernel's.
+        if wrong.len() * 2 < fewest {
+            fewest = wrong.len();
+            place = place::of(&other).map(|p| format!("{p} (under the convention `{name}`)"));
+        }
+        if let Some(mut found) = search(&other)
+            && best.as_ref().is_none_or(|b| found.says_more(b))
+        {
+            found.diagnosis.text += &format!(" (of a kernel of the convention `{name}`)");
+            best = Some(found);
+        }
+    }
+    match best {
+        Some(mut finding) => {
+            if let Some(place) = place {
+                finding.diagnosis.text += &format!("; {place}");
+            }
+            Some(finding)
+        }
+        None => {
+            let text = place.unwrap_or_else(|| {
+                let (wrong, all) = (scene.wrong.len(), scene.found.len());
+                format!("{wrong} of {all} elements are wrong, all over the output")
+            });
+            Some(Finding::new(Diagnosis::place("confined", text, scene.wrong.len())))
+        }
+    }
+}
+
+/// The first suspect that explains the wrong elements, else the one that leaves fewest.
+fn search(scene: &Scene<'_>) -> Option<Finding> {
+    let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
+        numbers::plain,
+        overflow::explain,
+        whole,
+        numbers::special,
+        moved::columns,
+        moved::rows,
+        residual::explain,
+        columns::parameters,
+        stale::explain,
+        numbers::factor,
+    ];
+    let mut best: Option<Finding> = None;
+    for (i, find) in finders.into_iter().enumerate() {
+        // A known mistake that nearly fits says more than a factor without a name.
+        let named = best.as_ref().is_some_and(|b| b.diagnosis.strength == Strength::Consistent);
+        if named && i + 1 == finders.len() {
+            break;
+        }
+        let Some(finding) = find(scene) else { continue };
+        let explains = finding.diagnosis.strength == Strength::Explains;
+        if best.as_ref().is_none_or(|b| finding.says_more(b)) {
+            best = Some(finding);
+        }
+        if explains {
+            break;
+        }
+    }
+    best
+}
+
+fn whole(scene: &Scene<'_>) -> Option<Finding> {
+    let mut suspects = order::suspects(scene);
+    suspects.extend(suspects::suspects(scene));
+    suspects.extend(groups::suspects(scene));
+    suspects.extend(shards::suspects(scene));
+    suspects.extend(groups::padded_bytes(scene));
+    let cost = (suspects.len().max(1) as f64).log2();
+    let mut best: Option<(Outcome, &Suspect<'_>)> = None;
+    for suspect in &suspects {
+        let Some(outcome) = scene.weigh_setups(&suspect.make, None, cost) else { continue };
+        if outcome.beats(best.map(|b| b.0)) {
+            best = Some((outcome, suspect));
+        }
+        if outcome.is_final() {
+            break;
+        }
+    }
+    best.map(|(outcome, suspect)| Finding::new(outcome.named(suspect.id, &suspect.text)))
+}

@@ -1,0 +1,188 @@
+//! Suspects that need no other product: zeros, infinities, and factors.
+
+use super::Finding;
+use super::scene::Scene;
+use crate::gemm::{Bounded, Convention};
+use crate::judge::numbers::number;
+use crate::judge::plain::{self as plain_names, floats};
+use crate::judge::{Diagnosis, Strength};
+
+/// Zeros, NaN, infinities or one number in the place of numbers, and numbers in the place of zeros.
+pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
+    if let Some(finding) = constant_rows(scene) {
+        return Some(finding);
+    }
+    let count = scene.wrong.iter().filter(|&i| scene.home[i / scene.size_n].is_none()).count();
+    if count * 10 >= scene.wrong.len() * 9
+        && let Some(finding) = absent(scene, count)
+    {
+        return Some(finding);
+    }
+    let pair = |&i: &usize| (scene.found[i], scene.bounded[i].exact);
+    let pairs: Vec<(f64, f64)> = scene.wrong.iter().map(pair).collect();
+    let (id, text) = floats(&pairs, scene.found.iter().all(|x| *x == 0.0))?;
+    // Of infinities alone a suspect may say which elements overflow, and why.
+    let infinite = pairs.iter().all(|(x, _)| x.is_infinite());
+    if id == "not-finite"
+        && infinite
+        && let Some(finding) = super::whole(scene)
+            .filter(|f| f.diagnosis.unexplained == 0 && f.diagnosis.strength != Strength::Place)
+    {
+        return Some(finding);
+    }
+    Some(Finding::plain(id, text))
+}
+
+/// Rows of experts of other ranks, with `count` wrong elements: the product of an expert of this rank,
+/// or anything else.
+fn absent(scene: &Scene<'_>, count: usize) -> Option<Finding> {
+    let mut rows: Vec<usize> = scene.wrong.iter().map(|i| i / scene.size_n).collect();
+    rows.retain(|&row| scene.home[row].is_none());
+    rows.dedup();
+    let cols: Vec<usize> = (0..scene.size_n).collect();
+    let parts = scene.stage.parts;
+    for (p, part) in parts.iter().enumerate() {
+        let cost = (parts.len() as f64).log2() + 2.0;
+        let outcome = Convention::NAMED.iter().find_map(|&(_, convention)| {
+            let other = scene.under(convention, scene.bounded, scene.wrong);
+            let bounded = other.bounds(&other.right(p), &rows, &cols, None)?;
+            let places =
+                rows.iter().flat_map(|row| cols.iter().map(move |n| row * scene.size_n + n));
+            other.weigh(places.zip(bounded), cost)
+        });
+        if let Some(outcome) = outcome {
+            let text = format!(
+                "rows of experts that are not on this rank hold the product with expert {}: their \
+                 id, -1, was used as an index",
+                part.global
+            );
+            return Some(Finding::new(outcome.named("absent-expert-indexed", &text)));
+        }
+    }
+    let text = "rows of experts that are not on this rank are not zero";
+    (count == scene.wrong.len()).then(|| Finding::plain("absent-expert-not-zero", text))
+}
+
+/// NaN in rows of constant activations.
+fn constant_rows(scene: &Scene<'_>) -> Option<Finding> {
+    let rows = &scene.stage.rows;
+    let constant = |row: usize| {
+        let values = rows.row(row);
+        values.iter().all(|x| *x == values[0])
+    };
+    let constant: Vec<bool> = (0..scene.home.len().min(rows.rows())).map(constant).collect();
+    let is_nan = |i: usize| scene.found[i].is_nan();
+    plain_names::constant_rows(&constant, scene.size_n, scene.wrong, is_nan).map(Finding::new)
+}
+
+/// Infinities and NaN among other wrong numbers.
+pub(super) fn special(scene: &Scene<'_>) -> Option<Finding> {
+    let special = scene.wrong.iter().filter(|&&i| !scene.found[i].is_finite()).count();
+    if special == 0 {
+        return None;
+    }
+    let nan = scene.wrong.iter().filter(|&&i| scene.found[i].is_nan()).count();
+    let infinite = special - nan;
+    let text = format!(
+        "{special} elements are no numbers where one belongs ({nan} NaN, {infinite} infinite)"
+    );
+    let diagnosis = Diagnosis {
+        id: "not-finite".to_owned(),
+        text,
+        unexplained: scene.wrong.len() - special,
+        strength: Strength::Place,
+    };
+    Some(Finding::new(diagnosis))
+}
+
+/// One factor for all wrong elements of a part.
+pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
+    if scene.wrong.len() < 4 {
+        return None;
+    }
+    let mut factors = Vec::new();
+    for bad in &scene.bad {
+        factors.push((bad.part, of_part(scene, bad.part)?));
+    }
+    let &(_, first) = factors.first()?;
+    let scaled = |i: usize| {
+        let part = scene.home[i / scene.size_n];
+        let &(_, f) = factors.iter().find(|(p, _)| Some(*p) == part)?;
+        let b = &scene.bounded[i];
+        let radius = spread(b, f);
+        let exact = b.exact * f;
+        let (lo, hi) = (exact - radius, exact + radius);
+        Some((i, Bounded { exact, lo, hi, below: radius, above: radius, ..*b }))
+    };
+    // The factor itself is fitted to one element of each part.
+    let cost = 12.0 * factors.len() as f64;
+    let outcome = scene.weigh(scene.wrong.iter().filter_map(|&i| scaled(i)), cost)?;
+    let named: Vec<String> = factors
+        .iter()
+        .take(4)
+        .map(|&(part, f)| {
+            if scene.stage.parts.len() > 1 {
+                format!("{} (expert {})", number(f), scene.stage.parts[part].global)
+            } else {
+                number(f)
+            }
+        })
+        .collect();
+    let mut text = format!("every wrong element is what it should be times {}", named.join(", "));
+    let power = first.abs().log2().round();
+    if power != 0.0 && (first.abs() / power.exp2() - 1.0).abs() < 1e-4 {
+        text += &format!(", or 2^{power}");
+    }
+    let one_half = {
+        let half = scene.size_n / 2;
+        let upper = |i: &usize| i % scene.size_n >= half;
+        scene.wrong.iter().all(upper) || !scene.wrong.iter().any(upper)
+    };
+    let global = scene.stage.parts.iter().any(|p| p.weight.global_scale.is_some());
+    if scene.stage.name == "gate_up" && one_half && global {
+        text += ": gate and up have a global scale each, and one of them was applied to both";
+        return Some(Finding::new(outcome.named("gate-scale-on-up", &text)));
+    }
+    Some(Finding::new(outcome.named("constant-factor", &text)))
+}
+
+/// The factor that most of a part's wrong elements allow; none where that is 1, or where it makes
+/// zeros of numbers.
+fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
+    let of = |&i: &usize| ratios(&scene.bounded[i], scene.found[i]);
+    let mut all: Vec<(f64, f64)> = scene
+        .wrong
+        .iter()
+        .filter(|&&i| scene.home[i / scene.size_n] == Some(part))
+        .filter_map(of)
+        .collect();
+    // Narrow ranges say most; the median of them is one of those that agree.
+    all.sort_by(|a, b| (a.1 - a.0).total_cmp(&(b.1 - b.0)));
+    all.truncate(all.len().div_ceil(2));
+    let mut middles: Vec<f64> = all.iter().map(|(a, b)| (a + b) / 2.0).collect();
+    middles.sort_by(f64::total_cmp);
+    let median = *middles.get(middles.len() / 2)?;
+    let (mut lo, mut hi) = (f64::NEG_INFINITY, f64::INFINITY);
+    for (a, b) in all.into_iter().filter(|(a, b)| (*a..=*b).contains(&median)) {
+        (lo, hi) = (lo.max(a), hi.min(b));
+    }
+    let factor = (lo + hi) / 2.0;
+    let known = factor.is_finite() && factor != 0.0 && !(lo..=hi).contains(&1.0);
+    (known && !(lo..=hi).contains(&0.0)).then_some(factor)
+}
+
+/// The factors by which the exact number may have been multiplied before its roundings.
+fn ratios(b: &Bounded, found: f64) -> Option<(f64, f64)> {
+    if b.exact == 0.0 || b.is_unbounded() {
+        return None;
+    }
+    let factor = found / b.exact;
+    let radius = spread(b, factor) / b.exact.abs();
+    Some((factor - radius, factor + radius))
+}
+
+/// How far from its exact number an element may be after a factor: the errors grow with the number, an
+/// ulp at most doubles them.
+fn spread(b: &Bounded, factor: f64) -> f64 {
+    b.below.max(b.above) * factor.abs() * 3.0
+}

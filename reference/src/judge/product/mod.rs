@@ -1,0 +1,72 @@
+//! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
+
+mod diagnose;
+mod readings;
+mod sample;
+mod stage;
+
+use super::compare::elements;
+use crate::Result;
+use crate::checkpoint::float_type;
+use crate::gemm::{Class, Convention, Rows};
+use crate::scalar::ScalarType;
+use crate::tensor::{DType, Tensor};
+use crate::weight::Weight;
+pub(crate) use diagnose::Hints;
+pub(crate) use readings::{DEQUANTIZING, Reading};
+pub(crate) use stage::{Part, REMEDY, Stage, measure};
+
+const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
+
+/// How the products of a case are declared to be computed.
+#[derive(Debug, Clone)]
+pub struct Declared {
+    /// Scales, bias, roundings; where absent, every known convention is tried.
+    pub convention: Option<Convention>,
+    /// Whether the exact result, rounded once, passes as well where a convention is declared. It
+    /// does where none is.
+    pub or_exact: bool,
+    /// Accumulation in f32; of integer products, what is left to f32 follows from the convention.
+    pub class: Class,
+}
+
+impl Default for Declared {
+    fn default() -> Self {
+        Self { convention: None, or_exact: false, class: Class::any_order() }
+    }
+}
+
+impl Declared {
+    /// The classes of one matrix's sums, the narrowest first. Of int8 activations integers; of FP8
+    /// ones, where no class is declared, Hopper's unit in known orders, then in any order units that
+    /// keep f32's bits, then those that keep fewer; else the declared one.
+    fn classes_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Vec<Class> {
+        match input_dtype {
+            Some(ScalarType::INT8) => {
+                vec![Class::int8(weight.shape().size_k, weight.scales.rows())]
+            }
+            Some(input) if self.class == Class::any_order() => {
+                let codes = (input, weight.ty) == (E4M3, E4M3) && weight.scales.rows() == 1;
+                let hopper = codes.then(Class::fp8_hopper);
+                hopper.into_iter().chain([Class::any_order(), Class::fp8_any_order()]).collect()
+            }
+            _ => vec![self.class.clone()],
+        }
+    }
+
+    /// The widest of these classes.
+    fn class_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Class {
+        let mut classes = self.classes_for(weight, input_dtype);
+        classes.pop().unwrap_or_else(|| self.class.clone())
+    }
+}
+
+/// The numbers of a floating-point or int8 tensor, its last dimension as rows.
+pub(crate) fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
+    let size_k = tensor.shape().last().copied().unwrap_or(1);
+    let ty = match tensor.dtype() {
+        DType::I8 => ScalarType::INT8,
+        dtype => float_type(dtype).unwrap_or(ScalarType::FLOAT32),
+    };
+    Rows::decode(ty, size_k, elements(tensor).into_iter())
+}

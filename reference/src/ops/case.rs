@@ -1,0 +1,70 @@
+//! A case: the inputs, the configuration and the outputs of one operation.
+
+use std::collections::BTreeMap;
+
+use super::{CaseConfig, Op};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// One operation's inputs, configuration and outputs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case<'a> {
+    /// The operation.
+    pub op: Op,
+    /// Free text.
+    pub name: String,
+    /// Typed configuration.
+    pub config: CaseConfig,
+    /// The configuration as the file has it, remarks included. Empty for a case that was not read
+    /// from a file.
+    pub raw_config: serde_json::Map<String, serde_json::Value>,
+    /// What produced the outputs.
+    pub provenance: String,
+    /// Inputs by bare name (`qweight`); the tensors keep their full one (`in.qweight`).
+    pub inputs: BTreeMap<String, Tensor<'a>>,
+    /// Outputs by bare name; one that is absent is not checked.
+    pub outputs: BTreeMap<String, Tensor<'a>>,
+}
+
+impl<'a> Case<'a> {
+    /// A case without tensors.
+    pub fn new(name: impl Into<String>, config: CaseConfig, provenance: impl Into<String>) -> Self {
+        Self {
+            op: config.op(),
+            name: name.into(),
+            config,
+            raw_config: serde_json::Map::new(),
+            provenance: provenance.into(),
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+        }
+    }
+
+    /// An input that the caller cannot do without, by bare name.
+    pub fn input(&self, name: &str) -> Result<&Tensor<'a>> {
+        self.inputs
+            .get(name)
+            .ok_or_else(|| Error::missing(format!("in.{name}"), format!("operation `{}`", self.op)))
+    }
+
+    /// An output, by bare name.
+    pub fn output(&self, name: &str) -> Option<&Tensor<'a>> {
+        self.outputs.get(name)
+    }
+
+    /// Adds an input under its bare name.
+    pub fn add_input(&mut self, name: &str, tensor: Tensor<'a>) {
+        self.inputs.insert(name.to_owned(), tensor.renamed(format!("in.{name}")));
+    }
+
+    /// Adds an output under its bare name.
+    pub fn add_output(&mut self, name: &str, tensor: Tensor<'a>) {
+        self.outputs.insert(name.to_owned(), tensor.renamed(format!("out.{name}")));
+    }
+
+    /// The experts whose weights a MoE case holds: the leading axis of w13.
+    pub(crate) fn local_experts(&self) -> usize {
+        let first = |name| self.inputs.get(name).and_then(|t| t.shape().first().copied());
+        first("w13_qweight").or_else(|| first("w13_weight")).unwrap_or(0)
+    }
+}

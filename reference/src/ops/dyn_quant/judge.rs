@@ -1,0 +1,203 @@
+//! The Arm int4 path: packed activations, packed weights and the product, every bit.
+//!
+//! The product is judged from the case's own packed buffers where it has them, so that an error
+//! shows where it arises.
+
+use super::bytes::Sources;
+use super::{DynQuantConfig, Packing, bytes};
+use crate::dims::{GroupSize, Shape};
+use crate::judge::compare::{Mismatch, elements};
+use crate::judge::mistake::{Comparison, search};
+use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
+use crate::layout::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, QuantizedRows, RhsLayout};
+use crate::ops::case::Case;
+use crate::tensor::Tensor;
+use crate::w4a8::{Values, quantize, scalar};
+use crate::{Error, Result};
+
+/// The reports on every output of a `dyn_quant_linear` case.
+///
+/// # Errors
+/// For packings that no known kernel has, and inputs that do not fit each other.
+pub(crate) fn linear(case: &Case<'_>, c: &DynQuantConfig) -> Result<Vec<OutputReport>> {
+    let Packing { mr, nr, kr, sr } = c.packing;
+    if (kr, sr) != (16, 2) {
+        let what = format!("packing with kr {kr}, sr {sr}");
+        return Err(Error::unsupported(what, "every known kernel has kr 16, sr 2"));
+    }
+    let shape = Shape::new(c.size_k, c.size_n);
+    let x = match case.inputs.get("x") {
+        Some(x) => Some(Values::from_tensor(x)?),
+        None => None,
+    };
+    let sources = Sources {
+        config: c,
+        x,
+        lhs_layout: LhsLayout::new(c.size_m, c.size_k, mr)?,
+        rhs_layout: RhsLayout::new(shape, c.group_size, nr)?,
+        columns: columns(case, c, shape)?,
+    };
+    let mut reports = Vec::new();
+    if let Some(found) = case.output("lhs_packed") {
+        reports.push(sources.judge_lhs(found)?);
+    }
+    if let Some(found) = case.output("rhs_packed") {
+        reports.push(sources.judge_rhs(found)?);
+    }
+    if let Some(found) = case.output("y") {
+        reports.push(sources.judge_y(case, found)?);
+    }
+    Ok(reports)
+}
+
+/// The weights of the case's inputs.
+fn columns(case: &Case<'_>, c: &DynQuantConfig, shape: Shape) -> Result<Columns> {
+    let packed = case.input("weight_u4")?.elements::<u8>();
+    let codes = packed.iter().flat_map(|&b| [(b & 15) as i8 - 8, (b >> 4) as i8 - 8]).collect();
+    let bias = match c.has_bias {
+        true => Some(case.input("bias")?.elements::<f32>()),
+        false => None,
+    };
+    let scales = case.input("weight_scale")?;
+    match c.group_size {
+        GroupSize::Channel => {
+            Columns::channel_wise(shape, codes, &scales.elements::<f32>(), bias.as_deref())
+        }
+        GroupSize::Of(g) => {
+            let scales = scales.elements::<u16>().into_owned();
+            Columns::group_wise(shape, g, codes, scales, bias.as_deref())
+        }
+    }
+}
+
+impl Sources<'_> {
+    fn rows(&self) -> Result<Option<QuantizedRows>> {
+        let quantized = |x| quantize(x, self.config.size_k, self.config.activation_rounding);
+        self.x.as_ref().map(quantized).transpose()
+    }
+
+    fn judge_lhs(&self, found: &Tensor<'_>) -> Result<OutputReport> {
+        let Some(rows) = self.rows()? else {
+            let note = "`in.x` is absent: there is nothing to quantize";
+            return Ok(OutputReport::unchecked("lhs_packed", found.len(), note));
+        };
+        let expected = self.lhs_layout.pack(&rows)?;
+        let candidates = self.lhs_candidates(&rows);
+        Ok(bytes::judge("lhs_packed", &self.lhs_layout, expected.bytes(), found, &candidates))
+    }
+
+    fn judge_rhs(&self, found: &Tensor<'_>) -> Result<OutputReport> {
+        let expected = self.rhs_layout.pack(&self.columns)?;
+        let candidates = self.rhs_candidates();
+        Ok(bytes::judge("rhs_packed", &self.rhs_layout, expected.bytes(), found, &candidates))
+    }
+
+    fn judge_y(&self, case: &Case<'_>, found: &Tensor<'_>) -> Result<OutputReport> {
+        // Buffers of a wrong size have their own report.
+        let lhs = case
+            .output("lhs_packed")
+            .and_then(|t| PackedLhs::new(self.lhs_layout, t.bytes()).ok())
+            .map(|packed| packed.unpack());
+        let rhs = case
+            .output("rhs_packed")
+            .and_then(|t| PackedRhs::new(self.rhs_layout, t.bytes()).ok())
+            .map(|packed| packed.unpack());
+        let own = [lhs.is_some(), rhs.is_some()];
+        let rows = match lhs {
+            Some(rows) => rows,
+            None => match self.rows()? {
+                Some(rows) => rows,
+                None => {
+                    let note = "both `in.x` and `out.lhs_packed` are absent";
+                    return Ok(OutputReport::unchecked("y", found.len(), note));
+                }
+            },
+        };
+        let columns = rhs.unwrap_or_else(|| self.columns.clone());
+        let ty = self.config.dtype;
+        let expected = scalar::product(&rows, &columns, ty)?.bits();
+        let bits = elements(found);
+        // A NaN's sign and payload are the processor's business.
+        let differs = |a: u32, b: u32| a != b && !(is_nan(ty, a) && is_nan(ty, b));
+        let count = |made: &[u32], found: &[u32]| {
+            made.iter().zip(found).filter(|&(&a, &b)| differs(a, b)).count()
+        };
+        let mut report = OutputReport::unchecked("y", bits.len(), "");
+        report.note = None;
+        report.verdict = Verdict::Pass;
+        report.equal_bits = Some(1.0);
+        let Some(first) = (0..bits.len()).find(|&i| differs(expected[i], bits[i])) else {
+            return Ok(report);
+        };
+        let mismatches = count(&expected, &bits);
+        let (m, n) = (first / self.config.size_n, first % self.config.size_n);
+        report.verdict = Verdict::Fail;
+        report.mismatches = mismatches;
+        report.equal_bits = Some((bits.len() - mismatches) as f64 / bits.len() as f64);
+        report.note = Some(format!(
+            "first mismatch: row {m}, n {n}, block {:?}",
+            [m / self.config.packing.mr, n / self.config.packing.nr,]
+        ));
+        report.first_mismatch = Some(Mismatch::element(
+            vec![m, n],
+            ty.size_bits(),
+            None,
+            Some(n),
+            expected[first],
+            bits[first],
+        ));
+        report.diagnosis = self.diagnose_y(&rows, &columns, own, &expected, &bits);
+        Ok(report)
+    }
+
+    /// Zeros, NaN and the like; else the known mistake that gives the found bits.
+    fn diagnose_y(
+        &self,
+        rows: &QuantizedRows,
+        columns: &Columns,
+        own: [bool; 2],
+        expected: &[u32],
+        found: &[u32],
+    ) -> Option<Diagnosis> {
+        let ty = self.config.dtype;
+        // A NaN's sign and payload are the processor's business.
+        let same = |a: u32, b: u32| if is_nan(ty, a) && is_nan(ty, b) { a } else { b };
+        let found: Vec<u32> = expected.iter().zip(found).map(|(&e, &f)| same(e, f)).collect();
+        let wrong: Vec<usize> = (0..found.len()).filter(|&i| found[i] != expected[i]).collect();
+        if let Some(finding) = self.constant_rows(&found, &wrong) {
+            return Some(finding);
+        }
+        let pair = |&i: &usize| (ty.to_f64(found[i]), ty.to_f64(expected[i]));
+        let pairs: Vec<(f64, f64)> = wrong.iter().map(pair).collect();
+        let plain = plain::floats(&pairs, found.iter().all(|&b| ty.to_f64(b) == 0.0))
+            .map(|(id, t)| Diagnosis::explains(id, t));
+        // What is infinite may say why.
+        if plain.is_some() && !pairs.iter().all(|p| p.0.is_infinite()) {
+            return plain;
+        }
+        let candidates = self.y_candidates(rows, columns, own);
+        search(candidates.iter(), |candidate| {
+            let made = (candidate.make)(()).filter(|m| m.len() == found.len())?;
+            let mut all = Comparison { total: found.len(), ..Comparison::default() };
+            for ((&e, &f), &m) in expected.iter().zip(&found).zip(&made) {
+                let m = same(e, m);
+                all.exact(e, if is_nan(ty, m) { same(f, m) } else { m }, f, ty.size_bits());
+            }
+            (all.explained + all.broken > 0).then_some(all)
+        })
+        .or(plain)
+    }
+
+    /// NaN in the rows whose activations are all the same number, and nowhere else.
+    fn constant_rows(&self, found: &[u32], wrong: &[usize]) -> Option<Diagnosis> {
+        let (ty, size_n, size_k) = (self.config.dtype, self.config.size_n, self.config.size_k);
+        let numbers = self.x.as_ref()?.to_f32();
+        let constant: Vec<bool> =
+            numbers.chunks(size_k.max(1)).map(|row| row.iter().all(|x| *x == row[0])).collect();
+        plain::constant_rows(&constant, size_n, wrong, |i| ty.to_f64(found[i]).is_nan())
+    }
+}
+
+fn is_nan(ty: crate::scalar::ScalarType, bits: u32) -> bool {
+    ty.to_f64(bits).is_nan()
+}

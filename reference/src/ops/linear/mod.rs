@@ -1,0 +1,267 @@
+//! One quantized matrix product.
+
+mod product;
+mod quantized;
+
+use serde_json::{Value, json};
+
+use crate::dims::Shape;
+use crate::gemm::schedule::{Extras, Schedule, ScheduleChoice};
+use crate::judge::{Declared, OutputReport};
+use crate::layers::ParallelStyle;
+use crate::moe::layer::{input_global_scale, quantize_rows};
+use crate::ops::case::Case;
+use crate::ops::draw::{ROWS, Rng, activations};
+use crate::ops::quant::keys::{
+    check_matrix, contradiction, extend, insert_some, quant_json, quant_keys, scale_factor,
+    schedule_json,
+};
+use crate::ops::quant::lattice::{
+    DEVICE, LINEAR_SHAPES, Probe, deployment, on_rank, parallel, quants, scheme,
+};
+use crate::ops::quant::stack::{Stack, add_halves, defined};
+use crate::ops::quant::tensors::Matrix;
+use crate::ops::quant::values::whole_k;
+use crate::ops::quant::{QuantConfig, finite_scales, packed, states_factor, unordered, weight};
+use crate::ops::schema::{
+    CaseError, Demand, Dim, Inputs, Reader, TensorRule, not_negative, rule, stored,
+};
+use crate::ops::tensors::{F32, FLAGS};
+use crate::ops::{Operation, is_read_back};
+use crate::quantize::ActivationRule;
+use crate::scalar::ScalarType;
+use crate::select::{LinearDesc, select_linear};
+use crate::tensor::{DType, Tensor};
+use crate::weight::Weight;
+use crate::{Error, Result};
+
+/// Config of `linear`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinearConfig {
+    /// The matrix's format.
+    pub quant: QuantConfig,
+    /// Rows of x.
+    pub size_m: usize,
+    /// Output features.
+    pub size_n: usize,
+    /// Input features.
+    pub size_k: usize,
+    /// The power of two that NVFP4 scales were multiplied with (bf16).
+    pub scale_factor: Option<f64>,
+    /// How `y` was computed, where it is to be equal for every bit.
+    pub schedule: Option<ScheduleChoice>,
+    /// The rule by which `in.a_q` and `in.a_scales` were made of `in.x`; where absent, any known one.
+    pub quantizer: Option<ActivationRule>,
+}
+
+impl Operation for LinearConfig {
+    fn keys() -> &'static [&'static str] {
+        &[
+            "checkpoint_format",
+            "weight_type",
+            "dtype",
+            "input_dtype",
+            "group_size",
+            "desc_act",
+            "is_k_full",
+            "has_bias",
+            "tensor_parallel",
+            "convention",
+            "size_m",
+            "size_n",
+            "size_k",
+            "scale_factor",
+            "schedule",
+            "quantizer",
+        ]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let quant = quant_keys(r)?;
+        let scale_factor = scale_factor(r, "scale_factor", &quant)?;
+        let config = LinearConfig {
+            quant,
+            size_m: r.size("size_m")?,
+            size_n: r.size("size_n")?,
+            size_k: r.size("size_k")?,
+            scale_factor,
+            schedule: r.schedule("schedule")?,
+            quantizer: r.optional_name("quantizer", ActivationRule::NAMED)?,
+        };
+        if let (Some(rule), None) = (config.quantizer, config.quant.input_dtype) {
+            let with = "input_dtype null, which quantizes no activations";
+            return Err(contradiction("quantizer", rule.name(), with));
+        }
+        check_matrix(&config.quant, ("size_k", config.size_k), ("size_n", config.size_n))?;
+        Ok(config)
+    }
+
+    fn lattice() -> Result<Vec<Self>> {
+        let parallels = [
+            None,
+            parallel(2, 1, ParallelStyle::Column),
+            parallel(2, 0, ParallelStyle::Row),
+            parallel(4, 3, ParallelStyle::Row),
+        ];
+        let config = |quant: QuantConfig, (size_k, size_n)| LinearConfig {
+            quant,
+            size_m: 1,
+            size_n,
+            size_k,
+            scale_factor: None,
+            schedule: None,
+            quantizer: None,
+        };
+        // A combination of types that fits no shape need not be multiplied with the other axes.
+        let mut probe = Probe::default();
+        let quants: Vec<_> =
+            quants().filter(|q| config(q.clone(), (384, 192)).is_offered(&mut probe)).collect();
+        let mut configs = Vec::new();
+        for quant in quants {
+            for tp in parallels {
+                for has_bias in FLAGS {
+                    let quant = on_rank(&quant, tp, has_bias);
+                    configs.extend(LINEAR_SHAPES.map(|shape| config(quant.clone(), shape)));
+                }
+            }
+        }
+        configs.retain(|c| c.is_offered(&mut probe));
+        Ok(configs)
+    }
+
+    fn json(&self) -> Value {
+        let mut v = quant_json(&self.quant);
+        extend(
+            &mut v,
+            json!({"size_m": self.size_m, "size_n": self.size_n, "size_k": self.size_k}),
+        );
+        insert_some(&mut v, "scale_factor", self.scale_factor);
+        insert_some(&mut v, "schedule", self.schedule.as_ref().map(schedule_json));
+        insert_some(&mut v, "quantizer", self.quantizer.map(ActivationRule::name));
+        v
+    }
+
+    fn describe(&self) -> String {
+        format!("{} k{} n{}", self.quant.describe(), self.size_k, self.size_n)
+    }
+
+    fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
+        let (m, n, k) = (Dim::Is(self.size_m), Dim::Is(self.size_n), Dim::Is(self.size_k));
+        let half = [stored(self.quant.dtype)];
+        let matrix = Matrix {
+            quant: &self.quant,
+            input: "in.".to_owned(),
+            output: "out.".to_owned(),
+            lead: Vec::new(),
+            size_k: self.size_k,
+            size_n: self.size_n,
+        };
+        let mut rules = matrix.rules()?;
+        rules.push(rule("in.x", &half, &[m, k]));
+        if let Some(input) = self.quant.input_dtype {
+            rules.push(rule("in.a_q", &[stored(input)], &[m, k]));
+            rules.push(rule("in.a_scales", F32, &[m, Dim::Is(1)]));
+        }
+        rules.push(rule("out.y", &half, &[m, n]));
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        finite_scales(&self.quant, inputs)?;
+        // With x, the scales are compared with it; without, they are taken as they are.
+        if let (Some(scales), None) = (inputs.get("a_scales"), inputs.get("x")) {
+            not_negative(scales)?;
+        }
+        unordered(&self.quant, inputs)?;
+        let both = ["a_q", "a_scales"];
+        if let [Some(_), None] | [None, Some(_)] = both.map(|name| inputs.get(name)) {
+            let absent = both.iter().find(|name| !inputs.contains_key(**name));
+            let name = format!("in.{}", absent.unwrap_or(&both[0]));
+            return Err(Error::missing(name, "the other half of the quantized activations"));
+        }
+        Ok(())
+    }
+
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        let product = Demand::product(self.size_m, self.size_n, self.size_k);
+        Ok(case.output("y").map(|_| product).into_iter().collect())
+    }
+
+    fn quant(&self) -> Option<&QuantConfig> {
+        Some(&self.quant)
+    }
+
+    fn size_k(&self, _prefix: &str) -> Option<usize> {
+        Some(self.size_k)
+    }
+
+    fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
+        let shape = Shape::new(self.size_k, self.size_n);
+        let mut reports = packed::matrices(case, &self.quant, "", shape, self.scale_factor, None)?;
+        // Every bit says more than a bound.
+        reports.extend(match product::by_schedule(case, self, declared)? {
+            Some(report) => Some(report),
+            None => product::by_bound(case, self, declared)?,
+        });
+        reports.extend(quantized::linear(case, self)?);
+        Ok(reports)
+    }
+
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        let c = Self { size_m: rng.pick(&ROWS), ..self.clone() };
+        case.config = c.clone().into();
+        let shape = Shape::new(c.size_k, c.size_n);
+        let weights = vec![weight(rng, "weight", &c.quant, shape, whole_k(&c.quant, c.size_k))?];
+        let x = activations(rng, c.quant.dtype, c.size_m, c.size_k)?;
+        let stack = Stack { prefix: "", quant: &c.quant, shape, weights };
+        case.add_input("x", x);
+        stack.add_inputs(case)?;
+        let prepared = stack.add_outputs(case)?;
+        let stated = states_factor(&c.quant).then_some(f64::from(prepared.scale_factor));
+        let defined = add_product(case, &c, &stack.weights[0])?;
+        let schedule = defined.then_some(ScheduleChoice::Canonical);
+        case.config = Self { scale_factor: stated, schedule, ..c }.into();
+        Ok(())
+    }
+}
+
+impl LinearConfig {
+    /// Whether the reference refuses no case of this config.
+    fn is_offered(&self, probe: &mut Probe) -> bool {
+        let desc = LinearDesc {
+            input_size: whole_k(&self.quant, self.size_k),
+            input_size_per_partition: self.size_k,
+            output_size_per_partition: self.size_n,
+            options: deployment(),
+        };
+        is_read_back(self)
+            && probe.takes(&self.quant)
+            && select_linear(&scheme(&self.quant), &desc, &DEVICE).chosen.is_some()
+    }
+}
+
+/// Adds `y` of a linear case, and of 8-bit activations their codes and scales as inputs. Returns
+/// whether there is a `y`.
+fn add_product(
+    case: &mut Case<'static>,
+    c: &LinearConfig,
+    weight: &Weight<'static>,
+) -> Result<bool> {
+    let x = case.input("x")?.elements::<u16>().into_owned();
+    let (dtype, m, k) = (c.quant.dtype, c.size_m, c.size_k);
+    let factor = input_global_scale(std::slice::from_ref(weight));
+    let rows = quantize_rows(&x, dtype, c.quant.input_dtype, k, factor)?;
+    if let (Some(input), Some(scales)) = (c.quant.input_dtype, &rows.scales) {
+        let ty = if input == ScalarType::INT8 { DType::I8 } else { DType::F8E4M3 };
+        let codes: Vec<u8> = rows.codes.iter().map(|&c| c as u8).collect();
+        case.add_input("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?);
+        case.add_input("a_scales", Tensor::from_vec("", DType::F32, vec![m, 1], scales.clone())?);
+    }
+    let input = c.quant.input_dtype.unwrap_or(dtype);
+    let extras = Extras { activation_scales: rows.scales.as_deref(), ..Extras::default() };
+    let y = Schedule::canonical(weight, dtype, input)?.execute(&rows.codes, weight, extras);
+    let Some(y) = defined(&c.quant, y)? else { return Ok(false) };
+    let y = y.into_iter().map(|b| b as u16).collect();
+    add_halves(case, "y", dtype, [m, c.size_n], y)?;
+    Ok(true)
+}

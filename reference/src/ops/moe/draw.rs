@@ -1,0 +1,123 @@
+//! Generated cases of layers: random inputs, and what the canonical arithmetic makes of them.
+
+use super::MoeConfig;
+use crate::dims::Shape;
+use crate::gemm::schedule::ScheduleChoice;
+use crate::layers::{ExpertPlacement, determine_expert_map};
+use crate::moe::activation::Definition;
+use crate::moe::align::{Absent, Align};
+use crate::moe::layer::{Layer, Routed};
+use crate::ops::case::Case;
+use crate::ops::draw::{ROWS, Rng, activations};
+use crate::ops::quant::stack::{Stack, add_halves, defined};
+use crate::ops::quant::values::whole_k;
+use crate::ops::quant::{states_factor, weight};
+use crate::ops::router::logits;
+use crate::tensor::{DType, Tensor};
+use crate::weight::{Groups, Weight};
+use crate::{Result, act_order};
+
+/// Adds random inputs to an empty case, and every output.
+pub(super) fn case(config: &MoeConfig, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+    let c = MoeConfig { size_m: rng.pick(&ROWS), ..config.clone() };
+    case.config = c.clone().into();
+    let (h, i) = (c.hidden_size, c.intermediate_size);
+    let experts =
+        determine_expert_map(c.ep_size, c.ep_rank, c.num_experts, ExpertPlacement::Linear)?;
+    let mut stack = |prefix, shape: Shape, whole_k: usize| -> Result<Vec<Weight<'static>>> {
+        let name = |e| format!("{}[{e}]", str::trim_end_matches(prefix, '_'));
+        (0..experts.local_num_experts)
+            .map(|e| weight(rng, &name(e), &c.quant, shape, whole_k))
+            .collect()
+    };
+    // w13 is cut along N, w2 along K.
+    let (s13, s2) = (Shape::new(h, c.w13_size_n()), Shape::new(i, h));
+    let w13 = stack("w13_", s13, h)?;
+    let w2 = stack("w2_", s2, whole_k(&c.quant, i))?;
+    case.add_input("x", activations(rng, c.quant.dtype, c.size_m, h)?);
+    case.add_input("router_logits", logits(rng, DType::F32, c.size_m, c.num_experts)?);
+    if let Some(map) = experts.map {
+        case.add_input("expert_map", Tensor::from_vec("", DType::I32, vec![map.len()], map)?);
+    }
+    let w13 = Stack { prefix: "w13_", quant: &c.quant, shape: s13, weights: w13 };
+    let w2 = Stack { prefix: "w2_", quant: &c.quant, shape: s2, weights: w2 };
+    w13.add_inputs(case)?;
+    w2.add_inputs(case)?;
+    let factors = [w13.add_outputs(case)?, w2.add_outputs(case)?]
+        .map(|p| states_factor(&c.quant).then_some(f64::from(p.scale_factor)));
+    let defined = add_stages(case, &c, &w13.weights, &w2.weights)?;
+    let schedule = defined.then_some(ScheduleChoice::Canonical);
+    case.config = MoeConfig {
+        scale_factor_w13: factors[0],
+        scale_factor_w2: factors[1],
+        schedule_w13: schedule.clone(),
+        schedule_w2: schedule,
+        ..c
+    }
+    .into();
+    Ok(())
+}
+
+/// Adds routing, aligned tokens and all stages of a layer. Returns whether there are stages.
+fn add_stages(
+    case: &mut Case<'static>,
+    c: &MoeConfig,
+    w13: &[Weight<'static>],
+    w2: &[Weight<'static>],
+) -> Result<bool> {
+    let logits = case.input("router_logits")?.elements::<f32>().into_owned();
+    let x = case.input("x")?.elements::<u16>().into_owned();
+    let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
+    let routing = c.router().route(&logits, c.num_experts)?;
+    let align = Align {
+        block_size: c.block_size_m,
+        num_experts: c.num_experts,
+        expert_map: map.as_deref(),
+        absent: Absent::Ignore,
+    };
+    let aligned = align.run(&routing.topk_ids)?;
+    let orders = [stable(w13), stable(w2)];
+    let layer = Layer {
+        w13,
+        w2,
+        orders: [orders[0].as_deref(), orders[1].as_deref()],
+        num_experts: c.num_experts,
+        expert_map: map.as_deref(),
+        activation: Definition::new(c.activation),
+        dtype: c.quant.dtype,
+        input_dtype: c.quant.input_dtype,
+        router_weight_on_input: c.apply_router_weight_on_input,
+    };
+    let routed =
+        Routed { top_k: c.top_k, topk_ids: &routing.topk_ids, topk_weights: &routing.topk_weights };
+    let stages = defined(&c.quant, layer.forward(&x, routed, &layer.canonical()?))?;
+    let (m, rows, dtype) = (c.size_m, c.size_m * c.top_k, c.quant.dtype);
+    let ints =
+        |name: &str, shape: Vec<usize>, v: Vec<i32>| Tensor::from_vec(name, DType::I32, shape, v);
+    let shape = vec![m, c.top_k];
+    let weights = Tensor::from_vec("", DType::F32, shape.clone(), routing.topk_weights)?;
+    case.add_output("topk_weights", weights);
+    case.add_output("topk_ids", ints("topk_ids", shape, routing.topk_ids)?);
+    for (name, values) in [
+        ("sorted_token_ids", aligned.sorted_token_ids),
+        ("expert_ids", aligned.expert_ids),
+        ("num_tokens_post_padded", vec![aligned.num_tokens_post_padded]),
+    ] {
+        case.add_output(name, ints(name, vec![values.len()], values)?);
+    }
+    let Some(stages) = stages else { return Ok(false) };
+    add_halves(case, "gate_up", dtype, [rows, c.w13_size_n()], stages.gate_up)?;
+    add_halves(case, "activated", dtype, [rows, c.intermediate_size], stages.activated)?;
+    add_halves(case, "down", dtype, [rows, c.hidden_size], stages.down)?;
+    add_halves(case, "y", dtype, [m, c.hidden_size], stages.y)?;
+    Ok(true)
+}
+
+/// The permutations that a case states: stable ones.
+fn stable(weights: &[Weight<'static>]) -> Option<Vec<Vec<u32>>> {
+    let of = |w: &Weight<'static>| match &w.groups {
+        Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
+        Groups::Uniform(_) => None,
+    };
+    weights.iter().map(of).collect()
+}

@@ -1,0 +1,356 @@
+//! A Mixture-of-Experts layer.
+
+mod draw;
+mod product;
+mod routes;
+mod source;
+mod walk;
+
+pub use source::Source as LayerSource;
+
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::dims::Shape;
+use crate::gemm::schedule::ScheduleChoice;
+use crate::judge::{Declared, OutputReport};
+use crate::layers::ParallelStyle;
+use crate::moe::ScoringFunc;
+use crate::moe::activation::Activation;
+use crate::moe::router::Router;
+use crate::ops::case::Case;
+use crate::ops::draw::Rng;
+use crate::ops::layer::Stages;
+use crate::ops::quant::keys::{
+    at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank, scale_factor,
+    schedule_json,
+};
+use crate::ops::quant::lattice::{DEVICE, Probe, deployment, on_rank, parallel, quants, scheme};
+use crate::ops::quant::packed::matrices;
+use crate::ops::quant::tensors::{Matrix, blocks, topk};
+use crate::ops::quant::{QuantConfig, finite_scales, ranks, unordered};
+use crate::ops::schema::{
+    CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, rule, stored,
+};
+use crate::ops::tensors::{F32, FLAGS, I32};
+use crate::ops::{Operation, is_read_back};
+use crate::select::{MoeActivation, MoeDesc, select_moe};
+
+/// Config of `moe`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeConfig {
+    /// Both matrices' format.
+    pub quant: QuantConfig,
+    /// Tokens.
+    pub size_m: usize,
+    /// Experts of all ranks.
+    pub num_experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// H: K of w13, N of w2.
+    pub hidden_size: usize,
+    /// I: K of w2; N of w13 is I for each of gate and up.
+    pub intermediate_size: usize,
+    /// Between the products.
+    pub activation: Activation,
+    /// Logits to scores.
+    pub scoring_func: ScoringFunc,
+    /// Whether the chosen weights are made to sum to one.
+    pub renormalize: bool,
+    /// Whether router weights multiply `gate_up` instead of `down`.
+    pub apply_router_weight_on_input: bool,
+    /// Tokens per block.
+    pub block_size_m: usize,
+    /// Expert-parallel ranks.
+    pub ep_size: usize,
+    /// This rank.
+    pub ep_rank: usize,
+    /// NVFP4's power of two for w13 (bf16).
+    pub scale_factor_w13: Option<f64>,
+    /// NVFP4's power of two for w2 (bf16).
+    pub scale_factor_w2: Option<f64>,
+    /// How `gate_up` was computed, where it is to be equal for every bit.
+    pub schedule_w13: Option<ScheduleChoice>,
+    /// How `down` was computed.
+    pub schedule_w2: Option<ScheduleChoice>,
+}
+
+/// H × I. With I = 128 < H, a group of 128 is all of w2's K but not of w13's.
+const MOE_SHAPES: [(usize, usize); 4] = [(128, 64), (128, 128), (256, 128), (256, 192)];
+
+impl MoeConfig {
+    /// N of w13: 2I for gate and up, I where the activation has no up.
+    pub const fn w13_size_n(&self) -> usize {
+        if self.activation.is_gated() { 2 * self.intermediate_size } else { self.intermediate_size }
+    }
+
+    /// What its stages have in common.
+    fn stages(&self) -> Stages {
+        Stages {
+            size_m: self.size_m,
+            top_k: self.top_k,
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            activation: self.activation,
+            dtype: self.quant.dtype,
+            router: Some((self.router(), self.num_experts)),
+        }
+    }
+
+    /// The layer's router.
+    pub fn router(&self) -> Router<'static> {
+        Router::new(self.scoring_func, self.top_k, self.renormalize)
+    }
+}
+
+impl Operation for MoeConfig {
+    fn keys() -> &'static [&'static str] {
+        &[
+            "checkpoint_format",
+            "weight_type",
+            "dtype",
+            "input_dtype",
+            "group_size",
+            "desc_act",
+            "is_k_full",
+            "has_bias",
+            "tensor_parallel",
+            "convention",
+            "size_m",
+            "num_experts",
+            "top_k",
+            "hidden_size",
+            "intermediate_size",
+            "activation",
+            "scoring_func",
+            "renormalize",
+            "apply_router_weight_on_input",
+            "block_size_m",
+            "ep_size",
+            "ep_rank",
+            "scale_factor_w13",
+            "scale_factor_w2",
+            "schedule_w13",
+            "schedule_w2",
+        ]
+    }
+
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError> {
+        let quant = quant_keys(r)?;
+        let factors =
+            ["scale_factor_w13", "scale_factor_w2"].map(|key| scale_factor(r, key, &quant));
+        let [scale_factor_w13, scale_factor_w2] = factors;
+        let (ep_size, ep_rank) = rank(r, "ep_size", "ep_rank")?;
+        let config = MoeConfig {
+            quant,
+            size_m: r.size("size_m")?,
+            num_experts: r.size("num_experts")?,
+            top_k: r.size("top_k")?,
+            hidden_size: r.size("hidden_size")?,
+            intermediate_size: r.size("intermediate_size")?,
+            activation: r.name("activation", Activation::NAMED)?,
+            scoring_func: r.name("scoring_func", ScoringFunc::NAMED)?,
+            renormalize: r.flag("renormalize", false)?,
+            apply_router_weight_on_input: r.flag("apply_router_weight_on_input", false)?,
+            block_size_m: r.size("block_size_m")?,
+            ep_size,
+            ep_rank,
+            scale_factor_w13: scale_factor_w13?,
+            scale_factor_w2: scale_factor_w2?,
+            schedule_w13: r.schedule("schedule_w13")?,
+            schedule_w2: r.schedule("schedule_w2")?,
+        };
+        let (h, i) = (config.hidden_size, config.intermediate_size);
+        at_most("top_k", config.top_k, "num_experts", config.num_experts)?;
+        at_most("ep_size", ep_size, "num_experts", config.num_experts)?;
+        check_matrix(
+            &config.quant,
+            ("hidden_size", h),
+            ("intermediate_size", config.w13_size_n()),
+        )?;
+        check_matrix(&config.quant, ("intermediate_size", i), ("hidden_size", h))?;
+        Ok(config)
+    }
+
+    /// Activation, experts, ranks and scoring are not multiplied out with the formats but dealt to them in
+    /// turn, so that each value occurs many times with every other axis.
+    fn lattice() -> Result<Vec<Self>> {
+        // (num_experts, top_k, ep_size, ep_rank)
+        let experts = [
+            (4, 2, 1, 0),
+            (2, 1, 1, 0),
+            (6, 3, 3, 1),
+            (3, 3, 1, 0),
+            (8, 4, 4, 3),
+            (5, 2, 2, 1),
+            (1, 1, 1, 0),
+        ];
+        let parallels = [None, parallel(2, 1, ParallelStyle::Row)];
+        // Those without an up projection would shift every batch that older versions have written.
+        let gated: Vec<Activation> =
+            Activation::NAMED.iter().map(|&(_, a)| a).filter(|a| a.is_gated()).collect();
+        let config = |quant: QuantConfig, (hidden_size, intermediate_size), turn: usize| {
+            let (num_experts, top_k, ep_size, ep_rank) = experts[turn % experts.len()];
+            MoeConfig {
+                quant,
+                size_m: 1,
+                num_experts,
+                top_k,
+                hidden_size,
+                intermediate_size,
+                activation: gated[turn % gated.len()],
+                scoring_func: ScoringFunc::NAMED[turn / 2 % ScoringFunc::NAMED.len()].1,
+                renormalize: !turn.is_multiple_of(3),
+                apply_router_weight_on_input: turn % 11 == 10,
+                block_size_m: [16, 8, 32, 48, 64][turn % 5],
+                ep_size,
+                ep_rank,
+                scale_factor_w13: None,
+                scale_factor_w2: None,
+                schedule_w13: None,
+                schedule_w2: None,
+            }
+        };
+        let mut probe = Probe::default();
+        let quants: Vec<_> =
+            quants().filter(|q| config(q.clone(), (256, 128), 0).is_offered(&mut probe)).collect();
+        let mut configs = Vec::new();
+        for quant in quants {
+            for tp in parallels {
+                for has_bias in FLAGS {
+                    let quant = on_rank(&quant, tp, has_bias);
+                    for shape in MOE_SHAPES {
+                        configs.push(config(quant.clone(), shape, configs.len()));
+                    }
+                }
+            }
+        }
+        configs.retain(|c| c.is_offered(&mut probe));
+        Ok(configs)
+    }
+
+    fn json(&self) -> Value {
+        let mut v = quant_json(&self.quant);
+        extend(
+            &mut v,
+            json!({
+                "size_m": self.size_m, "num_experts": self.num_experts, "top_k": self.top_k,
+                "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
+                "activation": self.activation.name(), "scoring_func": self.scoring_func.name(),
+                "renormalize": self.renormalize,
+                "apply_router_weight_on_input": self.apply_router_weight_on_input,
+                "block_size_m": self.block_size_m,
+                "ep_size": self.ep_size, "ep_rank": self.ep_rank,
+            }),
+        );
+        insert_some(&mut v, "scale_factor_w13", self.scale_factor_w13);
+        insert_some(&mut v, "scale_factor_w2", self.scale_factor_w2);
+        insert_some(&mut v, "schedule_w13", self.schedule_w13.as_ref().map(schedule_json));
+        insert_some(&mut v, "schedule_w2", self.schedule_w2.as_ref().map(schedule_json));
+        v
+    }
+
+    fn describe(&self) -> String {
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        let quant = self.quant.describe();
+        format!("{quant} h{h} i{i} e{} top{}", self.num_experts, self.top_k)
+    }
+
+    fn tensors(&self, experts: usize) -> Result<Vec<TensorRule>> {
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        let half = [stored(self.quant.dtype)];
+        let is = Dim::Is;
+        // A rank without experts has nothing to compute; a stack of none is a mistake.
+        let experts = experts.max(1);
+        let matrix = |name: &str, size_k, size_n| Matrix {
+            quant: &self.quant,
+            input: format!("in.{name}_"),
+            output: format!("out.{name}_"),
+            lead: vec![is(experts)],
+            size_k,
+            size_n,
+        };
+        let mut rules = matrix("w13", h, self.w13_size_n()).rules()?;
+        rules.extend(matrix("w2", i, h).rules()?);
+        let rows = is(self.size_m.saturating_mul(self.top_k));
+        rules.extend([
+            rule("in.x", &half, &[is(self.size_m), is(h)]),
+            rule("in.router_logits", F32, &[is(self.size_m), is(self.num_experts)]),
+            // Without a map, the weights hold every expert.
+            rule("in.expert_map", I32, &[is(self.num_experts)])
+                .required(experts != self.num_experts),
+            rule("out.gate_up", &half, &[rows, is(self.w13_size_n())]),
+            rule("out.activated", &half, &[rows, is(i)]),
+            rule("out.down", &half, &[rows, is(h)]),
+            rule("out.y", &half, &[is(self.size_m), is(h)]),
+        ]);
+        rules.extend(topk(is(self.size_m), self.top_k));
+        rules.extend(blocks());
+        Ok(rules)
+    }
+
+    fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
+        finite_scales(&self.quant, inputs)?;
+        if let Some(map) = inputs.get("expert_map") {
+            let local = inputs.get("w13_scales").or(inputs.get("w13_weight_scale"));
+            expert_map(map, local.and_then(|t| t.shape().first().copied()))?;
+        }
+        unordered(&self.quant, inputs)?;
+        ranks(self.num_experts, self.ep_size, self.ep_rank, inputs)
+    }
+
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        let has = |name: &&str| case.outputs.contains_key(*name);
+        let rows = self.size_m.saturating_mul(self.top_k);
+        let (h, i) = (self.hidden_size, self.intermediate_size);
+        let mut all = Demand::align(case, rows, self.num_experts, self.block_size_m);
+        if case.inputs.contains_key("router_logits") {
+            all.push(Demand::choice(self.size_m, self.num_experts, self.top_k, 1));
+        }
+        if ["gate_up", "activated", "down", "y"].iter().any(has) {
+            all.extend(Demand::layer(rows, h, self.w13_size_n(), i));
+        }
+        Ok(all)
+    }
+
+    fn quant(&self) -> Option<&QuantConfig> {
+        Some(&self.quant)
+    }
+
+    fn size_k(&self, prefix: &str) -> Option<usize> {
+        Some(if prefix == "w13_" { self.hidden_size } else { self.intermediate_size })
+    }
+
+    fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
+        let (h, i, quant) = (self.hidden_size, self.intermediate_size, &self.quant);
+        let (w13, w2) = (Shape::new(h, self.w13_size_n()), Shape::new(i, h));
+        let mut reports = matrices(case, quant, "w13_", w13, self.scale_factor_w13, Some(i))?;
+        reports.extend(matrices(case, quant, "w2_", w2, self.scale_factor_w2, None)?);
+        reports.extend(routes::judge(case, self)?);
+        reports.extend(product::judge(case, self, declared)?);
+        reports.extend(walk::judge(case, self, declared)?);
+        Ok(reports)
+    }
+
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        draw::case(self, case, rng)
+    }
+}
+
+impl MoeConfig {
+    /// Whether the reference refuses no case of this config.
+    fn is_offered(&self, probe: &mut Probe) -> bool {
+        let Some(activation) = MoeActivation::from_name(self.activation.name()) else {
+            return false;
+        };
+        let desc = MoeDesc {
+            activation,
+            apply_router_weight_on_input: self.apply_router_weight_on_input,
+            options: deployment(),
+            ..MoeDesc::new(self.hidden_size, self.intermediate_size)
+        };
+        is_read_back(self)
+            && probe.takes(&self.quant)
+            && select_moe(&scheme(&self.quant), &desc, &DEVICE).chosen.is_some()
+    }
+}

@@ -1,0 +1,382 @@
+//! From stage to stage of a layer: what each one must be, from the case's own stage before it, or
+//! from a recomputed one where the case has none.
+//!
+//! A recomputed stage is either bits, where the case declares how it is computed, or the bounds
+//! of what any kernel may make of it; bounds are carried into the next stage.
+
+mod products;
+
+use std::borrow::Cow;
+
+use super::MoeConfig;
+use super::source::Source;
+use crate::Result;
+use crate::gemm::Convention;
+use crate::gemm::schedule::ScheduleChoice;
+use crate::interval::Bound;
+use crate::judge::power::Power;
+use crate::judge::product::{DEQUANTIZING, Reading};
+use crate::judge::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern};
+use crate::moe::layer::{Layer, Routed, bounds};
+use crate::moe::{Chain, narrow, sum};
+use crate::ops::case::Case;
+use crate::ops::layer::{Rest, Stage, activated, expert, halves, summed, with_expert};
+use crate::scalar::{self, ScalarType};
+
+/// The stages, first to last.
+const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
+
+/// What narrows a bound that was carried over recomputed stages.
+const CARRIED_REMEDY: &str =
+    "record the stage before it, or declare `schedule_w13` and `schedule_w2` in the case's config";
+
+/// What is known of a stage.
+enum Values<'c> {
+    Bits(Cow<'c, [u16]>),
+    Bounds(Vec<Bound>),
+}
+
+impl Values<'_> {
+    fn bounds(&self, ty: ScalarType) -> Cow<'_, [Bound]> {
+        match self {
+            Self::Bits(bits) => {
+                Cow::Owned(bits.iter().map(|&b| Bound::exactly(ty.to_f64(b.into()))).collect())
+            }
+            Self::Bounds(bounds) => Cow::Borrowed(bounds),
+        }
+    }
+}
+
+/// Judges every stage that the case has, except the products that `product` judges. Stages that are
+/// carried over recomputed ones are judged under each convention that may be meant, until one
+/// explains them.
+pub(super) fn judge(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    declared: &Declared,
+) -> Result<Vec<OutputReport>> {
+    let conventions = match declared.convention {
+        Some(convention) => vec![convention],
+        None => DEQUANTIZING.to_vec(),
+    };
+    let mut judged: Vec<Judged> = Vec::new();
+    for convention in conventions {
+        let one = Declared { convention: Some(convention), ..declared.clone() };
+        let carried_only = !judged.is_empty();
+        let next = judge_as(case, c, (&one, declared.convention), carried_only)?;
+        if !carried_only {
+            judged = next;
+        } else {
+            for next in next {
+                let old = judged.iter_mut().find(|old| old.report.name == next.report.name);
+                if let Some(old) = old
+                    && (old.report.verdict, next.report.verdict) != (Verdict::Fail, Verdict::Fail)
+                    && old.report.verdict == Verdict::Fail
+                {
+                    *old = next;
+                }
+            }
+        }
+        if !judged.iter().any(|j| j.carried && j.report.verdict == Verdict::Fail) {
+            break;
+        }
+    }
+    Ok(judged.into_iter().map(|j| j.report).collect())
+}
+
+/// A report, and whether its bounds were carried over recomputed stages.
+struct Judged {
+    report: OutputReport,
+    carried: bool,
+}
+
+/// Judges under one convention every stage that the case has, except the products that are judged from the case's own
+/// stage before them by their bound alone: those are [`super::product`]'s.
+fn judge_as(
+    case: &Case<'_>,
+    c: &MoeConfig,
+    (declared, strict): (&Declared, Option<Convention>),
+    carried_only: bool,
+) -> Result<Vec<Judged>> {
+    let Some(last) = NAMES.iter().rposition(|name| case.output(name).is_some()) else {
+        return Ok(Vec::new());
+    };
+    let walk = Walk::new(case, c, declared, strict);
+    let mut reports = Vec::new();
+    // The stage before, and the last one of the case's own.
+    let mut before = match case.inputs.get("x") {
+        Some(x) => Some(Values::Bits(halves(x, [c.size_m, c.hidden_size])?)),
+        None => None,
+    };
+    let mut from = "x";
+    let mut source = None;
+    for (stage, name) in NAMES.into_iter().enumerate().take(last + 1) {
+        let found = case.output(name);
+        if let (Some(found), Some(known)) = (found, &before) {
+            let found = halves(found, walk.shape(stage))?;
+            let own = stage == 0 || from == NAMES[stage - 1];
+            let mut carried = false;
+            let report = match known {
+                Values::Bits(_) if carried_only && (own || walk.is_exact(stage)) => None,
+                Values::Bits(bits) if walk.is_exact(stage) => {
+                    Some(walk.exact(stage, bits, &found, walk.source(&mut source)?)?)
+                }
+                Values::Bits(bits) if own && stage == 1 => {
+                    Some(activated::judge(case, &c.stages(), bits, &found)?)
+                }
+                Values::Bits(bits) if own && stage == 3 => {
+                    Some(summed::judge(case, &c.stages(), bits, &found)?)
+                }
+                _ if own && c.quant.input_dtype.is_none() => None,
+                _ => {
+                    let source = walk.source(&mut source)?;
+                    let every_bit = match known {
+                        Values::Bits(bits) if own && !carried_only => {
+                            walk.known_schedule(stage, bits, source)?
+                        }
+                        _ => None,
+                    };
+                    if every_bit.is_none() {
+                        carried = true;
+                        let bounds = walk.bounds(stage, known, source)?;
+                        Some(walk.carried(stage, from, &found, &bounds))
+                    } else {
+                        every_bit
+                    }
+                }
+            };
+            reports.extend(report.map(|report| Judged { report, carried }));
+        }
+        before = match (found, before) {
+            (Some(found), _) => {
+                from = name;
+                Some(Values::Bits(halves(found, walk.shape(stage))?))
+            }
+            (None, Some(known)) if stage < last => {
+                let source = walk.source(&mut source)?;
+                Some(match &known {
+                    Values::Bits(bits) if walk.is_exact(stage) => {
+                        Values::Bits(Cow::Owned(walk.recompute(stage, bits, source)?))
+                    }
+                    _ => Values::Bounds(walk.bounds(stage, &known, source)?),
+                })
+            }
+            _ => None,
+        };
+    }
+    Ok(reports)
+}
+
+struct Walk<'c> {
+    case: &'c Case<'c>,
+    config: &'c MoeConfig,
+    declared: &'c Declared,
+    /// The convention that the caller declares, if any: known schedules have to follow it.
+    strict: Option<Convention>,
+    /// Both products canonical: then the activation and the sum are, too.
+    canonical: bool,
+}
+
+impl<'c> Walk<'c> {
+    fn new(
+        case: &'c Case<'c>,
+        config: &'c MoeConfig,
+        declared: &'c Declared,
+        strict: Option<Convention>,
+    ) -> Self {
+        let canonical = |s: &Option<ScheduleChoice>| *s == Some(ScheduleChoice::Canonical);
+        let canonical = canonical(&config.schedule_w13) && canonical(&config.schedule_w2);
+        Self { case, config, declared, strict, canonical }
+    }
+
+    /// The layer, read when it is first needed.
+    fn source<'s>(&self, source: &'s mut Option<Source<'c>>) -> Result<&'s Source<'c>> {
+        Ok(match source {
+            Some(source) => source,
+            None => source.insert(Source::new(self.case, self.config)?),
+        })
+    }
+
+    /// Rows and columns of a stage.
+    fn shape(&self, stage: usize) -> [usize; 2] {
+        let c = self.config;
+        let rows = c.size_m * c.top_k;
+        match stage {
+            0 => [rows, c.w13_size_n()],
+            1 => [rows, c.intermediate_size],
+            2 => [rows, c.hidden_size],
+            _ => [c.size_m, c.hidden_size],
+        }
+    }
+
+    fn schedule(&self, stage: usize) -> Option<&ScheduleChoice> {
+        match stage {
+            0 => self.config.schedule_w13.as_ref(),
+            2 => self.config.schedule_w2.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Whether the case declares every bit of a stage, given the one before.
+    fn is_exact(&self, stage: usize) -> bool {
+        self.canonical || self.schedule(stage).is_some()
+    }
+
+    /// The bits of a stage that is declared.
+    fn recompute(&self, stage: usize, before: &[u16], source: &Source<'_>) -> Result<Vec<u16>> {
+        let (layer, routed) = (source.layer(), source.routed());
+        match (stage, self.schedule(stage)) {
+            (0, Some(choice)) => layer.gate_up(before, routed, &source.schedule(choice, 0)?),
+            (2, Some(choice)) => layer.down(before, routed, &source.schedule(choice, 1)?),
+            (1, _) => layer.activate(before, Chain::Canonical),
+            _ => layer.sum(before, routed.top_k, Chain::Canonical),
+        }
+    }
+
+    /// What any kernel may make of a stage.
+    fn bounds(&self, stage: usize, before: &Values<'_>, source: &Source<'_>) -> Result<Vec<Bound>> {
+        let (layer, routed): (Layer<'_>, Routed<'_>) = (source.layer(), source.routed());
+        layer.validate()?;
+        let before = before.bounds(layer.dtype);
+        let convention = self.declared.convention.unwrap_or_default();
+        let declared = bounds::Declared { convention, class: &self.declared.class };
+        match stage {
+            0 => layer.gate_up_bounds(&before, routed, declared),
+            1 => layer.activation.bounds(&before, layer.dtype, layer.intermediate_size()),
+            2 => layer.down_bounds(&before, routed, declared),
+            _ => sum::bounds(&before, layer.dtype, routed.top_k, layer.hidden_size()),
+        }
+    }
+
+    /// Compares a declared stage for every bit.
+    fn exact(
+        &self,
+        stage: usize,
+        before: &[u16],
+        found: &[u16],
+        source: &Source<'_>,
+    ) -> Result<OutputReport> {
+        if let Some(choice) = self.schedule(stage) {
+            let mut report = self.scheduled(stage, choice, before, source)?;
+            if let Some(place) = &mut report.first_mismatch {
+                place.expert = expert(self.case, place.index[0]);
+            }
+            return Ok(report);
+        }
+        let expected = self.recompute(stage, before, source)?;
+        let shape = self.shape(stage);
+        let ty = self.config.quant.dtype;
+        let chain = "the canonical f32 chain";
+        let (name, class) = (NAMES[stage], "".into());
+        let stage_of = Stage { name, class, remedy: "", ty, found, shape, expected, chain };
+        let exactly = |bits: u16| Bound::exactly(ty.to_f64(bits.into()));
+        let (mut report, _) = stage_of.judge(|i| exactly(stage_of.expected[i]));
+        // Also the sign of a zero and the bits of a NaN.
+        let wrong: Vec<usize> =
+            (0..found.len()).filter(|&i| found[i] != stage_of.expected[i]).collect();
+        report.note = Some("compared for every bit with the canonical arithmetic".to_owned());
+        report.power = Some(Power::every_bit());
+        report.mismatches = wrong.len();
+        report.verdict = if wrong.is_empty() { Verdict::Pass } else { Verdict::Fail };
+        let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) else {
+            return Ok(report);
+        };
+        // Only the bounds know what is commonly done wrong.
+        let rest: Rest = |stage, wrong, place| stage.place(wrong, place);
+        let bounded = match stage {
+            1 => activated::bounded,
+            _ => summed::bounded,
+        };
+        let (bounded, outside) = bounded(self.case, &self.config.stages(), before, found, rest)?;
+        stage_of.look(&wrong, |values| pattern::explain(&mut report, &values, Some(bounded)));
+        let unexplained = report.diagnosis.as_ref().map_or(wrong.len(), |d| d.unexplained);
+        // What is outside the bounds may follow a pattern that last bits inside of them hide.
+        if unexplained == wrong.len() && outside.len() < wrong.len() {
+            let inside = wrong.len() - outside.len();
+            let pattern = stage_of.pattern(&outside).map(|d| Diagnosis {
+                unexplained: inside,
+                strength: Strength::Consistent,
+                ..d
+            });
+            report.diagnosis = pattern.or(report.diagnosis);
+        }
+        report.diagnosis = report.diagnosis.or_else(|| Some(stage_of.place(&wrong, &place)));
+        Ok(report)
+    }
+
+    /// Judges a stage by bounds that earlier, recomputed stages were carried into.
+    fn carried(&self, stage: usize, from: &str, found: &[u16], bounds: &[Bound]) -> OutputReport {
+        let ty = self.config.quant.dtype;
+        let expected = bounds.iter().map(|b| rounded(ty, b.exact)).collect();
+        let (shape, chain) = (self.shape(stage), "the exact result");
+        let class = self.carried_class(from, bounds).into();
+        let (name, remedy) = (NAMES[stage], CARRIED_REMEDY);
+        let stage_of = Stage { name, class, remedy, ty, found, shape, expected, chain };
+        let (mut report, wrong) = stage_of.judge(|i| bounds[i]);
+        if wrong.is_empty() {
+            let reading = Reading::Within(self.declared.convention.unwrap_or_default());
+            report.conventions = vec![reading.id().to_owned()];
+        }
+        if let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) {
+            report.diagnosis = Some(stage_of.pattern_or_place(&wrong, &place));
+        }
+        report
+    }
+
+    /// What the bounds carried from stage `from` allow, in words.
+    fn carried_class(&self, from: &str, bounds: &[Bound]) -> String {
+        let ty = self.config.quant.dtype;
+        // Half of each bound's width, in steps of the type; infinite where nothing is promised.
+        let mut widths: Vec<f64> = bounds
+            .iter()
+            .filter(|b| !b.interval.is_empty())
+            .map(|b| match b.interval.lo.is_finite() && b.interval.hi.is_finite() {
+                true => {
+                    let [lo, hi] = [b.interval.lo, b.interval.hi].map(|x| rounded(ty, x));
+                    ty.steps(lo.into(), hi.into()) / 2.0
+                }
+                false => f64::INFINITY,
+            })
+            .collect();
+        widths.sort_by(f64::total_cmp);
+        let median = widths.get(widths.len() / 2).copied().unwrap_or(0.0);
+        let reading = Reading::Within(self.declared.convention.unwrap_or_default());
+        format!(
+            "bound: {}, convention `{}`, carried from `{from}`; median half-width {median} steps \
+             of {ty}",
+            self.declared.class.name,
+            reading.id(),
+        )
+    }
+
+    /// Reports the first wrong value, and says where it is.
+    fn place(
+        &self,
+        report: &mut OutputReport,
+        stage_of: &Stage<'_>,
+        stage: usize,
+        wrong: &[usize],
+    ) -> Option<String> {
+        let &first = wrong.first()?;
+        let row = first / self.shape(stage)[1].max(1);
+        let top_k = self.config.top_k.max(1);
+        let (expert, place) = if stage == 3 {
+            (None, format!("token {row}"))
+        } else {
+            let expert = expert(self.case, row);
+            let (token, slot) = (row / top_k, row % top_k);
+            (expert, format!("token {token}, slot {slot}{}", with_expert(expert)))
+        };
+        report.first_mismatch = Some(stage_of.mismatch(first, expert));
+        Some(place)
+    }
+}
+
+/// `value` rounded once to FLOAT16 or BFLOAT16.
+fn rounded(ty: ScalarType, value: f64) -> u16 {
+    match ty {
+        _ if value.is_nan() => narrow(ty, f32::NAN),
+        ScalarType::FLOAT16 => scalar::f64_to_f16_rne(value),
+        _ => scalar::f64_to_bf16_rne(value),
+    }
+}

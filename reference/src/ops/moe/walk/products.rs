@@ -1,0 +1,82 @@
+//! The products of a layer, for every bit: by the schedule that the case declares, or by a known one.
+
+use super::{NAMES, Walk};
+use crate::Result;
+use crate::gemm::Class;
+use crate::gemm::schedule::ScheduleChoice;
+use crate::judge::scheduled::{self, Product};
+use crate::judge::{OutputReport, known};
+use crate::ops::moe::product;
+use crate::ops::moe::source::Source;
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+
+impl Walk<'_> {
+    /// Compares a stage with the schedule that the case declares for it.
+    pub(super) fn scheduled(
+        &self,
+        stage: usize,
+        choice: &ScheduleChoice,
+        before: &[u16],
+        source: &Source<'_>,
+    ) -> Result<OutputReport> {
+        let bounded =
+            || product::expert_product(self.case, self.config, self.declared, NAMES[stage]);
+        self.with_product(stage, before, source, |found, product| {
+            scheduled::judge(NAMES[stage], found, product, choice, bounded)
+        })
+    }
+
+    /// A pass where no schedule is declared and a known one gives every bit of a product of e4m3
+    /// activations, as they are quantized from the case's own stage before it.
+    pub(super) fn known_schedule(
+        &self,
+        stage: usize,
+        before: &[u16],
+        source: &Source<'_>,
+    ) -> Result<Option<OutputReport>> {
+        let fp8 = source.layer().input_dtype == Some(ScalarType::FLOAT8_E4M3FN);
+        if !fp8 || stage % 2 == 1 || self.declared.class != Class::any_order() {
+            return Ok(None);
+        }
+        self.with_product(stage, before, source, |found, product| {
+            Ok(known::by_schedule(NAMES[stage], found, &product, self.strict))
+        })
+    }
+
+    /// Hands `with` the stage's output, and the product that it has to be.
+    fn with_product<R>(
+        &self,
+        stage: usize,
+        before: &[u16],
+        source: &Source<'_>,
+        with: impl FnOnce(&Tensor<'_>, Product<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let (layer, routed) = (source.layer(), source.routed());
+        layer.validate()?;
+        let experts = layer.local_experts(routed)?;
+        let first = stage == 0;
+        let (weights, cols) = match first {
+            true => (layer.w13, layer.hidden_size()),
+            false => (layer.w2, layer.intermediate_size()),
+        };
+        let mut rows = layer.quantized(before, cols, weights)?;
+        if first {
+            rows = rows.to_slots(cols, routed.top_k);
+        }
+        let product = Product {
+            x: &rows.codes,
+            input: layer.input_dtype.unwrap_or(layer.dtype),
+            dtype: layer.dtype,
+            weights,
+            expert_of: Some(&experts),
+            orders: layer.orders[usize::from(!first)],
+            activation_scales: rows.scales.as_deref(),
+            router_weights: (layer.router_weight_on_input == first).then_some(routed.topk_weights),
+        };
+        let Some(found) = self.case.output(NAMES[stage]) else {
+            return Err(crate::Error::missing(NAMES[stage], "a stage to judge"));
+        };
+        with(found, product)
+    }
+}

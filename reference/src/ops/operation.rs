@@ -1,0 +1,153 @@
+//! What each operation says of itself.
+
+use serde_json::{Map, Value};
+
+use super::CaseConfig;
+use super::case::Case;
+use super::computation::{Defined, add_outputs};
+use super::draw::{self, Rng};
+use super::quant::QuantConfig;
+use super::schema::{CaseError, Demand, Inputs, Reader, TensorRule};
+use crate::Result;
+use crate::judge::{Declared, OutputReport};
+
+/// An operation, implemented by its config.
+pub(crate) trait Operation: std::fmt::Debug {
+    /// The config keys that the operation reads.
+    fn keys() -> &'static [&'static str]
+    where
+        Self: Sized;
+
+    /// The keys that `map` may have; `None` where any may stand.
+    fn keys_in(_map: &Map<String, Value>) -> Option<&'static [&'static str]>
+    where
+        Self: Sized,
+    {
+        Some(Self::keys())
+    }
+
+    /// Reads and checks the keys.
+    fn read(r: &Reader<'_>) -> Result<Self, CaseError>
+    where
+        Self: Sized;
+
+    /// Configs around the edges of tiles, groups and types, in a fixed order: generated cases walk it.
+    ///
+    /// # Errors
+    /// None for the operations in the table.
+    fn lattice() -> Result<Vec<Self>>
+    where
+        Self: Sized;
+
+    /// The ids of the known mistakes of [`Operation::computation`].
+    fn mistakes() -> Vec<&'static str>
+    where
+        Self: Sized,
+    {
+        Vec::new()
+    }
+
+    /// The keys, as [`Operation::read`] takes them.
+    fn json(&self) -> Value;
+
+    /// A config in a few words: its keys' values.
+    fn describe(&self) -> String {
+        let word = |(key, value): (&String, &Value)| match value {
+            Value::Null => None,
+            Value::Object(_) => Some(key.clone()),
+            Value::String(text) => Some(text.clone()),
+            other => Some(format!("{key} {other}")),
+        };
+        let json = self.json();
+        json.as_object().into_iter().flatten().filter_map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Every tensor that the operation knows. `experts` is the leading axis of a MoE case's weights: the
+    /// experts of this rank.
+    ///
+    /// # Errors
+    /// For sizes that the operation cannot have.
+    fn tensors(&self, experts: usize) -> Result<Vec<TensorRule>>;
+
+    /// Checks the values of inputs whose shapes and types are right.
+    ///
+    /// # Errors
+    /// [`crate::Error::Value`] for one that nothing could be computed from; [`CaseError`] for
+    /// statements that contradict each other.
+    fn check_inputs(&self, _inputs: &Inputs<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// What checking a case takes, beyond what its tensors bound.
+    ///
+    /// # Errors
+    /// As [`Operation::tensors`].
+    fn demands(&self, case: &Case<'_>) -> Result<Vec<Demand>> {
+        Ok(vec![Demand::outputs(case.op, &self.tensors(0)?)])
+    }
+
+    /// How many rows every output has, where only the inputs say so.
+    fn output_rows(&self, _inputs: &Inputs<'_>) -> Option<usize> {
+        None
+    }
+
+    /// The format of the quantized matrices.
+    fn quant(&self) -> Option<&QuantConfig> {
+        None
+    }
+
+    /// K of the quantized matrix whose tensors begin with `prefix`.
+    fn size_k(&self, _prefix: &str) -> Option<usize> {
+        None
+    }
+
+    /// What defines every bit of the outputs; `None` for an operation that is judged stage by stage.
+    ///
+    /// # Errors
+    /// For inputs that the operation refuses.
+    fn computation(&self, _case: &Case<'_>) -> Result<Option<Box<dyn Defined>>> {
+        Ok(None)
+    }
+
+    /// The verdicts on the outputs that the case has: by default, every bit of
+    /// [`Operation::computation`]'s.
+    ///
+    /// # Errors
+    /// For inputs that the operation refuses.
+    fn judge(&self, case: &Case<'_>, _declared: &Declared) -> Result<Vec<OutputReport>> {
+        self.computation(case)?.map_or(Ok(Vec::new()), |computation| computation.judge(case))
+    }
+
+    /// Whether a case's outputs can have only one value each, so that another is wrong.
+    fn fixes_every_bit(&self) -> bool {
+        true
+    }
+
+    /// The config for the first row of activations alone, and the inputs that have an axis of rows;
+    /// `None` where an output depends on all rows.
+    fn with_one_row(&self) -> Option<(CaseConfig, &'static [&'static str])> {
+        None
+    }
+
+    /// The config of a kernel that cuts K otherwise; `None` where there is no such kernel.
+    fn with_k_cut_otherwise(&self) -> Option<CaseConfig> {
+        None
+    }
+
+    /// Adds random inputs to an empty case.
+    ///
+    /// # Errors
+    /// None for a config of the lattice.
+    fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        draw::any_inputs(case, rng)
+    }
+
+    /// Adds random inputs to an empty case, and every output that the reference computes.
+    ///
+    /// # Errors
+    /// None for a config of the lattice.
+    fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
+        self.draw_inputs(case, rng)?;
+        add_outputs(case)
+    }
+}

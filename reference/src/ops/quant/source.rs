@@ -1,0 +1,169 @@
+//! A case's inputs as weights, ready to be packed.
+
+use crate::checkpoint::awq::{self, AwqTensors};
+use crate::checkpoint::transpose_words;
+use crate::dims::Shape;
+use crate::ops::case::Case;
+use crate::ops::quant::{CheckpointFormat as F, QuantConfig};
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+use crate::weight::{Codes, Groups, Table, Weight};
+use crate::{Result, act_order};
+
+/// The inputs of one matrix or one stack of experts, as the case names them.
+pub struct Source<'c> {
+    case: &'c Case<'c>,
+    quant: &'c QuantConfig,
+    /// Empty, `w13_` or `w2_`.
+    prefix: &'static str,
+    shape: Shape,
+    stacked: bool,
+}
+
+impl<'c> Source<'c> {
+    /// The matrices of `shape` whose inputs begin with `prefix`: empty for the one of a `linear`
+    /// case, `w13_` or `w2_` for a layer's experts.
+    pub fn new(
+        case: &'c Case<'c>,
+        quant: &'c QuantConfig,
+        prefix: &'static str,
+        shape: Shape,
+    ) -> Self {
+        Self { case, quant, prefix, shape, stacked: !prefix.is_empty() }
+    }
+
+    /// Number of matrices.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing) without the input.
+    pub fn experts(&self) -> Result<usize> {
+        let name = match self.quant.checkpoint_format {
+            F::Gptq | F::Awq => "qweight",
+            _ => "weight",
+        };
+        Ok(if self.stacked { self.input(name)?.shape()[0] } else { 1 })
+    }
+
+    fn input(&self, name: &str) -> Result<&'c Tensor<'c>> {
+        self.case.input(&format!("{}{name}", self.prefix))
+    }
+
+    /// Part of an input that belongs to one expert.
+    fn part(&self, name: &str, expert: usize) -> Result<Tensor<'c>> {
+        let tensor = self.input(name)?;
+        if self.stacked { tensor.index0(expert) } else { Ok(tensor.clone()) }
+    }
+
+    /// The matrices, in the order of this rank's experts.
+    ///
+    /// # Errors
+    /// For inputs that are missing or no weight.
+    pub fn weights(&self) -> Result<Vec<Weight<'c>>> {
+        (0..self.experts()?).map(|e| self.weight(e)).collect()
+    }
+
+    fn weight(&self, expert: usize) -> Result<Weight<'c>> {
+        let (q, shape) = (self.quant, self.shape);
+        let part = |name| self.part(name, expert);
+        let bits = if q.weight_type.size_bits() <= 4 { 4 } else { 8 };
+        let (codes, scales, zeros) = match q.checkpoint_format {
+            F::Gptq => {
+                let words = owned_words(&part("qweight")?);
+                let codes = Codes::from_words(bits, shape, words)?;
+                (codes, Table::from_tensor(&part("scales")?, q.dtype)?, None)
+            }
+            F::Awq => {
+                let tensors = AwqTensors {
+                    qweight: part("qweight")?,
+                    scales: part("scales")?,
+                    qzeros: part("qzeros")?,
+                    bias: None,
+                };
+                let scheme = awq::Scheme { bits, group_size: q.group_size };
+                let weight = tensors.unpack("weight", &scheme)?;
+                (weight.codes, weight.scales, weight.zeros)
+            }
+            F::Fp8 | F::Mx(_) | F::Nvfp4 => {
+                // Codes run along K in memory: the words of the packed form, transposed.
+                let bytes = part("weight")?;
+                let words = bytemuck::allocation::pod_collect_to_vec(bytes.bytes());
+                let words =
+                    transpose_words(&words, shape.size_n, shape.size_k * bits as usize / 32);
+                let scales = part("weight_scale")?;
+                let scales = match q.checkpoint_format {
+                    F::Fp8 => Table::from_tensor(&scales, q.dtype)?,
+                    F::Nvfp4 => {
+                        Table::from_tensor(&scales, ScalarType::FLOAT8_E4M3FN)?.transposed()
+                    }
+                    _ => Table::from_tensor(&scales, ScalarType::FLOAT8_E8M0FNU)?.transposed(),
+                };
+                (Codes::from_words(bits, shape, words)?, scales, None)
+            }
+        };
+        let groups = if q.has_act_order() {
+            let g_idx = part("g_idx")?;
+            let g_idx = g_idx.elements::<u32>().into_owned();
+            Groups::Indexed { g_idx, group_size: q.group_size }
+        } else {
+            Groups::Uniform(q.group_size)
+        };
+        let global_scale = match q.checkpoint_format {
+            F::Nvfp4 => {
+                let scales = self.input("weight_global_scale")?.elements::<f32>();
+                Some(scales[expert])
+            }
+            _ => None,
+        };
+        let bias = match q.has_bias {
+            true => Some(Table::from_tensor(&part("bias")?, q.dtype)?),
+            false => None,
+        };
+        let name = match self.stacked {
+            true => format!("{}[{expert}]", self.prefix.trim_end_matches('_')),
+            false => "weight".to_owned(),
+        };
+        let ty = q.weight_type;
+        let weight = Weight { name, ty, codes, scales, zeros, groups, global_scale, bias };
+        weight.validate()?;
+        Ok(weight)
+    }
+
+    /// The permutations that the case's own outputs state, and whether all of them sort. `None`
+    /// without act-order or when the case states none.
+    pub(super) fn stated_perms(&self) -> Result<Option<(Vec<Vec<u32>>, bool)>> {
+        let name = format!("{}g_idx_sort_indices", self.prefix);
+        let (true, Some(stated)) = (self.quant.has_act_order(), self.case.output(&name)) else {
+            return Ok(None);
+        };
+        let size_k = self.shape.size_k;
+        let stated: Vec<Vec<u32>> =
+            stated.elements::<u32>().chunks(size_k.max(1)).map(<[u32]>::to_vec).collect();
+        let mut sorts = true;
+        for (expert, perm) in stated.iter().enumerate() {
+            let g_idx = self.part("g_idx", expert)?;
+            sorts &= act_order::expect_sorting(&g_idx.elements::<u32>(), perm).is_ok();
+        }
+        Ok(Some((stated, sorts)))
+    }
+
+    /// The order of each matrix's rows in the kernel's loop: the case's own permutation where it
+    /// sorts, else the stable one. `None` without act-order.
+    ///
+    /// # Errors
+    /// For a `g_idx` that is missing.
+    pub fn orders(&self, weights: &[Weight<'_>]) -> Result<Option<Vec<Vec<u32>>>> {
+        if let Some((stated, true)) = self.stated_perms()? {
+            return Ok(Some(stated));
+        }
+        let sorted = |w: &Weight<'_>| match &w.groups {
+            Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
+            Groups::Uniform(_) => None,
+        };
+        Ok(weights.iter().map(sorted).collect())
+    }
+}
+
+/// The tensor's 32-bit words.
+fn owned_words(tensor: &Tensor<'_>) -> Vec<u32> {
+    tensor.elements::<u32>().into_owned()
+}

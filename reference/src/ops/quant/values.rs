@@ -1,0 +1,226 @@
+//! Matrices, scales and permutations that look for trouble.
+//!
+//! Every value that a format can hold occurs; whole tensors are often of one kind (all smallest,
+//! all largest, all different), since a kernel's mistakes hide in random data.
+
+use crate::dims::{GroupSize, LogicalK, Shape};
+use crate::layers::ParallelStyle;
+use crate::ops::draw::{Rng, fields};
+use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::scalar::ScalarType;
+use crate::weight::{Codes, Groups, Table, TableData, Weight};
+use crate::{Result, act_order};
+
+/// K of the whole matrix, of which a row-parallel rank holds `size_k` rows.
+pub(crate) fn whole_k(quant: &QuantConfig, size_k: usize) -> usize {
+    match quant.tensor_parallel {
+        Some(tp) if tp.style == ParallelStyle::Row => size_k * tp.size,
+        _ => size_k,
+    }
+}
+
+/// A random matrix of a rank, as `quant` stores it. `whole_k` is K of the matrix that the rank's
+/// `shape` is cut from: under act-order, groups are the whole matrix's.
+///
+/// Scales are finite, never negative, and at least one is positive; e4m3 codes are numbers.
+///
+/// # Errors
+/// When K does not fill whole words or groups.
+pub fn weight(
+    rng: &mut Rng,
+    name: &str,
+    quant: &QuantConfig,
+    shape: Shape,
+    whole_k: usize,
+) -> Result<Weight<'static>> {
+    let Shape { size_k, size_n } = shape;
+    let act_order = quant.has_act_order();
+    let groups = quant.group_size.groups(LogicalK(if act_order { whole_k } else { size_k }))?;
+    let ty = quant.weight_type;
+    let zeros = match quant.checkpoint_format {
+        CheckpointFormat::Awq => {
+            let max = (1u32 << ty.size_bits()) - 1;
+            let codes = (0..groups * size_n).map(|_| rng.between(0, max) as u8).collect();
+            Some(Table::new(ty, groups, size_n, TableData::B8(codes))?)
+        }
+        _ => None,
+    };
+    let bias = match quant.has_bias {
+        true => {
+            let bits = (0..size_n).map(|_| bias_bits(rng, quant.dtype)).collect();
+            Some(Table::new(quant.dtype, 1, size_n, TableData::B16(bits))?)
+        }
+        false => None,
+    };
+    let weight = Weight {
+        name: name.to_owned(),
+        ty,
+        codes: codes(rng, ty, shape)?,
+        scales: scales(rng, quant, groups, size_n)?,
+        zeros,
+        groups: match act_order {
+            true => Groups::Indexed {
+                g_idx: g_idx(rng, quant, size_k, whole_k, groups)?,
+                group_size: quant.group_size,
+            },
+            false => Groups::Uniform(quant.group_size),
+        },
+        global_scale: (quant.checkpoint_format == CheckpointFormat::Nvfp4).then(|| {
+            // 2^-20 to 2^4: Marlin multiplies by up to 2^119.
+            f32::from_bits(rng.between(107, 130) << 23 | rng.next_u32() >> 9)
+        }),
+        bias,
+    };
+    weight.validate()?;
+    Ok(weight)
+}
+
+/// Codes of one of several kinds: any, the extremes alone, one code everywhere, all positions
+/// different, or a single stranger.
+fn codes(rng: &mut Rng, ty: ScalarType, shape: Shape) -> Result<Codes<'static>> {
+    let bits = if ty.size_bits() <= 4 { 4 } else { 8 };
+    let max = (1u32 << bits) - 1;
+    let fp8 = ty == ScalarType::FLOAT8_E4M3FN;
+    // e4m3's NaN has no agreed meaning in the kernels.
+    let number = |c: u32| (if fp8 && c & 0x7f == 0x7f { c ^ 1 } else { c }) as u8;
+    let kind = rng.below(8);
+    let (a, b) = (rng.between(0, max), rng.between(0, max));
+    let at = (rng.below(shape.size_k), rng.below(shape.size_n));
+    let stride = rng.next_u32() | 1;
+    Codes::from_fn(bits, shape, |k, n| {
+        number(match kind {
+            0 => [0, max][rng.below(2)],
+            1 if (k, n) == at => b,
+            1 => a,
+            // A multiplicative sequence: neighbours in k and in n differ.
+            2 => (k as u32 * 61 + n as u32).wrapping_mul(stride) >> 13 & max,
+            _ => rng.between(0, max),
+        })
+    })
+}
+
+/// Kinds of a table of scales.
+const SCALE_KINDS: usize = 7;
+
+fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> Result<Table> {
+    let len = groups * size_n;
+    let kind = rng.below(SCALE_KINDS);
+    match quant.checkpoint_format {
+        CheckpointFormat::Mx(_) => {
+            // On its way through f16 a power above 2^15 would become NaN; fp8 activations add 6.
+            let f16 = quant.dtype == ScalarType::FLOAT16;
+            let max = match (f16, quant.input_dtype) {
+                (true, _) => 127 + 15,
+                (false, None) => 254,
+                (false, Some(_)) => 249,
+            };
+            let bytes = eight_bits(rng, kind, len, max, (120, 130));
+            Table::new(ScalarType::FLOAT8_E8M0FNU, groups, size_n, TableData::B8(bytes))
+        }
+        CheckpointFormat::Nvfp4 => {
+            let bytes = eight_bits(rng, kind, len, 0x7e, (0x30, 0x60));
+            Table::new(ScalarType::FLOAT8_E4M3FN, groups, size_n, TableData::B8(bytes))
+        }
+        CheckpointFormat::Gptq | CheckpointFormat::Awq | CheckpointFormat::Fp8 => {
+            let bits = half_scales(rng, kind, quant, len);
+            Table::new(quant.dtype, groups, size_n, TableData::B16(bits))
+        }
+    }
+}
+
+/// Scales of one byte, from 0 to `max`, mostly in `usual`.
+fn eight_bits(rng: &mut Rng, kind: usize, len: usize, max: u8, usual: (u8, u8)) -> Vec<u8> {
+    let between = |rng: &mut Rng, (a, b): (u8, u8)| rng.between(a.into(), b.into()) as u8;
+    let usual = (usual.0, usual.1.min(max));
+    let same = between(rng, usual);
+    let mut bytes: Vec<u8> = (0..len)
+        .map(|i| match kind {
+            0 => between(rng, (0, max)),
+            1 => [0, 1, max - 1, max][rng.below(4)],
+            2 => same,
+            3 => (i * 7 % (usize::from(max) + 1)) as u8,
+            _ => between(rng, usual),
+        })
+        .collect();
+    bytes[0] = bytes[0].max(1);
+    bytes
+}
+
+/// f16 or bf16 scales that stay finite when the kernel's format multiplies them.
+fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> Vec<u16> {
+    let (exponent, mantissa) = fields(quant.dtype);
+    let headroom = match (quant.checkpoint_format, quant.dtype, quant.input_dtype) {
+        (CheckpointFormat::Fp8, ScalarType::FLOAT16, _) => 8,
+        (CheckpointFormat::Fp8, ..) => 120,
+        (.., Some(ScalarType::FLOAT8_E4M3FN)) => 9,
+        _ => 0,
+    };
+    let largest = (1 << exponent) - 2 - headroom;
+    let usual = (1 << (exponent - 1)) - 1;
+    let full = (1 << mantissa) - 1;
+    let number = |e: u32, m: u32| (e << mantissa | m) as u16;
+    let fraction = |rng: &mut Rng| rng.between(0, full);
+    let same = number(usual - 3, fraction(rng));
+    // All different, as far as the type has numbers.
+    let first = number(usual - 9, 0);
+    let span = usize::from(number(usual.min(largest), 0) - first);
+    let mut bits: Vec<u16> = (0..len)
+        .map(|i| match kind {
+            0 => number(rng.between(0, largest), fraction(rng)),
+            1 => [0, 1, full as u16, number(1, 0), number(largest, full)][rng.below(5)],
+            2 => same,
+            3 => first + (i % span) as u16,
+            4 => number(0, rng.between(1, full)),
+            _ => number(rng.between(usual - 9, usual - 1), fraction(rng)),
+        })
+        .collect();
+    bits[0] = bits[0].max(1);
+    bits
+}
+
+/// Any finite number of a 16-bit type: often ordinary, sometimes zero, tiny or huge.
+pub(crate) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
+    let (exponent, mantissa) = fields(dtype);
+    let top = (1u32 << exponent) - 2;
+    let usual = (1 << (exponent - 1)) - 1;
+    let e = match rng.below(10) {
+        0 => rng.between(0, top),
+        1 => 0,
+        2 => top,
+        _ => rng.between(usual - 6, usual + 2),
+    };
+    let sign = rng.between(0, 1) << 15;
+    (sign | e << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
+}
+
+/// Group of each row of a rank: full groups in any order, in order, reversed or rotated; or
+/// groups of any size, some of them empty, or one that owns every row.
+fn g_idx(
+    rng: &mut Rng,
+    quant: &QuantConfig,
+    size_k: usize,
+    whole_k: usize,
+    groups: usize,
+) -> Result<Vec<u32>> {
+    let GroupSize::Of(group_size) = quant.group_size else { return Ok(vec![0; size_k]) };
+    let mut whole: Vec<u32> = (0..whole_k).map(|k| (k / group_size) as u32).collect();
+    match rng.below(8) {
+        0 => {}
+        1 => whole.reverse(),
+        2 => {
+            let by = rng.below(whole_k);
+            whole.rotate_left(by);
+        }
+        3 => {
+            let owner = rng.below(groups) as u32;
+            whole.fill(owner);
+        }
+        4 => whole.iter_mut().for_each(|g| *g = rng.below(groups) as u32),
+        _ => rng.shuffle(&mut whole),
+    }
+    let rows = match quant.tensor_parallel {
+        Some(tp) if whole_k != size_k => act_order::k_slice(whole_k, tp.size, tp.rank)?,
+        _ => 0..size_k,
+    };
+    Ok(whole[rows].to_vec())
+}

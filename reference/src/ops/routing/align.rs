@@ -1,0 +1,166 @@
+//! Blocks of tokens: lengths, labels and padding exactly, the order inside a run left free.
+
+use super::{exact, mismatch, passing, picture};
+use crate::Result;
+use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::moe::align::{Absent, Align, Aligned, Run};
+use crate::ops::case::Case;
+use crate::tensor::Tensor;
+
+/// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, as far as there are any.
+pub(crate) fn judge(
+    case: &Case<'_>,
+    topk_ids: &[i32],
+    num_experts: usize,
+    block_size: usize,
+    map: Option<&Tensor<'_>>,
+) -> Result<Vec<OutputReport>> {
+    let [sorted, labels, total] =
+        ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"].map(|name| case.output(name));
+    if sorted.is_none() && labels.is_none() && total.is_none() {
+        return Ok(Vec::new());
+    }
+    let map = map.map(|m| m.elements::<i32>());
+    // Blocks of absent experts are either left out or marked; the case's own labels tell which.
+    let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
+    let absent = if marked { Absent::Mark } else { Absent::Ignore };
+    // A wrong id of the case's own routing has been reported; here it goes nowhere.
+    let ids: Vec<i32> = topk_ids.iter().map(|&i| if i < 0 { i32::MAX } else { i }).collect();
+    let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
+    let aligned = align.run(&ids)?;
+    let mut reports = Vec::new();
+    if let Some(found) = total {
+        let expected = [aligned.num_tokens_post_padded];
+        reports.push(exact("num_tokens_post_padded", found, &expected, |place| {
+            format!("the experts' tokens, each padded to blocks of {block_size}: {place}")
+        })?);
+    }
+    if let Some(found) = labels {
+        let mut report = exact("expert_ids", found, &aligned.expert_ids, |place| {
+            format!("a block belongs to another expert: {place}")
+        })?;
+        if marked {
+            report.note = Some("blocks of experts of other ranks are marked -1".to_owned());
+        }
+        reports.push(report);
+    }
+    if let Some(found) = sorted {
+        reports.push(tokens(found, &aligned, block_size, ids.len())?);
+    }
+    Ok(reports)
+}
+
+/// A wrong position of `sorted_token_ids`.
+struct Wrong {
+    position: usize,
+    expert: usize,
+    id: &'static str,
+    text: String,
+}
+
+fn tokens(
+    found: &Tensor<'_>,
+    aligned: &Aligned,
+    block: usize,
+    numel: usize,
+) -> Result<OutputReport> {
+    let name = "sorted_token_ids";
+    let values = found.elements::<i32>();
+    let expected = &aligned.sorted_token_ids;
+    if values.len() != expected.len() {
+        return exact(name, found, expected, |place| place);
+    }
+    let mut report = passing(name, values.len());
+    // The expert in whose run each entry belongs.
+    let mut owners = vec![None; numel];
+    for run in &aligned.runs {
+        run.tokens.iter().for_each(|&token| owners[token as usize] = Some(run.expert));
+    }
+    let wrong: Vec<Wrong> = aligned
+        .runs
+        .iter()
+        .flat_map(|run| judge_run(run, &values, &owners, block, numel))
+        .collect();
+    report.equal_bits = Some(1.0 - wrong.len() as f64 / values.len().max(1) as f64);
+    let reordered = values.iter().zip(expected).filter(|(f, e)| f != e).count();
+    if reordered > 0 && wrong.is_empty() {
+        let text = "tokens stand in another order inside their expert's run: any is right";
+        report.note = Some(text.to_owned());
+    }
+    let Some(first) = wrong.first() else { return Ok(report) };
+    report.verdict = Verdict::Fail;
+    report.mismatches = wrong.len();
+    let (p, e) = (first.position, Some(first.expert));
+    report.first_mismatch = Some(mismatch(vec![p], e, expected[p] as u32, values[p] as u32));
+    let alike = wrong.iter().filter(|w| w.id == first.id).count();
+    let more = match wrong.len() {
+        1 => String::new(),
+        n => format!(" ({n} wrong positions, {alike} of this kind)"),
+    };
+    let text = format!("{}{more}", first.text);
+    report.diagnosis = Some(match wrong.len() - alike {
+        0 => Diagnosis::explains(first.id, text),
+        others => Diagnosis::consistent(first.id, text, others),
+    });
+    let places: Vec<usize> = wrong.iter().map(|w| w.position).collect();
+    report.picture = Some(picture("block", values.len() / block.max(1), block, &places));
+    Ok(report)
+}
+
+/// The wrong positions of one run. Positions that a token of the run fills for the first time are
+/// right; the others are matched with the tokens that are missing.
+fn judge_run(
+    run: &Run,
+    values: &[i32],
+    owners: &[Option<usize>],
+    block: usize,
+    numel: usize,
+) -> Vec<Wrong> {
+    let count = run.tokens.len();
+    let end = run.start + count.div_ceil(block) * block;
+    let expert = run.expert;
+    let mut seen = vec![false; count];
+    let mut strange = Vec::new();
+    let mut wrong = Vec::new();
+    let mut add = |position: usize, id: &'static str, text: String| {
+        let text =
+            format!("block {}, position {position}, expert {expert}: {text}", position / block);
+        wrong.push(Wrong { position, expert, id, text });
+    };
+    for (position, &value) in values.iter().enumerate().take(end).skip(run.start) {
+        if position >= run.start + count {
+            if usize::try_from(value) != Ok(numel) {
+                let text = format!("padding holds {value}, not the sentinel {numel}");
+                add(position, "padding-holds-token", text);
+            }
+            continue;
+        }
+        match run.tokens.binary_search(&value) {
+            Ok(i) if !std::mem::replace(&mut seen[i], true) => {}
+            known => strange.push((position, value, known.is_ok())),
+        }
+    }
+    // As many positions as tokens: each strange value stands for one missing token.
+    let missing = run.tokens.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(t, _)| t);
+    for ((position, value, known), token) in strange.into_iter().zip(missing) {
+        let owner = usize::try_from(value).ok().and_then(|v| owners.get(v).copied().flatten());
+        let lost = format!("token entry {token} is missing");
+        match owner {
+            _ if known => {
+                add(position, "token-twice", format!("entry {value} stands here twice; {lost}"));
+            }
+            _ if usize::try_from(value) == Ok(numel) => {
+                add(position, "token-missing", format!("the sentinel {numel}; {lost}"));
+            }
+            Some(owner) => {
+                let text = format!("entry {value} belongs to expert {owner}; {lost}");
+                add(position, "token-of-another-expert", text);
+            }
+            None => {
+                let text = format!("{value} is no entry of this rank's experts; {lost}");
+                add(position, "no-token", text);
+            }
+        }
+    }
+    wrong
+}

@@ -1,0 +1,57 @@
+//! Ids and weights of a family's router, judged by the rule's second implementation in f64.
+
+use super::{mismatch, passing};
+use crate::Result;
+use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::moe::families::{RouterTensors, RoutingRule};
+use crate::ops::case::Case;
+
+/// Judges `topk_ids` and `topk_weights`. Weights alone are judged with the routed ids, ids alone
+/// with the routed weights.
+pub(crate) fn judge(
+    case: &Case<'_>,
+    rule: &RoutingRule,
+    logits: &[f32],
+) -> Result<Vec<OutputReport>> {
+    let [_, experts] = case.input("router_logits")?.dims2()?;
+    let bias = case.inputs.get("e_score_correction_bias").map(|t| t.elements::<f32>());
+    let scale = case.inputs.get("expert_scale").map(|t| t.elements::<f32>());
+    let tensors =
+        RouterTensors { correction_bias: bias.as_deref(), expert_scale: scale.as_deref() };
+    let (ids, weights) = (case.output("topk_ids"), case.output("topk_weights"));
+    if ids.is_none() && weights.is_none() {
+        return Ok(Vec::new());
+    }
+    let made = rule.route(logits, experts, tensors)?;
+    let found_ids = ids.map(|t| t.elements::<i32>());
+    let found_weights = weights.map(|t| t.elements::<f32>());
+    let id = found_ids.as_deref().unwrap_or(&made.topk_ids);
+    let weight = found_weights.as_deref().unwrap_or(&made.topk_weights);
+    let wrong = rule.compare(logits, experts, tensors, (id, weight))?;
+    let k = rule.top_k;
+    let report = |name: &str, bits: &[u32], expected: &[u32], wrong: &[(usize, String)]| {
+        let mut report = passing(name, bits.len());
+        let same = bits.iter().zip(expected).filter(|(a, b)| a == b).count();
+        report.equal_bits = Some(same as f64 / bits.len().max(1) as f64);
+        let Some((first, text)) = wrong.first() else { return report };
+        report.verdict = Verdict::Fail;
+        report.mismatches = wrong.len();
+        let at = vec![first / k, first % k];
+        report.first_mismatch = Some(mismatch(at, None, expected[*first], bits[*first]));
+        let text = format!("{text} ({} wrong entries)", wrong.len());
+        report.diagnosis = Some(Diagnosis::place(format!("{name}-differ"), text, wrong.len()));
+        report
+    };
+    let mut reports = Vec::new();
+    if ids.is_some() {
+        let bits: Vec<u32> = id.iter().map(|x| x.cast_unsigned()).collect();
+        let expected: Vec<u32> = made.topk_ids.iter().map(|x| x.cast_unsigned()).collect();
+        reports.push(report("topk_ids", &bits, &expected, &wrong.ids));
+    }
+    if weights.is_some() {
+        let bits: Vec<u32> = weight.iter().map(|x| x.to_bits()).collect();
+        let expected: Vec<u32> = made.topk_weights.iter().map(|x| x.to_bits()).collect();
+        reports.push(report("topk_weights", &bits, &expected, &wrong.weights));
+    }
+    Ok(reports)
+}

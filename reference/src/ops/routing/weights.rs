@@ -1,0 +1,273 @@
+//! Router weights against their intervals.
+
+use super::{Context, mismatch, passing, picture};
+use crate::Result;
+use crate::judge::mistake::{self, Comparison};
+use crate::judge::power::{Accepted, Power};
+use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
+use crate::moe::ScoringFunc;
+use crate::moe::bound::Bounds;
+use crate::moe::router::Router;
+use crate::scalar::ScalarType;
+use crate::tensor::Tensor;
+
+/// The class of operations that the bound allows, as the report states it.
+const CLASS: &str = "bound: f32 with sums in any order; expf to 2 ulp, __expf to 2 + 1.173|x| ulp, \
+                     tanhf to 2 ulp; results below 2^-126 may be zero";
+
+/// What came of comparing all weights.
+struct Outcome {
+    wrong: Vec<usize>,
+    max_ratio: f64,
+    max_ulp: f64,
+    equal: usize,
+}
+
+/// Distance in units of the last place that f32 has at `exact`.
+fn ulps(exact: f64, found: f32) -> f64 {
+    let exponent = (exact.abs().max(f64::from(f32::MIN_POSITIVE)).to_bits() >> 52) as i32 - 1023;
+    let error = (f64::from(found) - exact).abs() / 2f64.powi(exponent - 23);
+    if error.is_nan() { f64::INFINITY } else { error }
+}
+
+/// The weights of the chosen `ids` under `router`, one row after the other.
+fn compare(
+    c: &Context<'_>,
+    router: &Router<'_>,
+    bounds: &[Bounds],
+    ids: &[usize],
+    found: &[f32],
+) -> Outcome {
+    let k = c.router.top_k;
+    let mut out = Outcome { wrong: Vec::new(), max_ratio: 0.0, max_ulp: 0.0, equal: 0 };
+    for (t, bound) in bounds.iter().enumerate() {
+        let row = &ids[t * k..][..k];
+        let expected = expected(c, router, t, row);
+        for (j, wanted) in expected.iter().enumerate() {
+            let i = t * k + j;
+            let (exact, interval) = bound.weight(router, row, j);
+            let ratio = interval.ratio(exact, found[i]);
+            if ratio > 1.0 {
+                out.wrong.push(i);
+            }
+            out.max_ratio = out.max_ratio.max(ratio);
+            out.max_ulp = out.max_ulp.max(ulps(exact, found[i]));
+            out.equal += usize::from(wanted.to_bits() == found[i].to_bits());
+        }
+    }
+    out
+}
+
+/// The reference's own weights of token `t`.
+fn expected(c: &Context<'_>, router: &Router<'_>, t: usize, ids: &[usize]) -> Vec<f32> {
+    router.weights(&router.scores(&c.logits[t * c.experts..][..c.experts]), ids)
+}
+
+/// Judges the weights for the case's own ids. Where those are wrong and the weights belong to the
+/// right ids, only the ids are blamed.
+pub(crate) fn judge(
+    c: &Context<'_>,
+    found: &Tensor<'_>,
+    ids: Option<&Tensor<'_>>,
+    ids_fail: bool,
+) -> Result<OutputReport> {
+    found.expect_shape(&[c.rows(), c.router.top_k])?;
+    let values = found.elements::<f32>();
+    let mut right: Vec<usize> = c.routing.topk_ids.iter().map(|&id| id as usize).collect();
+    let own = ids.and_then(|t| own_ids(&t.elements::<i32>(), c.experts));
+    let mut report = passing("topk_weights", values.len());
+    let mut note = CLASS.to_owned();
+    let mut outcome = compare(c, &c.router, &c.bounds, own.as_ref().unwrap_or(&right), &values);
+    if ids_fail && (own.is_none() || !outcome.wrong.is_empty()) {
+        let other = compare(c, &c.router, &c.bounds, &right, &values);
+        if own.is_none() || other.wrong.len() < outcome.wrong.len() {
+            outcome = other;
+            note = format!("judged for the expected topk_ids, since the case's are wrong; {note}");
+        } else if let Some(own) = own {
+            right = own;
+        }
+    } else if let Some(own) = own {
+        right = own;
+    }
+    report.equal_bits = Some(outcome.equal as f64 / values.len().max(1) as f64);
+    report.max_ulp = Some(outcome.max_ulp);
+    report.max_error_over_bound = Some(outcome.max_ratio);
+    report.note = Some(note);
+    let k = c.router.top_k;
+    let accepted: Vec<Accepted> = (0..values.len())
+        .map(|i| {
+            let (exact, interval) =
+                c.bounds[i / k].weight(&c.router, &right[i / k * k..][..k], i % k);
+            Accepted { exact, lo: interval.lo, hi: interval.hi, nan: false }
+        })
+        .collect();
+    report
+        .settle(Power::of(&accepted, k, ScalarType::FLOAT32), "its weights are too small to tell");
+    let Some(&first) = outcome.wrong.first() else { return Ok(report) };
+    let (t, j) = (first / k, first % k);
+    let wanted = expected(c, &c.router, t, &right[t * k..][..k])[j];
+    report.verdict = Verdict::Fail;
+    report.mismatches = outcome.wrong.len();
+    let expert = Some(right[first]);
+    report.first_mismatch =
+        Some(mismatch(vec![t, j], expert, wanted.to_bits(), values[first].to_bits()));
+    report.diagnosis = Some(diagnose(c, &right, &values, &outcome.wrong, wanted));
+    report.picture = Some(picture("token", c.rows(), k, &outcome.wrong));
+    Ok(report)
+}
+
+/// The case's ids, where they can be used at all.
+fn own_ids(ids: &[i32], experts: usize) -> Option<Vec<usize>> {
+    ids.iter().map(|&id| usize::try_from(id).ok().filter(|&id| id < experts)).collect()
+}
+
+/// Routers that are wrong in a known way.
+fn variants<'a>(r: &Router<'a>) -> Vec<(&'static str, &'static str, Router<'a>)> {
+    let with = |f: &dyn Fn(&mut Router<'a>)| {
+        let mut changed = r.clone();
+        f(&mut changed);
+        changed
+    };
+    let mut all = Vec::new();
+    all.push(match r.renormalize {
+        true => (
+            "renormalize-forgotten",
+            "the weights were not divided by their sum",
+            with(&|v| v.renormalize = false),
+        ),
+        false => (
+            "renormalized",
+            "the weights were divided by their sum, which the config does not ask for",
+            with(&|v| v.renormalize = true),
+        ),
+    });
+    if r.routed_scaling_factor != 1.0 {
+        if r.renormalize {
+            all.push((
+                "factor-before-renormalize",
+                "the routed scaling factor is lost: it was applied before the weights were \
+                 divided by their sum, or not at all",
+                with(&|v| v.routed_scaling_factor = 1.0),
+            ));
+        } else {
+            all.push((
+                "factor-forgotten",
+                "the routed scaling factor was not applied",
+                with(&|v| v.routed_scaling_factor = 1.0),
+            ));
+        }
+        all.push((
+            "factor-twice",
+            "the routed scaling factor was applied twice",
+            with(&|v| v.routed_scaling_factor *= v.routed_scaling_factor),
+        ));
+    }
+    all.push(match r.scoring_func {
+        ScoringFunc::Sigmoid => (
+            "softmax-weights",
+            "the weights are a softmax of the logits, the config asks for a sigmoid",
+            with(&|v| v.scoring_func = ScoringFunc::Softmax),
+        ),
+        ScoringFunc::Softmax => (
+            "sigmoid-weights",
+            "the weights are a sigmoid of the logits, the config asks for a softmax",
+            with(&|v| v.scoring_func = ScoringFunc::Sigmoid),
+        ),
+    });
+    all
+}
+
+fn diagnose(
+    c: &Context<'_>,
+    ids: &[usize],
+    found: &[f32],
+    wrong: &[usize],
+    wanted: f32,
+) -> Diagnosis {
+    let right = |i: usize| {
+        f64::from(expected(c, &c.router, i / c.router.top_k, ids_of(c, ids, i))[i % c.router.top_k])
+    };
+    let pairs: Vec<(f64, f64)> = wrong.iter().map(|&i| (f64::from(found[i]), right(i))).collect();
+    if wrong.len() > 1
+        && let Some((id, text)) = plain::floats(&pairs, found.iter().all(|x| *x == 0.0))
+    {
+        return Diagnosis::explains(id, text);
+    }
+    let mut best: Option<(mistake::Outcome, Diagnosis)> = None;
+    // `left`: every weight that the mistake does not give.
+    let mut offer = |id: &str, text: &str, left: &[usize]| {
+        let mut all = Comparison::default();
+        all.broken = left.iter().filter(|i| wrong.binary_search(i).is_err()).count();
+        all.unexplained = left.len() - all.broken;
+        all.explained = wrong.len() - all.unexplained;
+        // The bounds are a few units in the last place of f32.
+        all.evidence = 8.0 * all.explained as f64;
+        if let Some(outcome) = all.outcome(3.0)
+            && outcome.beats(best.as_ref().map(|b| b.0))
+        {
+            best = Some((outcome, outcome.named(id, text)));
+        }
+    };
+    for (id, text, router) in variants(&c.router) {
+        let rows = c.logits.chunks_exact(c.experts);
+        let bounds: Vec<Bounds> = rows.map(|row| Bounds::new(&router, row)).collect();
+        offer(id, text, &compare(c, &router, &bounds, ids, found).wrong);
+    }
+    if c.router.bias.is_some() {
+        offer(
+            "biased-weights",
+            "the correction bias is in the weights; it is for the selection only",
+            &biased(c, ids, found),
+        );
+    }
+    let k = c.router.top_k;
+    let moved = |t: usize| {
+        let row = &ids[t * k..][..k];
+        let weights: Vec<_> = (0..k).map(|j| c.bounds[t].weight(&c.router, row, j)).collect();
+        let mut free: Vec<usize> = (0..k).collect();
+        (0..k).all(|j| {
+            let fits = |&p: &usize| weights[p].1.ratio(weights[p].0, found[t * k + j]) <= 1.0;
+            free.iter().position(fits).map(|p| free.swap_remove(p)).is_some()
+        })
+    };
+    // Once for each token: a token may have as many weights as there are experts.
+    let of_tokens = wrong.chunk_by(|a, b| a / k == b / k).filter(|of| !moved(of[0] / k));
+    let outside: Vec<usize> = of_tokens.flatten().copied().collect();
+    offer(
+        "weights-in-another-order",
+        "a token's weights are right but belong to other entries of its topk_ids",
+        &outside,
+    );
+    if let Some((_, best)) = best {
+        return best;
+    }
+    let (t, j) = (wrong[0] / k, wrong[0] % k);
+    let text = format!(
+        "{} of {} weights; first token {t}, entry {j} (expert {}): {} where {wanted} belongs",
+        wrong.len(),
+        found.len(),
+        ids[wrong[0]],
+        found[wrong[0]],
+    );
+    Diagnosis::place("outside-bound", text, wrong.len())
+}
+
+/// The chosen experts of the token that weight `i` belongs to.
+fn ids_of<'i>(c: &Context<'_>, ids: &'i [usize], i: usize) -> &'i [usize] {
+    &ids[i / c.router.top_k * c.router.top_k..][..c.router.top_k]
+}
+
+/// Weights that are not what biased scores give, up to sixteen units in the last place (a
+/// diagnosis, not a verdict).
+fn biased(c: &Context<'_>, ids: &[usize], found: &[f32]) -> Vec<usize> {
+    let k = c.router.top_k;
+    let rows = c.logits.chunks_exact(c.experts).zip(ids.chunks_exact(k));
+    let made: Vec<f32> = rows
+        .flat_map(|(row, ids)| {
+            let mut scores = c.router.scores(row);
+            scores.scores.clone_from(&scores.choice);
+            c.router.weights(&scores, ids)
+        })
+        .collect();
+    (0..found.len()).filter(|&i| ulps(f64::from(made[i]), found[i]) > 16.0).collect()
+}

@@ -1,0 +1,17 @@
+//! What configs and tensors of a case are made of: keys, demands on tensors and their values, errors.
+
+mod demand;
+mod error;
+mod reader;
+mod rules;
+mod values;
+
+pub(crate) use demand::Demand;
+pub use error::CaseError;
+pub use reader::{CONFIG_BYTES, CONFIG_MEMORY};
+pub(crate) use reader::{Reader, hint, object};
+pub use rules::{Dim, TensorRule};
+pub(crate) use rules::{rule, stored};
+pub(crate) use values::{
+    Inputs, e4m3_scales, expert_ids, expert_map, finite, in_range, not_negative, positive,
+};
