@@ -119,7 +119,7 @@ fn change_text(rng: &mut Rng, text: &mut String) {
             let sizes: Vec<u64> = text[at..end].split(',').filter_map(|s| s.parse().ok()).collect();
             let sizes: Vec<u64> = match rng.chance(1, 2) {
                 true => sizes.into_iter().rev().collect(),
-                false => vec![sizes.iter().product()],
+                false => vec![sizes.iter().fold(1, |product, size| product.wrapping_mul(*size))],
             };
             let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
             text.replace_range(at..end, &sizes.join(","));

@@ -67,7 +67,7 @@ impl Case<'_> {
     /// the order of their names.
     ///
     /// # Errors
-    /// As [`CaseConfig::rules`].
+    /// As [`CaseConfig::rules`](super::CaseConfig::rules).
     pub fn misfits(&self) -> Result<Vec<Misfit>> {
         let rules = self.config.rules(self.local_experts())?;
         let mut misfits = Vec::new();
