@@ -1,7 +1,7 @@
 //! Entry points for fuzzers, for doors that this crate has: model folders and the activations of
 //! `run --input`. Whatever the bytes, no panic, and what was accepted is consistent.
 //!
-//! As in [`marlinspike_proptests::fuzz`], `fuzz/` calls them under libFuzzer, and the stable tests
+//! As in `marlinspike_proptests::fuzz`, `fuzz/` calls them under libFuzzer, and the stable tests
 //! replay a corpus and its mutations.
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! The plan of a conversion: pure data. Which tensors come out, in which file, of what shape, and
 //! from which parts of which tensors they are made.
 //!
-//! What follows from the kernel format alone is its [`Target`]'s; the rest is common.
+//! What follows from the kernel format alone is its `Target`'s; the rest is common.
 
 mod deal;
 

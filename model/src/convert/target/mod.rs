@@ -1,6 +1,6 @@
-//! The kernel formats that `convert` writes: [`Format::target`] is the one place that lists them.
+//! The kernel formats that `convert` writes: `Format::target` is the one place that lists them.
 //!
-//! A new format takes a variant of [`Format`], its rows here, and a file that implements [`Target`].
+//! A new format takes a variant of [`Format`], its rows here, and a file that implements `Target`.
 
 pub mod flashinfer;
 pub mod kleidi;
