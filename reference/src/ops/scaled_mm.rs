@@ -7,14 +7,11 @@ use crate::gemm::Extras as BoundExtras;
 use crate::gemm::schedule::ScheduleChoice;
 use crate::gemm::schedule::{Extras, Fp8Kernel, Schedule};
 use crate::judge::compare::{Rows, elements};
-use crate::judge::mistake::{Comparison, search};
 use crate::judge::product::{Hints, Part, Stage, decoded};
 use crate::judge::scheduled::{self, Product};
-use crate::judge::{Declared, OutputReport, Verdict, known, plain};
+use crate::judge::{Declared, OutputReport, Verdict, known};
 use crate::ops::case::Case;
-use crate::ops::computation::{
-    Computation, Defined, Expected, Form, Mistake, ids, known as list, made,
-};
+use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, ids, known as list};
 use crate::ops::draw::Rng;
 use crate::ops::draw::activation_bits;
 use crate::ops::draw::{e4m3, small};
@@ -23,8 +20,8 @@ use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, pos
 use crate::ops::tensors::half;
 use crate::ops::tensors::{E4M3, F32, FLAGS, HALF, HALF_TYPES, input, is, output, whole};
 use crate::ops::w8a8_fp8::{
-    E4M3_TYPE, declared_as, fp8_weight, is_declared, other_promotion, scaled_mm_convention,
-    schedules,
+    E4M3_TYPE, better_diagnosis, declared_as, fp8_weight, is_declared, other_promotion,
+    scaled_mm_convention, schedules,
 };
 use crate::ops::{CaseConfig, Operation};
 use crate::scalar::ScalarType;
@@ -319,41 +316,4 @@ fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<Vec<OutputR
         better_diagnosis(report, &elements(found), mm)?;
     }
     Ok(reports)
-}
-
-/// The mistake whose bits under the declared schedule are all those found says more than a structure,
-/// but not more than zeros or NaN, which many mistakes give.
-pub(super) fn better_diagnosis<C: Computation>(
-    report: &mut OutputReport,
-    found: &[u32],
-    right: &C,
-) -> Result<()> {
-    if report.diagnosis.as_ref().is_some_and(|d| plain::NAMES.contains(&d.id.as_str())) {
-        return Ok(());
-    }
-    let expected = right.outputs()?.into_iter().find(|o| o.name == report.name);
-    let Some(expected) = expected.filter(|e| e.elements.len() == found.len()) else {
-        return Ok(());
-    };
-    let mistakes = C::mistakes();
-    let known = search(mistakes.iter(), |mistake| {
-        let made = made(right, mistake)?.into_iter().find(|o| o.name == report.name)?;
-        if made.elements.len() != found.len() || made.elements == expected.elements {
-            return None;
-        }
-        let mut all = Comparison { total: found.len(), ..Comparison::default() };
-        for ((&e, &m), &f) in expected.elements.iter().zip(&made.elements).zip(found) {
-            // The declared schedule need not be the kernel's: only all bits will do.
-            match m == f {
-                true if e == f => {}
-                true => all.exact(e, m, f, 16),
-                false => all.broken += 1,
-            }
-        }
-        Some(all)
-    });
-    if known.is_some() {
-        report.diagnosis = known;
-    }
-    Ok(())
 }
