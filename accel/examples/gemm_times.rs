@@ -13,9 +13,9 @@
 
 use std::process::ExitCode;
 
-use marlinspike::dims::Shape;
-use marlinspike::gemm::schedule::Schedule;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::Schedule;
 use marlinspike_accel::{
     Device, limits,
     ops::gemm::{ManyRows, Tiling},

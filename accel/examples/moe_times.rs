@@ -14,7 +14,7 @@
 
 use std::process::ExitCode;
 
-use marlinspike::gemm::schedule::Schedule;
+use marlinspike::products::schedule::Schedule;
 use marlinspike_accel::{
     AccelError, Device, limits,
     ops::gemm::{ManyRows, Tiling},

@@ -5,11 +5,11 @@ mod common;
 use common::{Experts, HALVES, Law, Random, compare_layers, forward, weight};
 use marlinspike::act_order;
 use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Schedule};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError,

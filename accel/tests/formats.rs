@@ -5,10 +5,10 @@ mod common;
 
 use common::{Experts, Float, HALVES, Law, Random, compare_layers, float_weight, forward};
 use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Schedule};
 use marlinspike::moe::activation::Definition;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::weight::{Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{HALVES, Law, Random, weight};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Schedule};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,

@@ -5,13 +5,13 @@ mod common;
 
 use common::{Experts, Float, HALVES, Law, Random, compare_layers, float_weight, weight};
 use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::{Layer, input_global_scale};
 use marlinspike::moe::to_slots;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,

@@ -4,10 +4,10 @@ mod common;
 
 use common::{Experts, HALVES, Law, Random, Tokens, forward, some_to_none, weight};
 use marlinspike::case::Activation;
-use marlinspike::dims::GroupSize;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike_accel::ops::MarlinLayer;
 
 /// Experts per token.

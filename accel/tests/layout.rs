@@ -3,11 +3,11 @@
 mod common;
 
 use common::{Law, Random};
-use marlinspike::checkpoint::awq;
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::{
+use marlinspike::formats::awq;
+use marlinspike::layouts::marlin::{
     Activations, ScalePermutation, WeightLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
 };
+use marlinspike::num::dims::Shape;
 use marlinspike::weight::Codes;
 use marlinspike_accel::ops::{
     awq_marlin_repack, marlin_int4_fp8_preprocess, marlin_permute_scales,

@@ -9,7 +9,7 @@ use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::router::{Groups, Router};
 use marlinspike::moe::sum::sum;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike_accel::ops::{
     align::{Runs, align_on_device},
     moe_activation, moe_align_block_size, moe_sum, topk_router,

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{HALVES, Law, Random};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, per_token_fp8, per_token_int8};
-use marlinspike::scalar::ScalarType;
 use marlinspike_accel::{
     AccelError,
     ops::{per_token_quant_fp8, per_token_quant_int8},

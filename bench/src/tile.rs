@@ -7,9 +7,9 @@
 use std::ops::Range;
 
 use marlinspike::Result;
-use marlinspike::dims::{GroupSize, LogicalK, Shape};
-use marlinspike::layout::kleidi::{Columns, NR, PackedRhs, PackedStack, RhsLayout};
-use marlinspike::scalar::f32_to_bf16_rne;
+use marlinspike::layouts::kleidi::{Columns, NR, PackedRhs, PackedStack, RhsLayout};
+use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
+use marlinspike::num::scalar::f32_to_bf16_rne;
 use marlinspike::vectors::Rng;
 
 /// Columns per block, as in PyTorch.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use marlinspike::container::{ContainerWriter, TensorSpec};
-use marlinspike::tensor::DType;
+use marlinspike::num::tensor::DType;
 use serde_json::json;
 
 const GROUP: usize = 128;

@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::{Converted, Format, write_model};
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::{Activations, WeightLayout};
+use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::dims::Shape;
 use marlinspike::weight::Weight;
 
 fn convert(model: &Path, out: &Path, input: &str) -> Output {

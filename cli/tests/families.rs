@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use common::runs::{run as convert, settings};
 use common::{Format, write_model};
 use marlinspike::container::{Container, write_container};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::plan::{self, Settings};
 use serde_json::{Value, json};

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use marlinspike::case::ActivationRounding;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::w4a8;
 use marlinspike_model::run::input::Inputs;
 use marlinspike_model::run::layer::{LoadOptions, Opened};

@@ -12,9 +12,9 @@ use std::sync::LazyLock;
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::Container;
-use marlinspike::dims::GroupSize;
-use marlinspike::layout::kleidi::PackedStack;
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::kleidi::PackedStack;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Mode, MoeLayer};
@@ -55,7 +55,7 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
     };
     let mut rng = Rng::new(1);
     // Bytes below 0x3c make no scale, sum or bias larger than 1/128.
-    let mut stack = |name, layout: marlinspike::layout::kleidi::RhsLayout| {
+    let mut stack = |name, layout: marlinspike::layouts::kleidi::RhsLayout| {
         let len = EXPERTS * layout.packed_len();
         let bytes: Vec<u8> = (0..len).map(|_| rng.below(0x3c) as u8).collect();
         PackedStack::new(name, layout, bytes)

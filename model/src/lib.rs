@@ -12,7 +12,7 @@
 //! use marlinspike_model::convert::settings::{Format, Options};
 //! use marlinspike_model::run::options::Options as RunOptions;
 //! use marlinspike_model::{convert, inspect, run, verify};
-//! # use marlinspike::tensor::{DType, Tensor};
+//! # use marlinspike::num::tensor::{DType, Tensor};
 //! # let temp = tempfile::tempdir()?;
 //! # let (model, packed) = (temp.path().join("model"), temp.path().join("packed"));
 //! # std::fs::create_dir(&model)?;

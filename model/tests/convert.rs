@@ -12,11 +12,11 @@ use std::path::Path;
 use common::runs::{golden, run, settings};
 use common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::container::Container;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::marlin::{
+use marlinspike::layouts::marlin::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::plan::Settings;

@@ -12,7 +12,7 @@ use std::path::Path;
 use common::runs::{EXECUTION, golden, run, run_with, settings};
 use common::{Converted, Format, files, write_model};
 use marlinspike::container::Container;
-use marlinspike::layout::marlin::InputDtype;
+use marlinspike::layouts::marlin::InputDtype;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::Execution;
 use marlinspike_model::convert::parallel::Ranks;

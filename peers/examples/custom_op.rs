@@ -9,8 +9,8 @@ use std::sync::Arc;
 use candle_core::{CustomOp1, CustomOp2, D, Device, IndexOp as _, Module as _, Result, Tensor};
 use candle_nn::{Embedding, Linear as Router, RmsNorm};
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::moe::router;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::Linear;
 use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer};
 use marlinspike_bench::tile::Tile;
@@ -33,7 +33,7 @@ struct Model {
 }
 
 impl Model {
-    /// Weights drawn at random; a checkpoint's would come through `marlinspike::layout::kleidi`.
+    /// Weights drawn at random; a checkpoint's would come through `marlinspike::layouts::kleidi`.
     fn new(device: &Device) -> Result<Self> {
         let normal =
             |rows: usize, columns: usize| Tensor::randn(0f32, 1.0, (rows, columns), device);

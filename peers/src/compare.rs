@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
 use marlinspike::w4a8::fastest;
 use marlinspike_bench::ours::{Ours, Weights, input, tiles};
 use marlinspike_bench::timing::{Budget, race};

@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
 use marlinspike_bench::{Workload, machine, threads, workload};
 use marlinspike_peers::compare::{Case, Plan};
 use marlinspike_peers::ggml;

@@ -4,9 +4,9 @@
 use candle_core::{D, DType, Device, Error, Tensor};
 use half::bf16;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::moe::{Layer, Mode, MoeConfig, MoeLayer};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::{Linear, Values, linear};

@@ -7,7 +7,7 @@ pub use cases::cases;
 pub use layer::{WrongLayer, layers};
 
 use marlinspike::act_order;
-use marlinspike::layout::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};
+use marlinspike::layouts::marlin::{int4_to_fp8_symmetric, nvfp4_global_scale};
 
 use crate::ops::*;
 use crate::subject::{Element, Operation, Reference, Subject, SubjectError};

@@ -1,8 +1,8 @@
 //! The int4 path in the kit: the reference obeys, known mistakes fall.
 
 use marlinspike::case::ActivationRounding;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::RhsLayout;
+use marlinspike::layouts::kleidi::RhsLayout;
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike_proptests::ops::{
     DynQuantActivationsInput, DynQuantPackActivations, DynQuantPackWeight, DynQuantWeightInput,
 };

@@ -3,8 +3,8 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use marlinspike::gemm::tensor_core::{Decoded, LANES, Panel, Row, UNITS, Unit};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::tensor_core::{Decoded, LANES, Panel, Row, UNITS, Unit};
 
 fn main() {
     divan::main();

@@ -4,13 +4,15 @@
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use marlinspike::case::{Activation, ScoringFunc};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::{Class, Convention, Extras, Judge, Recipe, Request, Rows, WeightColumns};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::moe::router::Router;
-use marlinspike::scalar::{ScalarType, f32_to_f16_rne};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, f32_to_f16_rne};
+use marlinspike::products::{
+    Class, Convention, Extras, Judge, Recipe, Request, Rows, WeightColumns,
+};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -81,9 +83,9 @@ fn exact(bencher: Bencher, threads: usize) {
     let columns = WeightColumns::new(&weight, recipe.rule, None).expect("columns");
     let pool = pool(threads);
     bencher.counter(ItemsCount::new(64 * DENSE.len())).bench_local(|| {
-        let each = |e: &marlinspike::gemm::Element<'_>| e.sum().round(F16);
+        let each = |e: &marlinspike::products::Element<'_>| e.sum().round(F16);
         let out = pool
-            .install(|| marlinspike::gemm::product(&rows, &columns, Request::default(), each))
+            .install(|| marlinspike::products::product(&rows, &columns, Request::default(), each))
             .expect("a product");
         black_box(out[7])
     });

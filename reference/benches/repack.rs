@@ -3,9 +3,9 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use marlinspike::dims::Shape;
-use marlinspike::layout::Layout;
-use marlinspike::layout::marlin::{Activations, WeightLayout};
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::dims::Shape;
 use marlinspike::weight::Codes;
 
 fn main() {

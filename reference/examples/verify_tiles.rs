@@ -8,8 +8,8 @@
 use std::io::Read;
 use std::process::ExitCode;
 
-use marlinspike::gemm::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
 use rayon::prelude::*;
 
 /// `mma_e4m3_f32` and so on to a row of the table.

@@ -4,7 +4,7 @@
 //! ```
 //! use marlinspike::case::Op;
 //! use marlinspike::check::{Verdict, check_case};
-//! use marlinspike::tensor::Tensor;
+//! use marlinspike::num::tensor::Tensor;
 //! use marlinspike::vectors::Generator;
 //!
 //! // The inputs and outputs of one linear layer with quantized weights.
@@ -26,25 +26,23 @@
 //! # Ok::<(), marlinspike::Error>(())
 //! ```
 //!
-//! Data enters at three doors ([`checkpoint`]: untrusted bytes, [`quantize`]: floats,
-//! [`vectors`]: generated), becomes a [`weight::Weight`], and leaves through a layout
-//! ([`layout`]). Formats and layouts never see each other. There is no I/O here but bytes.
+//! Data enters in three ways: untrusted bytes ([`formats`]), floats ([`quantize`]) and generated
+//! values ([`vectors`]). All of them produce a [`weight::Weight`], which a layout ([`layouts`])
+//! packs for a kernel. Formats and layouts never see each other. There is no I/O beyond bytes in
+//! memory.
 //!
-//! | module | knows |
+//! | module | contents |
 //! | --- | --- |
-//! | [`scalar`] | number formats, their ids, every rounding |
-//! | [`dims`] | `LogicalK`, `PackedK`, `GroupSize`: a mix-up is a type error |
-//! | [`tensor`] | named, typed, shaped bytes |
+//! | [`num`] | number formats and their roundings, `LogicalK` and `PackedK`, intervals, named typed tensors |
 //! | [`container`] | safetensors, read defensively |
 //! | [`bounded_json`] | JSON of untrusted files within a stated memory |
 //! | [`weight`] | the hub: codes, scales, zeros, group map |
-//! | [`checkpoint`] | bytes to weight, one file per format |
+//! | [`formats`] | bytes to weight, one file per format |
 //! | [`config`] | quantization configs as found in model folders |
 //! | [`layers`] | parameter names, shapes and dtypes per rank and layer kind; sharding |
 //! | [`act_order`] | sorting `g_idx`, permuting, tensor-parallel slices |
-//! | [`layout`] | kernel formats as objects: offset, pack, unpack, compare, locate |
-//! | [`gemm`] | matrix units emulated bit for bit |
-//! | [`interval`] | what an implementation may produce, followed through its operations |
+//! | [`layouts`] | kernel formats as objects: offset, pack, unpack, compare, locate |
+//! | [`products`] | products: exact, bounded, scheduled; matrix units emulated bit for bit |
 //! | [`moe`] | routing, activations, the sum over top-k; bounds on others' results |
 //! | [`method`] | layers as a checkpoint's method runs them: activations quantized, products exact or scheduled |
 //! | [`select`] | (layer, capability) to backend, with the reason for each refusal |
@@ -60,27 +58,24 @@ pub mod act_order;
 pub mod bounded_json;
 pub mod case;
 pub mod check;
-pub mod checkpoint;
 pub mod config;
 pub mod container;
-pub mod dims;
 mod dtype;
 pub mod error;
-pub mod gemm;
-pub mod interval;
+pub mod formats;
 mod judge;
 pub mod layers;
-pub mod layout;
+pub mod layouts;
 pub mod method;
 pub mod moe;
 mod named;
+pub mod num;
 mod ops;
 pub mod panics;
 pub mod prepare;
+pub mod products;
 pub mod quantize;
-pub mod scalar;
 pub mod select;
-pub mod tensor;
 pub mod vectors;
 pub mod w4a8;
 pub mod weight;

@@ -3,7 +3,7 @@
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, CaseError as E, Op};
 use marlinspike::container::{Container, ContainerError, write_container};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -133,7 +133,7 @@ fn configs_are_refused_by_key() {
 /// Inputs that nothing can be computed from are refused, by name and place.
 #[test]
 fn inputs_are_refused_by_name() {
-    use marlinspike::tensor::{DType, Tensor};
+    use marlinspike::num::tensor::{DType, Tensor};
     let bad = |op: Op, name: &str, byte: &[u8]| {
         let mut case = Generator::new(op, 1).unwrap().case(0).unwrap();
         let tensor = case.inputs[name].clone();
@@ -170,7 +170,7 @@ fn inputs_are_refused_by_name() {
 /// Whatever outputs a case claims, the check gives a verdict.
 #[test]
 fn any_output_is_judged() {
-    use marlinspike::tensor::Tensor;
+    use marlinspike::num::tensor::Tensor;
     for op in [Op::ScaledFp4Quant, Op::ScaledFp4Mm, Op::ScaledMm, Op::Fp8Moe] {
         let generator = Generator::new(op, 5).unwrap();
         for (index, byte) in (0..6).zip([0xff, 0x7f, 0x80, 0x00, 0xfe, 0x7c]) {
@@ -197,7 +197,7 @@ fn any_output_is_judged() {
 /// Padding that is not zero is called so.
 #[test]
 fn padding_is_named() {
-    use marlinspike::tensor::Tensor;
+    use marlinspike::num::tensor::Tensor;
     let generator = Generator::new(Op::SwizzleBlockscale, 3).unwrap();
     let mut padded = 0;
     for index in 0..20 {
@@ -222,8 +222,8 @@ fn padding_is_named() {
 /// away is not.
 #[test]
 fn a_gpus_reciprocals_are_accepted() {
-    use marlinspike::scalar::{ScalarType, e4m3fn_to_f32};
-    use marlinspike::tensor::Tensor;
+    use marlinspike::num::scalar::{ScalarType, e4m3fn_to_f32};
+    use marlinspike::num::tensor::Tensor;
     let generator = Generator::new(Op::ScaledFp4Quant, 9).unwrap();
     let mut accepted = 0;
     for index in 0..60 {

@@ -3,7 +3,7 @@
 
 use marlinspike::case::Case;
 use marlinspike::check::{CaseReport, OutputReport, Verdict, check_case};
-use marlinspike::tensor::Tensor;
+use marlinspike::num::tensor::Tensor;
 use marlinspike_golden::Manifest;
 
 /// A golden case file by the end of its path.

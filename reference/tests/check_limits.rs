@@ -5,10 +5,10 @@ use marlinspike::case::{
     SwizzleConfig,
 };
 use marlinspike::check::{CaseReport, Declared, Verdict, check_case, check_case_within};
-use marlinspike::dims::GroupSize;
-use marlinspike::layout::flashinfer::ScaleTile;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::layouts::flashinfer::ScaleTile;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::{Rng, case_of};
 
 fn zeros(dtype: DType, shape: &[usize]) -> Tensor<'static> {
@@ -60,7 +60,7 @@ fn sharded_scales_of_an_act_order_rank_fail_by_name() {
     let scales = right.output("marlin_scales").unwrap();
     let &[groups, size_n] = scales.shape() else { panic!("{:?}", scales.shape()) };
     let CaseConfig::Linear(c) = &right.config else { panic!("a linear case") };
-    let mine = c.size_k / c.quant.group_size.rows(marlinspike::dims::LogicalK(c.size_k));
+    let mine = c.size_k / c.quant.group_size.rows(marlinspike::num::dims::LogicalK(c.size_k));
     assert!(mine < groups, "{mine} of {groups} groups");
 
     let half = scales.bytes()[..mine * size_n * 2].to_vec();

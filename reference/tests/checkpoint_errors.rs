@@ -3,11 +3,11 @@
 mod refusals;
 
 use marlinspike::Error;
-use marlinspike::checkpoint::awq::{self, AwqTensors};
-use marlinspike::checkpoint::compressed_tensors::{self as ct, IntTensors, PackedTensors};
-use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
-use marlinspike::dims::GroupSize;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::awq::{self, AwqTensors};
+use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};
+use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::Groups;
 use refusals::{NOT_FINITE, dtype, floats, ints, missing, shape, size, value, zeros};
 

@@ -2,11 +2,11 @@
 
 mod refusals;
 
-use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
-use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
-use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
-use marlinspike::checkpoint::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
-use marlinspike::tensor::DType;
+use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::mxfp4::Mxfp4Tensors;
+use marlinspike::formats::mxfp8::Mxfp8Tensors;
+use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::num::tensor::DType;
 use refusals::{NOT_FINITE, T, bytes, dtype, floats, shape, size, value, zeros};
 
 #[test]

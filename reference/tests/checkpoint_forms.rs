@@ -1,11 +1,11 @@
 //! Forms of scales and codes beside the lattice of `checkpoint_roundtrip`.
 
-use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
-use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
-use marlinspike::checkpoint::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
-use marlinspike::checkpoint::transpose_words;
-use marlinspike::dims::GroupSize;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::transpose_words;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::Groups;
 
 #[test]

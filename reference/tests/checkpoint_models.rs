@@ -1,15 +1,15 @@
 //! Small model folders that public packages packed, against the weights that they dequantize.
 
-use marlinspike::checkpoint::awq::{self, AwqTensors};
-use marlinspike::checkpoint::compressed_tensors::{self as ct, IntTensors, PackedTensors};
-use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
-use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
-use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
-use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
-use marlinspike::checkpoint::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
 use marlinspike::container::Container;
-use marlinspike::dims::GroupSize::{self, Channel, Of};
-use marlinspike::tensor::Tensor;
+use marlinspike::formats::awq::{self, AwqTensors};
+use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};
+use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::mxfp4::Mxfp4Tensors;
+use marlinspike::formats::mxfp8::Mxfp8Tensors;
+use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::num::dims::GroupSize::{self, Channel, Of};
+use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::Weight;
 use marlinspike_golden::Manifest;
 

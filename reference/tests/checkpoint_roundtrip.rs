@@ -1,17 +1,17 @@
 //! Packing and unpacking are inverses over the whole lattice, and each stored element stands where
 //! the format's definition says.
 
-use marlinspike::checkpoint::awq::{self, AwqTensors};
-use marlinspike::checkpoint::compressed_tensors::{self as ct, IntTensors, PackedTensors};
-use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
-use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
-use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
-use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
-use marlinspike::checkpoint::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
-use marlinspike::checkpoint::transpose_words;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType as T;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::awq::{self, AwqTensors};
+use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};
+use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::mxfp4::Mxfp4Tensors;
+use marlinspike::formats::mxfp8::Mxfp8Tensors;
+use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::transpose_words;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType as T;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use proptest::prelude::*;
 

@@ -2,18 +2,18 @@
 //! computed: what is unpacked here must be what they meant.
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, LinearConfig};
-use marlinspike::checkpoint::awq::{self, AwqTensors};
-use marlinspike::checkpoint::compressed_tensors::{self as ct, PackedTensors};
-use marlinspike::checkpoint::float_type;
-use marlinspike::checkpoint::fp8::{self, Fp8Tensors};
-use marlinspike::checkpoint::gptq::{self, GptqTensors, ZeroPoints};
-use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
-use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
-use marlinspike::checkpoint::nvfp4::{self, Nvfp4Tensors};
-use marlinspike::checkpoint::{mxfp4, mxfp8};
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::awq::{self, AwqTensors};
+use marlinspike::formats::compressed_tensors::{self as ct, PackedTensors};
+use marlinspike::formats::float_type;
+use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::mxfp4::Mxfp4Tensors;
+use marlinspike::formats::mxfp8::Mxfp8Tensors;
+use marlinspike::formats::nvfp4::{self, Nvfp4Tensors};
+use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_golden::Manifest;
 

@@ -1,13 +1,13 @@
 //! compressed-tensors configs: arguments, targets, ignore lists, schemes.
 
-use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{
     ActOrder, ActivationScheme, CompressedTensorsConfig, ConfigError, CtStrategy, FloatContainer,
     Fp8Scheme, FusedMapping, IntContainer, Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme,
     ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
+use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use serde_json::{Value, json};
 
 const CT: FloatContainer = FloatContainer::CompressedTensors;

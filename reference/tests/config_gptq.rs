@@ -7,8 +7,8 @@ use marlinspike::config::{
     ConfigError, DynamicMatch, FusedMapping, GptqMarlinConfig, IntContainer, Module, ModuleKind,
     QuantConfig, Wna16Scheme, ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::{
     Capability, Platform, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
     override_quantization_method,

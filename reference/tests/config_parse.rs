@@ -3,13 +3,13 @@
 mod configs;
 
 use configs::{H100, gptq, parse, scheme, unquantized, wna16};
-use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{
     ActivationScheme, ConfigError, FloatContainer, FusedMapping, IntContainer, Module, ModuleKind,
     QuantConfig, ScaleStrategy, Scheme, ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
+use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::is_gptq_marlin_compatible;
 use proptest::prelude::*;
 use serde_json::{Value, json};

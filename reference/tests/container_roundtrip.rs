@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use marlinspike::container::{
     Container, ContainerWriter, Header, TensorSpec, WriteError, write_container,
 };
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use proptest::prelude::*;
 
 fn metadata() -> BTreeMap<String, String> {

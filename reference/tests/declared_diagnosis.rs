@@ -5,7 +5,7 @@ use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Diagnosis, OutputReport, Verdict, check_case};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::{Chain, sum};
-use marlinspike::tensor::Tensor;
+use marlinspike::num::tensor::Tensor;
 use marlinspike::vectors::Generator;
 
 /// Generated layers of 16-bit activations whose rows all have an expert.

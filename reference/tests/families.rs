@@ -85,7 +85,7 @@ fn check_judges_the_files() {
             change(&mut words);
             let shape = tensor.shape().to_vec();
             let tensor =
-                marlinspike::tensor::Tensor::from_vec(output, tensor.dtype(), shape, words)
+                marlinspike::num::tensor::Tensor::from_vec(output, tensor.dtype(), shape, words)
                     .unwrap();
             case.add_output(output, tensor);
             let report = check(&case).unwrap();
@@ -660,7 +660,7 @@ fn a_stated_rule_names_what_is_wrong() {
 /// The op `router` with a family's own keys.
 #[test]
 fn a_router_case_states_its_family() {
-    use marlinspike::tensor::{DType, Tensor};
+    use marlinspike::num::tensor::{DType, Tensor};
     let logits = numbers(77, 4 * 16, 1.5);
     let bias = numbers(78, 16, 0.2);
     let rule =

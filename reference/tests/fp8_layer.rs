@@ -4,13 +4,13 @@
 //! and rounding is a division of integers, by the rules of docs/src/internals/tensor-cores.md and IEEE 754.
 
 use marlinspike::case::Activation;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Fp8Kernel, Schedule};
-use marlinspike::gemm::{self, Class, Convention, Judge, Recipe};
 use marlinspike::method::{Activations, Arithmetic, MethodLayer, Promotion, Quantizer};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Fp8Kernel, Schedule};
+use marlinspike::products::{self, Class, Convention, Judge, Recipe};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use num_bigint::BigInt;
@@ -268,12 +268,12 @@ fn products_are_exact_arithmetic() {
                     assert!(expected.equals(value), "{kernel:?} {promoted} k {k} at {row}, {col}");
                 }
                 let extras =
-                    gemm::Extras { activation_scales: Some(&rows), router_weights: routed };
+                    products::Extras { activation_scales: Some(&rows), router_weights: routed };
                 let recipe = Recipe::new(Convention::ScaledMm, &weight, dtype, extras).unwrap();
                 let class = Class::fp8_any_order();
                 let judge =
                     Judge { weight: &weight, order: None, recipe: &recipe, class: &class, extras };
-                let values = gemm::Rows::decode(E4M3, k, x.iter().copied()).unwrap();
+                let values = products::Rows::decode(E4M3, k, x.iter().copied()).unwrap();
                 for (b, &bits) in judge.bounds(&values, None).unwrap().iter().zip(&found) {
                     assert!(b.ratio(dtype.to_f64(bits)) <= 1.0, "{kernel:?} {promoted}: {b:?}");
                 }
@@ -300,11 +300,11 @@ fn a_wrong_scale_is_outside_its_bound() {
     let extras = Extras { activation_scales: Some(&halved), ..Extras::default() };
     let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, dtype, true).unwrap();
     let found = schedule.execute(&x, &weight, extras).unwrap();
-    let extras = gemm::Extras { activation_scales: Some(&rows), router_weights: None };
+    let extras = products::Extras { activation_scales: Some(&rows), router_weights: None };
     let recipe = Recipe::new(Convention::ScaledMm, &weight, dtype, extras).unwrap();
     let class = Class::fp8_any_order();
     let judge = Judge { weight: &weight, order: None, recipe: &recipe, class: &class, extras };
-    let values = gemm::Rows::decode(E4M3, k, x.iter().copied()).unwrap();
+    let values = products::Rows::decode(E4M3, k, x.iter().copied()).unwrap();
     let bounds = judge.bounds(&values, None).unwrap();
     let outside = bounds.iter().zip(&found).filter(|(b, f)| b.ratio(dtype.to_f64(**f)) > 1.0);
     assert!(outside.count() * 2 > m * n);

@@ -1,14 +1,14 @@
 //! The bounds are sound (no schedule of a class leaves them), sharp (correct results use up a good
 //! part of them), and reject what a tolerance on the mean lets pass.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::tensor_core::{
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, f16_to_f64, f32_to_f16_rne, f64_to_f32_rne};
+use marlinspike::products::tensor_core::{
     Accumulator, Architecture, Instruction, Operand, UNITS, Unit,
 };
-use marlinspike::gemm::{
+use marlinspike::products::{
     Bounded, Class, Convention, Extras, Inputs, Judge, Recipe, Rows, Rule, WeightColumns, product,
 };
-use marlinspike::scalar::{ScalarType, f16_to_f64, f32_to_f16_rne, f64_to_f32_rne};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -50,7 +50,7 @@ fn number(random: &mut Rng, data: Data, ty: ScalarType) -> u32 {
     let half = f32_to_f16_rne(x as f32);
     match ty {
         F16 => half.into(),
-        _ => marlinspike::scalar::f64_to_bf16_rne(x).into(),
+        _ => marlinspike::num::scalar::f64_to_bf16_rne(x).into(),
     }
 }
 
@@ -60,7 +60,7 @@ struct Plain {
     values: Vec<Vec<f64>>,
 }
 
-impl marlinspike::gemm::Columns for Plain {
+impl marlinspike::products::Columns for Plain {
     fn size_k(&self) -> usize {
         self.size_k
     }
@@ -69,7 +69,7 @@ impl marlinspike::gemm::Columns for Plain {
         self.values.len()
     }
 
-    fn tile(&self, n0: usize, out: &mut [[f64; marlinspike::gemm::columns::TILE]]) {
+    fn tile(&self, n0: usize, out: &mut [[f64; marlinspike::products::columns::TILE]]) {
         for (k, row) in out.iter_mut().enumerate() {
             for (j, x) in row.iter_mut().enumerate() {
                 *x = self.values.get(n0 + j).map_or(0.0, |column| column[k]);
@@ -296,8 +296,9 @@ fn bounds(weight: &Weight<'_>, rows: &Rows, class: &Class) -> Vec<Bounded> {
 /// What a kernel that does everything else right computes with `weight`: f32 sums along K.
 fn computed(weight: &Weight<'_>, rows: &Rows) -> Vec<f64> {
     let columns = WeightColumns::new(weight, Rule::Rounded(F16), None).expect("columns");
-    let sum =
-        |e: &marlinspike::gemm::Element<'_>| f16_to_f64(f32_to_f16_rne(f64_to_f32_rne(e.value())));
+    let sum = |e: &marlinspike::products::Element<'_>| {
+        f16_to_f64(f32_to_f16_rne(f64_to_f32_rne(e.value())))
+    };
     product(rows, &columns, Default::default(), sum).expect("a product")
 }
 
@@ -375,7 +376,7 @@ fn infinities_that_may_meet() {
         x
     };
     let values: Vec<f64> = [row(1.0), row(-large), row(large)].concat();
-    let codes = values.iter().map(|&x| marlinspike::scalar::f64_to_bf16_rne(x).into());
+    let codes = values.iter().map(|&x| marlinspike::num::scalar::f64_to_bf16_rne(x).into());
     let rows = Rows::decode(BF16, size_k, codes).unwrap();
     let class = Class::any_order();
     let size_n = weight.shape().size_n;

@@ -1,9 +1,9 @@
 //! The exact product against integers of any size: every number is a multiple of a power of two, so
 //! that sums of products are integers there, and their rounding is decided by comparing integers.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::{Request, Rows, Rule, WeightColumns, Wide, product};
-use marlinspike::scalar::{ScalarType, f16_to_f64, f64_to_bf16_rne, f64_to_f16_rne};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, f16_to_f64, f64_to_bf16_rne, f64_to_f16_rne};
+use marlinspike::products::{Request, Rows, Rule, WeightColumns, Wide, product};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use num_bigint::{BigInt, BigUint, Sign};

@@ -1,8 +1,8 @@
 //! What the conventions do to a sum, on numbers small enough to follow by hand.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
-use marlinspike::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
+use marlinspike::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 const F16: ScalarType = ScalarType::FLOAT16;

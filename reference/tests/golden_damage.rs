@@ -3,8 +3,8 @@
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 const PRODUCTS: [&str; 3] = ["y", "gate_up", "down"];

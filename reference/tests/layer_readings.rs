@@ -5,7 +5,7 @@ mod product_model;
 
 use marlinspike::case::Case;
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
-use marlinspike::gemm::Convention;
+use marlinspike::products::Convention;
 use product_model::*;
 
 const LAYERS: [&str; 3] = ["moe-top8_f16_u4", "moe-top1_f16_u4", "moe-ep0_bf16_u4"];

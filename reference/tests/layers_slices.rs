@@ -8,16 +8,16 @@ use marlinspike::config::{
     ActivationScheme, CompressedTensorsConfig, FloatContainer, Fp8Scheme, GptqParams, Module,
     ScaleStrategy,
 };
-use marlinspike::dims::GroupSize;
 use marlinspike::layers::slices::{ExpertMatrix, Slice, expert, linear};
 use marlinspike::layers::{
     ActOrderRule, CtWna16Moe, ExpertPlacement, LayerError, LayerParams, LinearShard, MoeShard,
     ParamSpec, Wna16Kernel, ct_fp8_moe, ct_nvfp4_moe, ct_wna16_moe, determine_expert_map,
     fp8_linear, gptq_linear, gptq_moe,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::DType;
 use marlinspike::select::Capability;
-use marlinspike::tensor::DType;
 use proptest::prelude::*;
 use serde_json::json;
 

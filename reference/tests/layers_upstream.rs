@@ -4,21 +4,21 @@
 
 use std::collections::HashMap;
 
-use marlinspike::checkpoint::mxfp8;
 use marlinspike::config::{
     ActOrder, ActivationScheme, CompressedTensorsConfig, CtArgs, FloatContainer, Fp8Scheme,
     GptqParams, IntContainer, Module, ScaleStrategy, Wna16Scheme, ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
+use marlinspike::formats::mxfp8;
 use marlinspike::layers::{
     ActOrderRule, CtWna16Moe, ExpertPlacement, LayerError, LayerParams, LinearShard, MoeShard,
     Role, ScaleKind, Wna16Kernel, Wna16Weight, ct_fp8_moe, ct_nvfp4_moe, ct_w4a8_int8_moe,
     ct_wna16_linear, ct_wna16_moe, determine_expert_map, fp8_linear, gptq_linear, gptq_moe,
     mx_linear, w4a8_int8_group, wna16_weight_shape,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::DType;
 use marlinspike::select::{Capability, Platform};
-use marlinspike::tensor::DType;
 use serde_json::json;
 
 const H100: Capability = Capability::cuda(9, 0);

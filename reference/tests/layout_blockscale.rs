@@ -5,9 +5,9 @@ mod blackwell;
 
 use blackwell::{Golden, Stream, facts};
 use marlinspike::Error;
-use marlinspike::layout::flashinfer::{BlockScaleLayout, RowOrder, RowStep, ScaleTile};
-use marlinspike::layout::{Layout, compare};
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::flashinfer::{BlockScaleLayout, RowOrder, RowStep, ScaleTile};
+use marlinspike::layouts::{Layout, compare};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Table, TableData};
 

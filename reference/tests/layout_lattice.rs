@@ -6,13 +6,13 @@ mod bijection;
 use bijection::is_a_bijection;
 use marlinspike::act_order;
 use marlinspike::case::{CaseConfig, LinearConfig, Op};
-use marlinspike::dims::{GroupSize, LogicalK, Shape};
-use marlinspike::layout::Layout;
-use marlinspike::layout::marlin::{
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::marlin::{
     Activations, InputDtype, Options, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout,
     nvfp4_scales, nvfp4_scales_inverse, prepare,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::{Rng, lattice, weight};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 

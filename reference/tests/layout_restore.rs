@@ -2,10 +2,10 @@
 #![allow(missing_docs)]
 
 use marlinspike::Error;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::marlin::{Options, Prepared, ScalePermutation, Stored, prepare};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::layouts::marlin::{Options, Prepared, ScalePermutation, Stored, prepare};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 

@@ -5,12 +5,12 @@ mod blackwell;
 
 use blackwell::{Golden, Stream, facts};
 use marlinspike::Error;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::Layout;
-use marlinspike::layout::flashinfer::{
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::flashinfer::{
     Alphas, ExpertLayout, Nvfp4Backend, PackedExperts, Projection,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;

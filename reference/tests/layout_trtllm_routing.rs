@@ -5,7 +5,7 @@ mod blackwell;
 
 use blackwell::facts;
 use marlinspike::Error;
-use marlinspike::layout::flashinfer::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
+use marlinspike::layouts::flashinfer::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
 
 #[test]
 fn routing_methods_are_upstreams() {

@@ -7,9 +7,9 @@ mod blackwell;
 use bijection::is_a_bijection;
 use blackwell::Golden;
 use marlinspike::Error;
-use marlinspike::dims::Shape;
-use marlinspike::layout::flashinfer::{BLOCK_K_BYTES, PackedRows, RowOrder, RowStep};
-use marlinspike::layout::{Layout, compare};
+use marlinspike::layouts::flashinfer::{BLOCK_K_BYTES, PackedRows, RowOrder, RowStep};
+use marlinspike::layouts::{Layout, compare};
+use marlinspike::num::dims::Shape;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::Codes;
 

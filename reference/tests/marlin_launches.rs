@@ -1,8 +1,8 @@
 //! The choice of tiles and runs, against cases worked out by hand from upstream's host code.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Cta, Launches};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Cta, Launches};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 fn weight(size_k: usize, size_n: usize, group: usize) -> Weight<'static> {

@@ -61,10 +61,10 @@ fn every_output_of_the_gpu_is_reproduced() {
 /// What was found out is needed: without it, outputs are others.
 #[test]
 fn other_rules_give_other_bits() {
-    use marlinspike::gemm::schedule::StepOp;
+    use marlinspike::products::schedule::StepOp;
     let cases = table().cases;
     let find = |name: &str| cases.iter().find(|c| c.case.name == name).expect("the case");
-    let run = |name: &str, change: &dyn Fn(&mut marlinspike::gemm::schedule::Schedule)| {
+    let run = |name: &str, change: &dyn Fn(&mut marlinspike::products::schedule::Schedule)| {
         let Hashed { case, sha256: expected } = find(name);
         let columns: Vec<usize> = (0..case.size_n).collect();
         let inputs = case.inputs(&columns).expect("inputs");

@@ -3,14 +3,14 @@
 
 use marlinspike::Error;
 use marlinspike::case::Activation;
-use marlinspike::checkpoint::mxfp8;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::Schedule;
+use marlinspike::formats::mxfp8;
 use marlinspike::method::{Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
+use marlinspike::products::schedule::Schedule;
 use marlinspike::quantize::per_group_fp8;
-use marlinspike::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 

@@ -2,11 +2,11 @@
 
 use marlinspike::Error;
 use marlinspike::case::Activation;
-use marlinspike::interval::{Bound, Interval};
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::bound::Bounds;
 use marlinspike::moe::activation::{Columns, Definition};
-use marlinspike::scalar::{self, ScalarType};
+use marlinspike::num::interval::{Bound, Interval};
+use marlinspike::num::scalar::{self, ScalarType};
 use proptest::prelude::*;
 
 const F16: ScalarType = ScalarType::FLOAT16;

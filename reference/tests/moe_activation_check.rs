@@ -2,12 +2,12 @@
 
 use marlinspike::case::{Activation, Case, CaseConfig, MoeConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::interval::Bound;
 use marlinspike::moe::activation::bound::Bounds;
 use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::moe::{Chain, sum};
-use marlinspike::scalar::{self, ScalarType};
-use marlinspike::tensor::Tensor;
+use marlinspike::num::interval::Bound;
+use marlinspike::num::scalar::{self, ScalarType};
+use marlinspike::num::tensor::Tensor;
 use marlinspike_golden::Manifest;
 
 fn golden(name: &str) -> Vec<u8> {

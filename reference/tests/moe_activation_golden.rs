@@ -7,7 +7,7 @@ use marlinspike::check::{Verdict, check_case};
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::sum::sum;
-use marlinspike::scalar::{self, ScalarType};
+use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike_golden::Manifest;
 
 fn layers(mut visit: impl FnMut(&str, &MoeConfig, &Case<'_>)) {

@@ -83,8 +83,9 @@ fn ulps(exact: &BigInt, found: f32) -> f64 {
 
 /// Every f16 and bf16 number in [low, high) and some f32 between, negative too.
 fn inputs(low: f32, high: f32) -> impl Iterator<Item = f32> {
-    let sixteen = (0..=u16::MAX)
-        .flat_map(|b| [marlinspike::scalar::f16_to_f32(b), marlinspike::scalar::bf16_to_f32(b)]);
+    let sixteen = (0..=u16::MAX).flat_map(|b| {
+        [marlinspike::num::scalar::f16_to_f32(b), marlinspike::num::scalar::bf16_to_f32(b)]
+    });
     let dense = (low.to_bits()..high.to_bits()).step_by(1999).map(f32::from_bits);
     sixteen.chain(dense).filter(move |x| (low..high).contains(&x.abs()))
 }

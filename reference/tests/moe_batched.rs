@@ -4,7 +4,7 @@
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::moe::batched::{BatchedAlign, block_size_m, experts_of_rows};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike_golden::Manifest;
 
 /// The example in upstream's documentation of `batched_moe_align_block_size`. (Its `expert_ids`

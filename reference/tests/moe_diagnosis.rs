@@ -2,7 +2,7 @@
 
 use marlinspike::case::{Case, CaseConfig, ScoringFunc};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 fn golden(name: &str) -> Vec<u8> {
@@ -50,7 +50,7 @@ fn weights(case: &mut Case<'_>, change: impl FnOnce(&mut [f32])) {
 fn scores(case: &Case<'_>, func: ScoringFunc) -> Vec<f64> {
     let logits = case.input("router_logits").expect("logits");
     let experts = logits.shape()[1];
-    let ty = marlinspike::checkpoint::float_type(logits.dtype()).expect("a float");
+    let ty = marlinspike::formats::float_type(logits.dtype()).expect("a float");
     let values: Vec<f64> = match logits.dtype().bytes() {
         2 => logits.elements::<u16>().iter().map(|&b| ty.to_f64(b.into())).collect(),
         _ => logits.elements::<f32>().iter().map(|&v| v.into()).collect(),

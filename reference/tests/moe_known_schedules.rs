@@ -3,9 +3,9 @@
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
-use marlinspike::gemm::Convention;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::Tensor;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::Tensor;
+use marlinspike::products::Convention;
 use marlinspike::vectors::{Rng, case_of, lattice};
 
 const EVERY_BIT: &str = "every bit as a known schedule gives it";

@@ -3,14 +3,14 @@
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};
-use marlinspike::checkpoint::mxfp4;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
-use marlinspike::gemm::{Class, Convention};
+use marlinspike::formats::mxfp4;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed, Stages};
-use marlinspike::scalar::{self, ScalarType};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{self, ScalarType};
+use marlinspike::products::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
+use marlinspike::products::{Class, Convention};
 use marlinspike::vectors::{Rng, weight};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -366,7 +366,7 @@ fn canonical_bits_are_within_their_own_bounds() {
                 let value = widen(small.dtype, bits);
                 assert!(bound.allows(value), "{name} {stage} {i}: {value} in {bound:?}");
             }
-            let relative = |b: &marlinspike::interval::Bound| {
+            let relative = |b: &marlinspike::num::interval::Bound| {
                 (b.interval.hi - b.interval.lo) / b.exact.abs().max(1e-3)
             };
             let mut all: Vec<f64> = bounds.iter().map(relative).collect();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use marlinspike::case::{Case, CaseConfig, MoeConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 const STAGES: [&str; 4] = ["gate_up", "activated", "down", "y"];

@@ -6,7 +6,7 @@ use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::bound::Bounds;
 use marlinspike::moe::math::{exp, sigmoid};
 use marlinspike::moe::router::{Groups, Router};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use proptest::prelude::*;
 
 /// Error of `found` in units of the last place that f32 has at `exact`.

@@ -1,10 +1,10 @@
 //! The sum over top-k: both chains by hand, and bounds that hold every order of f32 additions.
 
 use marlinspike::Error;
-use marlinspike::interval::{Bound, Interval};
 use marlinspike::moe::Chain::{Canonical, Upstream};
 use marlinspike::moe::sum::{bound, bounds, sum};
-use marlinspike::scalar::{self, ScalarType};
+use marlinspike::num::interval::{Bound, Interval};
+use marlinspike::num::scalar::{self, ScalarType};
 use proptest::prelude::*;
 
 const F16: ScalarType = ScalarType::FLOAT16;

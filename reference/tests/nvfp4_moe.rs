@@ -5,15 +5,15 @@ mod blackwell;
 
 use blackwell::facts;
 use marlinspike::Error;
-use marlinspike::checkpoint::nvfp4::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::tensor_core::{
+use marlinspike::formats::nvfp4::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::products::tensor_core::{
     Architecture, BLOCK_SCALED_UNITS, BlockScaledUnit, Instruction, find_block_scaled,
 };
-use marlinspike::gemm::{Nvfp4Product, Nvfp4Rows};
+use marlinspike::products::{Nvfp4Product, Nvfp4Rows};
 use marlinspike::quantize::{nvfp4, nvfp4_kernel_difference};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::Value;

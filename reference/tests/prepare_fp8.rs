@@ -3,9 +3,9 @@
 use marlinspike::Error;
 use marlinspike::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy};
 use marlinspike::layers::{LayerError, MoeShard};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::fp8::{ExpertMatrix, Fp8Experts, Fp8Options};
 use marlinspike::prepare::requantize::{Fp8Type, Requantize};
-use marlinspike::tensor::{DType, Tensor};
 
 const E: usize = 2;
 const H: usize = 128;
@@ -74,7 +74,7 @@ fn per_tensor_scales_become_one_for_each_expert() {
     assert_eq!(is[shard(2)], was[shard(2)]);
     for (i, factor) in [(0, 0.5), (3, 0.125)] {
         for (&code, &from) in is[shard(i)].iter().zip(&was[shard(i)]) {
-            let value = marlinspike::scalar::e4m3fn_to_f64;
+            let value = marlinspike::num::scalar::e4m3fn_to_f64;
             if from & 0x7f == 0x7f {
                 assert_eq!(code, from, "NaN stays");
             } else if value(from).abs() * factor >= 0.015625 {

@@ -2,11 +2,11 @@
 //! padding does not reach a product.
 
 use marlinspike::Error;
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::gate_up::{GateUp, reorder};
 use marlinspike::prepare::gpt_oss::GptOssShard;
 use marlinspike::prepare::pad::{Mxfp4Backend, pad, pad_w13, unpad, unpad_w13};
-use marlinspike::scalar::ScalarType;
 use marlinspike::select::Platform;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::Value;

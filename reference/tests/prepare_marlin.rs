@@ -4,12 +4,12 @@
 //! `data/moe_marlin.json` was made by `scripts/gen/moe_marlin.py`; the inputs below are its
 //! formulas, and outputs are compared by the first half of their SHA-256.
 
-use marlinspike::checkpoint::fp8::{Fp8Tensors, Scheme};
-use marlinspike::checkpoint::mxfp4::Mxfp4Tensors;
-use marlinspike::checkpoint::mxfp8::Mxfp8Tensors;
-use marlinspike::layout::marlin::{Options, Prepared, prepare};
-use marlinspike::scalar::{ScalarType, f32_to_bf16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::fp8::{Fp8Tensors, Scheme};
+use marlinspike::formats::mxfp4::Mxfp4Tensors;
+use marlinspike::formats::mxfp8::Mxfp8Tensors;
+use marlinspike::layouts::marlin::{Options, Prepared, prepare};
+use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Table, TableData, Weight};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -35,7 +35,7 @@ fn biases(tag: usize, len: usize) -> Vec<u16> {
     (tag..tag + len).map(|j| f32_to_bf16_rne(((j % 17) as f32 - 8.0) / 8.0)).collect()
 }
 
-fn tensor<T: marlinspike::tensor::Element>(
+fn tensor<T: marlinspike::num::tensor::Element>(
     name: &str,
     dtype: DType,
     shape: &[usize],

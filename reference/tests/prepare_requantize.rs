@@ -3,12 +3,12 @@
 //! `data/fp8_requantize.json` was made by `scripts/gen/fp8_requantize.py` on an H200 and on a CPU.
 
 use marlinspike::Error;
+use marlinspike::num::scalar::e4m3fn_to_f64;
 use marlinspike::prepare::fnuz::{
     e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating, normalize_codes, normalize_scale,
 };
 use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
-use marlinspike::scalar::e4m3fn_to_f64;
 use serde_json::Value;
 
 fn upstream() -> Value {

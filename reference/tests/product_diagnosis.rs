@@ -4,8 +4,8 @@ mod product_model;
 
 use marlinspike::case::Case;
 use marlinspike::check::Verdict;
-use marlinspike::scalar::{ScalarType, f64_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, f64_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use product_model::*;
 
 const GROUPED: &str = "linear-f16_awq_u4_g64";

@@ -4,8 +4,8 @@ mod product_model;
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::Verdict;
-use marlinspike::scalar::f64_to_f16_rne;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::f64_to_f16_rne;
+use marlinspike::num::tensor::{DType, Tensor};
 use product_model::*;
 
 /// 12 tokens, two slots each, four experts; H = I = 256.
@@ -159,7 +159,7 @@ fn a_sum_rounded_before_its_global_scale() {
     let bytes = golden(SCALED);
     let mut case = Case::parse(&bytes).expect("a case");
     let x = case.input("x").expect("x");
-    let (shape, ty) = (x.shape().to_vec(), marlinspike::scalar::ScalarType::FLOAT16);
+    let (shape, ty) = (x.shape().to_vec(), marlinspike::num::scalar::ScalarType::FLOAT16);
     let values = x.elements::<u16>();
     let large: Vec<u16> =
         values.iter().map(|&b| f64_to_f16_rne(ty.to_f64(b.into()) * 512.0)).collect();

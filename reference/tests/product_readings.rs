@@ -3,9 +3,9 @@
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case, check_case_as};
-use marlinspike::gemm::Convention;
-use marlinspike::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::products::Convention;
 use serde_json::json;
 
 const F16: ScalarType = ScalarType::FLOAT16;

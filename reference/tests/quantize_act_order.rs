@@ -1,9 +1,9 @@
 //! Act-order quantization against upstream's function (producer: `scripts/gen`), and groups given
 //! by `g_idx` against the same values.
 
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{gptq_quantize_weights, quantize_by_group, quantize_weights};
-use marlinspike::scalar::ScalarType;
 use marlinspike::weight::Groups;
 use marlinspike::{Error, act_order};
 use serde_json::Value;

@@ -3,12 +3,12 @@
 
 use marlinspike::Error;
 use marlinspike::case::Case;
-use marlinspike::checkpoint::{self, mxfp4, mxfp8};
-use marlinspike::dims::GroupSize;
+use marlinspike::formats::{self, mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::{ScalarType, bf16_to_f32, e2m1_to_f32, e4m3fn_to_f32};
 use marlinspike::quantize::{
     Int8Rule, nvfp4, per_tensor_fp8, per_token_fp8, per_token_int8, quantize_weights,
 };
-use marlinspike::scalar::{ScalarType, bf16_to_f32, e2m1_to_f32, e4m3fn_to_f32};
 use marlinspike_golden::Manifest;
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ fn golden_int8_activations_are_equal() {
             continue;
         };
         let tensor = case.input("x").expect("x");
-        let ty = checkpoint::float_type(tensor.dtype()).expect("a float");
+        let ty = formats::float_type(tensor.dtype()).expect("a float");
         let x: Vec<f32> =
             tensor.elements::<u16>().iter().map(|&b| ty.to_f64(b.into()) as f32).collect();
         let made = per_token_int8(&x, tensor.shape()[1], Int8Rule::Quotient).expect("finite");

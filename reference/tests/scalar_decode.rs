@@ -2,7 +2,7 @@
 
 mod scalar_oracle;
 
-use marlinspike::scalar::*;
+use marlinspike::num::scalar::*;
 use scalar_oracle::Grid;
 
 fn same(a: f64, b: f64) -> bool {

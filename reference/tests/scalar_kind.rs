@@ -1,6 +1,6 @@
 //! Ids, names, limits and properties of the scalar types, against upstream.
 
-use marlinspike::scalar::{Limit, Overflow, Rounding, ScalarType};
+use marlinspike::num::scalar::{Limit, Overflow, Rounding, ScalarType};
 
 /// From vLLM 0.21.0's `scalar_type.py`, imported as it is: for every attribute of `scalar_types`
 /// its `id`, `size_bits`, `min()`, `max()` and `has_infs()`. (`float16` and `bfloat16` are also

@@ -3,7 +3,7 @@
 
 mod scalar_oracle;
 
-use marlinspike::scalar::*;
+use marlinspike::num::scalar::*;
 use proptest::prelude::*;
 use scalar_oracle::{Grid, OVERFLOWS, ROUNDINGS};
 use {Overflow::*, Rounding::*};

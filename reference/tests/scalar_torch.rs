@@ -5,7 +5,7 @@
 //! compared; from f32 each stretch's both ends, a few patterns within, and in the ignored test
 //! all of them.
 
-use marlinspike::scalar::*;
+use marlinspike::num::scalar::*;
 
 struct Golden {
     /// First pattern and result of each stretch, ascending; the first starts at 0.

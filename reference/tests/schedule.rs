@@ -1,10 +1,10 @@
 //! Schedules: their JSON, and what execution may not depend on.
 
 use marlinspike::Error;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Schedule, ScheduleError, Stack};
-use marlinspike::gemm::tensor_core::{Decoded, LANES, Panel, Row, UNITS, Unit};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule, ScheduleError, Stack};
+use marlinspike::products::tensor_core::{Decoded, LANES, Panel, Row, UNITS, Unit};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use proptest::prelude::*;
 use serde_json::{Value, json};

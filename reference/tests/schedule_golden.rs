@@ -9,10 +9,10 @@ use marlinspike::case::{
     Case, CaseConfig, CaseError, CheckpointFormat, LinearConfig, ScheduleChoice,
 };
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Launches, Schedule, ScheduleError};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::Tensor;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::Tensor;
+use marlinspike::products::schedule::{Launches, Schedule, ScheduleError};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_golden::Manifest;
 use serde_json::{Value, json};

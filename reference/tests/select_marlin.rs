@@ -2,13 +2,13 @@
 //! oracle and of its keys are answers of vLLM 0.21.0's own functions; the others follow from
 //! reading its conditions.
 
-use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme, Wna16Scheme,
     ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
+use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::{
     All2All, Backend, Capability, InputType, LinearDesc, MarlinRefusal, MoeActivation, MoeDesc,
     MoeParallel, Options, Platform, Reason, WeightKey, check_marlin_supported,

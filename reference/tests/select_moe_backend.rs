@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 
-use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::config::{CompressedTensorsConfig, FloatContainer, Fp8Config, Module, Scheme};
+use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::select::{
     ActivationKey, All2All, Capability, FlashInferBackend, MoeActivation, MoeDeployment, MoeDesc,
     MoeMethod, MoeParallel, MoeQuestion, OracleError, Platform, Reason, RoutingMethod, Runner,

@@ -3,9 +3,9 @@
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::num::scalar::{bf16_to_f32, f16_to_f32, f32_to_bf16_rne, f32_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::quantize::ActivationRule;
-use marlinspike::scalar::{bf16_to_f32, f16_to_f32, f32_to_bf16_rne, f32_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
 use marlinspike::vectors::Generator;
 use marlinspike_golden::Manifest;
 

@@ -2,7 +2,7 @@
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, CaseError, Op};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Generator;
 use serde_json::{Map, Value, json};
 

@@ -3,8 +3,8 @@
 
 use marlinspike::case::{Case, Fp4QuantConfig, Reciprocal};
 use marlinspike::check::{CaseReport, Verdict, check_case};
-use marlinspike::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 
 /// The numbers of e2m1 by code.
 const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];

@@ -4,7 +4,7 @@ use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, GroupedTopk, RouterConfig, ScoringFunc};
 use marlinspike::check::{Verdict, check_case};
 use marlinspike::moe::router::Router;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 const NEVER: f32 = f32::NEG_INFINITY;

@@ -1,11 +1,11 @@
 //! Every measured matrix unit against tiles that an H200 computed: no bit may differ.
 
 use marlinspike::container::Container;
-use marlinspike::gemm::tensor_core::{
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::Tensor;
+use marlinspike::products::tensor_core::{
     Accumulator, Architecture, Decoded, Instruction, KSplit, UNITS, Unit, find,
 };
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::Tensor;
 use marlinspike_golden::Manifest;
 
 /// The name that the probe gives a unit: `mma_e4m3_e5m2_f32.k32`.

@@ -2,9 +2,9 @@
 
 use marlinspike::case::Case;
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
-use marlinspike::gemm::Class;
-use marlinspike::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, f64_to_bf16_rne, f64_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::products::Class;
 use marlinspike_golden::Manifest;
 
 /// Products of FP8 codes, and the end of the schedule that gives every bit.

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, Op, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::checkpoint::{mxfp4, mxfp8};
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
+use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::{Generator, lattice};
 use sha2::{Digest, Sha256};
 
@@ -97,7 +97,7 @@ fn a_changed_input_fails_the_check() {
         let mut bytes = input.bytes().to_vec();
         bytes[index as usize * 7] ^= 1;
         let changed =
-            marlinspike::tensor::Tensor::new("", input.dtype(), input.shape().to_vec(), bytes);
+            marlinspike::num::tensor::Tensor::new("", input.dtype(), input.shape().to_vec(), bytes);
         case.add_input(name, changed.unwrap());
         let report = check_case(&case).unwrap();
         assert_eq!(report.verdict, Verdict::Fail, "{}", case.name);

@@ -6,8 +6,8 @@ mod w4a8_layers;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::Workspace;
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values};

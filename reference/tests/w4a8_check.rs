@@ -3,8 +3,8 @@
 
 use marlinspike::case::{ActivationRounding, Case, CaseConfig, DynQuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::scalar::{ScalarType, bf16_to_f32};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, bf16_to_f32};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 fn golden(name: &str) -> Vec<u8> {
@@ -84,7 +84,7 @@ fn the_other_rounding_rule_is_named() {
 
 /// Bytes of a block of weight codes.
 fn code_bytes(bytes: &mut [u8], c: &DynQuantConfig, change: impl Fn(u8) -> u8) {
-    let marlinspike::dims::GroupSize::Of(g) = c.group_size else { panic!("channel-wise") };
+    let marlinspike::num::dims::GroupSize::Of(g) = c.group_size else { panic!("channel-wise") };
     let (nr, groups) = (c.packing.nr, c.size_k / g);
     let block = groups * (g / 2 + 2) * nr + 8 * nr;
     for block in bytes.chunks_exact_mut(block) {
@@ -148,8 +148,8 @@ fn wrong_weights_are_named() {
 fn tail(bytes: &mut [u8], c: &DynQuantConfig, part: usize, change: impl Fn(u32) -> u32) {
     let nr = c.packing.nr;
     let (codes, parts) = match c.group_size {
-        marlinspike::dims::GroupSize::Of(g) => (c.size_k / g * (g / 2 + 2) * nr, 2),
-        marlinspike::dims::GroupSize::Channel => (c.size_k.div_ceil(32) * 16 * nr, 3),
+        marlinspike::num::dims::GroupSize::Of(g) => (c.size_k / g * (g / 2 + 2) * nr, 2),
+        marlinspike::num::dims::GroupSize::Channel => (c.size_k.div_ceil(32) * 16 * nr, 3),
     };
     for block in bytes.chunks_exact_mut(codes + parts * 4 * nr) {
         for word in block[codes + part * 4 * nr..][..4 * nr].chunks_exact_mut(4) {
@@ -175,7 +175,7 @@ fn wrong_scales_sums_and_biases_are_named() {
     // Sums as one would write them first: per group, and of codes alone.
     let sums = |weighted: bool| {
         move |b: &mut Vec<u8>, case: &Case<'_>, c: &DynQuantConfig| {
-            let marlinspike::dims::GroupSize::Of(g) = c.group_size else { panic!() };
+            let marlinspike::num::dims::GroupSize::Of(g) = c.group_size else { panic!() };
             let (nr, k) = (c.packing.nr, c.size_k);
             let nibbles = case.input("weight_u4").unwrap().bytes().to_vec();
             let scales = case.input("weight_scale").unwrap().elements::<u16>().into_owned();
@@ -310,7 +310,7 @@ fn wrong_products_are_named() {
     ];
     for (name, id, product) in variants {
         let report = expect(name, "y", id, |y, case, c| {
-            let marlinspike::dims::GroupSize::Of(g) = c.group_size else { panic!() };
+            let marlinspike::num::dims::GroupSize::Of(g) = c.group_size else { panic!() };
             let (k, mr, nr) = (c.size_k, c.packing.mr, c.packing.nr);
             let lhs = case.output("lhs_packed").unwrap().bytes();
             let rhs = case.output("rhs_packed").unwrap().bytes();

@@ -6,10 +6,10 @@ mod w4a8_layers;
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::dims::GroupSize;
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::{Groups, Router};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{MoeLayer, Workspace};
 use marlinspike::w4a8::{Values, fastest, kernels, scalar::Scalar};

@@ -3,8 +3,8 @@
 
 use marlinspike::case::{Case, CaseConfig, DynQuantConfig};
 use marlinspike::check::{Verdict, check_case};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, RhsLayout};
+use marlinspike::layouts::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, RhsLayout};
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::{self, Values, kernels, multiply, quantize, scalar};
 use marlinspike_golden::Manifest;
 

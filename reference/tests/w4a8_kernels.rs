@@ -1,14 +1,14 @@
 //! One suite for every kernel that this CPU has, around the edges of every block, against products
 //! written down here from the formulas, over exact integers.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{
+use marlinspike::layouts::kleidi::{
     Columns, LhsLayout, MR, NR, PackedLhs, QuantizedRows, RhsLayout, padded_k,
 };
-use marlinspike::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::{MAX_ROWS, PanelRows, Run, kernels, multiply, scalar};
-use marlinspike::{Error, dims::LogicalK};
+use marlinspike::{Error, num::dims::LogicalK};
 
 /// A weight and the parts that it was made of.
 struct Given {

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use marlinspike::Error;
 use marlinspike::case::ActivationRounding::{HalfAway, HalfEven};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{
+use marlinspike::layouts::kleidi::{
     Columns, LhsLayout, LhsPart, MR, NR, PackedLhs, PackedRhs, QuantizedRows, RhsLayout, RhsPart,
     padded_k,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::{Values, quantize};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};

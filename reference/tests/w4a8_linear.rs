@@ -5,8 +5,8 @@ mod w4a8_layers;
 
 use marlinspike::Error;
 use marlinspike::case::ActivationRounding;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values, kernels, linear, scalar::Scalar};
 use w4a8_layers::matrix;

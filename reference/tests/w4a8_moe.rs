@@ -3,12 +3,12 @@
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{Columns, PackedRhs, RhsLayout};
+use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::math;
 use marlinspike::moe::router::Router;
-use marlinspike::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Layer, Mode, Refusal, Settings};
 use marlinspike::w4a8::{Values, fastest, kernels, quantize, scalar};

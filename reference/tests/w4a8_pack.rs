@@ -2,9 +2,9 @@
 //! here from the same values without the hub.
 
 use marlinspike::Error;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{Columns, NR, RhsLayout, operator_scales};
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::kleidi::{Columns, NR, RhsLayout, operator_scales};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 

@@ -3,8 +3,8 @@
 //!
 //! Arguments: kernel, M, N, K, group (K: channel-wise), nr.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{Columns, QuantizedRows, RhsLayout, padded_k};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::layouts::kleidi::{Columns, QuantizedRows, RhsLayout, padded_k};
 use marlinspike::w4a8::{MAX_ROWS, PanelRows, Run, kernels};
 
 fn main() {

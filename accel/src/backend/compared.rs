@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use marlinspike::case::QuantConfig;
-use marlinspike::layout::marlin::ScalePermutation;
+use marlinspike::layouts::marlin::ScalePermutation;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::Align;
 use marlinspike::moe::router::{Router, Routing};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
 use super::{

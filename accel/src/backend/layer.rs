@@ -4,8 +4,8 @@
 use marlinspike::case::{CaseConfig, MoeConfig, ScheduleChoice};
 use marlinspike::check::LayerSource;
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 
 use super::operations::{Experts, Operations};
 use super::{BackendError, Made, Work};

@@ -2,10 +2,10 @@
 
 use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::check::MatrixSource;
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::{Activations, ScalePermutation};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::Tensor;
+use marlinspike::layouts::marlin::{Activations, ScalePermutation};
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::{TableData, Weight};
 
 use super::compared::Compared;

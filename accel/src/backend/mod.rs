@@ -21,12 +21,12 @@ use marlinspike::check::{
     CaseReport, Declared, MatrixSource, OutputReport, Verdict, beside_misfits, check_case_as,
     without_misfits,
 };
-use marlinspike::dims::Shape;
-use marlinspike::gemm::Convention;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::router::Router;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Element, Tensor};
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Element, Tensor};
+use marlinspike::products::Convention;
 
 pub use compared::{Count, Counts};
 pub use operations::{Experts, Operations, Packed};
@@ -122,7 +122,7 @@ pub fn check<O: Operations>(
 
 /// The type of a floating-point tensor's elements; float32 of any other.
 fn float_type(dtype: DType) -> ScalarType {
-    marlinspike::checkpoint::float_type(dtype).unwrap_or(ScalarType::FLOAT32)
+    marlinspike::formats::float_type(dtype).unwrap_or(ScalarType::FLOAT32)
 }
 
 /// What an operation made, or why it has no kernel for its arguments.

@@ -1,12 +1,12 @@
 //! What a case's outputs are computed by: the registry's operations, on a device or by the reference.
 
 use marlinspike::case::QuantConfig;
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::ScalePermutation;
+use marlinspike::layouts::marlin::ScalePermutation;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::router::{Router, Routing};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
 use crate::{

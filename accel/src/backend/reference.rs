@@ -1,15 +1,15 @@
 //! The reference behind the operations: what every bit must be.
 
 use marlinspike::case::QuantConfig;
-use marlinspike::gemm::schedule::{Extras, Schedule, Stack};
-use marlinspike::layout::marlin::{
+use marlinspike::layouts::marlin::{
     Activations, ScalePermutation, WeightLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
 };
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::Align;
 use marlinspike::moe::router::{Router, Routing};
 use marlinspike::moe::{Chain, sum, to_slots};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::weight::{Codes, Weight};
 
 use super::operations::{Experts, Operations, Packed, sixteen_bits};
@@ -61,7 +61,7 @@ impl Operations for Reference {
     }
 
     fn awq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        let order = marlinspike::checkpoint::awq::column_order(p.bits);
+        let order = marlinspike::formats::awq::column_order(p.bits);
         let (pack, mask) = (order.len(), u32::MAX >> (32 - p.bits));
         let packed = || -> marlinspike::Result<Vec<u32>> {
             let codes = Codes::from_fn(p.bits, p.shape, |k, n| {

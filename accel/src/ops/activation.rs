@@ -1,7 +1,7 @@
 //! The activation between an expert's two products.
 
 use marlinspike::moe::activation::{Columns, Definition, Function};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use super::check;
 use crate::{

@@ -1,7 +1,7 @@
 //! Rules that several operations' arguments share.
 
 use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use crate::{device::Device, error::AccelError, nvrtc::Parameter, operation::Row};
 

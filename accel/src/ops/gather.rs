@@ -1,7 +1,7 @@
 //! Rows in the order of a product's blocks.
 
 use marlinspike::moe::activation::Definition;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use super::{align::DeviceBlocks, check, gemm::checks};
 use crate::{

@@ -6,7 +6,7 @@ mod many;
 
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use super::{
     activation::activate_on_device,

@@ -4,7 +4,7 @@
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use super::{
     activation::activate_on_device,

@@ -1,7 +1,7 @@
 //! Activations to 8 bits with one scale per token.
 
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, Quantized};
-use marlinspike::scalar::ScalarType;
 
 use super::check;
 use crate::{

@@ -2,7 +2,7 @@
 
 use marlinspike::case::ScoringFunc;
 use marlinspike::moe::router::{Router, Routing, token_expert_indices};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use super::check;
 use crate::{

@@ -1,6 +1,6 @@
 //! Scales and int4 codes in the forms that Marlin's kernels take.
 
-use marlinspike::layout::marlin::ScalePermutation;
+use marlinspike::layouts::marlin::ScalePermutation;
 
 use super::check;
 use crate::{

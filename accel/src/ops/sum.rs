@@ -1,6 +1,6 @@
 //! The sum over a token's experts.
 
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use super::{
     align::{DeviceBlocks, Runs},

@@ -1,7 +1,7 @@
 //! Dense products.
 
-use marlinspike::dims::Shape;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 
 use super::{WeightType, activations};

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use marlinspike::case::Activation;
-use marlinspike::dims::Shape;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 
 use super::{WeightType, activations};

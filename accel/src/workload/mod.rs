@@ -4,8 +4,8 @@
 mod dense;
 mod layer;
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 

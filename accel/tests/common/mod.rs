@@ -7,10 +7,10 @@ pub(crate) mod cubin;
 
 use std::io::Write;
 
-use marlinspike::dims::{GroupSize, Shape};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use marlinspike_accel::{
     AccelError, Device,

@@ -1,9 +1,9 @@
 //! The GPU as a subject of the laws of `marlinspike-proptests`: each operation behind the copies to
 //! and from the device.
 
-use marlinspike::dims::{GroupSize, LogicalK};
-use marlinspike::layout::marlin::{Activations, ScalePermutation};
+use marlinspike::layouts::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::align::{Absent, Align};
+use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::vectors::Rng;
 use marlinspike_accel::{
     AccelError, Buffer, Device,
@@ -66,7 +66,7 @@ impl Subject<laws::Fp4Repack> for Cuda {
         // Bytes of a column follow each other: the words of the packed form, transposed.
         let words: Vec<u32> =
             i.weight.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
-        let qweight = marlinspike::checkpoint::transpose_words(&words, i.size_n, i.size_k / 8);
+        let qweight = marlinspike::formats::transpose_words(&words, i.size_n, i.size_k / 8);
         repack(&self.0, &qweight, (i.size_k, i.size_n), out)
     }
 }
@@ -173,7 +173,7 @@ const TILINGS: [[u32; 5]; 4] =
 
 /// A division by `choice` for K of so many chunks; `None` for the one that the crate takes.
 fn tiling(choice: u64, size_k: usize) -> Option<Tiling> {
-    use marlinspike::gemm::schedule::Schedule;
+    use marlinspike::products::schedule::Schedule;
     let [m_tiles, n_tile, columns, teams, stages] = *TILINGS.get(choice as usize % 5)?;
     let chunks = size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32;
     let teams = teams.min(chunks.next_power_of_two());

@@ -1,11 +1,11 @@
 //! The reference behind a backend's operations, with one of them at fault.
 
 use marlinspike::case::QuantConfig;
-use marlinspike::layout::marlin::ScalePermutation;
+use marlinspike::layouts::marlin::ScalePermutation;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::Align;
 use marlinspike::moe::router::{Router, Routing};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 use marlinspike_accel::{
     AccelError,

@@ -1,7 +1,7 @@
 //! The command line of `bench`.
 
 use clap::Subcommand;
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
 use marlinspike_bench::Workload;
 
 use super::gpu;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
 use marlinspike::w4a8::limits::Instruction;
 use marlinspike::w4a8::{Kernel, fastest, kernels};
 use marlinspike_bench::limits::{Effort, Limits};

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use marlinspike::check::Declared;
-use marlinspike::gemm::{Class, Convention};
+use marlinspike::products::{Class, Convention};
 
 use crate::error::Explained;
 

@@ -293,7 +293,7 @@ fn select(report: &mut CaseReport, only: &[glob::Pattern]) -> usize {
 mod tests {
     use marlinspike::case::{AlignConfig, CaseConfig};
     use marlinspike::check::check_case;
-    use marlinspike::tensor::{DType, Tensor};
+    use marlinspike::num::tensor::{DType, Tensor};
 
     use super::*;
 

@@ -4,9 +4,9 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use marlinspike::layout::flashinfer::Nvfp4Backend;
-use marlinspike::layout::marlin::InputDtype;
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::flashinfer::Nvfp4Backend;
+use marlinspike::layouts::marlin::InputDtype;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::settings::{Format, Options};
 use marlinspike_model::model::ModelError;

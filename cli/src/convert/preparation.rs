@@ -1,7 +1,7 @@
 //! The options that `convert` and `run` share: how experts' numbers are prepared.
 
-use marlinspike::checkpoint::nvfp4::W13Scale;
-use marlinspike::layout::flashinfer::Nvfp4Backend;
+use marlinspike::formats::nvfp4::W13Scale;
+use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike_model::load::preparation::Preparation;
 

@@ -1,7 +1,7 @@
 //! Options of layers outside the int4 path.
 
-use marlinspike::checkpoint::mxfp8;
-use marlinspike::layout::flashinfer::Nvfp4Backend;
+use marlinspike::formats::mxfp8;
+use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
 use marlinspike_model::run::options::{Activations, MethodOptions};
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::write_container;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::run::error::RunError;
 use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::Output;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use marlinspike::container;
-use marlinspike::dims::Shape;
+use marlinspike::num::dims::Shape;
 
 use super::io::FinishError;
 use super::paths::MANIFEST;

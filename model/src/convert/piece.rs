@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use marlinspike::layout::kleidi::PackedRhs;
+use marlinspike::layouts::kleidi::PackedRhs;
 use marlinspike::weight::{Table, TableData};
 
 use super::names::Kind;

@@ -3,9 +3,9 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use marlinspike::layout::flashinfer::Nvfp4Backend;
-use marlinspike::layout::marlin::InputDtype;
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::flashinfer::Nvfp4Backend;
+use marlinspike::layouts::marlin::InputDtype;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 
 use super::error::ConvertError;

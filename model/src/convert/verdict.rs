@@ -1,7 +1,7 @@
 //! Whether Marlin takes a stack: the selection's answer for conversion.
 
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::InputDtype;
+use marlinspike::layouts::marlin::InputDtype;
+use marlinspike::num::dims::Shape;
 use marlinspike::select::{
     Backend, InputType, LinearDesc, MoeDesc, Options, Selection, select_linear, select_moe,
 };

@@ -9,7 +9,7 @@ pub mod verdicts;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::select::{Capability, MoeDesc, Selection};
 
 use crate::convert::config::weight_type;

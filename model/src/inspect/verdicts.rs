@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
 use marlinspike::select::Capability;
 
 use super::{Layer, Options};

@@ -7,15 +7,15 @@ mod upstream;
 
 use std::ops::Range;
 
-use marlinspike::checkpoint::mx::MxTensors;
-use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, nvfp4};
 use marlinspike::config::{
     FloatContainer, IntContainer, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
+use marlinspike::formats::mx::MxTensors;
+use marlinspike::formats::{awq, compressed_tensors, fp8, gptq, nvfp4};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::{ScalarType, e8m0_to_f32};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::requantize::{Fp8Type, Requantize, merge_shards};
-use marlinspike::scalar::{ScalarType, e8m0_to_f32};
-use marlinspike::tensor::{DType, Tensor};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike::{Error, Result};
 

@@ -1,6 +1,6 @@
 //! Choices where experts' numbers change between the file and a kernel's format, or may.
 
-use marlinspike::checkpoint::nvfp4::W13Scale;
+use marlinspike::formats::nvfp4::W13Scale;
 use marlinspike::prepare::requantize::Requantize;
 
 /// How experts are prepared.

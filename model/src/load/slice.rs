@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use marlinspike::tensor::Tensor;
+use marlinspike::num::tensor::Tensor;
 use marlinspike::{Error, Result};
 
 /// The part of `tensor` given by one range per dimension; borrowed where it is one run of bytes.
@@ -93,7 +93,7 @@ pub fn concat<'a>(mut tensors: Vec<Tensor<'a>>, dim: usize) -> Result<Tensor<'a>
 
 #[cfg(test)]
 mod tests {
-    use marlinspike::tensor::DType;
+    use marlinspike::num::tensor::DType;
 
     use super::*;
 

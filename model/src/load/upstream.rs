@@ -1,20 +1,20 @@
 //! Names, dimensions and cuts of the tensors that this crate reads, held to what upstream's layers
 //! register and load ([`marlinspike::layers`]).
 
-use marlinspike::checkpoint::MX_FORMATS;
 use marlinspike::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, GptqParams, IntContainer, ScaleStrategy, Scheme,
     Wna16Scheme, ZeroPoints,
 };
-use marlinspike::dims::GroupSize;
+use marlinspike::formats::MX_FORMATS;
 use marlinspike::layers::slices::{self, ExpertMatrix};
 use marlinspike::layers::{
     LayerParams, LinearShard, MoeShard, ParamSpec, Role, ScaleKind, ct_fp8_moe, ct_nvfp4_moe,
     ct_w4a8_int8_moe, ct_wna16_linear, fp8_linear, gptq_linear, gptq_moe, mx_linear,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::DType;
 use marlinspike::select::Capability;
-use marlinspike::tensor::DType;
 
 use super::ranges;
 use crate::model::bind::{Binding, Found, Part, bindings};

@@ -1,9 +1,9 @@
 //! Which tensors make up a matrix of each scheme, and along which of their dimensions K and N
 //! run.
 
-use marlinspike::checkpoint::mx;
 use marlinspike::config::{FloatContainer, IntContainer, ScaleStrategy, Scheme};
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::formats::mx;
+use marlinspike::num::dims::{GroupSize, Shape};
 
 use super::layers::Matrix;
 use super::{Model, ModelError};

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use marlinspike::config::Scheme;
-use marlinspike::tensor::DType;
+use marlinspike::num::tensor::DType;
 
 use super::fused::{self, Fused};
 use super::{Model, ModelError};

@@ -19,7 +19,7 @@ use marlinspike::bounded_json;
 use marlinspike::config::QuantConfig;
 use marlinspike::container::{Container, Entry, Header, ShardIndex};
 use marlinspike::moe::families::RoutingRule;
-use marlinspike::tensor::Tensor;
+use marlinspike::num::tensor::Tensor;
 use serde_json::Value;
 
 use crate::map::MappedFile;

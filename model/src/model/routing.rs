@@ -4,7 +4,7 @@
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::families::{self, RouterTensors, RoutingRule, Support};
 use marlinspike::moe::router::Routing;
-use marlinspike::tensor::DType;
+use marlinspike::num::tensor::DType;
 
 use super::{Model, ModelError};
 

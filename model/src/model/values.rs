@@ -1,7 +1,7 @@
 //! Real numbers of small tensors: scales, biases of routers.
 
-use marlinspike::checkpoint::float_type;
-use marlinspike::tensor::Tensor;
+use marlinspike::formats::float_type;
+use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::Table;
 use marlinspike::{Error, Result};
 

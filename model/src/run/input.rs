@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use marlinspike::container::Container;
-use marlinspike::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::Values;
 use marlinspike::{Error, Result};

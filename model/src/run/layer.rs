@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
-use marlinspike::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
+use marlinspike::layouts::kleidi::{PackedRhs, PackedStack, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::stored::{self, Description};

@@ -4,10 +4,10 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use marlinspike::case::ActivationRounding;
-use marlinspike::checkpoint::mx::MxFormat;
-use marlinspike::layout::flashinfer::Nvfp4Backend;
+use marlinspike::formats::mx::MxFormat;
+use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 
 use crate::load::preparation::Preparation;
 

@@ -1,9 +1,9 @@
 //! What a run gives.
 
-use marlinspike::dims::Shape;
 use marlinspike::moe::families::Differences;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::w4a8::Values;
 use marlinspike::{Error, Result};
 use sha2::{Digest as _, Sha256};

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use marlinspike::checkpoint::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
 use marlinspike::container::{Container, write_container};
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use std::num::NonZero;
 use std::path::Path;
 
-use marlinspike::layout::marlin::InputDtype;
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::marlin::InputDtype;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::{Execution, MEMORY};

@@ -37,7 +37,7 @@ pub fn q4_0(tile: &Tile, column: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use marlinspike::dims::{GroupSize, Shape};
+    use marlinspike::num::dims::{GroupSize, Shape};
 
     /// Decoded by the format's description, the weights are the tile's.
     #[test]

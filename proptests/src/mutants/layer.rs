@@ -5,13 +5,13 @@ use std::cell::Cell;
 use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{Activation, CheckpointFormat, MoeConfig};
-use marlinspike::dims::{GroupSize, LogicalK};
-use marlinspike::gemm::schedule::{Chunks, Order};
-use marlinspike::layout::marlin::{Activations, ScalePermutation};
+use marlinspike::layouts::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Arithmetic;
 use marlinspike::moe::{Chain, sum};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, LogicalK};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Chunks, Order};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use crate::SubjectError;
@@ -427,8 +427,8 @@ fn scaled(bias: &Table, factor: f32) -> Table {
 
 fn round(ty: ScalarType, x: f64) -> u16 {
     match ty {
-        ScalarType::FLOAT16 => marlinspike::scalar::f64_to_f16_rne(x),
-        _ => marlinspike::scalar::f64_to_bf16_rne(x),
+        ScalarType::FLOAT16 => marlinspike::num::scalar::f64_to_f16_rne(x),
+        _ => marlinspike::num::scalar::f64_to_bf16_rne(x),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Weights packed along N, as AWQ stores them.
 
 use marlinspike::Result;
-use marlinspike::checkpoint::awq;
-use marlinspike::dims::Shape;
-use marlinspike::layout::Layout;
-use marlinspike::layout::marlin::{Activations, WeightLayout};
+use marlinspike::formats::awq;
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::dims::Shape;
 use marlinspike::weight::Codes;
 use proptest::prelude::*;
 

@@ -5,7 +5,7 @@
 use marlinspike::Result;
 use marlinspike::case::{Case, Op};
 use marlinspike::check::{Verdict, add_outputs, check_case};
-use marlinspike::tensor::Tensor;
+use marlinspike::num::tensor::Tensor;
 use marlinspike::vectors::{Rng, case_of, lattice};
 use proptest::prelude::*;
 

@@ -2,9 +2,9 @@
 
 use marlinspike::Result;
 use marlinspike::case::ActivationRounding;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::{Values, quantize};
 use proptest::prelude::*;

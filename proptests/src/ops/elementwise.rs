@@ -5,7 +5,7 @@ use marlinspike::case::Activation;
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::sum::sum;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use proptest::prelude::*;
 
 use super::{any_halves, dtype, fill, finite_halves, one_of};

@@ -37,7 +37,7 @@ pub use zeros::{
     AwqZeroPoints, AwqZerosInput, GptqZeroPoints, GptqZerosInput, Preprocess, PreprocessInput,
 };
 
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use proptest::prelude::*;
 

@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use marlinspike::Result;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, per_token_fp8, per_token_int8};
-use marlinspike::scalar::ScalarType;
 use proptest::prelude::*;
 
 use super::{Fill, dtype, fill, finite_halves, one_of};

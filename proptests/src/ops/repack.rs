@@ -1,10 +1,10 @@
 //! Packed weights.
 
 use marlinspike::Result;
-use marlinspike::checkpoint::transpose_words;
-use marlinspike::dims::Shape;
-use marlinspike::layout::Layout;
-use marlinspike::layout::marlin::{Activations, WeightLayout};
+use marlinspike::formats::transpose_words;
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::dims::Shape;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::Codes;
 use proptest::prelude::*;

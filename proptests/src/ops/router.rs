@@ -3,7 +3,7 @@
 use marlinspike::Result;
 use marlinspike::case::ScoringFunc;
 use marlinspike::moe::router::{Groups, Router};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use proptest::prelude::*;
 

@@ -1,9 +1,9 @@
 //! What goes to which rank, and in which order.
 
 use marlinspike::act_order;
-use marlinspike::dims::{GroupSize, LogicalK};
-use marlinspike::layout::marlin::nvfp4_global_scale;
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::marlin::nvfp4_global_scale;
+use marlinspike::num::dims::{GroupSize, LogicalK};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::{Error, Result};
 use proptest::prelude::*;

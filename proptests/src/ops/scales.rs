@@ -1,13 +1,13 @@
 //! Scales and biases.
 
 use marlinspike::Result;
-use marlinspike::dims::{GroupSize, LogicalK};
-use marlinspike::layout::Layout;
-use marlinspike::layout::marlin::{
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::marlin::{
     Activations, ScaleLayout, ScalePermutation, e8m0_scales, nvfp4_scale_factor, nvfp4_scales,
     process_int8_scales,
 };
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, LogicalK};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Table, TableData};
 use proptest::prelude::*;
 

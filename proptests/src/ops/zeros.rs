@@ -1,14 +1,14 @@
 //! Zero points, and codes rewritten for fp8 activations.
 
 use marlinspike::Result;
-use marlinspike::checkpoint::{awq, gptq};
-use marlinspike::dims::GroupSize;
-use marlinspike::layout::Layout;
-use marlinspike::layout::marlin::{
+use marlinspike::formats::{awq, gptq};
+use marlinspike::layouts::Layout;
+use marlinspike::layouts::marlin::{
     Activations, ZeroPointLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
 };
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Table, TableData};
 use proptest::prelude::*;
 

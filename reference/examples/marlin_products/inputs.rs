@@ -3,9 +3,9 @@
 
 use marlinspike::Result;
 use marlinspike::act_order;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::schedule::{Extras, Launches, Rows};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::{Extras, Launches, Rows};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde::Deserialize;
 

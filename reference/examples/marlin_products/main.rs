@@ -12,9 +12,9 @@ use std::process::ExitCode;
 
 use inputs::{Inputs, Linear};
 use marlinspike::Result;
-use marlinspike::gemm::{Class, Convention, Extras, Judge, Recipe};
 use marlinspike::moe::layer::bounds::with_integer_scales;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::{Class, Convention, Extras, Judge, Recipe};
 use moe::Moe;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -97,7 +97,7 @@ fn bounds(case: &Linear, inputs: &Inputs, m: usize, found: &[u32]) -> Result<[(f
         (true, groups) => [(); 2].map(|()| Class::int8(case.size_k, groups)),
     };
     let codes = part.x[..m * case.size_k].iter().copied();
-    let rows = marlinspike::gemm::Rows::decode(ty, case.size_k, codes)?;
+    let rows = marlinspike::products::Rows::decode(ty, case.size_k, codes)?;
     let order = match (&weight.groups, inputs.gathered) {
         (marlinspike::weight::Groups::Indexed { g_idx, .. }, false) => {
             Some(marlinspike::act_order::sort(g_idx).perm)

@@ -1,7 +1,7 @@
 //! Stages of MoE layers: the outputs of upstream's MoE operator against the bounds.
 
 use marlinspike::Result;
-use marlinspike::gemm::{Class, Convention, Extras, Judge, Recipe, Rows};
+use marlinspike::products::{Class, Convention, Extras, Judge, Recipe, Rows};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 

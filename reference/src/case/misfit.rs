@@ -4,8 +4,8 @@
 use super::TensorRule;
 use super::{Case, ParallelStyle};
 use crate::Result;
-use crate::dims::LogicalK;
-use crate::tensor::Tensor;
+use crate::num::dims::LogicalK;
+use crate::num::tensor::Tensor;
 
 /// What an output has wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

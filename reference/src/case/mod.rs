@@ -24,7 +24,7 @@ pub use crate::moe::activation::Activation;
 pub use crate::w4a8::quantize::ActivationRounding;
 
 use crate::container::{Container, write_container};
-use crate::tensor::Tensor;
+use crate::num::tensor::Tensor;
 use crate::{Error, Result};
 
 /// `format` of every case file.

@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use crate::container::Container;
 use crate::moe::families;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::CaseConfig;
 use crate::ops::case::Case;
 use crate::ops::router::from_rule;
 use crate::ops::schema::CaseError;
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// Whether a file is a block of a model: no case, but a `config.json` and its `module`.

@@ -2,7 +2,7 @@
 
 use super::{CaseReport, Declared, Diagnosis, OutputReport, Verdict, recompute};
 use crate::case::{Case, Limits, Misfit, MisfitKind};
-use crate::tensor::Tensor;
+use crate::num::tensor::Tensor;
 use crate::{Error, Result};
 
 /// As [`check_case_as`](super::check_case_as), within `limits`.

@@ -7,8 +7,8 @@ use super::json::Obj;
 use super::modules::{SkipMatch, is_skipped};
 use super::scheme::{IntContainer, Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 
 /// An AWQ quantization config.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,7 @@ use super::json::{self, Obj};
 use super::modules::{SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
-use crate::checkpoint::mxfp4;
+use crate::formats::mxfp4;
 
 /// An FP8 checkpoint's config.
 #[derive(Debug, Clone, PartialEq)]

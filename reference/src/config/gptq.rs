@@ -8,8 +8,8 @@ use super::json::{self, Obj};
 use super::modules::{ListSteps, unanimous};
 use super::scheme::{IntContainer, Scheme, Wna16Scheme, ZeroPoints};
 use super::{ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern};
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 
 /// The pairs of [`weight_type`].
 const TYPES: &str = "(4, true) or (8, true)";

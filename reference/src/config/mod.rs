@@ -38,7 +38,7 @@ pub use scheme::{
     Wna16Scheme, ZeroPoints,
 };
 
-use crate::checkpoint::MX_FORMATS;
+use crate::formats::MX_FORMATS;
 use json::Obj;
 
 /// A quantization config of one of the known families.

@@ -7,8 +7,8 @@ use super::json::Obj;
 use super::modules::{ListSteps, SkipMatch, is_skipped};
 use super::scheme::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme};
 use super::{ConfigError, ConfigResult, Module, ModuleKind};
-use crate::checkpoint::MX_FORMATS;
-use crate::checkpoint::mx::MxFormat;
+use crate::formats::MX_FORMATS;
+use crate::formats::mx::MxFormat;
 
 /// What ModelOpt did to every module that is not excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

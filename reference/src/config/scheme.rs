@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::checkpoint::mx::MxFormat;
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::formats::mx::MxFormat;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 
 /// How a module's weights are stored.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,7 +210,7 @@ impl Scheme {
                 GroupSize::Of(*block_k)
             }
             Self::Mx { .. } => MxFormat::GROUP_SIZE,
-            Self::Nvfp4 { .. } => GroupSize::Of(crate::checkpoint::nvfp4::BLOCK),
+            Self::Nvfp4 { .. } => GroupSize::Of(crate::formats::nvfp4::BLOCK),
             Self::W4A8Int8 { group_size, .. } | Self::W4A8Fp8 { group_size } => *group_size,
             Self::Unquantized { .. } | Self::Fp8(_) | Self::W8A8Int8 { .. } => GroupSize::Channel,
         }

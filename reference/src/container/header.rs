@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::{ContainerError, json};
-use crate::tensor::DType;
+use crate::num::tensor::DType;
 
 /// Largest header that is read, in bytes: the limit of the `safetensors` crate.
 pub const HEADER_LIMIT: u64 = 100_000_000;

@@ -11,7 +11,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use super::ContainerError;
-use crate::tensor::DType;
+use crate::num::tensor::DType;
 
 /// One tensor's entry as written, not yet checked for consistency.
 pub(super) struct RawEntry {

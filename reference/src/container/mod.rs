@@ -18,7 +18,7 @@ pub use index::{IndexError, ShardIndex};
 pub use json::{MAX_METADATA, MAX_RANK, MAX_TENSORS};
 pub use writer::{ContainerWriter, TensorSpec, WriteError, write_container};
 
-use crate::tensor::Tensor;
+use crate::num::tensor::Tensor;
 use crate::{Error, Result};
 
 /// A whole container, in memory or mapped: header and data.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 
 use super::HEADER_LIMIT;
-use crate::tensor::{DType, Tensor};
+use crate::num::tensor::{DType, Tensor};
 
 /// Why a container could not be written.
 #[derive(Debug, thiserror::Error)]

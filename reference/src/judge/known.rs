@@ -7,10 +7,10 @@ use super::product::Stage;
 use super::scheduled::Product;
 use super::{OutputReport, Verdict};
 use crate::Result;
-use crate::gemm::schedule::{self, Extras, Schedule, known_schedules};
-use crate::gemm::tensor_core::LANES;
-use crate::gemm::{self, Class, Convention, Recipe};
-use crate::tensor::Tensor;
+use crate::num::tensor::Tensor;
+use crate::products::schedule::{self, Extras, Schedule, known_schedules};
+use crate::products::tensor_core::LANES;
+use crate::products::{self, Class, Convention, Recipe};
 
 /// Schedules that hold in the sample and are carried out in full.
 const WHOLE_CANDIDATES: usize = 16;
@@ -32,7 +32,7 @@ pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputRep
 fn follows(schedule: &Schedule, product: &Product<'_>, convention: Convention) -> bool {
     let Some(weight) = product.weights.first() else { return true };
     let own = Recipe::of_schedule(schedule, product.dtype);
-    let extras = gemm::Extras {
+    let extras = products::Extras {
         activation_scales: product.activation_scales,
         router_weights: product.router_weights,
     };

@@ -7,8 +7,8 @@
 use serde::Serialize;
 
 use super::Diagnosis;
-use crate::gemm::Bounded;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
+use crate::products::Bounded;
 
 /// How sure a diagnosis is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{Diagnosis, OutputReport, Strength, Verdict, numbers, plain};
 use crate::moe::narrow;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 
 /// A matrix of 16-bit floats with its wrong values.
 pub(crate) struct Values<'v> {

@@ -8,10 +8,10 @@ use super::pattern::{self, Values};
 use super::power::Power;
 use super::{Diagnosis, OutputReport, Verdict};
 use crate::Result;
-use crate::gemm::schedule::{Extras, Related, Schedule, ScheduleChoice, ScheduleError, Stack};
-use crate::gemm::tensor_core::LANES;
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
+use crate::products::schedule::{Extras, Related, Schedule, ScheduleChoice, ScheduleError, Stack};
+use crate::products::tensor_core::LANES;
 use crate::weight::Weight;
 
 /// The inputs of a product `[M, N]`, as the previous stage gave them.

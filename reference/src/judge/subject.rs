@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::mistake::KnownMistake;
-use crate::layout::{Fragment, Layout, Place, Slot};
-use crate::tensor::Tensor;
+use crate::layouts::{Fragment, Layout, Place, Slot};
+use crate::num::tensor::Tensor;
 
 /// One value that differs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -1,6 +1,6 @@
 //! What a layer's constructor or shape rule refuses, one variant per failure.
 
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 use crate::select::{MarlinRefusal, Platform};
 
 /// A refused layer.

@@ -1,12 +1,12 @@
 //! Linear layers: GPTQ-Marlin, compressed-tensors WNA16, FP8, MXFP8.
 
 use super::{LayerError, LayerParams, ParamSpec, Role, ScaleKind, div, mul};
-use crate::checkpoint::mx::{self, MxFormat};
 use crate::config::{ActivationScheme, Fp8Scheme, GptqParams, ScaleStrategy, Wna16Scheme};
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::formats::mx::{self, MxFormat};
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::select::{Capability, check_marlin_supported, check_marlin_supports_shape};
-use crate::tensor::DType;
 
 /// How a linear layer is spread over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

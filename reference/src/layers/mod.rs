@@ -15,7 +15,7 @@ mod moe_float;
 mod parallel;
 pub mod slices;
 
-use crate::tensor::DType;
+use crate::num::tensor::DType;
 
 pub use error::LayerError;
 pub use experts::{ExpertMap, ExpertPlacement, determine_expert_map};

@@ -2,9 +2,9 @@
 
 use super::{LayerError, LayerParams, ParamSpec, Role, ScaleKind, div, mul};
 use crate::config::GptqParams;
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
-use crate::tensor::DType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 
 /// A MoE layer as one rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

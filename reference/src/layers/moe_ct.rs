@@ -2,9 +2,9 @@
 
 use super::{LayerError, LayerParams, MoeShard, ParamSpec, Role, ScaleKind, div};
 use crate::config::{ActOrder, CtArgs, CtStrategy};
-use crate::dims::GroupSize;
+use crate::num::dims::GroupSize;
+use crate::num::tensor::DType;
 use crate::select::Capability;
-use crate::tensor::DType;
 
 /// Kernel that reads WNA16 experts; it decides the orientation of every tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

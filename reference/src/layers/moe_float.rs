@@ -2,7 +2,7 @@
 
 use super::{LayerError, LayerParams, MoeShard, ParamSpec, Role, ScaleKind, div, mul};
 use crate::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
-use crate::tensor::DType;
+use crate::num::tensor::DType;
 
 /// Parameters of NVFP4 experts: `[E, N, K/2]` bytes of two values, `[E, N, K/16]` e4m3 scales,
 /// one global scale and one activation scale per stacked matrix.

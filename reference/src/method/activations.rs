@@ -1,9 +1,9 @@
 //! Activations as the products of a method take them.
 
-use crate::checkpoint::mx::{self, MxFormat};
+use crate::formats::mx::{self, MxFormat};
 use crate::moe::{half_type, to_slots, widen};
+use crate::num::scalar::ScalarType;
 use crate::quantize::{clear_broken, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
-use crate::scalar::ScalarType;
 use crate::{Error, Result};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;

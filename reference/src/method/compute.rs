@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::product::{Arithmetic, Product};
 use super::{definition, exact, scheduled};
 use crate::Result;
-use crate::gemm::Bounded;
-use crate::gemm::schedule::Schedule;
+use crate::products::Bounded;
+use crate::products::schedule::Schedule;
 
 impl Product<'_> {
     /// The output `[M, N]`, bits of `dtype`.
@@ -56,7 +56,7 @@ impl Product<'_> {
 
     /// Exact result and bounds of every output for kernels that add up with the matrix unit of a
     /// scheduled `arithmetic`, in any order, partial sums in f32
-    /// ([`Class::of_unit`](crate::gemm::Class::of_unit)).
+    /// ([`Class::of_unit`](crate::products::Class::of_unit)).
     ///
     /// # Errors
     /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for [`Arithmetic::Exact`], which is no kernel's,

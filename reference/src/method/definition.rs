@@ -3,12 +3,12 @@
 use super::activations::Scales;
 use super::product::{Arithmetic, Product, half_bits};
 use super::scheduled::{Plan, plan};
-use crate::gemm::Wide;
-use crate::gemm::schedule::{
+use crate::moe::narrow;
+use crate::products::Wide;
+use crate::products::schedule::{
     Chunks, FP8_PROMOTION, FP8_UNIT, GroupScale, Rows, Schedule, StepOp, WeightForm,
 };
-use crate::gemm::tensor_core::{Operand, Unit};
-use crate::moe::narrow;
+use crate::products::tensor_core::{Operand, Unit};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result, act_order};
 

@@ -2,15 +2,15 @@
 //!
 //! Of quantized rows the sum over one segment of k, in which no scale changes, is a sum of products of
 //! small codes: f64 holds it. Only the segments' sums, each times its two scales, need a wider number.
-//! 16-bit rows go to [`gemm::product`](crate::gemm::product()).
+//! 16-bit rows go to [`products::product`](crate::products::product()).
 
 use rayon::prelude::*;
 
 use super::activations::Scales;
 use super::product::{Product, half_bits};
 use crate::Result;
-use crate::dims::GroupSize;
-use crate::gemm::{self, Request, Rows, Rule, WeightColumns, Wide};
+use crate::num::dims::GroupSize;
+use crate::products::{self, Request, Rows, Rule, WeightColumns, Wide};
 use crate::weight::{Groups, Weight};
 
 /// Most k of a segment: e4m3 times e4m3 is a multiple of 2^-18 and below 2^18, so that 2^15 of them
@@ -64,7 +64,7 @@ fn segment(product: &Product<'_>, weight: &Weight<'_>) -> Option<usize> {
 fn segments(product: &Product<'_>, e: usize, mine: &[usize], segment: usize) -> Vec<u16> {
     let (rows, weight) = (product.rows, &product.weights[e]);
     let (size_k, size_n) = (rows.size_k, product.size_n());
-    let decode = |ty: crate::scalar::ScalarType| -> Vec<f64> {
+    let decode = |ty: crate::num::scalar::ScalarType| -> Vec<f64> {
         (0..1 << ty.storage_bits()).map(|code| ty.to_f64(code)).collect()
     };
     let (of_rows, of_columns) = (decode(rows.ty), decode(weight.ty));
@@ -114,7 +114,7 @@ fn values(product: &Product<'_>, e: usize, mine: &[usize]) -> Result<Vec<u16>> {
     let values = mine.iter().flat_map(|&m| (0..size_k).map(move |k| product.rows.value(m, k)));
     let rows = Rows::new(size_k, values.collect())?;
     let columns = WeightColumns::new(&product.weights[e], Rule::Exact, None)?;
-    gemm::product(&rows, &columns, Request::default(), |element| {
+    products::product(&rows, &columns, Request::default(), |element| {
         let wide = product.chain([mine[element.m], e, element.n]).exact(&element.sum());
         half_bits(product.dtype, wide.round(product.dtype))
     })

@@ -1,9 +1,9 @@
 //! One product of a method: rows, each with the matrix of its expert.
 
 use super::activations::Activations;
-use crate::gemm::chain::{Chain, Step};
 use crate::moe::half_type;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
+use crate::products::chain::{Chain, Step};
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -25,12 +25,12 @@ pub enum Arithmetic {
     /// product of the multipliers of weight and row), plus bias, times router weight, rounded once.
     Exact,
     /// This project's canonical schedule
-    /// ([`Schedule::canonical`](crate::gemm::schedule::Schedule::canonical)), whose bits the CUDA
+    /// ([`Schedule::canonical`](crate::products::schedule::Schedule::canonical)), whose bits the CUDA
     /// kernels give: 16-bit activations, or e4m3 ones with a scale for each row.
     Canonical,
     /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied by the
     /// row's scale, then by the column's, as upstream's Triton kernel does
-    /// ([`Schedule::w8a8_fp8`](crate::gemm::schedule::Schedule::w8a8_fp8)); bias and router weight
+    /// ([`Schedule::w8a8_fp8`](crate::products::schedule::Schedule::w8a8_fp8)); bias and router weight
     /// follow, everything in f32 and rounded once at the end. With scales for groups of 128 k, which ask
     /// for [`Promotion::Every128`], the f32 sum is fma(part, row scale · column scale, sum) for each
     /// group.

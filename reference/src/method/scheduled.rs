@@ -4,12 +4,12 @@ use rayon::prelude::*;
 
 use super::activations::{Activations, Scales};
 use super::product::{Arithmetic, Product, Promotion};
-use crate::dims::GroupSize;
-use crate::gemm::schedule::{Extras, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Schedule, Stack};
-use crate::gemm::tensor_core::{LANES, Panel, Row};
-use crate::gemm::{self, Bounded, Class, Judge, Recipe};
 use crate::moe::narrow;
-use crate::scalar::ScalarType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
+use crate::products::schedule::{Extras, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Schedule, Stack};
+use crate::products::tensor_core::{LANES, Panel, Row};
+use crate::products::{self, Bounded, Class, Judge, Recipe};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
@@ -134,7 +134,7 @@ pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Ve
             continue;
         }
         let codes = mine.iter().flat_map(|&m| rows.row(m).iter().copied());
-        let decoded = gemm::Rows::decode(rows.ty, rows.size_k, codes)?;
+        let decoded = products::Rows::decode(rows.ty, rows.size_k, codes)?;
         let of_rows = |values: &[f32]| mine.iter().map(|&m| values[m]).collect::<Vec<f32>>();
         let scales = match &rows.scales {
             Scales::Row(values) => Some(of_rows(values)),
@@ -146,7 +146,7 @@ pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Ve
             order: None,
             recipe: &Recipe::of_schedule(&schedule, product.dtype),
             class: &Class::of_unit(schedule.unit.find()?),
-            extras: gemm::Extras {
+            extras: products::Extras {
                 activation_scales: scales.as_deref(),
                 router_weights: router.as_deref(),
             },

@@ -6,7 +6,7 @@
 //! `batched_fused_marlin_moe`, `fused_marlin_moe`.
 
 use super::align::{Aligned, Run};
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// The block size of upstream's batched layer.
@@ -104,7 +104,7 @@ impl BatchedAlign {
 }
 
 /// The expert of each row of the flattened input, for
-/// [`Stack`](crate::gemm::schedule::Stack): `None` for a place without a valid token.
+/// [`Stack`](crate::products::schedule::Stack): `None` for a place without a valid token.
 ///
 /// # Errors
 /// As [`BatchedAlign::run`].

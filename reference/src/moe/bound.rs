@@ -22,11 +22,11 @@
 //! Exact values and ends are computed in f64 and widened by 2^-40 of their size, far more than
 //! the error of any f64 exponential, and far less than u.
 
-use crate::interval::{FLUSH, Interval, U, WIDEN};
 use crate::moe::ScoringFunc;
 use crate::moe::router::{Groups, Router};
-use crate::scalar::ScalarType;
-use crate::scalar::round_to;
+use crate::num::interval::{FLUSH, Interval, U, WIDEN};
+use crate::num::scalar::ScalarType;
+use crate::num::scalar::round_to;
 
 /// One token's scores: exact, and what an implementation may make of them.
 #[derive(Debug, Clone)]

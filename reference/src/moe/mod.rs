@@ -17,8 +17,8 @@ pub mod router;
 pub mod sum;
 
 use crate::named::named;
-use crate::scalar::ScalarType;
-pub(crate) use crate::scalar::{narrow, widen};
+use crate::num::scalar::ScalarType;
+pub(crate) use crate::num::scalar::{narrow, widen};
 use crate::{Error, Result};
 
 named! {

@@ -11,7 +11,7 @@
 
 use super::ScoringFunc;
 use crate::moe::math;
-use crate::scalar::{ScalarType, round_to};
+use crate::num::scalar::{ScalarType, round_to};
 use crate::{Error, Result};
 
 /// Grouped top-k: groups first, then experts in them.

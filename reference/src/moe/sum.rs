@@ -20,8 +20,8 @@
 //! results may be flushed to zero, partial sums above the largest f32 be infinite.
 
 use super::{Chain, half_type, narrow, widen};
-use crate::interval::{Bound, FLUSH, Interval, U, WIDEN, round_once};
-use crate::scalar::ScalarType;
+use crate::num::interval::{Bound, FLUSH, Interval, U, WIDEN, round_once};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// Whether upstream adds in the 16-bit type.
@@ -81,9 +81,9 @@ fn quantum(x: f64) -> f64 {
 /// last; a term that is known has a point for its interval.
 ///
 /// ```
-/// use marlinspike::interval::Bound;
+/// use marlinspike::num::interval::Bound;
 /// use marlinspike::moe::sum::bound;
-/// use marlinspike::scalar::ScalarType;
+/// use marlinspike::num::scalar::ScalarType;
 ///
 /// let y = bound(&[1.0, 2.0, 4.5].map(Bound::exactly), ScalarType::FLOAT16);
 /// assert_eq!((y.exact, y.interval.lo, y.interval.hi), (7.5, 7.5, 7.5));

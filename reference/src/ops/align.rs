@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::layers::{ExpertPlacement, determine_expert_map};
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
@@ -16,7 +17,6 @@ use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, expert_map, in_range, rule,
 };
 use crate::ops::tensors::{I32, bytes_of};
-use crate::tensor::{DType, Tensor};
 
 /// Config of `moe_align_block_size`.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{CaseConfig, Op};
-use crate::tensor::Tensor;
+use crate::num::tensor::Tensor;
 use crate::{Error, Result};
 
 /// One operation's inputs, configuration and outputs.

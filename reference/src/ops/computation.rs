@@ -3,15 +3,15 @@
 //! A mistake is the diagnosis where its outputs are what was found, and [`mistaken`] gives them to tests
 //! and to the fuzzing kit.
 
-use crate::checkpoint::transpose_words;
-use crate::dims::Shape;
+use crate::formats::transpose_words;
 use crate::judge::compare::{Candidate, Elements, Lines, Plain, Rows, Subject, elements};
 use crate::judge::mistake::KnownMistake;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
-use crate::layout::Layout;
+use crate::layouts::Layout;
+use crate::num::dims::Shape;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Op;
 use crate::ops::case::Case;
-use crate::tensor::{DType, Tensor};
 use crate::weight::{Codes, Table};
 use crate::{Error, Result};
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::compare::Rows;
+use crate::num::tensor::DType;
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, ids, known};
@@ -11,7 +12,6 @@ use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{E4M3, F32, input, is, name_of, optional, output, w13_size_n};
 use crate::prepare::fp8::largest_scale;
 use crate::prepare::requantize::{Fp8Type, Requantize, merge_shards};
-use crate::tensor::DType;
 
 const RULES: &[(&str, Requantize)] = &[
     ("exact", Requantize::Exact),

@@ -3,9 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::checkpoint::transpose_words;
-use crate::dims::{GroupSize, Shape};
+use crate::formats::transpose_words;
 use crate::judge::compare::Rows;
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::computation::{
@@ -16,9 +18,7 @@ use crate::ops::tensors::{U8, input, is, name_of, output, refused, whole};
 use crate::prepare::gate_up::GateUp;
 use crate::prepare::gpt_oss::GptOssShard;
 use crate::prepare::pad::Mxfp4Backend;
-use crate::scalar::ScalarType;
 use crate::select::Platform;
-use crate::tensor::DType;
 use crate::weight::{Groups, Table, Weight};
 
 const BACKENDS: &[(&str, Mxfp4Backend)] = &[

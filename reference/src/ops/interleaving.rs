@@ -2,8 +2,8 @@
 
 use crate::Result;
 use crate::judge::compare::Elements;
-use crate::layout::Layout as _;
-use crate::layout::flashinfer::BlockScaleLayout;
+use crate::layouts::Layout as _;
+use crate::layouts::flashinfer::BlockScaleLayout;
 use crate::weight::Table;
 
 /// How far scales got on their way into tiles.

@@ -55,8 +55,8 @@ pub(crate) mod configs {
     pub use super::swizzle_blockscale::SwizzleConfig;
     pub use super::trtllm_mxint4::MxInt4Config;
     pub use super::{CaseConfig, Op};
-    pub use crate::gemm::schedule::ScheduleChoice;
     pub use crate::layers::{ParallelStyle, TensorParallel};
+    pub use crate::products::schedule::ScheduleChoice;
 }
 
 use serde_json::{Map, Value};

@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::compare::Rows;
+use crate::num::scalar::{e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::num::tensor::DType;
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, ids, known};
 use crate::ops::schema::{CaseError, Reader, TensorRule};
 use crate::ops::tensors::{E4M3, F32, input, is, optional, output};
 use crate::prepare::fnuz::{e4m3fnuz_to_f32, normalize_codes, normalize_scale};
-use crate::scalar::{e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
-use crate::tensor::DType;
 
 /// Config of `normalize_e4m3fn_to_e4m3fnuz`.
 ///

@@ -5,8 +5,10 @@ use serde_json::{Value, json};
 use super::interleaving::Interleaving;
 use super::projected::{Experts, Projected, stack, swap_nibbles};
 use crate::Result;
-use crate::layout::Layout as _;
-use crate::layout::flashinfer::{Alphas, ExpertLayout, Forgotten, Nvfp4Backend, Projection};
+use crate::layouts::Layout as _;
+use crate::layouts::flashinfer::{Alphas, ExpertLayout, Forgotten, Nvfp4Backend, Projection};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Mistake, ids, known};
@@ -14,8 +16,6 @@ use crate::ops::draw::Rng;
 use crate::ops::draw::{any_bits, block_scales, positive_values, sizes};
 use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{E4M3, F32, FLAGS, U8, input, is, name_of, output, refused};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
 
 /// Config of `convert_to_nvfp4_moe_kernel_format`, with what the kernels' class makes of the global
 /// scales after it.

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::dims::GroupSize;
 use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
 use crate::judge::{Declared, OutputReport};
-use crate::layout::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
+use crate::layouts::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
+use crate::num::dims::GroupSize;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
@@ -14,7 +15,6 @@ use crate::ops::quant::keys::divisible;
 use crate::ops::quant::lattice::LINEAR_SHAPES;
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
 use crate::ops::tensors::{I32, bytes_of};
-use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// Config of `int4_fp8_preprocess`.
@@ -148,7 +148,7 @@ impl Operation for PreprocessConfig {
         let shape =
             if awq { vec![self.size_k, per_row] } else { vec![self.size_k / 8, self.size_n] };
         let group = rng.pick(&[GroupSize::Channel, GroupSize::Of(32), GroupSize::Of(128)]);
-        let groups = group.groups(crate::dims::LogicalK(self.size_k))?;
+        let groups = group.groups(crate::num::dims::LogicalK(self.size_k))?;
         let tensor =
             |shape: Vec<usize>, words: &[u32]| Tensor::new("", DType::I32, shape, bytes_of(words));
         case.add_input("qweight", tensor(shape.clone(), &words)?);

@@ -3,12 +3,12 @@
 use super::computation::{Expected, Form, codes};
 use super::interleaving::Interleaving;
 use crate::Result;
-use crate::dims::GroupSize;
 use crate::judge::compare::{Elements, Rows};
-use crate::layout::Layout;
-use crate::layout::flashinfer::{BlockScaleLayout, ExpertLayout, Forgotten};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::layouts::Layout;
+use crate::layouts::flashinfer::{BlockScaleLayout, ExpertLayout, Forgotten};
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, Weight};
 
 /// One projection of a stack, on its way into a kernel's layout.

@@ -6,6 +6,8 @@ use crate::judge::{Declared, OutputReport};
 use crate::moe::ScoringFunc;
 use crate::moe::families::{self, RouterTensors, RoutingRule};
 use crate::moe::router::{Groups, Router};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng};
@@ -14,8 +16,6 @@ use crate::ops::quant::tensors::topk;
 use crate::ops::routing::{entries, families as family, topk as judge_topk, widened};
 use crate::ops::schema::{CaseError, Demand, Dim, Inputs, Reader, TensorRule, rule};
 use crate::ops::tensors::{F32, FLAGS, I32};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// Config of `router`.

@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 
-use crate::dims::{GroupSize, Shape};
-use crate::gemm::tensor_core::{Architecture, BlockScaledUnit, find_block_scaled};
-use crate::gemm::{Bounded, Nvfp4Product, Nvfp4Rows};
 use crate::judge::compare::{Elements, Mismatch, Rows, elements};
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::pattern::Values;
 use crate::judge::power::{Accepted, Power, rejects_sample};
 use crate::judge::product::{REMEDY, measure};
 use crate::judge::{Declared, Diagnosis, OutputReport, Verdict, plain};
-use crate::layout::Layout as _;
-use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::layouts::Layout as _;
+use crate::layouts::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{
     Computation, Defined, Expected, Form, Mistake, bitwise, codes, ids, known,
@@ -24,8 +24,8 @@ use crate::ops::schema::{
 };
 use crate::ops::tensors::{E4M3, F32, HALF, HALF_TYPES, U8, input, is, name_of, output, whole};
 use crate::ops::{CaseConfig, Operation};
-use crate::scalar::ScalarType;
-use crate::tensor::DType;
+use crate::products::tensor_core::{Architecture, BlockScaledUnit, find_block_scaled};
+use crate::products::{Bounded, Nvfp4Product, Nvfp4Rows};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 

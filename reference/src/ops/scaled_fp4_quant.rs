@@ -6,9 +6,11 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::compare::{Elements, Rows};
 use crate::judge::{Declared, Diagnosis, OutputReport, Verdict};
-use crate::layout::Layout as _;
-use crate::layout::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::layouts::Layout as _;
+use crate::layouts::flashinfer::{BlockScaleLayout, ScaleTile};
 use crate::moe::widen;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::computation::{
@@ -20,8 +22,6 @@ use crate::ops::tensors::{
     E4M3, F32, FLAGS, HALF, HALF_TYPES, U8, input, is, name_of, output, refused, whole,
 };
 use crate::quantize::{nvfp4, nvfp4_kernel_difference, nvfp4_ties_away, with_ties_away};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
 use crate::weight::{Table, TableData};
 
 /// The reciprocals of a quantizer.

@@ -3,13 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::gemm::Extras as BoundExtras;
-use crate::gemm::schedule::ScheduleChoice;
-use crate::gemm::schedule::{Extras, Fp8Kernel, Schedule};
 use crate::judge::compare::{Rows, elements};
 use crate::judge::product::{Hints, Part, Stage, decoded};
 use crate::judge::scheduled::{self, Product};
 use crate::judge::{Declared, OutputReport, Verdict, known};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Form, Mistake, ids, known as list};
 use crate::ops::draw::Rng;
@@ -24,8 +23,9 @@ use crate::ops::w8a8_fp8::{
     scaled_mm_convention, schedules,
 };
 use crate::ops::{CaseConfig, Operation};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::products::Extras as BoundExtras;
+use crate::products::schedule::ScheduleChoice;
+use crate::products::schedule::{Extras, Fp8Kernel, Schedule};
 use crate::weight::{Table, Weight};
 
 /// Config of `cutlass_scaled_mm`: a product of e4m3fn activations and an e4m3fn weight.

@@ -1,8 +1,8 @@
 //! What configs and tensors of operations are made of.
 
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::ops::schema::{CaseError, Dim, Reader, TensorRule, rule};
-use crate::scalar::ScalarType;
-use crate::tensor::DType;
 
 /// e4m3 bits, of either FP8 type: safetensors has a name for e4m3fn alone.
 pub(in crate::ops) const E4M3: &[DType] = &[DType::F8E4M3];

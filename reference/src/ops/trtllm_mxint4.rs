@@ -5,15 +5,15 @@ use serde_json::{Value, json};
 use super::interleaving::Interleaving;
 use super::projected::{Experts, Projected, stack, swap_nibbles};
 use crate::Result;
-use crate::layout::Layout as _;
-use crate::layout::flashinfer::{ExpertLayout, Forgotten, Projection};
+use crate::layouts::Layout as _;
+use crate::layouts::flashinfer::{ExpertLayout, Forgotten, Projection};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Defined, Expected, Mistake, ids, known};
 use crate::ops::schema::{CaseError, Reader, TensorRule};
 use crate::ops::tensors::{I32, U8, input, is, output, refused};
-use crate::scalar::ScalarType;
-use crate::tensor::DType;
 
 /// Config of `prepare_static_weights_for_trtllm_mxint4_moe`.
 ///

@@ -1,17 +1,17 @@
 //! What the products of e4m3fn activations and e4m3fn weights share: one matrix and a layer's.
 
 use crate::Result;
-use crate::dims::{GroupSize, Shape};
-use crate::gemm::schedule::ScheduleChoice;
-use crate::gemm::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule};
-use crate::gemm::{Class, Convention};
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::{Declared, OutputReport, plain};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::computation::{Computation, codes, made};
 use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::FLAGS;
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
+use crate::products::schedule::ScheduleChoice;
+use crate::products::schedule::{Chunks, FP8_PROMOTION, Fp8Kernel, Schedule};
+use crate::products::{Class, Convention};
 use crate::weight::{Groups, Table, TableData, Weight};
 
 /// The type of both operands.

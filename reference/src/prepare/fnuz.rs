@@ -2,7 +2,7 @@
 //!
 //! Source: vLLM 0.21.0 `normalize_e4m3fn_to_e4m3fnuz` (`w8a8_utils.py`).
 
-use crate::scalar::{e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::num::scalar::{e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
 
 /// The value of an e4m3fnuz code, exactly: half of e4m3fn's, whose NaN codes 0x7f and 0xff are
 /// ±240 here; 0x80 is NaN.

@@ -6,10 +6,10 @@
 
 use super::fnuz::{normalize_codes, normalize_scale};
 use super::requantize::{Fp8Type, Requantize, merge_shards};
-use crate::checkpoint::fp8::{Fp8Tensors, Scheme};
 use crate::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
+use crate::formats::fp8::{Fp8Tensors, Scheme};
 use crate::layers::{LayerParams, MoeShard, ct_fp8_moe};
-use crate::tensor::{DType, Tensor};
+use crate::num::tensor::{DType, Tensor};
 use crate::weight::Weight;
 use crate::{Error, Result};
 

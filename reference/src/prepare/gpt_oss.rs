@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::gate_up::{GateUp, reorder};
 use super::pad::{Mxfp4Backend, pad, pad_w13};
-use crate::dims::Shape;
-use crate::scalar::ScalarType;
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
 use crate::select::Platform;
 use crate::weight::{Table, TableData, Weight};
 use crate::{Error, Result};

@@ -7,8 +7,8 @@
 //! padded adds nothing to a product over K, and the columns that are padded are zero.
 
 use super::gate_up::{GateUp, intermediate};
-use crate::dims::Shape;
-use crate::scalar::ScalarType;
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
 use crate::select::Platform;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};

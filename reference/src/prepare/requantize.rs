@@ -4,7 +4,7 @@
 //! Source: vLLM 0.21.0 `process_fp8_weight_tensor_strategy_moe`, `requantize_with_max_scale`,
 //! `per_tensor_dequantize` (`w8a8_utils.py`) and the operator `static_scaled_fp8_quant`.
 
-use crate::scalar::{
+use crate::num::scalar::{
     e4m3fn_to_f32, e4m3fn_to_f64, f16_to_f32, f32_to_e4m3fn_rne_saturating, f32_to_f16_rne,
     f64_to_e4m3fn_rne_saturating,
 };

@@ -1,7 +1,7 @@
 //! Activations with one scale per token or per tensor.
 
 use super::{absmax, expect_rows};
-use crate::scalar::f32_to_e4m3fn_rne_saturating;
+use crate::num::scalar::f32_to_e4m3fn_rne_saturating;
 use crate::{Error, Result};
 
 /// Codes, row-major like the input, and their scales.

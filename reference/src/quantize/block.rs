@@ -2,7 +2,7 @@
 //! values, an e4m3 scale under a global one). Codes come unpacked, one per byte.
 
 use super::{absmax, expect_rows};
-use crate::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
 use crate::{Error, Result};
 
 /// The exponent of the largest magnitude, of at least 2^-126: ⌊log₂⌋.

@@ -1,7 +1,7 @@
 //! e4m3fn activations with a scale for each group of k of a row.
 
 use super::{Quantized, absmax, expect_rows};
-use crate::scalar::f32_to_e4m3fn_rne_saturating;
+use crate::num::scalar::f32_to_e4m3fn_rne_saturating;
 use crate::{Error, Result};
 
 /// e4m3fn codes, and a scale for each `group` values of a row: scale = max(max, 1e-10) · fl(1/448),

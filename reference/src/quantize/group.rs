@@ -1,8 +1,8 @@
 //! Integer weights with a scale, and perhaps a zero point, per group of k and column.
 
 use super::expect_rows;
-use crate::dims::{GroupSize, LogicalK, Shape};
-use crate::scalar::{ScalarType, round_to};
+use crate::num::dims::{GroupSize, LogicalK, Shape};
+use crate::num::scalar::{ScalarType, round_to};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result, act_order};
 

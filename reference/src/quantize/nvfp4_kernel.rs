@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{absmax, expect_rows};
-use crate::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
 use crate::{Error, Result};
 
 const E2M1: ScalarType = ScalarType::FLOAT4_E2M1F;

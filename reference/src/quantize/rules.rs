@@ -6,7 +6,7 @@
 
 use super::absmax;
 use crate::moe::{narrow, widen};
-use crate::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
 use crate::{Error, Result};
 
 /// How a row x becomes codes q and a scale s. L is 127 (int8) or 448 (e4m3), max the largest

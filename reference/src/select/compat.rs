@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{Capability, Platform, check_marlin_supported};
 use crate::config::weight_type;
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 
 /// A yes or no with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]

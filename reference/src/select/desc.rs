@@ -1,8 +1,8 @@
 //! The layer and the deployment, as selection sees them.
 
-use crate::checkpoint::mx::MxFormat;
 use crate::config::{ScaleStrategy, Scheme};
-use crate::scalar::ScalarType;
+use crate::formats::mx::MxFormat;
+use crate::num::scalar::ScalarType;
 
 /// Switches of a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -5,7 +5,7 @@ use super::{
     Selection, check_marlin_supported, check_marlin_supports_shape,
 };
 use crate::config::Scheme;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 
 /// Asks Marlin about a linear layer (upstream `can_implement` and `is_supported` of its Marlin
 /// linear kernels). All reasons against, not the first.

@@ -1,8 +1,8 @@
 //! What Marlin supports: types, group sizes, shapes.
 
 use super::{Capability, Platform};
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 
 /// Group sizes that Marlin's kernels are built for; −1 is channel-wise.
 pub const MARLIN_GROUP_SIZES: [GroupSize; 4] =

@@ -7,7 +7,7 @@ use super::{
     MoeDesc, Reason, Selection, WeightKey, check_moe_marlin_supports_layer,
 };
 use crate::config::{IntContainer, Scheme};
-use crate::dims::GroupSize;
+use crate::num::dims::GroupSize;
 
 /// What a modular Marlin kernel objects to, in upstream's order (`is_supported_config` of
 /// `MarlinExperts` and `BatchedMarlinExperts`): all reasons, not the first. Any other entry is

@@ -52,8 +52,8 @@ pub use values::Values;
 
 use std::fmt::Debug;
 
-use crate::layout::kleidi::{self, MR, NR, PackedLhs, PackedRhs, RhsLayout};
-use crate::scalar::ScalarType;
+use crate::layouts::kleidi::{self, MR, NR, PackedLhs, PackedRhs, RhsLayout};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// Results of a panel times a block of columns, before bias and clamp: `[rows][nr]` in the upper left
@@ -105,7 +105,7 @@ impl Blocks<'_> {
     /// The bf16 scale of group `g` and column `n` of a group-wise block, as f32.
     pub fn group_scale(&self, g: usize, n: usize) -> f32 {
         let at = (g + 1) * self.rhs_layout.group_bytes() - 2 * (self.rhs_layout.nr() - n);
-        crate::scalar::bf16_to_f32(u16::from_le_bytes([self.rhs[at], self.rhs[at + 1]]))
+        crate::num::scalar::bf16_to_f32(u16::from_le_bytes([self.rhs[at], self.rhs[at + 1]]))
     }
 }
 

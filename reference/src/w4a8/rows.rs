@@ -1,7 +1,7 @@
 //! Borrowed rows of activations and outputs, of either type.
 
 use super::Values;
-use crate::scalar::{ScalarType, bf16_to_f32};
+use crate::num::scalar::{ScalarType, bf16_to_f32};
 
 /// Row-major activations, borrowed.
 #[derive(Debug, Clone, Copy)]
@@ -128,7 +128,7 @@ impl Element for u16 {
         bf16_to_f32(self)
     }
 
-    /// [`f32_to_bf16_rne`](crate::scalar::f32_to_bf16_rne) without branches, so that loops over it
+    /// [`f32_to_bf16_rne`](crate::num::scalar::f32_to_bf16_rne) without branches, so that loops over it
     /// vectorize.
     #[inline(always)]
     fn narrow(value: f32) -> Self {
@@ -146,7 +146,7 @@ impl Element for u16 {
 #[cfg(test)]
 mod tests {
     use super::Element;
-    use crate::scalar::f32_to_bf16_rne;
+    use crate::num::scalar::f32_to_bf16_rne;
 
     /// Tests every upper half with the lower halves around a tie.
     #[test]

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::RhsLayout;
 
 use crate::container::Container;
-use crate::dims::{GroupSize, Shape};
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
+use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 pub use load::{experts, linear};
 

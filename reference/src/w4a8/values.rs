@@ -1,7 +1,7 @@
 //! Activations and outputs of either type.
 
-use crate::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
-use crate::tensor::{DType, Tensor};
+use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use crate::num::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// Row-major floats of the supported types.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::dims::Shape;
+use crate::num::dims::Shape;
 use crate::{Error, Result};
 
 /// Codes `[size_k, size_n]` of 4 or 8 bits in 32-bit words `[size_k / pack, size_n]`: the code

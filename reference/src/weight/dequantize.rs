@@ -1,7 +1,7 @@
 //! The value of a code.
 
 use super::Weight;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 
 impl Weight<'_> {
     /// The value of row `k`, column `n`: (q − z) · s, times NVFP4's global scale.

@@ -9,8 +9,8 @@ mod table;
 pub use codes::Codes;
 pub use table::{Table, TableData};
 
-use crate::dims::{GroupSize, Shape};
-use crate::scalar::ScalarType;
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// Which group each row k belongs to.

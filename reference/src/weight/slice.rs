@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Codes, Groups, Table, Weight};
-use crate::dims::{GroupSize, Shape};
+use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 
 impl Weight<'_> {

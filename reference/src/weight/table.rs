@@ -1,7 +1,7 @@
 //! A small matrix of scalars kept as bits: scales, zero points, biases.
 
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// The bits of a [`Table`], by element width.

@@ -1,6 +1,6 @@
 //! The law of every layout.
 
-use marlinspike::layout::Layout;
+use marlinspike::layouts::Layout;
 
 /// Every element has a slot that leads back to it, no two share a bit, and no bit of the storage's
 /// elements is left over.

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use marlinspike::container::Container;
-use marlinspike::tensor::Tensor;
+use marlinspike::num::tensor::Tensor;
 use marlinspike_golden::Manifest;
 use serde_json::Value;
 

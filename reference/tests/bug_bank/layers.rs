@@ -2,8 +2,8 @@
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::OutputReport;
-use marlinspike::scalar::{ScalarType, f64_to_f16_rne};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::{ScalarType, f64_to_f16_rne};
+use marlinspike::num::tensor::{DType, Tensor};
 use serde_json::json;
 
 use crate::product_model::{Model, judged, planted, put};

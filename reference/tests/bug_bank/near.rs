@@ -3,8 +3,8 @@
 
 use marlinspike::case::{CaseConfig, Op, ScheduleChoice};
 use marlinspike::check::{Diagnosis, OutputReport, Strength, Verdict, check_case};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::{Generator, Rng};
 use serde_json::json;
 

@@ -2,8 +2,8 @@
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, check_case};
-use marlinspike::scalar::f64_to_f16_rne;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::f64_to_f16_rne;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::{self, Rng};
 use serde_json::{Map, Value};
 

@@ -2,9 +2,9 @@
 
 use marlinspike::case::{Case, CaseConfig, Fp8MmConfig, Op, QuantConfig};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};
-use marlinspike::gemm::Class;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::products::Class;
 use marlinspike::vectors::{Generator, Rng};
 
 use crate::data::{Data, operands, values};

@@ -1,7 +1,7 @@
 //! The three properties that give the bounds their power, and classes read from JSON.
 
-use marlinspike::gemm::{Class, Inputs, Rows, product};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::{Class, Inputs, Rows, product};
 use marlinspike::vectors::Rng;
 
 use crate::data::{Data, operands, values};

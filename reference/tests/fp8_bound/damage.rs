@@ -1,7 +1,7 @@
 //! What a verdict on an e4m3 product excludes, by class and K.
 
-use marlinspike::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use marlinspike::vectors::Rng;
 
 use crate::data::{Data, operands, values};

@@ -1,6 +1,6 @@
 //! Operands of the simulated products.
 
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;

@@ -1,10 +1,10 @@
 //! Simulated kernels against the bounds of their classes.
 
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::gemm::{
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::{
     Class, Columns, Convention, Extras, Inputs, Judge, Recipe, Rows, columns::TILE, product,
 };
-use marlinspike::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
@@ -229,7 +229,7 @@ fn no_simulated_output_leaves_every_member() {
                         BF16.to_f64(BF16.encode_rne(y.into()))
                     })
                     .collect();
-                let fits = |bounds: &Vec<marlinspike::gemm::Bounded>| {
+                let fits = |bounds: &Vec<marlinspike::products::Bounded>| {
                     bounds.iter().zip(&found).all(|(b, &y)| b.ratio(y) <= 1.0)
                 };
                 let parts = kernel.parts.len();

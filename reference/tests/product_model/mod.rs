@@ -6,9 +6,9 @@
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
-use marlinspike::checkpoint::mxfp8;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::mxfp8;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
 pub(crate) fn golden(name: &str) -> Vec<u8> {
@@ -281,9 +281,9 @@ impl Model {
 
 fn bits(ty: ScalarType, x: f64) -> u16 {
     if ty == ScalarType::FLOAT16 {
-        marlinspike::scalar::f64_to_f16_rne(x)
+        marlinspike::num::scalar::f64_to_f16_rne(x)
     } else {
-        marlinspike::scalar::f64_to_bf16_rne(x)
+        marlinspike::num::scalar::f64_to_bf16_rne(x)
     }
 }
 

@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use marlinspike::Error;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::num::tensor::{DType, Tensor};
 
 pub(crate) type T = Tensor<'static>;
 

@@ -6,7 +6,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use marlinspike::scalar::{Overflow, Rounding, ScalarType};
+use marlinspike::num::scalar::{Overflow, Rounding, ScalarType};
 
 /// A format by its finite values and special codes, written down from its specification.
 pub(crate) struct Grid {

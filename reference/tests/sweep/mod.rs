@@ -6,11 +6,11 @@ use marlinspike::case::{
     Activation, Case, CaseConfig, CheckpointFormat, LinearConfig, MoeConfig, Op, ParallelStyle,
     QuantConfig, ScoringFunc, TensorParallel,
 };
-use marlinspike::checkpoint::{mxfp4, mxfp8};
 use marlinspike::container::{Container, write_container};
-use marlinspike::dims::GroupSize;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::{Generator, Rng, case_of};
 use serde_json::{Value, json};
 

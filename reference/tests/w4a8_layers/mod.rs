@@ -1,11 +1,11 @@
 //! Random layers on the int4 path.
 
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::dims::{GroupSize, LogicalK, Shape};
-use marlinspike::layout::kleidi::{Columns, PackedRhs, PackedStack, RhsLayout};
+use marlinspike::layouts::kleidi::{Columns, PackedRhs, PackedStack, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
-use marlinspike::scalar::{ScalarType, f32_to_bf16_rne};
+use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
+use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne};
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::Values;
 use marlinspike::w4a8::moe::{Layer, Mode, MoeConfig, MoeLayer};

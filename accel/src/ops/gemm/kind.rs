@@ -1,6 +1,6 @@
 //! The kinds of weights that products take: types of codes and scales, and what each demands.
 
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::Weight;
 
 use super::ROW;
@@ -301,7 +301,7 @@ impl Kind {
 
 #[cfg(test)]
 mod tests {
-    use marlinspike::dims::{GroupSize, Shape};
+    use marlinspike::num::dims::{GroupSize, Shape};
     use marlinspike::weight::{Codes, Groups, Table, TableData};
 
     use super::*;

@@ -1,6 +1,6 @@
 //! Products of many rows on Hopper (`marlin_gemm_wgmma.cu`).
 
-use marlinspike::gemm::schedule::Schedule;
+use marlinspike::products::schedule::Schedule;
 
 use super::{
     MarlinWeight, checks,

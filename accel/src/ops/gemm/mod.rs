@@ -11,9 +11,9 @@ mod weight;
 
 use std::collections::HashSet;
 
-use marlinspike::gemm::schedule::Schedule;
 use marlinspike::moe::activation::{Columns, Definition, Function};
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::Schedule;
 
 use kind::Kind;
 pub use many::marlin_gemm_many_rows;

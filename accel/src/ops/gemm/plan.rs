@@ -1,8 +1,8 @@
 //! How the work of products of many rows is divided, and when that is faster than a
 //! [`Tiling`](super::Tiling). No bit of a result depends on it.
 
-use marlinspike::gemm::schedule::Schedule;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::Schedule;
 
 use super::kind::Kind;
 use crate::{

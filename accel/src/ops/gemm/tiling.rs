@@ -1,7 +1,7 @@
 //! How the work of a product is divided among thread blocks and warps. No bit of a result depends on it.
 
-use marlinspike::dims::Shape;
-use marlinspike::gemm::schedule::Schedule;
+use marlinspike::num::dims::Shape;
+use marlinspike::products::schedule::Schedule;
 
 use marlinspike_kernels::constant;
 
@@ -216,7 +216,7 @@ impl Tiling {
 
 #[cfg(test)]
 mod tests {
-    use marlinspike::scalar::ScalarType;
+    use marlinspike::num::scalar::ScalarType;
 
     use super::super::kind::Kind;
     use super::*;

@@ -1,9 +1,9 @@
 //! A weight in Marlin's layout in a device's memory.
 
 use marlinspike::act_order::Sorted;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::marlin::{Options, ScalePermutation, prepare};
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::marlin::{Options, ScalePermutation, prepare};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Table, Weight};
 
 use super::{ManyRows, ROW, Tiling, kind::Kind, tiling::Width};

@@ -3,8 +3,8 @@
 
 mod weight;
 
-use marlinspike::gemm::schedule::Schedule;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::schedule::Schedule;
 
 pub use weight::MarlinWeightA8;
 

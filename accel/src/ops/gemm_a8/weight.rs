@@ -1,8 +1,8 @@
 //! A 4-bit weight in Marlin's layout for 8-bit activations in a device's memory.
 
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::{InputDtype, Options, prepare};
-use marlinspike::scalar::ScalarType;
+use marlinspike::layouts::marlin::{InputDtype, Options, prepare};
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Groups, Weight};
 
 use super::{Rows, row_of};

@@ -1,7 +1,7 @@
 //! From arguments to figures.
 
 use anyhow::{Context as _, Result};
-use marlinspike::dims::Shape;
+use marlinspike::num::dims::Shape;
 use marlinspike_accel::limits::{self, Limits};
 use marlinspike_accel::timing::Times;
 use marlinspike_accel::workload::{COLD_BYTES, Dense, ExpertLayer, Sizes};

@@ -8,7 +8,7 @@ mod report;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::scalar::ScalarType;
 use marlinspike_accel::workload::{WEIGHT_TYPES, WeightType};
 use marlinspike_bench::Workload;
 

@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use marlinspike::config::Scheme;
 use marlinspike::container::TensorSpec;
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gpt_oss::GptOssShard;
-use marlinspike::tensor::DType;
 
 use super::names::{self, Kind};
 use super::settings::Settings;

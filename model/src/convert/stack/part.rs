@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use marlinspike::config::{IntContainer, Scheme};
-use marlinspike::dims::GroupSize;
+use marlinspike::num::dims::GroupSize;
 
 use super::StackPlan;
 use crate::model::bind;
@@ -20,7 +20,7 @@ const COLUMN_MAJOR_ROWS: usize = 1024;
 const ROW_UNIT: usize = 128;
 
 /// Columns of which a job takes whole multiples: tiles and the runs of the scales' orders.
-const COLUMN_UNIT: usize = marlinspike::layout::marlin::MIN_THREAD_N;
+const COLUMN_UNIT: usize = marlinspike::layouts::marlin::MIN_THREAD_N;
 
 /// Columns of a job that takes all rows, where there is memory for them: its rows of tiles are
 /// written one by one.

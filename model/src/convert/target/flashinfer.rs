@@ -3,15 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use marlinspike::checkpoint::nvfp4;
 use marlinspike::config::{IntContainer, Scheme};
-use marlinspike::dims::{GroupSize, Shape};
+use marlinspike::formats::nvfp4;
 use marlinspike::layers::ExpertMap;
-use marlinspike::layout::Layout as _;
-use marlinspike::layout::flashinfer::{BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, Projection};
+use marlinspike::layouts::Layout as _;
+use marlinspike::layouts::flashinfer::{BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, Projection};
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::DType;
 use marlinspike::prepare::fp8::largest_scale;
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::DType;
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};

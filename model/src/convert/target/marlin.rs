@@ -3,16 +3,16 @@
 use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, Scheme};
-use marlinspike::dims::Shape;
-use marlinspike::layout::marlin::{
+use marlinspike::layouts::marlin::{
     InputDtype, Options, Prepared, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
 };
+use marlinspike::num::dims::Shape;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::DType;
 use marlinspike::prepare::gate_up::GateUp;
 use marlinspike::prepare::gpt_oss::GptOssShard;
 use marlinspike::prepare::pad::Mxfp4Backend;
-use marlinspike::scalar::ScalarType;
 use marlinspike::select::{Platform, Selection};
-use marlinspike::tensor::DType;
 use marlinspike::weight::{Table, Weight};
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ impl Target for Marlin {
                 largest_code = largest_code.max(codes.max().unwrap_or(0));
             }
             if int8 {
-                let ty = marlinspike::checkpoint::float_type(scale.dtype());
+                let ty = marlinspike::formats::float_type(scale.dtype());
                 let Some(ty) = ty else {
                     let found = scale.dtype();
                     return Err(Error::dtype(scale.name(), found, "a floating-point type"));

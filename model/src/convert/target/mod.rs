@@ -13,7 +13,7 @@ use std::fmt::Debug;
 
 use marlinspike::Result;
 use marlinspike::layers::ExpertMap;
-use marlinspike::layout::flashinfer::Nvfp4Backend;
+use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::w4a8::stored::Description;
 use marlinspike::weight::Weight;
 use serde_json::Value;

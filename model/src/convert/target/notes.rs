@@ -1,7 +1,7 @@
 //! What preparation changes in the numbers of experts, as it is said.
 
-use marlinspike::checkpoint::nvfp4::W13Scale;
 use marlinspike::config::{ScaleStrategy, Scheme};
+use marlinspike::formats::nvfp4::W13Scale;
 
 use super::Context;
 use crate::convert::stack::StackPlan;

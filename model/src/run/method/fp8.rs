@@ -4,8 +4,8 @@ use marlinspike::Result;
 use marlinspike::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
 use marlinspike::layers::{MoeShard, ct_fp8_moe};
 use marlinspike::method::Quantizer;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::fp8::{ExpertMatrix, Fp8Experts, Fp8Options, largest_scale};
-use marlinspike::tensor::{DType, Tensor};
 
 use super::matrices::Matrices;
 use super::parts::Moe;

@@ -1,7 +1,7 @@
 //! A layer of a checkpoint in the hub: weights prepared, and how its activations are quantized.
 
-use marlinspike::checkpoint::nvfp4::W13Scale;
 use marlinspike::config::{ActivationScheme, Scheme};
+use marlinspike::formats::nvfp4::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::prepare::fp8::largest_scale;

@@ -1,8 +1,8 @@
 //! The tensors of a stack's experts, as preparation takes them.
 
-use marlinspike::checkpoint::nvfp4;
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
-use marlinspike::tensor::{DType, Tensor};
+use marlinspike::formats::nvfp4;
+use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use rayon::prelude::*;

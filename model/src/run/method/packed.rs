@@ -2,14 +2,14 @@
 //! runs is what the kernel's bytes stand for.
 
 use marlinspike::config::QuantConfig;
-use marlinspike::dims::{GroupSize, Shape};
-use marlinspike::layout::flashinfer::PackedExperts;
-use marlinspike::layout::marlin::{ScalePermutation, Stored};
+use marlinspike::layouts::flashinfer::PackedExperts;
+use marlinspike::layouts::marlin::{ScalePermutation, Stored};
 use marlinspike::method::Quantizer;
+use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::num::tensor::Tensor;
 use marlinspike::prepare::gate_up::GateUp;
 use marlinspike::prepare::pad::{unpad, unpad_w13};
-use marlinspike::scalar::ScalarType;
-use marlinspike::tensor::Tensor;
 use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike::{Error, Result};
 use rayon::prelude::*;

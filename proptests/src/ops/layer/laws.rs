@@ -24,13 +24,13 @@
 //! laws of bounds of any. A law that has nothing to say about an input (a rank would cut a group,
 //! there is no act-order) holds.
 
-use marlinspike::gemm::Convention;
-use marlinspike::gemm::schedule::ScheduleError;
-use marlinspike::interval::Bound;
 use marlinspike::moe::batched;
 use marlinspike::moe::layer::sum_of_ranks;
 use marlinspike::moe::sum;
-use marlinspike::scalar::ScalarType;
+use marlinspike::num::interval::Bound;
+use marlinspike::num::scalar::ScalarType;
+use marlinspike::products::Convention;
+use marlinspike::products::schedule::ScheduleError;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Groups, Weight};
 use marlinspike::{Error, act_order};
@@ -127,8 +127,8 @@ fn allowed(input: &LayerInput, what: &str, bounds: &[Bound], found: &[u16]) -> R
     let ratio = |i: usize| bounds[i].ratio(ty.to_f64(found[i].into()) as f32);
     let mut wrong = (0..found.len()).filter(|&i| ratio(i) > 1.0);
     let Some(i) = wrong.next() else { return Ok(()) };
-    let exact = marlinspike::scalar::f64_to_f16_rne(bounds[i].exact);
-    let bf16 = marlinspike::scalar::f64_to_bf16_rne(bounds[i].exact);
+    let exact = marlinspike::num::scalar::f64_to_f16_rne(bounds[i].exact);
+    let bf16 = marlinspike::num::scalar::f64_to_bf16_rne(bounds[i].exact);
     let expected = if ty == ScalarType::FLOAT16 { exact } else { bf16 };
     let what = format!("{what}: {} times the bound", ratio(i));
     Err(failure(input, what, Some((1 + wrong.count(), i, expected, found[i]))))
@@ -331,7 +331,7 @@ pub fn expert_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
 fn has_groups(input: &LayerInput) -> bool {
     let q = &input.config.quant;
     q.checkpoint_format == marlinspike::case::CheckpointFormat::Gptq
-        && q.group_size != marlinspike::dims::GroupSize::Channel
+        && q.group_size != marlinspike::num::dims::GroupSize::Channel
 }
 
 /// A `g_idx` in ascending order says what no `g_idx` says.

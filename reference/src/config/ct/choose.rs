@@ -5,14 +5,14 @@
 //! checkpoint and selection decides about kernels.
 
 use super::{CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
-use crate::checkpoint::MX_FORMATS;
-use crate::checkpoint::mx::{self, MxFormat};
 use crate::config::{
     ActOrder, ActivationScheme, ConfigError, ConfigResult, FloatContainer, Fp8Scheme, IntContainer,
     Module, ModuleKind, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
 };
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::formats::MX_FORMATS;
+use crate::formats::mx::{self, MxFormat};
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 
 const CONTAINER: FloatContainer = FloatContainer::CompressedTensors;
 

@@ -13,8 +13,8 @@ use super::json::Obj;
 use super::{
     ConfigError, ConfigResult, Module, ModuleKind, PatternBudget, PyPattern, Scheme, modules,
 };
-use crate::checkpoint::MX_FORMATS;
-use crate::checkpoint::mx::MxFormat;
+use crate::formats::MX_FORMATS;
+use crate::formats::mx::MxFormat;
 
 pub use args::{CtArgs, CtDynamic, CtStrategy, CtType};
 

@@ -14,9 +14,9 @@
 
 use serde::Serialize;
 
-use crate::gemm::Bounded;
-use crate::interval::{Bound, FLUSH, round_once};
-use crate::scalar::ScalarType;
+use crate::num::interval::{Bound, FLUSH, round_once};
+use crate::num::scalar::ScalarType;
+use crate::products::Bounded;
 
 /// An alternative as far from the right result as this many units in the last place is no error
 /// that a bound has to see.

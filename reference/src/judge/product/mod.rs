@@ -7,10 +7,10 @@ mod stage;
 
 use super::compare::elements;
 use crate::Result;
-use crate::checkpoint::float_type;
-use crate::gemm::{Class, Convention, Rows};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::formats::float_type;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
+use crate::products::{Class, Convention, Rows};
 use crate::weight::Weight;
 pub(crate) use diagnose::Hints;
 pub(crate) use readings::{DEQUANTIZING, Reading};

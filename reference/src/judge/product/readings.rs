@@ -2,10 +2,10 @@
 
 use super::stage::Stage;
 use crate::Result;
-use crate::gemm::schedule::StepOp;
-use crate::gemm::{Bounded, Class, Convention, Extras, Recipe, Rule};
 use crate::judge::power::{self, Accepted};
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
+use crate::products::schedule::StepOp;
+use crate::products::{Bounded, Class, Convention, Extras, Recipe, Rule};
 use crate::weight::Weight;
 
 /// Rows of a part in the sample that rules conventions out.
@@ -358,7 +358,7 @@ fn effective(
     weight: &Weight<'_>,
     recipe: &Recipe,
     extras: Extras<'_>,
-) -> Vec<crate::gemm::schedule::Step> {
+) -> Vec<crate::products::schedule::Step> {
     let has_operand = |op| match op {
         StepOp::GlobalScale => weight.global_scale.is_some(),
         StepOp::Bias => weight.bias.is_some(),

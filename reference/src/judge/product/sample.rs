@@ -3,10 +3,10 @@
 
 use super::readings::{self, Chosen, Reading};
 use super::stage::{Part, Stage};
-use crate::gemm::tensor_core::LANES;
-use crate::gemm::{Bounded, Class, Convention, Rows};
-use crate::interval::round_once;
 use crate::judge::power::{Accepted, Power, rejects_sample, rejects_values, uniform_error};
+use crate::num::interval::round_once;
+use crate::products::tensor_core::LANES;
+use crate::products::{Bounded, Class, Convention, Rows};
 use crate::weight::Weight;
 use crate::{Error, Result};
 

@@ -4,14 +4,14 @@ use super::Declared;
 use super::diagnose::{self, Hints, Scene};
 use super::readings::{self, Chosen, DEQUANTIZING};
 use crate::Result;
-use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::judge::compare::{Mismatch, elements};
 use crate::judge::known::{self, Members};
 use crate::judge::picture::{Cause, ErrorMap, Picture};
 use crate::judge::power::Power;
 use crate::judge::{OutputReport, Verdict};
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
+use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::Weight;
 
 /// What to declare where a class cannot tell a right product from a wrong one.

@@ -32,9 +32,9 @@
 //! known behaviour, since a value nearer to ±1 than half an ulp rounds to it.
 
 use super::{Definition, Function, exact};
-use crate::interval::{Bound, FLUSH, Interval, U};
 use crate::moe::widen;
-use crate::scalar::ScalarType;
+use crate::num::interval::{Bound, FLUSH, Interval, U};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// Second-order terms of relative errors below 2^-16.

@@ -2,8 +2,8 @@
 
 use super::{Definition, Function};
 use crate::moe::{Chain, math};
-use crate::scalar::ScalarType;
-use crate::scalar::round_to;
+use crate::num::scalar::ScalarType;
+use crate::num::scalar::round_to;
 use crate::{Error, Result};
 
 /// √½ to nearest.

@@ -33,7 +33,7 @@ mod exact;
 
 use super::Chain;
 use crate::named::named;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// The limit of `swigluoai` and `swiglustep` where none is given.

@@ -2,12 +2,12 @@
 //! before: its values, or their own bounds.
 
 use super::{Layer, Routed, input_global_scale};
-use crate::gemm::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
-use crate::interval::{Bound, Interval, round_once};
-use crate::layout::marlin::process_int8_scales_with;
+use crate::layouts::marlin::process_int8_scales_with;
 use crate::moe::{sum, to_slots};
+use crate::num::interval::{Bound, Interval, round_once};
+use crate::num::scalar::ScalarType;
+use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
-use crate::scalar::ScalarType;
 use crate::weight::{Table, TableData, Weight};
 use crate::{Error, Result};
 

@@ -17,9 +17,9 @@ pub mod bounds;
 
 use super::activation::Definition;
 use super::{Chain, sum, to_slots, widen};
-use crate::gemm::schedule::{Extras, Schedule, Stack};
+use crate::num::scalar::ScalarType;
+use crate::products::schedule::{Extras, Schedule, Stack};
 use crate::quantize::{Int8Rule, clear_broken, per_token_fp8, per_token_int8};
-use crate::scalar::ScalarType;
 use crate::weight::Weight;
 use crate::{Error, Result};
 

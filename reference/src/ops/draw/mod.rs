@@ -6,11 +6,11 @@ mod random;
 pub use random::Rng;
 
 use crate::Result;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::schema::Dim;
 use crate::ops::tensors::half;
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
 
 /// Row counts: one, a few, one past a block of 16.
 pub(in crate::ops) const ROWS: [usize; 7] = [1, 2, 3, 4, 8, 16, 17];

@@ -6,8 +6,8 @@ use super::DynQuantConfig;
 use crate::judge::compare::Mismatch;
 use crate::judge::mistake::{Comparison, KnownMistake, search};
 use crate::judge::{Diagnosis, OutputReport, Verdict};
-use crate::layout::kleidi::{Columns, LhsLayout, LhsPart, RhsLayout, RhsPart, padded_k};
-use crate::tensor::Tensor;
+use crate::layouts::kleidi::{Columns, LhsLayout, LhsPart, RhsLayout, RhsPart, padded_k};
+use crate::num::tensor::Tensor;
 use crate::w4a8::Values;
 
 /// What a case's inputs give, and what its packed outputs say.

@@ -5,13 +5,13 @@
 
 use super::bytes::Sources;
 use super::{DynQuantConfig, Packing, bytes};
-use crate::dims::{GroupSize, Shape};
 use crate::judge::compare::{Mismatch, elements};
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
-use crate::layout::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, QuantizedRows, RhsLayout};
+use crate::layouts::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, QuantizedRows, RhsLayout};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
-use crate::tensor::Tensor;
 use crate::w4a8::{Values, quantize, scalar};
 use crate::{Error, Result};
 
@@ -198,6 +198,6 @@ impl Sources<'_> {
     }
 }
 
-fn is_nan(ty: crate::scalar::ScalarType, bits: u32) -> bool {
+fn is_nan(ty: crate::num::scalar::ScalarType, bits: u32) -> bool {
     ty.to_f64(bits).is_nan()
 }

@@ -7,9 +7,11 @@ mod variants;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::dims::{GroupSize, Shape};
 use crate::judge::{Declared, OutputReport};
-use crate::layout::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
+use crate::layouts::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::{ScalarType, bf16_to_f32};
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng, activation_bits};
@@ -18,8 +20,6 @@ use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, finite, rule, stored,
 };
 use crate::ops::tensors::F32;
-use crate::scalar::{ScalarType, bf16_to_f32};
-use crate::tensor::{DType, Tensor};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::scalar::Scalar;
 use crate::w4a8::{Values, multiply, quantize};
@@ -178,7 +178,7 @@ impl Operation for DynQuantConfig {
     fn tensors(&self, _experts: usize) -> Result<Vec<TensorRule>> {
         let (m, n, k) = (self.size_m, self.size_n, self.size_k);
         let float = [stored(self.dtype)];
-        let groups = self.group_size.groups(crate::dims::LogicalK(k))?;
+        let groups = self.group_size.groups(crate::num::dims::LogicalK(k))?;
         let scale = if self.group_size == GroupSize::Channel { DType::F32 } else { DType::BF16 };
         let is = Dim::Is;
         let mut rules = vec![

@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 
 use super::{Fp8Moe, walk};
 use crate::Result;
-use crate::gemm::schedule::ScheduleChoice;
-use crate::gemm::schedule::{Fp8Kernel, Schedule};
 use crate::judge::{Declared, OutputReport};
 use crate::moe::activation::Activation;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::computation::{Defined, ids};
 use crate::ops::draw::{Rng, activations};
@@ -22,8 +22,8 @@ use crate::ops::tensors::{
 };
 use crate::ops::w8a8_fp8::{scaled_mm_convention, schedules};
 use crate::ops::{CaseConfig, Operation};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::products::schedule::ScheduleChoice;
+use crate::products::schedule::{Fp8Kernel, Schedule};
 
 /// Config of `fused_experts_fp8_w8a8`: a layer whose weights and activations are e4m3fn.
 ///

@@ -6,18 +6,18 @@ mod walk;
 pub use config::Fp8LayerConfig;
 
 use crate::Result;
-use crate::gemm::schedule::ScheduleChoice;
-use crate::gemm::schedule::{Fp8Kernel, Schedule};
 use crate::judge::compare::Rows;
 use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
 use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
 use crate::moe::{narrow, widen};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::ops::case::Case;
 use crate::ops::computation::{Computation, Expected, Form, Mistake, known};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, fp8_weight, other_promotion};
-use crate::scalar::ScalarType;
-use crate::tensor::DType;
+use crate::products::schedule::ScheduleChoice;
+use crate::products::schedule::{Fp8Kernel, Schedule};
 use crate::weight::Weight;
 
 /// Codes and scales of what enters w13 and w2.

@@ -3,17 +3,17 @@
 
 use super::{Fp8Moe, QUANTIZED, scales};
 use crate::Result;
-use crate::gemm::{self, Extras};
 use crate::judge::compare::elements;
 use crate::judge::product::{Hints, Part, Stage};
 use crate::judge::scheduled::{self, Product};
 use crate::judge::{Declared, OutputReport, Verdict, known};
 use crate::method::{Activations, Scales};
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::computation::{Expected, judge_some};
 use crate::ops::layer::{Stages, activated, summed};
 use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared};
-use crate::tensor::Tensor;
+use crate::products::{self, Extras};
 
 impl Fp8Moe {
     /// What the stages have in common.
@@ -76,7 +76,7 @@ impl Walk<'_> {
         let product = engine.product(which, rows, &experts, layer.routed());
         let (weights, router_weights) = (product.weights, product.router_weights);
         let activation_scales = Some(scales(rows));
-        let values = gemm::Rows::decode(E4M3_TYPE, rows.size_k, rows.codes.iter().copied())?;
+        let values = products::Rows::decode(E4M3_TYPE, rows.size_k, rows.codes.iter().copied())?;
         let product = Product {
             x: &rows.codes,
             input: E4M3_TYPE,

@@ -2,11 +2,11 @@
 
 use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
-use crate::interval::{Bound, Interval};
 use crate::judge::{Diagnosis, OutputReport};
 use crate::moe::activation::bound::Bounds;
 use crate::moe::activation::{Activation, Columns, Definition};
 use crate::moe::{Chain, narrow, widen};
+use crate::num::interval::{Bound, Interval};
 use crate::ops::case::Case;
 
 const CLASS: &str = "bound: f32; expf or __expf, erff and tanhf to 2 ulp, quotients to 2 ulp; \

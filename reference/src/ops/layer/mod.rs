@@ -7,7 +7,6 @@ pub(crate) mod summed;
 use std::borrow::Cow;
 
 use crate::Result;
-use crate::interval::Bound;
 use crate::judge::compare::Mismatch;
 use crate::judge::mistake::{Comparison, Outcome};
 use crate::judge::pattern::Values;
@@ -17,9 +16,10 @@ use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
 use crate::moe::activation::Activation;
 use crate::moe::router::Router;
 use crate::moe::widen;
+use crate::num::interval::Bound;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
 
 /// What the stages of a layer have in common.
 #[derive(Debug, Clone)]

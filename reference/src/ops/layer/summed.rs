@@ -2,13 +2,13 @@
 
 use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
-use crate::interval::{Bound, Interval};
 use crate::judge::{Diagnosis, OutputReport};
 use crate::moe::sum::{bound, sum};
 use crate::moe::{Chain, narrow, widen};
+use crate::num::interval::{Bound, Interval};
+use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::routing::stated_or_routed;
-use crate::scalar::ScalarType;
 
 const CLASS: &str = "bound: f32 in any order and one rounding; for top_k 2, 3, 4 also the 16-bit \
                      type from the first slot to the last";

@@ -5,11 +5,12 @@ mod quantized;
 
 use serde_json::{Value, json};
 
-use crate::dims::Shape;
-use crate::gemm::schedule::{Extras, Schedule, ScheduleChoice};
 use crate::judge::{Declared, OutputReport};
 use crate::layers::ParallelStyle;
 use crate::moe::layer::{input_global_scale, quantize_rows};
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng, activations};
 use crate::ops::quant::keys::{
@@ -28,10 +29,9 @@ use crate::ops::schema::{
 };
 use crate::ops::tensors::{F32, FLAGS};
 use crate::ops::{Operation, is_read_back};
+use crate::products::schedule::{Extras, Schedule, ScheduleChoice};
 use crate::quantize::ActivationRule;
-use crate::scalar::ScalarType;
 use crate::select::{LinearDesc, select_linear};
-use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 use crate::{Error, Result};
 

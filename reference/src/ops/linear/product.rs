@@ -2,16 +2,16 @@
 
 use super::LinearConfig;
 use crate::Result;
-use crate::dims::Shape;
-use crate::gemm::{Class, Extras};
 use crate::judge::compare::elements;
 use crate::judge::product::{Hints, Part, Stage, decoded};
 use crate::judge::scheduled::{self, Product};
 use crate::judge::{Declared, OutputReport, known};
 use crate::moe::layer::bounds::with_integer_scales;
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::quant::source::Source;
-use crate::scalar::ScalarType;
+use crate::products::{Class, Extras};
 
 /// The report on `y` of a `linear` case that declares a schedule.
 pub(super) fn by_schedule(

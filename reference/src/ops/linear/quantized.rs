@@ -3,16 +3,16 @@
 
 use super::LinearConfig;
 use crate::Result;
-use crate::dims::Shape;
 use crate::judge::compare::Mismatch;
 use crate::judge::picture::Picture;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::layer::input_global_scale;
 use crate::moe::widen;
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
 use crate::ops::case::Case;
 use crate::ops::quant::source::Source;
 use crate::quantize::{RuleFit, StatedActivations};
-use crate::scalar::ScalarType;
 
 /// Reports on `a_q` and `a_scales`; none where the case lacks them or their source.
 pub(crate) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {

@@ -1,19 +1,19 @@
 //! Generated cases of layers: random inputs, and what the canonical arithmetic makes of them.
 
 use super::MoeConfig;
-use crate::dims::Shape;
-use crate::gemm::schedule::ScheduleChoice;
 use crate::layers::{ExpertPlacement, determine_expert_map};
 use crate::moe::activation::Definition;
 use crate::moe::align::{Absent, Align};
 use crate::moe::layer::{Layer, Routed};
+use crate::num::dims::Shape;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng, activations};
 use crate::ops::quant::stack::{Stack, add_halves, defined};
 use crate::ops::quant::values::whole_k;
 use crate::ops::quant::{states_factor, weight};
 use crate::ops::router::logits;
-use crate::tensor::{DType, Tensor};
+use crate::products::schedule::ScheduleChoice;
 use crate::weight::{Groups, Weight};
 use crate::{Result, act_order};
 

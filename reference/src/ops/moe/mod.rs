@@ -11,13 +11,12 @@ pub use source::Source as LayerSource;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::dims::Shape;
-use crate::gemm::schedule::ScheduleChoice;
 use crate::judge::{Declared, OutputReport};
 use crate::layers::ParallelStyle;
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::moe::router::Router;
+use crate::num::dims::Shape;
 use crate::ops::case::Case;
 use crate::ops::draw::Rng;
 use crate::ops::layer::Stages;
@@ -34,6 +33,7 @@ use crate::ops::schema::{
 };
 use crate::ops::tensors::{F32, FLAGS, I32};
 use crate::ops::{Operation, is_read_back};
+use crate::products::schedule::ScheduleChoice;
 use crate::select::{MoeActivation, MoeDesc, select_moe};
 
 /// Config of `moe`.

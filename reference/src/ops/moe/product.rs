@@ -5,13 +5,13 @@
 //! schedule, of 8-bit activations, or after a stage that the case lacks are [`super::walk`]'s.
 
 use super::MoeConfig;
-use crate::dims::Shape;
-use crate::gemm::Extras;
 use crate::judge::OutputReport;
 use crate::judge::product::{Declared, Hints, Part, Stage, decoded};
+use crate::num::dims::Shape;
 use crate::ops::case::Case;
 use crate::ops::quant::source::Source;
 use crate::ops::routing::stated_or_routed;
+use crate::products::Extras;
 use crate::weight::Weight;
 use crate::{Error, Result};
 

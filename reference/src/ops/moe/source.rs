@@ -2,13 +2,13 @@
 
 use super::MoeConfig;
 use crate::Result;
-use crate::dims::Shape;
-use crate::gemm::schedule::{Schedule, ScheduleChoice};
 use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
+use crate::num::dims::Shape;
 use crate::ops::case::Case;
 use crate::ops::quant::source::Source as Matrices;
 use crate::ops::routing::stated_or_routed;
+use crate::products::schedule::{Schedule, ScheduleChoice};
 use crate::weight::Weight;
 
 /// The parts that a [`Layer`] and its [`Routed`] borrow: a `moe` case's matrices, expert map and

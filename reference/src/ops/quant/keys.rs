@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, CaseError>;
 
-use crate::dims::GroupSize;
-use crate::gemm::Convention;
-use crate::gemm::schedule::ScheduleChoice;
 use crate::layers::{ParallelStyle, TensorParallel};
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
 use crate::ops::schema::{CaseError, Reader};
 use crate::ops::tensors::HALF_TYPES;
-use crate::scalar::ScalarType;
+use crate::products::Convention;
+use crate::products::schedule::ScheduleChoice;
 
 const INPUT_TYPES: &[(&str, ScalarType)] =
     &[("int8", ScalarType::INT8), ("float8_e4m3fn", ScalarType::FLOAT8_E4M3FN)];

@@ -6,13 +6,13 @@ use crate::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, IntContainer as Stored, ScaleStrategy, Scheme,
     Wna16Scheme, ZeroPoints,
 };
-use crate::dims::{GroupSize, Shape};
 use crate::layers::{ParallelStyle, TensorParallel};
-use crate::layout::marlin::{InputDtype, Options, prepare};
+use crate::layouts::marlin::{InputDtype, Options, prepare};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
 use crate::ops::draw::Rng;
 use crate::ops::quant::{CheckpointFormat, QuantConfig, weight};
 use crate::ops::tensors::{FLAGS, HALF};
-use crate::scalar::ScalarType;
 use crate::select::{Capability, Options as Deployment};
 use crate::{Result, act_order};
 

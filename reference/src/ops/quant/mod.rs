@@ -12,13 +12,13 @@ mod variants;
 pub use source::Source as MatrixSource;
 pub use values::weight;
 
-use crate::checkpoint::mx::MxFormat;
-use crate::checkpoint::{mxfp4, mxfp8, nvfp4};
-use crate::dims::{GroupSize, LogicalK};
-use crate::gemm::Convention;
+use crate::formats::mx::MxFormat;
+use crate::formats::{mxfp4, mxfp8, nvfp4};
 use crate::layers::{ParallelStyle, TensorParallel};
+use crate::num::dims::{GroupSize, LogicalK};
+use crate::num::scalar::ScalarType;
 use crate::ops::schema::{CaseError, Inputs, finite, in_range};
-use crate::scalar::ScalarType;
+use crate::products::Convention;
 use crate::{Error, Result};
 
 /// How a checkpoint stores a matrix.
@@ -183,7 +183,7 @@ pub(super) fn unordered(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<()> 
         };
         let values = g_idx.elements::<i32>();
         if let Some(i) = (0..values.len()).find(|&i| usize::try_from(values[i]) != Ok(group(i))) {
-            let at = crate::checkpoint::unflatten(g_idx.shape(), i);
+            let at = crate::formats::unflatten(g_idx.shape(), i);
             let expected = format!("{}, the row's group without act-order (desc_act)", group(i));
             return Err(Error::value(g_idx.name(), &at, values[i], expected));
         }

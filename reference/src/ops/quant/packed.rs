@@ -1,15 +1,15 @@
 //! Verdicts on packed matrices: the outputs of `linear` and `moe` that are layouts.
 
 use super::variants::{self, Context};
-use crate::dims::Shape;
 use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
 use crate::judge::{OutputReport, Verdict};
-use crate::layout::Layout;
-use crate::layout::marlin::{InputDtype, Options, Prepared, prepare};
+use crate::layouts::Layout;
+use crate::layouts::marlin::{InputDtype, Options, Prepared, prepare};
+use crate::num::dims::Shape;
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::quant::QuantConfig;
 use crate::ops::quant::source::Source;
-use crate::tensor::Tensor;
 use crate::{Result, act_order};
 
 const LAYOUTS: [&str; 8] = [
@@ -106,7 +106,7 @@ pub(in crate::ops) fn matrices(
         reports.push(subject.judge());
     }
     if let (Some(found), Some(bias)) = (output("marlin_bias"), &prepared.bias) {
-        let layout = crate::layout::marlin::ScaleLayout::bias(shape.size_n, quant.dtype)?;
+        let layout = crate::layouts::marlin::ScaleLayout::bias(shape.size_n, quant.dtype)?;
         let candidates = variants::bias(&context);
         let subject = Subject {
             shape: [1, shape.size_n],

@@ -1,12 +1,12 @@
 //! A case's inputs as weights, ready to be packed.
 
-use crate::checkpoint::awq::{self, AwqTensors};
-use crate::checkpoint::transpose_words;
-use crate::dims::Shape;
+use crate::formats::awq::{self, AwqTensors};
+use crate::formats::transpose_words;
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::quant::{CheckpointFormat as F, QuantConfig};
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
 use crate::weight::{Codes, Groups, Table, Weight};
 use crate::{Result, act_order};
 

@@ -1,16 +1,16 @@
 //! Weights as the inputs of a case, and what the reference packs them to as its outputs.
 
-use crate::checkpoint::awq::AwqTensors;
-use crate::checkpoint::transpose_words;
-use crate::dims::Shape;
-use crate::gemm::schedule::ScheduleError;
-use crate::layout::Layout;
-use crate::layout::marlin::{InputDtype, Options, Prepared, prepare};
+use crate::formats::awq::AwqTensors;
+use crate::formats::transpose_words;
+use crate::layouts::Layout;
+use crate::layouts::marlin::{InputDtype, Options, Prepared, prepare};
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
 use crate::ops::tensors::{bytes_of, half};
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::products::schedule::ScheduleError;
 use crate::weight::{Groups, Table, Weight};
 use crate::{Error, Result};
 

@@ -1,12 +1,12 @@
 //! The tensors of a quantized matrix.
 
 use crate::Result;
-use crate::checkpoint::mx;
+use crate::formats::mx;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::DType;
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
 use crate::ops::schema::{Dim, TensorRule, rule, stored};
 use crate::ops::tensors::{F32, I32};
-use crate::scalar::ScalarType;
-use crate::tensor::DType;
 
 /// The tensors of one quantized matrix: names, types and shapes without a leading axis.
 pub(crate) struct Matrix<'c> {

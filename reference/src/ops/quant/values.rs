@@ -3,11 +3,11 @@
 //! Every value that a format can hold occurs; whole tensors are often of one kind (all smallest,
 //! all largest, all different), since a kernel's mistakes hide in random data.
 
-use crate::dims::{GroupSize, LogicalK, Shape};
 use crate::layers::ParallelStyle;
+use crate::num::dims::{GroupSize, LogicalK, Shape};
+use crate::num::scalar::ScalarType;
 use crate::ops::draw::{Rng, fields};
 use crate::ops::quant::{CheckpointFormat, QuantConfig};
-use crate::scalar::ScalarType;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Result, act_order};
 

@@ -4,8 +4,8 @@ use super::{exact, mismatch, passing, picture};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::align::{Absent, Align, Aligned, Run};
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
-use crate::tensor::Tensor;
 
 /// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, as far as there are any.
 pub(crate) fn judge(

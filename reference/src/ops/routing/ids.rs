@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use super::{Context, mismatch, passing, picture};
 use crate::Result;
-use crate::interval::Interval;
 use crate::judge::mistake::Comparison;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::ScoringFunc;
 use crate::moe::bound::Bounds;
 use crate::moe::router::{Router, Ties};
-use crate::tensor::Tensor;
+use crate::num::interval::Interval;
+use crate::num::tensor::Tensor;
 
 /// Why an entry is wrong.
 struct Wrong {

@@ -5,15 +5,15 @@ pub(in crate::ops) mod families;
 mod ids;
 mod weights;
 
-use crate::checkpoint::float_type;
+use crate::formats::float_type;
 use crate::judge::compare::Mismatch;
 use crate::judge::picture::Picture;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::bound::Bounds;
 use crate::moe::router::{Router, Routing, token_expert_indices};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 /// One case's router, logits and what the reference makes of them.
@@ -160,7 +160,7 @@ fn exact(
     report.verdict = Verdict::Fail;
     report.mismatches = wrong.len();
     report.equal_bits = Some(1.0 - wrong.len() as f64 / values.len() as f64);
-    let index = crate::checkpoint::unflatten(found.shape(), first);
+    let index = crate::formats::unflatten(found.shape(), first);
     let place = format!("{} found at {index:?}, {} expected", values[first], expected[first]);
     report.first_mismatch =
         Some(mismatch(index, None, expected[first] as u32, values[first] as u32));

@@ -8,8 +8,8 @@ use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
 use crate::moe::ScoringFunc;
 use crate::moe::bound::Bounds;
 use crate::moe::router::Router;
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 
 /// The class of operations that the bound allows, as the report states it.
 const CLASS: &str = "bound: f32 with sums in any order; expf to 2 ulp, __expf to 2 + 1.173|x| ulp, \

@@ -85,7 +85,7 @@ pub enum CaseError {
         /// The key.
         key: String,
         /// What is wrong with it.
-        error: Box<crate::gemm::schedule::ScheduleError>,
+        error: Box<crate::products::schedule::ScheduleError>,
     },
     /// The config asks for more memory or time than a check may take.
     #[error("config asks for too much: {what} takes {needed}; the limit is {limit}")]

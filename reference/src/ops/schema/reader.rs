@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::CaseError;
 use crate::bounded_json::{BoundedValue, JsonError, Memory};
-use crate::gemm::schedule::{Schedule, ScheduleChoice};
+use crate::products::schedule::{Schedule, ScheduleChoice};
 
 /// Longest `config` of a case, in bytes; real ones have a few hundred.
 pub const CONFIG_BYTES: usize = 4 << 20;

@@ -2,8 +2,8 @@
 
 use crate::Error;
 use crate::Result;
-use crate::scalar::ScalarType;
-use crate::tensor::{DType, Tensor};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
 
 /// One dimension's demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::{self, unflatten};
-use crate::tensor::{DType, Tensor};
+use crate::formats::{self, unflatten};
+use crate::num::tensor::{DType, Tensor};
 use crate::{Error, Result};
 
 /// Inputs by bare name.
@@ -14,13 +14,13 @@ pub(crate) type Inputs<'a> = BTreeMap<String, Tensor<'a>>;
 pub(crate) fn finite(tensor: &Tensor<'_>) -> Result<()> {
     let ty = match tensor.dtype() {
         // Where a scale is a byte, it is a power of two.
-        DType::U8 => crate::scalar::ScalarType::FLOAT8_E8M0FNU,
-        other => match checkpoint::float_type(other) {
+        DType::U8 => crate::num::scalar::ScalarType::FLOAT8_E8M0FNU,
+        other => match formats::float_type(other) {
             Some(ty) => ty,
             None => return Ok(()),
         },
     };
-    checkpoint::expect_finite(tensor, ty)
+    formats::expect_finite(tensor, ty)
 }
 
 /// f32 scales that everything is multiplied or divided by.

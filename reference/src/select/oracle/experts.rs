@@ -8,7 +8,7 @@ use super::super::All2All;
 use super::super::{MoeActivation as Act, WeightKey as W};
 use super::class::{Compute, Devices, Excludes, Experts, Needs, Pairs};
 use super::keys::{ActivationKey as A, RoutingMethod as R};
-use crate::checkpoint::{mxfp4, mxfp8};
+use crate::formats::{mxfp4, mxfp8};
 use All2All::{
     DeepEpHighThroughput, DeepEpLowLatency, FlashInferAll2AllV, FlashInferNvlinkOneSided,
     FlashInferNvlinkTwoSided, Mori, NixlEp,

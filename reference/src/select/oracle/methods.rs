@@ -4,8 +4,8 @@
 use super::class::Experts;
 use super::experts;
 use super::keys::{ActivationKey, Runner};
-use crate::checkpoint::mx::MxFormat;
-use crate::checkpoint::mxfp8;
+use crate::formats::mx::MxFormat;
+use crate::formats::mxfp8;
 
 /// A MoE backend, by upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

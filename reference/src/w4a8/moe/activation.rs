@@ -3,7 +3,7 @@
 use crate::moe::activation::Activation;
 use crate::moe::activation::{ALPHA, LIMIT};
 use crate::moe::math;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 use crate::w4a8::Values;
 use crate::w4a8::rows::Element;
 use crate::w4a8::wide::Loop;

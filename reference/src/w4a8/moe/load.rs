@@ -3,7 +3,7 @@
 use super::{Mode, MoeConfig, MoeLayer};
 use crate::Result;
 use crate::container::Container;
-use crate::layout::kleidi::PackedStack;
+use crate::layouts::kleidi::PackedStack;
 use crate::moe::router::Router;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::{self, MoeDescription};

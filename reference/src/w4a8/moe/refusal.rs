@@ -1,7 +1,7 @@
 //! Layers that upstream's method refuses or fails on.
 
 use crate::moe::activation::Activation;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 
 /// The settings that upstream's method depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

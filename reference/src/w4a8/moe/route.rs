@@ -3,7 +3,7 @@
 use crate::moe::ScoringFunc;
 use crate::moe::math;
 use crate::moe::router::{Groups, Router};
-use crate::scalar::round_to;
+use crate::num::scalar::round_to;
 use crate::w4a8::wide::{Loop, wide};
 
 /// The choice of one token.

@@ -1,7 +1,7 @@
 //! From integer sums of code products to floats.
 
 use super::ops::{Bytes, Floats, Ints, as_floats, eight_bytes, load, sub, word};
-use crate::layout::kleidi::{CHUNK, PIECE, RhsLayout};
+use crate::layouts::kleidi::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::Panel;
 
 /// Largest group, in k, whose integer sums have the bits of floats: 256 · 16 · 128 · 8 = 2^22.

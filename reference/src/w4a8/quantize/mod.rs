@@ -21,7 +21,7 @@ mod row;
 pub(super) use row::{Extremes, Scaled};
 
 use super::Values;
-use crate::layout::kleidi::{PIECE, QuantizedRows, padded_k};
+use crate::layouts::kleidi::{PIECE, QuantizedRows, padded_k};
 use crate::named::named;
 use crate::{Error, Result};
 

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use super::{LinearDescription, MoeDescription};
 use crate::Result;
 use crate::container::Container;
-use crate::layout::kleidi::{PackedRhs, PackedStack, RhsLayout};
-use crate::tensor::DType;
+use crate::layouts::kleidi::{PackedRhs, PackedStack, RhsLayout};
+use crate::num::tensor::DType;
 use crate::w4a8::Linear;
 use crate::w4a8::quantize::ActivationRounding;
 

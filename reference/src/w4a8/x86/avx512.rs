@@ -18,7 +18,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::layout::kleidi::CHUNK;
+use crate::layouts::kleidi::CHUNK;
 use crate::w4a8::{Panel, Run};
 
 /// Columns of a block.

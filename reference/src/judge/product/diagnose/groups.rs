@@ -5,8 +5,8 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Scene, Setup};
-use crate::dims::GroupSize;
-use crate::scalar::ScalarType;
+use crate::num::dims::GroupSize;
+use crate::num::scalar::ScalarType;
 use crate::weight::Groups;
 
 /// Every suspect that makes sense for the product.

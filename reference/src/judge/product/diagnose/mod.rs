@@ -31,10 +31,10 @@ mod suspects;
 mod terms;
 mod weights;
 
-use crate::gemm::Convention;
 use crate::judge::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::judge::picture::Cause;
 use crate::judge::{Diagnosis, Strength};
+use crate::products::Convention;
 pub(crate) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;

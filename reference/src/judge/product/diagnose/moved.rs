@@ -2,8 +2,8 @@
 
 use super::Finding;
 use super::scene::{Routers, Scene, Setup, explains, spread_to};
-use crate::gemm::Bounded;
-use crate::layout::marlin::ScalePermutation;
+use crate::layouts::marlin::ScalePermutation;
+use crate::products::Bounded;
 
 /// Columns or rows that are looked at one by one.
 const LOOKED_AT: usize = 64;

@@ -2,10 +2,10 @@
 
 use super::Finding;
 use super::scene::Scene;
-use crate::gemm::{Bounded, Convention};
 use crate::judge::numbers::number;
 use crate::judge::plain::{self as plain_names, floats};
 use crate::judge::{Diagnosis, Strength};
+use crate::products::{Bounded, Convention};
 
 /// Zeros, NaN, infinities or one number in the place of numbers, and numbers in the place of zeros.
 pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {

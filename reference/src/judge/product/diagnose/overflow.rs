@@ -2,8 +2,8 @@
 
 use super::Finding;
 use super::scene::{Scene, spread_to};
-use crate::gemm::{Bounded, Extras, Recipe};
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
+use crate::products::{Bounded, Extras, Recipe};
 use crate::weight::Weight;
 
 /// How products are added.

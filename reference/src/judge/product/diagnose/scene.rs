@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 use super::super::stage::{Part, Stage};
 use crate::act_order;
-use crate::gemm::columns::TILE;
-use crate::gemm::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows};
 pub(super) use crate::judge::mistake::holds as explains;
 use crate::judge::mistake::{Comparison, Outcome, near};
+use crate::products::columns::TILE;
+use crate::products::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::{Groups, Weight};
 
 /// Wrong rows and columns that a suspect is tried on, and as many of the others.

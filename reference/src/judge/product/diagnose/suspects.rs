@@ -5,11 +5,11 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
-use crate::gemm::schedule::{Step, StepOp};
-use crate::gemm::{Recipe, Rows};
-use crate::interval::round_once;
-use crate::layout::marlin::{ScaleLayout, ScalePermutation};
-use crate::scalar::ScalarType;
+use crate::layouts::marlin::{ScaleLayout, ScalePermutation};
+use crate::num::interval::round_once;
+use crate::num::scalar::ScalarType;
+use crate::products::schedule::{Step, StepOp};
+use crate::products::{Recipe, Rows};
 use crate::weight::{Codes, Table, TableData, Weight};
 
 /// NVFP4's global scale applied to the bias: trap of vLLM 0.21.0's `moe_wna16_marlin_gemm`.

@@ -1,10 +1,10 @@
 //! The products of a column's elements, one by one: what a part of the sum contributes to each.
 
 use super::scene::{Scene, spread_to};
-use crate::gemm::chain::Action;
-use crate::gemm::columns::TILE;
-use crate::gemm::{Columns, Extras, Recipe, Rule};
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
+use crate::products::chain::Action;
+use crate::products::columns::TILE;
+use crate::products::{Columns, Extras, Recipe, Rule};
 use crate::weight::Weight;
 
 /// Rows that a column is looked at in.

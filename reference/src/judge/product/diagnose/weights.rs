@@ -6,8 +6,8 @@ use super::Finding;
 use super::residual::cause;
 use super::scene::{Sample, Scene, Setup, spread_to};
 use super::terms::{Line, ROWS, Terms};
-use crate::gemm::Bounded;
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
+use crate::products::Bounded;
 use crate::weight::{Codes, Weight};
 
 /// Wrong columns that may each have a cause of their own.

@@ -11,17 +11,17 @@ use std::borrow::Cow;
 use super::MoeConfig;
 use super::source::Source;
 use crate::Result;
-use crate::gemm::Convention;
-use crate::gemm::schedule::ScheduleChoice;
-use crate::interval::Bound;
 use crate::judge::power::Power;
 use crate::judge::product::{DEQUANTIZING, Reading};
 use crate::judge::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern};
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
+use crate::num::interval::Bound;
+use crate::num::scalar::{self, ScalarType};
 use crate::ops::case::Case;
 use crate::ops::layer::{Rest, Stage, activated, expert, halves, summed, with_expert};
-use crate::scalar::{self, ScalarType};
+use crate::products::Convention;
+use crate::products::schedule::ScheduleChoice;
 
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];

@@ -2,14 +2,14 @@
 
 use super::{NAMES, Walk};
 use crate::Result;
-use crate::gemm::Class;
-use crate::gemm::schedule::ScheduleChoice;
 use crate::judge::scheduled::{self, Product};
 use crate::judge::{OutputReport, known};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::Tensor;
 use crate::ops::moe::product;
 use crate::ops::moe::source::Source;
-use crate::scalar::ScalarType;
-use crate::tensor::Tensor;
+use crate::products::Class;
+use crate::products::schedule::ScheduleChoice;
 
 impl Walk<'_> {
     /// Compares a stage with the schedule that the case declares for it.

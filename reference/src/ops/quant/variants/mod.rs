@@ -13,7 +13,7 @@ pub(super) use scales::scales;
 pub(super) use weight::qweight;
 
 use crate::judge::compare::{Candidate, Elements};
-use crate::layout::marlin::{Options, Prepared};
+use crate::layouts::marlin::{Options, Prepared};
 use crate::weight::Weight;
 
 /// What a variant may look at.

@@ -3,8 +3,8 @@
 use super::{Context, candidate, inverse_order, reorder_in_words};
 use crate::act_order;
 use crate::judge::compare::{Candidate, Elements};
-use crate::layout::marlin::{GROUPED, SINGLE, evens_first, nvfp4_global_scale, to_dtype};
-use crate::scalar::ScalarType;
+use crate::layouts::marlin::{GROUPED, SINGLE, evens_first, nvfp4_global_scale, to_dtype};
+use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Table};
 /// Wrong zero points.
 pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {

@@ -3,8 +3,8 @@
 use super::Context;
 use crate::judge::compare::elements;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
+use crate::num::tensor::Tensor;
 use crate::ops::quant::QuantConfig;
-use crate::tensor::Tensor;
 
 /// The report on scales that have another number of groups than they should, where the values say which
 /// groups those are; `None` for scales of the right shape, and for others.

@@ -2,10 +2,10 @@
 
 use super::{Context, candidate, inverse_order};
 use crate::judge::compare::{Candidate, Elements};
-use crate::layout::marlin::{
+use crate::layouts::marlin::{
     InputDtype, Options, ScaleLayout, ScalePermutation, half_codec, prepare, to_dtype,
 };
-use crate::scalar::ScalarType;
+use crate::num::scalar::ScalarType;
 use crate::weight::Table;
 /// The scales after everything but the permutation of columns (and the reordering in fours).
 fn unpermuted(c: &Context<'_>) -> Option<Vec<Table>> {
@@ -60,7 +60,7 @@ pub(in crate::ops) fn scales<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let picks = |k: usize| {
         ScalePermutation::choose(
             group_size,
-            crate::dims::LogicalK(k),
+            crate::num::dims::LogicalK(k),
             c.options.input_dtype.activations(),
         )
     };

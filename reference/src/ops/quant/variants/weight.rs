@@ -2,12 +2,12 @@
 
 use super::{Context, candidate, inverse_order, reorder_in_words};
 use crate::act_order;
-use crate::dims::Shape;
 use crate::judge::compare::{Candidate, Elements};
-use crate::layout::marlin::{
+use crate::layouts::marlin::{
     Activations, InputDtype, WeightLayout, evens_first, kernel_codes as fp8_codes,
 };
-use crate::scalar::ScalarType;
+use crate::num::dims::Shape;
+use crate::num::scalar::ScalarType;
 use crate::weight::{Codes, Groups, Weight};
 /// Packs every matrix's codes after `change`, in the order `perm` gives.
 fn repack<'c>(

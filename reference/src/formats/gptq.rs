@@ -1,0 +1,218 @@
+//! GPTQ: codes packed along K, optional act-order.
+//!
+//! Source: AutoGPTQ's tensors as vLLM 0.21.0 `gptq_marlin.py` loads them.
+
+use crate::formats::parts::{
+    bias_table, bias_tensor, check_bits, expect_type, float_tensor, full, g_idx_tensor,
+    groups_from, scale_table, sizes, unpacked, zero_codes, zero_table,
+};
+use crate::formats::words::{int_tensor, int_words, pack_rows, plain_order, unpack_rows};
+use crate::num::dims::{GroupSize, Shape};
+use crate::num::scalar::ScalarType;
+use crate::num::tensor::{DType, Tensor};
+use crate::weight::{Codes, Groups, Weight};
+use crate::{Error, Result};
+
+/// How `qzeros` stores a zero point z (`checkpoint_format` in configs).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZeroPoints {
+    /// `gptq`: z − 1, wrapping in the field's bits.
+    V1,
+    /// `gptq_v2`: z.
+    V2,
+}
+
+/// What a config says about a GPTQ matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scheme {
+    /// 4 or 8.
+    pub bits: u32,
+    /// k per scale.
+    pub group_size: GroupSize,
+    /// Whether `g_idx` is to be followed; without it `g_idx` is ignored, as upstream does.
+    pub desc_act: bool,
+    /// Whether all zero points are the middle of the range.
+    pub sym: bool,
+    /// How `qzeros` is stored.
+    pub zeros: ZeroPoints,
+}
+
+impl Scheme {
+    /// What a code means.
+    pub fn ty(&self) -> ScalarType {
+        match (self.bits, self.sym) {
+            (4, true) => ScalarType::UINT4B8,
+            (4, false) => ScalarType::UINT4,
+            (_, true) => ScalarType::UINT8B128,
+            (_, false) => ScalarType::UINT8,
+        }
+    }
+
+    /// With channel-wise scales there is one group only, so no order.
+    fn act_order(&self) -> bool {
+        self.desc_act && self.group_size != GroupSize::Channel
+    }
+
+    fn mask(&self) -> u8 {
+        0xff >> (8 - self.bits)
+    }
+}
+
+/// The tensors of one matrix.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GptqTensors<'a> {
+    /// `[size_k / pack, size_n]` int32.
+    pub qweight: Tensor<'a>,
+    /// `[groups, size_n]` f16, bf16 or f32.
+    pub scales: Tensor<'a>,
+    /// `[groups, size_n / pack]` int32. Needed without `sym`. With it the zero points are checked;
+    /// a caller that, like upstream, does not want to know leaves them out.
+    pub qzeros: Option<Tensor<'a>>,
+    /// `[size_k]` int32. Needed with `desc_act`, unless scales are channel-wise.
+    pub g_idx: Option<Tensor<'a>>,
+    /// `[size_n]`.
+    pub bias: Option<Tensor<'a>>,
+}
+
+impl<'a> GptqTensors<'a> {
+    /// The weight; its codes borrow `qweight`'s bytes where they are aligned.
+    ///
+    /// With `desc_act` any number of scale rows is right: a row-parallel rank holds all of the
+    /// whole matrix's.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::Dtype`], [`Error::Missing`]; [`Error::Value`] for scales that are
+    /// not finite, a group out of range, and zero points of a symmetric matrix that are not the
+    /// middle of the range; [`Error::Size`] where groups do not divide K.
+    pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'a>> {
+        check_bits("GPTQ", scheme.bits)?;
+        let pack = (32 / scheme.bits) as usize;
+        let [packed_k, size_n] = sizes(&self.qweight)?;
+        let shape = Shape::new(unpacked(&self.qweight, packed_k, pack)?, size_n);
+        let groups = match scheme.act_order() {
+            true => None,
+            false => Some(scheme.group_size.groups(shape.k())?),
+        };
+        let scales = scale_table(&self.scales, groups, size_n)?;
+        let groups = match (&self.g_idx, scheme.act_order()) {
+            (_, false) => Groups::Uniform(scheme.group_size),
+            (Some(g_idx), true) => groups_from(g_idx, shape, scales.rows(), scheme.group_size)?,
+            (None, true) => return Err(Error::missing(full(name, "g_idx"), "desc_act")),
+        };
+        let zeros = match &self.qzeros {
+            Some(qzeros) => Some(unpack_zeros(qzeros, scheme, scales.rows(), size_n)?),
+            None if scheme.sym => None,
+            None => return Err(Error::missing(full(name, "qzeros"), "an asymmetric matrix")),
+        };
+        let zeros = match zeros {
+            Some(codes) if scheme.sym => {
+                expect_middle(self.qzeros.as_ref(), scheme, size_n, &codes)?;
+                None
+            }
+            Some(codes) => Some(zero_table(scheme.ty(), scales.rows(), size_n, codes)?),
+            None => None,
+        };
+        let bias = bias_table(self.bias.as_ref(), size_n)?;
+        let codes = Codes::from_words(scheme.bits, shape, int_words(self.qweight)?)?;
+        let weight = Weight {
+            name: name.to_owned(),
+            ty: scheme.ty(),
+            codes,
+            scales,
+            zeros,
+            groups,
+            global_scale: None,
+            bias,
+        };
+        weight.validate()?;
+        Ok(weight)
+    }
+
+    /// The tensors of `weight`, of which GPTQ can hold the integer types. `qzeros` is left out of
+    /// a symmetric matrix whose N fills no whole words.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other types, [`Error::Size`] where zero points fill no whole
+    /// words, and what [`Weight::validate`] refuses.
+    pub fn pack(weight: &Weight<'_>, zeros: ZeroPoints) -> Result<GptqTensors<'static>> {
+        use ScalarType as T;
+        let allowed = [T::UINT4B8, T::UINT8B128, T::UINT4, T::UINT8];
+        expect_type("GPTQ", &weight.name, weight.ty, &allowed)?;
+        weight.validate()?;
+        let name = &weight.name;
+        let (Shape { size_k, size_n }, bits) = (weight.shape(), weight.codes.bits());
+        let (pack, groups) = (weight.codes.pack(), weight.scales.rows());
+        let words = weight.codes.words().to_vec();
+        let qweight = int_tensor(full(name, "qweight"), vec![size_k / pack, size_n], words)?;
+        let symmetric = !weight.needs_zeros();
+        let qzeros = if size_n.is_multiple_of(pack) {
+            let codes = match symmetric {
+                true => vec![weight.ty.bias() as u8; groups * size_n],
+                false => zero_codes(name, weight.zeros.as_ref())?.to_vec(),
+            };
+            let mask = 0xff >> (8 - bits);
+            let store = |z: u8| match zeros {
+                ZeroPoints::V1 => z.wrapping_sub(1) & mask,
+                ZeroPoints::V2 => z,
+            };
+            let stored: Vec<u8> = codes.into_iter().map(store).collect();
+            let words = pack_rows(&stored, size_n, bits, plain_order(bits));
+            Some(int_tensor(full(name, "qzeros"), vec![groups, size_n / pack], words)?)
+        } else if symmetric {
+            None
+        } else {
+            return Err(Error::size(
+                format!("{name}: size_n"),
+                size_n,
+                format!("a multiple of {pack}"),
+            ));
+        };
+        Ok(GptqTensors {
+            qweight,
+            scales: float_tensor(name, "scales", &weight.scales)?,
+            qzeros,
+            g_idx: Some(g_idx_tensor(full(name, "g_idx"), &weight.groups, size_k)?),
+            bias: bias_tensor(name, weight.bias.as_ref())?,
+        })
+    }
+}
+
+/// Zero points `[groups, size_n]`, corrected for the version.
+fn unpack_zeros(
+    qzeros: &Tensor<'_>,
+    scheme: &Scheme,
+    groups: usize,
+    size_n: usize,
+) -> Result<Vec<u8>> {
+    let pack = (32 / scheme.bits) as usize;
+    if !size_n.is_multiple_of(pack) {
+        return Err(Error::size("size_n", size_n, format!("a multiple of {pack}")));
+    }
+    qzeros.expect_dtype(&[DType::I32, DType::U32])?.expect_shape(&[groups, size_n / pack])?;
+    let words = qzeros.elements::<u32>();
+    let mut codes = unpack_rows(&words, size_n, scheme.bits, plain_order(scheme.bits));
+    if scheme.zeros == ZeroPoints::V1 {
+        let mask = scheme.mask();
+        codes.iter_mut().for_each(|z| *z = z.wrapping_add(1) & mask);
+    }
+    Ok(codes)
+}
+
+/// A symmetric matrix whose zero points are elsewhere would dequantize to other numbers.
+fn expect_middle(
+    qzeros: Option<&Tensor<'_>>,
+    scheme: &Scheme,
+    size_n: usize,
+    codes: &[u8],
+) -> Result<()> {
+    let middle = scheme.ty().bias() as u8;
+    let Some(i) = codes.iter().position(|&z| z != middle) else { return Ok(()) };
+    let other = match scheme.zeros {
+        ZeroPoints::V1 if codes.iter().all(|&z| z == middle + 1) => " (they are stored as v2)",
+        ZeroPoints::V2 if codes.iter().all(|&z| z == middle - 1) => " (they are stored as v1)",
+        _ => "",
+    };
+    let name = qzeros.map_or("qzeros", Tensor::name);
+    let expected = format!("{middle}, the zero point of a symmetric matrix{other}");
+    Err(Error::value(name, &[i / size_n, i % size_n], codes[i], expected))
+}

@@ -1,0 +1,152 @@
+//! Weight codes as bytes, row by row or in blocks of k.
+
+use super::RowOrder;
+use crate::layouts::{Layout, Place, Slot};
+use crate::num::dims::Shape;
+use crate::weight::Codes;
+use crate::{Error, Result};
+
+/// Bytes of k in a block of the BlockMajorK layout (FlashInfer `WeightLayout.BlockMajorK`).
+pub const BLOCK_K_BYTES: usize = 128;
+
+/// A weight `[N, K]` as bytes, its rows in another order: codes of 4 bits two a byte, the lower k in
+/// the low nibble, or of 8 bits.
+///
+/// Row-major: byte (place of n) · B + c, where a row has B bytes and k stands in its byte c. In blocks
+/// of b bytes: byte ((c / b) · N + place of n) · b + c mod b, that is `[B / b, N, b]`
+/// (FlashInfer `convert_to_block_layout`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PackedRows {
+    shape: Shape,
+    bits: u32,
+    rows: RowOrder,
+    block: Option<usize>,
+}
+
+impl PackedRows {
+    /// `shape` codes of `bits` (4 or 8), in the order `rows`, and in blocks of `block` bytes of k or
+    /// row-major.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for another width, an order of another number of rows, K that is no multiple
+    /// of 32 / bits or does not fill whole blocks, and for more than memory could hold.
+    pub fn new(shape: Shape, bits: u32, rows: RowOrder, block: Option<usize>) -> Result<Self> {
+        if !matches!(bits, 4 | 8) {
+            return Err(Error::size("bits per code", bits, "4 or 8"));
+        }
+        shape.k().packed(bits)?;
+        let len = shape.size_k.checked_mul(8).and_then(|bits| bits.checked_mul(shape.size_n));
+        if len.is_none_or(|len| isize::try_from(len).is_err()) {
+            return Err(Error::size("codes", shape, "a product that memory can hold"));
+        }
+        if rows.size_n() != shape.size_n {
+            return Err(Error::size("rows of the order", rows.size_n(), shape.size_n));
+        }
+        let layout = Self { shape, bits, rows, block };
+        if let Some(block) = block
+            && (block == 0 || shape.size_k == 0 || !layout.row_bytes().is_multiple_of(block))
+        {
+            let expected = format!("a positive multiple of {}", block * 8 / bits as usize);
+            return Err(Error::size("size_k", shape.size_k, expected));
+        }
+        Ok(layout)
+    }
+
+    /// Matrix shape.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The order of the rows.
+    pub fn rows(&self) -> &RowOrder {
+        &self.rows
+    }
+
+    /// Bytes of k in a block, where the matrix is cut.
+    pub fn block(&self) -> Option<usize> {
+        self.block
+    }
+
+    /// Bytes of a row.
+    fn row_bytes(&self) -> usize {
+        self.shape.size_k * self.bits as usize / 8
+    }
+
+    /// Where byte `c` of the row at place `place` is.
+    fn byte(&self, place: usize, c: usize) -> usize {
+        let block = self.block.unwrap_or(self.row_bytes());
+        (c / block * self.shape.size_n + place) * block + c % block
+    }
+
+    /// The bytes of `codes`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for codes of another shape, [`Error::Size`] of another width.
+    pub fn pack(&self, codes: &Codes<'_>) -> Result<Vec<u8>> {
+        if codes.shape() != self.shape {
+            let Shape { size_k, size_n } = codes.shape();
+            return Err(Error::shape("codes", &[size_k, size_n], self.shape));
+        }
+        if codes.bits() != self.bits {
+            return Err(Error::size("bits per code", codes.bits(), self.bits));
+        }
+        // Four bytes of a row stand in one word, the lower k in the lower bits, as in a file.
+        let words = codes.words();
+        let mut out = vec![0; self.packed_len()];
+        for place in 0..self.shape.size_n {
+            let n = self.rows.source(place);
+            for r in 0..self.row_bytes() / 4 {
+                let bytes = words[r * self.shape.size_n + n].to_le_bytes();
+                for (i, byte) in bytes.into_iter().enumerate() {
+                    out[self.byte(place, 4 * r + i)] = byte;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The codes that [`Self::pack`] was given.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another number of bytes.
+    pub fn unpack(&self, packed: &[u8]) -> Result<Codes<'static>> {
+        if packed.len() != self.packed_len() {
+            let expected = format!("{} bytes", self.packed_len());
+            return Err(Error::shape("packed weight", &[packed.len()], expected));
+        }
+        let mut words = Vec::with_capacity(self.packed_len() / 4);
+        for r in 0..self.row_bytes() / 4 {
+            for n in 0..self.shape.size_n {
+                let place = self.rows.target(n);
+                let at = |i| packed[self.byte(place, 4 * r + i)];
+                words.push(u32::from_le_bytes([at(0), at(1), at(2), at(3)]));
+            }
+        }
+        Codes::from_words(self.bits, self.shape, words)
+    }
+}
+
+impl Layout for PackedRows {
+    /// `[N, bytes]`, or `[blocks · N, block]`; elements are bytes.
+    fn packed_shape(&self) -> [usize; 2] {
+        let block = self.block.unwrap_or(self.row_bytes());
+        [self.row_bytes().checked_div(block).unwrap_or(0) * self.shape.size_n, block]
+    }
+
+    fn offset(&self, k: usize, n: usize) -> Slot {
+        assert!(k < self.shape.size_k && n < self.shape.size_n);
+        let bit = k * self.bits as usize;
+        let element = self.byte(self.rows.target(n), bit / 8);
+        Slot { element, bit: (bit % 8) as u32, width: self.bits }
+    }
+
+    fn locate(&self, element: usize, bit: u32) -> Place {
+        assert!(element < self.packed_len() && bit < 8);
+        let [_, block] = self.packed_shape();
+        let (line, in_block) = (element / block, element % block);
+        let (block_k, place) = (line / self.shape.size_n, line % self.shape.size_n);
+        let bits = (block_k * block + in_block) * 8 + bit as usize;
+        let row = bits / self.bits as usize;
+        Place { row, col: self.rows.source(place), fragment: None }
+    }
+}

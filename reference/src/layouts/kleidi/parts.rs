@@ -1,0 +1,63 @@
+//! What the operator reads of a weight beside its codes.
+
+use crate::num::scalar::ScalarType;
+use crate::weight::{Groups, TableData, Weight};
+use crate::{Error, Result};
+
+/// What of a weight is not codes, as the operator takes it.
+pub(super) struct Parts<'w> {
+    /// Rows of a group; all of K where scales are a column's.
+    pub(super) group_size: usize,
+    pub(super) scales: Scales<'w>,
+    /// `[N]`; zeros where there is none.
+    pub(super) bias: Vec<f32>,
+}
+
+/// Bits of the scales.
+pub(super) enum Scales<'w> {
+    /// f32 `[N]`.
+    Channel(&'w [u32]),
+    /// bf16 `[groups, N]`.
+    Group(&'w [u16]),
+}
+
+impl<'w> Parts<'w> {
+    /// Scales and bias of a weight that the operator takes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other codes than `uint4b8`, zero points, a global scale, act-order,
+    /// and other types of scales than f32 for columns and bf16 for groups; what
+    /// [`Weight::validate`] refuses.
+    pub(super) fn of(weight: &'w Weight<'_>) -> Result<Self> {
+        weight.validate()?;
+        let name = &weight.name;
+        let refuse = |what: String, reason: &str| Err(Error::unsupported(what, reason));
+        if weight.ty != ScalarType::UINT4B8 {
+            return refuse(format!("{name}: codes of type {}", weight.ty), "4 bits only (uint4b8)");
+        }
+        if weight.zeros.is_some() || weight.global_scale.is_some() {
+            let what = format!("{name}: zero points or a global scale");
+            return refuse(what, "the operator has neither");
+        }
+        let Groups::Uniform(group) = weight.groups else {
+            return refuse(format!("{name}: g_idx"), "the operator's groups are uniform");
+        };
+        let shape = weight.shape();
+        let group_size = group.rows(shape.k());
+        let ty = weight.scales.ty();
+        let scales = match (group_size == shape.size_k, weight.scales.data()) {
+            (true, TableData::B32(bits)) if ty == ScalarType::FLOAT32 => Scales::Channel(bits),
+            (false, TableData::B16(bits)) if ty == ScalarType::BFLOAT16 => Scales::Group(bits),
+            (is_channel_wise, _) => {
+                let wanted = if is_channel_wise { "float32" } else { "bfloat16" };
+                let what = format!("{name}: {ty} scales with group_size {group}");
+                return refuse(what, &format!("the operator takes {wanted} there"));
+            }
+        };
+        let bias = match &weight.bias {
+            None => vec![0.0; shape.size_n],
+            Some(b) => b.iter_bits().map(|bits| b.ty().to_f64(bits) as f32).collect(),
+        };
+        Ok(Self { group_size, scales, bias })
+    }
+}

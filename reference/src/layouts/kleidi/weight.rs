@@ -1,0 +1,182 @@
+//! From the hub's weight straight to packed bytes: a word holds eight k of a column, which is one
+//! half of a segment, so that eight bytes of output come from two words without looking at single
+//! codes. The bytes are those of [`RhsLayout::pack`].
+
+use super::parts::{Parts, Scales};
+use super::{CHUNK, NR, PIECE, PackedRhs, RhsLayout};
+use crate::num::dims::GroupSize;
+use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
+use crate::weight::{Table, Weight};
+use crate::{Error, Result};
+
+/// The code of zero in every nibble: what stands past K.
+const ZEROS: u32 = 0x8888_8888;
+
+/// The scales of `weight` in the type that the operator takes: f32 where one scale serves a whole
+/// column, bf16 for groups (rounded to nearest even, as upstream converts them).
+///
+/// `grouped` says that the method's own scale parameter is bf16, so that scales pass through that
+/// type even where one group is the whole K: experts in groups.
+///
+/// # Errors
+/// [`Error::Unsupported`] for scales that are not f16, bf16 or f32; [`Error::Value`] for one that
+/// bf16 cannot hold.
+pub fn operator_scales(weight: &Weight<'_>, grouped: bool) -> Result<Table> {
+    let (scales, from) = (&weight.scales, weight.scales.ty());
+    let channel_wise = match weight.groups.group_size() {
+        GroupSize::Channel => true,
+        GroupSize::Of(g) => g == weight.shape().size_k,
+    };
+    let to_f32: fn(u32) -> f32 = match from {
+        ScalarType::FLOAT32 => f32::from_bits,
+        ScalarType::BFLOAT16 => |bits| bf16_to_f32(bits as u16),
+        ScalarType::FLOAT16 => |bits| crate::num::scalar::f16_to_f32(bits as u16),
+        _ => {
+            let what = format!("{}: {from} scales", weight.name);
+            return Err(Error::unsupported(what, "the operator takes float scales"));
+        }
+    };
+    let through_bf16 = grouped || !channel_wise;
+    let to = if channel_wise { ScalarType::FLOAT32 } else { ScalarType::BFLOAT16 };
+    let mut overflow = None;
+    let mut at = 0;
+    let table = scales.map(to, |bits| {
+        let value = to_f32(bits);
+        let narrow = f32_to_bf16_rne(value);
+        if through_bf16 && !bf16_to_f32(narrow).is_finite() {
+            overflow.get_or_insert((at, value));
+        }
+        at += 1;
+        match (channel_wise, through_bf16) {
+            (false, _) => narrow.into(),
+            (true, true) => bf16_to_f32(narrow).to_bits(),
+            (true, false) => value.to_bits(),
+        }
+    });
+    match overflow {
+        None => Ok(table),
+        Some((at, value)) => {
+            let index = [at / scales.cols(), at % scales.cols()];
+            let name = format!("{} scales [group, n]", weight.name);
+            Err(Error::value(name, &index, value, "a scale that bf16 can hold"))
+        }
+    }
+}
+
+impl RhsLayout {
+    /// Packs `weight`: `uint4b8` codes in uniform groups, f32 scales channel-wise and bf16 scales
+    /// group-wise (see [`operator_scales`]), a bias of any float type. The same bytes as
+    /// [`RhsLayout::pack`] of [`Columns::from_weight`](super::Columns::from_weight).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another type of codes or scales, act-order, zero points and a
+    /// global scale; [`Error::Shape`] and [`Error::Size`] when the weight has another shape or
+    /// group size than the layout; what [`Weight::validate`] refuses.
+    pub fn pack_weight(&self, weight: &Weight<'_>) -> Result<PackedRhs<'static>> {
+        let parts = Parts::of(weight)?;
+        let shape = weight.shape();
+        if shape != self.shape() {
+            let found = [shape.size_k, shape.size_n];
+            return Err(Error::shape(&weight.name, &found, self.shape()));
+        }
+        let rows = shape.size_k / self.groups();
+        if parts.group_size != rows {
+            let what = format!("{}: group_size", weight.name);
+            return Err(Error::size(what, parts.group_size, rows));
+        }
+        let mut bytes = vec![0u8; self.packed_len()];
+        for (b, block) in bytes.chunks_exact_mut(self.block_bytes()).enumerate() {
+            if self.nr() == NR[0] {
+                self.fill::<{ NR[0] }>(weight, &parts, b, block);
+            } else {
+                self.fill::<{ NR[1] }>(weight, &parts, b, block);
+            }
+        }
+        PackedRhs::new(*self, bytes)
+    }
+
+    /// Writes block `b`, of `N` columns.
+    fn fill<const N: usize>(
+        &self,
+        weight: &Weight<'_>,
+        parts: &Parts<'_>,
+        b: usize,
+        block: &mut [u8],
+    ) {
+        let size_n = self.shape().size_n;
+        // Columns past the last repeat it.
+        let columns: [usize; N] = std::array::from_fn(|i| (b * N + i).min(size_n - 1));
+        let whole = columns[0] + N <= size_n;
+        let words = weight.codes.words();
+        let rows = words.len() / size_n;
+        // Eight k of each column.
+        let row = |i: usize| -> [u32; N] {
+            if i >= rows {
+                return [ZEROS; N];
+            }
+            let row = &words[i * size_n..][..size_n];
+            match row.get(columns[0]..).and_then(|r| r.first_chunk::<N>()) {
+                Some(run) if whole => *run,
+                _ => columns.map(|n| row[n]),
+            }
+        };
+        let (mut integer_sums, mut float_sums) = ([0i32; N], [0.0f32; N]);
+        let segments = self.padded_group() / CHUNK * 2;
+        let (blocks, tail) = block.split_at_mut(self.groups() * self.group_bytes());
+        for (g, group) in blocks.chunks_exact_mut(self.group_bytes()).enumerate() {
+            let (codes, scale_bytes) = group.split_at_mut(segments * N * PIECE);
+            let scales: [u16; N] = match parts.scales {
+                Scales::Group(bits) => columns.map(|n| bits[g * size_n + n]),
+                Scales::Channel(_) => [0; N],
+            };
+            let widened = scales.map(bf16_to_f32);
+            for (s, out) in codes.chunks_exact_mut(N * PIECE).enumerate() {
+                let first = (g * segments + s) / 2 * (CHUNK / PIECE) + s % 2;
+                let sums = segment(row(first), row(first + 2), out);
+                for i in 0..N {
+                    integer_sums[i] = integer_sums[i].wrapping_add(16 * sums[i]);
+                    float_sums[i] += sums[i] as f32 * widened[i];
+                }
+            }
+            for (out, scale) in scale_bytes.chunks_exact_mut(2).zip(scales) {
+                out.copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        let bias = columns.map(|n| parts.bias[n].to_bits());
+        let words: &[[u32; N]] = match parts.scales {
+            Scales::Channel(bits) => &[
+                integer_sums.map(|s| s as u32),
+                columns.map(|n| (f32::from_bits(bits[n]) * 0.0625).to_bits()),
+                bias,
+            ],
+            Scales::Group(_) => &[float_sums.map(f32::to_bits), bias],
+        };
+        for (out, word) in tail.chunks_exact_mut(4).zip(words.as_flattened()) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// One segment of a block: k 0 to 7 of each column in `low`, the k sixteen further in `high`.
+/// Returns Σw of each column.
+fn segment<const N: usize>(low: [u32; N], high: [u32; N], out: &mut [u8]) -> [i32; N] {
+    let mut sums = [0; N];
+    for (i, piece) in out.chunks_exact_mut(PIECE).enumerate() {
+        let (low, high) = (spread(low[i]), spread(high[i]));
+        // Code − 8 as two's complement is the code with its highest bit turned.
+        let bytes = (low | high << 4) ^ 0x8888_8888_8888_8888;
+        piece.copy_from_slice(&bytes.to_le_bytes());
+        // Eight sums of two codes are at most 240: the multiplication adds them in the top byte.
+        let sum = (low + high).wrapping_mul(0x0101_0101_0101_0101) >> 56;
+        sums[i] = sum as i32 - 2 * 8 * PIECE as i32;
+    }
+    sums
+}
+
+/// Each nibble of `word` in a byte of its own.
+fn spread(word: u32) -> u64 {
+    let x = u64::from(word);
+    let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
+    let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
+    (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
+}

@@ -1,0 +1,218 @@
+//! The packed weight as a layout object.
+
+use rayon::{current_num_threads, prelude::*};
+
+use super::kernel::Kernel;
+use super::repack;
+use super::tile::{Activations, TILE_LEN, TileMap};
+use crate::layouts::{Difference, Layout, Place, Slot, compare};
+use crate::num::dims::Shape;
+use crate::weight::Codes;
+use crate::{Error, Result};
+
+/// Columns that an act-order gather works on at a time: a whole number of tiles.
+const GATHER_COLUMNS: usize = 128;
+
+/// Words that are worth another thread: packing them takes longer than waking it. A smaller matrix
+/// is packed where the caller runs.
+const THREAD_WORDS: usize = 1 << 17;
+
+/// Marlin's packed weight: 32-bit words `[K / 16, N · 16 / pack]`.
+///
+/// Tiles stand row of tiles by row of tiles. With 8-bit activations a row of 32-k tiles fills
+/// two rows of the packed tensor. Source: vLLM 0.21.0 `gptq_marlin_repack`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WeightLayout {
+    shape: Shape,
+    map: TileMap,
+}
+
+impl WeightLayout {
+    /// The layout of a `shape` matrix of `bits` (4 or 8) codes.
+    ///
+    /// Fails unless K is a multiple of 16 (32 with 8-bit activations) and N of 64. Upstream's
+    /// dense kernel wants K to be a multiple of [`super::MIN_THREAD_K`] as well; that is its
+    /// choice of thread configuration and is checked when a backend is selected, not here.
+    pub fn new(shape: Shape, bits: u32, activations: Activations) -> Result<Self> {
+        if !matches!(bits, 4 | 8) {
+            return Err(Error::size("bits per code", bits, "4 or 8"));
+        }
+        let map = TileMap::new(activations, bits);
+        if shape.is_empty() || !shape.size_k.is_multiple_of(map.tile_k()) {
+            return Err(Error::size(
+                "size_k",
+                shape.size_k,
+                format!("a positive multiple of {}", map.tile_k()),
+            ));
+        }
+        if !shape.size_n.is_multiple_of(super::MIN_THREAD_N) {
+            return Err(Error::size(
+                "size_n",
+                shape.size_n,
+                format!("a multiple of {}", super::MIN_THREAD_N),
+            ));
+        }
+        Ok(Self { shape, map })
+    }
+
+    /// Matrix shape.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The order inside a tile.
+    pub fn tile_map(&self) -> TileMap {
+        self.map
+    }
+
+    /// Words of one row of tiles.
+    fn words_per_tile_row(&self) -> usize {
+        self.shape.size_n / self.map.tile_n() * self.map.words()
+    }
+
+    /// Packs `codes`; with act-order, row k of the packed matrix is row `perm[k]` of `codes`.
+    ///
+    /// Runs on rayon's current pool. Fails when `codes` has another shape or width, or `perm`
+    /// another length or a row out of range.
+    pub fn pack(&self, codes: &Codes<'_>, perm: Option<&[u32]>) -> Result<Vec<u32>> {
+        let mut out = vec![0; self.packed_len()];
+        self.pack_into(codes, perm, &mut out)?;
+        Ok(out)
+    }
+
+    /// [`Self::pack`] into a buffer of [`Layout::packed_len`] words.
+    pub fn pack_into(
+        &self,
+        codes: &Codes<'_>,
+        perm: Option<&[u32]>,
+        out: &mut [u32],
+    ) -> Result<()> {
+        self.expect_codes(codes)?;
+        self.expect_len(out.len())?;
+        let kernel = Kernel::detect();
+        let Some(perm) = perm else {
+            let rows_per_thread = THREAD_WORDS.div_ceil(self.words_per_tile_row());
+            let rows = out.par_chunks_mut(self.words_per_tile_row()).enumerate();
+            rows.with_min_len(rows_per_thread).for_each(|(row, out)| {
+                let source = repack::source_rows(codes, self.map, row);
+                kernel.pack_tile_row(self.map, self.shape.size_n, source, out);
+            });
+            return Ok(());
+        };
+        crate::act_order::expect_rows(perm, self.shape.size_k)?;
+        // A source word holds rows of up to eight different tiles. A copy of a few columns fits
+        // the second-level cache, whatever the distance of its rows in memory was.
+        let per_thread = (self.shape.size_k / self.map.tile_k()).div_ceil(current_num_threads());
+        let band = self.words_per_tile_row() * per_thread;
+        out.par_chunks_mut(band).enumerate().for_each(|(thread, band)| {
+            let (mut block, mut source) = (Vec::new(), Vec::new());
+            for n0 in (0..self.shape.size_n).step_by(GATHER_COLUMNS) {
+                let columns = n0..self.shape.size_n.min(n0 + GATHER_COLUMNS);
+                let width = columns.len();
+                block.clear();
+                for row in codes.words().chunks_exact(self.shape.size_n) {
+                    block.extend_from_slice(&row[columns.clone()]);
+                }
+                let words = self.map.words() * width / self.map.tile_n();
+                let first = self.map.words() * n0 / self.map.tile_n();
+                let rows = band.chunks_exact_mut(self.words_per_tile_row()).enumerate();
+                for (row, out) in rows {
+                    let perm = &perm[(thread * per_thread + row) * self.map.tile_k()..];
+                    let perm = &perm[..self.map.tile_k()];
+                    kernel.gather_rows(&block, width, codes.bits(), perm, &mut source);
+                    kernel.pack_tile_row(self.map, width, &source, &mut out[first..][..words]);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// The codes of packed words; with act-order, `perm` as it was given to [`Self::pack`]
+    /// (a permutation) puts the rows back to checkpoint order.
+    pub fn unpack(&self, packed: &[u32], perm: Option<&[u32]>) -> Result<Codes<'static>> {
+        self.expect_len(packed.len())?;
+        let mut row_of: Vec<usize> = (0..self.shape.size_k).collect();
+        if let Some(perm) = perm {
+            crate::act_order::expect_permutation(perm, self.shape.size_k)?;
+            for (k, &p) in perm.iter().enumerate() {
+                row_of[k] = p as usize;
+            }
+        }
+        let (bits, n_len) = (self.map.bits(), self.shape.size_n);
+        let pack = 32 / bits as usize;
+        let mask = u32::MAX >> (32 - bits);
+        let order: Vec<_> = (0..TILE_LEN).map(|p| self.map.value_at(p)).collect();
+        let mut words = vec![0u32; self.shape.size_k / pack * n_len];
+        for (tile, tile_words) in packed.chunks_exact(self.map.words()).enumerate() {
+            let tiles_n = n_len / self.map.tile_n();
+            let (k0, n0) = (tile / tiles_n * self.map.tile_k(), tile % tiles_n * self.map.tile_n());
+            for (position, at) in order.iter().enumerate() {
+                let word = tile_words[position / pack];
+                let code = word >> (position % pack * bits as usize) & mask;
+                let k = row_of[k0 + at.k];
+                words[k / pack * n_len + n0 + at.n] |= code << (k % pack * bits as usize);
+            }
+        }
+        Codes::from_words(bits, self.shape, words)
+    }
+
+    /// Compares packed words. Fails when either has the wrong length.
+    pub fn compare(&self, expected: &[u32], found: &[u32]) -> Result<Difference> {
+        self.expect_len(expected.len())?;
+        self.expect_len(found.len())?;
+        Ok(compare(self, self.map.bits(), 32 / self.map.bits(), expected, found))
+    }
+
+    fn expect_codes(&self, codes: &Codes<'_>) -> Result<()> {
+        if codes.bits() != self.map.bits() {
+            return Err(Error::size("bits per code", codes.bits(), self.map.bits()));
+        }
+        if codes.shape() != self.shape {
+            return Err(Error::size("codes", codes.shape(), self.shape));
+        }
+        Ok(())
+    }
+
+    fn expect_len(&self, len: usize) -> Result<()> {
+        if len == self.packed_len() {
+            return Ok(());
+        }
+        Err(Error::shape("marlin_qweight", &[len], format!("{:?} words", self.packed_shape())))
+    }
+}
+
+impl Layout for WeightLayout {
+    fn packed_shape(&self) -> [usize; 2] {
+        let pack = 32 / self.map.bits() as usize;
+        [self.shape.size_k / 16, self.shape.size_n * 16 / pack]
+    }
+
+    fn offset(&self, k: usize, n: usize) -> Slot {
+        let Shape { size_k, size_n } = self.shape;
+        assert!(k < size_k && n < size_n, "({k}, {n}) outside {}", self.shape);
+        let (tk, tn) = (self.map.tile_k(), self.map.tile_n());
+        let tile = k / tk * (size_n / tn) + n / tn;
+        let bits = self.map.bits();
+        let position = self.map.position_of(k % tk, n % tn);
+        let pack = 32 / bits as usize;
+        Slot {
+            element: tile * self.map.words() + position / pack,
+            bit: (position % pack) as u32 * bits,
+            width: bits,
+        }
+    }
+
+    fn locate(&self, element: usize, bit: u32) -> Place {
+        assert!(element < self.packed_len() && bit < 32, "word {element} bit {bit}");
+        let tiles_n = self.shape.size_n / self.map.tile_n();
+        let (tile, word) = (element / self.map.words(), element % self.map.words());
+        let (tile_k, tile_n) = (tile / tiles_n, tile % tiles_n);
+        let bits = self.map.bits();
+        let at = self.map.value_at(word * (32 / bits as usize) + (bit / bits) as usize);
+        Place {
+            row: tile_k * self.map.tile_k() + at.k,
+            col: tile_n * self.map.tile_n() + at.n,
+            fragment: Some(self.map.fragment(tile_k, tile_n, at)),
+        }
+    }
+}

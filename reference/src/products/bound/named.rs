@@ -1,0 +1,147 @@
+//! Classes that have names.
+
+use super::{Adder, Ascending, Class, Order, Reduction, Split};
+use crate::num::scalar::ScalarType;
+use crate::products::kernel::Stripe;
+use crate::products::schedule::{FP8_UNIT, MOST_PARTS, PROMOTIONS, SPLIT_TILES, UnitName};
+use crate::products::tensor_core::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit};
+
+impl Class {
+    /// The classes that have names of their own.
+    pub fn named() -> Vec<Self> {
+        let hopper = UNITS
+            .iter()
+            .find(|u| u.architecture == Architecture::Hopper && u.inputs.0 == ScalarType::FLOAT16);
+        let hopper =
+            hopper.map(|unit| Self { name: "hopper-any-order".to_owned(), ..Self::of_unit(unit) });
+        let fused =
+            Self { name: "fused-f32".to_owned(), adder: Adder::FusedF32, ..Self::any_order() };
+        let separate = Self {
+            name: "separate-f32".to_owned(),
+            adder: Adder::SeparateF32,
+            ..Self::any_order()
+        };
+        [
+            Self::any_order(),
+            Self::marlin_hopper(),
+            fused,
+            separate,
+            Self::fp8_any_order(),
+            Self::fp8_contiguous(),
+            Self::fp8_hopper(),
+        ]
+        .into_iter()
+        .chain(hopper)
+        .collect()
+    }
+
+    /// Every kernel that adds up f16 or bf16 products on a matrix unit from Turing on, or with fused
+    /// f32 multiply-adds, in any order, with partial sums reduced in f32: F = 24 is the fewest
+    /// fraction bits that such a unit is known to keep, and eight products the fewest per sum.
+    pub fn any_order() -> Self {
+        Self {
+            name: "f32-any-order".to_owned(),
+            adder: Adder::MatrixUnit { products: 8, fraction_bits: 24, kept_bits: 24 },
+            order: Order::Any,
+            reduction: Reduction::F32 { steps: 1 },
+        }
+    }
+
+    /// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order, with or
+    /// without promotion to f32: Hopper's `wgmma` keeps the fewest fraction bits that are known, 13, and
+    /// truncates its result to as many. Where sums begin again from zero (a group that is scaled
+    /// apart, a promotion), the truncation of an accumulator that is not there is more than a
+    /// multiplication or an f32 addition rounds.
+    pub fn fp8_any_order() -> Self {
+        let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13, kept_bits: 14 };
+        Self { name: "fp8-any-order".to_owned(), adder, ..Self::any_order() }
+    }
+
+    /// As [`Self::fp8_any_order`], for kernels that go through contiguous ranges of k in ascending
+    /// order, wherever they cut them at multiples of 32.
+    pub fn fp8_contiguous() -> Self {
+        let (name, order) = ("fp8-contiguous".to_owned(), Order::Contiguous { block: 32 });
+        Self { name, order, ..Self::fp8_any_order() }
+    }
+
+    /// Kernels with e4m3 operands on Hopper: k ascending on `wgmma` or `mma.sync`, with or without
+    /// promotion to f32 every 32, 64 or 128 k; in 1 to 16 parts of equally many tiles of 64, 128 or
+    /// 256 k (the last part may have fewer), added in f32 in any order.
+    pub fn fp8_hopper() -> Self {
+        let mma = UnitName { instruction: Instruction::Mma, ..FP8_UNIT };
+        let parts = |tile| (2..=MOST_PARTS).map(move |parts| Split::Parts { parts, tile });
+        let splits = std::iter::once(Split::Whole).chain(SPLIT_TILES.into_iter().flat_map(parts));
+        let order = Order::Ascending(Ascending {
+            units: vec![FP8_UNIT, mma],
+            promotions: std::iter::once(0).chain(PROMOTIONS).collect(),
+            splits: splits.collect(),
+        });
+        Self { name: "fp8-hopper".to_owned(), order, ..Self::fp8_any_order() }
+    }
+
+    /// Every kernel that adds up its products with one matrix unit of the table, in any order, with
+    /// partial sums reduced in f32.
+    pub fn of_unit(unit: &Unit) -> Self {
+        let products = match unit.split {
+            KSplit::Whole => unit.size_k,
+            KSplit::Blocks(len) => len,
+            KSplit::Pairs => unit.size_k / 2,
+        };
+        // An accumulator that is added last is one more rounded addition per sum, as many as the
+        // bound counts for reductions.
+        let adder = match unit.accumulator {
+            Accumulator::F32 { kept_bits } => {
+                let fraction_bits = unit.fraction_bits as u32;
+                Adder::MatrixUnit { products, fraction_bits, kept_bits }
+            }
+            Accumulator::F16 => Adder::MatrixUnit {
+                products,
+                fraction_bits: unit.fraction_bits as u32,
+                kept_bits: 11,
+            },
+            Accumulator::S32 => Adder::Exact,
+        };
+        let (order, reduction) = (Order::Any, Reduction::F32 { steps: 1 });
+        Self { name: "matrix-unit-any-order".to_owned(), adder, order, reduction }
+    }
+
+    /// The Marlin kernels on Hopper: steps of 16 k; each tile of 64 or 128 k is shared by two or four
+    /// warps in runs of 32; thread blocks take contiguous ranges of at least two steps for each warp; all partial
+    /// sums are added in f32.
+    pub fn marlin_hopper() -> Self {
+        let stripes = [(4, 2), (8, 2)].map(|(period, length)| Stripe { period, length });
+        Self {
+            name: "marlin-hopper".to_owned(),
+            adder: Adder::MatrixUnit { products: 16, fraction_bits: 25, kept_bits: 24 },
+            order: Order::Striped { block: 16, stripes: stripes.to_vec() },
+            reduction: Reduction::F32 { steps: 2 },
+        }
+    }
+
+    /// Integer sums of groups, scaled and added up in f32 in any order: int8 activations.
+    pub fn integer_groups(group_size: usize) -> Self {
+        Self {
+            name: "integer-groups".to_owned(),
+            adder: Adder::IntegerGroups { group_size },
+            order: Order::Any,
+            reduction: Reduction::F32 { steps: 1 },
+        }
+    }
+
+    /// int8 activations with `groups` group scales over `size_k`: integers per group; with one
+    /// group, per part of at least 64 k, since kernels scale the parts of warps and thread blocks
+    /// apart and add them in f32.
+    pub fn int8(size_k: usize, groups: usize) -> Self {
+        Self::integer_groups(if groups > 1 { size_k / groups } else { 64 })
+    }
+
+    /// Integer sums: no error at all.
+    pub fn exact() -> Self {
+        Self {
+            name: "exact".to_owned(),
+            adder: Adder::Exact,
+            order: Order::Any,
+            reduction: Reduction::F32 { steps: 1 },
+        }
+    }
+}

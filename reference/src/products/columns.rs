@@ -1,0 +1,205 @@
+//! Weights as exact numbers, a few columns at a time.
+
+use crate::num::scalar::{self, ScalarType};
+use crate::weight::{Groups, Weight};
+use crate::{Error, Result};
+
+/// Columns that are decoded and multiplied at once.
+pub const TILE: usize = 8;
+
+/// A source of weight columns.
+pub trait Columns: Sync {
+    /// Rows of the matrix.
+    fn size_k(&self) -> usize;
+    /// Columns of the matrix.
+    fn size_n(&self) -> usize;
+    /// Writes columns `n0..n0 + TILE` to `out`, `[size_k, TILE]`; zeros past the last column.
+    fn tile(&self, n0: usize, out: &mut [[f64; TILE]]);
+}
+
+/// What number enters the product for a code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// (q − z) · s, exactly.
+    Exact,
+    /// (q − z) · s rounded to this type (float16 or bfloat16), to nearest even: what the kernels of
+    /// the Marlin family feed to the matrix unit.
+    Rounded(ScalarType),
+    /// q − z: the scale, one for a column, multiplies the sum.
+    Unscaled,
+}
+
+/// A [`Weight`] as columns under a [`Rule`]. Global scale and bias are left to the caller.
+pub struct WeightColumns<'w> {
+    weight: &'w Weight<'w>,
+    rule: Rule,
+    /// What a code means without zero point, times the recipe's power of two.
+    meanings: Vec<f64>,
+    /// The scales `[groups, size_n]`.
+    scales: Vec<f64>,
+    /// Row of the product → row of the matrix; as stored when absent.
+    order: Option<&'w [u32]>,
+    /// Group of each row of the product.
+    groups: Vec<u32>,
+}
+
+impl<'w> WeightColumns<'w> {
+    /// Columns of `weight` with rows in the order `order` (act-order's sort), or as stored.
+    ///
+    /// # Errors
+    /// When parts of the weight do not fit each other, or `order` is no list of its rows.
+    pub fn new(weight: &'w Weight<'w>, rule: Rule, order: Option<&'w [u32]>) -> Result<Self> {
+        weight.validate()?;
+        let size_k = weight.shape().size_k;
+        let row = |k: usize| order.map_or(k, |o| o[k] as usize);
+        if let Some(order) = order
+            && (order.len() != size_k || order.iter().any(|&k| k as usize >= size_k))
+        {
+            let found = format!("{} places", order.len());
+            return Err(Error::size("row order", found, format!("a permutation of {size_k} rows")));
+        }
+        let groups = match &weight.groups {
+            Groups::Uniform(_) if weight.scales.rows() == 1 => vec![0; size_k],
+            groups => (0..size_k).map(|k| groups.group_of(row(k)) as u32).collect(),
+        };
+        Ok(Self {
+            rule,
+            meanings: (0..1 << weight.codes.bits()).map(|c| weight.ty.to_f64(c)).collect(),
+            scales: weight.scales.iter_bits().map(|b| weight.scales.ty().to_f64(b)).collect(),
+            order,
+            groups,
+            weight,
+        })
+    }
+
+    /// The same columns with e4m3's NaN codes read as ±480: kernels that move an 8-bit float's bits
+    /// into a wider float's see one more number where e4m3 has a NaN.
+    pub fn moving_bits(mut self) -> Self {
+        if self.weight.ty == ScalarType::FLOAT8_E4M3FN {
+            let of = 480.0 * self.meanings[0x38];
+            (self.meanings[0x7f], self.meanings[0xff]) = (of, -of);
+        }
+        self
+    }
+
+    /// The same columns times 2^power, where they are not rounded to another type.
+    pub fn times_power(mut self, power: i32) -> Self {
+        let factor = f64::from(power).exp2();
+        let values =
+            if self.rule == Rule::Unscaled { &mut self.meanings } else { &mut self.scales };
+        values.iter_mut().for_each(|x| *x *= factor);
+        self
+    }
+
+    /// The group of each row of the product.
+    pub(super) fn groups(&self) -> &[u32] {
+        &self.groups
+    }
+
+    /// The same columns with another group for each row of the product, below the number of scale
+    /// rows: how a wrong kernel would read them.
+    ///
+    /// # Errors
+    /// When there is not one group for each row, or one is not among the scales.
+    pub fn with_groups(self, groups: Vec<u32>) -> Result<Self> {
+        let rows = self.weight.scales.rows();
+        if groups.len() != self.groups.len() || groups.iter().any(|&g| g as usize >= rows) {
+            let expected = format!("{} groups below {rows}", self.groups.len());
+            return Err(Error::size("groups", groups.len(), expected));
+        }
+        Ok(Self { groups, ..self })
+    }
+}
+
+impl Columns for WeightColumns<'_> {
+    fn size_k(&self) -> usize {
+        self.weight.shape().size_k
+    }
+
+    fn size_n(&self) -> usize {
+        self.weight.shape().size_n
+    }
+
+    fn tile(&self, n0: usize, out: &mut [[f64; TILE]]) {
+        let size_n = self.size_n();
+        let width = TILE.min(size_n - n0);
+        let codes = &self.weight.codes;
+        let (words, bits, pack) = (codes.words(), codes.bits(), codes.pack());
+        let mask = (1u32 << bits) - 1;
+        let (mut group, mut scale, mut zero) = (u32::MAX, [0.0; TILE], [0.0; TILE]);
+        for (p, out) in out.iter_mut().enumerate() {
+            let k = self.order.map_or(p, |o| o[p] as usize);
+            if group != self.groups[p] {
+                group = self.groups[p];
+                let g = group as usize;
+                scale[..width].copy_from_slice(&self.scales[g * size_n + n0..][..width]);
+                if let Some(zeros) = &self.weight.zeros {
+                    for (j, z) in zero[..width].iter_mut().enumerate() {
+                        *z = f64::from(zeros.bits(g, n0 + j));
+                    }
+                }
+            }
+            let words = &words[k / pack * size_n + n0..][..width];
+            let shift = (k % pack) as u32 * bits;
+            let mut q = [0.0; TILE];
+            for (q, word) in q.iter_mut().zip(words) {
+                *q = self.meanings[(word >> shift & mask) as usize];
+            }
+            for j in 0..TILE {
+                out[j] = match self.rule {
+                    Rule::Unscaled => q[j] - zero[j],
+                    Rule::Exact => (q[j] - zero[j]) * scale[j],
+                    Rule::Rounded(ScalarType::FLOAT16) => round_f16((q[j] - zero[j]) * scale[j]),
+                    Rule::Rounded(_) => round_bf16((q[j] - zero[j]) * scale[j]),
+                };
+            }
+        }
+    }
+}
+
+/// Rounds to f16, as f64. Without branches on the value, so that loops of it vectorize; the
+/// scalar module's conversions are the definition that tests hold it to.
+#[inline]
+pub fn round_f16(x: f64) -> f64 {
+    round_to(x, 42, f64::from_bits(0x3f10_0000_0000_0000), 65520.0)
+}
+
+/// Rounds to bf16, as f64.
+#[inline]
+pub fn round_bf16(x: f64) -> f64 {
+    // Past the largest finite bf16 by half a unit: 2^128 − 2^119.
+    round_to(x, 45, f64::from_bits(0x3810_0000_0000_0000), f64::from_bits(0x47ef_f000_0000_0000))
+}
+
+/// Drops `drop` mantissa bits to nearest even; below `normal`, the type's smallest normal, the
+/// last unit stays the same; from `overflow` on the result is infinite.
+#[inline]
+fn round_to(x: f64, drop: u32, normal: f64, overflow: f64) -> f64 {
+    let bits = x.to_bits();
+    let odd = bits >> drop & 1;
+    let rounded = f64::from_bits((bits + (odd + (1 << (drop - 1)) - 1)) & !((1 << drop) - 1));
+    // Adding and taking away 1.5 · 2^drop units of the last place leaves whole units: the sum has
+    // no bits below. The unit of a subnormal is that of the smallest normal.
+    let magic = normal * f64::from_bits(0x3ff8_0000_0000_0000 + (u64::from(drop) << 52));
+    let tiny = (x + magic) - magic;
+    let magnitude = x.abs();
+    if magnitude < normal {
+        tiny
+    } else if magnitude >= overflow {
+        // A NaN does not compare and goes the last way.
+        f64::INFINITY.copysign(x)
+    } else if magnitude < overflow {
+        rounded
+    } else {
+        x
+    }
+}
+
+/// [`crate::num::scalar`]'s rounding of an f64 to a 16-bit type, as f64.
+pub(crate) fn round_half(ty: ScalarType, x: f64) -> f64 {
+    match ty {
+        ScalarType::FLOAT16 => scalar::f16_to_f64(scalar::f64_to_f16_rne(x)),
+        ScalarType::BFLOAT16 => f64::from(scalar::bf16_to_f32(scalar::f64_to_bf16_rne(x))),
+        _ => f64::from(scalar::f64_to_f32_rne(x)),
+    }
+}

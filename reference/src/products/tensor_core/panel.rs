@@ -1,0 +1,301 @@
+//! Many outputs at once: one row of `a` against [`LANES`] columns of `b`.
+//!
+//! The bits are those of [`Unit::accumulate`], which is the definition. Only the order in which the
+//! processor computes independent outputs differs.
+
+use super::fused;
+use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
+use super::simd;
+use super::units::{Accumulator, KSplit, Unit};
+use super::{add_f16, add_f32};
+use crate::num::scalar::ScalarType;
+use crate::products::rows::two_to;
+use crate::{Error, Result};
+
+/// Columns of a [`Panel`].
+pub const LANES: usize = 16;
+
+/// One value per column.
+pub type Lanes = [u32; LANES];
+
+/// A factor for the vector loops: its value, and the exponent that the unit aligns by (a subnormal's
+/// value does not determine it).
+#[derive(Debug, Clone, Copy)]
+struct Factor {
+    value: f32,
+    exponent: i32,
+}
+
+impl Factor {
+    fn new(x: Operand) -> Self {
+        let magnitude = match x.special {
+            // 11 bits of significand, and an exponent of f32's range: exact.
+            Special::Finite => f64::from(x.significand) * two_to(i32::from(x.exponent) - FRACTION),
+            Special::Infinity => f64::from(x.significand.signum()) * f64::INFINITY,
+            Special::Nan => f64::NAN,
+        };
+        Self { value: magnitude as f32, exponent: x.exponent.into() }
+    }
+
+    fn operand(value: f32, exponent: i32) -> Operand {
+        let special = match (value.is_nan(), value.is_infinite()) {
+            (true, _) => Special::Nan,
+            (_, true) => Special::Infinity,
+            _ => Special::Finite,
+        };
+        let significand = match special {
+            Special::Finite if exponent > ZERO_EXPONENT.into() => {
+                (f64::from(value) * f64::from(FRACTION - exponent).exp2()) as i32
+            }
+            Special::Infinity => value.signum() as i32,
+            _ => 0,
+        };
+        Operand { significand, exponent: exponent as i16, special }
+    }
+}
+
+/// Codes of one type as factors; those of 8 bits from a table.
+struct Decoder {
+    ty: ScalarType,
+    through_f16: bool,
+    table: Vec<Factor>,
+}
+
+impl Decoder {
+    fn new(unit: &Unit, ty: ScalarType) -> Self {
+        let through_f16 = unit.through_f16;
+        let one = |code| Factor::new(Operand::decode(ty, code, through_f16));
+        let codes = if ty.size_bits() == 8 { 0..256 } else { 0..0 };
+        Self { ty, through_f16, table: codes.map(one).collect() }
+    }
+
+    fn factor(&self, code: u32) -> Factor {
+        let known = self.table.get(code as usize).copied();
+        known.unwrap_or_else(|| Factor::new(Operand::decode(self.ty, code, self.through_f16)))
+    }
+}
+
+/// The factors of a row or of a panel, `[size_k]` items of one or [`LANES`] numbers.
+#[derive(Debug, Clone)]
+enum Factors<F, I> {
+    /// Values and exponents; `finite` if none is infinite or NaN.
+    Float {
+        values: Vec<F>,
+        exponents: Vec<I>,
+        finite: bool,
+    },
+    Integer(Vec<I>),
+}
+
+/// Position of an instruction's k in a row or panel, where the terms of a sum are adjacent.
+fn place(split: KSplit, size_k: usize, k: usize) -> usize {
+    match split {
+        KSplit::Whole | KSplit::Blocks(_) => k,
+        KSplit::Pairs => {
+            let (block, k) = (k - k % size_k, k % size_k);
+            block + k % 4 / 2 * (size_k / 2) + k / 4 * 2 + k % 2
+        }
+    }
+}
+
+/// One row of `a`, decoded for a unit.
+#[derive(Debug, Clone)]
+pub struct Row {
+    factors: Factors<f32, i32>,
+}
+
+impl Row {
+    /// Decodes `[size_k]` codes of the unit's first input type.
+    ///
+    /// # Errors
+    /// [`Error::Size`] unless they fill whole instructions.
+    pub fn new(unit: &Unit, codes: &[u32]) -> Result<Self> {
+        let size_k = whole_instructions(unit, codes.len())?;
+        let ty = unit.inputs.0;
+        if unit.accumulator == Accumulator::S32 {
+            let integers = codes.iter().map(|&c| Operand::decode(ty, c, false).significand);
+            return Ok(Self { factors: Factors::Integer(integers.collect()) });
+        }
+        let decoded = Decoder::new(unit, ty);
+        let (mut values, mut exponents) = (vec![0.0; size_k], vec![0; size_k]);
+        for (k, &code) in codes.iter().enumerate() {
+            let factor = decoded.factor(code);
+            let at = place(unit.split, unit.size_k, k);
+            (values[at], exponents[at]) = (factor.value, factor.exponent);
+        }
+        let finite = values.iter().all(|v| v.is_finite());
+        Ok(Self { factors: Factors::Float { values, exponents, finite } })
+    }
+}
+
+/// [`LANES`] columns of `b`, decoded for a unit.
+#[derive(Debug, Clone)]
+pub struct Panel {
+    factors: Factors<[f32; LANES], [i32; LANES]>,
+    size_k: usize,
+}
+
+impl Panel {
+    /// Decodes `size_k` rows of codes of the unit's second input type; `code(k, lane)` gives each.
+    ///
+    /// # Errors
+    /// [`Error::Size`] unless K fills whole instructions.
+    pub fn new(
+        unit: &Unit,
+        size_k: usize,
+        mut code: impl FnMut(usize, usize) -> u32,
+    ) -> Result<Self> {
+        whole_instructions(unit, size_k)?;
+        let ty = unit.inputs.1;
+        if unit.accumulator == Accumulator::S32 {
+            let integers = (0..size_k).map(|k| {
+                std::array::from_fn(|l| Operand::decode(ty, code(k, l), false).significand)
+            });
+            return Ok(Self { factors: Factors::Integer(integers.collect()), size_k });
+        }
+        let decoded = Decoder::new(unit, ty);
+        let mut values = vec![[0.0; LANES]; size_k];
+        let mut exponents = vec![[0; LANES]; size_k];
+        for k in 0..size_k {
+            let at = place(unit.split, unit.size_k, k);
+            for l in 0..LANES {
+                let factor = decoded.factor(code(k, l));
+                (values[at][l], exponents[at][l]) = (factor.value, factor.exponent);
+            }
+        }
+        let finite = values.iter().flatten().all(|v| v.is_finite());
+        Ok(Self { factors: Factors::Float { values, exponents, finite }, size_k })
+    }
+
+    /// Rows.
+    pub fn size_k(&self) -> usize {
+        self.size_k
+    }
+}
+
+fn whole_instructions(unit: &Unit, size_k: usize) -> Result<usize> {
+    if size_k > 0 && size_k.is_multiple_of(unit.size_k) {
+        return Ok(size_k);
+    }
+    let expected = format!("a positive multiple of {}, the unit's k", unit.size_k);
+    Err(Error::size("size_k", size_k, expected))
+}
+
+/// Parameters of a unit's float sums, computed once per product.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sums {
+    /// Terms of one sum.
+    pub(super) terms: usize,
+    /// F.
+    pub(super) fraction_bits: i32,
+    /// Significant bits kept of an f32 result.
+    pub(super) kept_bits: u32,
+}
+
+/// The slices of one sum.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'t> {
+    pub(super) a: &'t [f32],
+    pub(super) a_exponents: &'t [i32],
+    pub(super) b: &'t [[f32; LANES]],
+    pub(super) b_exponents: &'t [[i32; LANES]],
+}
+
+impl<'t> Terms<'t> {
+    #[inline(always)]
+    pub(super) fn part(self, start: usize, len: usize) -> Self {
+        Self {
+            a: &self.a[start..start + len],
+            a_exponents: &self.a_exponents[start..start + len],
+            b: &self.b[start..start + len],
+            b_exponents: &self.b_exponents[start..start + len],
+        }
+    }
+
+    /// The sum by definition, lane by lane, for inputs that the vector loop cannot handle.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn defined(self, accumulator: Accumulator, fraction_bits: i32, c: &mut Lanes) {
+        let n = self.a.len();
+        let mut a = [Operand::ZERO; fused::MAX_TERMS];
+        let mut b = a;
+        for (a, (&value, &exponent)) in a.iter_mut().zip(self.a.iter().zip(self.a_exponents)) {
+            *a = Factor::operand(value, exponent);
+        }
+        for (l, c) in c.iter_mut().enumerate() {
+            let column = self.b.iter().zip(self.b_exponents);
+            for (b, (values, exponents)) in b.iter_mut().zip(column) {
+                *b = Factor::operand(values[l], exponents[l]);
+            }
+            *c = fused::sum(&a[..n], &b[..n], 0..n, *c, accumulator, fraction_bits);
+        }
+    }
+}
+
+impl Unit {
+    /// `c[l] + Σ row[k]·panel[k][l]` over k in `range`, one instruction after the other: the bits
+    /// of [`Unit::dot`] for each column.
+    ///
+    /// # Panics
+    /// If row and panel were decoded for different kinds of unit, or `range` does not hold whole
+    /// instructions: a programming error.
+    pub fn accumulate_panel(
+        &self,
+        row: &Row,
+        panel: &Panel,
+        range: std::ops::Range<usize>,
+        c: &mut Lanes,
+    ) {
+        let aligned = |k: usize| k.is_multiple_of(self.size_k);
+        assert!(aligned(range.start) && aligned(range.end), "whole instructions of {self:?}");
+        let (start, len) = (range.start, range.len());
+        match (&row.factors, &panel.factors) {
+            (Factors::Integer(a), Factors::Integer(b)) => {
+                simd::integer(&a[range.clone()], &b[range], c);
+            }
+            (
+                Factors::Float { values: a, exponents: a_exponents, finite: a_finite },
+                Factors::Float { values: b, exponents: b_exponents, finite: b_finite },
+            ) => {
+                let terms = Terms { a, a_exponents, b, b_exponents }.part(start, len);
+                let sums = match self.split {
+                    KSplit::Whole => self.size_k,
+                    KSplit::Blocks(len) => len,
+                    KSplit::Pairs => self.size_k / 2,
+                };
+                let fits = *a_finite && *b_finite && self.fraction_bits <= simd::MAX_FRACTION_BITS;
+                match self.accumulator {
+                    Accumulator::F32 { kept_bits } if fits => {
+                        let fraction_bits = self.fraction_bits;
+                        let sums = Sums { terms: sums, fraction_bits, kept_bits };
+                        let per = self.adds_accumulator_last.then_some(self.size_k);
+                        simd::float(sums, per, terms, c);
+                    }
+                    _ => self.defined_panel(sums, terms, c),
+                }
+            }
+            _ => panic!("row and panel of two kinds of unit"),
+        }
+    }
+
+    /// [`Unit::accumulate_panel`] without vector loops.
+    fn defined_panel(&self, sum_k: usize, terms: Terms<'_>, c: &mut Lanes) {
+        for start in (0..terms.a.len()).step_by(self.size_k) {
+            let before = *c;
+            if self.adds_accumulator_last {
+                *c = [0; LANES];
+            }
+            for at in (start..start + self.size_k).step_by(sum_k) {
+                terms.part(at, sum_k).defined(self.accumulator, self.fraction_bits, c);
+            }
+            if self.adds_accumulator_last {
+                for (c, before) in c.iter_mut().zip(before) {
+                    *c = match self.accumulator {
+                        Accumulator::F16 => add_f16(before as u16, *c as u16).into(),
+                        _ => add_f32(before, *c),
+                    };
+                }
+            }
+        }
+    }
+}
