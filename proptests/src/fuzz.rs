@@ -1,6 +1,7 @@
 //! Entry points for fuzzers: whatever the bytes, no panic, and what was accepted is consistent.
 //! `fuzz/` calls them under libFuzzer; the stable tests replay a corpus and its mutations.
 
+pub mod corpus;
 pub mod mutate;
 
 use std::collections::BTreeMap;
