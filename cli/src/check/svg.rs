@@ -23,11 +23,11 @@ impl Svg {
     pub(super) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
         let mut svg = Self { text: String::new(), h };
         let sides = left as f64 + RIGHT;
+        // The padding holds the labels: inside it, percentages are of the plot's width alone.
         svg.push(format_args!(
-            "<svg role=\"img\" aria-label=\"{label}\" width=\"100%\" height=\"{}\" \
-             style=\"max-width:{}px;min-width:{}px\">\
-             <svg x=\"{left}\" y=\"{TOP}\" style=\"width:calc(100% - {sides}px)\" height=\"{h}\" \
-             overflow=\"visible\">",
+            "<svg role=\"img\" aria-label=\"{label}\" \
+             style=\"padding:{TOP}px {RIGHT}px {BOTTOM}px {left}px;height:{}px;max-width:{}px;\
+             min-width:{}px\">",
             TOP + h + BOTTOM,
             sides + w,
             sides + w.min(NARROWEST),
@@ -137,7 +137,7 @@ impl Svg {
 
     /// The finished element.
     pub(super) fn finish(mut self) -> String {
-        self.text.push_str("</svg></svg>");
+        self.text.push_str("</svg>");
         self.text
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         svg.tick_y(10.0, "row 0");
         svg.name_x("n");
         let text = svg.finish();
-        assert!(text.contains("style=\"max-width:528px;min-width:240px\""), "{text}");
+        assert!(text.contains("max-width:528px;min-width:240px"), "{text}");
         // Inside a viewBox are only paths.
         let mut scaled = text.split("viewBox").skip(1);
         let cells = scaled.next().and_then(|part| part.split("</svg>").next()).expect("cells");
