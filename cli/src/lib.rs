@@ -21,6 +21,7 @@ pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
+pub mod fuzz;
 pub mod inspect;
 pub mod output;
 pub mod run;
@@ -81,6 +82,11 @@ pub enum Command {
     Run(run::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
+    /// Run a kernel on generated cases; shrink and keep each distinct failure.
+    Fuzz(fuzz::Args),
+    /// Calls the kernel of a shared library for `fuzz`.
+    #[command(hide = true)]
+    FuzzWorker(fuzz::WorkerArgs),
     /// Time products and layers on the CPU or GPU, beside what it can do at most.
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
@@ -95,6 +101,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
+            Self::Fuzz(args) => args.json,
             _ => false,
         }
     }
@@ -119,6 +126,8 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Run(args) => run::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Fuzz(args) => fuzz::run(args, cli.color),
+        Command::FuzzWorker(args) => fuzz::worker(args),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),
     };

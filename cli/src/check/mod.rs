@@ -1,6 +1,6 @@
 //! `marlinspike check`: every output of every case recomputed and compared.
 
-mod declared;
+pub(crate) mod declared;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(not(feature = "cuda"))]

@@ -3,7 +3,8 @@
 //!
 //! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
 //! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
-//! know is an error. [`CaseConfig::rules`] lists what each operation knows.
+//! know is an error. [`CaseConfig::rules`] lists what each operation knows. Tensors `ref.<name>` are
+//! skipped: they hold what the fuzzing kit hands to a kernel besides the inputs.
 
 mod limits;
 mod misfit;
@@ -79,7 +80,7 @@ impl<'a> Case<'a> {
                 case.inputs.insert(name.to_owned(), tensor);
             } else if let Some(name) = full.strip_prefix("out.") {
                 case.outputs.insert(name.to_owned(), tensor);
-            } else {
+            } else if !full.starts_with("ref.") {
                 return Err(case.unknown(full, "names that begin with `in.` or `out.`".to_owned()));
             }
         }
@@ -95,7 +96,7 @@ impl<'a> Case<'a> {
             let (found, expected) = (self.op.to_string(), self.config.op().to_string());
             return Err(CaseError::UnknownOp { found, expected }.into());
         }
-        let rules = self.config.rules(self.local_experts())?;
+        let rules = self.rules()?;
         let find = |name: &str| rules.iter().find(|r| r.name == name);
         for (prefix, tensors) in [("in", &self.inputs), ("out", &self.outputs)] {
             for (name, tensor) in tensors {
