@@ -4,8 +4,7 @@
 //! | --- | --- |
 //! | [`Chain::Canonical`] | f32 from the first slot to the last, one rounding to the 16-bit type |
 //! | [`Chain::Upstream`], top_k 2, 3, 4 | from zero on, each addition rounded to the 16-bit type, first slot to last (`moe_sum`) |
-//! | [`Chain::Upstream`], other top_k | f32, one rounding (`at::sum`, whose order may differ from
-//! this module's) |
+//! | [`Chain::Upstream`], other top_k | f32, one rounding (`at::sum`, whose order may differ from this module's) |
 //!
 //! Both start from +0, so that a sum of negative zeros is +0. A NaN gives NaN, as do infinities of
 //! both signs.
