@@ -24,6 +24,7 @@ pub mod error;
 pub mod inspect;
 pub mod output;
 pub mod run;
+pub mod schema;
 pub mod style;
 pub mod vectors;
 #[cfg(feature = "cuda")]
@@ -81,6 +82,8 @@ pub enum Command {
     Run(run::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
+    /// Show the config keys and tensors of each operation.
+    Schema(schema::Args),
     /// Time products and layers on the CPU or GPU, beside what it can do at most.
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
@@ -95,6 +98,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
+            Self::Schema(args) => args.json,
             _ => false,
         }
     }
@@ -119,6 +123,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Run(args) => run::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Schema(args) => schema::run(args),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),
     };
