@@ -25,6 +25,7 @@ pub mod fuzz;
 pub mod inspect;
 pub mod output;
 pub mod run;
+pub mod schema;
 pub mod style;
 pub mod vectors;
 #[cfg(feature = "cuda")]
@@ -87,6 +88,8 @@ pub enum Command {
     /// Calls the kernel of a shared library for `fuzz`.
     #[command(hide = true)]
     FuzzWorker(fuzz::WorkerArgs),
+    /// Show the config keys and tensors of each operation.
+    Schema(schema::Args),
     /// Time products and layers on the CPU or GPU and compare with its limits.
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
@@ -102,6 +105,7 @@ impl Command {
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
             Self::Fuzz(args) => args.json,
+            Self::Schema(args) => args.json,
             _ => false,
         }
     }
@@ -128,6 +132,7 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Vectors(args) => vectors::run(args, cli.color),
         Command::Fuzz(args) => fuzz::run(args, cli.color),
         Command::FuzzWorker(args) => fuzz::worker(args),
+        Command::Schema(args) => schema::run(args),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),
     };
