@@ -1,5 +1,6 @@
 //! A grid of mismatch counts as an inline SVG: a path per level of the colour scale, axes, lines,
-//! and a ring around the first mismatch. Only numbers and fixed words get into it.
+//! and a ring around the first mismatch. The SVG holds only numbers and fixed words, so nothing
+//! needs escaping.
 
 use marlinspike::check::Grid;
 
@@ -10,11 +11,11 @@ pub(super) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "o
 
 /// Room for axis labels, in pixels.
 const LEFT: usize = 62;
-/// Largest plot, and largest cell.
+/// Largest plot and largest cell, in pixels.
 const MAX_WIDTH: f64 = 448.0;
 const MAX_HEIGHT: f64 = 320.0;
 const MAX_CELL: f64 = 24.0;
-/// Least distance between two lines.
+/// Least distance between two lines, in pixels.
 const MIN_LINES: usize = 12;
 
 /// What to draw.
@@ -22,10 +23,10 @@ pub(super) struct Drawing<'g> {
     pub(super) grid: &'g Grid,
     /// Values per unit of the rectangle: 1 in a plane, codes per element in the buffer.
     pub(super) density: f64,
-    /// Names of the axes.
+    /// Labels of the axes.
     pub(super) rows: &'g str,
     pub(super) cols: &'g str,
-    /// Distance between lines along rows and columns, where a line has a meaning.
+    /// Distance between lines along rows and columns; `None` draws no lines.
     pub(super) lines: [Option<usize>; 2],
     /// Row and column of the first mismatch.
     pub(super) mark: Option<(usize, usize)>,
@@ -56,7 +57,7 @@ impl Axis {
         position * self.pixels() as f64 / self.len as f64
     }
 
-    /// Positions between 0 and `len` and names of the ticks: every index if there are at most ten,
+    /// Positions between 0 and `len` and indices of the ticks: every index if there are at most ten,
     /// else multiples of a power of two.
     fn ticks(&self) -> Vec<(f64, usize)> {
         if self.len <= 10 {
@@ -133,7 +134,7 @@ impl Drawing<'_> {
             self.rows
         ));
         if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
-            // The centre of the cell that it is counted in, so that the ring surrounds it.
+            // The ring surrounds the cell that counts the mismatch.
             let centre = |a: &Axis, p: usize| (p * a.cells / a.len) as f64 + 0.5;
             out.ring(centre(x, col) / x.cells as f64, centre(y, row) * y.px, [x.px, y.px]);
         }
@@ -141,7 +142,7 @@ impl Drawing<'_> {
     }
 }
 
-/// The level of `count` mismatches among `values`; `None` without a mismatch.
+/// The colour level of `count` mismatches among `values`; `None` without a mismatch.
 fn level(count: u32, values: f64) -> Option<usize> {
     let share = f64::from(count) / values.max(1.0);
     match share {
@@ -172,7 +173,7 @@ mod tests {
             let axis = Axis::new(len, len.min(128), MAX_WIDTH);
             let covered: Vec<_> = (0..axis.cells).map(|i| axis.covered(i)).collect();
             assert_eq!(covered.iter().sum::<usize>(), len);
-            // As the picture counts them.
+            // Assigns rows to cells as the plot does.
             let mut counted = vec![0; axis.cells];
             (0..len).for_each(|row| counted[row * axis.cells / len] += 1);
             assert_eq!(covered, counted);

@@ -1,25 +1,25 @@
-//! A builder of inline SVGs, from which the report's plots are made.
+//! A builder for the inline SVGs of the report.
 //!
 //! A plot is as wide as the page allows, up to its own width. Horizontal positions are shares of that
 //! width, so text keeps its size in pixels on a narrow page; only cells and lines are stretched.
 
 use std::fmt::{self, Write as _};
 
-/// Room around a plot on its other sides, in pixels.
+/// Margins on the other sides of a plot, in pixels.
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
 /// Width that a plot keeps on a narrow page, without its labels; below it the page scrolls.
 const NARROWEST: f64 = 160.0;
 
-/// A plot of `w` by `h` pixels at most.
+/// An inline SVG under construction. The origin is the plot's upper left corner.
 pub(super) struct Svg {
     text: String,
     h: f64,
 }
 
 impl Svg {
-    /// A plot of `w` by `h` pixels at most, with `left` pixels for labels on its left.
+    /// Starts a plot of at most `w` by `h` pixels with a left margin of `left` pixels.
     pub(super) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
         let mut svg = Self { text: String::new(), h };
         let sides = left as f64 + RIGHT;
@@ -40,14 +40,14 @@ impl Svg {
         let _ = self.text.write_fmt(part);
     }
 
-    /// The whole plot as a rectangle.
+    /// A rectangle that covers the plot.
     pub(super) fn rect(&mut self, class: &str) {
         let h = self.h;
         self.push(format_args!("<rect class=\"{class}\" width=\"100%\" height=\"{h}\"/>"));
     }
 
-    /// Cells in rows, which fill the plot. The cells of a level are one path, whose class is `prefix`
-    /// and the level; cells without a level are not drawn.
+    /// Draws rows of cells that fill the plot. All cells of a level form one path, whose class is
+    /// `prefix` followed by the level; cells without a level are not drawn.
     pub(super) fn cells<'r>(
         &mut self,
         prefix: &str,
@@ -98,8 +98,8 @@ impl Svg {
         self.push(format_args!("<line class=\"lines\" x2=\"100%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
     }
 
-    /// The ticks below the plot, each at a share of its width with its name. Every other one is left
-    /// out on a narrow page.
+    /// The ticks below the plot with their labels, each at a share of its width. A narrow page shows
+    /// every other tick.
     pub(super) fn ticks_x(&mut self, ticks: impl Iterator<Item = (f64, usize)>) {
         for (i, (at, name)) in ticks.enumerate() {
             let class = if i % 2 == 1 { " class=\"odd\"" } else { "" };
@@ -111,21 +111,21 @@ impl Svg {
         }
     }
 
-    /// A named place left of a plot.
+    /// A tick with a label left of a plot.
     pub(super) fn tick_y(&mut self, y: f64, name: impl fmt::Display) {
         self.push(format_args!("<path class=\"tick\" d=\"M-4 {y:.1}h4\"/>"));
         let y = y + 3.5;
         self.push(format_args!("<text x=\"-7\" y=\"{y:.1}\" class=\"y\">{name}</text>"));
     }
 
-    /// The name of the axis below a plot.
+    /// The label of the horizontal axis.
     pub(super) fn name_x(&mut self, name: &str) {
         let y = self.h + 33.0;
         self.push(format_args!("<text x=\"50%\" y=\"{y}\" class=\"x axis\">{name}</text>"));
     }
 
-    /// A ring around a cell of `px` by `py` pixels, whose centre is at a share of the width and at
-    /// `y` pixels.
+    /// Draws a ring around a cell of `px` by `py` pixels. Its centre is at a share of the width and
+    /// at `y` pixels.
     pub(super) fn ring(&mut self, at: f64, y: f64, [px, py]: [f64; 2]) {
         let (x, radius) = (100.0 * at, (px.hypot(py) / 2.0 + 3.0).max(6.0));
         for class in ["halo", "mark"] {
@@ -135,7 +135,7 @@ impl Svg {
         }
     }
 
-    /// The finished element.
+    /// The complete `<svg>` element.
     pub(super) fn finish(mut self) -> String {
         self.text.push_str("</svg>");
         self.text
