@@ -1,8 +1,9 @@
-//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a process of its own.
+//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a separate process.
 //!
-//! Tensors lie between inaccessible pages and end where a page ends, to 16 bytes: an access past the
-//! end ends the process, which is a finding. The bytes around them are checked. Each case runs twice
-//! on outputs filled with two patterns, so that unwritten bytes and differing runs show.
+//! Tensors lie between inaccessible pages and end at the end of a page, up to 16 bytes: an access
+//! past the end kills the process, which is a finding. The bytes around tensors are checked. Each
+//! case runs twice on outputs filled with two patterns, which reveals unwritten bytes and
+//! nondeterminism.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -21,9 +22,9 @@ use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Tria
 pub const ABI_VERSION: i32 = 1;
 /// `MARLINSPIKE_UNSUPPORTED`.
 const UNSUPPORTED: c_int = 77;
-/// What outputs are filled with before the first and the second run.
+/// Fill patterns of outputs before the first and the second run.
 const FILLS: [u8; 2] = [0xa5, 0x5a];
-/// What lies around tensors.
+/// Fill pattern around tensors.
 const CANARY: u8 = 0xc3;
 /// Alignment of tensors, in bytes: what vector loads need.
 const ALIGNMENT: usize = 16;
@@ -35,7 +36,8 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// The kernel of `library`, run by `worker`: a command that calls [`serve`] with the library.
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the
+    /// library.
     ///
     /// # Errors
     /// As [`ProcessKernel::new`].
@@ -112,7 +114,7 @@ const _: () = {
     assert!(size_of::<Call>() == 88);
 };
 
-/// Pages of which the first and the last are inaccessible.
+/// Pages between two inaccessible guard pages.
 struct Guarded {
     base: *mut c_void,
     mapped: usize,
@@ -150,7 +152,7 @@ impl Guarded {
         unsafe { self.base.cast::<u8>().add(rustix::param::page_size()) }
     }
 
-    /// The accessible bytes: the tensor and what lies around it.
+    /// The accessible bytes: the tensor and its surroundings.
     #[expect(clippy::mut_from_ref, reason = "the memory is the mapping's, not the struct's")]
     fn pages(&self) -> &mut [u8] {
         // SAFETY: `accessible` bytes from `first` are mapped, readable and writable until
@@ -257,7 +259,7 @@ type Run = unsafe extern "C" fn(*const Call) -> c_int;
 /// A loaded kernel.
 struct Loaded {
     run: Run,
-    /// The functions are valid as long as this is.
+    /// Keeps the functions valid.
     _library: Library,
 }
 
@@ -314,7 +316,7 @@ impl Loaded {
     }
 }
 
-/// What a worker read of an input file besides tensors.
+/// Metadata that a worker reads from an input file.
 struct InputFile {
     op: CString,
     config: CString,
@@ -348,7 +350,7 @@ impl Tensors {
         Ok(all)
     }
 
-    /// Fails where bytes around a tensor were overwritten.
+    /// Returns a fault if bytes around a tensor were overwritten.
     fn expect_intact(&self) -> Result<(), Fault> {
         for given in self.inputs.iter().chain(&self.reference).chain(&self.outputs) {
             if let Some(at) = given.memory.overwritten() {
