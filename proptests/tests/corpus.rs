@@ -50,7 +50,7 @@ fn replay<X: Debug>(target: &str, door: fn(&[u8]) -> Result<(), X>, table: &[Nam
     }
 }
 
-/// Panics are caught one by one so that the seed of the first can be told.
+/// Panics are caught one by one so that the seed of the first can be reported.
 fn hammer<X>(target: &str, door: fn(&[u8]) -> Result<(), X>, binary: bool) {
     let files: Vec<_> = corpus(target).into_iter().collect();
     let start = Instant::now();

@@ -51,7 +51,7 @@ pub struct LayerInput {
     pub topk_weights: Vec<f32>,
 }
 
-/// The data is made again from the seed; printing it would help nobody.
+/// Omits the data, which the seed reproduces.
 impl fmt::Debug for LayerInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerInput")
