@@ -74,7 +74,7 @@ impl Block {
         self.file().get(name).is_some()
     }
 
-    /// The module of the block's experts below the layer, by the tensors that there are.
+    /// The module of the block's experts below the layer, found by its tensors.
     fn parent(&self) -> String {
         let names = ["mlp", "block_sparse_moe", "feed_forward"];
         let file = self.file();

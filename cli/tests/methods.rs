@@ -320,7 +320,7 @@ fn fp8_experts_convert_as_upstream_prepares_them() {
             assert!(found.bytes() == expected.bytes(), "{stack} {role}");
         }
     }
-    // Each its own: codes as stored, two scales in a row of w13's.
+    // Separate scales: codes as stored, two scales in a row of w13.
     let (own, notes) = with("own", None);
     assert!(notes.is_empty());
     let tensor =

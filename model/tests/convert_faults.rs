@@ -154,7 +154,7 @@ fn sweep(world: &World, start: &MemoryDisk, force: bool, others: &[&Contents], h
             disk.revive();
             if done.is_ok() {
                 let mut contents = disk.contents();
-                // A lock file that could not be removed is locked by nobody.
+                // A lock file that could not be removed holds no lock.
                 contents.retain(|name, _| !name.ends_with(".lock"));
                 assert!(contents == world.right, "{context}");
             }

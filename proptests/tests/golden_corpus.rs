@@ -17,8 +17,8 @@ fn mutations() -> usize {
 }
 /// Files of each operation.
 const FILES: usize = 4;
-/// Of those with more bytes than [`LARGE`] only so many: what their mutations reach is the same, and
-/// each judged one takes a hundred times as long.
+/// Largest number of files with more bytes than [`LARGE`]: what their mutations reach is the same,
+/// and each judged one takes a hundred times as long.
 const LARGE_FILES: usize = 2;
 const LARGE: usize = 32 << 10;
 

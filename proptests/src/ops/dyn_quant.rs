@@ -1,4 +1,4 @@
-//! The Arm int4 path: what its packing operators write.
+//! The packing operators of the Arm int4 path.
 
 use marlinspike::Result;
 use marlinspike::case::ActivationRounding;
@@ -122,7 +122,7 @@ pub struct DynQuantActivationsInput {
     pub size_k: usize,
     /// Rows per block.
     pub mr: usize,
-    /// How halves are rounded.
+    /// Rounding of ties.
     pub rounding: ActivationRounding,
 }
 

@@ -160,7 +160,7 @@ pub struct DenseInput {
     /// `[M, K]`, bits of the form's `dtype`, columns in the model's order; of 8-bit activations codes,
     /// zero-extended.
     pub x: Vec<u16>,
-    /// `[M]`: what a code of each row stands for, of 8-bit activations.
+    /// `[M]`: for 8-bit activations, the scale of each row.
     pub x_scales: Option<Vec<f32>>,
     /// A number from which a subject may choose how it divides the work.
     pub choice: u64,
@@ -195,7 +195,7 @@ impl DenseInput {
     }
 }
 
-/// The data is made again from the seed; printing it would help nobody.
+/// Omits the data, which the seed reproduces.
 impl fmt::Debug for DenseInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&DenseProduct::describe(self))

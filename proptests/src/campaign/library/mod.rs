@@ -1,8 +1,9 @@
-//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a process of its own.
+//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a separate process.
 //!
-//! Tensors lie between inaccessible pages and end where a page ends, to 16 bytes: an access past the
-//! end ends the process, which is a finding. The bytes around them are checked. Each case runs twice
-//! on outputs filled with two patterns, so that unwritten bytes and differing runs show.
+//! Tensors lie between inaccessible pages and end at the end of a page, up to 16 bytes: an access
+//! past the end kills the process, which is a finding. The bytes around tensors are checked. Each
+//! case runs twice on outputs filled with two patterns, which reveals unwritten bytes and
+//! nondeterminism.
 #![allow(unsafe_code)]
 
 mod memory;
@@ -25,7 +26,7 @@ use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Tria
 pub const ABI_VERSION: i32 = 1;
 /// `MARLINSPIKE_UNSUPPORTED`.
 const UNSUPPORTED: c_int = 77;
-/// What outputs are filled with before the first and the second run.
+/// Fill patterns of outputs before the first and the second run.
 const FILLS: [u8; 2] = [0xa5, 0x5a];
 /// Bytes for a kernel's message.
 const MESSAGE_BYTES: usize = 1024;
@@ -35,7 +36,8 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// The kernel of `library`, run by `worker`: a command that calls [`serve`] with the library.
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the
+    /// library.
     ///
     /// # Errors
     /// As [`ProcessKernel::new`].
@@ -171,7 +173,7 @@ type Run = unsafe extern "C" fn(*const Call) -> c_int;
 /// A loaded kernel.
 struct Loaded {
     run: Run,
-    /// The functions are valid as long as this is.
+    /// Keeps the functions valid.
     _library: Library,
 }
 
@@ -228,7 +230,7 @@ impl Loaded {
     }
 }
 
-/// What a worker read of an input file besides tensors.
+/// Metadata that a worker reads from an input file.
 struct InputFile {
     op: CString,
     config: CString,
@@ -262,7 +264,7 @@ impl Tensors {
         Ok(all)
     }
 
-    /// Fails where bytes around a tensor were overwritten.
+    /// Returns a fault if bytes around a tensor were overwritten.
     fn expect_intact(&self) -> Result<(), Fault> {
         for given in self.inputs.iter().chain(&self.reference).chain(&self.outputs) {
             if let Some(at) = given.memory.overwritten() {

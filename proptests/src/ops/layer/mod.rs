@@ -26,16 +26,16 @@ use crate::{Failure, Law, Mismatch, Operation};
 #[derive(Debug)]
 pub struct MoeLayer;
 
-/// Arguments of [`MoeLayer`]: the whole model's matrices, and which rank is to be computed.
+/// Arguments of [`MoeLayer`]: the matrices of the whole model, and the rank to compute.
 ///
-/// A rank holds what [`LayerInput::local`] cuts out; a subject that loads its own shard cuts it
-/// itself. `y` of a rank is its share of the sum: the ranks' outputs add up to the whole layer's.
+/// [`LayerInput::local`] cuts out the part of a rank; a subject may also cut it itself. `y` of a
+/// rank is its share of the sum: the outputs of all ranks add up to those of the whole layer.
 #[derive(Clone)]
 pub struct LayerInput {
-    /// Sizes and types of the whole layer; `quant.tensor_parallel` and `ep_size`, `ep_rank` say
-    /// which rank is meant.
+    /// Sizes and types of the whole layer; `quant.tensor_parallel`, `ep_size` and `ep_rank` select
+    /// the rank.
     pub config: MoeConfig,
-    /// What everything was drawn from.
+    /// The seed of all values.
     pub seed: u64,
     /// Gate and up of every expert, `[H, N of w13]`.
     pub w13: Vec<Weight<'static>>,
@@ -51,7 +51,7 @@ pub struct LayerInput {
     pub topk_weights: Vec<f32>,
 }
 
-/// The data is made again from the seed; printing it would help nobody.
+/// Omits the data, which the seed reproduces.
 impl fmt::Debug for LayerInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerInput")

@@ -1,4 +1,4 @@
-//! The kernels' classes as rows: on which devices each runs, and what it computes.
+//! The table of kernel classes: the devices and computations that each supports.
 //!
 //! Facts follow the `_supports_*` methods of vLLM 0.21.0 `fused_moe/experts/*.py`,
 //! `fused_batched_moe.py`, `triton_cutlass_moe.py` and `triton_deep_gemm_moe.py`.
@@ -38,7 +38,7 @@ const MXFP8: (W, Option<A>) = (W::Mx(&mxfp8::FORMAT), Some(A::Mxfp8));
 const NVFP4: (W, Option<A>) = (W::Nvfp4, Some(A::Nvfp4));
 const FP8: &[(W, Option<A>)] = &[BLOCK, CHANNEL, TENSOR_TOKEN, TENSOR_STATIC, TENSOR_DYNAMIC];
 
-/// Both forms of every function but gated squared ReLU.
+/// Both forms of every function except gated squared ReLU.
 const MOST: &[Act] = &[
     Act::Silu,
     Act::Gelu,
@@ -51,7 +51,8 @@ const MOST: &[Act] = &[
     Act::Relu2NoMul,
 ];
 
-/// A modular class on tokens in their own order that serves every deployment and has no extras.
+/// A modular class on tokens in their original order that supports every deployment and has no
+/// extras.
 const PLAIN: Experts = Experts {
     name: "",
     devices: cuda(&[], Needs::Nothing),
@@ -70,7 +71,7 @@ const TRTLLM_FP8: Experts = Experts {
     devices: cuda(&[Family(10)], Needs::FlashInfer),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul],
-    // Only the collectives that need no kernel of their own.
+    // Only collectives that need no separate kernel.
     excludes: Excludes {
         all2all: &[
             DeepEpHighThroughput,
@@ -172,7 +173,7 @@ pub static BATCHED_TRITON: Experts = Experts {
 
 const DEEP_GEMM: Devices = cuda(&[Exactly(9, 0), Family(10)], Needs::DeepGemm);
 
-/// `TritonOrDeepGemmExperts`: DeepGEMM, and Triton for shapes that it does not take.
+/// `TritonOrDeepGemmExperts`: DeepGEMM, and Triton for shapes that it does not support.
 pub static TRITON_OR_DEEP_GEMM: Experts = Experts {
     name: "TritonOrDeepGemmExperts",
     devices: DEEP_GEMM,
@@ -221,7 +222,7 @@ pub static TRITON_OR_CUTLASS: Experts = Experts {
 pub static BATCHED_CUTLASS: Experts =
     Experts { name: "CutlassBatchedExpertsFp8", format: BatchedExperts, ..CUTLASS_FP8 };
 
-/// `AiterExperts`: ROCm alone, which these tables do not hold.
+/// `AiterExperts`: only ROCm, which these tables do not cover.
 pub static AITER: Experts = Experts { name: "AiterExperts", ..PLAIN };
 
 /// `XPUExpertsFp8`.
@@ -243,7 +244,7 @@ pub static CPU_FP8: Experts = Experts {
     ..PLAIN
 };
 
-/// What Marlin reads, with 16-bit activations.
+/// Weights that Marlin supports with 16-bit activations.
 const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
     (W::Fp8Block128, None),
     (W::Fp8Channel, None),
@@ -255,7 +256,7 @@ const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
     (W::Int8, None),
 ];
 
-/// Marlin: weights alone decide, since activations stay 16 bits wide.
+/// Marlin: only the weights matter, since activations stay 16 bits wide.
 const MARLIN_EITHER: Experts = Experts {
     devices: cuda(&[From(7, 5)], Needs::Nothing),
     ungated: true,
@@ -280,7 +281,7 @@ const TRTLLM_NVFP4: Experts = Experts {
     ..PLAIN
 };
 
-/// `TrtLlmNvFp4ExpertsMonolithic`: router and experts in one kernel; tokens do not travel.
+/// `TrtLlmNvFp4ExpertsMonolithic`: router and experts in one kernel; no exchange of tokens.
 pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
     name: "TrtLlmNvFp4ExpertsMonolithic",
     excludes: Excludes { all2all: All2All::ALL, ep: false, eplb: true },

@@ -1,4 +1,4 @@
-//! What a class objects to in a deployment, in upstream's order (`is_supported_config` of vLLM
+//! The reasons of a class against a deployment, in upstream's order (`is_supported_config` of vLLM
 //! 0.21.0 `fused_moe/modular_kernel.py`): device, gate, activation, quantization, parallel
 //! configuration, routing, order of tokens, batch invariance, adapters.
 
@@ -16,7 +16,7 @@ impl Experts {
         device: &Capability,
     ) -> Vec<Reason> {
         let MoeDeployment { desc, routing, .. } = deployment;
-        // A class with a fallback runs only what both run.
+        // A class with a fallback supports only what both support.
         let all = |test: &dyn Fn(&Self) -> bool| test(self) && self.fallback.is_none_or(test);
         let mut reasons = Vec::new();
         if !all(&|e| e.devices.run(deployment, device)) {
@@ -102,7 +102,7 @@ impl Devices {
         here && installed
     }
 
-    /// What would do, for a message.
+    /// The supported devices, for a message.
     fn expected(&self) -> String {
         let mut parts: Vec<String> = self.cuda.iter().map(Compute::to_string).collect();
         parts.extend(self.xpu.then(|| "XPU".to_owned()));

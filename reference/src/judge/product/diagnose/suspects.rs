@@ -207,7 +207,7 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         }),
     ];
     let orders = [
-        ("bias-not-permuted", "the bias was not brought into Marlin's order of columns", None),
+        ("bias-not-permuted", "the bias was not permuted to Marlin's order of columns", None),
         (
             "bias-other-permutation",
             "the bias was permuted as grouped scales are, instead of as single ones",
@@ -264,7 +264,7 @@ fn scales<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     };
     let orders = [
         ("scales-other-permutation", other, Some(read.other())),
-        ("scales-not-permuted", "the scales were not brought into Marlin's order of columns", None),
+        ("scales-not-permuted", "the scales were not permuted to Marlin's order of columns", None),
     ];
     let mut all: Vec<Suspect<'s>> = orders
         .into_iter()

@@ -46,7 +46,7 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let mut fitting = Vec::new();
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
-            // Each candidate costs a copy of the weight, and among so many none is distinct.
+            // Each candidate costs a copy of the weight, and none is distinct among this many.
             if fitting.len() > FITTING_CODES {
                 return None;
             }
