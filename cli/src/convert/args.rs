@@ -4,29 +4,17 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::layouts::marlin::InputDtype;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::settings::{Format, Options};
 use marlinspike_model::model::ModelError;
 
-use super::preparation::{self, PreparationArgs};
+use super::choices::ChoiceArgs;
+use super::preparation::PreparationArgs;
 use crate::args;
 
-pub(super) const DETAILS: &str = "\
-Names of the converted tensors (E experts first, where there are experts):
-  GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
-  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
-    integers           g_idx_sort_indices, bias
-  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
-  MXFP8, MXFP4         weight, weight_scale, bias
-  NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
-  int8 activations     also input_global_scale
-  --to flashinfer      experts' weight_packed or weight, weight_scale, of NVFP4 weight_scale_2 and
-                       input_scale
-  --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
-                       biases inside)
+const LAYERS: &str = "\
 A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
 (gpt-oss keeps its rows of gate and up alternating, as its activation reads them).
 
@@ -35,22 +23,9 @@ Tensor parallelism, by the module's name:
   K is cut       o_proj down_proj w2 out_proj fc2
   whole          every other module, and every tensor that is not quantized
 A row-parallel rank keeps the whole bias, which only rank 0 may add; with act-order it keeps all
-scales. With --ep-size above 1 experts are dealt whole and --tp-size cuts the dense layers alone.
+scales. With --ep-size above 1 experts are dealt whole and --tp-size cuts the dense layers alone.";
 
-Examples:
-  marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
-  marlinspike convert model out --to marlin --tp-size 2 --tp-rank 1
-  marlinspike convert model out --to marlin --input-dtype int8
-  marlinspike convert model out --to kleidiai
-  marlinspike convert model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported
-
---to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
-W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Its files describe their layers in
-their metadata, so that `marlinspike run` needs no more than the file.
-
---to flashinfer takes experts in NVFP4, and compressed-tensors W4A16 in groups of 32 (mxint4); the
-rest of a model is copied with --skip-unsupported.
-
+const WORK: &str = "\
 Experts are prepared as upstream prepares them: FP8 with one scale for a tensor is requantized to
 the larger of w1's and w3's (--requantize), NVFP4 takes w1's global scale (--w13-scale), and
 gpt-oss's sizes are rounded up to multiples of 256 and 128 (--no-padding).
@@ -66,6 +41,22 @@ Exit codes:
      with --verify: every file has the SHA-256 that the manifest says
   1  --verify: files are damaged, missing or not listed; each is named
   2  bad input or usage, or modules that the format cannot take";
+
+/// The long help: common parts, and what each format says of itself.
+fn details() -> String {
+    let formats = || Format::ALL.iter().map(|format| format.descriptor());
+    let tensors: Vec<_> = formats().map(|d| d.tensors).collect();
+    let examples = formats().flat_map(|d| d.examples);
+    let examples: Vec<_> = examples.map(|e| format!("  marlinspike convert {e}")).collect();
+    let takes: Vec<_> = formats().map(|d| d.takes).filter(|takes| !takes.is_empty()).collect();
+    format!(
+        "Names of the converted tensors (E experts first, where there are experts):\n{}\n{LAYERS}\n\n\
+         Examples:\n{}\n\n{}\n\n{WORK}",
+        tensors.join("\n"),
+        examples.join("\n"),
+        takes.join("\n\n"),
+    )
+}
 
 /// The model's 16-bit type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -93,11 +84,9 @@ pub enum InputArg {
 
 /// The formats by name.
 fn formats() -> impl TypedValueParser<Value = Format> {
-    let value = |f: &Format| PossibleValue::new(f.name()).help(f.about());
-    PossibleValuesParser::new(Format::ALL.iter().map(value)).map(|name| {
-        let found = Format::ALL.into_iter().find(|f| f.name() == name);
-        found.unwrap_or(Format::Marlin)
-    })
+    let value = |f: &Format| PossibleValue::new(f.name()).help(f.descriptor().about);
+    let found = |name: String| Format::from_name(&name).ok_or("no format has this name");
+    PossibleValuesParser::new(Format::ALL.iter().map(value)).try_map(found)
 }
 
 /// Options of the formats.
@@ -118,12 +107,9 @@ pub struct FormatArgs {
     /// kleidiai: routing of the layers' tokens, as JSON, instead of the family's (see `run --help`).
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
-    /// flashinfer: the kernel that NVFP4 is for, by upstream's name.
-    #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = preparation::backend, value_name = "NAME")]
-    pub nvfp4_backend: Nvfp4Backend,
-    /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
-    #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
-    pub nr: Option<String>,
+    /// The options that one format alone has.
+    #[command(flatten)]
+    pub choices: ChoiceArgs,
 }
 
 /// Which rank's part of the model.
@@ -145,7 +131,7 @@ pub struct RankArgs {
 
 /// Convert a checkpoint into kernel format.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = DETAILS)]
+#[command(after_long_help = details())]
 pub struct Args {
     /// Folder with config.json and safetensors files.
     #[arg(required_unless_present = "verify")]
@@ -191,17 +177,7 @@ impl Args {
     /// # Errors
     /// For an option that the format does not have.
     pub(super) fn options(&self, to: Format) -> Result<Options, ModelError> {
-        let FormatArgs { nr, nvfp4_backend, .. } = &self.format;
-        let mut options = Options::new(match to {
-            Format::Kleidi { .. } => {
-                Format::Kleidi { nr: if nr.as_deref() == Some("4") { 4 } else { 8 } }
-            }
-            _ if nr.is_some() => {
-                return Err(ModelError::module("--nr", "only --to kleidiai has blocks"));
-            }
-            Format::Flashinfer { .. } => Format::Flashinfer { backend: *nvfp4_backend },
-            other => other,
-        });
+        let mut options = Options::new(self.format.choices.apply(to)?);
         options.dtype = match self.format.dtype {
             DtypeArg::Auto => None,
             DtypeArg::Float16 => Some(ScalarType::FLOAT16),

@@ -1,6 +1,7 @@
 //! `convert`: a checkpoint into a kernel's format, and `convert --verify`.
 
 mod args;
+mod choices;
 pub mod preparation;
 mod progress;
 mod verify;

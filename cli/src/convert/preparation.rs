@@ -1,7 +1,6 @@
 //! The options that `convert` and `run` share: how experts' numbers are prepared.
 
 use marlinspike::formats::nvfp4::W13Scale;
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike_model::load::preparation::Preparation;
 
@@ -61,13 +60,4 @@ impl PreparationArgs {
         };
         Preparation { requantize: self.requantize.rule(), w13_scale, padding }
     }
-}
-
-/// A backend by upstream's name.
-pub(crate) fn backend(name: &str) -> Result<Nvfp4Backend, String> {
-    let found = Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
-    found.map(|(_, backend)| *backend).ok_or_else(|| {
-        let names: Vec<_> = Nvfp4Backend::NAMED.iter().map(|(n, _)| *n).collect();
-        format!("found {name:?}, expected one of {}", names.join(", "))
-    })
 }

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::write_container;
 use marlinspike::num::scalar::ScalarType;
+use marlinspike_model::convert::target::int4;
 use marlinspike_model::run::error::RunError;
 use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::Output;
@@ -22,15 +23,15 @@ use crate::{Outcome, args, style::printable};
 use method::MethodArgs;
 
 const DETAILS: &str = "\
-MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors
-files too), or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed
+MODEL is a folder that `marlinspike convert` has written, one safetensors file of such a folder for
+the int4 path, or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed
 first, a packed one is mapped and run where it lies.
 
 FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run as their method says:
 activations are quantized as the config has it, experts are prepared as upstream prepares them,
 and every bit of the output follows from a stated arithmetic (--arithmetic). --check computes it
 again, one product after the other. A folder converted for Marlin runs with 16-bit activations,
-one for FlashInfer as its files say: what is computed is what the kernel's bytes stand for.
+one for another GPU kernel as its files say: what is computed is what the kernel's bytes stand for.
 
 Activations come from --input, a safetensors file (case files too: names may begin with `in.`):
   x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
@@ -209,7 +210,8 @@ fn explain(error: RunError) -> anyhow::Error {
             "`marlinspike run MODEL --list` names the layers there are".to_owned()
         }
         RunError::PackedRouting => {
-            "give it to `marlinspike convert --to kleidiai`, or run the checkpoint".to_owned()
+            let to = int4::FORMAT.name();
+            format!("give it to `marlinspike convert --to {to}`, or run the checkpoint")
         }
         RunError::Fused { .. } => "--layer runs a linear layer of this model".to_owned(),
         RunError::Kernel { known, .. } => format!("this CPU has {}", known.join(", ")),

@@ -9,6 +9,7 @@ use super::{Layer, Options};
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::{Plan, refused_name};
 use crate::convert::settings::{Format, Settings};
+use crate::convert::target::marlin;
 use crate::model::Model;
 use crate::model::layers::Layers;
 
@@ -44,11 +45,11 @@ pub(super) fn all(
         .iter()
         .map(|&format| Verdict {
             target: format.name(),
-            column: format.column(),
-            reasons: match format {
+            column: format.descriptor().column,
+            reasons: match format == marlin::FORMAT {
                 // The selection was asked about the device.
-                Format::Marlin => layers.iter().map(|l| l.reasons.clone()).collect(),
-                _ => planned(model, groups, format, options),
+                true => layers.iter().map(|l| l.reasons.clone()).collect(),
+                false => planned(model, groups, format, options),
             },
         })
         .collect();

@@ -1,5 +1,7 @@
 //! Marlin: which part of a stack's matrices a rank has, whether the kernels take it, what comes out.
 
+mod unpack;
+
 use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, Scheme};
@@ -17,7 +19,8 @@ use marlinspike::weight::{Table, Weight};
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};
 
-use super::{Context, Planned, Target, notes};
+use super::{Context, Descriptor, Format, Planned, Target, notes};
+use crate::convert::entry::Entry;
 use crate::convert::job::Job;
 use crate::convert::names::Kind;
 use crate::convert::parallel::Ranks;
@@ -31,6 +34,30 @@ use crate::load;
 use crate::model::bind;
 use crate::model::layers::{Role, Stack};
 use crate::model::{Model, ModelError};
+
+/// Marlin's format.
+pub const FORMAT: Format = Format::new(&Descriptor {
+    name: "marlin",
+    title: "Marlin",
+    about: "Marlin's tiles, scales and orders",
+    column: "Marlin",
+    tensors: "\
+  GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
+  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+    integers           g_idx_sort_indices, bias
+  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
+  MXFP8, MXFP4         weight, weight_scale, bias
+  NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
+  int8 activations     also input_global_scale",
+    takes: "",
+    examples: &[
+        "./Qwen3-30B-A3B-GPTQ ./out --to marlin",
+        "model out --to marlin --tp-size 2 --tp-rank 1",
+        "model out --to marlin --input-dtype int8",
+    ],
+    typed: true,
+    choice: None,
+});
 
 /// Marlin's tiles, scales and orders.
 #[derive(Debug, Clone, Copy)]
@@ -51,22 +78,6 @@ fn permutation(plan: &StackPlan, settings: &Settings) -> ScalePermutation {
 }
 
 impl Target for Marlin {
-    fn name(&self) -> &'static str {
-        "marlin"
-    }
-
-    fn title(&self) -> &'static str {
-        "Marlin"
-    }
-
-    fn about(&self) -> &'static str {
-        "Marlin's tiles, scales and orders"
-    }
-
-    fn column(&self) -> &'static str {
-        "Marlin"
-    }
-
     fn options(&self, settings: &Settings) -> Vec<(&'static str, Value)> {
         vec![("dtype", json!(settings.dtype.name())), ("input_dtype", json!(input_name(settings)))]
     }
@@ -154,6 +165,14 @@ impl Target for Marlin {
             scale_permutation: Some(permutation(plan, settings)),
         };
         pieces(plan, prepare(&[weight], options)?, job.expert, job.part)
+    }
+
+    fn keeps_activations(&self) -> bool {
+        true
+    }
+
+    fn unpack(&self, entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
+        unpack::stack(entry)
     }
 }
 

@@ -32,6 +32,17 @@ impl Nvfp4Backend {
         ("VLLM_CUTLASS", Self::VllmCutlass),
     ];
 
+    /// Upstream's names, in the order of [`Self::NAMED`].
+    pub const NAMES: [&'static str; 5] = {
+        let mut names = [""; 5];
+        let mut i = 0;
+        while i < names.len() {
+            names[i] = Self::NAMED[i].0;
+            i += 1;
+        }
+        names
+    };
+
     /// What happens to the rows of a projection; the checkpoint's w13 is `[w1, w3]`, gate first.
     ///
     /// `[w3, w1]` is wanted by all of FlashInfer but the batched kernels, `[w1, w3]` by those and by

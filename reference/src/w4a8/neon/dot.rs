@@ -7,7 +7,7 @@ use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, STARTS_OF_PAIRS, narrow, tail};
 use super::{NeonDotprod, lanes};
-use crate::layouts::kleidi::{CHUNK, PIECE};
+use crate::w4a8::packed::{CHUNK, PIECE};
 use crate::w4a8::{Panel, Run};
 
 /// Sums of `H` times four columns; as integers, two lanes for each column.

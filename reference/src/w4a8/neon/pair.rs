@@ -9,7 +9,7 @@ use super::matrix::{rows, weights};
 use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, STARTS, tail};
-use crate::layouts::kleidi::{CHUNK, PIECE, RhsLayout};
+use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::{Panel, Run};
 
 /// Rows of a panel.
