@@ -4,7 +4,7 @@
 // always unroll.
 #![allow(clippy::needless_range_loop)]
 
-use super::NeonDotprod;
+use super::cpu::NeonDotprod;
 use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail, two_rows};

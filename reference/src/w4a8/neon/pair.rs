@@ -3,7 +3,7 @@
 // always unroll.
 #![allow(clippy::needless_range_loop)]
 
-use super::NeonI8mm;
+use super::cpu::NeonI8mm;
 use super::ends::{self, Factors, Quad};
 use super::matrix::{rows, weights};
 use super::ops::*;
