@@ -7,7 +7,7 @@
 //! [`Comparison`](crate::judge::mistake::Comparison) for when a suspect is the cause.
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
-//! * [`suspects`]: the whole matrix, bias, scale or router weight read in another way;
+//! * [`suspects`], [`codes`]: the whole matrix, bias, scale or router weight read in another way;
 //!   [`order`]: act-order; [`groups`], [`shards`]: group sizes, ranks, gate and up;
 //!   [`overflow`]: integer sums.
 //! * [`moved`]: columns and rows that stand in each other's place, rows of another expert.
@@ -15,9 +15,9 @@
 //!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
 //!   [`stale`]: of a tile of k that was read before it was written.
 
+mod codes;
 mod columns;
 mod groups;
-mod hints;
 mod moved;
 mod numbers;
 mod order;
@@ -25,6 +25,7 @@ mod overflow;
 mod place;
 mod residual;
 mod scene;
+mod setup;
 mod shards;
 mod stale;
 mod suspects;
@@ -35,7 +36,6 @@ use crate::judge::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::judge::picture::Cause;
 use crate::judge::{Diagnosis, Strength};
 use crate::products::Convention;
-pub(crate) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
 
