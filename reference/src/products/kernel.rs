@@ -120,20 +120,6 @@ pub(super) struct Pass<'p> {
     pub(super) stripes: &'p [Stripe],
 }
 
-/// One pass of `rows` over a tile of columns `[size_k, TILE]`.
-pub(super) fn run(
-    rows: [&[f64]; ROWS],
-    tile: &[Lanes],
-    pass: Pass<'_>,
-    tracks: &mut [Track; ROWS],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if super::simd::run(rows, tile, pass, tracks) {
-        return;
-    }
-    body(rows, tile, pass, tracks);
-}
-
 /// The pass, to be compiled for each instruction set.
 #[inline(always)]
 pub(super) fn body(
@@ -189,15 +175,6 @@ fn blocks<const ABSOLUTE: bool>(
     }
 }
 
-/// What is known of each column of a tile.
-pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(ends) = super::simd::ends(tile) {
-        return ends.ranges();
-    }
-    ends(tile).ranges()
-}
-
 /// Of each column: the least value of a lowest bit that is set, and the greatest magnitude; and which
 /// columns have numbers that are not finite.
 pub(super) struct Ends {
@@ -207,7 +184,8 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    fn ranges(&self) -> [Range; TILE] {
+    /// The ranges of the columns.
+    pub(super) fn ranges(&self) -> [Range; TILE] {
         let exponent = |x: f64| (x.to_bits() >> 52) as i32 - 1023;
         std::array::from_fn(|j| {
             let special = self.special[j] != 0.0;
@@ -221,7 +199,7 @@ impl Ends {
     }
 }
 
-/// [`ranges`], to be compiled for each instruction set.
+/// The [`Ends`] of a tile, to be compiled for each instruction set.
 #[inline(always)]
 pub(super) fn ends(tile: &[Lanes]) -> Ends {
     const MANTISSA: u64 = (1 << 52) - 1;
@@ -244,16 +222,8 @@ pub(super) fn ends(tile: &[Lanes]) -> Ends {
     Ends { least, greatest, special }
 }
 
-/// Adds to `out`, for each 64 rows of a tile, which numbers are negative and which are not zero.
-pub(super) fn signs(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
-    #[cfg(target_arch = "x86_64")]
-    if super::simd::signs(tile, out) {
-        return;
-    }
-    sign_words(tile, out);
-}
-
-/// [`signs`], to be compiled for each instruction set.
+/// Adds to `out`, for each 64 rows of a tile, which numbers are negative and which are not zero; to be
+/// compiled for each instruction set.
 #[inline(always)]
 pub(super) fn sign_words(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
     for rows in tile.chunks(64) {
