@@ -1,7 +1,7 @@
 //! Block scales interleaved in tiles, as a tensor core's block-scaled instructions load them.
 
-use super::RowOrder;
-use crate::layouts::{Layout, Place, Slot};
+use super::rows::RowOrder;
+use super::{Layout, Place, Slot};
 use crate::num::scalar::ScalarType;
 use crate::weight::{Table, TableData};
 use crate::{Error, Result};

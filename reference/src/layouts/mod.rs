@@ -4,9 +4,11 @@
 //! (group, n)) and bit ranges of a packed tensor. That it is right means `unpack(pack(w)) == w`
 //! and equality with the bytes that upstream's operators wrote; no product is needed to know.
 
+pub mod block_scale;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
+pub mod rows;
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::judge::compare::Elements;
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::BlockScaleLayout;
+use crate::layouts::block_scale::BlockScaleLayout;
 use crate::weight::Table;
 
 /// How far scales got on their way into tiles.

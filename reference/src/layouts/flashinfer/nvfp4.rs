@@ -110,32 +110,40 @@ impl Nvfp4Backend {
         self != Self::VllmCutlass
     }
 
-    /// The multipliers of the quantized activations that enter a projection, one for each expert:
-    /// of `scales` (each expert's shards, 1 / `input_global_scale`) the largest of all experts, or
-    /// of the expert's own shards.
-    ///
-    /// The kernel quantizes with the reciprocal of this. An expert whose own scale is smaller than the
-    /// shared one loses range below, not above.
+    /// [`activation_scales`] as this backend shares them.
     ///
     /// # Errors
-    /// [`Error::Value`] for a scale that is not positive and finite, [`Error::Size`] without any.
+    /// As [`activation_scales`].
     pub fn activation_scales(self, scales: &[Vec<f32>]) -> Result<Vec<f32>> {
-        for (e, shards) in scales.iter().enumerate() {
-            if shards.is_empty() {
-                return Err(Error::size(format!("shards of expert {e}"), 0, "1 or more"));
-            }
-            if let Some(i) = shards.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
-                let expected = "a positive finite number";
-                return Err(Error::value("input_scale", &[e, i], shards[i], expected));
-            }
-        }
-        let largest = |shards: &[f32]| shards.iter().copied().fold(0.0, f32::max);
-        let own: Vec<f32> = scales.iter().map(|shards| largest(shards)).collect();
-        Ok(match self.shares_activation_scale() {
-            true => vec![largest(&own); own.len()],
-            false => own,
-        })
+        activation_scales(scales, self.shares_activation_scale())
     }
+}
+
+/// The multipliers of the quantized activations that enter a projection, one for each expert: of
+/// `scales` (each expert's shards, 1 / `input_global_scale`) the largest of all experts where it is
+/// `shared`, or of the expert's own shards.
+///
+/// The kernel quantizes with the reciprocal of this. An expert whose own scale is smaller than the
+/// shared one loses range below, not above.
+///
+/// # Errors
+/// [`Error::Value`] for a scale that is not positive and finite, [`Error::Size`] without any.
+pub fn activation_scales(scales: &[Vec<f32>], shared: bool) -> Result<Vec<f32>> {
+    for (e, shards) in scales.iter().enumerate() {
+        if shards.is_empty() {
+            return Err(Error::size(format!("shards of expert {e}"), 0, "1 or more"));
+        }
+        if let Some(i) = shards.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+            let expected = "a positive finite number";
+            return Err(Error::value("input_scale", &[e, i], shards[i], expected));
+        }
+    }
+    let largest = |shards: &[f32]| shards.iter().copied().fold(0.0, f32::max);
+    let own: Vec<f32> = scales.iter().map(|shards| largest(shards)).collect();
+    Ok(match shared {
+        true => vec![largest(&own); own.len()],
+        false => own,
+    })
 }
 
 /// The factors of the sums of a layer's two products, one for each expert.
