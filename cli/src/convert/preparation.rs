@@ -1,4 +1,4 @@
-//! The options that `convert` and `run` share: how experts' numbers are prepared.
+//! Options that `convert` and `run` share: how experts' numbers are prepared.
 
 use marlinspike::formats::nvfp4::W13Scale;
 use marlinspike::prepare::requantize::Requantize;
@@ -7,7 +7,7 @@ use marlinspike_model::load::preparation::Preparation;
 /// `--requantize`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum RequantizeArg {
-    /// Not at all: w1 and w3 keep their scales.
+    /// No requantization: w1 and w3 keep their scales.
     Own,
     /// The nearest code, rounded once.
     Exact,
@@ -19,7 +19,7 @@ pub enum RequantizeArg {
 }
 
 impl RequantizeArg {
-    /// The rule, absent for [`RequantizeArg::Own`].
+    /// The rule; `None` for [`RequantizeArg::Own`].
     pub const fn rule(self) -> Option<Requantize> {
         match self {
             Self::Own => None,
@@ -33,26 +33,27 @@ impl RequantizeArg {
 /// `--w13-scale`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum W13ScaleArg {
-    /// w1's for both, as upstream takes it; a warning says where w3's is another.
+    /// The scale of w1 for both, as upstream; a warning names experts whose w3 has another scale.
     #[default]
     First,
-    /// Each its own.
+    /// Each keeps its own scale.
     Own,
 }
 
-/// The options that `convert` and `run` share.
+/// Options that `convert` and `run` share.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct PreparationArgs {
-    /// FP8 experts with one scale for w1 and one for w3: how codes go to the larger scale.
+    /// FP8 experts whose w1 and w3 have one scale each: how codes are requantized to the larger
+    /// scale.
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     pub requantize: RequantizeArg,
-    /// NVFP4 experts: whose global scale w1 and w3 have where the file has two.
+    /// NVFP4 experts: the global scale of w1 and w3 if the file has two.
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     pub w13_scale: W13ScaleArg,
 }
 
 impl PreparationArgs {
-    /// The choices, with or without padding.
+    /// The library's options, with or without padding.
     pub const fn preparation(self, padding: bool) -> Preparation {
         let w13_scale = match self.w13_scale {
             W13ScaleArg::First => W13Scale::First,

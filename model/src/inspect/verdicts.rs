@@ -1,4 +1,4 @@
-//! Which layers each kernel format takes, and which this project's CUDA kernels multiply.
+//! The layers that each kernel format takes and that this project's CUDA kernels multiply.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,25 @@ use crate::convert::target::marlin;
 use crate::model::Model;
 use crate::model::layers::Layers;
 
-/// The answer of one kernel format, or of the CUDA kernels, about every layer.
+/// The verdict of one kernel format, or of the CUDA kernels, on every layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// The format's name, or `cuda`.
     pub target: &'static str,
-    /// The same for people, in a word or two.
+    /// Its short title for tables.
     pub column: &'static str,
-    /// Of each layer, in their order, the reasons against; empty where it is taken.
+    /// For each layer, in order, the reasons against it; empty if the layer is taken.
     pub reasons: Vec<Vec<String>>,
 }
 
 impl Verdict {
-    /// How many layers are taken.
+    /// Number of layers taken.
     pub fn taken(&self) -> usize {
         self.reasons.iter().filter(|r| r.is_empty()).count()
     }
 }
 
-/// The answers about `layers`, which are those of `groups`.
+/// The verdicts on `layers`, which were built from `groups`.
 pub(super) fn all(
     model: &Model<'_>,
     groups: &Layers,
@@ -43,7 +43,7 @@ pub(super) fn all(
             target: format.name(),
             column: format.descriptor().column,
             reasons: match format == marlin::FORMAT {
-                // The selection was asked about the device.
+                // The kernel selection already considers the device.
                 true => layers.iter().map(|l| l.reasons.clone()).collect(),
                 false => planned(model, groups, format, options),
             },
@@ -55,7 +55,7 @@ pub(super) fn all(
     all
 }
 
-/// The reasons that a conversion would give.
+/// The reasons with which a conversion would refuse the layers.
 fn planned(
     model: &Model<'_>,
     groups: &Layers,
@@ -84,9 +84,8 @@ fn cuda(layer: &Layer, device: Capability) -> Result<(), String> {
         return Err("Marlin's format, which these kernels read, does not take it".to_owned());
     }
     let kinds: Vec<_> = CUDA_WEIGHTS.iter().filter(|w| w.ty.name() == layer.weight_type).collect();
-    let takes = |w: &&CudaWeight| {
-        layer.act_order && w.act_order || w.groups.contain(layer.group_size)
-    };
+    let takes =
+        |w: &&CudaWeight| layer.act_order && w.act_order || w.groups.contain(layer.group_size);
     if kinds.iter().any(takes) {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! Products whose case declares no schedule: known ones are tried bit for bit, then the stage's classes.
-//! A sample of the output rules most of them out.
+//! Products whose case declares no schedule: tries known schedules bit for bit, then the members of
+//! a class. A sample of the output rules most of them out first.
 
 use super::compare::elements;
 use super::power::Power;
@@ -12,13 +12,13 @@ use crate::products::schedule::{self, Extras, Schedule, known_schedules};
 use crate::products::tensor_core::LANES;
 use crate::products::{self, Convention, Recipe};
 
-/// Schedules that hold in the sample and are carried out in full.
+/// Most schedules that match the sample and are executed in full.
 const WHOLE_CANDIDATES: usize = 16;
-/// Rows of the sample; each with its first and its last columns.
+/// Rows of the sample; each contributes its first and last columns.
 const SPOT_ROWS: usize = 4;
 
-/// The verdict on a product of two e4m3 operands of which neither a schedule nor a class is declared:
-/// a pass where a known schedule gives every bit, else that of the stage's classes.
+/// The verdict on a product of two e4m3 operands that declares neither a schedule nor a class: a
+/// pass if a known schedule gives every bit, otherwise the verdict of the stage's classes.
 pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
     match by_schedule(stage.name, stage.found, product, stage.declared.convention) {
         Some(report) => Ok(report),
@@ -38,8 +38,8 @@ fn follows(schedule: &Schedule, product: &Product<'_>, convention: Convention) -
     recipe.is_ok_and(|r| (r.rule, &r.steps) == (own.rule, &own.steps))
 }
 
-/// A pass where a known schedule gives every bit of `found`; one that follows the declared
-/// `convention`, which is strict. `scaled_mm` admits its scales in any order.
+/// A pass if a known schedule that follows the declared `convention` gives every bit of `found`.
+/// The convention is strict, except that `scaled_mm` admits its scales in any order.
 pub(crate) fn by_schedule(
     name: &str,
     found: &Tensor<'_>,
@@ -66,7 +66,7 @@ pub(crate) fn by_schedule(
     None
 }
 
-/// Outputs here and there that a schedule has to give before it is carried out in full.
+/// Scattered elements that a schedule must reproduce before it is executed in full.
 struct Spots<'p> {
     spots: Vec<(schedule::Sample<'p>, &'p [u32])>,
 }
@@ -77,7 +77,7 @@ impl<'p> Spots<'p> {
         let (size_k, size_n) = (shape.size_k, shape.size_n);
         let expert = |m: usize| product.expert_of.map_or(Some(0), |e| e[m]);
         let row = |m: usize| &bits[m * size_n..][..size_n];
-        // Zeros are every schedule's.
+        // Every schedule gives zeros, so they do not distinguish.
         let says = |b: &u32| product.dtype.to_f64(*b) != 0.0;
         let some = |m: &usize| expert(*m).is_some() && row(*m).iter().any(says);
         let rows: Vec<usize> = (0..bits.len() / size_n.max(1)).filter(some).collect();
@@ -111,7 +111,7 @@ impl<'p> Spots<'p> {
     }
 }
 
-/// Ascending numbers without those that repeat.
+/// Sorts numbers and removes duplicates.
 fn distinct(numbers: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut numbers: Vec<usize> = numbers.into_iter().collect();
     numbers.dedup();

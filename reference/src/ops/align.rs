@@ -103,7 +103,8 @@ impl Operation for AlignConfig {
         let rows = rng.pick(&[1, 2, 7, 16, 33, 128]);
         let mut ids = Vec::with_capacity(rows * self.top_k);
         let mut experts: Vec<u32> = (0..self.num_experts as u32).collect();
-        // All tokens on the same experts, so that most have none, or each on its own.
+        // Either all tokens go to the same experts, so that most experts have none, or each token
+        // has its own.
         let crowded = rng.chance(1, 4);
         rng.shuffle(&mut experts);
         for _ in 0..rows {

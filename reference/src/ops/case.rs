@@ -15,8 +15,8 @@ pub struct Case<'a> {
     pub name: String,
     /// Typed configuration.
     pub config: CaseConfig,
-    /// The configuration as the file has it, remarks included. Empty for a case that was not read
-    /// from a file.
+    /// The configuration in the file, with its remarks. Empty for a case that was not read from a
+    /// file.
     pub raw_config: serde_json::Map<String, serde_json::Value>,
     /// What produced the outputs.
     pub provenance: String,
@@ -40,7 +40,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// An input that the caller cannot do without, by bare name.
+    /// A required input, by bare name.
     pub fn input(&self, name: &str) -> Result<&Tensor<'a>> {
         self.inputs
             .get(name)

@@ -1,4 +1,4 @@
-//! The members of a class of kernels: a sample of the output rules most of them out.
+//! The members of a class of kernels: a sample of the output rules out most of them.
 
 use super::stage::Stage;
 use crate::Result;
@@ -10,14 +10,15 @@ const SAMPLE_ROWS: usize = 2;
 
 /// The members of a class, compared with a sample of an output.
 pub(super) struct Members {
-    /// Those whose intervals hold the sample under one of the conventions, in the class's order.
+    /// Members whose intervals contain the sample under one of the conventions, in the order of the
+    /// class.
     pub(super) holding: Vec<Class>,
-    /// The one that comes nearest.
+    /// The member that comes nearest to the sample.
     pub(super) nearest: Class,
 }
 
-/// Compares the members of `class` with a sample of the stage's output; `None` where the class has
-/// no members but itself, or the stage no rows.
+/// Compares the members of `class` with a sample of the stage's output; `None` if the class has no
+/// members or the stage has no rows.
 pub(super) fn members(
     stage: &Stage<'_>,
     class: &Class,
@@ -30,7 +31,8 @@ pub(super) fn members(
     }
     let bits = elements(stage.found);
     let found: Vec<f64> = bits.iter().map(|&b| stage.dtype.to_f64(b)).collect();
-    // Of each member and convention: elements outside their bounds, the largest error over its bound.
+    // For each member and convention: the number of elements outside their bounds, and the largest
+    // error over bound.
     let mut distances = vec![vec![(0, 0f64); conventions.len()]; members.len()];
     for sample in stage.spread_samples(SAMPLE_ROWS)? {
         let bounds = sample.member_bounds(stage, (conventions, class), &members)?;

@@ -11,11 +11,11 @@ use crate::weight::Weight;
 /// Rows that are multiplied with one matrix.
 pub(crate) struct Part<'c> {
     pub(crate) weight: &'c Weight<'c>,
-    /// Which rows of the output.
+    /// Its rows of the output.
     pub(crate) rows: Vec<usize>,
-    /// The expert's place among the rank's, in a layer.
+    /// The expert's index on this rank, in a layer.
     pub(crate) expert: Option<usize>,
-    /// The expert's id among all.
+    /// The global id of the expert.
     pub(crate) global: usize,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Stage<'c> {
     /// Activations of each output row.
     pub(crate) rows: Rows,
     pub(crate) radius: Option<Rows>,
-    /// Rows that no part has are zero.
+    /// Rows without a part are zero.
     pub(crate) parts: &'c [Part<'c>],
     /// Row order of each part's matrix (act-order).
     pub(crate) orders: Option<&'c [Vec<u32>]>,
@@ -38,7 +38,7 @@ pub(crate) struct Stage<'c> {
     pub(crate) declared: &'c Declared,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
     pub(crate) top_k: Option<usize>,
-    /// What else the case says, for a diagnosis.
+    /// Further facts about the case, for a diagnosis.
     pub(crate) hints: Hints<'c>,
 }
 
@@ -79,8 +79,8 @@ impl Stage<'_> {
         self.bounds(part, part.weight, of, how, (&rows, radius.as_ref()))
     }
 
-    /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
-    /// columns of the part's matrix, by each convention.
+    /// Exact results and bounds, by each convention, of `rows` times `weight` (columns of the
+    /// part's matrix) in place of the output rows `of`.
     pub(super) fn bounds(
         &self,
         part: &Part<'_>,
@@ -94,8 +94,8 @@ impl Stage<'_> {
         })
     }
 
-    /// Hands `then` the judge of the output rows `of`, times `weight`, some columns of the part's
-    /// matrix, and the recipes of the conventions.
+    /// Calls `then` with the judge of the output rows `of` times `weight` (columns of the part's
+    /// matrix) and the recipes of the conventions.
     pub(super) fn with_judge<R: Default>(
         &self,
         part: &Part<'_>,

@@ -13,15 +13,15 @@ use crate::judge::{OutputReport, Verdict};
 use crate::num::scalar::ScalarType;
 use crate::products::{Bounded, Class, Convention};
 
-/// What to declare where a class cannot tell a right product from a wrong one.
+/// The remedy if a class cannot distinguish a right product from a wrong one.
 pub(crate) const REMEDY: &str =
     "declare the kernel's order: `schedule` in the case's config, or --class";
 
 impl Stage<'_> {
-    /// The conventions to try: the declared one, else all that apply.
+    /// The conventions to try: the declared one, otherwise all that apply.
     ///
     /// Of a weight with e4m3's NaN codes only `marlin` is tried, which reads them as ±480: a NaN in
-    /// the output is no evidence for another convention, and passes only where one is declared.
+    /// the output is no evidence for another convention and passes only if one is declared.
     fn conventions(&self) -> Vec<Convention> {
         if let Some(declared) = self.declared.convention {
             return vec![declared];
@@ -38,8 +38,8 @@ impl Stage<'_> {
         all
     }
 
-    /// The classes to try, the narrowest first; of a class with members those that hold a sample, or
-    /// where it is the last the nearest one.
+    /// The classes to try, narrowest first. A class with members is replaced by the members that
+    /// match a sample or, if it is the last class, by the nearest member.
     fn classes(&self, conventions: &[Convention]) -> Result<Vec<Class>> {
         let Some(part) = self.parts.first() else { return Ok(vec![self.declared.class.clone()]) };
         let given = self.declared.classes_for(part.weight, self.input_dtype);
@@ -57,10 +57,10 @@ impl Stage<'_> {
         Ok(all)
     }
 
-    /// The verdict, and what explains it where it is not a pass.
+    /// The verdict, and its explanation if it is not a pass.
     ///
-    /// Where no convention is declared, all that apply are tried, and the exact result rounded once
-    /// passes as well.
+    /// Without a declared convention, all that apply are tried, and the exact result rounded once
+    /// also passes.
     pub(crate) fn judge(self) -> Result<OutputReport> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
@@ -68,7 +68,7 @@ impl Stage<'_> {
         let conventions = self.conventions();
         let classes = self.classes(&conventions)?;
         let chosen = readings::choose(&self, &conventions, &classes, &found, or_exact)?;
-        // What follows is about one reading.
+        // The rest concerns one reading.
         let declared = Declared {
             convention: Some(chosen.convention),
             class: chosen.class.clone(),
@@ -159,7 +159,7 @@ pub(crate) fn measure(
         max_ratio = max_ratio.max(ratio);
         max_ulp = max_ulp.max(b.ulps(dtype, x));
         equal += usize::from(bits == b.rounded);
-        // An infinity that the exact result is, or is rounded to, was compared.
+        // An infinity that the exact result equals or rounds to counts as compared.
         let compared = x.is_infinite() && x == dtype.to_f64(b.rounded);
         unbounded += usize::from(b.is_unbounded() && !compared);
     }

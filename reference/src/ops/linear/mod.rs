@@ -46,11 +46,11 @@ pub struct LinearConfig {
     pub size_n: usize,
     /// Input features.
     pub size_k: usize,
-    /// The power of two that NVFP4 scales were multiplied with (bf16).
+    /// The power of two that multiplies NVFP4 scales (bf16).
     pub scale_factor: Option<f64>,
-    /// How `y` was computed, where it is to be equal for every bit.
+    /// Schedule of `y`, if its bits are declared.
     pub schedule: Option<ScheduleChoice>,
-    /// The rule by which `in.a_q` and `in.a_scales` were made of `in.x`; where absent, any known one.
+    /// The rule that quantized `in.x` to `in.a_q` and `in.a_scales`; `None` accepts any known rule.
     pub quantizer: Option<ActivationRule>,
 }
 
@@ -112,7 +112,7 @@ impl Operation for LinearConfig {
             schedule: None,
             quantizer: None,
         };
-        // A combination of types that fits no shape need not be multiplied with the other axes.
+        // A combination of types that fits no shape need not be combined with the other axes.
         let mut probe = Probe::default();
         let quants: Vec<_> =
             quants().filter(|q| config(q.clone(), (384, 192)).is_offered(&mut probe)).collect();
@@ -168,7 +168,8 @@ impl Operation for LinearConfig {
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
         finite_scales(&self.quant, inputs)?;
-        // With x, the scales are compared with it; without, they are taken as they are.
+        // With x, the scales are compared with those computed from x; without it, they are used as
+        // given.
         if let (Some(scales), None) = (inputs.get("a_scales"), inputs.get("x")) {
             not_negative(scales)?;
         }
@@ -198,7 +199,7 @@ impl Operation for LinearConfig {
     fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
         let shape = Shape::new(self.size_k, self.size_n);
         let mut reports = packed::matrices(case, &self.quant, "", shape, self.scale_factor, None)?;
-        // Every bit says more than a bound.
+        // A comparison bit for bit is stronger than a bound.
         reports.extend(match product::by_schedule(case, self, declared)? {
             Some(report) => Some(report),
             None => product::by_bound(case, self, declared)?,
@@ -226,7 +227,7 @@ impl Operation for LinearConfig {
 }
 
 impl LinearConfig {
-    /// Whether the reference refuses no case of this config.
+    /// Whether the reference accepts every case of this config.
     fn is_offered(&self, probe: &mut Probe) -> bool {
         let desc = LinearDesc {
             input_size: whole_k(&self.quant, self.size_k),
@@ -240,7 +241,7 @@ impl LinearConfig {
     }
 }
 
-/// Adds `y` of a linear case, and of 8-bit activations their codes and scales as inputs. Returns
+/// Adds `y` of a linear case and, for 8-bit activations, their codes and scales as inputs. Returns
 /// whether there is a `y`.
 fn add_product(
     case: &mut Case<'static>,

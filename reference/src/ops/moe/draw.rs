@@ -1,4 +1,4 @@
-//! Generated cases of layers: random inputs, and what the canonical arithmetic makes of them.
+//! Generated cases of layers: random inputs, and outputs by the canonical arithmetic.
 
 use super::MoeConfig;
 use crate::layers::{ExpertPlacement, determine_expert_map};
@@ -113,7 +113,7 @@ fn add_stages(
     Ok(true)
 }
 
-/// The permutations that a case states: stable ones.
+/// The permutations of a generated case, which are stable sorts.
 fn stable(weights: &[Weight<'static>]) -> Option<Vec<Vec<u32>>> {
     let of = |w: &Weight<'static>| match &w.groups {
         Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),

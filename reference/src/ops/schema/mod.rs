@@ -1,4 +1,4 @@
-//! What configs and tensors of a case are made of: keys, demands on tensors and their values, errors.
+//! The schema of case files: keys, requirements on tensors and values, errors.
 
 mod demand;
 mod error;

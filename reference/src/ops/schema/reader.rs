@@ -1,4 +1,4 @@
-//! A config's JSON object, read key by key so that every error names its key.
+//! Reads a config's JSON object key by key, so that every error names its key.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub const CONFIG_BYTES: usize = 4 << 20;
 /// Most memory that a parsed `config` takes, in bytes.
 pub const CONFIG_MEMORY: usize = 64 << 20;
 
-/// Parses a JSON object; a repeated key is an error, not the last one's win.
+/// Parses a JSON object; a repeated key is an error.
 pub(crate) fn object(text: &str) -> Result<Map<String, Value>, CaseError> {
     if text.len() > CONFIG_BYTES {
         let problem = format!("{} bytes, expected at most {CONFIG_BYTES}", text.len());
@@ -94,7 +94,7 @@ impl<'m> Reader<'m> {
         CaseError::ConfigValue { key: self.path(key), found, expected }
     }
 
-    /// An optional value through `read`, which gives `None` where it is not `expected`.
+    /// An optional value, parsed by `read`, which returns `None` unless the value is as `expected`.
     fn optional<T>(
         &self,
         key: &str,
@@ -205,7 +205,7 @@ impl<'m> Reader<'m> {
     }
 }
 
-/// Fails at a key that the nested object at `prefix` (with its dot) does not have.
+/// Returns an error for a key that the nested object at `prefix` (with its dot) does not know.
 fn check_nested(prefix: &str, map: &Map<String, Value>, known: &[&str]) -> Result<(), CaseError> {
     match map.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
@@ -216,7 +216,7 @@ fn check_nested(prefix: &str, map: &Map<String, Value>, known: &[&str]) -> Resul
     }
 }
 
-/// The nearest of `known`, or all of them where none is near.
+/// A hint: the nearest of `known`, or all of them if none is near.
 pub(crate) fn hint(found: &str, known: &[&str]) -> String {
     match crate::error::nearest(found, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),

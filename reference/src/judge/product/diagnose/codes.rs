@@ -68,7 +68,7 @@ pub(super) fn zeros<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// Adds `step` to every zero point; of a type with a fixed offset that is one as well.
+/// Adds `step` to every zero point, or to the fixed offset of the type.
 fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
     let (ty, fixed) = match weight.ty {
         ScalarType::UINT4B8 => (ScalarType::UINT4, 8),
@@ -81,7 +81,7 @@ fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
         Some(zeros) => zeros.iter_bits().map(|z| z as i32).collect(),
         None => vec![fixed; rows * cols],
     };
-    // A zero point of none less one wraps around, as its bits do.
+    // A zero point of 0 minus one wraps around.
     let mask = if weight.codes.bits() == 4 { 15 } else { 255 };
     let moved = old.iter().map(|z| ((z + step) & mask) as u8).collect();
     weight.ty = ty;
@@ -92,7 +92,7 @@ fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
 /// AWQ's order of eight columns in a word: nibble i holds column `AWQ[i]`.
 const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// Ways to undo AWQ's interleave wrongly: column c comes out as column `map[c]`.
+/// Wrong inverses of AWQ's interleave: column c becomes column `map[c]`.
 fn awq_orders() -> [(&'static str, &'static str, [usize; 8]); 2] {
     [
         (
@@ -150,7 +150,7 @@ pub(super) fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         move |part| {
             recode(part, &|c, k, n| {
                 let pack = c.pack();
-                // Position p of a word holds value `order(p)`: even ones first.
+                // Position p of a word holds value `order(p)`: even values first.
                 let p = k % pack;
                 let value = if p < pack / 2 { 2 * p } else { 2 * (p - pack / 2) + 1 };
                 c.get(k / pack * pack + value, n)

@@ -27,7 +27,7 @@ pub(super) struct Setup<'s> {
     pub(super) groups: Option<Vec<u32>>,
     /// The activations of these rows instead of the rows' own.
     pub(super) sources: Option<Vec<usize>>,
-    /// Other activations altogether.
+    /// Other activations.
     pub(super) rows: Option<Rows>,
 }
 

@@ -1,5 +1,5 @@
-//! Known mistakes with a whole matrix: scales, bias, router weights and global scales read in another
-//! way than the format says; [`codes`] and zero points have a file of their own.
+//! Known mistakes with a whole matrix: scales, bias, router weights and global scales that the kernel
+//! reads in another way than the format defines. [`codes`](super::codes) has codes and zero points.
 
 use super::Suspect;
 use super::codes::{codes, zeros};
@@ -11,7 +11,7 @@ use crate::products::schedule::{Step, StepOp};
 use crate::products::{Recipe, Rows};
 use crate::weight::Table;
 
-/// NVFP4's global scale applied to the bias: trap of vLLM 0.21.0's `moe_wna16_marlin_gemm`.
+/// NVFP4's global scale applied to the bias: a defect of `moe_wna16_marlin_gemm` in vLLM 0.21.0.
 pub(super) const UPSTREAM_NVFP4_BIAS: &str = "upstream-nvfp4-bias-scaled";
 
 /// Every suspect that makes sense for the product.
@@ -97,7 +97,7 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             replace(part, scene.stage.parts[part].weight.global_scale?.powi(2))
         }),
     ];
-    // Two experts may share a value: each is a suspect once.
+    // Experts may share a value; each value is tried once.
     let mut seen = Vec::new();
     for (part, global) in stage.parts.iter().zip(globals.into_iter().flatten()) {
         if stage.parts.len() > 1 && !seen.contains(&global) {
@@ -108,7 +108,7 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             }));
         }
     }
-    // A kernel's sum is 2^power of the number that it stands for, or that number.
+    // A kernel's sum is either the value itself or the value times 2^power.
     let ways: [fn(&mut Recipe); 3] = [
         round_early,
         |recipe| {
@@ -149,7 +149,7 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// Moves the global scale's product from before the bias into the router weight's.
+/// Moves the multiplication by the global scale from before the bias into the router weight.
 fn fold_global(recipe: &mut Recipe) {
     recipe.steps.retain(|s| s.op != StepOp::GlobalScale);
     for step in &mut recipe.steps {
@@ -159,7 +159,7 @@ fn fold_global(recipe: &mut Recipe) {
     }
 }
 
-/// Takes the global scale out of the router weight, to where it is without router weights.
+/// Moves the global scale out of the router weight, to its position without router weights.
 fn unfold_global(recipe: &mut Recipe) {
     let folded = recipe.steps.iter_mut().find(|s| s.op == StepOp::RouterWeightGlobal);
     if let Some(step) = folded {
@@ -168,7 +168,7 @@ fn unfold_global(recipe: &mut Recipe) {
     }
 }
 
-/// Rounds the sum before its product with the global scale.
+/// Rounds the sum before the multiplication by the global scale.
 fn round_early(recipe: &mut Recipe) {
     let round = Step { op: StepOp::Round, ty: recipe.dtype };
     if let Some(at) = recipe.steps.iter().position(|s| s.op == StepOp::GlobalScale) {
@@ -222,7 +222,7 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// A table that was packed in one order of columns, or in none, and is read in another.
+/// A table that was packed in one order of columns, or unpermuted, and is read in another.
 fn misread(
     table: &Table,
     packed: Option<ScalePermutation>,
