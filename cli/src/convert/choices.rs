@@ -33,7 +33,8 @@ impl ChoiceArgs {
             format.with(choice.name, value).ok_or_else(|| {
                 let owner = choices().find(|(_, c)| c == choice).map_or("", |(f, _)| f.name());
                 let option = format!("--{}", choice.name);
-                ModelError::module(option, format!("only --to {owner} has {}", choice.noun))
+                let reason = format!("found {option} with another format, expected --to {owner}");
+                ModelError::module(option, reason)
             })
         })
     }

@@ -34,8 +34,6 @@ pub struct Choice {
     pub name: &'static str,
     /// What is chosen, in a line of help.
     pub about: &'static str,
-    /// What other formats lack.
-    pub noun: &'static str,
     /// The names to choose from. The first is the default.
     pub values: &'static [&'static str],
 }

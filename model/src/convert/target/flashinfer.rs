@@ -125,14 +125,13 @@ pub const FORMAT: Format = Format::new(&Descriptor {
   --to flashinfer      experts' weight_packed or weight, weight_scale, of NVFP4 weight_scale_2 and
                        input_scale",
     takes: "\
---to flashinfer takes experts in NVFP4, and compressed-tensors W4A16 in groups of 32 (mxint4); the
-rest of a model is copied with --skip-unsupported.",
+--to flashinfer takes NVFP4 experts and compressed-tensors W4A16 experts in groups of 32 (mxint4).
+--skip-unsupported copies the rest of the model unchanged.",
     examples: &["model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported"],
     typed: false,
     choice: Some(Choice {
         name: "nvfp4-backend",
         about: "the kernel that NVFP4 is for, by upstream's name [default: FLASHINFER_TRTLLM]",
-        noun: "kernels for NVFP4",
         values: &Nvfp4Backend::NAMES,
     }),
 });

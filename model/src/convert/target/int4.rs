@@ -50,14 +50,13 @@ pub const FORMAT: Format = Format::new(&Descriptor {
                        biases inside)",
     takes: "\
 --to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
-W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Its files describe their layers in
-their metadata, so that `marlinspike run` needs no more than the file.",
+W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Each file describes its layers in its
+metadata, so `marlinspike run` needs only the file.",
     examples: &["model out --to kleidiai"],
     typed: false,
     choice: Some(Choice {
         name: "nr",
         about: "columns of a block [default: 8, as PyTorch packs]",
-        noun: "blocks",
         values: &["8", "4"],
     }),
 });

@@ -1,7 +1,7 @@
 //! What a row of the kernels' table says of its class: devices, quantization, deployments.
 
 use super::super::{ActivationFormat, All2All, MoeActivation as Act, WeightKey as W};
-use super::keys::{ActivationKey as A, RoutingMethod as R};
+use super::keys::{ActivationKey as A, MoeDeployment, RoutingMethod as R};
 
 /// A set of compute capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,14 +29,12 @@ impl Compute {
 }
 
 /// What a kernel needs beside the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
-    /// Nothing.
-    Nothing,
-    /// FlashInfer.
-    FlashInfer,
-    /// DeepGEMM, not switched off.
-    DeepGemm,
+#[derive(Debug, Clone, Copy)]
+pub struct Needs {
+    /// What a refusal adds to the devices: ` with` and the package; empty where nothing is needed.
+    pub text: &'static str,
+    /// Whether a deployment has it.
+    pub met: fn(&MoeDeployment) -> bool,
 }
 
 /// Devices of a class. A platform that is not named here is refused.
