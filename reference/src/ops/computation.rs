@@ -3,6 +3,7 @@
 //! A mistake is the diagnosis if its outputs equal the found ones. [`mistaken`] provides these
 //! outputs to tests and to the fuzzing kit.
 
+use crate::Result;
 use crate::formats::transpose_words;
 use crate::judge::compare::{Candidate, Elements, Lines, Plain, Rows, Subject, elements};
 use crate::judge::mistake::KnownMistake;
@@ -13,7 +14,6 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::Op;
 use crate::ops::case::Case;
 use crate::weight::{Codes, Table};
-use crate::{Error, Result};
 
 /// The computation of an operation's outputs from a case's inputs.
 pub(super) trait Computation: Clone + 'static {
@@ -250,14 +250,17 @@ pub fn mistakes(op: Op) -> Vec<&'static str> {
     (op.entry().mistakes)()
 }
 
-/// Adds every output that the reference computes for the inputs of a case.
+/// Adds every output that the reference computes for the inputs of a case: of products, activations
+/// and sums the bits of the config's schedule, else of the canonical arithmetic.
 ///
 /// # Errors
-/// Returns an error for inputs that the operation refuses; [`Error::Unsupported`] for an operation
-/// without a computation.
+/// Returns an error for inputs that the operation refuses;
+/// [`Error::Unsupported`](crate::Error::Unsupported) for `dyn_quant_linear` and for a router with a
+/// stated `routing`.
 pub fn add_outputs(case: &mut Case<'_>) -> Result<()> {
     let Some(computation) = case.config.operation().computation(case)? else {
-        return Err(Error::unsupported(case.op, "its outputs are added by `vectors`"));
+        let config = case.config.clone();
+        return config.operation().add_staged_outputs(case);
     };
     for output in computation.all_outputs()? {
         case.add_output(&output.name, output.tensor()?);

@@ -69,12 +69,14 @@ use crate::Result;
 use crate::named::named;
 use configs::*;
 use operation::Operation;
-use schema::{CaseError, Reader, TensorRule};
+use schema::{CaseError, KeyKind, KeyLog, Reader, TensorRule};
 
 /// A row of the table: the functions of an operation that need no config.
 pub(crate) struct Entry {
     /// The operation.
     pub(crate) op: Op,
+    /// What it does, in one sentence.
+    pub(crate) about: &'static str,
     /// [`Operation::keys`].
     pub(crate) keys: fn() -> &'static [&'static str],
     /// [`Operation::keys_in`].
@@ -88,9 +90,10 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    const fn new<C: Operation + Into<CaseConfig>>(op: Op) -> Self {
+    const fn new<C: Operation + Into<CaseConfig>>(op: Op, about: &'static str) -> Self {
         Self {
             op,
+            about,
             keys: C::keys,
             keys_in: C::keys_in,
             read: |r| C::read(r).map(C::into),
@@ -106,7 +109,7 @@ impl Entry {
 /// Whether the case reader accepts the JSON that a config writes.
 fn is_read_back<C: Operation>(config: &C) -> bool {
     let json = config.json();
-    json.as_object().is_some_and(|map| C::read(&Reader { map, op: "", prefix: "" }).is_ok())
+    json.as_object().is_some_and(|map| C::read(&Reader::new(map, "")).is_ok())
 }
 
 /// Calls a macro with a row for each operation: its documentation, its variant of [`Op`] and
@@ -162,20 +165,22 @@ macro_rules! operations {
 
 macro_rules! table {
     ($($group:ident {
-        $($(#[$doc:meta])* $variant:ident $name:literal $module:ident::$config:ident,)+
+        $($(#[doc = $doc:literal])* $variant:ident $name:literal $module:ident::$config:ident,)+
     })+) => {
         named! {
             /// The operation of a case.
-            Op { $($($(#[$doc])* $variant $name),+),+ }
+            Op { $($($(#[doc = $doc])* $variant $name),+),+ }
         }
 
         /// A case's config, by operation.
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
-        pub enum CaseConfig { $($($(#[$doc])* $variant($config)),+),+ }
+        pub enum CaseConfig { $($($(#[doc = $doc])* $variant($config)),+),+ }
 
         /// Every operation.
-        pub(crate) const ALL: &[Entry] = &[$($(Entry::new::<$config>(Op::$variant)),+),+];
+        pub(crate) const ALL: &[Entry] = &[
+            $($(Entry::new::<$config>(Op::$variant, concat!($($doc),*))),+),+
+        ];
 
         impl CaseConfig {
             /// The operation that this configures.
@@ -214,7 +219,18 @@ impl CaseConfig {
     /// domain, or contradicting values.
     pub fn from_json(op: Op, map: &Map<String, Value>) -> Result<Self, CaseError> {
         keys::check(op, map)?;
-        (op.entry().read)(&Reader { map, op: op.name(), prefix: "" })
+        (op.entry().read)(&Reader::new(map, op.name()))
+    }
+
+    /// As [`CaseConfig::from_json`], with every key that was read and what it may hold.
+    pub(crate) fn read_noting_keys(
+        op: Op,
+        map: &Map<String, Value>,
+    ) -> Result<(Self, Vec<(String, KeyKind)>), CaseError> {
+        keys::check(op, map)?;
+        let log = KeyLog::default();
+        let config = (op.entry().read)(&Reader { log: Some(&log), ..Reader::new(map, op.name()) })?;
+        Ok((config, log.into_keys()))
     }
 
     /// The config as JSON, as in case files.

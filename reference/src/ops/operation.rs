@@ -110,6 +110,15 @@ pub(crate) trait Operation: std::fmt::Debug {
         Ok(None)
     }
 
+    /// Adds every output that the reference computes, for an operation without a
+    /// [`Operation::computation`].
+    ///
+    /// # Errors
+    /// Returns an error for inputs that the operation refuses; [`crate::Error::Unsupported`] by default.
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        Err(crate::Error::unsupported(case.op, "its outputs are added by `vectors`"))
+    }
+
     /// The verdicts on the outputs of the case; by default, compared bit for bit with
     /// [`Operation::computation`].
     ///

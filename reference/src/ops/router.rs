@@ -219,6 +219,27 @@ impl Operation for RouterConfig {
         Ok(reports)
     }
 
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        if self.rule.is_some() {
+            let reason = "only `scoring_func` and its keys are computed";
+            return Err(Error::unsupported("outputs of a stated `routing`", reason));
+        }
+        let logits = case.input("router_logits")?;
+        let [rows, experts] = logits.dims2()?;
+        let (values, ty) = widened(logits)?;
+        let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
+        let routing = self.router(ty, bias.as_deref()).route(&values, experts)?;
+        let shape = vec![rows, self.top_k];
+        let ints = |values| Tensor::from_vec("", DType::I32, shape.clone(), values);
+        let (ids, indices) = (ints(routing.topk_ids)?, ints(routing.token_expert_indices)?);
+        let weights = Tensor::from_vec("", DType::F32, shape.clone(), routing.topk_weights)?;
+        drop(bias);
+        case.add_output("topk_weights", weights);
+        case.add_output("topk_ids", ids);
+        case.add_output("token_expert_indices", indices);
+        Ok(())
+    }
+
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         let rows = rng.pick(&ROWS);
         let experts = rng.pick(&[8, 16, 64, 128, 256]);

@@ -20,7 +20,7 @@ pub(super) fn run(
     kernel::body(rows, tile, pass, tracks);
 }
 
-/// What is known of each column of a tile.
+/// The range of each column of a tile.
 pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
     #[cfg(target_arch = "x86_64")]
     if let Some(ends) = simd::ends(tile) {
@@ -29,7 +29,7 @@ pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
     kernel::ends(tile).ranges()
 }
 
-/// Adds to `out`, for each 64 rows of a tile, which numbers are negative and which are not zero.
+/// Appends to `out`, for each 64 rows of a tile, the masks of negative and of nonzero values.
 pub(super) fn signs(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
     #[cfg(target_arch = "x86_64")]
     if simd::signs(tile, out) {

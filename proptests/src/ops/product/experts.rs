@@ -11,8 +11,8 @@ use proptest::prelude::*;
 
 use super::ProductWeight;
 use crate::laws::{call, compare};
-use crate::ops::layer::stable;
 use crate::ops::Distribution;
+use crate::ops::layer::stable;
 use crate::{Failure, Law, Operation, Subject};
 
 /// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is x's row `token` times the matrix of

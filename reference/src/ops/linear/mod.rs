@@ -208,6 +208,16 @@ impl Operation for LinearConfig {
         Ok(reports)
     }
 
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let shape = Shape::new(self.size_k, self.size_n);
+        let stack = Stack::of_case(case, &self.quant, "", shape)?;
+        stack.add_outputs(case)?;
+        if case.inputs.contains_key("x") {
+            add_product(case, self, &stack.weights[0])?;
+        }
+        Ok(())
+    }
+
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         let c = Self { size_m: rng.pick(&ROWS), ..self.clone() };
         case.config = c.clone().into();
@@ -243,11 +253,7 @@ impl LinearConfig {
 
 /// Adds `y` of a linear case and, for 8-bit activations, their codes and scales as inputs. Returns
 /// whether there is a `y`.
-fn add_product(
-    case: &mut Case<'static>,
-    c: &LinearConfig,
-    weight: &Weight<'static>,
-) -> Result<bool> {
+fn add_product(case: &mut Case<'_>, c: &LinearConfig, weight: &Weight<'static>) -> Result<bool> {
     let x = case.input("x")?.elements::<u16>().into_owned();
     let (dtype, m, k) = (c.quant.dtype, c.size_m, c.size_k);
     let factor = input_global_scale(std::slice::from_ref(weight));
@@ -255,12 +261,24 @@ fn add_product(
     if let (Some(input), Some(scales)) = (c.quant.input_dtype, &rows.scales) {
         let ty = if input == ScalarType::INT8 { DType::I8 } else { DType::F8E4M3 };
         let codes: Vec<u8> = rows.codes.iter().map(|&c| c as u8).collect();
-        case.add_input("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?);
-        case.add_input("a_scales", Tensor::from_vec("", DType::F32, vec![m, 1], scales.clone())?);
+        let scales = Tensor::from_vec("a_scales", DType::F32, vec![m, 1], scales.clone())?;
+        for (name, made) in
+            [("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?), ("a_scales", scales)]
+        {
+            if case.inputs.get(name).is_some_and(|stated| stated.bytes() != made.bytes()) {
+                let what = format!("`in.{name}`, which another rule made of `in.x`");
+                return Err(Error::unsupported(what, "the reference computes `y` from `in.x`"));
+            }
+            case.add_input(name, made);
+        }
     }
     let input = c.quant.input_dtype.unwrap_or(dtype);
     let extras = Extras { activation_scales: rows.scales.as_deref(), ..Extras::default() };
-    let y = Schedule::canonical(weight, dtype, input)?.execute(&rows.codes, weight, extras);
+    let schedule = match &c.schedule {
+        Some(choice) => choice.resolve(std::slice::from_ref(weight), dtype, input)?,
+        None => Schedule::canonical(weight, dtype, input)?,
+    };
+    let y = schedule.execute(&rows.codes, weight, extras);
     let Some(y) = defined(&c.quant, y)? else { return Ok(false) };
     let y = y.into_iter().map(|b| b as u16).collect();
     add_halves(case, "y", dtype, [m, c.size_n], y)?;

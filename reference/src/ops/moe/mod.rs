@@ -26,6 +26,7 @@ use crate::ops::quant::keys::{
 };
 use crate::ops::quant::lattice::{DEVICE, Probe, deployment, on_rank, parallel, quants, scheme};
 use crate::ops::quant::packed::matrices;
+use crate::ops::quant::stack::Stack;
 use crate::ops::quant::tensors::{Matrix, blocks, topk};
 use crate::ops::quant::{QuantConfig, finite_scales, ranks, unordered};
 use crate::ops::schema::{
@@ -331,6 +332,15 @@ impl Operation for MoeConfig {
         reports.extend(product::judge(case, self, declared)?);
         reports.extend(walk::judge(case, self, declared)?);
         Ok(reports)
+    }
+
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let (h, i, quant) = (self.hidden_size, self.intermediate_size, &self.quant);
+        let w13 = Stack::of_case(case, quant, "w13_", Shape::new(h, self.w13_size_n()))?;
+        let w2 = Stack::of_case(case, quant, "w2_", Shape::new(i, h))?;
+        w13.add_outputs(case)?;
+        w2.add_outputs(case)?;
+        draw::add_stages(case, self, &w13.weights, &w2.weights).map(|_| ())
     }
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {

@@ -91,6 +91,7 @@ pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
         let with = format!("checkpoint_format {checkpoint_format}");
         return Err(contradiction("weight_type", weight_type, with));
     }
+    r.narrow("weight_type", &weight_types);
     let group_size = group_size(r)?;
     if let Some(fixed) = checkpoint_format.fixed_group()
         && group_size != fixed

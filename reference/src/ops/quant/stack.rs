@@ -8,7 +8,7 @@ use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
-use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::quant::{CheckpointFormat, MatrixSource, QuantConfig};
 use crate::ops::tensors::{bytes_of, half};
 use crate::products::schedule::ScheduleError;
 use crate::weight::{Groups, Table, Weight};
@@ -20,6 +20,23 @@ pub(crate) struct Stack<'s> {
     pub(crate) quant: &'s QuantConfig,
     pub(crate) shape: Shape,
     pub(crate) weights: Vec<Weight<'static>>,
+}
+
+impl<'s> Stack<'s> {
+    /// The matrices that a case's inputs hold.
+    ///
+    /// # Errors
+    /// For inputs that are missing or no weight.
+    pub(crate) fn of_case(
+        case: &Case<'_>,
+        quant: &'s QuantConfig,
+        prefix: &'static str,
+        shape: Shape,
+    ) -> Result<Self> {
+        let weights = MatrixSource::new(case, quant, prefix, shape).weights()?;
+        let weights = weights.into_iter().map(Weight::into_owned).collect();
+        Ok(Self { prefix, quant, shape, weights })
+    }
 }
 
 impl Stack<'_> {
@@ -190,7 +207,7 @@ pub(crate) fn defined<T>(q: &QuantConfig, made: Result<T>) -> Result<Option<T>> 
 
 /// A 16-bit output.
 pub(crate) fn add_halves(
-    case: &mut Case<'static>,
+    case: &mut Case<'_>,
     name: &str,
     dtype: ScalarType,
     shape: [usize; 2],

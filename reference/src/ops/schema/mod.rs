@@ -2,12 +2,15 @@
 
 mod demand;
 mod error;
+mod keys;
 mod reader;
 mod rules;
 mod values;
 
 pub(crate) use demand::Demand;
 pub use error::CaseError;
+pub use keys::KeyKind;
+pub(crate) use keys::KeyLog;
 pub use reader::{CONFIG_BYTES, CONFIG_MEMORY};
 pub(crate) use reader::{Reader, hint, object};
 pub use rules::{Dim, TensorRule};
