@@ -21,6 +21,7 @@ pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
+pub mod fuzz;
 pub mod inspect;
 pub mod output;
 pub mod run;
@@ -82,6 +83,11 @@ pub enum Command {
     Run(run::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
+    /// Run a kernel on generated cases; shrink and keep each distinct failure.
+    Fuzz(fuzz::Args),
+    /// Calls the kernel of a shared library for `fuzz`.
+    #[command(hide = true)]
+    FuzzWorker(fuzz::WorkerArgs),
     /// Show the config keys and tensors of each operation.
     Schema(schema::Args),
     /// Time products and layers on the CPU or GPU and compare with its limits.
@@ -98,6 +104,7 @@ impl Command {
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
+            Self::Fuzz(args) => args.json,
             Self::Schema(args) => args.json,
             _ => false,
         }
@@ -123,6 +130,8 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Run(args) => run::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Fuzz(args) => fuzz::run(args, cli.color),
+        Command::FuzzWorker(args) => fuzz::worker(args),
         Command::Schema(args) => schema::run(args),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),

@@ -5,8 +5,7 @@
 //! | --- | --- |
 //! | [`inspect`](inspect()) | lists the quantized layers and the kernels that take them |
 //! | [`convert`](convert()) | writes the model in a kernel's format |
-//! | [`verify`] | hashes every file of a converted folder and compares the hashes with its manifest
-//! |
+//! | [`verify`] | hashes every file of a converted folder and compares the hashes with its manifest |
 //! | [`run`](run()) | runs one layer and can compare it with its definition |
 //!
 //! ```
@@ -28,16 +27,18 @@
 //! # std::fs::write(model.join("config.json"), r#"{"dtype": "bfloat16", "quantization_config":
 //! #     {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "desc_act": false}}"#)?;
 //!
-//! // List the quantized layers and the kernel that takes each. let found = inspect(&model,
-//! &Default::default())?; assert_eq!(found.layers[0].chosen, Some("marlin"));
+//! // List the quantized layers and the kernel that takes each.
+//! let found = inspect(&model, &Default::default())?;
+//! assert_eq!(found.layers[0].chosen, Some("marlin"));
 //!
 //! // Convert into KleidiAI's layout for a CPU, then verify every byte against the manifest.
-//! convert(&model, &packed, &Options::new(Format::Kleidi { nr: 8 }), &())?; assert!(verify(&packed,
-//! None)?.damaged.is_empty());
+//! convert(&model, &packed, &Options::new(Format::Kleidi { nr: 8 }), &())?;
+//! assert!(verify(&packed, None)?.damaged.is_empty());
 //!
-//! // Run one layer on seeded activations and compare it with its definition bit for bit. let mut
-//! options = RunOptions::default(); options.check = true; assert!(run(&packed,
-//! &options)?.is_equal());
+//! // Run one layer on seeded activations and compare it with its definition bit for bit.
+//! let mut options = RunOptions::default();
+//! options.check = true;
+//! assert!(run(&packed, &options)?.is_equal());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -1,6 +1,6 @@
 //! `marlinspike check`: recomputes and compares every output of every case.
 
-mod declared;
+pub(crate) mod declared;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(not(feature = "cuda"))]

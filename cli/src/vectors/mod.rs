@@ -71,14 +71,16 @@ pub struct Args {
     list: bool,
 }
 
-fn operation(text: &str) -> Result<Op, String> {
+/// The operation of this name.
+pub(crate) fn operation(text: &str) -> Result<Op, String> {
     Op::from_name(text).ok_or_else(|| {
         let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
         format!("expected one of {}", known.join(", "))
     })
 }
 
-fn seed(text: &str) -> Result<u64, String> {
+/// A seed, decimal or hexadecimal.
+pub(crate) fn seed(text: &str) -> Result<u64, String> {
     let digits = text.replace('_', "");
     let parsed = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
         Some(hex) => u64::from_str_radix(hex, 16),
@@ -87,13 +89,17 @@ fn seed(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| "expected a number from 0 below 2^64, decimal or 0x...".to_owned())
 }
 
+/// A random seed. `RandomState` takes its keys from the system's random source.
+pub(crate) fn drawn_seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
 /// Writes the cases, each atomically.
 ///
 /// # Errors
 /// Returns an error if the operation's cases cannot be generated or a file cannot be written.
 pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
-    // `RandomState` takes its keys from the system's random source, which is enough for a seed.
-    let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+    let seed = args.seed.unwrap_or_else(drawn_seed);
     let generator = Generator::new(args.op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
     let Some(out) = &args.out else {

@@ -139,7 +139,7 @@ fn table(rows: &[&'static Row], jobs: &[Job], origins: Option<&[Origin]>) -> Tab
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let rows = rows(&args.operation)?;
     let archs = archs(&args.capability)?;
-    let jobs = jobs(&rows, &archs);
+    let jobs = jobs(&rows, &archs)?;
     if args.list {
         print(&format!("{}\n", table(&rows, &jobs, None)))?;
         return Ok(Outcome::Pass);

@@ -4,6 +4,7 @@
 //! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
 //! `provenance`. Tensors are named `in.<name>` and `out.<name>`; a name that the operation does not
 //! define is an error. [`CaseConfig::rules`] lists the names of each operation.
+//! Tensors `ref.<name>` are skipped: the fuzzing kit hands them to kernels besides the inputs.
 
 mod limits;
 mod misfit;
@@ -78,12 +79,20 @@ impl<'a> Case<'a> {
                 case.inputs.insert(name.to_owned(), tensor);
             } else if let Some(name) = full.strip_prefix("out.") {
                 case.outputs.insert(name.to_owned(), tensor);
-            } else {
+            } else if !full.starts_with("ref.") {
                 return Err(case.unknown(full, "names that begin with `in.` or `out.`".to_owned()));
             }
         }
         case.validate()?;
         Ok(case)
+    }
+
+    /// Every tensor that the operation knows under the case's config and number of experts.
+    ///
+    /// # Errors
+    /// For sizes that the operation cannot have.
+    pub fn rules(&self) -> Result<Vec<TensorRule>> {
+        self.config.rules(self.local_experts())
     }
 
     /// Checks the names of all tensors. Of the inputs it also checks presence, types, shapes, and
@@ -94,7 +103,7 @@ impl<'a> Case<'a> {
             let (found, expected) = (self.op.to_string(), self.config.op().to_string());
             return Err(CaseError::UnknownOp { found, expected }.into());
         }
-        let rules = self.config.rules(self.local_experts())?;
+        let rules = self.rules()?;
         let find = |name: &str| rules.iter().find(|r| r.name == name);
         for (prefix, tensors) in [("in", &self.inputs), ("out", &self.outputs)] {
             for (name, tensor) in tensors {

@@ -22,6 +22,7 @@ impl When {
     }
 
     /// Whether it holds under a sample.
+    #[cfg(test)]
     pub(super) fn holds(&self, sample: &Sample) -> bool {
         let all = |conditions: &Vec<(String, Vec<String>)>| {
             conditions.iter().all(|(fact, values)| values.iter().any(|v| v == sample.fact(fact)))
@@ -157,7 +158,8 @@ fn condition(names: &[&str], class: &[Vec<&str>], observed: &[Vec<&str>]) -> Whe
     // Whole products may fit together as well.
     let mut i = 0;
     while i < products.len() {
-        let fitting = (i + 1..products.len()).find(|&j| allowed(&union(&products[i], &products[j])));
+        let fitting =
+            (i + 1..products.len()).find(|&j| allowed(&union(&products[i], &products[j])));
         match fitting {
             Some(j) => {
                 products[i] = union(&products[i], &products[j]);

@@ -35,6 +35,31 @@ impl Generator {
         Ok(Self { op, seed, lattice, first_round })
     }
 
+    /// Keeps the configurations that pass `keep`. Case i depends on what is kept, too.
+    ///
+    /// # Errors
+    /// [`Error::Size`] where none is kept.
+    pub fn only(mut self, keep: impl Fn(&CaseConfig) -> bool) -> Result<Self> {
+        self.lattice.retain(keep);
+        if self.lattice.is_empty() {
+            let what = format!("configurations of `{}` that are asked for", self.op);
+            return Err(Error::size(what, 0, "at least one"));
+        }
+        self.first_round = order(self.seed, 0, self.lattice.len());
+        Ok(self)
+    }
+
+    /// The configuration that case `index` is drawn from.
+    pub fn configuration(&self, index: u64) -> &CaseConfig {
+        let len = self.lattice.len() as u64;
+        let (round, at) = (index / len, (index % len) as usize);
+        let point = match round {
+            0 => self.first_round[at],
+            _ => order(self.seed, round, self.lattice.len())[at],
+        };
+        &self.lattice[point as usize]
+    }
+
     /// The configurations that the cases visit.
     pub fn lattice(&self) -> &[CaseConfig] {
         &self.lattice
@@ -59,14 +84,8 @@ impl Generator {
     /// # Errors
     /// Returns an error only if a packing function refuses a configuration that the lattice admits.
     pub fn case(&self, index: u64) -> Result<Case<'static>> {
-        let len = self.lattice.len() as u64;
-        let (round, at) = (index / len, (index % len) as usize);
-        let point = match round {
-            0 => self.first_round[at],
-            _ => order(self.seed, round, self.lattice.len())[at],
-        };
         let mut rng = Rng::for_case(self.seed, index);
-        let config = self.lattice[point as usize].clone();
+        let config = self.configuration(index).clone();
         let name = format!("{} {index}: {}", self.op, config.operation().describe());
         let provenance = format!(
             "marlinspike {} reference, seed {:#018x}, index {index}",

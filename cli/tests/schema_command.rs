@@ -37,12 +37,13 @@ fn the_page_is_what_the_program_prints() {
 
 /// The header of a case, as the schema describes it.
 fn header(case: &Case<'_>) -> Value {
-    let tensors = |all: &std::collections::BTreeMap<String, marlinspike::num::tensor::Tensor<'_>>| {
-        let one = |(name, tensor): (&String, &marlinspike::num::tensor::Tensor<'_>)| {
-            (name.clone(), json!({"dtype": tensor.dtype().name(), "shape": tensor.shape()}))
+    let tensors =
+        |all: &std::collections::BTreeMap<String, marlinspike::num::tensor::Tensor<'_>>| {
+            let one = |(name, tensor): (&String, &marlinspike::num::tensor::Tensor<'_>)| {
+                (name.clone(), json!({"dtype": tensor.dtype().name(), "shape": tensor.shape()}))
+            };
+            Value::Object(all.iter().map(one).collect())
         };
-        Value::Object(all.iter().map(one).collect())
-    };
     json!({
         "op": case.op.name(), "config": case.config.to_json(),
         "inputs": tensors(&case.inputs), "outputs": tensors(&case.outputs),
@@ -131,7 +132,11 @@ fn module(language: &str, file: &str) -> String {
     let page = fs::read_to_string(book("schema.md")).unwrap();
     let fence = format!("```{language}\n");
     let blocks = page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap_or(""));
-    blocks.into_iter().find(|block| block.lines().next().is_some_and(|l| l.contains(file))).unwrap().to_owned()
+    blocks
+        .into_iter()
+        .find(|block| block.lines().next().is_some_and(|l| l.contains(file)))
+        .unwrap()
+        .to_owned()
 }
 
 #[test]
