@@ -11,7 +11,7 @@ use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::moe::layer::input_global_scale;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Schedule, Stack};
+use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::{Groups, Weight};
 use proptest::prelude::*;
