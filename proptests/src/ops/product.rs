@@ -1,5 +1,5 @@
-//! Products with quantized matrices by the canonical schedule: every bit is determined, whatever M
-//! is and however the work is dealt out.
+//! Products with quantized matrices by the canonical schedule, which determines every bit for any M
+//! and any division of the work.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ use super::{Distribution, Fill, dtype, finite_halves, one_of};
 use crate::laws::{call, compare};
 use crate::{Failure, Law, Operation, Subject};
 
-/// What the matrices of a product are drawn from.
+/// The configuration of a product's matrices.
 #[derive(Debug, Clone)]
 pub struct ProductWeight {
     /// Format, types, groups, act-order, bias.
@@ -29,7 +29,7 @@ pub struct ProductWeight {
     pub shape: Shape,
 }
 
-/// Formats with a weight type of each.
+/// Formats, each with a weight type.
 fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
     let of = |&(_, format): &(_, CheckpointFormat)| {
         format.weight_types().iter().map(move |&t| (format, t))
@@ -37,8 +37,8 @@ fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
     CheckpointFormat::NAMED.iter().flat_map(of).collect()
 }
 
-/// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
-/// none of 128 among them.
+/// K of one chunk of the canonical schedule, of a part of one, and of two and more; includes odd
+/// multiples of 64.
 const SIZES_K: &[usize] = &[64, 128, 192, 256, 320, 512, 576, 1152];
 
 impl ProductWeight {
@@ -59,7 +59,7 @@ impl ProductWeight {
             let (desc_act, has_bias, input_dtype) = flags;
             let shape = Shape::new(size_k, size_n);
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
-            // Codes whose numbers the 8-bit type holds.
+            // Codes whose values the 8-bit type can represent.
             let fits = |input: &ScalarType| match checkpoint_format {
                 CheckpointFormat::Gptq | CheckpointFormat::Awq => weight_type.size_bits() == 4,
                 CheckpointFormat::Mx(format) => {
@@ -74,7 +74,7 @@ impl ProductWeight {
                 dtype,
                 input_dtype,
                 group_size,
-                // Groups of 8-bit products are sums of their own, which sorted rows would cut.
+                // Groups of 8-bit products are separate sums, which sorted rows would cut.
                 desc_act: desc_act
                     && input_dtype.is_none()
                     && checkpoint_format == CheckpointFormat::Gptq,
@@ -87,7 +87,7 @@ impl ProductWeight {
         })
     }
 
-    /// `count` matrices of it, where the reference has a canonical product with them.
+    /// Draws `count` matrices, if the reference has a canonical product with them.
     fn draw(&self, rng: &mut Rng, count: usize) -> Option<Vec<Weight<'static>>> {
         let Self { quant, shape } = self;
         let weights: Option<Vec<_>> = (0..count)
@@ -141,28 +141,28 @@ impl fmt::Display for ProductWeight {
     }
 }
 
-/// Rows: one tile of eight, around tiles, around a block of 64, now and then more.
+/// Row counts: one tile of eight, around tiles, around a block of 64, sometimes more.
 fn size_m() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..18, 2 => 31usize..34, 2 => 63usize..67, 1 => 127usize..131]
 }
 
-/// `marlin_gemm`, for 8-bit activations too: y = x · W, plus bias.
+/// `marlin_gemm`, also for 8-bit activations: y = x · W, plus bias.
 #[derive(Debug)]
 pub struct DenseProduct;
 
 /// Arguments of [`DenseProduct`].
 #[derive(Clone)]
 pub struct DenseInput {
-    /// What the weight is.
+    /// Configuration of the weight.
     pub form: ProductWeight,
     /// `[K, N]`.
     pub weight: Weight<'static>,
-    /// `[M, K]`, bits of the form's `dtype`, columns in the model's order; of 8-bit activations codes,
-    /// zero-extended.
+    /// `[M, K]`, bits of the form's `dtype` or zero-extended 8-bit codes, columns in the model's
+    /// order.
     pub x: Vec<u16>,
     /// `[M]`: for 8-bit activations, the scale of each row.
     pub x_scales: Option<Vec<f32>>,
-    /// A number from which a subject may choose how it divides the work.
+    /// A number from which a subject may derive its division of the work.
     pub choice: u64,
 }
 
@@ -172,7 +172,7 @@ impl DenseInput {
         self.x.len() / self.form.shape.size_k
     }
 
-    /// These rows of x, in this order.
+    /// The same input with the rows `rows` of x, in that order.
     pub fn with_rows(&self, rows: &[usize]) -> Self {
         let size_k = self.form.shape.size_k;
         let x = rows.iter().flat_map(|&m| self.x[m * size_k..][..size_k].iter().copied()).collect();
@@ -225,7 +225,8 @@ impl Operation for DenseProduct {
         let (dtype, input) = (i.form.quant.dtype, i.form.input());
         let x: Vec<u32> = i.x.iter().map(|&bits| bits.into()).collect();
         let order = i.order();
-        // int8 activations take integers for the scales of groups, and their unit into their own.
+        // With int8 activations, group scales are integers, and their unit multiplies the
+        // activation scales.
         let factor = match input {
             ScalarType::INT8 => input_global_scale(std::slice::from_ref(&i.weight)),
             _ => 1.0,
@@ -286,15 +287,15 @@ fn divided(s: &dyn Subject<DenseProduct>, i: &DenseInput) -> Result<(), Failure>
     })
 }
 
-/// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is x's row `token` times the matrix of
-/// the expert that the slot names, plus bias, times the router weight; zeros where it names none.
+/// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is row `token` of x times the matrix of
+/// the slot's expert, plus bias, times the router weight; zeros without an expert.
 #[derive(Debug)]
 pub struct ExpertProduct;
 
 /// Arguments of [`ExpertProduct`].
 #[derive(Clone)]
 pub struct ExpertInput {
-    /// What each expert's weight is.
+    /// Configuration of each expert's weight.
     pub form: ProductWeight,
     /// `[K, N]` of each expert.
     pub weights: Vec<Weight<'static>>,
@@ -304,11 +305,11 @@ pub struct ExpertInput {
     pub top_k: usize,
     /// `[M, top_k]`, −1 for none.
     pub topk_ids: Vec<i32>,
-    /// `[M, top_k]`, where rows are weighted.
+    /// `[M, top_k]`, if rows are weighted.
     pub topk_weights: Option<Vec<f32>>,
     /// How `topk_ids` were drawn.
     pub distribution: Distribution,
-    /// A number from which a subject may choose how it divides the work.
+    /// A number from which a subject may derive its division of the work.
     pub choice: u64,
 }
 
@@ -318,7 +319,7 @@ impl ExpertInput {
         self.x.len() / self.form.shape.size_k
     }
 
-    /// The token of number `m` alone.
+    /// The same input with only token `m`.
     fn token(&self, m: usize) -> Self {
         let (size_k, top_k) = (self.form.shape.size_k, self.top_k);
         let slots = m * top_k..(m + 1) * top_k;
