@@ -1,6 +1,7 @@
 //! Fuzz targets. No input may panic, and every accepted input must be consistent. `fuzz/` calls
 //! them under libFuzzer; the tests on stable Rust replay a corpus and mutations of it.
 
+pub mod corpus;
 pub mod mutate;
 
 use std::collections::BTreeMap;

@@ -57,7 +57,7 @@ impl Filter {
                     ),
                 });
             };
-            for value in values.iter().filter(|value| !existing.contains_key(*value)) {
+            if let Some(value) = values.iter().find(|value| !existing.contains_key(*value)) {
                 let existing: Vec<_> = existing.keys().map(String::as_str).collect();
                 return Err(CampaignError::Filter {
                     problem: format!(

@@ -112,6 +112,11 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// The fault that a process reports in JSON.
+    pub(super) fn from_json(json: &str) -> Self {
+        serde_json::from_str(json).unwrap_or_else(|_| Self::Crashed { detail: json.to_owned() })
+    }
+
     /// The name of the kind of fault.
     pub fn kind(&self) -> &'static str {
         match self {

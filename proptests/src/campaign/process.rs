@@ -127,7 +127,7 @@ impl ProcessKernel {
                     "ok" => Ok(()),
                     "skip" => Err(Fault::Unsupported { reason: reason.to_owned() }),
                     "error" => Err(Fault::Crashed { detail: reason.to_owned() }),
-                    "fault" => Err(super::library::reported(reason)),
+                    "fault" => Err(Fault::from_json(reason)),
                     _ => {
                         let detail = format!("found answer `{answer}`, expected ok, skip or error");
                         Err(Fault::Unreadable { detail })

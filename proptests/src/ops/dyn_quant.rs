@@ -2,10 +2,10 @@
 
 use marlinspike::Result;
 use marlinspike::case::ActivationRounding;
-use marlinspike::layouts::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
+use marlinspike::w4a8::packed::{Columns, LhsLayout, MR, NR, RhsLayout};
 use marlinspike::w4a8::{Values, quantize};
 use proptest::prelude::*;
 

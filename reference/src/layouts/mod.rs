@@ -4,9 +4,11 @@
 //! (group, n)) and bit ranges of a packed tensor. A layout is right if `unpack(pack(w)) == w` and
 //! its bytes equal those of upstream's operators; no product is needed to test it.
 
+pub mod block_scale;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
+pub mod rows;
 
 use std::fmt;
 

@@ -29,6 +29,15 @@ pub enum Mxfp4Backend {
 }
 
 impl Mxfp4Backend {
+    /// Every backend with upstream's name; `TRITON` stands for the rest.
+    pub const NAMED: [(&'static str, Self); 5] = [
+        ("DEEPGEMM_MXFP4", Self::DeepGemm),
+        ("MARLIN", Self::Marlin),
+        ("FLASHINFER_TRTLLM_MXFP4_BF16", Self::FlashInferTrtllm),
+        ("FLASHINFER_CUTLASS_MXFP4_BF16", Self::FlashInferCutlass),
+        ("TRITON", Self::Other),
+    ];
+
     /// The units of hidden size and intermediate size per rank on `platform`.
     pub const fn multiples(self, platform: Platform) -> [usize; 2] {
         match (self, platform) {

@@ -8,6 +8,7 @@
 
 mod capability;
 mod compat;
+mod cuda;
 mod desc;
 mod linear;
 mod marlin;
@@ -19,6 +20,7 @@ pub use compat::{
     Decision, Override, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
     override_quantization_method,
 };
+pub use cuda::{CUDA_CAPABILITY, CUDA_WEIGHTS, CudaGroups, CudaScales, CudaWeight};
 pub use desc::{
     ActivationFormat, All2All, InputType, LinearDesc, MoeActivation, MoeDesc, MoeParallel, Options,
     WeightKey,

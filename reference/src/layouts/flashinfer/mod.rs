@@ -17,18 +17,16 @@
 //! Source: FlashInfer 0.6.8.post1 (`fused_moe/core.py`, `utils.py`, `thop/fp4Op.cpp`) and vLLM 0.21.0
 //! (`flashinfer_mxint4_moe.py`, `flashinfer_fp4_moe.py`, `flashinfer_utils.py`, `nvfp4_utils.py`).
 
-mod block_scale;
 mod experts;
 mod nvfp4;
 mod packed_rows;
 mod projection;
 mod routing;
-mod rows;
 
-pub use block_scale::{BlockScaleLayout, ScaleTile};
+pub use super::block_scale::{BlockScaleLayout, ScaleTile};
+pub use super::rows::{RowOrder, RowStep};
 pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts};
-pub use nvfp4::{Alphas, Nvfp4Backend};
+pub use nvfp4::{Alphas, Nvfp4Backend, activation_scales};
 pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use projection::Projection;
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
-pub use rows::{RowOrder, RowStep};

@@ -33,6 +33,17 @@ impl Nvfp4Backend {
         ("VLLM_CUTLASS", Self::VllmCutlass),
     ];
 
+    /// Upstream's names, in the order of [`Self::NAMED`].
+    pub const NAMES: [&'static str; 5] = {
+        let mut names = [""; 5];
+        let mut i = 0;
+        while i < names.len() {
+            names[i] = Self::NAMED[i].0;
+            i += 1;
+        }
+        names
+    };
+
     /// The reordering of a projection's rows; the checkpoint's w13 is `[w1, w3]`, gate first.
     ///
     /// FlashInfer's kernels expect `[w3, w1]`, except the batched ones, which expect `[w1, w3]`
@@ -101,32 +112,40 @@ impl Nvfp4Backend {
         self != Self::VllmCutlass
     }
 
-    /// The multipliers of the quantized activations that enter a projection, one for each expert:
-    /// of `scales` (each expert's shards, 1 / `input_global_scale`) the largest of all experts, or
-    /// of the expert's own shards.
-    ///
-    /// The kernel quantizes with the reciprocal of this. An expert with a smaller scale than the
-    /// shared one loses small values, not large ones.
+    /// [`activation_scales`] as this backend shares them.
     ///
     /// # Errors
-    /// [`Error::Value`] for a scale that is not positive and finite, [`Error::Size`] without any.
+    /// As [`activation_scales`].
     pub fn activation_scales(self, scales: &[Vec<f32>]) -> Result<Vec<f32>> {
-        for (e, shards) in scales.iter().enumerate() {
-            if shards.is_empty() {
-                return Err(Error::size(format!("shards of expert {e}"), 0, "1 or more"));
-            }
-            if let Some(i) = shards.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
-                let expected = "a positive finite number";
-                return Err(Error::value("input_scale", &[e, i], shards[i], expected));
-            }
-        }
-        let largest = |shards: &[f32]| shards.iter().copied().fold(0.0, f32::max);
-        let own: Vec<f32> = scales.iter().map(|shards| largest(shards)).collect();
-        Ok(match self.shares_activation_scale() {
-            true => vec![largest(&own); own.len()],
-            false => own,
-        })
+        activation_scales(scales, self.shares_activation_scale())
     }
+}
+
+/// The multipliers of the quantized activations that enter a projection, one for each expert: of
+/// `scales` (each expert's shards, 1 / `input_global_scale`) the largest of all experts where it is
+/// `shared`, or of the expert's own shards.
+///
+/// The kernel quantizes with the reciprocal of this. An expert with a smaller scale than the shared
+/// one loses small values, not large ones.
+///
+/// # Errors
+/// [`Error::Value`] for a scale that is not positive and finite, [`Error::Size`] without any.
+pub fn activation_scales(scales: &[Vec<f32>], shared: bool) -> Result<Vec<f32>> {
+    for (e, shards) in scales.iter().enumerate() {
+        if shards.is_empty() {
+            return Err(Error::size(format!("shards of expert {e}"), 0, "1 or more"));
+        }
+        if let Some(i) = shards.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+            let expected = "a positive finite number";
+            return Err(Error::value("input_scale", &[e, i], shards[i], expected));
+        }
+    }
+    let largest = |shards: &[f32]| shards.iter().copied().fold(0.0, f32::max);
+    let own: Vec<f32> = scales.iter().map(|shards| largest(shards)).collect();
+    Ok(match shared {
+        true => vec![largest(&own); own.len()],
+        false => own,
+    })
 }
 
 /// The factors of the sums of a layer's two products, one per expert.

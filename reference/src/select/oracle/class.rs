@@ -1,7 +1,7 @@
 //! The columns of the table of kernel classes: devices, quantization, deployments.
 
 use super::super::{ActivationFormat, All2All, MoeActivation as Act, WeightKey as W};
-use super::keys::{ActivationKey as A, RoutingMethod as R};
+use super::keys::{ActivationKey as A, MoeDeployment, RoutingMethod as R};
 
 /// A set of compute capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,15 +28,13 @@ impl Compute {
     }
 }
 
-/// The packages that a kernel needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
-    /// No package.
-    Nothing,
-    /// FlashInfer.
-    FlashInfer,
-    /// DeepGEMM, not switched off.
-    DeepGemm,
+/// What a kernel needs besides the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Needs {
+    /// What a refusal adds to the devices: ` with` and the package; empty where nothing is needed.
+    pub text: &'static str,
+    /// Whether a deployment has it.
+    pub met: fn(&MoeDeployment) -> bool,
 }
 
 /// Devices of a class. Other platforms are refused.

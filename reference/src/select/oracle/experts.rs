@@ -15,6 +15,13 @@ use All2All::{
 };
 use Compute::{Between, Exactly, Family, From};
 
+const NOTHING: Needs = Needs { text: "", met: |_| true };
+const FLASHINFER: Needs = Needs { text: " with FlashInfer", met: |d| d.packages.flashinfer };
+const DEEP_GEMM_PACKAGE: Needs = Needs {
+    text: " with DeepGEMM, not switched off",
+    met: |d| d.packages.deep_gemm && d.switches.use_deep_gemm != Some(false),
+};
+
 const fn cuda(cuda: &'static [Compute], needs: Needs) -> Devices {
     Devices { cuda, xpu: false, cpu: false, needs }
 }
@@ -55,7 +62,7 @@ const MOST: &[Act] = &[
 /// extras.
 const PLAIN: Experts = Experts {
     name: "",
-    devices: cuda(&[], Needs::Nothing),
+    devices: cuda(&[], NOTHING),
     ungated: false,
     activations: &[Act::Silu],
     schemes: &[],
@@ -68,7 +75,7 @@ const PLAIN: Experts = Experts {
 };
 
 const TRTLLM_FP8: Experts = Experts {
-    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    devices: cuda(&[Family(10)], FLASHINFER),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul],
     // Only collectives that need no separate kernel.
@@ -127,7 +134,7 @@ pub static TRTLLM_FP8_MODULAR: Experts =
 /// `FlashInferExperts`: CUTLASS kernels. 11.x is left out.
 pub static FLASHINFER_CUTLASS: Experts = Experts {
     name: "FlashInferExperts",
-    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], Needs::FlashInfer),
+    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], FLASHINFER),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul, Act::SwigluOai],
     schemes: &[
@@ -141,7 +148,7 @@ pub static FLASHINFER_CUTLASS: Experts = Experts {
 /// `TritonExperts`.
 pub static TRITON: Experts = Experts {
     name: "TritonExperts",
-    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: Needs::Nothing },
+    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: NOTHING },
     ungated: true,
     activations: MOST,
     schemes: &[Pairs { keys: FP8, cuda: Some(From(8, 9)) }],
@@ -154,7 +161,7 @@ pub static TRITON: Experts = Experts {
 /// `BatchedTritonExperts`.
 pub static BATCHED_TRITON: Experts = Experts {
     name: "BatchedTritonExperts",
-    devices: cuda(ANY, Needs::Nothing),
+    devices: cuda(ANY, NOTHING),
     ungated: true,
     activations: &[
         Act::Silu,
@@ -171,7 +178,7 @@ pub static BATCHED_TRITON: Experts = Experts {
     ..PLAIN
 };
 
-const DEEP_GEMM: Devices = cuda(&[Exactly(9, 0), Family(10)], Needs::DeepGemm);
+const DEEP_GEMM: Devices = cuda(&[Exactly(9, 0), Family(10)], DEEP_GEMM_PACKAGE);
 
 /// `TritonOrDeepGemmExperts`: DeepGEMM, and Triton for shapes that it does not support.
 pub static TRITON_OR_DEEP_GEMM: Experts = Experts {
@@ -195,7 +202,7 @@ pub static BATCHED_DEEP_GEMM: Experts = Experts {
 
 /// vLLM's grouped FP8 products.
 const CUTLASS_FP8: Experts = Experts {
-    devices: cuda(&[Between((9, 0), (11, 0))], Needs::Nothing),
+    devices: cuda(&[Between((9, 0), (11, 0))], NOTHING),
     activations: &[Act::Silu, Act::Gelu, Act::SwigluOai],
     schemes: &[pairs(&[CHANNEL, TENSOR_DYNAMIC, TENSOR_STATIC])],
     ..PLAIN
@@ -228,7 +235,7 @@ pub static AITER: Experts = Experts { name: "AiterExperts", ..PLAIN };
 /// `XPUExpertsFp8`.
 pub static XPU_FP8: Experts = Experts {
     name: "XPUExpertsFp8",
-    devices: Devices { cuda: &[], xpu: true, cpu: false, needs: Needs::Nothing },
+    devices: Devices { cuda: &[], xpu: true, cpu: false, needs: NOTHING },
     ungated: true,
     activations: &[Act::Silu, Act::Gelu, Act::SwigluOai, Act::Relu2NoMul],
     schemes: &[pairs(&[(W::Fp8Tensor, Some(A::None)), TENSOR_DYNAMIC])],
@@ -238,7 +245,7 @@ pub static XPU_FP8: Experts = Experts {
 /// `CPUExpertsFp8`: router and experts in one kernel.
 pub static CPU_FP8: Experts = Experts {
     name: "CPUExpertsFp8",
-    devices: Devices { cuda: &[], xpu: false, cpu: true, needs: Needs::Nothing },
+    devices: Devices { cuda: &[], xpu: false, cpu: true, needs: NOTHING },
     schemes: &[pairs(&[BLOCK])],
     routing: Some(&[(&[W::Fp8Block128], &[R::Default, R::Renormalize, R::RenormalizeNaive])]),
     ..PLAIN
@@ -258,7 +265,7 @@ const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
 
 /// Marlin: only the weights matter, since activations stay 16 bits wide.
 const MARLIN_EITHER: Experts = Experts {
-    devices: cuda(&[From(7, 5)], Needs::Nothing),
+    devices: cuda(&[From(7, 5)], NOTHING),
     ungated: true,
     activations: MOST,
     schemes: &[pairs(MARLIN_WEIGHTS)],
@@ -274,7 +281,7 @@ pub static BATCHED_MARLIN: Experts =
     Experts { name: "BatchedMarlinExperts", format: BatchedExperts, ..MARLIN_EITHER };
 
 const TRTLLM_NVFP4: Experts = Experts {
-    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    devices: cuda(&[Family(10)], FLASHINFER),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul, Act::Gelu],
     schemes: &[pairs(&[NVFP4])],
@@ -304,11 +311,8 @@ pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
 pub static TRTLLM_NVFP4_MODULAR: Experts =
     Experts { name: "TrtLlmNvFp4ExpertsModular", ..TRTLLM_NVFP4 };
 
-const CUTEDSL: Experts = Experts {
-    devices: cuda(&[Family(10)], Needs::FlashInfer),
-    schemes: &[pairs(&[NVFP4])],
-    ..PLAIN
-};
+const CUTEDSL: Experts =
+    Experts { devices: cuda(&[Family(10)], FLASHINFER), schemes: &[pairs(&[NVFP4])], ..PLAIN };
 
 /// `FlashInferCuteDSLExperts`.
 pub static FLASHINFER_CUTEDSL: Experts = Experts { name: "FlashInferCuteDSLExperts", ..CUTEDSL };
@@ -320,7 +324,7 @@ pub static FLASHINFER_CUTEDSL_BATCHED: Experts =
 /// `CutlassExpertsFp4`.
 pub static CUTLASS_NVFP4: Experts = Experts {
     name: "CutlassExpertsFp4",
-    devices: cuda(&[Family(10), Family(11), Family(12)], Needs::Nothing),
+    devices: cuda(&[Family(10), Family(11), Family(12)], NOTHING),
     ungated: true,
     activations: &[
         Act::Silu,
@@ -339,7 +343,7 @@ pub static CUTLASS_NVFP4: Experts = Experts {
 /// `Nvfp4QuantizationEmulationTritonExperts`: dequantized weights through Triton.
 pub static NVFP4_EMULATION: Experts = Experts {
     name: "Nvfp4QuantizationEmulationTritonExperts",
-    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: Needs::Nothing },
+    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: NOTHING },
     ungated: true,
     activations: MOST,
     schemes: &[pairs(&[NVFP4])],

@@ -3,7 +3,7 @@
 //! configuration, routing, order of tokens, batch invariance, adapters.
 
 use super::super::{Capability, Platform, Reason, WeightKey};
-use super::class::{Compute, Devices, Experts, Needs};
+use super::class::{Compute, Devices, Experts};
 use super::keys::{ActivationKey, MoeDeployment};
 
 impl Experts {
@@ -92,14 +92,7 @@ impl Devices {
             Platform::CpuX86 | Platform::CpuArm => self.cpu,
             Platform::Rocm | Platform::Other => false,
         };
-        let installed = match self.needs {
-            Needs::Nothing => true,
-            Needs::FlashInfer => deployment.packages.flashinfer,
-            Needs::DeepGemm => {
-                deployment.packages.deep_gemm && deployment.switches.use_deep_gemm != Some(false)
-            }
-        };
-        here && installed
+        here && (self.needs.met)(deployment)
     }
 
     /// The supported devices, for a message.
@@ -110,12 +103,7 @@ impl Devices {
         if parts.is_empty() {
             parts.push("ROCm".to_owned());
         }
-        let needs = match self.needs {
-            Needs::Nothing => "",
-            Needs::FlashInfer => " with FlashInfer",
-            Needs::DeepGemm => " with DeepGEMM, not switched off",
-        };
-        parts.join(" or ") + needs
+        parts.join(" or ") + self.needs.text
     }
 }
 

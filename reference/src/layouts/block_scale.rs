@@ -1,7 +1,7 @@
 //! Block scales interleaved in tiles for the block-scaled instructions of tensor cores.
 
-use super::RowOrder;
-use crate::layouts::{Layout, Place, Slot};
+use super::rows::RowOrder;
+use super::{Layout, Place, Slot};
 use crate::num::scalar::ScalarType;
 use crate::weight::{Table, TableData};
 use crate::{Error, Result};
