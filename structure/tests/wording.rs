@@ -37,7 +37,7 @@ fn lines(path: &str, text: &str) -> Vec<usize> {
 fn prose_of_sources_counts() {
     assert_eq!(lines("a.rs", "//! Nobody\nfn f() {}"), [1]);
     assert_eq!(lines("a.rs", "fn f() {} // read by nobody"), [1]);
-    assert_eq!(lines("a.rs", "/* one\n * nobody */"), [1]);
+    assert_eq!(lines("a.rs", "/* one\n * nobody */"), [2]);
     assert_eq!(lines("a.rs", "let s = \"a \\\" nobody\";"), [1]);
     assert_eq!(lines("a.rs", "let s = \"so \\\n   many\";"), [1]);
     assert_eq!(lines("a.rs", "let s = r#\"a \" nobody\"#;"), [1]);
