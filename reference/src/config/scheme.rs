@@ -70,7 +70,7 @@ pub enum IntContainer {
 }
 
 impl IntContainer {
-    /// Name as reports print it.
+    /// Name for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gptq => "gptq",
