@@ -7,6 +7,7 @@ use marlinspike::formats::awq;
 use marlinspike::layouts::marlin::{
     Activations, ScalePermutation, WeightLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
 };
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::Shape;
 use marlinspike::weight::Codes;
 use marlinspike_accel::ops::{
@@ -33,7 +34,7 @@ fn awq_repack_equals_the_layout_of_its_codes() {
             .unwrap();
             for activations in [Activations::Bits16, Activations::Bits8] {
                 let layout = WeightLayout::new(shape, bits as u32, activations).unwrap();
-                let wanted = layout.pack(&codes, None).unwrap();
+                let wanted = into_vec(layout.pack(&codes, None).unwrap());
                 let eight = activations == Activations::Bits8;
                 let found =
                     awq_marlin_repack(&device, &qweight, size_k, size_n, bits as u32, eight);
@@ -80,7 +81,9 @@ fn int4_codes_are_rewritten_for_fp8() {
         let found = marlin_int4_fp8_preprocess(&device, &qweight, None, words).unwrap();
         law.equal("without zero points", &found, &int4_to_fp8_symmetric(&qweight));
         let found = marlin_int4_fp8_preprocess(&device, &qweight, Some(&qzeros), words).unwrap();
-        let wanted = int4_to_fp8_asymmetric(&qweight, &qzeros, words).unwrap();
+        let rows = |name, v| rows_of(name, v, words).unwrap();
+        let wanted = int4_to_fp8_asymmetric(rows("q", &qweight[..]), rows("z", &qzeros[..]));
+        let wanted = into_vec(wanted.unwrap());
         law.equal("with zero points", &found, &wanted);
     }
     law.held();

@@ -7,8 +7,9 @@ use marlinspike::case::{Activation, ScoringFunc};
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::align::{Absent, Align};
-use marlinspike::moe::router::{Groups, Router};
+use marlinspike::moe::router::{Groups, Router, Routing};
 use marlinspike::moe::sum::sum;
+use marlinspike::num::array::{FloatView2, FloatView3, rows_of};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_accel::ops::{
     align::{Runs, align_on_device},
@@ -51,14 +52,18 @@ fn routing_equals_the_reference() {
                         logits_type,
                         ..Router::new(scoring_func, top_k, false)
                     };
-                    let wanted = router.route(&logits, experts).unwrap();
+                    let wanted =
+                        router.route(rows_of("router_logits", &logits, experts).unwrap()).unwrap();
                     let found = topk_router(&device, &router, &logits, experts).unwrap();
                     let context = format!(
                         "[{rows}, {experts}], {scoring_func:?}, {logits_type}, variant {variant}"
                     );
-                    let bits = |w: &[f32]| w.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
-                    law.equal(&context, &found.topk_ids, &wanted.topk_ids);
-                    law.equal(&context, &bits(&found.topk_weights), &bits(&wanted.topk_weights));
+                    let bits = |r: &Routing| {
+                        r.topk_weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>()
+                    };
+                    let ids = |r: &Routing| r.topk_ids.iter().copied().collect::<Vec<_>>();
+                    law.equal(&context, &ids(&found), &ids(&wanted));
+                    law.equal(&context, &bits(&found), &bits(&wanted));
                 }
             }
         }
@@ -172,8 +177,9 @@ fn activations_equal_the_canonical_chain() {
                 let (eights, ones) = (every(8), every(1));
                 let ordinary = random.halves(dtype, 7 * definition.width_in(96), 2.0);
                 for (gate_up, size_i) in [(eights, 8), (ones, 1), (ordinary, 96)] {
-                    let wanted =
-                        definition.apply(&gate_up, dtype, size_i, Chain::Canonical).unwrap();
+                    let width = definition.width_in(size_i);
+                    let rows = FloatView2::from_rows("gate_up", dtype, width, &gate_up).unwrap();
+                    let wanted = definition.apply(rows, Chain::Canonical).unwrap().into_bits();
                     let found =
                         moe_activation(&device, &definition, &gate_up, dtype, size_i).unwrap();
                     law.equal(&format!("{kind:?} ({i}), {dtype}, I {size_i}"), &found, &wanted);
@@ -197,7 +203,9 @@ fn sums_equal_the_canonical_chain() {
                 random.any_finite(dtype, len),
                 (0..len).map(|_| random.next() as u16).collect(),
             ] {
-                let wanted = sum(&down, dtype, top_k, size_n, Chain::Canonical).unwrap();
+                let shape = [tokens, top_k, size_n];
+                let slots = FloatView3::from_bits("down", dtype, shape, &down).unwrap();
+                let wanted = sum(slots, Chain::Canonical).unwrap().into_bits();
                 let found = moe_sum(&device, &down, dtype, top_k, size_n).unwrap();
                 law.equal(&format!("{dtype}, [{tokens}, {top_k}, {size_n}]"), &found, &wanted);
             }

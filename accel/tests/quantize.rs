@@ -3,6 +3,7 @@
 mod common;
 
 use common::{HALVES, Law, Random};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, per_token_fp8, per_token_int8};
 use marlinspike_accel::{
@@ -46,11 +47,21 @@ fn int8_codes_and_scales_equal_the_reference() {
         for (count, size_k) in SHAPES {
             for rule in [Int8Rule::Quotient, Int8Rule::Product] {
                 let x = rows(&mut random, dtype, count, size_k);
-                let wanted = per_token_int8(&widened(&x, dtype), size_k, rule).unwrap();
+                let wanted =
+                    per_token_int8(rows_of("x", &widened(&x, dtype), size_k).unwrap(), rule)
+                        .unwrap();
                 let found = per_token_quant_int8(&device, &x, dtype, size_k, rule).unwrap();
                 let context = format!("{dtype}, [{count}, {size_k}], {rule:?}");
-                law.equal(&context, &bits(&found.scales), &bits(&wanted.scales));
-                law.equal(&context, &found.codes, &wanted.codes);
+                law.equal(
+                    &context,
+                    &bits(found.scales.as_slice().unwrap()),
+                    &bits(wanted.scales.as_slice().unwrap()),
+                );
+                law.equal(
+                    &context,
+                    found.codes.as_slice().unwrap(),
+                    wanted.codes.as_slice().unwrap(),
+                );
             }
         }
     }
@@ -68,19 +79,34 @@ fn fp8_codes_and_scales_equal_the_reference() {
         for (count, size_k) in SHAPES {
             for upper in [None, Some(0.5), Some(1e-4)] {
                 let x = rows(&mut random, dtype, count, size_k);
-                let wanted = per_token_fp8(&widened(&x, dtype), size_k, upper).unwrap();
+                let wanted =
+                    per_token_fp8(rows_of("x", &widened(&x, dtype), size_k).unwrap(), upper)
+                        .unwrap();
                 let found = per_token_quant_fp8(&device, &x, dtype, size_k, upper).unwrap();
                 let context = format!("{dtype}, [{count}, {size_k}], bound {upper:?}");
-                law.equal(&context, &bits(&found.scales), &bits(&wanted.scales));
-                law.equal(&context, &found.codes, &wanted.codes);
+                law.equal(
+                    &context,
+                    &bits(found.scales.as_slice().unwrap()),
+                    &bits(wanted.scales.as_slice().unwrap()),
+                );
+                law.equal(
+                    &context,
+                    found.codes.as_slice().unwrap(),
+                    wanted.codes.as_slice().unwrap(),
+                );
             }
         }
     }
     // Every finite f16, in rows whose scale is the least one, so that quotients span all codes.
     let all: Vec<u16> = (0..=u16::MAX).filter(|b| b & 0x7c00 != 0x7c00).collect();
-    let wanted = per_token_fp8(&widened(&all, HALVES[0]), 1024, Some(1e-3)).unwrap();
+    let wanted =
+        per_token_fp8(rows_of("x", &widened(&all, HALVES[0]), 1024).unwrap(), Some(1e-3)).unwrap();
     let found = per_token_quant_fp8(&device, &all, HALVES[0], 1024, Some(1e-3)).unwrap();
-    law.equal("every finite f16", &found.codes, &wanted.codes);
+    law.equal(
+        "every finite f16",
+        found.codes.as_slice().unwrap(),
+        wanted.codes.as_slice().unwrap(),
+    );
     law.held();
 }
 

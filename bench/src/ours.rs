@@ -188,7 +188,8 @@ impl Call<'_> {
             }
             Self::Moe { layer, routings, workspace } => {
                 let Routing { topk_ids, topk_weights, .. } = &routings[number % routings.len()];
-                let routed = Routed { top_k: topk_ids.len() / tokens, topk_ids, topk_weights };
+                let routed = Routed::from_rows(topk_ids.len() / tokens, topk_ids, topk_weights)
+                    .expect("rows of experts");
                 layer.forward_routed(Rows::F32(x), routed, workspace, RowsMut::F32(out))
             }
         };

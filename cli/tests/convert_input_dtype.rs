@@ -54,7 +54,7 @@ fn assert_codes(converted: &Converted, weights: &Weights, stored: impl Fn(u8) ->
         let size_n = parts.iter().map(|w| w.shape().size_n).sum();
         let layout = WeightLayout::new(Shape::new(size_k, size_n), 4, Activations::Bits8).unwrap();
         let words = converted.tensor(layer, "weight", expert).unwrap();
-        let codes = layout.unpack(&words.elements(), None).unwrap();
+        let codes = layout.unpack(words.view2().unwrap(), None).unwrap();
         for n in 0..size_n {
             let (w, column) = (parts[n / parts[0].shape().size_n], n % parts[0].shape().size_n);
             for k in 0..size_k {

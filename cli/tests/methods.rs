@@ -355,7 +355,7 @@ fn gpt_oss_is_padded_as_upstream_pads_it() {
         let codes = |c: &Converted, (k, n): (usize, usize), e| {
             let layout = WeightLayout::new(Shape::new(k, n), 4, Activations::Bits16).unwrap();
             let words = c.tensor(&layer, "weight", Some(e)).unwrap();
-            layout.unpack(&words.elements(), None).unwrap()
+            layout.unpack(words.view2().unwrap(), None).unwrap()
         };
         for e in 0..2 {
             let (a, b) = (codes(&padded, to, e), codes(&plain, from, e));

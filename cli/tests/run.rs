@@ -15,8 +15,8 @@ use common::{EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::{Container, write_container};
 use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
-use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::w4a8::moe::{Layer, Mode};
@@ -128,9 +128,10 @@ fn packed_and_original_give_the_definitions_bits() {
             router_weight_on_input: false,
             mode: Mode::Extended,
         };
-        let routing = Router::new(ScoringFunc::Softmax, 2, true).route(&logits, EXPERTS).unwrap();
-        let (topk_ids, topk_weights) = (&routing.topk_ids[..], &routing.topk_weights[..]);
-        let routed = Routed { top_k: 2, topk_ids, topk_weights };
+        let routing = Router::new(ScoringFunc::Softmax, 2, true)
+            .route(rows_of("logits", &logits, EXPERTS).unwrap());
+        let routing = routing.unwrap();
+        let routed = routing.routed().unwrap();
         for x in [Values::F32(values.clone()), Values::Bf16(bf16(&values))] {
             let expected = layer.forward(&Scalar, &x, routed).unwrap();
             let tensor = match &x {
@@ -144,11 +145,11 @@ fn packed_and_original_give_the_definitions_bits() {
             let by_logits =
                 write(&temp.path().join("x.safetensors"), &[tensor.clone(), router_logits]);
             let ids =
-                Tensor::from_vec("in.topk_ids", DType::I32, vec![TOKENS, 2], topk_ids.to_vec());
+                Tensor::from_vec("in.topk_ids", DType::I32, vec![TOKENS, 2], routed.ids().to_vec());
             let given = [
                 tensor.renamed("in.x"),
                 ids.unwrap(),
-                f32s("in.topk_weights", [TOKENS, 2], topk_weights),
+                f32s("in.topk_weights", [TOKENS, 2], routed.weights()),
             ];
             let by_ids = write(&temp.path().join("ids.safetensors"), &given);
             for model in [&out, &model] {

@@ -63,8 +63,8 @@ fn samples_equal_what_vllm_makes() {
                 let rows = found.shape()[0] * 16;
                 let shape = Shape::new(rows, found.shape()[1] / 2);
                 let layout = WeightLayout::new(shape, 4, Activations::Bits16).unwrap();
-                let a = layout.unpack(&found.elements(), Some(&own.elements())).unwrap();
-                let b = layout.unpack(&t.elements(), Some(&perm.elements())).unwrap();
+                let a = layout.unpack(found.view2().unwrap(), Some(&own.elements())).unwrap();
+                let b = layout.unpack(t.view2().unwrap(), Some(&perm.elements())).unwrap();
                 assert_eq!(a, b, "{name} {}", t.name());
             } else {
                 assert_eq!(found.shape(), t.shape(), "{name} {}", t.name());
@@ -129,7 +129,7 @@ fn check(
     let perm: Option<Vec<u32>> = perm.map(|t| t.elements().to_vec());
     let bits = first.codes.bits();
     let layout = WeightLayout::new(shape, bits, Activations::Bits16).unwrap();
-    let codes = layout.unpack(&tensor("weight").unwrap().elements(), perm.as_deref()).unwrap();
+    let codes = layout.unpack(tensor("weight").unwrap().view2().unwrap(), perm.as_deref()).unwrap();
     for n in 0..shape.size_n {
         let (w, column) = want.at(n);
         for k in 0..shape.size_k {
@@ -184,7 +184,7 @@ fn check(
     }
     if let Some(words) = tensor("zeros") {
         let layout = ZeroPointLayout::new(groups, cols, 4, Activations::Bits16).unwrap();
-        let zeros = layout.unpack(&words.elements(), ScalarType::UINT4).unwrap();
+        let zeros = layout.unpack(words.view2().unwrap(), ScalarType::UINT4).unwrap();
         for n in 0..shape.size_n {
             let (w, column) = want.at(n);
             for g in 0..groups {

@@ -4,7 +4,7 @@
 use candle_core::{D, DType, Device, Error, Tensor};
 use half::bf16;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::moe::layer::Routed;
+use marlinspike::num::array::rows_of;
 use marlinspike::moe::router::Router;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::moe::{Layer, Mode, MoeConfig, MoeLayer};
@@ -51,7 +51,7 @@ fn defined(x: &Values, logits: &[f32]) -> Values {
     let (w13, w2) = (tile(K, 2 * INNER, 2), tile(INNER, K, 3));
     let stack = |tile: &Tile| (0..EXPERTS).map(|e| tile.matrix(e).unwrap()).collect::<Vec<_>>();
     let (w13, w2) = (stack(&w13), stack(&w2));
-    let routing = router().route(logits, EXPERTS).unwrap();
+    let routing = router().route(rows_of("logits", logits, EXPERTS).unwrap()).unwrap();
     let layer = Layer {
         w13: &w13,
         w2: &w2,
@@ -62,9 +62,7 @@ fn defined(x: &Values, logits: &[f32]) -> Values {
         router_weight_on_input: false,
         mode: Mode::Extended,
     };
-    let routed =
-        Routed { top_k: 2, topk_ids: &routing.topk_ids, topk_weights: &routing.topk_weights };
-    layer.forward(&Scalar, x, routed).unwrap()
+    layer.forward(&Scalar, x, routing.routed().unwrap()).unwrap()
 }
 
 fn values(tensor: &Tensor) -> Values {

@@ -11,7 +11,7 @@ const INPUTS: usize = 24;
 
 fn reference(input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
     let stages = input.local().and_then(|local| local.stages(input));
-    stages.map(|s| s.y).map_err(|e| SubjectError(e.to_string()))
+    stages.map(|s| s.y.into_bits()).map_err(|e| SubjectError(e.to_string()))
 }
 
 /// One configuration in this many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test`

@@ -6,6 +6,7 @@ use marlinspike::layouts::marlin::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, int4_to_fp8_asymmetric,
     int4_to_fp8_symmetric,
 };
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::{ScalarType, float_type};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -26,7 +27,7 @@ fn layout(size_k: usize, size_n: usize, num_bits: u32, is_a_8bit: bool) -> Resul
 
 fn packed(layout: &WeightLayout, codes: &Codes<'_>, perm: Option<&[u32]>) -> Result<Tensor<'static>> {
     let words = layout.pack(codes, perm)?;
-    Tensor::from_vec("packed", DType::I32, layout.packed_shape().to_vec(), words)
+    Tensor::from_vec("packed", DType::I32, layout.packed_shape().to_vec(), into_vec(words))
 }
 
 /// GPTQ's `[K / pack, N]` words in Marlin's layout.
@@ -163,7 +164,9 @@ pub(crate) fn marlin_int4_fp8_preprocess<'py>(
                     let expected = format!("[groups, {cols}]");
                     return Err(Error::shape(zeros.name(), zeros.shape(), expected));
                 }
-                int4_to_fp8_asymmetric(&codes, &zeros.elements::<u32>(), cols)?
+                let zeros = zeros.elements::<u32>();
+                let (codes, zeros) = (rows_of("qweight", &codes, cols)?, rows_of("qzeros", &zeros, cols)?);
+                into_vec(int4_to_fp8_asymmetric(codes, zeros)?)
             }
         };
         Tensor::from_vec("qweight", DType::I32, words.shape().to_vec(), rewritten)

@@ -223,9 +223,9 @@ pub(crate) fn fused_marlin_moe<'py>(
         };
         let [_, top_k] = ids.dims2()?;
         let (topk_ids, topk_weights) = (ids.elements::<i32>(), weights.elements::<f32>());
-        let routed = Routed { top_k, topk_ids: &topk_ids, topk_weights: &topk_weights };
-        let stages = layer.forward(&x.elements::<u16>(), routed, &layer.canonical()?)?;
-        Tensor::from_vec("y", x.dtype(), vec![size_m, hidden_size], stages.y)
+        let routed = Routed::from_rows(top_k, &topk_ids, &topk_weights)?;
+        let stages = layer.forward(x.float_view2()?, routed, &layer.canonical()?)?;
+        Tensor::from_vec("y", x.dtype(), vec![size_m, hidden_size], stages.y.into_bits())
     });
     Ok(output(py, made.failed()?))
 }

@@ -1,29 +1,15 @@
 //! Quantizers, by upstream's functions.
 
 use marlinspike::num::dims::GroupSize;
-use marlinspike::num::scalar::{ScalarType, float_type};
+use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::quantize as quantizers;
 use marlinspike::weight::Groups;
-use marlinspike::{Error, Result};
+use marlinspike::Result;
 use pyo3::prelude::*;
 
 use crate::arrays::{Input, Output, output};
 use crate::error::{Failed, raised};
-
-/// A matrix as f32, its columns, and its own type.
-fn widened(x: &Tensor<'_>) -> Result<(Vec<f32>, [usize; 2], ScalarType)> {
-    let shape = x.dims2()?;
-    let ty = float_type(x.dtype()).filter(|_| x.dtype().bytes() > 1);
-    let Some(ty) = ty else {
-        return Err(Error::dtype(x.name(), x.dtype(), "F32, F16 or BF16"));
-    };
-    let values = match x.dtype().bytes() {
-        2 => x.elements::<u16>().iter().map(|&bits| ty.to_f64(bits.into()) as f32).collect(),
-        _ => x.elements::<f32>().into_owned(),
-    };
-    Ok((values, shape, ty))
-}
 
 /// int8 with one scale per row: codes and scales `[M, 1]`.
 #[pyfunction]
@@ -39,10 +25,9 @@ pub(crate) fn per_token_int8<'py>(
         other => return Err(raised(format!("rule: found {other}, expected quotient or product"))),
     };
     let made = py.detach(|| -> Result<_> {
-        let (values, [rows, cols], _) = widened(&x)?;
-        let made = quantizers::per_token_int8(&values, cols, rule)?;
-        let codes = Tensor::from_vec("codes", DType::I8, vec![rows, cols], made.codes)?;
-        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![rows, 1], made.scales)?])
+        let made = quantizers::per_token_int8(x.float_view2()?, rule)?;
+        let codes = Tensor::from_array("codes", made.codes)?;
+        Ok([codes, Tensor::from_array("scales", made.scales)?])
     });
     Ok(made.failed()?.map(|tensor| output(py, tensor)))
 }
@@ -56,10 +41,9 @@ pub(crate) fn per_token_fp8<'py>(
 ) -> PyResult<[Output<'py>; 2]> {
     let x = x.tensor("x")?;
     let made = py.detach(|| -> Result<_> {
-        let (values, [rows, cols], _) = widened(&x)?;
-        let made = quantizers::per_token_fp8(&values, cols, scale_ub)?;
-        let codes = Tensor::from_vec("codes", DType::F8E4M3, vec![rows, cols], made.codes)?;
-        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![rows, 1], made.scales)?])
+        let made = quantizers::per_token_fp8(x.float_view2()?, scale_ub)?;
+        let codes = Tensor::from_array("codes", made.codes)?;
+        Ok([codes, Tensor::from_array("scales", made.scales)?])
     });
     Ok(made.failed()?.map(|tensor| output(py, tensor)))
 }
@@ -73,10 +57,9 @@ pub(crate) fn per_tensor_fp8<'py>(
 ) -> PyResult<[Output<'py>; 2]> {
     let x = x.tensor("x")?;
     let made = py.detach(|| -> Result<_> {
-        let (values, [rows, cols], _) = widened(&x)?;
-        let made = quantizers::per_tensor_fp8(&values, scale)?;
-        let codes = Tensor::from_vec("codes", DType::F8E4M3, vec![rows, cols], made.codes)?;
-        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![1], made.scales)?])
+        let made = quantizers::per_tensor_fp8(x.float_view2()?, scale)?;
+        let codes = Tensor::from_array("codes", made.codes)?;
+        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![1], vec![made.scales[[0, 0]]])?])
     });
     Ok(made.failed()?.map(|tensor| output(py, tensor)))
 }
@@ -97,14 +80,15 @@ pub(crate) fn gptq_quantize_weights<'py>(
     let &(_, weight_type) = named
         .ok_or_else(|| raised(format!("quant_type: found {quant_type}, expected uint4b8 or uint8b128")))?;
     let made = py.detach(|| -> Result<_> {
-        let (values, [size_k, size_n], ty) = widened(&w)?;
+        let floats = w.float_view2()?;
+        let ([size_k, size_n], ty) = (w.dims2()?, floats.scalar_type());
         let perm = match &perm {
             None => None,
             Some(perm) => Some(perm.expect_dtype(&[DType::I32, DType::U32])?.elements::<u32>()),
         };
         let group_size = GroupSize::from_config(group_size)?;
         let made = quantizers::gptq_quantize_weights(
-            &values, size_n, ty, weight_type, group_size, perm.as_deref(),
+            floats, weight_type, group_size, perm.as_deref(),
         )?;
         let codes = (0..size_k * size_n).map(|i| made.codes.get(i / size_n, i % size_n).into());
         let codes: Vec<i32> = codes.collect();

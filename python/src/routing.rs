@@ -3,6 +3,7 @@
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::router::{Groups, Router};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::scalar::float_type;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::{Error, Result};
@@ -65,7 +66,7 @@ pub(crate) fn topk<'py>(
         raised(format!("scoring_func: found {scoring_func}, expected one of {}", names.join(", ")))
     })?;
     let made = py.detach(|| -> Result<_> {
-        let [tokens, experts] = logits.dims2()?;
+        let [_, experts] = logits.dims2()?;
         let logits_type = float_type(logits.dtype()).filter(|_| logits.dtype().bytes() > 1);
         let Some(logits_type) = logits_type else {
             return Err(Error::dtype(logits.name(), logits.dtype(), "F32, F16 or BF16"));
@@ -82,12 +83,11 @@ pub(crate) fn topk<'py>(
             groups.map(|(num_expert_group, topk_group)| Groups { num_expert_group, topk_group });
         let plain = Router::new(scoring, topk, renormalize);
         let router = Router { groups, routed_scaling_factor, bias: bias.as_deref(), logits_type, ..plain };
-        let routing = router.route(&values, experts)?;
-        let shape = || vec![tokens, topk];
+        let routing = router.route(rows_of("gating_output", &values, experts)?)?;
         Ok([
-            Tensor::from_vec("topk_weights", DType::F32, shape(), routing.topk_weights)?,
-            Tensor::from_vec("topk_ids", DType::I32, shape(), routing.topk_ids)?,
-            Tensor::from_vec("indices", DType::I32, shape(), routing.token_expert_indices)?,
+            Tensor::from_array("topk_weights", routing.topk_weights)?,
+            Tensor::from_array("topk_ids", routing.topk_ids)?,
+            Tensor::from_array("indices", routing.token_expert_indices)?,
         ])
     });
     Ok(made.failed()?.map(|tensor| output(py, tensor)))

@@ -8,6 +8,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed};
 use marlinspike::moe::router::Router;
+use marlinspike::num::array::{FloatView2, rows_of};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_f16_rne};
 use marlinspike::products::{
@@ -119,14 +120,14 @@ fn layer_exact_and_bound(bencher: Bencher, threads: usize) {
 fn layer_canonical_bits(bencher: Bencher, threads: usize) {
     bench_layer(bencher, threads, |layer, x, routed| {
         let how = layer.canonical().expect("an arithmetic");
-        layer.forward(x, routed, &how).expect("stages").y.len()
+        layer.forward(x, routed, &how).expect("stages").y.bits().len()
     });
 }
 
 fn bench_layer(
     bencher: Bencher,
     threads: usize,
-    run: impl Fn(&Layer<'_>, &[u16], Routed<'_>) -> usize + Sync,
+    run: impl Fn(&Layer<'_>, FloatView2<'_>, Routed<'_>) -> usize + Sync,
 ) {
     let (experts, h, i, tokens, top_k) = (128, 2048, 768, 64, 8);
     let mut random = Rng::new(2);
@@ -148,10 +149,12 @@ fn bench_layer(
     let x: Vec<u16> = (0..tokens * h).map(|_| f32_to_f16_rne(normal(&mut random))).collect();
     let logits: Vec<f32> = (0..tokens * experts).map(|_| normal(&mut random)).collect();
     let router = Router::new(ScoringFunc::Softmax, top_k, true);
-    let routing = router.route(&logits, experts).expect("a routing");
-    let routed = Routed { top_k, topk_ids: &routing.topk_ids, topk_weights: &routing.topk_weights };
+    let logits = rows_of("router_logits", &logits, experts).expect("rows");
+    let routing = router.route(logits).expect("a routing");
+    let routed = routing.routed().expect("row-major");
+    let x = FloatView2::from_rows("x", F16, h, &x).expect("rows");
     let pool = pool(threads);
     bencher
         .counter(ItemsCount::new(tokens * top_k * 3 * h * i))
-        .bench_local(|| black_box(pool.install(|| run(&layer, &x, routed))));
+        .bench_local(|| black_box(pool.install(|| run(&layer, x, routed))));
 }

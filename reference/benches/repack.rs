@@ -7,6 +7,7 @@ use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{Activations, WeightLayout};
 use marlinspike::num::dims::Shape;
 use marlinspike::weight::Codes;
+use ndarray::ArrayViewMut2;
 
 fn main() {
     divan::main();
@@ -40,6 +41,7 @@ fn bench_pack(bencher: Bencher, threads: usize, shape: Shape, bits: u32, count: 
             let per = source.len() / count;
             for (source, out) in source.chunks_exact(per).zip(out.chunks_exact_mut(per)) {
                 let codes = Codes::from_words(bits, shape, source).expect("packed words");
+                let out = ArrayViewMut2::from_shape(layout.packed_shape(), out).expect("words");
                 layout.pack_into(&codes, perm.as_deref(), out).expect("packed");
             }
         });

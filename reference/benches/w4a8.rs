@@ -138,7 +138,7 @@ fn moe(bencher: Bencher<'_, '_>, [experts, top_k, h, i]: [usize; 4], arg: Arg) {
         .bench_local(|| {
             pool.install(|| {
                 for topk_ids in &routes {
-                    let routed = Routed { top_k, topk_ids, topk_weights: &topk_weights };
+                    let routed = Routed::from_rows(top_k, topk_ids, &topk_weights).expect("rows");
                     let out = RowsMut::F32(&mut y);
                     let x = Rows::F32(&x);
                     layer.forward_routed(x, routed, &mut workspace, out).expect("a forward");

@@ -83,3 +83,5 @@ pub mod w4a8;
 pub mod weight;
 
 pub use error::{Error, ModuleError, Result};
+// The arrays and the 16-bit floats of the public functions.
+pub use {half, ndarray};

@@ -11,6 +11,7 @@ use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
 use marlinspike::formats::nvfp4::{self, Nvfp4Tensors};
 use marlinspike::formats::{mxfp4, mxfp8};
+use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -329,7 +330,7 @@ fn golden_products() {
             weight.groups = as_the_kernel_reads_groups(&case, &weight);
             sliced += 1;
         }
-        let w = weight.dequantize_all();
+        let w = into_vec(weight.dequantize_all());
         let bias = weight.bias.as_ref().map(|b| b.iter_bits().map(|v| b.ty().to_f64(v)).collect());
         let bias: Vec<f64> = bias.unwrap_or(vec![0.0; n]);
         let x = match case.inputs.get("a_q") {

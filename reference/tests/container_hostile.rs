@@ -246,6 +246,35 @@ fn a_tensor_that_is_not_there() {
     assert_eq!(container.tensor("a").unwrap_err(), expected);
 }
 
+/// Why headers are not read by the `safetensors` crate (0.6): it accepts each of these, and takes the
+/// last of what is repeated.
+#[test]
+fn the_safetensors_crate_accepts_what_is_refused_here() {
+    let one = r#""a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}"#;
+    let twice = r#""a":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]}"#;
+    let deep = format!("{}{}", "1,".repeat(64), 4);
+    let cases = [
+        (format!("{{{one},{twice}}}"), E::DuplicateTensor { tensor: a() }),
+        (
+            format!(r#"{{"__metadata__":{{"k":"v","k":"w"}},{one}}}"#),
+            E::DuplicateMetadata { key: "k".to_owned() },
+        ),
+        (
+            r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"order":"F"}}"#.to_owned(),
+            E::UnknownKey { tensor: a(), key: "order".to_owned() },
+        ),
+        (format!(" {{{one}}}"), E::NotAnObject { found: "' '".to_owned() }),
+    ];
+    for (header, expected) in cases {
+        assert_eq!(error(&header, 4), expected, "{header}");
+        let bytes = file(&header, 4);
+        assert!(safetensors::SafeTensors::deserialize(&bytes).is_ok(), "{header}");
+    }
+    let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{deep}],"data_offsets":[0,4]}}}}"#);
+    assert!(matches!(error(&header, 4), E::BadEntry { key: "shape", .. }), "65 dimensions");
+    assert!(safetensors::SafeTensors::deserialize(&file(&header, 4)).is_ok());
+}
+
 proptest! {
     /// Whatever the bytes are, parsing ends in a value or an error, and the ecosystem's own reader
     /// accepts everything that this one does.

@@ -5,6 +5,7 @@ use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Diagnosis, OutputReport, Verdict, check_case};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::{Chain, sum};
+use marlinspike::num::array::{FloatView2, FloatView3};
 use marlinspike::num::tensor::Tensor;
 use marlinspike::vectors::Generator;
 
@@ -95,12 +96,16 @@ fn a_pattern_among_other_roundings_is_seen() {
         let stage = |name: &str| case.output(name).expect("a stage").elements::<u16>();
         let (ty, size_i, h) = (c.quant.dtype, c.intermediate_size, c.hidden_size);
         let activation = Definition::new(c.activation);
+        let (gate_up, down) = (stage("gate_up"), stage("down"));
+        let gate_up = FloatView2::from_rows("gate_up", ty, activation.width_in(size_i), &gate_up);
+        let shape = [down.len() / c.top_k / h, c.top_k, h];
+        let down = FloatView3::from_bits("down", ty, shape, &down).expect("rows");
         let upstream = [
-            ("activated", size_i, activation.apply(&stage("gate_up"), ty, size_i, Chain::Upstream)),
-            ("y", h, sum::sum(&stage("down"), ty, c.top_k, h, Chain::Upstream)),
+            ("activated", size_i, activation.apply(gate_up.expect("rows"), Chain::Upstream)),
+            ("y", h, sum::sum(down, Chain::Upstream)),
         ];
         for (name, cols, upstream) in upstream {
-            let upstream = upstream.expect("upstream's roundings");
+            let upstream = upstream.expect("upstream's roundings").into_bits();
             // Row 0 may be zeros.
             let unwritten = cols + 8..cols + 24;
             let right = stage(name);

@@ -10,6 +10,8 @@ use marlinspike::container::Container;
 use marlinspike::moe::families::{
     RouterTensors, RoutingRule, Score, Support, families, family, resolve,
 };
+use marlinspike::moe::router::Routing;
+use marlinspike::num::array::rows_of;
 use marlinspike::vectors::Rng;
 use serde_json::{Value, json};
 
@@ -45,7 +47,8 @@ fn transformers_routing_is_repeated() {
         let bias =
             rule.correction_bias.as_ref().map(|_| floats(&file, "in.correction_bias").unwrap());
         let tensors = RouterTensors { correction_bias: bias.as_deref(), expert_scale: None };
-        let made = rule.route(&logits.elements::<f32>(), experts, tensors).unwrap();
+        let values = logits.elements::<f32>();
+        let made = rule.route(rows_of("x", &values, experts).unwrap(), tensors).unwrap();
         let ids = file.tensor("out.topk_ids").unwrap().elements::<i32>().into_owned();
         let weights = floats(&file, "out.topk_weights").unwrap();
         assert_eq!(made.topk_ids.len(), tokens * rule.top_k, "{name}");
@@ -58,7 +61,7 @@ fn transformers_routing_is_repeated() {
         };
         for t in 0..tokens {
             let of = t * rule.top_k..(t + 1) * rule.top_k;
-            let ours = sorted(&made.topk_ids[of.clone()], &made.topk_weights[of.clone()]);
+            let ours = sorted(&ids_of(&made)[of.clone()], &weights_of(&made)[of.clone()]);
             let theirs = sorted(&ids[of.clone()], &weights[of]);
             for ((a, w), (b, v)) in ours.into_iter().zip(theirs) {
                 assert_eq!(a, b, "{name}, token {t}");
@@ -422,6 +425,14 @@ fn described() -> Vec<(&'static str, Value, Expected)> {
 }
 
 /// The rule of a config, whose layer is the third.
+fn ids_of(made: &Routing) -> &[i32] {
+    made.topk_ids.as_slice().unwrap()
+}
+
+fn weights_of(made: &Routing) -> &[f32] {
+    made.topk_weights.as_slice().unwrap()
+}
+
 fn rule_of(model_type: &str, config: &Value) -> RoutingRule {
     let mut config = config.clone();
     config["model_type"] = json!(model_type);
@@ -437,26 +448,27 @@ fn families_route_as_described() {
         let bias = rule.correction_bias.as_ref().map(|_| &bias[..]);
         let tensors = RouterTensors { correction_bias: bias, expert_scale: None };
         let logits = numbers(i as u64 + 1, 200 * EXPERTS, 1.5);
-        let made = rule.route(&logits, EXPERTS, tensors).unwrap();
+        let made = rule.route(rows_of("x", &logits, EXPERTS).unwrap(), tensors).unwrap();
         let zeros = [0.0; EXPERTS];
         for (t, row) in logits.chunks_exact(EXPERTS).enumerate() {
             let (ids, weights) = expected(row, bias.unwrap_or(&zeros));
             let here = t * rule.top_k..(t + 1) * rule.top_k;
             let found: Vec<usize> =
-                made.topk_ids[here.clone()].iter().map(|&i| i as usize).collect();
+                ids_of(&made)[here.clone()].iter().map(|&i| i as usize).collect();
             assert_eq!(found, ids, "{model_type} {config}, token {t}");
-            for (w, v) in made.topk_weights[here].iter().zip(weights) {
+            for (w, v) in weights_of(&made)[here].iter().zip(weights) {
                 let w = f64::from(*w);
                 assert!((w - v).abs() <= 3e-6 * v.abs(), "{model_type} {config}: {w} and {v}");
             }
         }
         // The two implementations of the library agree, and a changed weight is noticed.
-        let found = (&made.topk_ids[..], &made.topk_weights[..]);
-        let same = rule.compare(&logits, EXPERTS, tensors, found).unwrap();
+        let logits = rows_of("x", &logits, EXPERTS).unwrap();
+        let same = rule.compare(logits, tensors, made.routed().unwrap()).unwrap();
         assert!(same.is_empty(), "{model_type}: {same:?}");
-        let mut changed = made.topk_weights.clone();
-        changed[5] *= 1.00002;
-        let wrong = rule.compare(&logits, EXPERTS, tensors, (&made.topk_ids, &changed)).unwrap();
+        let mut changed = made.clone();
+        let at = [5 / rule.top_k, 5 % rule.top_k];
+        changed.topk_weights[at] *= 1.00002;
+        let wrong = rule.compare(logits, tensors, changed.routed().unwrap()).unwrap();
         assert_eq!((wrong.ids.len(), wrong.weights.len()), (0, 1), "{model_type}");
         // The rule as JSON is the rule.
         assert_eq!(RoutingRule::from_json(&rule.to_json()).unwrap(), rule, "{model_type}");
@@ -502,9 +514,9 @@ fn the_two_implementations_agree_on_hard_logits() {
         let rule = RoutingRule::from_json(&rule).unwrap();
         let correction_bias = has_bias.then_some(&bias[..]);
         let tensors = RouterTensors { correction_bias, expert_scale: None };
-        let made = rule.route(&logits, 16, tensors).unwrap();
-        let found = (&made.topk_ids[..], &made.topk_weights[..]);
-        let same = rule.compare(&logits, 16, tensors, found).unwrap();
+        let logits = rows_of("x", &logits, 16).unwrap();
+        let made = rule.route(logits, tensors).unwrap();
+        let same = rule.compare(logits, tensors, made.routed().unwrap()).unwrap();
         assert!(same.is_empty(), "{} spread {spread}: {same:?}", rule.to_json());
     }
 }
@@ -666,7 +678,7 @@ fn a_router_case_states_its_family() {
     let rule =
         rule_of("glm4_moe", &json!({"num_experts_per_tok": 4, "routed_scaling_factor": 2.5}));
     let tensors = RouterTensors { correction_bias: Some(&bias), expert_scale: None };
-    let made = rule.route(&logits, 16, tensors).unwrap();
+    let made = rule.route(rows_of("x", &logits, 16).unwrap(), tensors).unwrap();
     let config =
         json!({"model_type": "glm4_moe", "num_experts_per_tok": 4, "routed_scaling_factor": 2.5});
     let parsed = CaseConfig::from_json(marlinspike::case::Op::Router, config.as_object().unwrap());
@@ -679,11 +691,8 @@ fn a_router_case_states_its_family() {
         "e_score_correction_bias",
         Tensor::from_vec("b", DType::F32, vec![16], bias).unwrap(),
     );
-    case.add_output("topk_weights", tensor("w", DType::F32, [4, 4], made.topk_weights.clone()));
-    case.add_output(
-        "topk_ids",
-        Tensor::from_vec("i", DType::I32, vec![4, 4], made.topk_ids).unwrap(),
-    );
+    case.add_output("topk_weights", Tensor::from_array("w", made.topk_weights.clone()).unwrap());
+    case.add_output("topk_ids", Tensor::from_array("i", made.topk_ids).unwrap());
     // Through bytes and back.
     let bytes = case.to_bytes().unwrap();
     let case = Case::parse(&bytes).unwrap();

@@ -7,6 +7,7 @@ use marlinspike::case::Activation;
 use marlinspike::method::{Activations, Arithmetic, MethodLayer, Promotion, Quantizer};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Fp8Kernel, Schedule};
@@ -391,23 +392,25 @@ fn layers_are_exact_arithmetic() {
             .collect();
         let ids = [0, 1, 2, 3, 1, 2];
         let weights: Vec<f32> = (0..m * top_k).map(|_| scale(&mut rng) * 8192.0).collect();
-        let routed = Routed { top_k, topk_ids: &ids, topk_weights: &weights };
+        let routed = Routed::from_rows(top_k, &ids, &weights).unwrap();
         let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, dtype, promoted).unwrap();
-        let stages = layer.forward(&x, routed, |_, product| product.execute(&schedule)).unwrap();
+        let rows = FloatView2::from_rows("x", dtype, h, &x).unwrap();
+        let stages = layer.forward(rows, routed, |_, product| product.execute(&schedule)).unwrap();
         // The schedule by its name, and by its definition.
         let promotion = if promoted { Promotion::Every128 } else { Promotion::Never };
         let wgmma = Arithmetic::Wgmma(promotion);
-        let named = layer.forward(&x, routed, |_, product| product.compute(wgmma)).unwrap();
-        let defined = layer.forward(&x, routed, |_, product| product.define(wgmma)).unwrap();
+        let named = layer.forward(rows, routed, |_, product| product.compute(wgmma)).unwrap();
+        let defined = layer.forward(rows, routed, |_, product| product.define(wgmma)).unwrap();
         assert_eq!((&named, &defined), (&stages, &stages));
 
         let quantized = |which: usize, x: &[u16], size_k: usize| {
             let none = vec![None; x.len() / size_k];
-            let rows = layer.quantizers[which].quantize(x, dtype, size_k, &none).unwrap();
+            let view = FloatView2::from_rows("x", dtype, size_k, x).unwrap();
+            let rows = layer.quantizers[which].quantize(view, &none).unwrap();
             expect_quantized(x, dtype, given[which], &rows);
             rows
         };
-        let (a1q, a2q) = (quantized(0, &x, h), quantized(1, &stages.activated, i));
+        let (a1q, a2q) = (quantized(0, &x, h), quantized(1, stages.activated.bits(), i));
 
         let product = |row: usize, n: usize, which: usize| {
             let expert = usize::try_from(map[ids[row] as usize]).ok()?;
@@ -428,17 +431,17 @@ fn layers_are_exact_arithmetic() {
             Some(epilogue.run(&exact))
         };
         for (which, (found, n)) in
-            [(&stages.gate_up, 2 * i), (&stages.down, h)].into_iter().enumerate()
+            [(stages.gate_up.bits(), 2 * i), (stages.down.bits(), h)].into_iter().enumerate()
         {
             for (at, &bits) in found.iter().enumerate() {
                 let expected = product(at / n, at % n, which).unwrap_or_else(Number::zero);
                 assert!(expected.equals(dtype.to_f64(bits.into())), "{which} {dtype} at {at}");
             }
         }
-        for (at, &bits) in stages.y.iter().enumerate() {
+        for (at, &bits) in stages.y.bits().iter().enumerate() {
             let (token, n) = (at / h, at % h);
             let term = |slot: usize| {
-                let bits = stages.down[(token * top_k + slot) * h + n];
+                let bits = stages.down.bits()[(token * top_k + slot) * h + n];
                 Number::of(dtype.to_f64(bits.into()))
             };
             let expected = term(0).plus(&term(1)).rounded(F32).rounded(dtype);

@@ -1,5 +1,6 @@
 //! What the conventions do to a sum, on numbers small enough to follow by hand.
 
+use approx::assert_relative_eq;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
 use marlinspike::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
@@ -63,7 +64,9 @@ fn four_roundings_or_one() {
     assert_eq!(b.lo, F16.to_f64(f32_to_f16_rne((1026.0 * F16.to_f64(third.into())) as f32).into()));
     let b = one(&weight, &x, Convention::Canonical, Some(1.0 / 3.0));
     let exact = 1025.75 * f64::from(1f32 / 3.0);
-    assert!((b.exact - exact).abs() < 1e-9 && (b.lo, b.hi) == (342.0, 342.0), "{b:?}");
+    // Both factors fit f64's product, so that one rounding is left.
+    assert_relative_eq!(b.exact, exact, max_relative = f64::EPSILON);
+    assert_eq!((b.lo, b.hi), (342.0, 342.0), "{b:?}");
 }
 
 /// 8 bits, one scale: it multiplies the f32 sum.

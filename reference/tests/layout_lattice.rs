@@ -11,10 +11,12 @@ use marlinspike::layouts::marlin::{
     Activations, InputDtype, Options, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout,
     nvfp4_scales, nvfp4_scales_inverse, prepare,
 };
+use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::{Rng, lattice, weight};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
+use ndarray::Axis;
 
 const SIZES_N: [usize; 5] = [64, 128, 192, 320, 448];
 const ACTIVATIONS: [Activations; 2] = [Activations::Bits16, Activations::Bits8];
@@ -44,14 +46,19 @@ fn weights_fill_every_bit_once() {
                     let codes = random_codes(&mut rng, bits, shape);
                     let packed = layout.pack(&codes, None).unwrap();
                     let slot = layout.offset(size_k - 1, 5);
-                    let field = packed[slot.element] >> slot.bit & (u32::MAX >> (32 - bits));
+                    let field = packed.as_slice().unwrap()[slot.element] >> slot.bit
+                        & (u32::MAX >> (32 - bits));
                     assert_eq!(field, u32::from(codes.get(size_k - 1, 5)), "{what}");
-                    assert_eq!(layout.unpack(&packed, None).unwrap(), codes, "{what}");
+                    assert_eq!(layout.unpack(packed.view(), None).unwrap(), codes, "{what}");
                     let perm = random_perm(&mut rng, size_k);
                     let ordered = layout.pack(&codes, Some(&perm)).unwrap();
                     let gathered = codes.gather_rows(&perm).unwrap();
                     assert_eq!(ordered, layout.pack(&gathered, None).unwrap(), "{what}");
-                    assert_eq!(layout.unpack(&ordered, Some(&perm)).unwrap(), codes, "{what}");
+                    assert_eq!(
+                        layout.unpack(ordered.view(), Some(&perm)).unwrap(),
+                        codes,
+                        "{what}"
+                    );
                 }
             }
         }
@@ -117,7 +124,7 @@ fn scales_and_zero_points_fill_every_element_once() {
                         .collect();
                     let zeros = Table::new(ty, groups, size_n, TableData::B8(codes)).unwrap();
                     let packed = layout.pack(&zeros).unwrap();
-                    assert_eq!(layout.unpack(&packed, ty).unwrap(), zeros);
+                    assert_eq!(layout.unpack(packed.view(), ty).unwrap(), zeros);
                 }
             }
         }
@@ -167,7 +174,7 @@ fn prepared_weights_unpack() {
         let options = Options { input_dtype, ..Options::new(q.dtype) };
         let p = prepare(std::slice::from_ref(&w), options).unwrap();
         let perm = p.sorted.as_ref().map(|s| s[0].perm.as_slice());
-        let codes = p.weight_layout.unpack(&p.qweight, perm).unwrap();
+        let codes = p.weight_layout.unpack(p.qweight.index_axis(Axis(0), 0), perm).unwrap();
         let rewritten = input_dtype == InputDtype::Fp8 && w.ty != ScalarType::FLOAT4_E2M1F;
         for k in (0..c.size_k).step_by(5) {
             for n in 0..c.size_n {
@@ -191,7 +198,11 @@ fn prepared_weights_unpack() {
             assert_eq!(p.groups(), w.scales.rows(), "all scales of the whole matrix");
         }
         if let Some((layout, words)) = &p.zeros {
-            assert_eq!(Some(layout.unpack(words, w.ty).unwrap()), w.zeros, "{c:?}");
+            assert_eq!(
+                Some(layout.unpack(words.index_axis(Axis(0), 0), w.ty).unwrap()),
+                w.zeros,
+                "{c:?}"
+            );
         }
         if let (Some(packed), Some(bias)) = (&p.bias, &w.bias) {
             let layout = ScaleLayout::bias(c.size_n, q.dtype).unwrap();
@@ -248,7 +259,7 @@ fn row_parallel_ranks_hold_their_rows_and_all_scales() {
             assert_eq!(p.groups(), groups);
             assert_eq!(p.scale_layout.unpack(&p.scales).unwrap(), whole.scales);
             let sorted = &p.sorted.as_ref().unwrap()[0];
-            let back = p.weight_layout.unpack(&p.qweight, None).unwrap();
+            let back = p.weight_layout.unpack(p.qweight.index_axis(Axis(0), 0), None).unwrap();
             for (k, (&row, &g)) in sorted.perm.iter().zip(&sorted.g_idx).enumerate() {
                 let source = rows.start + row as usize;
                 assert_eq!(g, g_idx[source], "rank {rank} sorted row {k}");
@@ -273,7 +284,7 @@ fn row_parallel_slices_are_tile_rows() {
             let shape = Shape::new(256, 192);
             let codes = random_codes(&mut rng, bits, shape);
             let packed = WeightLayout::new(shape, bits, activations).unwrap();
-            let packed = packed.pack(&codes, None).unwrap();
+            let packed = into_vec(packed.pack(&codes, None).unwrap());
             for rank in 0..4 {
                 let rows = act_order::k_slice(256, 4, rank).unwrap();
                 let part = Shape::new(64, 192);
@@ -281,7 +292,8 @@ fn row_parallel_slices_are_tile_rows() {
                 let slice =
                     Codes::from_fn(bits, part, |k, n| codes.get(rows.start + k, n)).unwrap();
                 let words = packed.len() / 4;
-                assert_eq!(layout.pack(&slice, None).unwrap(), packed[rank * words..][..words]);
+                let found = into_vec(layout.pack(&slice, None).unwrap());
+                assert_eq!(found, packed[rank * words..][..words]);
             }
         }
     }
@@ -297,13 +309,13 @@ fn column_parallel_slices_are_tile_columns() {
             let shape = Shape::new(128, 384);
             let codes = random_codes(&mut rng, bits, shape);
             let layout = WeightLayout::new(shape, bits, activations).unwrap();
-            let packed = layout.pack(&codes, None).unwrap();
+            let packed = into_vec(layout.pack(&codes, None).unwrap());
             let row_words = 384 / layout.tile_map().tile_n() * layout.tile_map().words();
             for (rank, n0) in [0, 192].into_iter().enumerate() {
                 let part = Shape::new(128, 192);
                 let slice = Codes::from_fn(bits, part, |k, n| codes.get(k, n0 + n)).unwrap();
                 let found = WeightLayout::new(part, bits, activations).unwrap();
-                let found = found.pack(&slice, None).unwrap();
+                let found = into_vec(found.pack(&slice, None).unwrap());
                 let expected: Vec<u32> = packed
                     .chunks_exact(row_words)
                     .flat_map(|row| row[rank * row_words / 2..][..row_words / 2].to_vec())

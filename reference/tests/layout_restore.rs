@@ -3,6 +3,7 @@
 
 use marlinspike::Error;
 use marlinspike::layouts::marlin::{Options, Prepared, ScalePermutation, Stored, prepare};
+use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -86,11 +87,13 @@ fn stored(w: &Weight<'_>, dtype: ScalarType, prepared: Prepared) -> Stored<'stat
         permutation: prepared.scale_layout.permutation(),
         weight: words(
             "weight",
-            prepared.qweight,
+            into_vec(prepared.qweight),
             vec![SHAPE.size_k / 16, SHAPE.size_n * 16 / pack],
         ),
         scales: prepared.scales.to_tensor("scales", scales).unwrap(),
-        zeros: prepared.zeros.map(|(_, z)| words("zeros", z, vec![groups, SHAPE.size_n / pack])),
+        zeros: prepared
+            .zeros
+            .map(|(_, z)| words("zeros", into_vec(z), vec![groups, SHAPE.size_n / pack])),
         order,
         bias: prepared.bias.map(|b| {
             let TableData::B16(bits) = b.data() else { panic!("{:?}", b.ty()) };

@@ -4,9 +4,12 @@
 use marlinspike::Error;
 use marlinspike::case::Activation;
 use marlinspike::formats::mxfp8;
-use marlinspike::method::{Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales};
+use marlinspike::method::{
+    Activations, Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales,
+};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
 use marlinspike::products::schedule::Schedule;
@@ -114,7 +117,8 @@ fn both_ways_give_the_same_bits() {
     let router = [0.3, 9.0, 0.71, 1.0, 0.03];
     for dtype in [BF16, F16] {
         for (quantizer, weights, arithmetics) in methods(shape) {
-            let rows = quantizer.quantize(&bits(dtype, &x), dtype, shape.size_k, &experts).unwrap();
+            let rows =
+                quantize(&quantizer, &bits(dtype, &x), dtype, shape.size_k, &experts).unwrap();
             let mut with_bias = weights.clone();
             with_bias.iter_mut().for_each(|w| w.bias = Some(bias(5, shape.size_n)));
             for (weights, router_weights) in [(&weights, Some(&router[..])), (&with_bias, None)] {
@@ -152,7 +156,7 @@ fn scheduled_products_are_within_their_bounds() {
     let x = bits(BF16, &numbers(9, experts.len() * shape.size_k));
     let router = [0.3, 9.0, 0.71, 1.0];
     for (quantizer, weights, arithmetics) in methods(shape) {
-        let rows = quantizer.quantize(&x, BF16, shape.size_k, &experts).unwrap();
+        let rows = quantize(&quantizer, &x, BF16, shape.size_k, &experts).unwrap();
         let product = Product {
             rows: &rows,
             expert_of: &experts,
@@ -205,7 +209,7 @@ fn promotion_keeps_what_fourteen_bits_lose() {
     let mut x = vec![1.0; 256];
     x[0] = 448.0;
     let quantizer = Quantizer::Fp8Tensor(Some(1.0));
-    let rows = quantizer.quantize(&bits(F16, &x), F16, 256, &[Some(0)]).unwrap();
+    let rows = quantize(&quantizer, &bits(F16, &x), F16, 256, &[Some(0)]).unwrap();
     let product = Product {
         rows: &rows,
         expert_of: &[Some(0)],
@@ -236,7 +240,7 @@ fn group_scales_are_applied_at_each_promotion() {
     w.scales = Table::new(ScalarType::FLOAT32, 2, 1, TableData::B32(scales)).unwrap();
     let x: Vec<f32> = (0..256).map(|k| if k < 128 { 0.5 } else { 0.25 }).collect();
     let quantizer = Quantizer::Fp8Group(128);
-    let rows = quantizer.quantize(&bits(BF16, &x), BF16, 256, &[Some(0)]).unwrap();
+    let rows = quantize(&quantizer, &bits(BF16, &x), BF16, 256, &[Some(0)]).unwrap();
     // A group's largest number becomes 448 under the scale max · fl(1/448).
     assert!(rows.codes.iter().all(|&code| code == 0x7e));
     let Scales::Group { size: 128, values } = &rows.scales else { panic!("{:?}", rows.scales) };
@@ -256,14 +260,15 @@ fn group_scales_are_applied_at_each_promotion() {
 
 #[test]
 fn groups_of_a_row_have_their_own_scale() {
-    let x = [1.0, -2.0, 0.0, 0.0, 448.0, -3.0];
-    let q = per_group_fp8(&x, 6, 2).unwrap();
+    let x = ndarray::array![[1.0f32, -2.0, 0.0, 0.0, 448.0, -3.0]];
+    let q = per_group_fp8(x.view(), 2).unwrap();
     let unit = 1.0f32 / 448.0;
-    assert_eq!(q.scales, [2.0 * unit, 1e-10 * unit, 448.0 * unit]);
+    assert_eq!(q.scales, ndarray::array![[2.0 * unit, 1e-10 * unit, 448.0 * unit]]);
     // 1 / (2/448) = 224 or next to it, which e4m3 rounds to 224.
-    assert_eq!(q.codes, [0x76, 0xfe, 0, 0, 0x7e, 0xc4]);
-    assert!(matches!(per_group_fp8(&x, 6, 4), Err(Error::Size { .. })));
-    assert!(matches!(per_group_fp8(&x, 6, 0), Err(Error::Size { .. })));
+    let codes = q.codes.mapv(|c| c.to_bits());
+    assert_eq!(codes, ndarray::array![[0x76, 0xfe, 0, 0, 0x7e, 0xc4]]);
+    assert!(matches!(per_group_fp8(x.view(), 4), Err(Error::Size { .. })));
+    assert!(matches!(per_group_fp8(x.view(), 0), Err(Error::Size { .. })));
 }
 
 #[test]
@@ -276,7 +281,7 @@ fn a_row_that_is_not_finite_gives_nan_and_no_other_does() {
         if quantizer == Quantizer::None {
             continue;
         }
-        let rows = quantizer.quantize(&bits(BF16, &x), BF16, shape.size_k, &experts).unwrap();
+        let rows = quantize(&quantizer, &bits(BF16, &x), BF16, shape.size_k, &experts).unwrap();
         let product = Product {
             rows: &rows,
             expert_of: &experts,
@@ -306,7 +311,7 @@ fn a_static_scale_limits_what_is_not_finite() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN, 3.0, 0.0];
     let quantizer = Quantizer::Fp8Tensor(Some(0.5));
     for dtype in [BF16, F16] {
-        let rows = quantizer.quantize(&bits(dtype, &x), dtype, 3, &[None; 2]).unwrap();
+        let rows = quantize(&quantizer, &bits(dtype, &x), dtype, 3, &[None; 2]).unwrap();
         assert_eq!(rows.codes, [0x7e, 0x7e, 0xfe, 0x7e, 0x4c, 0]);
         assert_eq!(rows.scales, Scales::Row(vec![0.5; 2]));
     }
@@ -318,7 +323,7 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
     let experts = [Some(0)];
     let x = bits(BF16, &numbers(4, shape.size_k));
     for (quantizer, weights, arithmetics) in methods(shape) {
-        let rows = quantizer.quantize(&x, BF16, shape.size_k, &experts).unwrap();
+        let rows = quantize(&quantizer, &x, BF16, shape.size_k, &experts).unwrap();
         let product = Product {
             rows: &rows,
             expert_of: &experts,
@@ -343,7 +348,7 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
     }
     // Parts that do not fit.
     let w = weight(1, E4M3, shape, ScalarType::FLOAT32, GroupSize::Channel);
-    let rows = Quantizer::Fp8Token.quantize(&x, BF16, shape.size_k, &experts).unwrap();
+    let rows = quantize(&Quantizer::Fp8Token, &x, BF16, shape.size_k, &experts).unwrap();
     let product = Product {
         rows: &rows,
         expert_of: &experts,
@@ -357,7 +362,7 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
         product.execute(&schedule).unwrap(),
         product.compute(Arithmetic::Canonical).unwrap()
     );
-    let groups = Quantizer::Fp8Group(128).quantize(&x, BF16, shape.size_k, &experts).unwrap();
+    let groups = quantize(&Quantizer::Fp8Group(128), &x, BF16, shape.size_k, &experts).unwrap();
     let error = Product { rows: &groups, ..product }.execute(&schedule).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     let exact = |p: Product<'_>| p.compute(Arithmetic::Exact).unwrap_err();
@@ -375,13 +380,24 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
     let halves = [[1.0, 2.0]];
     let error = Product { halves: Some(&halves), ..product }.compute(Arithmetic::Canonical);
     assert!(matches!(error, Err(Error::Unsupported { .. })));
-    let few = Quantizer::Nvfp4(vec![1.0]).quantize(&x, BF16, shape.size_k, &[Some(1)]);
+    let few = quantize(&Quantizer::Nvfp4(vec![1.0]), &x, BF16, shape.size_k, &[Some(1)]);
     assert!(matches!(few, Err(Error::Value { .. })));
-    let short = Quantizer::None.quantize(&x[1..], BF16, shape.size_k, &experts);
+    let short = quantize(&Quantizer::None, &x[1..], BF16, shape.size_k, &experts);
     assert!(matches!(short, Err(Error::Shape { .. })));
 }
 
 /// A layer of two experts, H 64, I 32, and its routing.
+/// The quantizer on bits of `dtype`.
+fn quantize(
+    quantizer: &Quantizer,
+    x: &[u16],
+    dtype: ScalarType,
+    size_k: usize,
+    expert_of: &[Option<usize>],
+) -> marlinspike::Result<Activations> {
+    quantizer.quantize(FloatView2::from_rows("x", dtype, size_k, x)?, expert_of)
+}
+
 fn layer_parts() -> ([Vec<Weight<'static>>; 2], Vec<u16>, [i32; 6], [f32; 6]) {
     let fp4 = ScalarType::FLOAT4_E2M1F;
     let of = |shape| [11, 12].map(|s| weight(s, fp4, shape, E4M3, GroupSize::Of(16))).to_vec();
@@ -393,7 +409,8 @@ fn layer_parts() -> ([Vec<Weight<'static>>; 2], Vec<u16>, [i32; 6], [f32; 6]) {
 #[test]
 fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     let ([w13, w2], x, topk_ids, topk_weights) = layer_parts();
-    let routed = Routed { top_k: 2, topk_ids: &topk_ids, topk_weights: &topk_weights };
+    let routed = Routed::from_rows(2, &topk_ids, &topk_weights).unwrap();
+    let x = FloatView2::from_rows("x", BF16, 64, &x).unwrap();
     let layer = Layer {
         w13: &w13,
         w2: &w2,
@@ -411,7 +428,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     let define: Multiply = |product| product.define(Arithmetic::Exact);
     let run = |multipliers: Option<&[[f32; 2]]>, multiply: Multiply| {
         let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: multipliers };
-        layer.forward(&x, routed, |_, product| multiply(product)).unwrap()
+        layer.forward(x, routed, |_, product| multiply(product)).unwrap()
     };
     let first = run(None, compute);
     let scale = w13[0].global_scale.unwrap();
@@ -423,12 +440,14 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     let four = |bits: &[u16]| -> Vec<u16> {
         bits.iter().map(|&b| if b & 0x7fff == 0 { b } else { b + (2 << 7) }).collect()
     };
-    for (row, (a, b)) in found.gate_up.chunks(64).zip(first.gate_up.chunks(64)).enumerate() {
+    for (row, (a, b)) in
+        found.gate_up.bits().chunks(64).zip(first.gate_up.bits().chunks(64)).enumerate()
+    {
         assert_eq!(a[..32], b[..32], "gate of row {row}");
         assert_eq!(a[32..], four(&b[32..]), "up of row {row}");
     }
-    assert_eq!(found.activated, four(&first.activated));
-    assert_eq!(found.y, four(&first.y));
+    assert_eq!(found.activated.bits(), four(first.activated.bits()));
+    assert_eq!(found.y.bits(), four(first.y.bits()));
     // A schedule multiplies by the matrix's own.
     let of_up = [[scale, scale]; 2];
     let others = [[4.0 * scale; 2]; 2];
@@ -442,7 +461,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
                 product.execute(&Schedule::canonical(&product.weights[0], BF16, product.rows.ty)?)
             },
         ];
-        let stages = canonical.map(|way| layer.forward(&x, routed, |_, product| way(product)));
+        let stages = canonical.map(|way| layer.forward(x, routed, |_, product| way(product)));
         match taken {
             true => assert!(stages.iter().all(|s| s.as_ref().ok() == stages[0].as_ref().ok())),
             false => {
@@ -455,6 +474,6 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     // gpt-oss's columns are no halves.
     let layer = Layer { activation: Definition::new(Activation::SwigluOai), ..layer };
     let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: Some(&own) };
-    let error = layer.forward(&x, routed, |_, product| compute(product));
+    let error = layer.forward(x, routed, |_, product| compute(product));
     assert!(matches!(error, Err(Error::Unsupported { .. })));
 }

@@ -5,6 +5,7 @@ use marlinspike::check::{OutputReport, Verdict, check_case};
 use marlinspike::moe::activation::bound::Bounds;
 use marlinspike::moe::activation::{Columns, Definition, Function};
 use marlinspike::moe::{Chain, sum};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike::num::tensor::Tensor;
@@ -125,7 +126,9 @@ fn activations_made_wrong() {
                 gate_up = gate_up.iter().map(|&b| narrow(ty, 8.0 * widen(ty, b))).collect();
                 replace(case, "gate_up", gate_up.clone());
             }
-            d.apply(&gate_up, ty, c.intermediate_size, Chain::Upstream).expect("rows")
+            let width = d.width_in(c.intermediate_size);
+            let rows = FloatView2::from_rows("gate_up", ty, width, &gate_up).expect("rows");
+            d.apply(rows, Chain::Upstream).expect("rows").into_bits()
         }
     };
     let (silu, oai) = ("moe-nvfp4_f16", "moe-mxfp4_bf16_big");
@@ -276,9 +279,9 @@ fn a_layer_without_up() {
     // These came from the product with up.
     case.outputs.retain(|n, _| !["down", "y"].contains(&n.as_str()));
     let gate = halves(&case, "gate_up");
-    let activated =
-        d.apply(&gate, c.quant.dtype, c.intermediate_size, Chain::Upstream).expect("rows");
-    replace(&mut case, "activated", activated);
+    let rows = FloatView2::from_rows("gate", c.quant.dtype, c.intermediate_size, &gate);
+    let activated = d.apply(rows.expect("rows"), Chain::Upstream).expect("rows");
+    replace(&mut case, "activated", activated.into_bits());
     case.config = CaseConfig::Moe(c);
     // Through a file, whose reader holds every shape to the config.
     case.raw_config.clear();

@@ -7,6 +7,7 @@ use marlinspike::check::{Verdict, check_case};
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::sum::sum;
+use marlinspike::num::array::{FloatView2, FloatView3};
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike_golden::Manifest;
 
@@ -52,7 +53,10 @@ fn upstream_chain_reproduces_every_bit() {
         let (ty, size_i) = (c.quant.dtype, c.intermediate_size);
         let d = Definition::new(c.activation);
         let (gate_up, found) = (halves(case, "gate_up"), halves(case, "activated"));
-        let of = |chain| d.apply(&gate_up, ty, size_i, chain).expect("rows");
+        let of = |chain| {
+            let rows = FloatView2::from_rows("gate_up", ty, d.width_in(size_i), &gate_up);
+            d.apply(rows.expect("rows"), chain).expect("rows").into_bits()
+        };
         let canonical = share(&of(Chain::Canonical), &found);
         assert_eq!(share(&of(Chain::Upstream), &found), 1.0, "{name}");
         println!("{name}: {} canonical {canonical:.4}", c.activation);
@@ -81,7 +85,11 @@ fn upstream_chain_reproduces_every_bit() {
         }
         kinds.insert(c.activation.name());
         let (down, y) = (halves(case, "down"), halves(case, "y"));
-        let upstream = sum(&down, ty, c.top_k, c.hidden_size, Chain::Upstream).expect("rows");
+        let upstream = {
+            let shape = [down.len() / c.top_k / c.hidden_size, c.top_k, c.hidden_size];
+            let slots = FloatView3::from_bits("down", ty, shape, &down).expect("rows");
+            sum(slots, Chain::Upstream).expect("rows").into_bits()
+        };
         assert_eq!(share(&upstream, &y), 1.0, "{name}");
         sums.insert(c.top_k);
     });

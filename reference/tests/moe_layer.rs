@@ -7,6 +7,7 @@ use marlinspike::formats::mxfp4;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed, Stages};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike::products::tensor_core::{Architecture, Decoded, Instruction, Unit, find};
@@ -65,6 +66,15 @@ struct Small {
 
 const H: usize = 128;
 const I: usize = 64;
+
+/// The bits of every stage.
+#[derive(Default)]
+struct ByHand {
+    gate_up: Vec<u16>,
+    activated: Vec<u16>,
+    down: Vec<u16>,
+    y: Vec<u16>,
+}
 
 impl Small {
     fn new(
@@ -144,12 +154,16 @@ impl Small {
     }
 
     fn routed(&self) -> Routed<'_> {
-        Routed { top_k: self.top_k, topk_ids: &self.ids, topk_weights: &self.weights }
+        Routed::from_rows(self.top_k, &self.ids, &self.weights).unwrap()
+    }
+
+    fn x(&self) -> FloatView2<'_> {
+        FloatView2::from_rows("x", self.dtype, H, &self.x).unwrap()
     }
 
     fn forward(&self) -> Stages {
         let layer = self.layer();
-        layer.forward(&self.x, self.routed(), &layer.canonical().unwrap()).unwrap()
+        layer.forward(self.x(), self.routed(), &layer.canonical().unwrap()).unwrap()
     }
 
     /// This rank's expert of a row.
@@ -199,8 +213,8 @@ impl Small {
     }
 
     /// Every stage, row by row.
-    fn by_hand(&self) -> Stages {
-        let mut out = Stages { gate_up: vec![], activated: vec![], down: vec![], y: vec![] };
+    fn by_hand(&self) -> ByHand {
+        let mut out = ByHand::default();
         let definition = Definition::new(self.activation);
         for row in 0..self.ids.len() {
             let token = row / self.top_k;
@@ -307,13 +321,15 @@ fn layers() -> Vec<(&'static str, Small)> {
 fn canonical_bits_are_those_of_plain_loops() {
     for (name, small) in layers() {
         let (found, expected) = (small.forward(), small.by_hand());
-        assert_eq!(found.gate_up, expected.gate_up, "{name}: gate_up");
-        assert_eq!(found.activated, expected.activated, "{name}: activated");
-        assert_eq!(found.down, expected.down, "{name}: down");
-        assert_eq!(found.y, expected.y, "{name}: y");
-        assert!(found.y.iter().any(|b| b & 0x7fff != 0), "{name}: only zeros");
+        assert_eq!(found.gate_up.bits(), expected.gate_up, "{name}: gate_up");
+        assert_eq!(found.activated.bits(), expected.activated, "{name}: activated");
+        assert_eq!(found.down.bits(), expected.down, "{name}: down");
+        assert_eq!(found.y.bits(), expected.y, "{name}: y");
+        assert_eq!((found.y.scalar_type(), found.y.shape()), (small.dtype, &[4, H][..]));
+        let y = found.y.bits();
+        assert!(y.iter().any(|b| b & 0x7fff != 0), "{name}: only zeros");
         let finite = |b: &u16| widen(small.dtype, *b).is_finite();
-        assert!(found.y.iter().all(finite), "{name}: overflow");
+        assert!(y.iter().all(finite), "{name}: overflow");
     }
 }
 
@@ -323,11 +339,11 @@ fn rows_without_an_expert_are_zero() {
     let (_, small) = layers().pop().expect("the last one");
     let stages = small.forward();
     for row in (0..8).filter(|&r| small.local(r).is_none()) {
-        assert!(stages.gate_up[row * 2 * I..][..2 * I].iter().all(|&b| b == 0), "{row}");
-        assert!(stages.down[row * H..][..H].iter().all(|&b| b == 0), "{row}");
+        assert!(stages.gate_up.bits()[row * 2 * I..][..2 * I].iter().all(|&b| b == 0), "{row}");
+        assert!(stages.down.bits()[row * H..][..H].iter().all(|&b| b == 0), "{row}");
     }
     assert!((0..8).filter(|&r| small.local(r).is_none()).count() == 4);
-    assert!(stages.y[2 * H..3 * H].iter().all(|&b| b == 0), "both experts are elsewhere");
+    assert!(stages.y.bits()[2 * H..3 * H].iter().all(|&b| b == 0), "both experts are elsewhere");
 }
 
 /// The canonical layer is a kernel of the canonical convention on Hopper's unit; 8-bit activations
@@ -354,13 +370,13 @@ fn canonical_bits_are_within_their_own_bounds() {
         };
         let declared = Declared { convention: Convention::Canonical, class: &class };
         let stages = small.forward();
-        let bounds = small.layer().bounds(&small.x, small.routed(), declared).unwrap();
+        let bounds = small.layer().bounds(small.x(), small.routed(), declared).unwrap();
         let (mut widths, mut medians) = (Vec::new(), Vec::new());
         for (stage, found, bounds) in [
-            ("gate_up", &stages.gate_up, &bounds.gate_up),
-            ("activated", &stages.activated, &bounds.activated),
-            ("down", &stages.down, &bounds.down),
-            ("y", &stages.y, &bounds.y),
+            ("gate_up", stages.gate_up.bits(), &bounds.gate_up),
+            ("activated", stages.activated.bits(), &bounds.activated),
+            ("down", stages.down.bits(), &bounds.down),
+            ("y", stages.y.bits(), &bounds.y),
         ] {
             for (i, (&bits, bound)) in found.iter().zip(bounds).enumerate() {
                 let value = widen(small.dtype, bits);
@@ -380,6 +396,20 @@ fn canonical_bits_are_within_their_own_bounds() {
     }
 }
 
+/// A bf16 x for an f16 layer, and an x of other columns.
+#[test]
+fn other_types_and_shapes_of_x_are_refused() {
+    let (_, small) = layers().swap_remove(0);
+    let (layer, other) = (small.layer(), if small.dtype == F16 { BF16 } else { F16 });
+    let how = layer.canonical().unwrap();
+    let x = FloatView2::from_rows("x", other, H, &small.x).unwrap();
+    let e = layer.forward(x, small.routed(), &how).unwrap_err();
+    assert!(matches!(&e, Error::Dtype { tensor, .. } if tensor == "x"), "{e}");
+    let narrow = FloatView2::from_rows("x", small.dtype, H / 2, &small.x).unwrap();
+    let e = layer.forward(narrow, small.routed(), &how).unwrap_err();
+    assert!(matches!(&e, Error::Shape { tensor, .. } if tensor == "x"), "{e}");
+}
+
 fn refused(change: impl Fn(&mut Small)) -> Error {
     let mut small = Small::new(
         CheckpointFormat::Gptq,
@@ -394,7 +424,10 @@ fn refused(change: impl Fn(&mut Small)) -> Error {
         Ok(how) => how,
         Err(e) => return e,
     };
-    layer.forward(&small.x, small.routed(), &how).unwrap_err()
+    let made = Routed::from_rows(small.top_k, &small.ids, &small.weights).and_then(|routed| {
+        layer.forward(FloatView2::from_rows("x", small.dtype, H, &small.x)?, routed, &how)
+    });
+    made.unwrap_err()
 }
 
 #[test]

@@ -1,12 +1,16 @@
 //! Routing and alignment as functions: the exponential, ties, groups, expert maps, refusals.
 
+use approx::assert_abs_diff_eq;
 use marlinspike::Error;
 use marlinspike::case::ScoringFunc::{Sigmoid, Softmax};
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::bound::Bounds;
+use marlinspike::moe::layer::Routed;
 use marlinspike::moe::math::{exp, sigmoid};
 use marlinspike::moe::router::{Groups, Router};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::scalar::ScalarType;
+use ndarray::{Array2, array, s};
 use proptest::prelude::*;
 
 /// Error of `found` in units of the last place that f32 has at `exact`.
@@ -39,52 +43,60 @@ fn exponential_is_within_one_ulp_everywhere() {
 
 #[test]
 fn ties_go_to_the_lower_id() {
-    let routing =
-        Router::new(Softmax, 3, true).route(&[1.0, 2.0, 1.0, 1.0, 2.0], 5).expect("a row");
-    assert_eq!(routing.topk_ids, [1, 4, 0]);
-    let [a, b, c] = routing.topk_weights[..] else { panic!("three weights") };
-    assert!(a == b && c < b && (a + b + c - 1.0).abs() < 1e-6);
-    let two = Router::new(Sigmoid, 2, false).route(&[0.0; 6], 3).expect("rows");
-    assert_eq!(two.topk_ids, [0, 1, 0, 1]);
-    assert_eq!(two.topk_weights, [0.5; 4]);
-    assert_eq!(two.token_expert_indices, [0, 2, 1, 3]);
+    let routing = Router::new(Softmax, 3, true).route(array![[1.0, 2.0, 1.0, 1.0, 2.0]].view());
+    let routing = routing.expect("a row");
+    assert_eq!(routing.topk_ids, array![[1, 4, 0]]);
+    let [a, b, c] = [0, 1, 2].map(|j| routing.topk_weights[[0, j]]);
+    assert!(a == b && c < b);
+    // Three quotients, their divisor's two additions and two here, each within half a unit of 1.
+    assert_abs_diff_eq!(a + b + c, 1.0, epsilon = 7.0 * f32::EPSILON / 2.0);
+    let two = Router::new(Sigmoid, 2, false).route(Array2::zeros((2, 3)).view());
+    let two = two.expect("rows");
+    assert_eq!(two.topk_ids, array![[0, 1], [0, 1]]);
+    assert_eq!(two.topk_weights, array![[0.5, 0.5], [0.5, 0.5]]);
+    assert_eq!(two.token_expert_indices, array![[0, 2], [1, 3]]);
 }
 
 #[test]
 fn groups_are_chosen_by_their_two_best_with_a_bias() {
     // Group 0 has the best expert, group 1 the best pair.
-    let logits = [3.0, -9.0, -9.0, 2.0, 2.0, -9.0];
+    let logits = array![[3.0, -9.0, -9.0, 2.0, 2.0, -9.0]];
     let groups = Some(Groups { num_expert_group: 2, topk_group: 1 });
     let plain = Router { groups, ..Router::new(Sigmoid, 2, false) };
-    assert_eq!(plain.route(&logits, 6).expect("a row").topk_ids, [0, 1]);
+    assert_eq!(plain.route(logits.view()).expect("a row").topk_ids, array![[0, 1]]);
     let bias = [0.0; 6];
     let biased = Router { bias: Some(&bias), routed_scaling_factor: 2.5, ..plain };
-    let routing = biased.route(&logits, 6).expect("a row");
-    assert_eq!(routing.topk_ids, [3, 4]);
-    assert_eq!(routing.topk_weights, [sigmoid(2.0) * 2.5; 2]);
+    let routing = biased.route(logits.view()).expect("a row");
+    assert_eq!(routing.topk_ids, array![[3, 4]]);
+    assert_eq!(routing.topk_weights, array![[sigmoid(2.0) * 2.5, sigmoid(2.0) * 2.5]]);
     // The bias selects, but does not weigh.
     let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 9.0];
     let biased = Router { bias: Some(&bias), renormalize: false, ..biased };
-    let routing = biased.route(&logits, 6).expect("a row");
-    assert_eq!(routing.topk_ids, [5, 3]);
-    assert_eq!(routing.topk_weights[0], sigmoid(-9.0) * 2.5);
+    let routing = biased.route(logits.view()).expect("a row");
+    assert_eq!(routing.topk_ids, array![[5, 3]]);
+    assert_eq!(routing.topk_weights[[0, 0]], sigmoid(-9.0) * 2.5);
 }
 
 #[test]
 fn refusals_name_what_is_wrong() {
     let router = Router::new(Softmax, 3, true);
-    assert!(matches!(router.route(&[0.0; 4], 2), Err(Error::Size { .. })));
-    assert!(matches!(router.route(&[0.0; 5], 4), Err(Error::Shape { .. })));
-    let e = router.route(&[0.0, 1.0, 0.0, f32::NAN], 4).expect_err("NaN");
+    assert!(matches!(router.route(array![[0.0, 0.0], [0.0, 0.0]].view()), Err(Error::Size { .. })));
+    assert!(matches!(rows_of("router_logits", &[0.0; 5], 4), Err(Error::Shape { .. })));
+    let none = Array2::zeros((3, 0));
+    assert!(matches!(router.route(none.view()), Err(Error::Size { .. })));
+    let e = router.route(array![[0.0, 1.0, 0.0, f32::NAN]].view()).expect_err("NaN");
     assert!(matches!(e, Error::Value { ref index, .. } if index[..] == [0, 3]), "{e}");
     let bias = [1e6, 0.0, 0.0, 0.0];
     let groups = Some(Groups { num_expert_group: 2, topk_group: 2 });
     let logits_type = ScalarType::FLOAT16;
     let biased = Router { bias: Some(&bias), groups, logits_type, ..router.clone() };
-    assert!(matches!(biased.route(&[0.0; 4], 4), Err(Error::Value { .. })), "infinite as f16");
+    assert!(
+        matches!(biased.route(array![[0.0, 0.0, 0.0, 0.0]].view()), Err(Error::Value { .. })),
+        "infinite as f16"
+    );
     let groups = Some(Groups { num_expert_group: 3, topk_group: 1 });
     let uneven = Router { groups, ..router };
-    assert!(matches!(uneven.route(&[0.0; 4], 4), Err(Error::Size { .. })));
+    assert!(matches!(uneven.route(array![[0.0, 0.0, 0.0, 0.0]].view()), Err(Error::Size { .. })));
     let align = Align { block_size: 0, num_experts: 4, expert_map: None, absent: Absent::Ignore };
     assert!(matches!(align.run(&[0]), Err(Error::Size { .. })));
     let align = Align { block_size: 4, ..align };
@@ -118,6 +130,33 @@ fn alignment_of_the_documented_example() {
     assert_eq!(few.expert_ids, [1, 2]);
 }
 
+/// A column slice and a transposed array route as their copies do; ids and weights that are not
+/// row-major are refused by name.
+#[test]
+fn strides_do_not_matter_or_are_refused() {
+    let wide = Array2::from_shape_fn((5, 12), |(m, e)| ((m * 7 + e * 5) % 11) as f32);
+    let router = Router::new(Softmax, 3, true);
+    for view in
+        [wide.slice(s![.., 2..10]), wide.slice(s![.., ..;2]), wide.t().slice_move(s![.., ..])]
+    {
+        let copied = view.as_standard_layout().into_owned();
+        assert_eq!(router.route(view).unwrap(), router.route(copied.view()).unwrap());
+    }
+    let routing = router.route(wide.view()).unwrap();
+    let routed = routing.routed().unwrap();
+    assert_eq!((routed.top_k(), routed.topk_ids()), (3, routing.topk_ids.view()));
+    let ids = routing.topk_ids.clone();
+    let weights = Array2::<f32>::zeros((3, 5));
+    let strided = Routed::new(ids.view(), weights.t());
+    assert!(
+        matches!(strided, Err(Error::NotContiguous { ref tensor, .. }) if tensor == "topk_weights")
+    );
+    let other = Routed::new(ids.view(), weights.view());
+    assert!(matches!(other, Err(Error::Shape { ref tensor, .. }) if tensor == "topk_weights"));
+    assert!(matches!(Routed::from_rows(3, &[0; 4], &[0.0; 4]), Err(Error::Shape { .. })));
+    assert!(matches!(Routed::from_rows(0, &[], &[]), Err(Error::Size { .. })));
+}
+
 fn any_router() -> impl Strategy<Value = (Router<'static>, Vec<f32>)> {
     let logits = prop::collection::vec(-30f32..30.0, 16);
     let types =
@@ -146,7 +185,7 @@ proptest! {
     /// The reference's own operations are of the class that the bound allows.
     #[test]
     fn the_reference_is_within_its_bound((router, logits) in any_router()) {
-        let routing = router.route(&logits, logits.len()).expect("a row");
+        let routing = router.route(rows_of("x", &logits, 16).expect("rows")).expect("a row");
         let bounds = Bounds::new(&router, &logits);
         let ids: Vec<usize> = routing.topk_ids.iter().map(|&i| i as usize).collect();
         for (j, &w) in routing.topk_weights.iter().enumerate() {
@@ -161,9 +200,9 @@ proptest! {
     fn tokens_are_independent((router, logits) in any_router()) {
         let reversed: Vec<f32> = logits.iter().rev().copied().collect();
         let both = [&logits[..], &reversed].concat();
-        let two = router.route(&both, 16).expect("rows");
-        let second = router.route(&reversed, 16).expect("a row");
-        prop_assert_eq!(&two.topk_ids[router.top_k..], &second.topk_ids[..]);
-        prop_assert_eq!(&two.topk_weights[router.top_k..], &second.topk_weights[..]);
+        let two = router.route(rows_of("x", &both, 16).expect("rows")).expect("rows");
+        let second = router.route(rows_of("x", &reversed, 16).expect("rows")).expect("a row");
+        prop_assert_eq!(two.topk_ids.row(1), second.topk_ids.row(0));
+        prop_assert_eq!(two.topk_weights.row(1), second.topk_weights.row(0));
     }
 }

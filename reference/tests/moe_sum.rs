@@ -1,10 +1,12 @@
 //! The sum over top-k: both chains by hand, and bounds that hold every order of f32 additions.
 
-use marlinspike::Error;
-use marlinspike::moe::Chain::{Canonical, Upstream};
+use marlinspike::moe::Chain::{self, Canonical, Upstream};
 use marlinspike::moe::sum::{bound, bounds, sum};
+use marlinspike::num::array::FloatView3;
+use marlinspike::num::element::{bf16, f16};
 use marlinspike::num::interval::{Bound, Interval};
 use marlinspike::num::scalar::{self, ScalarType};
+use marlinspike::{Error, Result};
 use proptest::prelude::*;
 
 const F16: ScalarType = ScalarType::FLOAT16;
@@ -26,11 +28,37 @@ fn points(ty: ScalarType, xs: &[f32]) -> Vec<Bound> {
     row(ty, xs).iter().map(|&b| Bound::exactly(value(ty, b).into())).collect()
 }
 
+/// The sum of bits.
+fn add(
+    down: &[u16],
+    ty: ScalarType,
+    top_k: usize,
+    size_n: usize,
+    chain: Chain,
+) -> Result<Vec<u16>> {
+    let tokens = top_k.checked_mul(size_n).and_then(|n| down.len().checked_div(n)).unwrap_or(1);
+    let down = FloatView3::from_bits("down", ty, [tokens, top_k, size_n], down)?;
+    Ok(sum(down, chain)?.into_bits())
+}
+
+/// Experts first, tokens second: the axes may be in any order of memory.
+#[test]
+fn strides_do_not_matter() {
+    let stored = ndarray::Array3::from_shape_fn((3, 2, 4), |(j, t, n)| {
+        bf16::from_f32((j * 100 + t * 10 + n) as f32)
+    });
+    let down = stored.view().permuted_axes([1, 0, 2]);
+    let found = sum(down, Canonical).unwrap().into_array::<bf16>().unwrap();
+    let copied = down.as_standard_layout().into_owned();
+    assert_eq!(found, sum(copied.view(), Canonical).unwrap().into_array::<bf16>().unwrap());
+    assert_eq!(found[[1, 2]], bf16::from_f32(12.0 + 112.0 + 212.0));
+}
+
 #[test]
 fn upstream_rounds_each_addition_up_to_four_slots() {
     // Above 2048 f16 has even numbers only: 1 is lost in each addition, 2 is not.
     let of =
-        |xs: &[f32], chain| value(F16, sum(&row(F16, xs), F16, xs.len(), 1, chain).unwrap()[0]);
+        |xs: &[f32], chain| value(F16, add(&row(F16, xs), F16, xs.len(), 1, chain).unwrap()[0]);
     assert_eq!(of(&[2048.0, 1.0, 1.0], Upstream), 2048.0);
     assert_eq!(of(&[2048.0, 1.0, 1.0], Canonical), 2050.0);
     assert_eq!(of(&[1.0, 1.0, 2048.0], Upstream), 2050.0);
@@ -42,7 +70,7 @@ fn upstream_rounds_each_addition_up_to_four_slots() {
     assert_eq!(of(&[6e4, 6e4, -6e4], Canonical), value(F16, bits(F16, 6e4)));
     // Two tokens, two columns: slot by slot inside a token.
     let down = row(BF16, &[1.0, 2.0, 10.0, 20.0, 3.0, 4.0, 30.0, 40.0]);
-    let y = sum(&down, BF16, 2, 2, Canonical).expect("two tokens");
+    let y = add(&down, BF16, 2, 2, Canonical).expect("two tokens");
     assert_eq!(y, row(BF16, &[11.0, 22.0, 33.0, 44.0]));
 }
 
@@ -76,7 +104,7 @@ fn special_values() {
             };
             for chain in [Canonical, Upstream] {
                 let of = |xs: &[f32]| {
-                    value(ty, sum(&row(ty, xs), ty, xs.len(), 1, chain).expect("one token")[0])
+                    value(ty, add(&row(ty, xs), ty, xs.len(), 1, chain).expect("one token")[0])
                 };
                 assert!(of(&slots(nan, 1.0)).is_nan());
                 assert_eq!(of(&slots(inf, 1.0)), inf);
@@ -102,10 +130,12 @@ fn special_values() {
 #[test]
 fn refusals() {
     for (top_k, size_n) in [(0, 4), (2, 0), (3, 4), (usize::MAX, 2)] {
-        let refused = sum(&[0; 16], F16, top_k, size_n, Canonical);
+        let refused = add(&[0; 16], F16, top_k, size_n, Canonical);
         assert!(matches!(refused, Err(Error::Shape { .. })), "{top_k} {size_n}");
     }
-    let refused = sum(&[0; 4], ScalarType::FLOAT32, 2, 2, Canonical);
+    let slots = ndarray::Array3::from_elem((4, 0, 2), f16::ZERO);
+    assert!(matches!(sum(slots.view(), Canonical), Err(Error::Shape { .. })));
+    let refused = sum(ndarray::Array3::<f32>::zeros((1, 2, 2)).view(), Canonical);
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
     assert!(matches!(bounds(&[], F16, 0, 1), Err(Error::Shape { .. })));
 }
@@ -146,7 +176,7 @@ proptest! {
             prop_assert!(bound.allows(y), "{xs:?}: {y:e}, {bound:?}");
         }
         for chain in [Canonical, Upstream] {
-            let y = value(ty, sum(&codes, ty, codes.len(), 1, chain).expect("one token")[0]);
+            let y = value(ty, add(&codes, ty, codes.len(), 1, chain).expect("one token")[0]);
             prop_assert!(bound.allows(y), "{xs:?} {chain:?}: {y:e}, {bound:?}");
         }
         if narrow && !bf16 && codes.len() > 4 {
@@ -175,7 +205,7 @@ proptest! {
         let wide = bounds(&slots, ty, slots.len(), 1).expect("one token")[0];
         let y = value(ty, bits(ty, any_order(xs.clone(), seed)));
         prop_assert!(wide.interval.contains(y.into()), "{xs:?}: {y:e}, {wide:?}");
-        let y = sum(&chosen, ty, chosen.len(), 1, Upstream).expect("one token")[0];
+        let y = add(&chosen, ty, chosen.len(), 1, Upstream).expect("one token")[0];
         prop_assert!(wide.interval.contains(value(ty, y).into()), "{xs:?}: {wide:?}");
     }
 }

@@ -1,10 +1,10 @@
 //! Element types against their definitions, and arrays in and out of tensors without a copy.
 
 use marlinspike::Error;
+use marlinspike::num::array::{FloatView, FloatView2, HalfArray2, rows_of};
 use marlinspike::num::element::{
     E2m1, E2m1x2, E4m3fn, E4m3fnuz, E5m2, E8m0, Element, Float16, bf16, f16,
 };
-use marlinspike::num::float_array::{FloatView, FloatView2, HalfArray2, rows_of};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use ndarray::{Array2, ArrayViewD, array, s};
@@ -151,6 +151,12 @@ fn dynamic_arrays_keep_type_and_place() {
     assert!(matches!(wrong, Err(Error::Unsupported { .. })));
 
     let values = array![[1.0f32, 2.0], [3.0, 4.0]].mapv(bf16::from_f32);
+    let tensor = Tensor::from_view("x", values.view()).unwrap();
+    let found = tensor.float_view2().unwrap();
+    assert_eq!((found.scalar_type(), found.shape()), (ScalarType::BFLOAT16, &[2, 2][..]));
+    assert_eq!(&found.widened()[..], [1.0, 2.0, 3.0, 4.0]);
+    let words = Tensor::from_array("q", array![[1u32]]).unwrap();
+    assert!(matches!(words.float_view2(), Err(Error::Dtype { found: DType::U32, .. })));
     // A transposed view has other strides: its elements come in the order of its indices.
     let transposed = FloatView::from(values.t());
     assert_eq!(&transposed.widened()[..], [1.0, 3.0, 2.0, 4.0]);

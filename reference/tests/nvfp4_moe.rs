@@ -4,8 +4,10 @@
 mod blackwell;
 
 use blackwell::facts;
+use bytemuck::{allocation::cast_vec, cast_slice};
 use marlinspike::Error;
 use marlinspike::formats::nvfp4::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -13,7 +15,7 @@ use marlinspike::products::tensor_core::{
     Architecture, BLOCK_SCALED_UNITS, BlockScaledUnit, Instruction, find_block_scaled,
 };
 use marlinspike::products::{Nvfp4Product, Nvfp4Rows};
-use marlinspike::quantize::{nvfp4, nvfp4_kernel_difference};
+use marlinspike::quantize::{Nvfp4Difference, nvfp4, nvfp4_kernel_difference};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 use serde_json::Value;
@@ -250,6 +252,18 @@ fn like_a_kernel(x: &[f32], global: f32, steps: [i32; 3]) -> (Vec<u8>, Vec<u8>) 
     (codes, scales)
 }
 
+fn difference(
+    x: &[f32],
+    cols: usize,
+    global: f32,
+    codes: &[u8],
+    scales: &[u8],
+) -> marlinspike::Result<Option<Nvfp4Difference>> {
+    let codes = rows_of("codes", cast_slice(codes), cols)?;
+    let scales = rows_of("scales", cast_slice(scales), cols / 16)?;
+    nvfp4_kernel_difference(rows_of("x", x, cols)?, global, codes, scales)
+}
+
 #[test]
 fn gpu_quantizers_are_held_to_what_they_can_give() {
     let mut rng = Rng::new(5);
@@ -263,10 +277,10 @@ fn gpu_quantizers_are_held_to_what_they_can_give() {
             })
             .map(|v| f32::from_bits(v.to_bits() & 0xffff_0000))
             .collect();
-        let found = |codes: &[u8], scales: &[u8]| {
-            nvfp4_kernel_difference(&x, 64, global, codes, scales).unwrap()
-        };
-        let (codes, scales) = nvfp4(&x, 64, global).unwrap();
+        let found =
+            |codes: &[u8], scales: &[u8]| difference(&x, 64, global, codes, scales).unwrap();
+        let (codes, scales) = nvfp4(rows_of("x", &x, 64).unwrap(), global).unwrap().into_vecs();
+        let (codes, scales) = (cast_vec::<_, u8>(codes), cast_vec::<_, u8>(scales));
         assert_eq!(found(&codes, &scales), None, "the reference, {global}");
         for steps in [[0, 0, 0], [1, 1, 1], [-1, -1, -1], [1, -1, 0], [-1, 1, -1], [0, -1, 1]] {
             let (codes, scales) = like_a_kernel(&x, global, steps);
@@ -289,11 +303,11 @@ fn gpu_quantizers_are_held_to_what_they_can_give() {
     }
     // A value between two codes, so near their middle that kernels may differ, is rare.
     assert!(refused * 50 > changed * 49, "{refused} of {changed}");
-    let zeros = nvfp4_kernel_difference(&[0.0; 16], 16, 1.0, &[7; 16], &[0]).unwrap();
+    let zeros = difference(&[0.0; 16], 16, 1.0, &[7; 16], &[0]).unwrap();
     assert!(zeros.is_some_and(|d| !d.is_scale && d.found == 7), "codes under a scale of zero");
-    let short = nvfp4_kernel_difference(&[0.0; 16], 16, 1.0, &[7; 15], &[0]);
+    let short = difference(&[0.0; 16], 16, 1.0, &[7; 15], &[0]);
     assert!(matches!(short, Err(Error::Shape { .. })));
-    let global = nvfp4_kernel_difference(&[0.0; 16], 16, -1.0, &[7; 16], &[0]);
+    let global = difference(&[0.0; 16], 16, -1.0, &[7; 16], &[0]);
     assert!(matches!(global, Err(Error::Size { .. })));
 }
 

@@ -2,6 +2,7 @@
 //! padding does not reach a product.
 
 use marlinspike::Error;
+use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::prepare::gate_up::{GateUp, reorder};
@@ -104,7 +105,7 @@ fn padding_and_its_inverse() {
 fn padding_does_not_reach_the_product() {
     let weight = weight(64, 4);
     let padded = pad(&weight, Shape::new(128, 64)).unwrap();
-    let (values, wide) = (weight.dequantize_all(), padded.dequantize_all());
+    let (values, wide) = (into_vec(weight.dequantize_all()), into_vec(padded.dequantize_all()));
     // Whatever an activation's padding holds, as long as it is finite.
     let x: Vec<f64> = (0..128).map(|k| f64::from(k as u32 * 37 % 19) - 9.0).collect();
     let dot = |values: &[f64], n: usize, size: Shape| -> f64 {

@@ -4,6 +4,7 @@ use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, GroupedTopk, RouterConfig, ScoringFunc};
 use marlinspike::check::{Verdict, check_case};
 use marlinspike::moe::router::Router;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
 
@@ -110,9 +111,10 @@ fn masked_experts_have_probability_zero() {
 #[test]
 fn ties_at_zero_go_to_the_lower_id() {
     let router = Router::new(ScoringFunc::Softmax, 4, true);
-    let routing = router.route(&logits()[24..], 8).expect("legal logits");
-    assert_eq!(routing.topk_ids, [1, 4, 0, 2]);
-    assert_eq!(routing.topk_weights, [0.5, 0.5, 0.0, 0.0]);
+    let routing =
+        router.route(rows_of("x", &logits()[24..], 8).expect("rows")).expect("legal logits");
+    assert_eq!(routing.topk_ids, ndarray::array![[1, 4, 0, 2]]);
+    assert_eq!(routing.topk_weights, ndarray::array![[0.5, 0.5, 0.0, 0.0]]);
     let mut one = case(ScoringFunc::Softmax, 4, true, &logits()[16..24]);
     assert_eq!(one.outputs["topk_ids"].elements::<i32>()[..], [5, 0, 1, 2]);
     // Among masked experts the order is a matter of ids alone.
@@ -140,7 +142,8 @@ fn a_row_of_masked_experts() {
     for refused in [f32::NAN, f32::INFINITY] {
         let mut all = logits();
         all[3] = refused;
-        let error = Router::new(ScoringFunc::Sigmoid, 2, true).route(&all, 8);
+        let error =
+            Router::new(ScoringFunc::Sigmoid, 2, true).route(rows_of("x", &all, 8).expect("rows"));
         let error = error.expect_err("no logit");
         assert!(matches!(&error, Error::Value { index, .. } if index[..] == [0, 3]), "{error}");
     }

@@ -8,6 +8,7 @@ use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::{Groups, Router};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
@@ -174,10 +175,10 @@ fn logits_go_where_the_router_says() {
         let tokens = rng.below(40);
         // Few values: many ties.
         let logits: Vec<f32> = (0..tokens * 12).map(|_| rng.below(9) as f32 / 4.0 - 1.0).collect();
-        let routing = router.route(&logits, 12).unwrap();
+        let routing = router.route(rows_of("x", &logits, 12).unwrap()).unwrap();
         let batch = Batch {
-            topk_ids: routing.topk_ids,
-            topk_weights: routing.topk_weights,
+            topk_ids: routing.topk_ids.into_raw_vec_and_offset().0,
+            topk_weights: routing.topk_weights.into_raw_vec_and_offset().0,
             ..Batch::new(sizes, ScalarType::FLOAT32, tokens, top_k, &mut rng, |_, _| 0)
         };
         let (layer, mut workspace) = (given.engine(), Workspace::default());
@@ -226,10 +227,10 @@ fn inputs_that_do_not_fit_are_refused_and_nothing_is_written() {
     assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "out"), "{refused}");
     let refused = refuse(&batch.x, batch.routed(), &mut Values::Bf16(vec![0; 256]));
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-    let refused = refuse(&batch.x, Routed { top_k: 3, ..batch.routed() }, &mut batch.output());
+    let refused = Routed::from_rows(3, &batch.topk_ids, &batch.topk_weights).unwrap_err();
     assert!(matches!(refused, Error::Shape { .. }), "{refused}");
     let topk_ids = [0, 1, 2, 3, 0, 1, 2, 0];
-    let routed = Routed { topk_ids: &topk_ids, ..batch.routed() };
+    let routed = Routed::from_rows(batch.top_k, &topk_ids, &batch.topk_weights).unwrap();
     let Error::Value { index, .. } = refuse(&batch.x, routed, &mut batch.output()) else {
         panic!("another error")
     };

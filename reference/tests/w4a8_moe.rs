@@ -7,6 +7,7 @@ use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::math;
 use marlinspike::moe::router::Router;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use marlinspike::vectors::Rng;
@@ -62,9 +63,11 @@ impl Given {
         let x = (0..TOKENS * H).map(|_| (rng.below(4001) as f32 - 1800.0) / 512.0).collect();
         let logits: Vec<f32> =
             (0..TOKENS * EXPERTS).map(|_| rng.below(1000) as f32 / 250.0).collect();
-        let routing = Router::new(ScoringFunc::Softmax, TOP_K, true).route(&logits, EXPERTS);
+        let routing = Router::new(ScoringFunc::Softmax, TOP_K, true)
+            .route(rows_of("x", &logits, EXPERTS).unwrap());
         let routing = routing.unwrap();
-        let (topk_ids, topk_weights) = (routing.topk_ids, routing.topk_weights);
+        let topk_ids = routing.topk_ids.into_raw_vec_and_offset().0;
+        let topk_weights = routing.topk_weights.into_raw_vec_and_offset().0;
         Self { columns, packed, x, topk_ids, topk_weights }
     }
 
@@ -82,8 +85,7 @@ impl Given {
     }
 
     fn routed(&self) -> Routed<'_> {
-        let (topk_ids, topk_weights) = (&self.topk_ids[..], &self.topk_weights[..]);
-        Routed { top_k: TOP_K, topk_ids, topk_weights }
+        Routed::from_rows(TOP_K, &self.topk_ids, &self.topk_weights).unwrap()
     }
 
     fn values(&self, ty: ScalarType) -> Values {
@@ -181,7 +183,7 @@ fn nothing_else_changes_a_bit() {
         let x = Values::F32(given.x[tokens.start * H..tokens.end * H].to_vec());
         let slots = tokens.start * TOP_K..tokens.end * TOP_K;
         let topk_ids = &given.topk_ids[slots.clone()];
-        let routed = Routed { top_k: TOP_K, topk_ids, topk_weights: &given.topk_weights[slots] };
+        let routed = Routed::from_rows(TOP_K, topk_ids, &given.topk_weights[slots]).unwrap();
         layer.forward(fastest().as_ref(), &x, routed).unwrap().bits()
     };
     for cut in 0..=TOKENS {
@@ -197,7 +199,7 @@ fn nothing_else_changes_a_bit() {
         let shift = if at == 0 { 2 } else { 0 };
         let topk_ids: Vec<i32> = given.topk_ids.iter().map(|id| id + shift).collect();
         let layer = Layer { w13: &packed[0], w2: &packed[1], num_experts: EXPERTS + 2, ..layer };
-        let routed = Routed { topk_ids: &topk_ids, ..given.routed() };
+        let routed = Routed::from_rows(TOP_K, &topk_ids, &given.topk_weights).unwrap();
         let y = layer.forward(fastest().as_ref(), &x, routed).unwrap();
         assert_eq!(y, whole, "experts added at {at}");
     }
@@ -304,18 +306,16 @@ fn parts_that_do_not_fit_are_refused() {
     assert!(matches!(refused, Error::Value { .. }), "{refused}");
     let refused = run(layer, &Values::F32(vec![0.0; 3]), routed);
     assert!(matches!(refused, Error::Shape { .. }), "{refused}");
-    let refused = run(layer, &x, Routed { top_k: 3, ..routed });
-    assert!(matches!(refused, Error::Shape { .. }), "{refused}");
-    let refused = run(layer, &x, Routed { topk_weights: &[1.0], ..routed });
+    let refused = Routed::from_rows(TOP_K, &given.topk_ids, &[1.0]).unwrap_err();
     assert!(matches!(refused, Error::Shape { .. }), "{refused}");
     let mut ids = given.topk_ids.clone();
     ids[3] = EXPERTS as i32;
-    let refused = run(layer, &x, Routed { topk_ids: &ids, ..routed });
+    let refused = run(layer, &x, Routed::from_rows(TOP_K, &ids, &given.topk_weights).unwrap());
     let Error::Value { index, .. } = &refused else { panic!("{refused}") };
     assert_eq!(index, &[1, 1]);
     // −1 means no expert, an extension of upstream, which has no such id.
     ids[3] = -1;
-    let routed = Routed { topk_ids: &ids, ..routed };
+    let routed = Routed::from_rows(TOP_K, &ids, &given.topk_weights).unwrap();
     assert!(layer.forward(kernel.as_ref(), &x, routed).is_ok());
     let refused = run(Layer { mode: Mode::Upstream, ..layer }, &x, routed);
     assert!(matches!(refused, Error::Value { .. }), "{refused}");

@@ -7,8 +7,8 @@ use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::{Container, ContainerError, write_container};
 use marlinspike::layouts::kleidi::{Columns, PackedRhs, RhsLayout};
-use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::vectors::Rng;
@@ -135,7 +135,9 @@ fn experts_are_the_files_bytes_and_run() {
     let mut y = Values::F32(vec![0.0; tokens * h]);
     let mut workspace = Workspace::for_tokens(&layer, tokens);
     layer.forward(Values::F32(x.clone()).rows(), &logits, &mut workspace, y.rows_mut()).unwrap();
-    let routing = Router::new(ScoringFunc::Softmax, 2, true).route(&logits, e).unwrap();
+    let routing = Router::new(ScoringFunc::Softmax, 2, true)
+        .route(rows_of("x", &logits, e).unwrap())
+        .unwrap();
     let definition = Layer {
         w13: &model.w13,
         w2: &model.w2,
@@ -146,8 +148,7 @@ fn experts_are_the_files_bytes_and_run() {
         router_weight_on_input: false,
         mode: Mode::Extended,
     };
-    let (topk_ids, topk_weights) = (&routing.topk_ids[..], &routing.topk_weights[..]);
-    let routed = Routed { top_k: 2, topk_ids, topk_weights };
+    let routed = routing.routed().unwrap();
     let expected = definition.forward(&Scalar, &Values::F32(x), routed).unwrap();
     assert_eq!(y.bits(), expected.bits());
 }

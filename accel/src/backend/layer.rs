@@ -23,7 +23,7 @@ impl<O: Operations> Work<'_, O> {
         }
         let source = LayerSource::new(self.case, c)?;
         let (layer, routed) = (source.layer(), source.routed());
-        self.align(routed.topk_ids, c.num_experts, c.block_size_m)?;
+        self.align(routed.ids(), c.num_experts, c.block_size_m)?;
 
         let Some(last) = STAGES.iter().rposition(|name| self.case.output(name).is_some()) else {
             return Ok(());
@@ -31,8 +31,8 @@ impl<O: Operations> Work<'_, O> {
         // The judge takes the routing from the case too.
         let shape = vec![c.size_m, c.top_k];
         let routing = [
-            Tensor::from_vec("topk_ids", DType::I32, shape.clone(), routed.topk_ids.to_vec())?,
-            Tensor::from_vec("topk_weights", DType::F32, shape, routed.topk_weights.to_vec())?,
+            Tensor::from_vec("topk_ids", DType::I32, shape.clone(), routed.ids().to_vec())?,
+            Tensor::from_vec("topk_weights", DType::F32, shape, routed.weights().to_vec())?,
         ];
         let mut before: Made<Vec<u16>> = match self.case.inputs.get("x") {
             Some(x) => Ok(x.elements::<u16>().into_owned()),
@@ -108,8 +108,8 @@ fn stage_of<O: Operations>(
             num_experts: c.num_experts,
             expert_map: layer.expert_map,
             top_k,
-            topk_ids: routed.topk_ids,
-            topk_weights: weighted.then_some(routed.topk_weights),
+            topk_ids: routed.ids(),
+            topk_weights: weighted.then(|| routed.weights()),
         };
         o.expert_product(experts, before)
     };

@@ -297,7 +297,7 @@ impl<O: Operations> Work<'_, O> {
             return Ok(());
         }
         let logits = self.case.input("router_logits")?;
-        let [rows, experts] = logits.dims2()?;
+        let [_, experts] = logits.dims2()?;
         let ty = float_type(logits.dtype());
         let values: Vec<f32> = match logits.dtype().bytes() {
             2 => logits.elements::<u16>().iter().map(|&b| ty.to_f64(b.into()) as f32).collect(),
@@ -312,9 +312,8 @@ impl<O: Operations> Work<'_, O> {
                 return Ok(());
             }
         };
-        let shape = vec![rows, router.top_k];
-        let ids = Tensor::from_vec("topk_ids", DType::I32, shape.clone(), routing.topk_ids)?;
-        let weights = Tensor::from_vec("topk_weights", DType::F32, shape, routing.topk_weights)?;
+        let ids = Tensor::from_array("topk_ids", routing.topk_ids)?;
+        let weights = Tensor::from_array("topk_weights", routing.topk_weights)?;
         for (made, other) in [(&ids, &weights), (&weights, &ids)] {
             if self.case.output(bare(made)).is_some() {
                 self.judge(made.clone(), std::slice::from_ref(other), wrong)?;

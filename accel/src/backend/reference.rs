@@ -8,6 +8,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::Align;
 use marlinspike::moe::router::{Router, Routing};
 use marlinspike::moe::{Chain, sum, to_slots};
+use marlinspike::num::array::{FloatView2, FloatView3, HalfArray2, into_vec, rows_of};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::weight::{Codes, Weight};
@@ -69,7 +70,7 @@ impl Operations for Reference {
                 let field = order.iter().position(|&column| column == n % pack).unwrap_or(0);
                 (word >> (field as u32 * p.bits) & mask) as u8
             })?;
-            p.layout()?.pack(&codes, None)
+            p.layout()?.pack(&codes, None).map(into_vec)
         };
         packed().map_err(refused("awq_marlin_repack"))
     }
@@ -82,7 +83,9 @@ impl Operations for Reference {
     ) -> Result<Vec<u32>, AccelError> {
         match qzeros {
             None => Ok(int4_to_fp8_symmetric(qweight)),
-            Some(zeros) => int4_to_fp8_asymmetric(qweight, zeros, words)
+            Some(zeros) => rows_of("qweight", qweight, words)
+                .and_then(|q| int4_to_fp8_asymmetric(q, rows_of("qzeros", zeros, words)?))
+                .map(into_vec)
                 .map_err(refused("marlin_int4_fp8_preprocess")),
         }
     }
@@ -104,7 +107,9 @@ impl Operations for Reference {
         logits: &[f32],
         experts: usize,
     ) -> Result<Routing, AccelError> {
-        router.route(logits, experts).map_err(refused("topk_router"))
+        rows_of("router_logits", logits, experts)
+            .and_then(|logits| router.route(logits))
+            .map_err(refused("topk_router"))
     }
 
     fn align(&self, align: &Align<'_>, topk_ids: &[i32]) -> Result<Blocks, AccelError> {
@@ -160,8 +165,10 @@ impl Operations for Reference {
         dtype: ScalarType,
         size_i: usize,
     ) -> Result<Vec<u16>, AccelError> {
-        let applied = definition.apply(gate_up, dtype, size_i, Chain::Canonical);
-        applied.map_err(refused("moe_activation"))
+        FloatView2::from_rows("gate_up", dtype, definition.width_in(size_i), gate_up)
+            .and_then(|gate_up| definition.apply(gate_up, Chain::Canonical))
+            .map(HalfArray2::into_bits)
+            .map_err(refused("moe_activation"))
     }
 
     fn sum(
@@ -171,6 +178,10 @@ impl Operations for Reference {
         top_k: usize,
         size_n: usize,
     ) -> Result<Vec<u16>, AccelError> {
-        sum::sum(down, dtype, top_k, size_n, Chain::Canonical).map_err(refused("moe_sum"))
+        let shape = [down.len() / (top_k * size_n).max(1), top_k, size_n];
+        FloatView3::from_bits("down", dtype, shape, down)
+            .and_then(|down| sum::sum(down, Chain::Canonical))
+            .map(HalfArray2::into_bits)
+            .map_err(refused("moe_sum"))
     }
 }

@@ -1,5 +1,6 @@
 //! Activations to 8 bits with one scale per token.
 
+use marlinspike::num::element::E4m3fn;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, Quantized};
 
@@ -165,7 +166,9 @@ pub fn per_token_quant_int8(
     let x = device.upload(x)?;
     int8_on_device(device, &x, dtype, size_k, rule, &mut codes, &mut scales)?;
     let codes = device.download(&codes)?.into_iter().map(u8::cast_signed).collect();
-    Ok(Quantized { codes, scales: device.download(&scales)? })
+    let scales = device.download(&scales)?;
+    Quantized::from_rows(rows as usize, codes, scales)
+        .map_err(|e| INT8.refuse("x", e, "whole rows"))
 }
 
 /// e4m3fn codes and scales of `x` `[rows, size_k]`, bits of `dtype`: the bits of
@@ -180,7 +183,7 @@ pub fn per_token_quant_fp8(
     dtype: ScalarType,
     size_k: usize,
     upper: Option<f32>,
-) -> Result<Quantized<u8>, AccelError> {
+) -> Result<Quantized<E4m3fn>, AccelError> {
     check::is_bf16(&FP8, "dtype", dtype)?;
     let rows = check::rows(&FP8, "x", x.len(), size_k)?;
     finite(&FP8, x, dtype, size_k)?;
@@ -191,5 +194,7 @@ pub fn per_token_quant_fp8(
     let (mut codes, mut scales) = (device.zeroed(x.len())?, device.zeroed(rows as usize)?);
     let x = device.upload(x)?;
     fp8_on_device(device, &x, dtype, size_k, upper, &mut codes, &mut scales)?;
-    Ok(Quantized { codes: device.download(&codes)?, scales: device.download(&scales)? })
+    let codes = device.download(&codes)?.into_iter().map(E4m3fn::from_bits).collect();
+    let scales = device.download(&scales)?;
+    Quantized::from_rows(rows as usize, codes, scales).map_err(|e| FP8.refuse("x", e, "whole rows"))
 }

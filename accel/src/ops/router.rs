@@ -1,7 +1,8 @@
 //! Router logits to expert ids and weights.
 
 use marlinspike::case::ScoringFunc;
-use marlinspike::moe::router::{Router, Routing, token_expert_indices};
+use marlinspike::moe::router::{Router, Routing};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::scalar::ScalarType;
 
 use super::check;
@@ -52,7 +53,8 @@ pub fn topk_router(
     logits: &[f32],
     experts: usize,
 ) -> Result<Routing, AccelError> {
-    if let Err(error) = router.validate(logits, experts) {
+    let rows = rows_of("router_logits", logits, experts);
+    if let Err(error) = rows.and_then(|logits| router.validate(logits)) {
         return Err(ROW.refuse("router", error, "a router that fits its logits"));
     }
     let (num_groups, topk_group) =
@@ -94,7 +96,7 @@ pub fn topk_router(
     let shared_bytes = 4 * floats as u32;
     let grid = Grid { blocks: (rows, 1, 1), threads: (128, 1, 1), shared_bytes };
     KERNEL.launch(device, &parameters, grid, arguments)?;
-    let token_expert_indices = token_expert_indices(rows as usize, router.top_k);
     let (topk_weights, topk_ids) = (device.download(&topk_weights)?, device.download(&topk_ids)?);
-    Ok(Routing { topk_weights, topk_ids, token_expert_indices })
+    Routing::from_rows(router.top_k, topk_weights, topk_ids)
+        .map_err(|error| ROW.refuse("router", error, "whole rows"))
 }

@@ -9,6 +9,7 @@ use std::io::Write;
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
@@ -344,8 +345,9 @@ impl Tokens {
     /// y by the layer's canonical arithmetic.
     pub(crate) fn canonical(&self, layer: &Layer<'_>) -> Vec<u16> {
         let Self { x, top_k, ids, weights } = self;
-        let routed = Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights };
-        layer.forward(x, routed, &layer.canonical().unwrap()).unwrap().y
+        let routed = Routed::from_rows(*top_k, ids, weights).unwrap();
+        let x = FloatView2::from_rows("x", layer.dtype, layer.hidden_size(), x).unwrap();
+        layer.forward(x, routed, &layer.canonical().unwrap()).unwrap().y.into_bits()
     }
 }
 

@@ -128,7 +128,7 @@ impl Subject<laws::PerTokenFp8> for Cuda {
     ) -> Result<(), SubjectError> {
         let made = ops::per_token_quant_fp8(&self.0, &i.x, i.dtype, i.size_k, i.choice);
         let made = made.map_err(failed)?;
-        let codes = made.codes.iter().map(|&c| u32::from(c));
+        let codes = made.codes.iter().map(|c| u32::from(c.to_bits()));
         let all: Vec<u32> = codes.chain(made.scales.iter().map(|s| s.to_bits())).collect();
         fill(out, &all)
     }

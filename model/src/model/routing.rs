@@ -4,6 +4,8 @@
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::families::{self, RouterTensors, RoutingRule, Support};
 use marlinspike::moe::router::Routing;
+use marlinspike::ndarray::Array2;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::tensor::DType;
 
 use super::{Model, ModelError};
@@ -65,7 +67,8 @@ impl MoeRouting {
             correction_bias: correction_bias.as_deref(),
             expert_scale: expert_scale.as_deref(),
         };
-        rule.validate(&[], num_experts, tensors).map_err(wrong)?;
+        let none = Array2::zeros((0, num_experts));
+        rule.validate(none.view(), tensors).map_err(wrong)?;
         if let Some(name) = unread_bias(model, module, &rule) {
             if model.stated_routing.is_none() {
                 let reason = format!("routing of {source} has no correction bias, found `{name}`");
@@ -91,7 +94,7 @@ impl MoeRouting {
     /// # Errors
     /// As [`RoutingRule::route`].
     pub fn route(&self, logits: &[f32], num_experts: usize) -> marlinspike::Result<Routing> {
-        self.rule.route(logits, num_experts, self.tensors())
+        self.rule.route(rows_of("router_logits", logits, num_experts)?, self.tensors())
     }
 
     /// A short description of the rule.

@@ -3,6 +3,7 @@
 use marlinspike::Result;
 use marlinspike::moe::families::RouterTensors;
 use marlinspike::moe::layer::Routed;
+use marlinspike::num::array::rows_of;
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::{self, Values, moe};
 
@@ -25,7 +26,8 @@ impl Layer<'_> {
             return Ok(None);
         };
         let (router, experts) = (&moe.config().router, moe.config().num_experts);
-        let made = check.then(|| router.route(logits, experts)).transpose()?;
+        let route = || router.route(rows_of("router_logits", logits, experts)?);
+        let made = check.then(route).transpose()?;
         let rule = routing::plain_rule(router);
         let source = "the layer's file".to_owned();
         let (tensors, given) = (RouterTensors::default(), (&logits[..], experts));
@@ -57,13 +59,11 @@ impl Layer<'_> {
         };
         let routing;
         let routed = match &inputs.routing {
-            Routing::Given { top_k, ids, weights } => {
-                Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
-            }
+            Routing::Given { top_k, ids, weights } => Routed::from_rows(*top_k, ids, weights)?,
             Routing::Logits(logits) => {
-                routing = config.router.route(logits, config.num_experts)?;
-                let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
-                Routed { top_k: config.router.top_k, topk_ids, topk_weights }
+                let logits = rows_of("router_logits", logits, config.num_experts)?;
+                routing = config.router.route(logits)?;
+                routing.routed()?
             }
         };
         definition.forward(&Scalar, &inputs.x, routed)

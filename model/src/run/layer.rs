@@ -360,7 +360,7 @@ impl Layer<'_> {
                 Box::new(move |y| match &inputs.routing {
                     Routing::Logits(logits) => moe.forward(x, logits, &mut workspace, y.rows_mut()),
                     Routing::Given { top_k, ids, weights } => {
-                        let routed = Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights };
+                        let routed = Routed::from_rows(*top_k, ids, weights)?;
                         moe.forward_routed(x, routed, &mut workspace, y.rows_mut())
                     }
                 })

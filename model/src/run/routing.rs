@@ -4,6 +4,7 @@ use marlinspike::Result;
 use marlinspike::case::ScoringFunc;
 use marlinspike::moe::families::{Differences, Renormalize, RouterTensors, RoutingRule, Score};
 use marlinspike::moe::router::{Router, Routing as Made};
+use marlinspike::num::array::rows_of;
 
 /// How tokens found their experts.
 #[derive(Debug)]
@@ -30,8 +31,8 @@ impl RoutingReport {
         (logits, experts): (&[f32], usize),
         made: Option<Made>,
     ) -> Result<Self> {
-        let compare =
-            |m: Made| rule.compare(logits, experts, tensors, (&m.topk_ids, &m.topk_weights));
+        let logits = rows_of("router_logits", logits, experts)?;
+        let compare = |m: Made| rule.compare(logits, tensors, m.routed()?);
         let differences = made.map(compare).transpose()?;
         Ok(Self { source, rule, differences })
     }

@@ -6,9 +6,10 @@ use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{Activation, CheckpointFormat, MoeConfig};
 use marlinspike::layouts::marlin::{Activations, ScalePermutation};
+use marlinspike::moe::Chain;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::Arithmetic;
-use marlinspike::moe::{Chain, sum};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Chunks, Order};
@@ -46,7 +47,7 @@ fn local(
     mutant(name, shows, move |input| {
         let mut local = input.local()?;
         change(input, &mut local)?;
-        Ok(local.stages(input)?.y)
+        Ok(local.stages(input)?.y.into_bits())
     })
 }
 
@@ -60,7 +61,7 @@ fn computed(
         let layer = local.layer(input);
         let mut how = layer.canonical()?;
         change(input, &mut how);
-        Ok(layer.forward(&input.x, input.routed(), &how)?.y)
+        Ok(layer.forward(input.x_view()?, input.routed(), &how)?.y.into_bits())
     })
 }
 
@@ -157,7 +158,7 @@ pub fn layers() -> Vec<WrongLayer> {
                     Ok(())
                 })?;
             }
-            Ok(local.stages(input)?.y)
+            Ok(local.stages(input)?.y.into_bits())
         }),
         mutant(
             "w2's group scales not cut along K",
@@ -171,7 +172,7 @@ pub fn layers() -> Vec<WrongLayer> {
                         }
                     }
                 }
-                Ok(local.stages(input)?.y)
+                Ok(local.stages(input)?.y.into_bits())
             },
         ),
         mutant(
@@ -185,7 +186,7 @@ pub fn layers() -> Vec<WrongLayer> {
                         *w = whole.slice_columns(columns)?;
                     }
                 }
-                Ok(local.stages(input)?.y)
+                Ok(local.stages(input)?.y.into_bits())
             },
         ),
         mutant("tensor parallel: the bias added on every rank", has_bias, |input| {
@@ -193,13 +194,13 @@ pub fn layers() -> Vec<WrongLayer> {
             for (w, whole) in local.w2.iter_mut().zip(&input.w2) {
                 w.bias = whole.bias.clone();
             }
-            Ok(local.stages(input)?.y)
+            Ok(local.stages(input)?.y.into_bits())
         }),
         mutant("gate and up swapped", always, |input| {
             let local = input.local()?;
             let mut layer = local.layer(input);
             layer.activation.exchanged = layer.activation.is_gated();
-            Ok(layer.forward(&input.x, input.routed(), &layer.canonical()?)?.y)
+            Ok(layer.forward(input.x_view()?, input.routed(), &layer.canonical()?)?.y.into_bits())
         }),
         local("NVFP4: the first expert's global scale for all", nvfp4, |_, l| {
             let first = l.w13[0].global_scale;
@@ -248,20 +249,20 @@ pub fn layers() -> Vec<WrongLayer> {
                 for e in local.expert_map.iter_mut().flatten().filter(|e| **e < 0) {
                     *e = last;
                 }
-                Ok(local.stages(input)?.y)
+                Ok(local.stages(input)?.y.into_bits())
             },
         ),
         mutant("the sentinel of sorted_token_ids read as the last token", always, sentinel),
         mutant("router weight applied twice", always, |input| {
             let mut input = input.clone();
             input.topk_weights.iter_mut().for_each(|w| *w *= *w);
-            Ok(input.local()?.stages(&input)?.y)
+            Ok(input.local()?.stages(&input)?.y.into_bits())
         }),
         mutant("router weight on the wrong product", always, |input| {
             let local = input.local()?;
             let mut layer = local.layer(input);
             layer.router_weight_on_input ^= true;
-            Ok(layer.forward(&input.x, input.routed(), &layer.canonical()?)?.y)
+            Ok(layer.forward(input.x_view()?, input.routed(), &layer.canonical()?)?.y.into_bits())
         }),
         mutant(
             "router weights of the neighbouring token",
@@ -269,7 +270,7 @@ pub fn layers() -> Vec<WrongLayer> {
             |input| {
                 let mut input = input.clone();
                 input.topk_weights.rotate_left(1);
-                Ok(input.local()?.stages(&input)?.y)
+                Ok(input.local()?.stages(&input)?.y.into_bits())
             },
         ),
         local("bias not permuted", has_bias, |_, l| {
@@ -288,7 +289,7 @@ pub fn layers() -> Vec<WrongLayer> {
                     w.codes = w.codes.gather_rows(&inverse)?;
                 }
             }
-            Ok(local.stages(input)?.y)
+            Ok(local.stages(input)?.y.into_bits())
         }),
         local("act-order forgotten: groups taken in stored order", has_g_idx, |_, l| {
             each(&mut l.w2, |w| {
@@ -330,7 +331,7 @@ pub fn layers() -> Vec<WrongLayer> {
                         .or_else(|| w.bias.clone());
                     Ok(())
                 })?;
-                Ok(local.stages(input)?.y)
+                Ok(local.stages(input)?.y.into_bits())
             },
         ),
         mutant("cast to the activation type before the global scale", nvfp4, early_cast),
@@ -338,7 +339,7 @@ pub fn layers() -> Vec<WrongLayer> {
             "8-bit activations: a row of zeros gives NaN",
             |c| c.quant.input_dtype.is_some(),
             |input| {
-                let mut y = input.local()?.stages(input)?.y;
+                let mut y = input.local()?.stages(input)?.y.into_bits();
                 let h = input.config.hidden_size;
                 for (row, x) in y.chunks_mut(h).zip(input.x.chunks(h)) {
                     if input.config.quant.input_dtype.is_some() && x.iter().all(|b| b & 0x7fff == 0)
@@ -356,7 +357,7 @@ pub fn layers() -> Vec<WrongLayer> {
                 let mut input = input.clone();
                 let top_k = input.config.top_k;
                 input.topk_ids.chunks_mut(top_k).for_each(|ids| ids[top_k - 1] = -1);
-                Ok(input.local()?.stages(&input)?.y)
+                Ok(input.local()?.stages(&input)?.y.into_bits())
             },
         ),
         mutant(
@@ -367,7 +368,7 @@ pub fn layers() -> Vec<WrongLayer> {
                 for id in input.topk_ids.iter_mut().filter(|id| (0..2).contains(*id)) {
                     *id = (1 - *id).min(input.config.num_experts as i32 - 1);
                 }
-                Ok(input.local()?.stages(&input)?.y)
+                Ok(input.local()?.stages(&input)?.y.into_bits())
             },
         ),
         mutant("all zeros", always, |input| Ok(vec![0; input.x.len()])),
@@ -380,7 +381,8 @@ fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
     let local = input.local()?;
     let layer = local.layer(input);
     let how = layer.canonical()?;
-    let mut stages = layer.forward(&input.x, input.routed(), &how)?;
+    let stages = layer.forward(input.x_view()?, input.routed(), &how)?;
+    let mut down = stages.down.into_bits();
     let ids: Vec<i32> = input.topk_ids.iter().map(|&i| if i < 0 { i32::MAX } else { i }).collect();
     let align = Align {
         block_size: 16,
@@ -393,11 +395,12 @@ fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
         let last = input.size_m() - 1;
         let mut other = input.with_tokens(&[last]);
         other.topk_ids[top_k - 1] = run.expert as i32;
-        let made = layer.forward(&other.x, other.routed(), &how)?;
-        let at = stages.down.len() - h;
-        stages.down[at..].copy_from_slice(&made.down[(top_k - 1) * h..]);
+        let made = layer.forward(other.x_view()?, other.routed(), &how)?;
+        let at = down.len() - h;
+        down[at..].copy_from_slice(&made.down.bits()[(top_k - 1) * h..]);
     }
-    sum::sum(&stages.down, layer.dtype, input.config.top_k, layer.hidden_size(), Chain::Canonical)
+    let down = FloatView2::from_rows("down", layer.dtype, layer.hidden_size(), &down)?;
+    Ok(layer.sum(down, input.config.top_k, Chain::Canonical)?.into_bits())
 }
 
 /// Partial sums added in the order of their arrival, which differs between calls.
@@ -415,7 +418,7 @@ fn atomics() -> WrongLayer {
             schedule.chunk_sum.order = order[calls.get() as usize % 3];
         }
         calls.set(calls.get() + 1);
-        Ok(layer.forward(&input.x, input.routed(), &how)?.y)
+        Ok(layer.forward(input.x_view()?, input.routed(), &how)?.y.into_bits())
     })
 }
 
@@ -439,7 +442,7 @@ fn early_cast(input: &LayerInput) -> Result<Vec<u16>> {
     let how = layer.canonical()?;
     let ty = layer.dtype;
     let Some(first) = local.w13[0].global_scale else {
-        return Ok(layer.forward(&input.x, input.routed(), &how)?.y);
+        return Ok(layer.forward(input.x_view()?, input.routed(), &how)?.y.into_bits());
     };
     let mut plain = local.clone();
     each(&mut plain.w13, |w| {
@@ -448,7 +451,8 @@ fn early_cast(input: &LayerInput) -> Result<Vec<u16>> {
         Ok(())
     })?;
     let experts = layer.local_experts(input.routed())?;
-    let mut gate_up = plain.layer(input).gate_up(&input.x, input.routed(), &how.w13)?;
+    let gate_up = plain.layer(input).gate_up(input.x_view()?, input.routed(), &how.w13)?;
+    let mut gate_up = gate_up.into_bits();
     let width = local.w13[0].shape().size_n;
     for (row, expert) in gate_up.chunks_mut(width).zip(experts) {
         let Some(weight) = expert.map(|e| &local.w13[e]) else { continue };
@@ -458,7 +462,8 @@ fn early_cast(input: &LayerInput) -> Result<Vec<u16>> {
             *bits = round(ty, ty.to_f64((*bits).into()) * global + bias);
         }
     }
-    let activated = layer.activate(&gate_up, Chain::Canonical)?;
+    let gate_up = FloatView2::from_rows("gate_up", ty, width, &gate_up)?;
+    let activated = layer.activate(gate_up, Chain::Canonical)?;
     let down = layer.down(&activated, input.routed(), &how.w2)?;
-    layer.sum(&down, input.config.top_k, Chain::Canonical)
+    Ok(layer.sum(&down, input.config.top_k, Chain::Canonical)?.into_bits())
 }

@@ -4,6 +4,7 @@ use marlinspike::Result;
 use marlinspike::formats::awq;
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::Shape;
 use marlinspike::weight::Codes;
 use proptest::prelude::*;
@@ -61,7 +62,7 @@ impl Operation for AwqRepack {
             let field = order.iter().position(|&column| column == n % pack).unwrap_or(0) as u32;
             (word >> (field * bits) & (u32::MAX >> (32 - bits))) as u8
         })?;
-        layout.pack(&codes, None)
+        layout.pack(&codes, None).map(into_vec)
     }
 
     fn width(i: &AwqInput) -> u32 {

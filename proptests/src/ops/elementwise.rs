@@ -5,6 +5,7 @@ use marlinspike::case::Activation;
 use marlinspike::moe::Chain;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::sum::sum;
+use marlinspike::num::array::{FloatView2, FloatView3};
 use marlinspike::num::scalar::ScalarType;
 use proptest::prelude::*;
 
@@ -67,7 +68,9 @@ impl Operation for Activate {
     }
 
     fn expected(i: &ActivateInput) -> Result<Vec<u16>> {
-        i.definition.apply(&i.gate_up, i.dtype, i.size_i, Chain::Canonical)
+        let width = i.definition.width_in(i.size_i);
+        let gate_up = FloatView2::from_rows("gate_up", i.dtype, width, &i.gate_up)?;
+        Ok(i.definition.apply(gate_up, Chain::Canonical)?.into_bits())
     }
 
     fn place(i: &ActivateInput, element: usize, _bit: u32) -> String {
@@ -114,7 +117,9 @@ impl Operation for SumSlots {
     }
 
     fn expected(i: &SumInput) -> Result<Vec<u16>> {
-        sum(&i.down, i.dtype, i.top_k, i.size_n, Chain::Canonical)
+        let shape = [i.down.len() / (i.top_k * i.size_n), i.top_k, i.size_n];
+        let down = FloatView3::from_bits("down", i.dtype, shape, &i.down)?;
+        Ok(sum(down, Chain::Canonical)?.into_bits())
     }
 
     fn place(i: &SumInput, element: usize, _bit: u32) -> String {

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use marlinspike::Result;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::quantize::{Int8Rule, per_token_fp8, per_token_int8};
 use proptest::prelude::*;
@@ -39,8 +40,8 @@ impl QuantizeRule for Int8 {
     const CHOICES: &'static [Int8Rule] = &[Int8Rule::Quotient, Int8Rule::Product];
 
     fn apply(x: &[f32], size_k: usize, rule: Int8Rule) -> Result<(Vec<u32>, Vec<f32>)> {
-        let q = per_token_int8(x, size_k, rule)?;
-        Ok((q.codes.iter().map(|&c| u32::from(c.cast_unsigned())).collect(), q.scales))
+        let (codes, scales) = per_token_int8(rows_of("x", x, size_k)?, rule)?.into_vecs();
+        Ok((codes.iter().map(|&c| u32::from(c.cast_unsigned())).collect(), scales))
     }
 }
 
@@ -51,8 +52,8 @@ impl QuantizeRule for Fp8 {
     const CHOICES: &'static [Option<f32>] = &[None, Some(0.5), Some(1e-4)];
 
     fn apply(x: &[f32], size_k: usize, upper: Option<f32>) -> Result<(Vec<u32>, Vec<f32>)> {
-        let q = per_token_fp8(x, size_k, upper)?;
-        Ok((q.codes.iter().map(|&c| c.into()).collect(), q.scales))
+        let (codes, scales) = per_token_fp8(rows_of("x", x, size_k)?, upper)?.into_vecs();
+        Ok((codes.iter().map(|c| c.to_bits().into()).collect(), scales))
     }
 }
 

@@ -4,6 +4,7 @@ use marlinspike::Result;
 use marlinspike::formats::transpose_words;
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::Shape;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::Codes;
@@ -167,6 +168,7 @@ fn unpacks(s: &dyn Subject<Repack>, input: &RepackInput) -> Result<(), Failure> 
     let layout = input.layout().map_err(refused)?;
     for (e, packed) in found.chunks_exact(layout.packed_len()).enumerate() {
         let perm = input.perm.as_ref().map(|p| &p[e * input.size_k..][..input.size_k]);
+        let packed = rows_of("packed", packed, layout.packed_shape()[1]).map_err(refused)?;
         let back = layout.unpack(packed, perm).map_err(refused)?;
         let codes = input.codes(e).map_err(refused)?;
         for k in 0..input.size_k {
@@ -263,7 +265,7 @@ impl Operation for Fp4Repack {
             i.weight.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect();
         let words = transpose_words(&words, i.size_n, i.size_k / 8);
         let layout = i.layout()?;
-        layout.pack(&Codes::from_words(4, layout.shape(), words)?, None)
+        layout.pack(&Codes::from_words(4, layout.shape(), words)?, None).map(into_vec)
     }
 
     fn width(_: &Fp4Input) -> u32 {
@@ -302,7 +304,7 @@ impl MergeInput {
         let rows = left.chunks_exact(self.size).zip(right.chunks_exact(self.size));
         let words: Vec<u32> = rows.flat_map(|(l, r)| [l, r].concat()).collect();
         let layout = self.layout()?;
-        layout.pack(&Codes::from_words(4, layout.shape(), words)?, None)
+        layout.pack(&Codes::from_words(4, layout.shape(), words)?, None).map(into_vec)
     }
 
     fn layout(&self) -> Result<WeightLayout> {

@@ -3,6 +3,7 @@
 use marlinspike::Result;
 use marlinspike::case::ScoringFunc;
 use marlinspike::moe::router::{Groups, Router};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use proptest::prelude::*;
@@ -110,7 +111,7 @@ impl Operation for TopkRouter {
     }
 
     fn expected(i: &RouterInput) -> Result<Vec<u32>> {
-        let routing = i.router().route(&i.logits, i.experts)?;
+        let routing = i.router().route(rows_of("router_logits", &i.logits, i.experts)?)?;
         let ids = routing.topk_ids.iter().map(|id| id.cast_unsigned());
         Ok(ids.chain(routing.topk_weights.iter().map(|w| w.to_bits())).collect())
     }

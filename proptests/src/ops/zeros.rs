@@ -6,6 +6,7 @@ use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{
     Activations, ZeroPointLayout, int4_to_fp8_asymmetric, int4_to_fp8_symmetric,
 };
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
@@ -45,7 +46,8 @@ impl AwqZerosInput {
             }
         }
         let ty = if bits == 4 { ScalarType::UINT4 } else { ScalarType::UINT8 };
-        self.layout()?.pack(&Table::new(ty, self.groups, self.size_n, TableData::B8(codes))?)
+        let table = Table::new(ty, self.groups, self.size_n, TableData::B8(codes))?;
+        self.layout()?.pack(&table).map(into_vec)
     }
 
     fn layout(&self) -> Result<ZeroPointLayout> {
@@ -200,7 +202,11 @@ impl Operation for Preprocess {
 
     fn expected(i: &PreprocessInput) -> Result<Vec<u32>> {
         match &i.qzeros {
-            Some(zeros) => int4_to_fp8_asymmetric(&i.qweight, zeros, i.size_n / 8),
+            Some(zeros) => {
+                let words = i.size_n / 8;
+                let qweight = rows_of("qweight", &i.qweight, words)?;
+                int4_to_fp8_asymmetric(qweight, rows_of("qzeros", zeros, words)?).map(into_vec)
+            }
             None => Ok(int4_to_fp8_symmetric(&i.qweight)),
         }
     }

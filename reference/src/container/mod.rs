@@ -2,7 +2,8 @@
 //!
 //! Source: the safetensors format (8-byte little-endian header length, a JSON object, the data).
 //! Reading is stricter than in the `safetensors` crate: repeated keys, unknown keys and metadata
-//! that is not a string are errors, each with its own variant.
+//! that is not a string are errors, each with its own variant. "Decisions" in ARCHITECTURE.md lists what
+//! that crate does not check; the tests compare both readers and both writers.
 
 mod error;
 mod header;

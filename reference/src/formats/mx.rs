@@ -7,11 +7,14 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
+use crate::Result;
+use crate::num::array::FloatView2;
 use crate::num::dims::GroupSize;
+use crate::num::element::E8m0;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
+use crate::quantize::{self, Quantized};
 use crate::weight::Weight;
-use crate::{Result, quantize};
 
 /// k per scale.
 pub const BLOCK: usize = 32;
@@ -34,9 +37,6 @@ pub struct MxTensors<'a> {
     /// Whether the codes have gpt-oss's form, with an additional axis for the blocks.
     pub in_blocks: bool,
 }
-
-/// Codes and scales of quantized rows, one byte each.
-pub type Quantized = (Vec<u8>, Vec<u8>);
 
 /// One Microscaling format.
 pub struct MxFormat {
@@ -69,12 +69,12 @@ impl MxFormat {
     /// Rows of a weight per scale.
     pub const GROUP_SIZE: GroupSize = GroupSize::Of(BLOCK);
 
-    /// Codes and scales of rows of `cols` columns, one byte each.
+    /// Codes, one to a byte, and a scale for each block of a row.
     ///
     /// # Errors
     /// As [`quantize::mx`].
-    pub fn quantize(&self, x: &[f32], cols: usize) -> Result<Quantized> {
-        quantize::mx(x, cols, self.element, self.exponent_below)
+    pub fn quantize<'a>(&self, x: impl Into<FloatView2<'a>>) -> Result<Quantized<u8, E8m0>> {
+        quantize::mx(x, self.element, self.exponent_below)
     }
 
     /// Codes in a byte.

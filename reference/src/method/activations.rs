@@ -1,7 +1,11 @@
 //! Quantization of activations for the products of a method.
 
+use bytemuck::allocation::cast_vec;
+use ndarray::{ArrayView2, Axis};
+
 use crate::formats::mx::{self, MxFormat};
-use crate::moe::{half_type, to_slots, widen};
+use crate::moe::{half_type, to_slots};
+use crate::num::array::{FloatView2, rows_of};
 use crate::num::scalar::ScalarType;
 use crate::quantize::{clear_broken, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
 use crate::{Error, Result};
@@ -61,55 +65,56 @@ impl Quantizer {
     /// unchanged and saturates such values as upstream does: [`crate::quantize::per_tensor_fp8`].
     ///
     /// # Errors
-    /// As the functions of [`crate::quantize`]; [`Error::Shape`] if the parts differ in their rows;
-    /// [`Error::Value`] for an expert without a multiplier.
-    pub fn quantize(
+    /// As the functions of [`crate::quantize`]; [`Error::Shape`] where the parts are not of as many rows;
+    /// [`Error::Unsupported`] for f32; [`Error::Value`] for an expert without a multiplier.
+    pub fn quantize<'a>(
         &self,
-        x: &[u16],
-        dtype: ScalarType,
-        size_k: usize,
+        x: impl Into<FloatView2<'a>>,
         expert_of: &[Option<usize>],
     ) -> Result<Activations> {
+        let x = x.into();
+        let (dtype, size_k) = (x.scalar_type(), x.shape()[1]);
         half_type(dtype)?;
-        if size_k == 0 || expert_of.len().checked_mul(size_k) != Some(x.len()) {
-            let expected = format!("[{}, {size_k}]", expert_of.len());
-            return Err(Error::shape("activations", &[x.len()], expected));
+        if size_k == 0 || x.shape()[0] != expert_of.len() {
+            let expected = format!("[{}, 1 or more]", expert_of.len());
+            return Err(Error::shape("activations", x.shape(), expected));
         }
         let ty = self.code_type(dtype);
         if *self == Self::None {
-            let codes = x.iter().map(|&b| b.into()).collect();
+            let codes = x.bits_of("activations", dtype)?.iter().map(|&b| b.into()).collect();
             return Ok(Activations { ty, size_k, codes, scales: Scales::None, globals: None });
         }
-        let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
+        let mut values = x.widened().into_owned();
         let broken = match self {
             Self::Fp8Tensor(Some(_)) => Vec::new(),
             _ => clear_broken(&mut values, size_k),
         };
         let mut globals = None;
-        let (codes, mut scales) = match self {
+        let rows = || rows_of("activations", &values, size_k);
+        let (codes, mut scales): (Vec<u8>, _) = match self {
             Self::None => (Vec::new(), Scales::None),
             Self::Fp8Token => {
-                let q = per_token_fp8(&values, size_k, None)?;
-                (q.codes, Scales::Row(q.scales))
+                let (codes, scales) = per_token_fp8(rows()?, None)?.into_vecs();
+                (cast_vec(codes), Scales::Row(scales))
             }
             Self::Fp8Tensor(scale) => {
-                let q = per_tensor_fp8(&values, *scale)?;
-                let scale = if broken.is_empty() { q.scales[0] } else { f32::NAN };
-                (q.codes, Scales::Row(vec![scale; expert_of.len()]))
+                let (codes, scales) = per_tensor_fp8(rows()?, *scale)?.into_vecs();
+                let scale = if broken.is_empty() { scales[0] } else { f32::NAN };
+                (cast_vec(codes), Scales::Row(vec![scale; expert_of.len()]))
             }
             Self::Fp8Group(size) => {
-                let q = per_group_fp8(&values, size_k, *size)?;
-                (q.codes, Scales::Group { size: *size, values: q.scales })
+                let (codes, values) = per_group_fp8(rows()?, *size)?.into_vecs();
+                (cast_vec(codes), Scales::Group { size: *size, values })
             }
             Self::Mx(format) => {
-                let (codes, scales) = format.quantize(&values, size_k)?;
-                let values = decoded(mx::SCALE_TYPE, &scales);
-                (codes, Scales::Group { size: mx::BLOCK, values })
+                let q = format.quantize(rows()?)?;
+                let values = q.scales.iter().map(|s| s.to_f32()).collect();
+                (q.codes.into_raw_vec_and_offset().0, Scales::Group { size: mx::BLOCK, values })
             }
             Self::Nvfp4(multipliers) => {
-                let (codes, scales, of_rows) = nvfp4_rows(&values, size_k, multipliers, expert_of)?;
+                let (codes, values, of_rows) = nvfp4_rows(rows()?, multipliers, expert_of)?;
                 globals = Some(of_rows);
-                (codes, Scales::Group { size: 16, values: decoded(E4M3, &scales) })
+                (codes, Scales::Group { size: 16, values })
             }
         };
         if let Scales::Row(values) | Scales::Group { values, .. } = &mut scales {
@@ -123,20 +128,15 @@ impl Quantizer {
     }
 }
 
-/// The exact values of 8-bit codes.
-fn decoded(ty: ScalarType, codes: &[u8]) -> Vec<f32> {
-    codes.iter().map(|&c| ty.to_f64(c.into()) as f32).collect()
-}
-
-/// Codes, block scales, and the multiplier of each row.
+/// Codes, the values of the block scales, and the multiplier of each row.
 fn nvfp4_rows(
-    values: &[f32],
-    size_k: usize,
+    values: ArrayView2<'_, f32>,
     multipliers: &[f32],
     expert_of: &[Option<usize>],
-) -> Result<(Vec<u8>, Vec<u8>, Vec<f32>)> {
+) -> Result<(Vec<u8>, Vec<f32>, Vec<f32>)> {
     let (mut codes, mut scales, mut globals) = (Vec::new(), Vec::new(), Vec::new());
-    for (row, (values, expert)) in values.chunks_exact(size_k).zip(expert_of).enumerate() {
+    let rows = values.axis_chunks_iter(Axis(0), 1).zip(expert_of);
+    for (row, (values, expert)) in rows.enumerate() {
         let multiplier = match expert {
             None => 1.0,
             Some(e) => *multipliers.get(*e).ok_or_else(|| {
@@ -144,9 +144,9 @@ fn nvfp4_rows(
                 Error::value("expert_of", &[row], e, expected)
             })?,
         };
-        let (c, s) = nvfp4(values, size_k, 1.0 / multiplier)?;
-        codes.extend(c);
-        scales.extend(s);
+        let q = nvfp4(values, 1.0 / multiplier)?;
+        codes.extend(q.codes.iter().map(|c| c.to_bits()));
+        scales.extend(q.scales.iter().map(|s| s.to_f32()));
         globals.push(multiplier);
     }
     Ok((codes, scales, globals))

@@ -4,6 +4,7 @@ use super::activations::{Activations, Quantizer};
 use super::product::Product;
 use crate::moe::layer::{Layer, Routed, Stages};
 use crate::moe::{Chain, to_slots};
+use crate::num::array::FloatView2;
 use crate::{Error, Result};
 
 /// A layer whose activations are quantized by its checkpoint's method.
@@ -19,7 +20,7 @@ pub struct MethodLayer<'w> {
 }
 
 impl MethodLayer<'_> {
-    /// Computes the layer of `x` `[M, H]`, bits of the layer's type. `multiply` computes the
+    /// Computes the layer of `x` `[M, H]`, of the layer's type. `multiply` computes the
     /// products with w13 (0) and w2 (1): [`Product::compute`], [`Product::define`],
     /// [`Product::execute`]. Activation and sum are [`Chain::Canonical`].
     ///
@@ -27,9 +28,9 @@ impl MethodLayer<'_> {
     /// As [`Layer::validate`], [`Layer::local_experts`], [`Quantizer::quantize`], `multiply`;
     /// [`Error::Shape`] if x and `routed` differ in their rows; [`Error::Unsupported`] for
     /// multipliers of gate and up if these are not halves.
-    pub fn forward(
+    pub fn forward<'x>(
         &self,
-        x: &[u16],
+        x: impl Into<FloatView2<'x>>,
         routed: Routed<'_>,
         multiply: impl Fn(usize, &Product<'_>) -> Result<Vec<u16>>,
     ) -> Result<Stages> {
@@ -46,20 +47,21 @@ impl MethodLayer<'_> {
         }
         let experts = layer.local_experts(routed)?;
         let top_k = routed.top_k;
-        let tokens = experts.len() / top_k;
-        if tokens.checked_mul(hidden) != Some(x.len()) {
-            return Err(Error::shape("x", &[x.len()], format!("[{tokens}, {hidden}]")));
+        let (tokens, x) = (experts.len() / top_k, x.into());
+        if x.shape() != [tokens, hidden] {
+            return Err(Error::shape("x", x.shape(), format!("[{tokens}, {hidden}]")));
         }
-        let slots = to_slots(x, hidden, top_k);
+        let slots = to_slots(&layer.bits("x", &x, hidden)?, hidden, top_k);
         let product = |which: usize, x: &[u16], size_k: usize| -> Result<Vec<u16>> {
-            let rows = self.quantizers[which].quantize(x, layer.dtype, size_k, &experts)?;
+            let x = FloatView2::from_rows("activations", layer.dtype, size_k, x)?;
+            let rows = self.quantizers[which].quantize(x, &experts)?;
             multiply(which, &self.product(which, &rows, &experts, routed))
         };
         let gate_up = product(0, &slots, hidden)?;
-        let activated = layer.activate(&gate_up, Chain::Canonical)?;
+        let activated = layer.activate_bits(&gate_up, Chain::Canonical)?;
         let down = product(1, &activated, inner)?;
-        let y = layer.sum(&down, top_k, Chain::Canonical)?;
-        Ok(Stages { gate_up, activated, down, y })
+        let y = layer.sum_bits(&down, top_k, Chain::Canonical)?;
+        Stages::from_bits(layer, [gate_up, activated, down, y])
     }
 
     /// The product of quantized rows, one for each slot, with w13 (`which` 0) or w2 (1) of the slot's

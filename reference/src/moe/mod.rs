@@ -13,6 +13,7 @@ pub mod bound;
 pub mod families;
 pub mod layer;
 pub mod math;
+mod routed;
 pub mod router;
 pub mod sum;
 

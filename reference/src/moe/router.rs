@@ -9,8 +9,12 @@
 //! A logit of −∞ masks its expert: its score is 0, and it is chosen after every expert of a larger
 //! (biased) score. The softmax of a token whose experts are all masked is NaN, and refused.
 
+use ndarray::{Array2, ArrayView2};
+
 use super::ScoringFunc;
+use super::routed::Routed;
 use crate::moe::math;
+use crate::num::array::row_major;
 use crate::num::scalar::{ScalarType, round_to};
 use crate::{Error, Result};
 
@@ -42,15 +46,46 @@ pub struct Router<'a> {
     pub logits_type: ScalarType,
 }
 
-/// The result of routing, row-major [M, top_k].
+/// The result of routing, `[M, top_k]` each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Routing {
     /// Router weights.
-    pub topk_weights: Vec<f32>,
+    pub topk_weights: Array2<f32>,
     /// Global expert ids.
-    pub topk_ids: Vec<i32>,
+    pub topk_ids: Array2<i32>,
     /// Upstream's `token_expert_indices`: entry (token, j) is j · M + token.
-    pub token_expert_indices: Vec<i32>,
+    pub token_expert_indices: Array2<i32>,
+}
+
+impl Routing {
+    /// Weights and ids of rows of `top_k` entries, row-major; not copied.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for no entries in a row; [`Error::Shape`] where they are not as many whole rows.
+    pub fn from_rows(top_k: usize, topk_weights: Vec<f32>, topk_ids: Vec<i32>) -> Result<Self> {
+        let rows = Routed::from_rows(top_k, &topk_ids, &topk_weights)?.topk_ids().nrows();
+        Ok(Self::of_rows(rows, top_k, topk_weights, topk_ids))
+    }
+
+    /// [`Routing::from_rows`] of `rows` whole rows.
+    pub(super) fn of_rows(rows: usize, top_k: usize, weights: Vec<f32>, ids: Vec<i32>) -> Self {
+        let shape = (rows, top_k);
+        let indices = token_expert_indices(rows, top_k);
+        Self {
+            topk_weights: Array2::from_shape_vec(shape, weights).expect("whole rows"),
+            topk_ids: Array2::from_shape_vec(shape, ids).expect("whole rows"),
+            token_expert_indices: Array2::from_shape_vec(shape, indices).expect("whole rows"),
+        }
+    }
+
+    /// Where each token goes, as a layer takes it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::NotContiguous`] where the arrays were replaced by others that differ
+    /// in shape or are not row-major.
+    pub fn routed(&self) -> Result<Routed<'_>> {
+        Routed::new(self.topk_ids.view(), self.topk_weights.view())
+    }
 }
 
 /// The order of equal experts.
@@ -87,14 +122,20 @@ impl<'a> Router<'a> {
         if self.groups.is_some() { self.logits_type } else { ScalarType::FLOAT32 }
     }
 
-    /// Checks that the sizes fit `experts`, no logit is NaN or +∞, and the bias is finite.
+    /// Checks that the sizes fit `logits` `[M, experts]`, no logit is NaN or +∞, and the bias is finite.
     ///
     /// # Errors
     /// [`Error::Size`] and [`Error::Unsupported`] for sizes; [`Error::Shape`] if `logits` is not a
     /// whole number of rows or the bias has another length; [`Error::Value`] at a logit that is NaN
     /// or +∞, a token whose logits are all −∞ under a softmax, and a bias that is not finite (also
     /// in the scores' type).
-    pub fn validate(&self, logits: &[f32], experts: usize) -> Result<()> {
+    pub fn validate(&self, logits: ArrayView2<'_, f32>) -> Result<()> {
+        let experts = logits.ncols();
+        self.validate_rows(&row_major(logits), experts)
+    }
+
+    /// [`Router::validate`] of rows of `experts` logits.
+    pub(crate) fn validate_rows(&self, logits: &[f32], experts: usize) -> Result<()> {
         let size = |what: &str, found: usize, rule: String| Err(Error::size(what, found, rule));
         if experts == 0 || self.top_k == 0 || self.top_k > experts {
             return size("top_k", self.top_k, format!("1 to the number of experts, {experts}"));
@@ -154,16 +195,28 @@ impl<'a> Router<'a> {
         Ok(())
     }
 
-    /// Routes every row of `logits`, row-major [M, `experts`] (16-bit logits widened to f32).
+    /// Routes every row of `logits` `[M, experts]` (16-bit logits widened to f32).
     ///
     /// # Errors
     /// As [`Router::validate`].
-    pub fn route(&self, logits: &[f32], experts: usize) -> Result<Routing> {
-        self.route_with(logits, experts, Ties::Lower)
+    ///
+    /// ```
+    /// use marlinspike::moe::{ScoringFunc, router::Router};
+    /// use ndarray::array;
+    ///
+    /// let router = Router::new(ScoringFunc::Softmax, 2, true);
+    /// let routing = router.route(array![[0.0f32, 3.0, 1.0], [2.0, 2.0, 1.0]].view())?;
+    /// assert_eq!(routing.topk_ids, array![[1, 2], [0, 1]]);
+    /// assert_eq!(routing.topk_weights.row(1), array![0.5, 0.5]);
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn route(&self, logits: ArrayView2<'_, f32>) -> Result<Routing> {
+        let experts = logits.ncols();
+        self.route_with(&row_major(logits), experts, Ties::Lower)
     }
 
     pub(crate) fn route_with(&self, logits: &[f32], experts: usize, ties: Ties) -> Result<Routing> {
-        self.validate(logits, experts)?;
+        self.validate_rows(logits, experts)?;
         let rows = logits.len() / experts;
         let mut topk_weights = Vec::with_capacity(rows * self.top_k);
         let mut topk_ids = Vec::with_capacity(rows * self.top_k);
@@ -173,8 +226,7 @@ impl<'a> Router<'a> {
             topk_weights.extend(self.weights(&scores, &ids));
             topk_ids.extend(ids.iter().map(|&id| id as i32));
         }
-        let token_expert_indices = token_expert_indices(rows, self.top_k);
-        Ok(Routing { topk_weights, topk_ids, token_expert_indices })
+        Ok(Routing::of_rows(rows, self.top_k, topk_weights, topk_ids))
     }
 
     /// The scores of one token. Softmax: m = largest logit, eᵢ = exp(xᵢ − m), s = Σ eᵢ from the

@@ -20,6 +20,7 @@
 //! above the largest f32 may be infinite.
 
 use super::{Chain, half_type, narrow, widen};
+use crate::num::array::{FloatView3, HalfArray2};
 use crate::num::interval::{Bound, FLUSH, Interval, U, WIDEN, round_once};
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
@@ -39,12 +40,32 @@ fn check(len: usize, ty: ScalarType, top_k: usize, size_n: usize) -> Result<usiz
     }
 }
 
-/// `y` [M, `size_n`] of `down` [M, `top_k`, `size_n`], bits of `ty` (FLOAT16 or BFLOAT16).
+/// `y` `[M, H]` of `down` `[M, top_k, H]`, f16 or bf16.
 ///
 /// # Errors
-/// [`Error::Shape`] when `down` is not a whole number of tokens; [`Error::Unsupported`] for other
-/// types.
-pub fn sum(
+/// [`Error::Shape`] when a token has no slots or no columns; [`Error::Unsupported`] for f32.
+///
+/// ```
+/// use marlinspike::moe::{Chain, sum::sum};
+/// use marlinspike::num::element::f16;
+/// use ndarray::array;
+///
+/// // One token, three slots, two columns.
+/// let down = array![[[1.0f32, 2.0], [10.0, 20.0], [100.0, 200.0]]].mapv(f16::from_f32);
+/// let y = sum(down.view(), Chain::Canonical)?.into_array::<f16>()?;
+/// assert_eq!(y, array![[111.0f32, 222.0]].mapv(f16::from_f32));
+/// # Ok::<(), marlinspike::Error>(())
+/// ```
+pub fn sum<'a>(down: impl Into<FloatView3<'a>>, chain: Chain) -> Result<HalfArray2> {
+    let down = down.into();
+    let (ty, shape) = (down.scalar_type(), down.shape());
+    let (tokens, top_k, size_n) = (shape[0], shape[1], shape[2]);
+    let y = sum_bits(&down.bits_of("down", ty)?, ty, top_k, size_n, chain)?;
+    HalfArray2::from_bits("y", ty, [tokens, size_n], y)
+}
+
+/// [`sum`] of bits of `ty`, row-major.
+pub(crate) fn sum_bits(
     down: &[u16],
     ty: ScalarType,
     top_k: usize,

@@ -74,15 +74,18 @@ pub trait Element: Pod + fmt::Debug + Send + Sync + Sealed {
     /// The stored type that is written for arrays of this type.
     const DTYPE: DType;
 
-    /// Stored types that are read as this type. Files keep e8m0, and pairs of e2m1, as `U8` too.
+    /// Stored types that are read as this type. Files keep packed words as `I32`, and e8m0 as `U8` too.
     const READ_AS: &'static [DType] = &[Self::DTYPE];
 }
 
-/// A floating-point element type.
-pub trait Float: Element {
+/// An element type with a number format.
+pub trait Scalar: Element {
     /// The number format.
     const TYPE: ScalarType;
+}
 
+/// A floating-point element type.
+pub trait Float: Scalar {
     /// The value, exactly.
     fn to_f32(self) -> f32;
 
@@ -133,7 +136,7 @@ elements! {
     i8, I8, B8 u8;
     u16, U16, B16 u16;
     i16, I16, B16 u16;
-    u32, U32, B32 u32;
+    u32, U32, B32 u32, I32;
     i32, I32, B32 u32;
     u64, U64, B64 u64;
     i64, I64, B64 u64;
@@ -149,9 +152,27 @@ elements! {
     E2m1x2, U8, B8 u8;
 }
 
-impl Float for f32 {
-    const TYPE: ScalarType = ScalarType::FLOAT32;
+macro_rules! scalars {
+    ($($ty:ty, $scalar:ident;)*) => {$(
+        impl Scalar for $ty {
+            const TYPE: ScalarType = ScalarType::$scalar;
+        }
+    )*};
+}
 
+scalars! {
+    u8, UINT8;
+    i8, INT8;
+    f32, FLOAT32;
+    f16, FLOAT16;
+    bf16, BFLOAT16;
+    E4m3fn, FLOAT8_E4M3FN;
+    E5m2, FLOAT8_E5M2;
+    E8m0, FLOAT8_E8M0FNU;
+    E2m1, FLOAT4_E2M1F;
+}
+
+impl Float for f32 {
     fn to_f32(self) -> f32 {
         self
     }
@@ -162,10 +183,8 @@ impl Float for f32 {
 }
 
 macro_rules! float16 {
-    ($($ty:ident, $scalar:ident, $widen:ident, $from_f32:ident, $from_f64:ident;)*) => {$(
+    ($($ty:ident, $widen:ident, $from_f32:ident, $from_f64:ident;)*) => {$(
         impl Float for $ty {
-            const TYPE: ScalarType = ScalarType::$scalar;
-
             fn to_f32(self) -> f32 {
                 scalar::$widen($ty::to_bits(self))
             }
@@ -192,8 +211,8 @@ macro_rules! float16 {
 }
 
 float16! {
-    f16, FLOAT16, f16_to_f32, f32_to_f16_rne, f64_to_f16_rne;
-    bf16, BFLOAT16, bf16_to_f32, f32_to_bf16_rne, f64_to_bf16_rne;
+    f16, f16_to_f32, f32_to_f16_rne, f64_to_f16_rne;
+    bf16, bf16_to_f32, f32_to_bf16_rne, f64_to_bf16_rne;
 }
 
 /// A transparent wrapper of a code, with its conversions. Two values are equal when their bits are.
@@ -290,10 +309,8 @@ code! {
 }
 
 macro_rules! float8 {
-    ($($name:ident $scalar:ident,)*) => {$(
+    ($($name:ident,)*) => {$(
         impl Float for $name {
-            const TYPE: ScalarType = ScalarType::$scalar;
-
             fn to_f32(self) -> f32 {
                 $name::to_f32(self)
             }
@@ -301,7 +318,7 @@ macro_rules! float8 {
     )*};
 }
 
-float8! { E4m3fn FLOAT8_E4M3FN, E5m2 FLOAT8_E5M2, E8m0 FLOAT8_E8M0FNU, E2m1 FLOAT4_E2M1F, }
+float8! { E4m3fn, E5m2, E8m0, E2m1, }
 
 /// Two e2m1 codes in a byte, the lower index in the low half: how files and kernels keep them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Pod, Zeroable)]

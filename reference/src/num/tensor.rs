@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, Dimension};
+use ndarray::{Array, ArrayD, ArrayView, ArrayView2, ArrayViewD, Dimension};
 
+use super::array::{FloatView2, contiguous};
 pub use super::element::Element;
-use super::element::Words;
-use super::float_array::contiguous;
+use super::element::{Words, bf16, f16};
 pub use crate::dtype::DType;
 use crate::{Error, Result};
 
@@ -134,6 +134,28 @@ impl<'a> Tensor<'a> {
         };
         ArrayView::from_shape(self.shape.as_slice(), values)
             .map_err(|_| Error::shape(&self.name, &self.shape, "a shape below 2^63 elements"))
+    }
+
+    /// [`Tensor::view`] of a matrix.
+    ///
+    /// # Errors
+    /// As [`Tensor::view`]; [`Error::Shape`] for another number of dimensions.
+    pub fn view2<T: Element>(&self) -> Result<ArrayView2<'_, T>> {
+        let [rows, cols] = self.dims2()?;
+        let view = self.view::<T>()?.into_shape_with_order((rows, cols));
+        view.map_err(|_| Error::shape(&self.name, &self.shape, "two dimensions"))
+    }
+
+    /// The tensor as a matrix of whichever of f16, bf16 and f32 it holds, without a copy.
+    ///
+    /// # Errors
+    /// As [`Tensor::view2`]; [`Error::Dtype`] for other element types.
+    pub fn float_view2(&self) -> Result<FloatView2<'_>> {
+        match self.expect_dtype(&[DType::F16, DType::BF16, DType::F32])?.dtype {
+            DType::F16 => self.view2::<f16>().map(FloatView2::from),
+            DType::BF16 => self.view2::<bf16>().map(FloatView2::from),
+            _ => self.view2::<f32>().map(FloatView2::from),
+        }
     }
 
     /// The tensor as an owned array of its own type. Elements that the tensor owns as such are not

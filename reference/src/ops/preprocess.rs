@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
 use crate::judge::{Declared, OutputReport};
 use crate::layouts::marlin::{int4_to_fp8_asymmetric, int4_to_fp8_symmetric};
+use crate::num::array::{into_vec, rows_of};
 use crate::num::dims::GroupSize;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
@@ -168,9 +169,15 @@ impl PreprocessConfig {
         match self.checkpoint_format {
             CheckpointFormat::Awq => {
                 let zeros = case.input("qzeros")?.elements::<u32>();
-                int4_to_fp8_asymmetric(&input, &zeros, self.size_n / 8)
+                asymmetric(&input, &zeros, self.size_n / 8)
             }
             _ => Ok(int4_to_fp8_symmetric(&input)),
         }
     }
+}
+
+/// [`int4_to_fp8_asymmetric`] of rows of `words` words.
+fn asymmetric(qweight: &[u32], qzeros: &[u32], words: usize) -> Result<Vec<u32>> {
+    let qweight = rows_of("qweight", qweight, words)?;
+    Ok(into_vec(int4_to_fp8_asymmetric(qweight, rows_of("qzeros", qzeros, words)?)?))
 }

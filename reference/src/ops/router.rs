@@ -1,11 +1,13 @@
 //! Scores to expert ids and weights.
 
+use ndarray::ArrayView2;
 use serde_json::{Map, Value, json};
 
 use crate::judge::{Declared, OutputReport};
 use crate::moe::ScoringFunc;
 use crate::moe::families::{self, RouterTensors, RoutingRule};
 use crate::moe::router::{Groups, Router};
+use crate::num::array::rows_of;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
@@ -184,7 +186,8 @@ impl Operation for RouterConfig {
             let (bias, scale) = (floats("e_score_correction_bias"), floats("expert_scale"));
             let (correction_bias, expert_scale) = (bias.as_deref(), scale.as_deref());
             let tensors = RouterTensors { correction_bias, expert_scale };
-            return rule.validate(&[], experts, tensors);
+            let none = ArrayView2::from_shape((0, experts), &[]).expect("no rows");
+            return rule.validate(none, tensors);
         }
         router_sizes(self, experts)?;
         match inputs.get("e_score_correction_bias") {
@@ -225,14 +228,14 @@ impl Operation for RouterConfig {
             return Err(Error::unsupported("outputs of a stated `routing`", reason));
         }
         let logits = case.input("router_logits")?;
-        let [rows, experts] = logits.dims2()?;
+        let [_, experts] = logits.dims2()?;
         let (values, ty) = widened(logits)?;
         let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
-        let routing = self.router(ty, bias.as_deref()).route(&values, experts)?;
-        let shape = vec![rows, self.top_k];
-        let ints = |values| Tensor::from_vec("", DType::I32, shape.clone(), values);
-        let (ids, indices) = (ints(routing.topk_ids)?, ints(routing.token_expert_indices)?);
-        let weights = Tensor::from_vec("", DType::F32, shape.clone(), routing.topk_weights)?;
+        let values = rows_of("router_logits", &values, experts)?;
+        let routing = self.router(ty, bias.as_deref()).route(values)?;
+        let ids = Tensor::from_array("", routing.topk_ids)?;
+        let indices = Tensor::from_array("", routing.token_expert_indices)?;
+        let weights = Tensor::from_array("", routing.topk_weights)?;
         drop(bias);
         case.add_output("topk_weights", weights);
         case.add_output("topk_ids", ids);

@@ -2,6 +2,7 @@
 //! reciprocal may give neighbouring codes, which are accepted if one set of reciprocals explains
 //! all codes.
 
+use bytemuck::allocation::cast_vec;
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -10,6 +11,7 @@ use crate::judge::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::layouts::Layout as _;
 use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
 use crate::moe::widen;
+use crate::num::array::rows_of;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
@@ -227,10 +229,19 @@ impl Quantization {
     }
 }
 
+impl Quantization {
+    /// The bits of the definition's codes, one to a byte, and of its scales.
+    fn quantized(&self) -> Result<(Vec<u8>, Vec<u8>)> {
+        let x = rows_of("x", &self.x, self.config.size_k)?;
+        let (codes, scales) = nvfp4(x, self.global_scale)?.into_vecs();
+        Ok((cast_vec(codes), cast_vec(scales)))
+    }
+}
+
 impl Computation for Quantization {
     fn outputs(&self) -> Result<Vec<Expected>> {
         let (m, k) = (self.config.size_m, self.config.size_k);
-        let (codes, scales) = nvfp4(&self.x, k, self.global_scale)?;
+        let (codes, scales) = self.quantized()?;
         let swizzled = self.config.is_sf_swizzled_layout;
         let layout = self.config.layout()?;
         let [rows, cols] = layout.packed_shape();
@@ -291,12 +302,15 @@ fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputReport>> {
     let Ok(scales) = q.plain_scales(scale.bytes()) else { return Ok(reports) };
     let codes: Vec<u8> = fp4.bytes().iter().flat_map(|b| [b & 15, b >> 4]).collect();
     let k = q.config.size_k;
-    let kernel = nvfp4_kernel_difference(&q.x, k, q.global_scale, &codes, &scales)?;
+    let x = rows_of("x", &q.x, k)?;
+    let found_codes = rows_of("x_fp4", bytemuck::cast_slice(&codes), k)?;
+    let found_scales = rows_of("x_scale", bytemuck::cast_slice(&scales), k / 16)?;
+    let kernel = nvfp4_kernel_difference(x, q.global_scale, found_codes, found_scales)?;
     let declared = q.config.reciprocal == Some(Reciprocal::Approximate);
     let away = match kernel {
         // Everything else must equal the definition.
         Some(_) => {
-            let (exact, exact_scales) = nvfp4(&q.x, k, q.global_scale)?;
+            let (exact, exact_scales) = q.quantized()?;
             scales == exact_scales && codes == with_ties_away(&q.x, q.global_scale, &exact, &scales)
         }
         None => !declared && nvfp4_ties_away(&q.x, q.global_scale, &codes, &scales),

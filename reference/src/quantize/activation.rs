@@ -1,16 +1,41 @@
 //! Activations with one scale per token or per tensor.
 
-use super::{absmax, expect_rows};
-use crate::num::scalar::f32_to_e4m3fn_rne_saturating;
+use ndarray::Array2;
+
+use super::{absmax, finite_rows, matrix};
+use crate::num::array::FloatView2;
+use crate::num::element::E4m3fn;
 use crate::{Error, Result};
 
-/// Codes in the order of the input, and their scales.
+/// Codes and their scales.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Quantized<C> {
-    /// One code per value.
-    pub codes: Vec<C>,
-    /// One scale per token, per block or for all.
-    pub scales: Vec<f32>,
+pub struct Quantized<C, S = f32> {
+    /// One code per value, in the shape of the input.
+    pub codes: Array2<C>,
+    /// `[rows, scales of a row]`: one per token, or one per block of a row. `[1, 1]` where all rows
+    /// share one.
+    pub scales: Array2<S>,
+}
+
+impl<C, S> Quantized<C, S> {
+    /// Codes and scales of `rows` rows, row-major; not copied.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where they are not as many rows.
+    pub fn from_rows(rows: usize, codes: Vec<C>, scales: Vec<S>) -> Result<Self> {
+        for (name, len) in [("codes", codes.len()), ("scales", scales.len())] {
+            let whole = if rows == 0 { len == 0 } else { len.is_multiple_of(rows) };
+            if !whole {
+                return Err(Error::shape(name, &[len], format!("{rows} rows")));
+            }
+        }
+        Ok(Self { codes: matrix(rows, codes), scales: matrix(rows, scales) })
+    }
+
+    /// Codes and scales, row-major; not copied.
+    pub fn into_vecs(self) -> (Vec<C>, Vec<S>) {
+        (self.codes.into_raw_vec_and_offset().0, self.scales.into_raw_vec_and_offset().0)
+    }
 }
 
 /// How [`per_token_int8`] divides and rounds.
@@ -26,16 +51,16 @@ pub enum Int8Rule {
     Product,
 }
 
-/// Symmetric int8 with one scale per row of `cols` values; the largest magnitude of a row counts
+/// Symmetric int8 with one scale per row; the largest magnitude of a row counts
 /// as at least 1e-10. Upstream: `per_token_quant_int8`.
 ///
 /// Kernels of the Marlin family take these scales times `input_global_scale`.
 ///
 /// # Errors
-/// [`Error::Size`] or [`Error::Shape`] unless x is rows of `cols`; [`Error::Value`] for a value
-/// that is not finite.
-pub fn per_token_int8(x: &[f32], cols: usize, rule: Int8Rule) -> Result<Quantized<i8>> {
-    expect_rows(x, cols, 1)?;
+/// [`Error::Size`] for no columns; [`Error::Value`] for a value that is not finite.
+pub fn per_token_int8<'a>(x: impl Into<FloatView2<'a>>, rule: Int8Rule) -> Result<Quantized<i8>> {
+    let x = x.into();
+    let (rows, (x, cols)) = (x.shape()[0], finite_rows(&x, 1)?);
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for row in x.chunks_exact(cols) {
         let max = absmax(row).max(1e-10);
@@ -53,7 +78,7 @@ pub fn per_token_int8(x: &[f32], cols: usize, rule: Int8Rule) -> Result<Quantize
             }
         }
     }
-    Ok(Quantized { codes, scales })
+    Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })
 }
 
 /// e4m3fn's largest value.
@@ -64,8 +89,12 @@ const E4M3_MAX: f32 = 448.0;
 ///
 /// # Errors
 /// As [`per_token_int8`]; [`Error::Size`] for an upper bound that is not positive.
-pub fn per_token_fp8(x: &[f32], cols: usize, upper: Option<f32>) -> Result<Quantized<u8>> {
-    expect_rows(x, cols, 1)?;
+pub fn per_token_fp8<'a>(
+    x: impl Into<FloatView2<'a>>,
+    upper: Option<f32>,
+) -> Result<Quantized<E4m3fn>> {
+    let x = x.into();
+    let (rows, (x, cols)) = (x.shape()[0], finite_rows(&x, 1)?);
     if let Some(u) = upper.filter(|u| u.is_nan() || *u <= 0.0) {
         return Err(Error::size("upper bound of the scale", u, "a positive number"));
     }
@@ -73,10 +102,10 @@ pub fn per_token_fp8(x: &[f32], cols: usize, upper: Option<f32>) -> Result<Quant
     for row in x.chunks_exact(cols) {
         let max = upper.map_or(absmax(row), |u| absmax(row).min(u));
         let scale = (max / E4M3_MAX).max(1.0 / (E4M3_MAX * 512.0));
-        codes.extend(row.iter().map(|v| f32_to_e4m3fn_rne_saturating(v / scale)));
+        codes.extend(row.iter().map(|v| E4m3fn::from_f32_rne_saturating(v / scale)));
         scales.push(scale);
     }
-    Ok(Quantized { codes, scales })
+    Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })
 }
 
 /// e4m3fn codes with one scale: `scale`, or max / 448 if it is `None`; q = x · fl(1 / scale),
@@ -90,14 +119,15 @@ pub fn per_token_fp8(x: &[f32], cols: usize, upper: Option<f32>) -> Result<Quant
 ///
 /// # Errors
 /// Without a given scale as [`per_token_int8`]; [`Error::Size`] for one that is not positive and finite.
-pub fn per_tensor_fp8(x: &[f32], scale: Option<f32>) -> Result<Quantized<u8>> {
+pub fn per_tensor_fp8<'a>(
+    x: impl Into<FloatView2<'a>>,
+    scale: Option<f32>,
+) -> Result<Quantized<E4m3fn>> {
+    let x = x.into();
     let scale = match scale {
         Some(s) if s.is_finite() && s > 0.0 => s,
         Some(s) => return Err(Error::size("scale", s, "a positive finite number")),
-        None => {
-            expect_rows(x, x.len().max(1), 1)?;
-            absmax(x) / E4M3_MAX
-        }
+        None => absmax(&finite_rows(&x, 1)?.0) / E4M3_MAX,
     };
     let reciprocal = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     // A subnormal scale has an infinite reciprocal; zeros stay zeros.
@@ -106,6 +136,7 @@ pub fn per_tensor_fp8(x: &[f32], scale: Option<f32>) -> Result<Quantized<u8>> {
         _ if v.is_nan() => E4M3_MAX,
         _ => v * reciprocal,
     };
-    let codes = x.iter().map(|v| f32_to_e4m3fn_rne_saturating(scaled(v))).collect();
-    Ok(Quantized { codes, scales: vec![scale] })
+    let code = |v: &f32| E4m3fn::from_f32_rne_saturating(scaled(v));
+    let codes = x.widened().iter().map(code).collect();
+    Ok(Quantized { codes: matrix(x.shape()[0], codes), scales: matrix(1, vec![scale]) })
 }

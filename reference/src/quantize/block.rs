@@ -1,8 +1,10 @@
 //! Quantization in blocks along the row: MX (32 values, a power-of-two scale) and NVFP4 (16 values,
 //! an e4m3 scale under a global scale). Codes are unpacked, one per byte.
 
-use super::{absmax, expect_rows};
-use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
+use super::{Quantized, absmax, finite_rows, matrix};
+use crate::num::array::FloatView2;
+use crate::num::element::{E2m1, E4m3fn, E8m0};
+use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
 /// ⌊log₂⌋ of the largest magnitude, or of 2^-126 if that is larger.
@@ -15,7 +17,7 @@ fn power(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
 }
 
-/// Codes of type `ty` and e8m0 scales of 32 values each: scale = 2^(⌊log₂ max⌋ − `below`), at least
+/// Codes of type `ty`, one to a byte, and e8m0 scales of 32 values each: scale = 2^(⌊log₂ max⌋ − `below`), at least
 /// 2^-127, max at least 2^-126; values round to nearest even and saturate. OCP Microscaling Formats
 /// 1.0, section 6.3.
 ///
@@ -23,17 +25,22 @@ fn power(e: i32) -> f64 {
 /// f32 maximum just below a power of two, never for 16-bit inputs.
 ///
 /// # Errors
-/// [`Error::Size`], [`Error::Shape`]: not rows of whole blocks; [`Error::Value`]: not finite.
-pub fn mx(x: &[f32], cols: usize, ty: ScalarType, below: i32) -> Result<(Vec<u8>, Vec<u8>)> {
-    expect_rows(x, cols, 32)?;
+/// [`Error::Size`]: not rows of whole blocks; [`Error::Value`]: not finite.
+pub fn mx<'a>(
+    x: impl Into<FloatView2<'a>>,
+    ty: ScalarType,
+    below: i32,
+) -> Result<Quantized<u8, E8m0>> {
+    let x = x.into();
+    let (rows, (x, _)) = (x.shape()[0], finite_rows(&x, 32)?);
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for block in x.chunks_exact(32) {
         let e = (exponent(block) - below).max(-127);
         let code = |v: &f32| ty.encode_rne_saturating(f64::from(*v) / power(e)) as u8;
         codes.extend(block.iter().map(code));
-        scales.push((e + 127) as u8);
+        scales.push(E8m0::from_bits((e + 127) as u8));
     }
-    Ok((codes, scales))
+    Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })
 }
 
 /// 1 / x, or 1e-8 for zero, as in upstream's emulation.
@@ -52,22 +59,26 @@ fn reciprocal(x: f32) -> f32 {
 /// # Errors
 /// As [`mx`], in blocks of 16; [`Error::Size`] for a global scale that is not positive and
 /// finite.
-pub fn nvfp4(x: &[f32], cols: usize, global_scale: f32) -> Result<(Vec<u8>, Vec<u8>)> {
-    expect_rows(x, cols, 16)?;
+pub fn nvfp4<'a>(
+    x: impl Into<FloatView2<'a>>,
+    global_scale: f32,
+) -> Result<Quantized<E2m1, E4m3fn>> {
+    let x = x.into();
+    let (rows, (x, _)) = (x.shape()[0], finite_rows(&x, 16)?);
     if !(global_scale.is_finite() && global_scale > 0.0) {
         return Err(Error::size("global scale", global_scale, "a positive finite number"));
     }
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for block in x.chunks_exact(16) {
         let scale = (global_scale * (absmax(block) * (1.0 / 6.0))).min(448.0);
-        let scale = f32_to_e4m3fn_rne_saturating(scale);
-        let factor = reciprocal(e4m3fn_to_f32(scale) * reciprocal(global_scale));
+        let scale = E4m3fn::from_f32_rne_saturating(scale);
+        let factor = reciprocal(scale.to_f32() * reciprocal(global_scale));
         let code = |v: &f32| {
             let scaled = if *v == 0.0 { *v } else { v * factor };
-            ScalarType::FLOAT4_E2M1F.encode_rne_saturating(scaled.into()) as u8
+            E2m1::from_f32_rne_saturating(scaled)
         };
         codes.extend(block.iter().map(code));
         scales.push(scale);
     }
-    Ok((codes, scales))
+    Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })
 }

@@ -1,7 +1,8 @@
 //! e4m3fn activations with a scale for each group of k of a row.
 
-use super::{Quantized, absmax, expect_rows};
-use crate::num::scalar::f32_to_e4m3fn_rne_saturating;
+use super::{Quantized, absmax, finite_rows, matrix};
+use crate::num::array::FloatView2;
+use crate::num::element::E4m3fn;
 use crate::{Error, Result};
 
 /// e4m3fn codes, and a scale for each `group` values of a row: scale = max(max, 1e-10) · fl(1/448),
@@ -11,17 +12,18 @@ use crate::{Error, Result};
 /// rounded reciprocal), for weights in blocks.
 ///
 /// # Errors
-/// [`Error::Size`], [`Error::Shape`]: not rows of whole groups; [`Error::Value`]: not finite.
-pub fn per_group_fp8(x: &[f32], cols: usize, group: usize) -> Result<Quantized<u8>> {
+/// [`Error::Size`]: not rows of whole groups; [`Error::Value`]: not finite.
+pub fn per_group_fp8<'a>(x: impl Into<FloatView2<'a>>, group: usize) -> Result<Quantized<E4m3fn>> {
     if group == 0 {
         return Err(Error::size("group of the activations", group, "1 or more"));
     }
-    expect_rows(x, cols, group)?;
+    let x = x.into();
+    let (rows, (x, _)) = (x.shape()[0], finite_rows(&x, group)?);
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for values in x.chunks_exact(group) {
         let scale = absmax(values).max(1e-10) * (1.0 / 448.0);
-        codes.extend(values.iter().map(|v| f32_to_e4m3fn_rne_saturating(v / scale)));
+        codes.extend(values.iter().map(|v| E4m3fn::from_f32_rne_saturating(v / scale)));
         scales.push(scale);
     }
-    Ok(Quantized { codes, scales })
+    Ok(Quantized { codes: matrix(rows, codes), scales: matrix(rows, scales) })
 }

@@ -1,23 +1,30 @@
 //! Integer weights with a scale and optionally a zero point per group of k and column.
 
-use super::expect_rows;
+use ndarray::Array2;
+
+use super::{finite_rows, matrix};
+use crate::num::array::FloatView2;
 use crate::num::dims::{GroupSize, LogicalK, Shape};
 use crate::num::scalar::{ScalarType, round_to};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result, act_order};
 
-/// Quantized weights, row-major.
+/// Quantized weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GroupQuantized {
-    /// Stored codes [K, N]: value + bias for biased types, value + zero point for the others.
-    pub codes: Vec<u8>,
-    /// [G, N].
-    pub scales: Vec<f32>,
-    /// [G, N] if the type has run-time zero points; otherwise empty.
-    pub zeros: Vec<u8>,
+    /// Type of the codes.
+    pub weight_type: ScalarType,
+    /// The type of the floats, of which the scales are values too.
+    pub ty: ScalarType,
+    /// Stored codes `[K, N]`: value + bias for biased types, value + zero point for the others.
+    pub codes: Array2<u8>,
+    /// `[G, N]`.
+    pub scales: Array2<f32>,
+    /// `[G, N]`, where the type has run-time zero points.
+    pub zeros: Option<Array2<u8>>,
 }
 
-/// Quantizes `w` [K, N] with values of type `ty`; every operation is rounded to `ty`.
+/// Quantizes `w` `[K, N]`. Every operation is rounded to the type of `w`.
 ///
 /// `uint4b8`, `uint8b128`: scale = max(|largest / qmax|, |smallest / qmin|), code = w / scale
 /// rounded to even, limited, plus the bias. `uint4`, `uint8`: scale = max(largest − smallest,
@@ -26,24 +33,36 @@ pub struct GroupQuantized {
 /// Upstream: `quantize_weights` on a CPU.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for other types; [`Error::Size`], [`Error::Shape`] when K is not a
-/// number of groups or `w` not [K, N]; [`Error::Value`] when a value is not finite or not of `ty`.
-pub fn quantize_weights(
-    w: &[f32],
-    size_n: usize,
-    ty: ScalarType,
+/// [`Error::Unsupported`] for other types; [`Error::Size`] when K is not a number of groups, or there are
+/// no columns; [`Error::Value`] when a value is not finite.
+///
+/// ```
+/// use marlinspike::num::dims::GroupSize;
+/// use marlinspike::num::element::f16;
+/// use marlinspike::num::scalar::ScalarType;
+/// use marlinspike::quantize::quantize_weights;
+/// use ndarray::Array2;
+///
+/// let w = Array2::from_shape_fn((64, 8), |(k, n)| f16::from_f32((k * 8 + n) as f32 / 512.0 - 0.5));
+/// let q = quantize_weights(w.view(), ScalarType::UINT4B8, GroupSize::Of(32))?;
+/// assert_eq!((q.codes.shape(), q.scales.shape()), (&[64, 8][..], &[2, 8][..]));
+/// assert_eq!(q.codes[[0, 0]], 0);
+/// # Ok::<(), marlinspike::Error>(())
+/// ```
+pub fn quantize_weights<'a>(
+    w: impl Into<FloatView2<'a>>,
     weight_type: ScalarType,
     group_size: GroupSize,
 ) -> Result<GroupQuantized> {
-    expect_rows(w, size_n, 1)?;
-    let size_k = w.len() / size_n;
+    let w = w.into();
+    let size_k = w.shape()[0];
     let groups = group_size.groups(LogicalK(size_k))?;
     if groups == 0 {
         return Err(Error::size("size_k", size_k, "1 or more"));
     }
     let per = size_k / groups;
     let rows: Vec<Vec<usize>> = (0..groups).map(|g| (g * per..(g + 1) * per).collect()).collect();
-    quantize_groups(w, size_n, ty, weight_type, &rows)
+    quantize_groups(&w, weight_type, &rows)
 }
 
 /// [`quantize_weights`] with row k in group `g_idx[k]`; each group must have at least one row.
@@ -51,15 +70,13 @@ pub fn quantize_weights(
 /// # Errors
 /// As [`quantize_weights`]; [`Error::Shape`] for a `g_idx` of another length than K,
 /// [`Error::Value`] if a group below the largest has no row.
-pub fn quantize_by_group(
-    w: &[f32],
-    size_n: usize,
-    ty: ScalarType,
+pub fn quantize_by_group<'a>(
+    w: impl Into<FloatView2<'a>>,
     weight_type: ScalarType,
     g_idx: &[u32],
 ) -> Result<GroupQuantized> {
-    expect_rows(w, size_n, 1)?;
-    let size_k = w.len() / size_n;
+    let w = w.into();
+    let size_k = w.shape()[0];
     if g_idx.len() != size_k || size_k == 0 {
         return Err(Error::shape("g_idx", &[g_idx.len()], format!("[{size_k}], 1 or more")));
     }
@@ -76,7 +93,7 @@ pub fn quantize_by_group(
         let expected = format!("each group below {groups}");
         return Err(Error::value("g_idx", &[], format!("no row of group {empty}"), expected));
     }
-    quantize_groups(w, size_n, ty, weight_type, &rows)
+    quantize_groups(&w, weight_type, &rows)
 }
 
 /// Symmetric GPTQ weights as stored in a checkpoint. With `perm`, they have act-order: groups are
@@ -86,10 +103,8 @@ pub fn quantize_by_group(
 /// # Errors
 /// As [`quantize_weights`]; [`Error::Unsupported`] for a type with zero points; the errors of
 /// [`act_order::expect_permutation`]; [`Error::Size`] for act-order with one group.
-pub fn gptq_quantize_weights(
-    w: &[f32],
-    size_n: usize,
-    ty: ScalarType,
+pub fn gptq_quantize_weights<'a>(
+    w: impl Into<FloatView2<'a>>,
     weight_type: ScalarType,
     group_size: GroupSize,
     perm: Option<&[u32]>,
@@ -97,11 +112,11 @@ pub fn gptq_quantize_weights(
     if ![ScalarType::UINT4B8, ScalarType::UINT8B128].contains(&weight_type) {
         return Err(Error::unsupported(weight_type, "GPTQ's types are uint4b8 and uint8b128"));
     }
-    let mut made = quantize_weights(w, size_n, ty, weight_type, group_size)?;
+    let mut made = quantize_weights(w, weight_type, group_size)?;
     let Some(perm) = perm else {
-        return made.into_weight(size_n, ty, weight_type, Groups::Uniform(group_size));
+        return made.into_weight(Groups::Uniform(group_size));
     };
-    let size_k = w.len() / size_n;
+    let size_k = made.codes.nrows();
     act_order::expect_permutation(perm, size_k)?;
     let GroupSize::Of(per) = group_size else {
         return Err(Error::size("group_size of act-order", group_size, "less than size_k"));
@@ -109,11 +124,10 @@ pub fn gptq_quantize_weights(
     if per >= size_k {
         return Err(Error::size("group_size of act-order", per, format!("less than {size_k}")));
     }
-    let codes = std::mem::take(&mut made.codes);
-    made.codes =
-        perm.iter().flat_map(|&k| &codes[k as usize * size_n..][..size_n]).copied().collect();
+    let rows: Vec<usize> = perm.iter().map(|&k| k as usize).collect();
+    made.codes = made.codes.select(ndarray::Axis(0), &rows);
     let g_idx = perm.iter().map(|&k| k / per as u32).collect();
-    made.into_weight(size_n, ty, weight_type, Groups::Indexed { g_idx, group_size })
+    made.into_weight(Groups::Indexed { g_idx, group_size })
 }
 
 impl GroupQuantized {
@@ -122,31 +136,23 @@ impl GroupQuantized {
     ///
     /// # Errors
     /// [`Error::Size`] if K does not fill packed words; the errors of [`Weight::validate`].
-    pub fn into_weight(
-        self,
-        size_n: usize,
-        ty: ScalarType,
-        weight_type: ScalarType,
-        groups: Groups,
-    ) -> Result<Weight<'static>> {
-        if size_n == 0 || !self.codes.len().is_multiple_of(size_n) {
-            return Err(Error::shape("codes", &[self.codes.len()], format!("rows of {size_n}")));
-        }
-        let shape = Shape::new(self.codes.len() / size_n, size_n);
-        let bits = weight_type.size_bits();
-        let codes = Codes::from_fn(bits, shape, |k, n| self.codes[k * size_n + n])?;
-        let rows = self.scales.len() / size_n;
-        let encode = |&s: &f32| ty.encode_rne(s.into());
+    pub fn into_weight(self, groups: Groups) -> Result<Weight<'static>> {
+        let Self { weight_type, ty, codes, scales, zeros } = self;
+        let (size_k, size_n) = codes.dim();
+        let shape = Shape::new(size_k, size_n);
+        let codes = Codes::from_fn(weight_type.size_bits(), shape, |k, n| codes[[k, n]])?;
+        let (rows, encode) = (scales.nrows(), |&s: &f32| ty.encode_rne(s.into()));
         let data = match ty.storage_bits() {
-            16 => TableData::B16(self.scales.iter().map(|s| encode(s) as u16).collect()),
-            32 => TableData::B32(self.scales.iter().map(encode).collect()),
-            _ => TableData::B8(self.scales.iter().map(|s| encode(s) as u8).collect()),
+            16 => TableData::B16(scales.iter().map(|s| encode(s) as u16).collect()),
+            32 => TableData::B32(scales.iter().map(encode).collect()),
+            _ => TableData::B8(scales.iter().map(|s| encode(s) as u8).collect()),
         };
-        let scales = Table::new(ty, rows, size_n, data)?;
-        let zeros = match self.zeros.is_empty() {
-            true => None,
-            false => Some(Table::new(ScalarType::UINT8, rows, size_n, TableData::B8(self.zeros))?),
-        };
+        let scales = Table::new(ty, rows, scales.ncols(), data)?;
+        let zeros = zeros.map(|zeros| {
+            let ((rows, cols), data) = (zeros.dim(), zeros.iter().copied().collect());
+            Table::new(ScalarType::UINT8, rows, cols, TableData::B8(data))
+        });
+        let zeros = zeros.transpose()?;
         let name = "weight".to_owned();
         let (global_scale, bias) = (None, None);
         let weight =
@@ -158,12 +164,11 @@ impl GroupQuantized {
 
 /// [`quantize_weights`] with the rows of each group.
 fn quantize_groups(
-    w: &[f32],
-    size_n: usize,
-    ty: ScalarType,
+    w: &FloatView2<'_>,
     weight_type: ScalarType,
     groups: &[Vec<usize>],
 ) -> Result<GroupQuantized> {
+    let (ty, (w, size_n)) = (w.scalar_type(), finite_rows(w, 1)?);
     let (low, high, zero_points) = match weight_type {
         ScalarType::UINT4B8 => (-8.0, 7.0, false),
         ScalarType::UINT8B128 => (-128.0, 127.0, false),
@@ -171,9 +176,6 @@ fn quantize_groups(
         ScalarType::UINT8 => (0.0, 255.0, true),
         other => return Err(Error::unsupported(other, "not an integer weight type of Marlin")),
     };
-    if let Some(i) = w.iter().position(|&v| round_to(ty, v) != v) {
-        return Err(Error::value("w", &[i / size_n, i % size_n], w[i], format!("a value of {ty}")));
-    }
     let r = |v: f32| round_to(ty, v);
     let mut codes = vec![0; w.len()];
     let (mut scales, mut zeros) = (Vec::new(), Vec::new());
@@ -204,5 +206,7 @@ fn quantize_groups(
             }
         }
     }
-    Ok(GroupQuantized { codes, scales, zeros })
+    let zeros = zero_points.then(|| matrix(groups.len(), zeros));
+    let codes = matrix(codes.len() / size_n, codes);
+    Ok(GroupQuantized { weight_type, ty, codes, scales: matrix(groups.len(), scales), zeros })
 }

@@ -1,7 +1,21 @@
 //! Quantizes activations and weights to codes and scales by upstream's definitions.
 //!
-//! Values are f32 (16-bit floats are widened exactly). Every operation is an IEEE operation in the
-//! stated order, so codes and scales are defined bit for bit.
+//! Arrays are f16, bf16 or f32: typed `ndarray` views, or a [`FloatView2`] if the type is known at run
+//! time only. 16-bit floats are widened exactly. Every operation is an IEEE operation in the stated
+//! order, so codes and scales are defined bit for bit.
+//!
+//! ```
+//! use marlinspike::num::element::{bf16, E4m3fn};
+//! use marlinspike::quantize::per_token_fp8;
+//! use ndarray::array;
+//!
+//! let x = array![[1.0f32, -2.0, 0.5], [448.0, 0.0, 100.0]].mapv(bf16::from_f32);
+//! let q = per_token_fp8(x.view(), None)?;
+//! assert_eq!(q.scales.shape(), [2, 1]);
+//! assert_eq!(q.scales[[1, 0]], 1.0);
+//! assert_eq!(q.codes[[0, 1]], E4m3fn::from_f32_rne_saturating(-448.0));
+//! # Ok::<(), marlinspike::Error>(())
+//! ```
 
 mod activation;
 mod block;
@@ -14,24 +28,41 @@ pub use activation::{Int8Rule, Quantized, per_tensor_fp8, per_token_fp8, per_tok
 pub use block::{mx, nvfp4};
 pub use fp8_group::per_group_fp8;
 pub use group::{GroupQuantized, gptq_quantize_weights, quantize_by_group, quantize_weights};
-pub(crate) use nvfp4_kernel::with_ties_away;
-pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference, nvfp4_ties_away};
-pub use rules::{ActivationRule, RuleFit, StatedActivations};
+pub use nvfp4_kernel::{Nvfp4Difference, nvfp4_kernel_difference};
+pub(crate) use nvfp4_kernel::{nvfp4_ties_away, with_ties_away};
+pub use rules::ActivationRule;
+pub(crate) use rules::{RuleFit, StatedActivations};
 
+use std::borrow::Cow;
+
+use ndarray::Array2;
+
+use crate::num::array::FloatView2;
 use crate::{Error, Result};
 
-/// Checks that `x` is rows of `cols` finite values, with `cols` a multiple of `block`.
-fn expect_rows(x: &[f32], cols: usize, block: usize) -> Result<()> {
+/// The values and the columns of `x`. Fails unless they are finite and `block` divides the columns.
+fn finite_rows<'a>(x: &FloatView2<'a>, block: usize) -> Result<(Cow<'a, [f32]>, usize)> {
+    let cols = expect_blocks(x, block)?;
+    let values = x.widened();
+    match values.iter().position(|v| !v.is_finite()) {
+        None => Ok((values, cols)),
+        Some(i) => Err(Error::value("x", &[i / cols, i % cols], values[i], "a finite number")),
+    }
+}
+
+/// The columns of `x`, a positive multiple of `block`.
+fn expect_blocks(x: &FloatView2<'_>, block: usize) -> Result<usize> {
+    let cols = x.shape()[1];
     if cols == 0 || !cols.is_multiple_of(block) {
         return Err(Error::size("columns", cols, format!("a positive multiple of {block}")));
     }
-    if !x.len().is_multiple_of(cols) {
-        return Err(Error::shape("x", &[x.len()], format!("rows of {cols}")));
-    }
-    match x.iter().position(|v| !v.is_finite()) {
-        None => Ok(()),
-        Some(i) => Err(Error::value("x", &[i / cols, i % cols], x[i], "a finite number")),
-    }
+    Ok(cols)
+}
+
+/// `values` in `rows` rows, which they fill.
+fn matrix<T>(rows: usize, values: Vec<T>) -> Array2<T> {
+    let cols = values.len().checked_div(rows).unwrap_or(0);
+    Array2::from_shape_vec((rows, cols), values).expect("whole rows")
 }
 
 /// Fills rows with an infinity or NaN with zeros and returns their indices; their scales become

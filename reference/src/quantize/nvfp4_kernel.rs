@@ -14,7 +14,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{absmax, expect_rows};
+use ndarray::ArrayView2;
+
+use super::{absmax, finite_rows};
+use crate::num::array::{FloatView2, row_major};
+use crate::num::element::{E2m1, E4m3fn};
 use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
 use crate::{Error, Result};
 
@@ -148,28 +152,32 @@ impl QuantizedRows<'_> {
 /// possible. If each code is possible on its own, the difference is the first code that no single
 /// reciprocal explains together with the previous codes.
 ///
-/// `codes` hold one value a byte, `scales` one e4m3 per 16 values, both row by row as `x`. Under a
-/// scale of zero, codes are zeros with the sign of x; or, in every such block with a nonzero value,
-/// ±6 (r(0) is infinite, and NaN converts to 6).
+/// `codes` have the shape of `x`, `scales` one value for each 16 of a row. Under a scale of zero, codes
+/// are zeros with the sign of x; or, in every such block with a nonzero value, ±6 (r(0) is infinite, and
+/// NaN converts to 6).
 ///
 /// # Errors
-/// As [`super::nvfp4`]; [`Error::Shape`] for codes or scales of another number.
-pub fn nvfp4_kernel_difference(
-    x: &[f32],
-    cols: usize,
+/// As [`super::nvfp4`]; [`Error::Shape`] for codes or scales of another shape.
+pub fn nvfp4_kernel_difference<'a>(
+    x: impl Into<FloatView2<'a>>,
     global_scale: f32,
-    codes: &[u8],
-    scales: &[u8],
+    codes: ArrayView2<'_, E2m1>,
+    scales: ArrayView2<'_, E4m3fn>,
 ) -> Result<Option<Nvfp4Difference>> {
-    expect_rows(x, cols, 16)?;
+    let x = x.into();
+    let (rows, (values, cols)) = (x.shape()[0], finite_rows(&x, 16)?);
     if !global_scale.is_normal() || global_scale < 0.0 {
         return Err(Error::size("global scale", global_scale, "a positive normal number"));
     }
-    if (codes.len(), scales.len()) != (x.len(), x.len() / 16) {
-        let expected = format!("{} codes and {} scales", x.len(), x.len() / 16);
-        return Err(Error::shape("quantized rows", &[codes.len(), scales.len()], expected));
+    let shapes = [("codes", codes.shape(), cols), ("scales", scales.shape(), cols / 16)];
+    for (name, found, cols) in shapes {
+        if found != [rows, cols] {
+            return Err(Error::shape(name, found, format!("[{rows}, {cols}]")));
+        }
     }
-    let rows = QuantizedRows { x, cols, codes, scales };
+    let (codes, scales) = (row_major(codes), row_major(scales));
+    let (codes, scales) = (bytemuck::cast_slice(&codes), bytemuck::cast_slice(&scales));
+    let rows = QuantizedRows { x: &values, cols, codes, scales };
     if let Some(difference) = rows.wrong_scale(global_scale) {
         return Ok(Some(difference));
     }
@@ -200,7 +208,7 @@ fn even_below(v: f32, factor: f32) -> Option<u8> {
 ///
 /// Reciprocals that are too large have the same effect on ties, so this alone does not prove a
 /// mistake.
-pub fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
+pub(crate) fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
     let rows = QuantizedRows { x, cols: x.len(), codes, scales };
     let (mut even, mut away) = (0usize, 0usize);
     for (_, x, codes, scale) in rows.blocks().filter(|(.., scale)| *scale != 0) {

@@ -75,41 +75,41 @@ impl ActivationRule {
 
 /// Activations and their codes and scales from an unknown quantizer.
 #[derive(Debug, Clone, Copy)]
-pub struct StatedActivations<'a> {
+pub(crate) struct StatedActivations<'a> {
     /// Rows of `cols` values of type `dtype`, widened.
-    pub x: &'a [f32],
+    pub(crate) x: &'a [f32],
     /// Values of a row.
-    pub cols: usize,
+    pub(crate) cols: usize,
     /// Type of x.
-    pub dtype: ScalarType,
+    pub(crate) dtype: ScalarType,
     /// [`ScalarType::INT8`] or [`ScalarType::FLOAT8_E4M3FN`].
-    pub ty: ScalarType,
+    pub(crate) ty: ScalarType,
     /// Factor of every scale after quantization: `input_global_scale`, or 1.
-    pub factor: f32,
+    pub(crate) factor: f32,
     /// Bits of one code per value.
-    pub codes: &'a [u8],
+    pub(crate) codes: &'a [u8],
     /// One per row.
-    pub scales: &'a [f32],
+    pub(crate) scales: &'a [f32],
 }
 
 /// The result of one rule, compared with the found codes and scales.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RuleFit {
+pub(crate) struct RuleFit {
     /// The rule.
-    pub rule: ActivationRule,
+    pub(crate) rule: ActivationRule,
     /// Bits of the rule's codes.
-    pub codes: Vec<u8>,
+    pub(crate) codes: Vec<u8>,
     /// The rule's scales.
-    pub scales: Vec<f32>,
+    pub(crate) scales: Vec<f32>,
     /// Indices of codes that differ.
-    pub wrong_codes: Vec<usize>,
+    pub(crate) wrong_codes: Vec<usize>,
     /// Rows whose scale differs.
-    pub wrong_scales: Vec<usize>,
+    pub(crate) wrong_scales: Vec<usize>,
 }
 
 impl RuleFit {
     /// Whether the rule explains every code and every scale.
-    pub fn is_exact(&self) -> bool {
+    pub(crate) fn is_exact(&self) -> bool {
         self.wrong_codes.is_empty() && self.wrong_scales.is_empty()
     }
 
@@ -263,7 +263,7 @@ impl StatedActivations<'_> {
     /// # Errors
     /// [`Error::Shape`] if codes and scales do not match rows of `cols` values;
     /// [`Error::Unsupported`] for another type of codes.
-    pub fn explain(&self, declared: Option<ActivationRule>) -> Result<RuleFit> {
+    pub(crate) fn explain(&self, declared: Option<ActivationRule>) -> Result<RuleFit> {
         if ![ScalarType::INT8, ScalarType::FLOAT8_E4M3FN].contains(&self.ty) {
             return Err(Error::unsupported(self.ty, "int8 or float8_e4m3fn activations"));
         }
@@ -297,7 +297,7 @@ impl StatedActivations<'_> {
     }
 
     /// The number of a code.
-    pub fn value(&self, code: u8) -> f32 {
+    pub(crate) fn value(&self, code: u8) -> f32 {
         if self.ty == ScalarType::INT8 { f32::from(code as i8) } else { e4m3fn_to_f32(code) }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::num::dims::Shape;
+use ndarray::{Array2, ArrayView2};
+
+use crate::num::array::contiguous;
+use crate::num::dims::{PackedK, Shape};
 use crate::{Error, Result};
 
 /// Codes `[size_k, size_n]` of 4 or 8 bits in 32-bit words `[size_k / pack, size_n]`: the code
@@ -15,6 +18,14 @@ pub struct Codes<'a> {
     bits: u32,
     shape: Shape,
     words: Cow<'a, [u32]>,
+}
+
+/// The shape of the codes in `[rows, cols]` words.
+fn logical(bits: u32, (rows, cols): (usize, usize)) -> Result<Shape> {
+    match bits {
+        4 | 8 => Ok(Shape::new(PackedK(rows).logical(bits).0, cols)),
+        _ => Err(Error::size("bits per code", bits, "4 or 8")),
+    }
 }
 
 impl<'a> Codes<'a> {
@@ -33,6 +44,54 @@ impl<'a> Codes<'a> {
             ));
         }
         Ok(Self { bits, shape, words })
+    }
+
+    /// Packed words `[size_k / pack, size_n]`, borrowed. `bits` is 4 or 8.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for other `bits`; [`Error::NotContiguous`] for other strides than row-major ones,
+    /// since weights are not copied.
+    ///
+    /// ```
+    /// use marlinspike::weight::Codes;
+    /// use ndarray::array;
+    ///
+    /// // One word holds eight codes of a column, the first in its low bits.
+    /// let qweight = array![[0x7654_3210u32, 0xfedc_ba98]];
+    /// let codes = Codes::from_view(4, qweight.view())?;
+    /// assert_eq!((codes.shape().size_k, codes.get(3, 0), codes.get(0, 1)), (8, 3, 8));
+    /// assert_eq!(codes.view().as_ptr(), qweight.as_ptr());
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn from_view(bits: u32, words: ArrayView2<'a, u32>) -> Result<Self> {
+        let found = words.shape().to_vec();
+        let shape = logical(bits, words.dim())?;
+        match words.to_slice() {
+            Some(words) => Self::from_words(bits, shape, words),
+            None => Err(Error::NotContiguous { tensor: "qweight".to_owned(), found }),
+        }
+    }
+
+    /// Packed words `[size_k / pack, size_n]`; not copied.
+    ///
+    /// # Errors
+    /// As [`Codes::from_view`].
+    pub fn from_array(bits: u32, words: Array2<u32>) -> Result<Codes<'static>> {
+        let shape = logical(bits, words.dim())?;
+        Codes::from_words(bits, shape, contiguous("qweight", words)?)
+    }
+
+    /// The packed words `[size_k / pack, size_n]`.
+    pub fn view(&self) -> ArrayView2<'_, u32> {
+        let rows = self.shape.size_k / self.pack();
+        ArrayView2::from_shape((rows, self.shape.size_n), &self.words).expect("checked when made")
+    }
+
+    /// The packed words `[size_k / pack, size_n]`; copied only where they are borrowed.
+    pub fn into_array(self) -> Array2<u32> {
+        let rows = self.shape.size_k / self.pack();
+        let shape = (rows, self.shape.size_n);
+        Array2::from_shape_vec(shape, self.words.into_owned()).expect("checked when made")
     }
 
     /// Packs `code(k, n)`; bits above `bits` must be zero.

@@ -1,5 +1,7 @@
 //! The value of a code.
 
+use ndarray::Array2;
+
 use super::Weight;
 use crate::num::scalar::ScalarType;
 
@@ -25,8 +27,8 @@ impl Weight<'_> {
         }
     }
 
-    /// The whole matrix `[size_k, size_n]`, row-major.
-    pub fn dequantize_all(&self) -> Vec<f64> {
+    /// The whole matrix `[size_k, size_n]`.
+    pub fn dequantize_all(&self) -> Array2<f64> {
         let shape = self.shape();
         // A table of all codes, at most 256, replaces decoding each of them.
         let values: Vec<f64> = (0..1 << self.codes.bits()).map(|c| self.ty.to_f64(c)).collect();
@@ -40,7 +42,7 @@ impl Weight<'_> {
                 out.push(self.global_scale.map_or(product, |g| product * f64::from(g)));
             }
         }
-        out
+        Array2::from_shape_vec((shape.size_k, shape.size_n), out).expect("every element")
     }
 
     /// Whether codes of this type need a zero point of their own for each group.

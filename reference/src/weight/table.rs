@@ -1,5 +1,9 @@
 //! A small matrix of scalars kept as bits: scales, zero points, biases.
 
+use ndarray::{Array2, ArrayView2};
+
+use crate::num::array::contiguous;
+use crate::num::element::{Scalar, Words};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::{Error, Result};
@@ -47,6 +51,55 @@ impl Table {
             return Err(Error::shape("table", &[rows, cols], format!("{len} elements")));
         }
         Ok(Self { ty, rows, cols, data })
+    }
+
+    /// The table of an array; not copied.
+    ///
+    /// # Errors
+    /// [`Error::NotContiguous`] for other strides than row-major ones.
+    ///
+    /// ```
+    /// use marlinspike::num::element::{bf16, f16};
+    /// use marlinspike::weight::Table;
+    /// use ndarray::array;
+    ///
+    /// let scales = Table::from_array(array![[0.5f32, 2.0]].mapv(f16::from_f32))?;
+    /// assert_eq!(scales.value(0, 1), 2.0);
+    /// assert_eq!(scales.view::<f16>()?[[0, 0]].to_f32(), 0.5);
+    /// assert!(scales.view::<bf16>().is_err());
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn from_array<T: Scalar>(array: Array2<T>) -> Result<Self> {
+        let (rows, cols) = array.dim();
+        let data = match T::into_words(contiguous("table", array)?) {
+            Words::B8(v) => TableData::B8(v),
+            Words::B16(v) => TableData::B16(v),
+            Words::B32(v) => TableData::B32(v),
+            Words::B64(_) => return Err(Error::unsupported(T::TYPE, "8 to 32 bits")),
+        };
+        Self::new(T::TYPE, rows, cols, data)
+    }
+
+    /// The table as an array of its own type.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the elements are not of type `T`.
+    pub fn view<T: Scalar>(&self) -> Result<ArrayView2<'_, T>> {
+        if self.ty != T::TYPE {
+            return Err(Error::unsupported(
+                format!("a table of {} as {}", self.ty, T::TYPE),
+                "the \
+                table's own type is expected",
+            ));
+        }
+        let values = match &self.data {
+            TableData::B8(v) => bytemuck::try_cast_slice(v),
+            TableData::B16(v) => bytemuck::try_cast_slice(v),
+            TableData::B32(v) => bytemuck::try_cast_slice(v),
+        };
+        let shape = (self.rows, self.cols);
+        let view = values.ok().and_then(|v| ArrayView2::from_shape(shape, v).ok());
+        view.ok_or_else(|| Error::shape("table", &[self.rows, self.cols], T::TYPE))
     }
 
     /// Reads a tensor of any number of dimensions as `[product of the others, last]`.

@@ -125,8 +125,7 @@ impl Batch {
     }
 
     pub(crate) fn routed(&self) -> Routed<'_> {
-        let (topk_ids, topk_weights) = (&self.topk_ids[..], &self.topk_weights[..]);
-        Routed { top_k: self.top_k, topk_ids, topk_weights }
+        Routed::from_rows(self.top_k, &self.topk_ids, &self.topk_weights).unwrap()
     }
 
     /// Zeros of the output's shape and type.

@@ -4,6 +4,7 @@ use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::formats::nvfp4::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::FloatView2;
 use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::{Error, Result};
 
@@ -100,7 +101,10 @@ impl Loaded {
                 let shape = weight.shape();
                 let expert_of = vec![Some(0); x.len() / shape.size_k];
                 let product = Product {
-                    rows: &quantizer.quantize(x, *dtype, shape.size_k, &expert_of)?,
+                    rows: &quantizer.quantize(
+                        FloatView2::from_rows("x", *dtype, shape.size_k, x)?,
+                        &expert_of,
+                    )?,
                     expert_of: &expert_of,
                     weights: std::slice::from_ref(weight),
                     halves: None,
@@ -113,12 +117,11 @@ impl Loaded {
                 let routing;
                 let routed = match &inputs.routing {
                     Routing::Given { top_k, ids, weights } => {
-                        Routed { top_k: *top_k, topk_ids: ids, topk_weights: weights }
+                        Routed::from_rows(*top_k, ids, weights)?
                     }
                     Routing::Logits(logits) => {
                         routing = moe.routing.route(logits, moe.w13.len())?;
-                        let (topk_ids, topk_weights) = (&routing.topk_ids, &routing.topk_weights);
-                        Routed { top_k: moe.routing.rule.top_k, topk_ids, topk_weights }
+                        routing.routed()?
                     }
                 };
                 let layer = MethodLayer {
@@ -137,12 +140,13 @@ impl Loaded {
                     w13_multipliers: moe.multipliers.as_deref(),
                 };
                 let (hidden, inner) = (layer.layer.hidden_size(), layer.layer.intermediate_size());
+                let x = FloatView2::from_rows("x", *dtype, hidden, x)?;
                 let stages = layer.forward(x, routed, |_, product| multiply(product))?;
                 Ok(vec![
-                    output("gate_up", moe.w13[0].shape().size_n, stages.gate_up),
-                    output("activated", inner, stages.activated),
-                    output("down", hidden, stages.down),
-                    output("y", hidden, stages.y),
+                    output("gate_up", moe.w13[0].shape().size_n, stages.gate_up.into_bits()),
+                    output("activated", inner, stages.activated.into_bits()),
+                    output("down", hidden, stages.down.into_bits()),
+                    output("y", hidden, stages.y.into_bits()),
                 ])
             }
         }

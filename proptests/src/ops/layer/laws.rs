@@ -12,7 +12,7 @@
 //! // Your kernel here; this is the reference.
 //! let forward = |i: &LayerInput| {
 //!     let stages = i.local().and_then(|local| local.stages(i));
-//!     stages.map(|s| s.y).map_err(|e| SubjectError(e.to_string()))
+//!     stages.map(|s| s.y.into_bits()).map_err(|e| SubjectError(e.to_string()))
 //! };
 //! for law in laws::LAWS {
 //!     (law.check)(&forward, &input).map_err(|f| format!("{}: {}", law.name, f.what))?;
@@ -27,6 +27,7 @@
 use marlinspike::moe::batched;
 use marlinspike::moe::layer::sum_of_ranks;
 use marlinspike::moe::sum;
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::Convention;
@@ -249,9 +250,14 @@ fn shares_add_up(
     what: &str,
 ) -> Result<(), Failure> {
     let outputs = ranks.iter().map(|r| run(forward, r)).collect::<Result<Vec<_>, _>>()?;
-    let refs: Vec<&[u16]> = outputs.iter().map(Vec::as_slice).collect();
     let (ty, sixteen_bits) = (input.config.quant.dtype, input.config.quant.input_dtype.is_none());
-    let found = sum_of_ranks(ty, &refs).map_err(refused(input))?;
+    let h = input.config.hidden_size;
+    let views = outputs.iter().map(|y| FloatView2::from_rows("y", ty, h, y));
+    let found = views
+        .collect::<marlinspike::Result<Vec<_>>>()
+        .and_then(|views| sum_of_ranks(&views))
+        .map_err(refused(input))?
+        .into_bits();
     let mut first = None;
     for (_, convention) in conventions() {
         let of = |r: &LayerInput| r.bounds(*convention).map_err(refused(input));

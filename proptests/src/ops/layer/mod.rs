@@ -11,6 +11,7 @@ use marlinspike::layers::{ExpertPlacement, determine_expert_map};
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed, Stages};
+use marlinspike::num::array::FloatView2;
 use marlinspike::num::dims::Shape;
 use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::ScalarType;
@@ -100,7 +101,7 @@ impl Local {
     /// As [`Layer::forward`].
     pub fn stages(&self, input: &LayerInput) -> Result<Stages> {
         let layer = self.layer(input);
-        layer.forward(&input.x, input.routed(), &layer.canonical()?)
+        layer.forward(input.x_view()?, input.routed(), &layer.canonical()?)
     }
 }
 
@@ -172,13 +173,19 @@ impl LayerInput {
         self.x.len() / self.config.hidden_size.max(1)
     }
 
+    /// x `[M, H]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where x is not whole rows.
+    pub fn x_view(&self) -> Result<FloatView2<'_>> {
+        let (dtype, hidden) = (self.config.quant.dtype, self.config.hidden_size);
+        FloatView2::from_rows("x", dtype, hidden, &self.x)
+    }
+
     /// The routing of the tokens.
     pub fn routed(&self) -> Routed<'_> {
-        Routed {
-            top_k: self.config.top_k,
-            topk_ids: &self.topk_ids,
-            topk_weights: &self.topk_weights,
-        }
+        Routed::from_rows(self.config.top_k, &self.topk_ids, &self.topk_weights)
+            .expect("rows of top_k experts and weights")
     }
 
     /// The same layer with the tokens `tokens` of this input, in that order.
@@ -268,7 +275,7 @@ impl LayerInput {
         let class = Class::any_order();
         let local = self.local()?;
         let declared = Declared { convention, class: &class };
-        Ok(local.layer(self).bounds(&self.x, self.routed(), declared)?.y)
+        Ok(local.layer(self).bounds(self.x_view()?, self.routed(), declared)?.y)
     }
 
     /// Whether group scales are converted to integers by the largest scale of all experts of a
@@ -308,7 +315,7 @@ impl Operation for MoeLayer {
     }
 
     fn expected(input: &LayerInput) -> Result<Vec<u16>> {
-        Ok(input.local()?.stages(input)?.y)
+        Ok(input.local()?.stages(input)?.y.into_bits())
     }
 
     fn len(input: &LayerInput) -> Result<usize> {

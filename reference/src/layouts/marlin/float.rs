@@ -5,6 +5,7 @@ use super::scales::ScaleLayout;
 use crate::num::scalar::{self, ScalarType};
 use crate::weight::Table;
 use crate::{Error, Result};
+use ndarray::{Array2, ArrayView2};
 
 /// Scales times 2^`exponent`, rounded to nearest even in their own type; overflow is infinity,
 /// as in upstream's tensor product.
@@ -55,34 +56,23 @@ pub fn int4_to_fp8_symmetric(words: &[u32]) -> Vec<u32> {
 
 /// Rewrites packed `uint4` codes for fp8 activations: v ≥ z becomes v − z, else 15 − v.
 ///
-/// `qweight` is `[size_k, words_per_row]`, `qzeros` `[groups, words_per_row]`, packed along N in
-/// the same order. Fails unless the groups divide K.
+/// `qweight` is `[size_k, words]`, `qzeros` `[groups, words]`, packed along N in the same order. Fails
+/// unless the groups divide K.
 /// Source: vLLM 0.21.0 `marlin_int4_fp8_preprocess` with zero points.
 pub fn int4_to_fp8_asymmetric(
-    qweight: &[u32],
-    qzeros: &[u32],
-    words_per_row: usize,
-) -> Result<Vec<u32>> {
-    let rows = |words: &[u32]| {
-        (words_per_row > 0 && words.len().is_multiple_of(words_per_row))
-            .then(|| words.len() / words_per_row)
-    };
-    let (Some(size_k), Some(groups)) = (rows(qweight), rows(qzeros)) else {
-        return Err(Error::shape("qzeros", &[qzeros.len()], format!("rows of {words_per_row}")));
-    };
-    if groups == 0 || !size_k.is_multiple_of(groups) {
-        return Err(Error::shape(
-            "qzeros",
-            &[groups, words_per_row],
-            format!("a number of groups that divides {size_k}"),
-        ));
+    qweight: ArrayView2<'_, u32>,
+    qzeros: ArrayView2<'_, u32>,
+) -> Result<Array2<u32>> {
+    let ((size_k, words), (groups, columns)) = (qweight.dim(), qzeros.dim());
+    if columns != words || groups == 0 || !size_k.is_multiple_of(groups) {
+        let expected = format!("[a number of groups that divides {size_k}, {words}]");
+        return Err(Error::shape("qzeros", &[groups, columns], expected));
     }
-    let group_rows = size_k / groups;
-    let word = |i: usize, w: u32| {
-        let z = qzeros[i / words_per_row / group_rows * words_per_row + i % words_per_row];
+    let per = size_k / groups;
+    Ok(Array2::from_shape_fn((size_k, words), |(k, n)| {
+        let (w, z) = (qweight[[k, n]], qzeros[[k / per, n]]);
         (0..32).step_by(4).map(|s| sign_magnitude(w >> s & 15, z >> s & 15) << s).sum()
-    };
-    Ok(qweight.iter().enumerate().map(|(i, &w)| word(i, w)).collect())
+    }))
 }
 
 /// MX scales in kernel order: e8m0 `[groups, N]` to e8m0 `[groups, N]`.

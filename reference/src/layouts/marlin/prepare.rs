@@ -16,6 +16,7 @@ use crate::num::dims::Shape;
 use crate::num::scalar::{self, ScalarType};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
+use ndarray::Array3;
 
 /// The kernel-format tensors of a stack of matrices of one shape, experts first.
 #[derive(Debug, Clone)]
@@ -25,13 +26,13 @@ pub struct Prepared {
     /// Layout of each packed weight.
     pub weight_layout: WeightLayout,
     /// `[experts, K / 16, N · 16 / pack]`.
-    pub qweight: Vec<u32>,
+    pub qweight: Array3<u32>,
     /// Layout of each matrix's scales, before any reordering in fours.
     pub scale_layout: ScaleLayout,
     /// `[experts · groups, N]`.
     pub scales: Table,
     /// Layout of each matrix's zero points and `[experts, groups, N / pack]` words.
-    pub zeros: Option<(ZeroPointLayout, Vec<u32>)>,
+    pub zeros: Option<(ZeroPointLayout, Array3<u32>)>,
     /// `[experts, N]`.
     pub bias: Option<Table>,
     /// NVFP4: `[experts]`.
@@ -45,6 +46,16 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// The words of `qweight`, row-major.
+    pub fn qweight_words(&self) -> &[u32] {
+        self.qweight.as_slice().unwrap_or_default()
+    }
+
+    /// The words of the zero points, row-major.
+    pub fn zero_words(&self) -> Option<&[u32]> {
+        self.zeros.as_ref().map(|(_, words)| words.as_slice().unwrap_or_default())
+    }
+
     /// Scale groups of each matrix.
     pub fn groups(&self) -> usize {
         self.scales.rows() / self.experts
@@ -106,6 +117,11 @@ pub(crate) fn to_dtype(name: &str, table: &Table, dtype: ScalarType) -> Result<T
         }
     }
     Ok(converted)
+}
+
+/// The words of every expert as one array.
+fn stacked(experts: usize, [rows, cols]: [usize; 2], words: Vec<u32>) -> Array3<u32> {
+    Array3::from_shape_vec((experts, rows, cols), words).expect("every expert's words")
 }
 
 /// Stacks tables of one width on top of each other.
@@ -187,7 +203,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
     {
         let perm = sorted.as_ref().map(|s| s[e].perm.as_slice());
         let codes = kernel_codes(weight, options.input_dtype)?;
-        weight_layout.pack_into(&codes, perm, out)?;
+        weight_layout.pack_words(&codes, perm, out)?;
     }
 
     let scale_layout = ScaleLayout::new(groups, shape.size_n, permutation, options.dtype)?;
@@ -217,7 +233,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
     Ok(Prepared {
         experts: weights.len(),
         weight_layout,
-        qweight,
+        qweight: stacked(weights.len(), weight_layout.packed_shape(), qweight),
         scale_layout,
         scales,
         zeros: pack_zeros(weights, groups, shape, activations)?,
@@ -292,7 +308,7 @@ fn pack_zeros(
     groups: usize,
     shape: Shape,
     activations: Activations,
-) -> Result<Option<(ZeroPointLayout, Vec<u32>)>> {
+) -> Result<Option<(ZeroPointLayout, Array3<u32>)>> {
     let Some(zeros) = all_or_none(weights, "zeros", |w| w.zeros.as_ref())? else {
         return Ok(None);
     };
@@ -301,7 +317,7 @@ fn pack_zeros(
     for zeros in zeros {
         words.extend(layout.pack(zeros)?);
     }
-    Ok(Some((layout, words)))
+    Ok(Some((layout, stacked(weights.len(), layout.packed_shape(), words))))
 }
 
 fn pack_bias(weights: &[Weight<'_>], shape: Shape, dtype: ScalarType) -> Result<Option<Table>> {

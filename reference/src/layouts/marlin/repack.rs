@@ -153,6 +153,7 @@ mod tests {
     use super::super::kernel::Kernel;
     use super::*;
     use crate::layouts::{Layout, marlin::WeightLayout};
+    use crate::num::array::into_vec;
     use crate::num::dims::Shape;
 
     fn noise(len: usize, seed: u64) -> Vec<u32> {
@@ -221,8 +222,8 @@ mod tests {
                             "{bits} bits {activations:?} {shape} {kernel:?}"
                         );
                     }
-                    assert_eq!(layout.pack(&codes, perm).unwrap(), expected);
-                    assert_eq!(layout.unpack(&expected, perm).unwrap(), codes);
+                    assert_eq!(into_vec(layout.pack(&codes, perm).unwrap()), expected);
+                    assert_eq!(layout.unpack_words(&expected, perm).unwrap(), codes);
                 }
             }
         }

@@ -53,7 +53,7 @@ impl Stored<'_> {
         let layout = WeightLayout::new(self.shape, bits, Activations::Bits16)?;
         self.weight.expect_dtype(&[DType::I32])?;
         let words = self.weight.elements::<u32>();
-        let codes = layout.unpack(&words, order.as_ref().map(|(_, perm)| perm.as_slice()))?;
+        let codes = layout.unpack_words(&words, order.as_ref().map(|(_, perm)| perm.as_slice()))?;
         let [groups, cols] = self.scales.dims2()?;
         if cols != size_n {
             let found = [groups, cols];
@@ -64,7 +64,7 @@ impl Stored<'_> {
             Some(words) => {
                 words.expect_dtype(&[DType::I32])?;
                 let layout = ZeroPointLayout::new(groups, size_n, bits, Activations::Bits16)?;
-                Some(layout.unpack(&words.elements::<u32>(), self.ty)?)
+                Some(layout.unpack_words(&words.elements::<u32>(), self.ty)?)
             }
         };
         let bias = self.bias.as_ref().map(|b| bias(b, size_n)).transpose()?;

@@ -1,5 +1,6 @@
 //! The packed weight as a layout object.
 
+use ndarray::{Array2, ArrayView2, ArrayViewMut2};
 use rayon::{current_num_threads, prelude::*};
 
 use super::kernel::Kernel;
@@ -26,6 +27,9 @@ pub struct WeightLayout {
     shape: Shape,
     map: TileMap,
 }
+
+/// The packed tensor's name, for errors.
+const QWEIGHT: &str = "marlin_qweight";
 
 impl WeightLayout {
     /// The layout of a `shape` matrix of `bits` (4 or 8) codes.
@@ -74,14 +78,48 @@ impl WeightLayout {
     ///
     /// Runs on rayon's current pool. Fails when `codes` has another shape or width, or `perm`
     /// another length or a row out of range.
-    pub fn pack(&self, codes: &Codes<'_>, perm: Option<&[u32]>) -> Result<Vec<u32>> {
-        let mut out = vec![0; self.packed_len()];
-        self.pack_into(codes, perm, &mut out)?;
+    ///
+    /// ```
+    /// use marlinspike::layouts::{Layout, marlin::{Activations, WeightLayout}};
+    /// use marlinspike::num::dims::Shape;
+    /// use marlinspike::weight::Codes;
+    /// use ndarray::Array2;
+    ///
+    /// let qweight = Array2::from_shape_fn((128 / 8, 64), |(k, n)| (k * 64 + n) as u32 * 0x9e37_79b9);
+    /// let codes = Codes::from_view(4, qweight.view())?;
+    /// let layout = WeightLayout::new(Shape::new(128, 64), 4, Activations::Bits16)?;
+    /// let packed = layout.pack(&codes, None)?;
+    /// assert_eq!(packed.shape(), layout.packed_shape());
+    /// assert_eq!(layout.unpack(packed.view(), None)?.into_array(), qweight);
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn pack(&self, codes: &Codes<'_>, perm: Option<&[u32]>) -> Result<Array2<u32>> {
+        let mut out = Array2::zeros(self.packed_shape());
+        self.pack_into(codes, perm, out.view_mut())?;
         Ok(out)
     }
 
-    /// [`Self::pack`] into a buffer of [`Layout::packed_len`] words.
+    /// [`Self::pack`] into an array of [`Layout::packed_shape`].
+    ///
+    /// # Errors
+    /// As [`Self::pack`]; [`Error::Shape`] for another shape, [`Error::NotContiguous`] for other strides
+    /// than row-major ones.
     pub fn pack_into(
+        &self,
+        codes: &Codes<'_>,
+        perm: Option<&[u32]>,
+        out: ArrayViewMut2<'_, u32>,
+    ) -> Result<()> {
+        let found = out.shape().to_vec();
+        self.expect_shape(&found)?;
+        match out.into_slice() {
+            Some(out) => self.pack_words(codes, perm, out),
+            None => Err(Error::NotContiguous { tensor: QWEIGHT.to_owned(), found }),
+        }
+    }
+
+    /// [`Self::pack_into`] row-major words.
+    pub(crate) fn pack_words(
         &self,
         codes: &Codes<'_>,
         perm: Option<&[u32]>,
@@ -129,7 +167,24 @@ impl WeightLayout {
 
     /// The codes of packed words; with act-order, `perm` as it was given to [`Self::pack`]
     /// (a permutation) puts the rows back to checkpoint order.
-    pub fn unpack(&self, packed: &[u32], perm: Option<&[u32]>) -> Result<Codes<'static>> {
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another shape than [`Layout::packed_shape`]; [`Error::NotContiguous`] for
+    /// other strides than row-major ones; what [`crate::act_order::expect_permutation`] refuses.
+    pub fn unpack(
+        &self,
+        packed: ArrayView2<'_, u32>,
+        perm: Option<&[u32]>,
+    ) -> Result<Codes<'static>> {
+        self.unpack_words(self.words_of(packed)?, perm)
+    }
+
+    /// [`Self::unpack`] of row-major words.
+    pub(crate) fn unpack_words(
+        &self,
+        packed: &[u32],
+        perm: Option<&[u32]>,
+    ) -> Result<Codes<'static>> {
         self.expect_len(packed.len())?;
         let mut row_of: Vec<usize> = (0..self.shape.size_k).collect();
         if let Some(perm) = perm {
@@ -156,10 +211,16 @@ impl WeightLayout {
         Codes::from_words(bits, self.shape, words)
     }
 
-    /// Compares packed words. Fails when either has the wrong length.
-    pub fn compare(&self, expected: &[u32], found: &[u32]) -> Result<Difference> {
-        self.expect_len(expected.len())?;
-        self.expect_len(found.len())?;
+    /// Compares packed words.
+    ///
+    /// # Errors
+    /// As [`Self::unpack`].
+    pub fn compare(
+        &self,
+        expected: ArrayView2<'_, u32>,
+        found: ArrayView2<'_, u32>,
+    ) -> Result<Difference> {
+        let (expected, found) = (self.words_of(expected)?, self.words_of(found)?);
         Ok(compare(self, self.map.bits(), 32 / self.map.bits(), expected, found))
     }
 
@@ -173,11 +234,26 @@ impl WeightLayout {
         Ok(())
     }
 
+    /// The words of a packed array.
+    fn words_of<'p>(&self, packed: ArrayView2<'p, u32>) -> Result<&'p [u32]> {
+        let found = packed.shape().to_vec();
+        self.expect_shape(&found)?;
+        let strided = || Error::NotContiguous { tensor: QWEIGHT.to_owned(), found: found.clone() };
+        packed.to_slice().ok_or_else(strided)
+    }
+
+    fn expect_shape(&self, found: &[usize]) -> Result<()> {
+        match found == self.packed_shape() {
+            true => Ok(()),
+            false => Err(Error::shape(QWEIGHT, found, format!("{:?}", self.packed_shape()))),
+        }
+    }
+
     fn expect_len(&self, len: usize) -> Result<()> {
         if len == self.packed_len() {
             return Ok(());
         }
-        Err(Error::shape("marlin_qweight", &[len], format!("{:?} words", self.packed_shape())))
+        Err(Error::shape(QWEIGHT, &[len], format!("{:?} words", self.packed_shape())))
     }
 }
 

@@ -1,9 +1,12 @@
 //! Run-time zero points in kernel order.
 
+use ndarray::{Array2, ArrayView2};
+
 use super::Activations;
 use super::scales::GROUPED;
 use super::tile::evens_first;
 use crate::layouts::{Layout, Place, Slot};
+use crate::num::array::row_major;
 use crate::num::scalar::ScalarType;
 use crate::weight::{Table, TableData};
 use crate::{Error, Result};
@@ -53,7 +56,7 @@ impl ZeroPointLayout {
     }
 
     /// Packs codes `[groups, N]` (one byte each).
-    pub fn pack(&self, zeros: &Table) -> Result<Vec<u32>> {
+    pub fn pack(&self, zeros: &Table) -> Result<Array2<u32>> {
         let TableData::B8(codes) = zeros.data() else {
             return Err(Error::unsupported("zero points wider than a byte", "codes are bytes"));
         };
@@ -71,11 +74,23 @@ impl ZeroPointLayout {
                 out[p / pack] |= u32::from(row[self.column(p)]) << ((p % pack) as u32 * self.bits);
             }
         }
-        Ok(words)
+        Ok(Array2::from_shape_vec(self.packed_shape(), words).expect("packed_len words"))
     }
 
     /// The codes `[groups, N]` of packed words, as a table of `ty`.
-    pub fn unpack(&self, words: &[u32], ty: ScalarType) -> Result<Table> {
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another shape than [`Layout::packed_shape`].
+    pub fn unpack(&self, words: ArrayView2<'_, u32>, ty: ScalarType) -> Result<Table> {
+        if words.shape() != self.packed_shape() {
+            let expected = format!("{:?}", self.packed_shape());
+            return Err(Error::shape("marlin_zeros", words.shape(), expected));
+        }
+        self.unpack_words(&row_major(words), ty)
+    }
+
+    /// [`Self::unpack`] of row-major words.
+    pub(crate) fn unpack_words(&self, words: &[u32], ty: ScalarType) -> Result<Table> {
         if words.len() != self.packed_len() {
             return Err(Error::shape(
                 "marlin_zeros",

@@ -33,6 +33,7 @@ mod exact;
 
 use super::Chain;
 use crate::named::named;
+use crate::num::array::{FloatView2, HalfArray2};
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
@@ -200,14 +201,44 @@ impl Definition {
         Ok(())
     }
 
-    /// `activated` [rows, `size_i`] of `gate_up` [rows, [`Definition::width_in`]], both row-major
-    /// bits of `ty`, FLOAT16 or BFLOAT16.
+    /// `activated` `[rows, I]` of `gate_up` `[rows, `[`width_in(I)`](Definition::width_in)`]`, f16 or
+    /// bf16.
     ///
     /// # Errors
-    /// [`Error::Shape`] when `gate_up` is not a whole number of rows; [`Error::Unsupported`] for
-    /// other types and where upstream has no such operator; [`Error::Size`] as
-    /// [`Definition::validate`].
-    pub fn apply(
+    /// [`Error::Shape`] when gate and up do not fill a row; [`Error::Unsupported`] for f32 and where
+    /// upstream has no such operator; [`Error::Size`] as [`Definition::validate`].
+    ///
+    /// ```
+    /// use marlinspike::moe::Chain;
+    /// use marlinspike::moe::activation::{Activation, Definition};
+    /// use marlinspike::num::element::bf16;
+    /// use ndarray::array;
+    ///
+    /// // Two columns of gate, then two of up.
+    /// let gate_up = array![[0.0f32, 20.0, 3.0, -1.0]].mapv(bf16::from_f32);
+    /// let silu = Definition::new(Activation::Silu);
+    /// let activated = silu.apply(gate_up.view(), Chain::Canonical)?.into_array::<bf16>()?;
+    /// assert_eq!(activated, array![[0.0f32, -20.0]].mapv(bf16::from_f32));
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn apply<'a>(
+        &self,
+        gate_up: impl Into<FloatView2<'a>>,
+        chain: Chain,
+    ) -> Result<HalfArray2> {
+        let gate_up = gate_up.into();
+        let (ty, [rows, width]) = (gate_up.scalar_type(), [gate_up.shape()[0], gate_up.shape()[1]]);
+        let size_i = width / self.width_in(1);
+        if size_i == 0 || self.width_in(size_i) != width {
+            let rule = format!("columns in multiples of {}, 1 or more", self.width_in(1));
+            return Err(Error::shape("gate_up", gate_up.shape(), rule));
+        }
+        let activated = self.apply_bits(&gate_up.bits_of("gate_up", ty)?, ty, size_i, chain)?;
+        HalfArray2::from_bits("activated", ty, [rows, size_i], activated)
+    }
+
+    /// [`Definition::apply`] of bits of `ty`, row-major.
+    pub(crate) fn apply_bits(
         &self,
         gate_up: &[u16],
         ty: ScalarType,

@@ -1,7 +1,11 @@
 //! A second implementation of [`RoutingRule`], in f64 and expert by expert, that shares no code
 //! with the first. `run --check` and case files compare routing with it.
 
+use ndarray::ArrayView2;
+
 use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
+use crate::moe::layer::Routed;
+use crate::num::array::row_major;
 use crate::{Error, Result};
 
 /// Unit roundoff of f32.
@@ -205,18 +209,16 @@ impl RoutingRule {
     /// As [`RoutingRule::validate`]; [`Error::Shape`] where ids or weights have another length.
     pub fn compare(
         &self,
-        logits: &[f32],
-        experts: usize,
+        logits: ArrayView2<'_, f32>,
         tensors: RouterTensors<'_>,
-        found: (&[i32], &[f32]),
+        found: Routed<'_>,
     ) -> Result<Differences> {
-        self.validate(logits, experts, tensors)?;
-        let (ids, weights) = found;
-        let entries = logits.len() / experts * self.top_k;
-        for (name, len) in [("topk_ids", ids.len()), ("topk_weights", weights.len())] {
-            if len != entries {
-                return Err(Error::shape(name, &[len], format!("[{entries}]")));
-            }
+        self.validate(logits, tensors)?;
+        let ((rows, experts), logits) = (logits.dim(), row_major(logits));
+        let (shape, ids, weights) = (found.topk_ids().dim(), found.ids(), found.weights());
+        if shape != (rows, self.top_k) {
+            let expected = format!("[{rows}, {}]", self.top_k);
+            return Err(Error::shape("topk_ids", &[shape.0, shape.1], expected));
         }
         let mut wrong = Differences::default();
         for (t, row) in logits.chunks_exact(experts).enumerate() {

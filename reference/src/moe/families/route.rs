@@ -1,24 +1,26 @@
 //! The definition of a rule's result in f32.
 
+use ndarray::ArrayView2;
+
 use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
 use crate::Result;
 use crate::moe::math;
-use crate::moe::router::{self, Routing};
+use crate::moe::router::Routing;
+use crate::num::array::row_major;
 
 impl RoutingRule {
-    /// Routes every row of `logits`, row-major `[M, experts]`, `experts` with the zero experts.
+    /// Routes every row of `logits` `[M, experts]`, `experts` with the zero experts.
     /// Among equal experts the lower id comes first.
     ///
     /// # Errors
     /// As [`RoutingRule::validate`].
     pub fn route(
         &self,
-        logits: &[f32],
-        experts: usize,
+        logits: ArrayView2<'_, f32>,
         tensors: RouterTensors<'_>,
     ) -> Result<Routing> {
-        self.validate(logits, experts, tensors)?;
-        let rows = logits.len() / experts;
+        self.validate(logits, tensors)?;
+        let ((rows, experts), logits) = (logits.dim(), row_major(logits));
         let mut topk_ids = Vec::with_capacity(rows * self.top_k);
         let mut topk_weights = Vec::with_capacity(rows * self.top_k);
         for row in logits.chunks_exact(experts) {
@@ -34,8 +36,7 @@ impl RoutingRule {
             topk_ids.extend(ids.iter().map(|&id| id as i32));
             topk_weights.extend(weights);
         }
-        let token_expert_indices = router::token_expert_indices(rows, self.top_k);
-        Ok(Routing { topk_weights, topk_ids, token_expert_indices })
+        Ok(Routing::of_rows(rows, self.top_k, topk_weights, topk_ids))
     }
 
     /// Scores of one token. Softmax: eᵢ = exp(xᵢ − max), added from the first expert on, times 1/Σ.

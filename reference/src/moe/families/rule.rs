@@ -1,11 +1,14 @@
 //! The routing of one layer with every parameter resolved.
 
+use ndarray::ArrayView2;
+
 use serde::{Deserialize, Serialize};
 
 use crate::moe::ScoringFunc;
 use crate::moe::activation::Activation;
 use crate::moe::activation::{Columns, Definition};
 use crate::moe::router::Router;
+use crate::num::array::row_major;
 use crate::{Error, Result};
 
 /// Logits to scores.
@@ -213,17 +216,13 @@ impl RoutingRule {
         Ok(definition)
     }
 
-    /// Checks that sizes, numbers and tensors fit `experts` (zero experts included).
+    /// Checks that sizes, numbers and tensors fit `logits` `[M, experts]` (zero experts included).
     ///
     /// # Errors
     /// [`Error::Size`] for sizes and numbers; [`Error::Shape`] and [`Error::Value`] for logits and
     /// tensors.
-    pub fn validate(
-        &self,
-        logits: &[f32],
-        experts: usize,
-        tensors: RouterTensors<'_>,
-    ) -> Result<()> {
+    pub fn validate(&self, logits: ArrayView2<'_, f32>, tensors: RouterTensors<'_>) -> Result<()> {
+        let (experts, logits) = (logits.ncols(), row_major(logits));
         let size = |what: &str, found: usize, rule: String| Err(Error::size(what, found, rule));
         if experts == 0 || self.top_k == 0 || self.top_k > experts {
             return size("top_k", self.top_k, format!("1 to the number of experts, {experts}"));

@@ -4,6 +4,7 @@
 use super::{Layer, Routed, input_global_scale};
 use crate::layouts::marlin::process_int8_scales_with;
 use crate::moe::{sum, to_slots};
+use crate::num::array::{FloatView2, rows_of};
 use crate::num::interval::{Bound, Interval, round_once};
 use crate::num::scalar::ScalarType;
 use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
@@ -48,18 +49,19 @@ impl From<Bounded> for Bound {
 }
 
 impl Layer<'_> {
-    /// The bounds of every stage from x `[M, H]`, bits of `dtype`: each stage's error is carried
+    /// The bounds of every stage from x `[M, H]`, of `dtype`: each stage's error is carried
     /// into the next.
     ///
     /// # Errors
     /// As [`Layer::forward`].
-    pub fn bounds(
+    pub fn bounds<'x>(
         &self,
-        x: &[u16],
+        x: impl Into<FloatView2<'x>>,
         routed: Routed<'_>,
         declared: Declared<'_>,
     ) -> Result<StageBounds> {
         self.validate()?;
+        let x = self.bits("x", &x.into(), self.hidden_size())?;
         let value = |&bits: &u16| Bound::exactly(self.dtype.to_f64(bits.into()));
         let x: Vec<Bound> = x.iter().map(value).collect();
         let gate_up = self.gate_up_bounds(&x, routed, declared)?;
@@ -211,15 +213,15 @@ impl Layer<'_> {
         // A row with infinities or NaN has no bound.
         let finite = |&v: &f64| if v.is_finite() { v as f32 } else { 0.0 };
         let floats: Vec<f32> = values.iter().map(finite).collect();
+        let floats = rows_of("activations", &floats, k)?;
         let (codes, scales): (Vec<f64>, Vec<f32>) = match input {
             ScalarType::INT8 => {
-                let q = per_token_int8(&floats, k, Int8Rule::Quotient)?;
-                (q.codes.iter().map(|&c| c.into()).collect(), q.scales)
+                let q = per_token_int8(floats, Int8Rule::Quotient)?;
+                (q.codes.iter().map(|&c| c.into()).collect(), q.into_vecs().1)
             }
             _ => {
-                let q = per_token_fp8(&floats, k, None)?;
-                let ty = ScalarType::FLOAT8_E4M3FN;
-                (q.codes.iter().map(|&c| ty.to_f64(c.into())).collect(), q.scales)
+                let q = per_token_fp8(floats, None)?;
+                (q.codes.iter().map(|c| c.to_f32().into()).collect(), q.into_vecs().1)
             }
         };
         // In units of the scale: an uncertain value may get another scale and another code, within

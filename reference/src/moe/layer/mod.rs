@@ -14,12 +14,20 @@
 //! kernel of a class.
 
 pub mod bounds;
+mod rows;
+mod stages;
 
+use std::borrow::Cow;
+
+pub use self::rows::input_global_scale;
+pub(crate) use self::rows::{Rows, quantize_rows};
+pub use self::stages::{Stages, sum_of_ranks};
 use super::activation::Definition;
-use super::{Chain, sum, to_slots, widen};
+pub use super::routed::Routed;
+use super::{Chain, sum};
+use crate::num::array::{FloatView2, HalfArray2};
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::{Extras, Schedule, Stack};
-use crate::quantize::{Int8Rule, clear_broken, per_token_fp8, per_token_int8};
 use crate::weight::Weight;
 use crate::{Error, Result};
 
@@ -47,17 +55,6 @@ pub struct Layer<'w> {
     pub router_weight_on_input: bool,
 }
 
-/// The routing of the tokens, row-major `[M, top_k]`.
-#[derive(Debug, Clone, Copy)]
-pub struct Routed<'r> {
-    /// Experts per token.
-    pub top_k: usize,
-    /// Global expert ids; −1 is no expert.
-    pub topk_ids: &'r [i32],
-    /// Router weights.
-    pub topk_weights: &'r [f32],
-}
-
 /// The arithmetic of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arithmetic {
@@ -67,19 +64,6 @@ pub struct Arithmetic {
     pub w2: Schedule,
     /// Chain of the activation and the sum.
     pub chain: Chain,
-}
-
-/// The stages of a layer, as bits of its `dtype`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stages {
-    /// `[M·top_k, N of w13]`.
-    pub gate_up: Vec<u16>,
-    /// `[M·top_k, I]`.
-    pub activated: Vec<u16>,
-    /// `[M·top_k, H]`.
-    pub down: Vec<u16>,
-    /// `[M, H]`.
-    pub y: Vec<u16>,
 }
 
 impl Layer<'_> {
@@ -181,26 +165,66 @@ impl Layer<'_> {
         Ok(Arithmetic { w13: of(self.w13)?, w2: of(self.w2)?, chain: Chain::Canonical })
     }
 
-    /// Computes the layer of `x` `[M, H]`, bits of `dtype`.
+    /// Computes the layer of `x` `[M, H]`, of `dtype`.
     ///
     /// The results of a row depend only on that row, so they are the same in any batch.
     ///
     /// # Errors
     /// As [`Layer::validate`], [`Layer::local_experts`], [`Schedule::execute_stack`];
-    /// [`Error::Shape`] if x and `routed` differ in their rows.
-    pub fn forward(&self, x: &[u16], routed: Routed<'_>, how: &Arithmetic) -> Result<Stages> {
-        let gate_up = self.gate_up(x, routed, &how.w13)?;
-        let activated = self.activate(&gate_up, how.chain)?;
-        let down = self.down(&activated, routed, &how.w2)?;
-        let y = self.sum(&down, routed.top_k, how.chain)?;
-        Ok(Stages { gate_up, activated, down, y })
+    /// [`Error::Shape`] if x and `routed` differ in their rows; [`Error::Dtype`] if x is not of
+    /// `dtype`.
+    pub fn forward<'x>(
+        &self,
+        x: impl Into<FloatView2<'x>>,
+        routed: Routed<'_>,
+        how: &Arithmetic,
+    ) -> Result<Stages> {
+        self.validate()?;
+        let x = self.bits("x", &x.into(), self.hidden_size())?;
+        let gate_up = self.gate_up_bits(&x, routed, &how.w13)?;
+        let activated = self.activate_bits(&gate_up, how.chain)?;
+        let down = self.down_bits(&activated, routed, &how.w2)?;
+        let y = self.sum_bits(&down, routed.top_k, how.chain)?;
+        Stages::from_bits(self, [gate_up, activated, down, y])
+    }
+
+    /// The bits of `x`, which must be of this layer's type and have `cols` columns.
+    pub(crate) fn bits<'x>(
+        &self,
+        name: &str,
+        x: &FloatView2<'x>,
+        cols: usize,
+    ) -> Result<Cow<'x, [u16]>> {
+        if x.shape()[1] != cols {
+            return Err(Error::shape(name, x.shape(), format!("[{}, {cols}]", x.shape()[0])));
+        }
+        x.bits_of(name, self.dtype)
     }
 
     /// `gate_up` `[M·top_k, N of w13]` of `x` `[M, H]`.
     ///
     /// # Errors
     /// As [`Layer::forward`].
-    pub fn gate_up(&self, x: &[u16], routed: Routed<'_>, schedule: &Schedule) -> Result<Vec<u16>> {
+    pub fn gate_up<'x>(
+        &self,
+        x: impl Into<FloatView2<'x>>,
+        routed: Routed<'_>,
+        schedule: &Schedule,
+    ) -> Result<HalfArray2> {
+        self.validate()?;
+        let x = self.bits("x", &x.into(), self.hidden_size())?;
+        let bits = self.gate_up_bits(&x, routed, schedule)?;
+        let cols = self.activation.width_in(self.intermediate_size());
+        HalfArray2::from_rows("gate_up", self.dtype, cols, bits)
+    }
+
+    /// [`Layer::gate_up`] of bits of `dtype`, row-major.
+    pub(crate) fn gate_up_bits(
+        &self,
+        x: &[u16],
+        routed: Routed<'_>,
+        schedule: &Schedule,
+    ) -> Result<Vec<u16>> {
         self.validate()?;
         let experts = self.local_experts(routed)?;
         let (h, top_k) = (self.hidden_size(), routed.top_k);
@@ -217,15 +241,39 @@ impl Layer<'_> {
     ///
     /// # Errors
     /// As [`Definition::apply`].
-    pub fn activate(&self, gate_up: &[u16], chain: Chain) -> Result<Vec<u16>> {
-        self.activation.apply(gate_up, self.dtype, self.intermediate_size(), chain)
+    pub fn activate<'x>(
+        &self,
+        gate_up: impl Into<FloatView2<'x>>,
+        chain: Chain,
+    ) -> Result<HalfArray2> {
+        let cols = self.activation.width_in(self.intermediate_size());
+        let bits = self.activate_bits(&self.bits("gate_up", &gate_up.into(), cols)?, chain)?;
+        HalfArray2::from_rows("activated", self.dtype, self.intermediate_size(), bits)
+    }
+
+    /// [`Layer::activate`] of bits of `dtype`, row-major.
+    pub(crate) fn activate_bits(&self, gate_up: &[u16], chain: Chain) -> Result<Vec<u16>> {
+        self.activation.apply_bits(gate_up, self.dtype, self.intermediate_size(), chain)
     }
 
     /// `down` `[M·top_k, H]` of `activated`.
     ///
     /// # Errors
     /// As [`Layer::forward`]; [`Error::Shape`] if `activated` and `routed` differ in their rows.
-    pub fn down(
+    pub fn down<'x>(
+        &self,
+        activated: impl Into<FloatView2<'x>>,
+        routed: Routed<'_>,
+        schedule: &Schedule,
+    ) -> Result<HalfArray2> {
+        self.validate()?;
+        let activated = self.bits("activated", &activated.into(), self.intermediate_size())?;
+        let bits = self.down_bits(&activated, routed, schedule)?;
+        HalfArray2::from_rows("down", self.dtype, self.hidden_size(), bits)
+    }
+
+    /// [`Layer::down`] of bits of `dtype`, row-major.
+    pub(crate) fn down_bits(
         &self,
         activated: &[u16],
         routed: Routed<'_>,
@@ -243,12 +291,24 @@ impl Layer<'_> {
         self.multiply(&rows, 1, &experts, router, schedule)
     }
 
-    /// `y` `[M, H]` of `down`.
+    /// `y` `[M, H]` of `down`, which has `top_k` rows for each token.
     ///
     /// # Errors
     /// As [`sum::sum`].
-    pub fn sum(&self, down: &[u16], top_k: usize, chain: Chain) -> Result<Vec<u16>> {
-        sum::sum(down, self.dtype, top_k, self.hidden_size(), chain)
+    pub fn sum<'x>(
+        &self,
+        down: impl Into<FloatView2<'x>>,
+        top_k: usize,
+        chain: Chain,
+    ) -> Result<HalfArray2> {
+        let down = self.bits("down", &down.into(), self.hidden_size())?;
+        let bits = self.sum_bits(&down, top_k, chain)?;
+        HalfArray2::from_rows("y", self.dtype, self.hidden_size(), bits)
+    }
+
+    /// [`Layer::sum`] of bits of `dtype`, row-major.
+    pub(crate) fn sum_bits(&self, down: &[u16], top_k: usize, chain: Chain) -> Result<Vec<u16>> {
+        sum::sum_bits(down, self.dtype, top_k, self.hidden_size(), chain)
     }
 
     /// Rows times the experts' w13 (`which` 0) or w2 (1).
@@ -276,97 +336,4 @@ impl Layer<'_> {
     pub(crate) fn quantized(&self, x: &[u16], cols: usize, weights: &[Weight<'_>]) -> Result<Rows> {
         quantize_rows(x, self.dtype, self.input_dtype, cols, input_global_scale(weights))
     }
-}
-
-/// Quantizes activations `[rows, cols]`, bits of `dtype`, for a product; scales of int8 activations
-/// are multiplied by `factor`, the [`input_global_scale`] of the matrices.
-///
-/// A quantized row with an infinity or NaN gets the scale NaN, so all of its products are NaN.
-///
-/// # Errors
-/// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
-pub(crate) fn quantize_rows(
-    x: &[u16],
-    dtype: ScalarType,
-    input_dtype: Option<ScalarType>,
-    cols: usize,
-    factor: f32,
-) -> Result<Rows> {
-    let Some(input) = input_dtype else {
-        return Ok(Rows { codes: x.iter().map(|&b| b.into()).collect(), scales: None });
-    };
-    let mut values: Vec<f32> = x.iter().map(|&b| widen(dtype, b)).collect();
-    let broken = clear_broken(&mut values, cols);
-    let scaled = |scales: Vec<f32>, factor: f32| {
-        let mut scales: Vec<f32> = scales.into_iter().map(|s| s * factor).collect();
-        broken.iter().for_each(|&row| scales[row] = f32::NAN);
-        Some(scales)
-    };
-    match input {
-        ScalarType::INT8 => {
-            let quantized = per_token_int8(&values, cols, Int8Rule::Quotient)?;
-            Ok(Rows {
-                codes: quantized.codes.iter().map(|&c| u32::from(c as u8)).collect(),
-                scales: scaled(quantized.scales, factor),
-            })
-        }
-        ScalarType::FLOAT8_E4M3FN => {
-            let quantized = per_token_fp8(&values, cols, None)?;
-            let codes = quantized.codes.iter().map(|&c| c.into()).collect();
-            Ok(Rows { codes, scales: scaled(quantized.scales, 1.0) })
-        }
-        other => Err(Error::unsupported(other, "int8 or float8_e4m3fn activations")),
-    }
-}
-
-/// The factor of int8 activation scales for integer group scales: the largest scale of all experts
-/// over 4096, or 1 if there is one group.
-pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
-    if weights.first().is_none_or(|w| w.scales.rows() <= 1) {
-        return 1.0;
-    }
-    let scales = weights.iter().flat_map(|w| {
-        let ty = w.scales.ty();
-        w.scales.iter_bits().map(move |b| ty.to_f64(b) as f32)
-    });
-    (1.0 / 4096.0) * scales.fold(f32::NEG_INFINITY, f32::max)
-}
-
-/// Rows that enter a product.
-pub(crate) struct Rows {
-    /// Codes of the type that enters the unit, zero-extended.
-    pub(crate) codes: Vec<u32>,
-    /// Scales of the rows of 8-bit activations.
-    pub(crate) scales: Option<Vec<f32>>,
-}
-
-impl Rows {
-    /// Repeats rows of tokens as rows of slots.
-    pub(crate) fn to_slots(&self, cols: usize, top_k: usize) -> Self {
-        let scales = self.scales.as_ref();
-        Self {
-            codes: to_slots(&self.codes, cols, top_k),
-            scales: scales.map(|s| to_slots(s, 1, top_k)),
-        }
-    }
-}
-
-/// The sum of tensor-parallel ranks' outputs of type `ty`: added in f32 in the order of ranks,
-/// rounded once.
-///
-/// # Errors
-/// [`Error::Shape`] if the outputs of ranks differ in length; [`Error::Unsupported`] for types
-/// other than FLOAT16 and BFLOAT16.
-pub fn sum_of_ranks(ty: ScalarType, ranks: &[&[u16]]) -> Result<Vec<u16>> {
-    super::half_type(ty)?;
-    let len = ranks.first().map_or(0, |r| r.len());
-    if let Some((rank, other)) = ranks.iter().enumerate().find(|(_, r)| r.len() != len) {
-        return Err(Error::shape(
-            format!("output of rank {rank}"),
-            &[other.len()],
-            format!("[{len}]"),
-        ));
-    }
-    let sum = |n: usize| ranks.iter().fold(0f32, |sum, rank| sum + widen(ty, rank[n]));
-    Ok((0..len).map(|n| super::narrow(ty, sum(n))).collect())
 }

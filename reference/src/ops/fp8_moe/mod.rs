@@ -11,6 +11,7 @@ use crate::method::{self, Activations, MethodLayer, Quantizer, Scales};
 use crate::moe::activation::Definition;
 use crate::moe::layer::{Layer, Routed};
 use crate::moe::{narrow, widen};
+use crate::num::array::FloatView2;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::case::Case;
@@ -105,7 +106,8 @@ impl Fp8Moe {
     fn quantize(&self, which: usize, rows: &[u16]) -> Result<Activations> {
         let size_k = self.size_k(which);
         let experts = vec![None; rows.len() / size_k];
-        self.quantizers[which].quantize(rows, self.config.dtype, size_k, &experts)
+        let rows = FloatView2::from_rows("activations", self.config.dtype, size_k, rows)?;
+        self.quantizers[which].quantize(rows, &experts)
     }
 
     fn routed(&self) -> Routed<'_> {
@@ -159,14 +161,15 @@ impl Computation for Fp8Moe {
         let x = self.limited();
         let execute =
             |which: usize, product: &method::Product<'_>| product.execute(&self.schedules[which]);
-        let s = self.layer().forward(&x, self.routed(), execute)?;
+        let rows = FloatView2::from_rows("x", c.dtype, c.hidden_size, &x)?;
+        let s = self.layer().forward(rows, self.routed(), execute)?;
         let mut all = Vec::new();
         all.extend(self.quantized(0, &self.quantize(0, &x)?));
-        all.push(self.half("gate_up", c.w13_size_n(), &s.gate_up));
-        all.push(self.half("activated", c.intermediate_size, &s.activated));
-        all.extend(self.quantized(1, &self.quantize(1, &s.activated)?));
-        all.push(self.half("down", c.hidden_size, &s.down));
-        all.push(self.half("y", c.hidden_size, &s.y));
+        all.push(self.half("gate_up", c.w13_size_n(), s.gate_up.bits()));
+        all.push(self.half("activated", c.intermediate_size, s.activated.bits()));
+        all.extend(self.quantized(1, &self.quantize(1, s.activated.bits())?));
+        all.push(self.half("down", c.hidden_size, s.down.bits()));
+        all.push(self.half("y", c.hidden_size, s.y.bits()));
         Ok(all)
     }
 

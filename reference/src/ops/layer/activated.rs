@@ -34,7 +34,7 @@ pub(crate) fn bounded(
     let (rows, size_i) = (c.size_m * c.top_k, c.intermediate_size);
     let definition = Definition::new(c.activation);
     let ty = c.dtype;
-    let apply = |chain| definition.apply(gate_up, ty, size_i, chain);
+    let apply = |chain| definition.apply_bits(gate_up, ty, size_i, chain);
     let (expected, chain) = nearer(values, apply(Chain::Canonical)?, apply(Chain::Upstream).ok());
     let stage = Stage {
         name: "activated",

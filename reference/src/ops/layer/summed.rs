@@ -3,7 +3,7 @@
 use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport};
-use crate::moe::sum::{bound, sum};
+use crate::moe::sum::{bound, sum_bits};
 use crate::moe::{Chain, narrow, widen};
 use crate::num::interval::{Bound, Interval};
 use crate::num::scalar::ScalarType;
@@ -33,7 +33,7 @@ pub(crate) fn bounded(
     rest: Rest,
 ) -> Result<(OutputReport, Vec<usize>)> {
     let (ty, h) = (c.dtype, c.hidden_size);
-    let add = |chain| sum(down, ty, c.top_k, h, chain);
+    let add = |chain| sum_bits(down, ty, c.top_k, h, chain);
     let (expected, chain) = nearer(values, add(Chain::Canonical)?, Some(add(Chain::Upstream)?));
     let (class, shape) = (CLASS.into(), [c.size_m, h]);
     let stage =

@@ -4,7 +4,8 @@ use super::MoeConfig;
 use crate::layers::{ExpertPlacement, determine_expert_map};
 use crate::moe::activation::Definition;
 use crate::moe::align::{Absent, Align};
-use crate::moe::layer::{Layer, Routed};
+use crate::moe::layer::{Layer, Stages};
+use crate::num::array::{FloatView2, rows_of};
 use crate::num::dims::Shape;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
@@ -68,14 +69,15 @@ pub(super) fn add_stages(
     let logits = case.input("router_logits")?.elements::<f32>().into_owned();
     let x = case.input("x")?.elements::<u16>().into_owned();
     let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
-    let routing = c.router().route(&logits, c.num_experts)?;
+    let routing = c.router().route(rows_of("router_logits", &logits, c.num_experts)?)?;
     let align = Align {
         block_size: c.block_size_m,
         num_experts: c.num_experts,
         expert_map: map.as_deref(),
         absent: Absent::Ignore,
     };
-    let aligned = align.run(&routing.topk_ids)?;
+    let routed = routing.routed()?;
+    let aligned = align.run(routed.ids())?;
     let orders = [stable(w13), stable(w2)];
     let layer = Layer {
         w13,
@@ -88,8 +90,6 @@ pub(super) fn add_stages(
         input_dtype: c.quant.input_dtype,
         router_weight_on_input: c.apply_router_weight_on_input,
     };
-    let routed =
-        Routed { top_k: c.top_k, topk_ids: &routing.topk_ids, topk_weights: &routing.topk_weights };
     let mut how = layer.canonical()?;
     let input = c.quant.input_dtype.unwrap_or(c.quant.dtype);
     if let Some(choice) = &c.schedule_w13 {
@@ -98,26 +98,25 @@ pub(super) fn add_stages(
     if let Some(choice) = &c.schedule_w2 {
         how.w2 = choice.resolve(w2, c.quant.dtype, input)?;
     }
-    let stages = defined(&c.quant, layer.forward(&x, routed, &how))?;
-    let (m, rows, dtype) = (c.size_m, c.size_m * c.top_k, c.quant.dtype);
-    let ints =
-        |name: &str, shape: Vec<usize>, v: Vec<i32>| Tensor::from_vec(name, DType::I32, shape, v);
-    let shape = vec![m, c.top_k];
-    let weights = Tensor::from_vec("", DType::F32, shape.clone(), routing.topk_weights)?;
-    case.add_output("topk_weights", weights);
-    case.add_output("topk_ids", ints("topk_ids", shape, routing.topk_ids)?);
+    let x = FloatView2::from_rows("x", c.quant.dtype, c.hidden_size, &x)?;
+    let stages = defined(&c.quant, layer.forward(x, routed, &how))?;
+    case.add_output("topk_weights", Tensor::from_array("topk_weights", routing.topk_weights)?);
+    case.add_output("topk_ids", Tensor::from_array("topk_ids", routing.topk_ids)?);
     for (name, values) in [
         ("sorted_token_ids", aligned.sorted_token_ids),
         ("expert_ids", aligned.expert_ids),
         ("num_tokens_post_padded", vec![aligned.num_tokens_post_padded]),
     ] {
-        case.add_output(name, ints(name, vec![values.len()], values)?);
+        let shape = vec![values.len()];
+        case.add_output(name, Tensor::from_vec(name, DType::I32, shape, values)?);
     }
     let Some(stages) = stages else { return Ok(false) };
-    add_halves(case, "gate_up", dtype, [rows, c.w13_size_n()], stages.gate_up)?;
-    add_halves(case, "activated", dtype, [rows, c.intermediate_size], stages.activated)?;
-    add_halves(case, "down", dtype, [rows, c.hidden_size], stages.down)?;
-    add_halves(case, "y", dtype, [m, c.hidden_size], stages.y)?;
+    let Stages { gate_up, activated, down, y } = stages;
+    for (name, stage) in [("gate_up", gate_up), ("activated", activated), ("down", down), ("y", y)]
+    {
+        let shape = [stage.shape()[0], stage.shape()[1]];
+        add_halves(case, name, c.quant.dtype, shape, stage.into_bits())?;
+    }
     Ok(true)
 }
 

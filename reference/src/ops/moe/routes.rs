@@ -3,6 +3,7 @@
 use super::MoeConfig;
 use crate::Result;
 use crate::judge::OutputReport;
+use crate::num::array::rows_of;
 use crate::ops::case::Case;
 use crate::ops::routing::{align, topk, widened};
 
@@ -13,7 +14,8 @@ pub(super) fn judge(case: &Case<'_>, c: &MoeConfig) -> Result<Vec<OutputReport>>
         let (values, _) = widened(logits)?;
         let router = c.router();
         if ids.is_none() {
-            ids = Some(router.route(&values, c.num_experts)?.topk_ids);
+            let logits = rows_of("router_logits", &values, c.num_experts)?;
+            ids = Some(router.route(logits)?.topk_ids.into_raw_vec_and_offset().0);
         }
         reports = topk(case, router, &values, logits)?;
     }

@@ -92,7 +92,7 @@ impl<'o, 'c: 'o> Outputs<'o, 'c> {
     fn qweight(&self) -> Option<OutputReport> {
         let name = "marlin_qweight";
         let (found, prepared) = (self.found(name)?, self.context.prepared);
-        let (layout, expected) = (prepared.weight_layout, prepared.qweight.clone());
+        let (layout, expected) = (prepared.weight_layout, prepared.qweight_words().to_vec());
         let candidates = variants::qweight(self.context);
         let subject = Subject {
             rows: Rows::K,
@@ -126,7 +126,13 @@ impl<'o, 'c: 'o> Outputs<'o, 'c> {
         let candidates = variants::zeros(self.context);
         let subject = Subject {
             width: prepared.weight_layout.tile_map().bits(),
-            ..self.stack.subject(name, found, words.clone(), Box::new(*layout), candidates)
+            ..self.stack.subject(
+                name,
+                found,
+                words.iter().copied().collect(),
+                Box::new(*layout),
+                candidates,
+            )
         };
         Some(subject.judge())
     }

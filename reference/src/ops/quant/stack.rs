@@ -147,7 +147,7 @@ impl Stack<'_> {
             "marlin_qweight",
             DType::I32,
             &p.weight_layout.packed_shape(),
-            bytes_of(&p.qweight),
+            bytes_of(p.qweight_words()),
         )?;
         let scale_type = match p.scales.ty() {
             ScalarType::FLOAT8_E8M0FNU => DType::U8,
@@ -155,7 +155,7 @@ impl Stack<'_> {
             _ => float,
         };
         output("marlin_scales", scale_type, &[p.groups(), size_n], table(&p.scales)?)?;
-        if let Some((layout, words)) = &p.zeros {
+        if let (Some((layout, _)), Some(words)) = (&p.zeros, p.zero_words()) {
             output("marlin_zeros", DType::I32, &layout.packed_shape(), bytes_of(words))?;
         }
         if let Some(bias) = &p.bias {

@@ -4,6 +4,8 @@ use super::{mismatch, passing};
 use crate::Result;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::families::{RouterTensors, RoutingRule};
+use crate::moe::layer::Routed;
+use crate::num::array::rows_of;
 use crate::ops::case::Case;
 
 /// Judges `topk_ids` and `topk_weights`. If the case has only weights, they are judged with the
@@ -22,13 +24,15 @@ pub(crate) fn judge(
     if ids.is_none() && weights.is_none() {
         return Ok(Vec::new());
     }
-    let made = rule.route(logits, experts, tensors)?;
+    let logits = rows_of("router_logits", logits, experts)?;
+    let routing = rule.route(logits, tensors)?;
+    let made = routing.routed()?;
     let found_ids = ids.map(|t| t.elements::<i32>());
     let found_weights = weights.map(|t| t.elements::<f32>());
-    let id = found_ids.as_deref().unwrap_or(&made.topk_ids);
-    let weight = found_weights.as_deref().unwrap_or(&made.topk_weights);
-    let wrong = rule.compare(logits, experts, tensors, (id, weight))?;
+    let id = found_ids.as_deref().unwrap_or(made.ids());
+    let weight = found_weights.as_deref().unwrap_or(made.weights());
     let k = rule.top_k;
+    let wrong = rule.compare(logits, tensors, Routed::from_rows(k, id, weight)?)?;
     let report = |name: &str, bits: &[u32], expected: &[u32], wrong: &[(usize, String)]| {
         let mut report = passing(name, bits.len());
         let same = bits.iter().zip(expected).filter(|(a, b)| a == b).count();
@@ -45,12 +49,12 @@ pub(crate) fn judge(
     let mut reports = Vec::new();
     if ids.is_some() {
         let bits: Vec<u32> = id.iter().map(|x| x.cast_unsigned()).collect();
-        let expected: Vec<u32> = made.topk_ids.iter().map(|x| x.cast_unsigned()).collect();
+        let expected: Vec<u32> = made.ids().iter().map(|x| x.cast_unsigned()).collect();
         reports.push(report("topk_ids", &bits, &expected, &wrong.ids));
     }
     if weights.is_some() {
         let bits: Vec<u32> = weight.iter().map(|x| x.to_bits()).collect();
-        let expected: Vec<u32> = made.topk_weights.iter().map(|x| x.to_bits()).collect();
+        let expected: Vec<u32> = made.weights().iter().map(|x| x.to_bits()).collect();
         reports.push(report("topk_weights", &bits, &expected, &wrong.weights));
     }
     Ok(reports)

@@ -25,7 +25,7 @@ pub(crate) fn judge(c: &Context<'_>, found: &Tensor<'_>) -> Result<OutputReport>
     let k = c.router.top_k;
     found.expect_shape(&[c.rows(), k])?;
     let ids = found.elements::<i32>();
-    let expected = &c.routing.topk_ids;
+    let expected = c.routing.topk_ids.as_slice().unwrap_or_default();
     let mut report = passing("topk_ids", ids.len());
     let (mut wrong, mut exchanged) = (Vec::<Wrong>::new(), 0);
     for t in 0..c.rows() {
@@ -145,7 +145,10 @@ fn token(c: &Context<'_>, t: usize, ids: &[i32], wrong: &mut Vec<Wrong>) {
 
 fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
     let made = |router: &Router<'_>, ties| {
-        router.route_with(c.logits, c.experts, ties).map(|r| r.topk_ids).ok()
+        router
+            .route_with(c.logits, c.experts, ties)
+            .map(|r| r.topk_ids.into_raw_vec_and_offset().0)
+            .ok()
     };
     let with = |f: &dyn Fn(&mut Router<'_>)| {
         let mut router = c.router.clone();
@@ -172,7 +175,7 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
         variants.push(("groups-ignored", text, with(&|r| r.groups = None)));
     }
     let k = c.router.top_k;
-    let expected = &c.routing.topk_ids;
+    let expected = c.routing.topk_ids.as_slice().unwrap_or_default();
     for (id, text, made) in variants {
         let Some(made) = made.filter(|m| m != expected) else { continue };
         // Accepted rows need no explanation.

@@ -11,6 +11,7 @@ use crate::judge::picture::Picture;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::bound::Bounds;
 use crate::moe::router::{Router, Routing, token_expert_indices};
+use crate::num::array::rows_of;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
@@ -27,7 +28,7 @@ struct Context<'c> {
 
 impl<'c> Context<'c> {
     fn new(router: Router<'c>, logits: &'c [f32], experts: usize) -> Result<Self> {
-        let routing = router.route(logits, experts)?;
+        let routing = router.route(rows_of("router_logits", logits, experts)?)?;
         let rows = logits.chunks_exact(experts);
         let bounds = rows.map(|row| Bounds::new(&router, row)).collect();
         Ok(Self { router, logits, experts, routing, bounds })
@@ -72,8 +73,10 @@ pub(in crate::ops) fn stated_or_routed(
         let what = if ids.is_none() { "topk_ids" } else { "topk_weights" };
         return Err(Error::unsupported(format!("a layer without {what}"), "router_logits"));
     };
-    let routed = router.route(&logits.elements::<f32>(), num_experts)?;
-    Ok((ids.unwrap_or(routed.topk_ids), weights.unwrap_or(routed.topk_weights)))
+    let values = logits.elements::<f32>();
+    let routed = router.route(rows_of("router_logits", &values, num_experts)?)?;
+    let ids = ids.unwrap_or_else(|| routed.topk_ids.into_raw_vec_and_offset().0);
+    Ok((ids, weights.unwrap_or_else(|| routed.topk_weights.into_raw_vec_and_offset().0)))
 }
 
 pub(in crate::ops) fn topk(

@@ -41,7 +41,7 @@ impl MoeLayer<'_> {
         out: RowsMut<'_>,
     ) -> Result<()> {
         let (experts, router) = (self.config.num_experts, &self.config.router);
-        router.validate(router_logits, experts)?;
+        router.validate_rows(router_logits, experts)?;
         let (tokens, top_k) = (router_logits.len() / experts, router.top_k);
         self.check(x, tokens, &out)?;
         workspace.reserve_routing(tokens, experts, top_k);

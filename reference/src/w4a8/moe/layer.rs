@@ -67,7 +67,7 @@ impl<'a> MoeLayer<'a> {
         }
         check_expert_map(layer.config.num_experts, layer.config.expert_map.as_deref(), local)?;
         // Checks sizes and bias; logits are checked in each call.
-        layer.config.router.validate(&[], layer.config.num_experts)?;
+        layer.config.router.validate_rows(&[], layer.config.num_experts)?;
         Ok(layer)
     }
 

@@ -1,6 +1,7 @@
 //! What Marlin's packed tensors are in a converted stack.
 
 use marlinspike::layouts::marlin::Prepared;
+use marlinspike::num::array::into_vec;
 use marlinspike::{Error, Result};
 
 use crate::convert::names::Kind;
@@ -31,7 +32,7 @@ pub(super) fn pieces(
     let tile_k = prepared.weight_layout.tile_map().tile_k() as u64;
     let tile_rows = (e * whole_k + part.rows.start as u64) / tile_k;
     let tile_width = tile_k * u64::from(plan.code_bits()) / 8;
-    list.push(rows(Kind::Weight, tile_rows, tile_width, Bytes::B32(prepared.qweight)));
+    list.push(rows(Kind::Weight, tile_rows, tile_width, Bytes::B32(into_vec(prepared.qweight))));
 
     let groups = plan.groups as u64;
     // A part of a channel-wise matrix has the whole's scales: the first part writes them.
@@ -45,7 +46,7 @@ pub(super) fn pieces(
             let pack = 32 / u64::from(plan.code_bits());
             let part = columns.start / pack * 4..columns.end / pack * 4;
             let (at, width) = ((e * groups + group) * n / pack * 4, n / pack * 4);
-            list.push(Piece::rows(Kind::Zeros, at, width, part, Bytes::B32(words)));
+            list.push(Piece::rows(Kind::Zeros, at, width, part, Bytes::B32(into_vec(words))));
         }
     }
     if first && let Some(bias) = &prepared.bias {

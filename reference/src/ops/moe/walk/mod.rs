@@ -226,10 +226,10 @@ impl<'c> Walk<'c> {
     fn recompute(&self, stage: usize, before: &[u16], source: &Source<'_>) -> Result<Vec<u16>> {
         let (layer, routed) = (source.layer(), source.routed());
         match (stage, self.schedule(stage)) {
-            (0, Some(choice)) => layer.gate_up(before, routed, &source.schedule(choice, 0)?),
-            (2, Some(choice)) => layer.down(before, routed, &source.schedule(choice, 1)?),
-            (1, _) => layer.activate(before, Chain::Canonical),
-            _ => layer.sum(before, routed.top_k, Chain::Canonical),
+            (0, Some(choice)) => layer.gate_up_bits(before, routed, &source.schedule(choice, 0)?),
+            (2, Some(choice)) => layer.down_bits(before, routed, &source.schedule(choice, 1)?),
+            (1, _) => layer.activate_bits(before, Chain::Canonical),
+            _ => layer.sum_bits(before, routed.top_k, Chain::Canonical),
         }
     }
 

@@ -9,7 +9,9 @@ use crate::weight::{Groups, Table};
 /// Wrong zero points.
 pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let c = *c;
-    let Some((layout, words)) = &c.prepared.zeros else { return Vec::new() };
+    let (Some((layout, _)), Some(words)) = (&c.prepared.zeros, c.prepared.zero_words()) else {
+        return Vec::new();
+    };
     let bits = c.prepared.weight_layout.tile_map().bits();
     let max = (1u32 << bits) - 1;
     let tables =

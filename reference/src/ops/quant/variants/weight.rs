@@ -218,7 +218,11 @@ pub(in crate::ops) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
             inverse,
         ),
     ] {
-        add(id, text, Box::new(move || Some(reorder_in_words(&c.prepared.qweight, bits, &order))));
+        add(
+            id,
+            text,
+            Box::new(move || Some(reorder_in_words(c.prepared.qweight_words(), bits, &order))),
+        );
     }
     list
 }

@@ -1,5 +1,5 @@
-//! Arrays of f16, bf16 or f32 whose type is known at run time only: a case file's activations, a
-//! layer's outputs. Typed arrays convert to them without a copy, and back.
+//! Arrays whose type is known at run time only (a case file's activations, a layer's outputs), and the
+//! steps between arrays and row-major vectors. Typed arrays convert to them without a copy, and back.
 
 use std::borrow::Cow;
 
@@ -212,7 +212,7 @@ impl<D: Dimension> HalfArray<D> {
     ///
     /// ```
     /// use marlinspike::num::element::{bf16, f16};
-    /// use marlinspike::num::float_array::HalfArray2;
+    /// use marlinspike::num::array::HalfArray2;
     /// use marlinspike::num::scalar::ScalarType;
     ///
     /// let y = HalfArray2::from_bits("y", ScalarType::BFLOAT16, [1, 2], vec![0x3f80, 0x4000])?;
@@ -234,6 +234,28 @@ impl<D: Dimension> HalfArray<D> {
     }
 }
 
+impl<'a> FloatView2<'a> {
+    /// [`FloatView::from_bits`] of rows of `cols` elements.
+    ///
+    /// # Errors
+    /// As [`FloatView::from_bits`] and [`rows_of`].
+    pub fn from_rows(name: &str, ty: ScalarType, cols: usize, bits: &'a [u16]) -> Result<Self> {
+        let (rows, cols) = rows_of(name, bits, cols)?.dim();
+        Self::from_bits(name, ty, [rows, cols], bits)
+    }
+}
+
+impl HalfArray2 {
+    /// [`HalfArray::from_bits`] of rows of `cols` elements.
+    ///
+    /// # Errors
+    /// As [`HalfArray::from_bits`] and [`rows_of`].
+    pub fn from_rows(name: &str, ty: ScalarType, cols: usize, bits: Vec<u16>) -> Result<Self> {
+        let (rows, cols) = rows_of(name, &bits, cols)?.dim();
+        Self::from_bits(name, ty, [rows, cols], bits)
+    }
+}
+
 /// The elements of a row-major array, without a copy.
 ///
 /// # Errors
@@ -244,6 +266,18 @@ pub(crate) fn contiguous<T, D: Dimension>(name: &str, a: Array<T, D>) -> Result<
         (values, None | Some(0)) if standard && values.len() == len => Ok(values),
         _ => Err(Error::NotContiguous { tensor: name.to_owned(), found: shape }),
     }
+}
+
+/// The elements in row-major order; not copied from a row-major array.
+pub fn into_vec<T: Clone, D: Dimension>(array: Array<T, D>) -> Vec<T> {
+    if !array.is_standard_layout() {
+        return array.iter().cloned().collect();
+    }
+    let len = array.len();
+    let (mut values, offset) = array.into_raw_vec_and_offset();
+    values.drain(..offset.unwrap_or(0));
+    values.truncate(len);
+    values
 }
 
 /// Row-major rows of `cols` elements as a matrix. `name` is the tensor's, for errors.
