@@ -5,6 +5,7 @@ use marlinspike::case::{
     SwizzleConfig,
 };
 use marlinspike::check::{CaseReport, Declared, Verdict, check_case, check_case_within};
+use marlinspike::formats::gptq;
 use marlinspike::layouts::flashinfer::ScaleTile;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
@@ -18,7 +19,7 @@ fn zeros(dtype: DType, shape: &[usize]) -> Tensor<'static> {
 
 fn linear(size_m: usize, size_n: usize, size_k: usize) -> LinearConfig {
     let quant = QuantConfig {
-        checkpoint_format: CheckpointFormat::Gptq,
+        checkpoint_format: CheckpointFormat::Int(&gptq::FORMAT),
         weight_type: ScalarType::UINT4B8,
         dtype: ScalarType::FLOAT16,
         input_dtype: None,

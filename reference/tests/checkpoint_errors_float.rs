@@ -3,9 +3,11 @@
 mod refusals;
 
 use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::global_scale::GlobalStorage;
+use marlinspike::formats::global_scale::{GlobalScale, Shards};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
-use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::nvfp4::Nvfp4Tensors;
 use marlinspike::num::tensor::DType;
 use refusals::{NOT_FINITE, T, bytes, dtype, floats, shape, size, value, zeros};
 
@@ -97,7 +99,7 @@ fn microscaled() {
 fn nvfp4() {
     let unpack = |scale: T, global: T, meaning| {
         let weight = zeros("weight", DType::U8, &[3, 16]);
-        let scheme = nvfp4::Scheme { global: meaning, shards: Shards::Equal };
+        let scheme = GlobalStorage { global: meaning, shards: Shards::Equal };
         Nvfp4Tensors { weight, weight_scale: scale, weight_global_scale: global, bias: None }
             .unpack("m", scheme)
             .map(drop)

@@ -1,13 +1,16 @@
 //! Packing and unpacking are inverses over the whole lattice, and each stored element stands where
 //! the format's definition says.
 
-use marlinspike::formats::awq::{self, AwqTensors};
-use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};
+use marlinspike::formats::awq::AwqTensors;
+use marlinspike::formats::compressed_tensors::{ByteTensors, PackedTensors};
 use marlinspike::formats::fp8::{self, Fp8Tensors};
-use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
+use marlinspike::formats::global_scale::GlobalStorage;
+use marlinspike::formats::global_scale::{GlobalScale, Shards};
+use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
+use marlinspike::formats::integers::IntStorage;
 use marlinspike::formats::mxfp4::Mxfp4Tensors;
 use marlinspike::formats::mxfp8::Mxfp8Tensors;
-use marlinspike::formats::nvfp4::{self, GlobalScale, Nvfp4Tensors, Shards};
+use marlinspike::formats::nvfp4::Nvfp4Tensors;
 use marlinspike::formats::transpose_words;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType as T;
@@ -160,17 +163,16 @@ proptest! {
                 prop_assert_eq!(stored, expected);
             }
         }
-        let scheme = gptq::Scheme {
+        let scheme = IntStorage {
             bits,
             group_size: r.group_size,
-            desc_act: r.act_order.is_some(),
-            sym: !weight.needs_zeros(),
-            zeros,
+            symmetric: !weight.needs_zeros(),
+            act_order: r.act_order.is_some(),
         };
-        assert_same(&tensors.clone().unpack("model.layer", &scheme).unwrap(), &weight);
+        assert_same(&tensors.clone().unpack("model.layer", &scheme, zeros).unwrap(), &weight);
         // Without `desc_act` the trivial index is there and ignored, with it recognized.
-        let desc_act = gptq::Scheme { desc_act: true, ..scheme };
-        assert_same(&tensors.unpack("model.layer", &desc_act).unwrap(), &weight);
+        let desc_act = IntStorage { act_order: true, ..scheme };
+        assert_same(&tensors.unpack("model.layer", &desc_act, zeros).unwrap(), &weight);
     }
 
     #[test]
@@ -190,8 +192,7 @@ proptest! {
                 prop_assert_eq!(field(word, i, bits), weight.codes.get(k, n));
             }
         }
-        let scheme = awq::Scheme { bits, group_size: r.group_size };
-        assert_same(&tensors.unpack("model.layer", &scheme).unwrap(), &weight);
+        assert_same(&tensors.unpack("model.layer", bits, r.group_size).unwrap(), &weight);
     }
 
     #[test]
@@ -201,14 +202,14 @@ proptest! {
         let r = Recipe { shape, ..r };
         let weight = r.weight();
         let (bits, pack) = (weight.codes.bits(), weight.codes.pack());
-        let scheme = ct::Scheme {
+        let scheme = IntStorage {
             bits,
             group_size: r.group_size,
             symmetric: !weight.needs_zeros(),
             act_order: r.act_order.is_some(),
         };
         let packed = PackedTensors::pack(&weight).unwrap();
-        let ints = IntTensors::pack(&weight).unwrap();
+        let ints = ByteTensors::pack(&weight).unwrap();
         let (words, values) = (i32s(&packed.weight_packed), ints.weight.elements::<i8>().to_vec());
         let half = 1i32 << (bits - 1);
         for n in 0..shape.size_n {
@@ -324,7 +325,7 @@ proptest! {
         let tensors = Nvfp4Tensors::pack(&weight, global).unwrap();
         let stored = tensors.weight_global_scale.elements::<f32>()[0];
         prop_assert_eq!(stored, if divisor { 8.0 } else { 0.125 });
-        let scheme = nvfp4::Scheme { global, shards: Shards::Equal };
+        let scheme = GlobalStorage { global, shards: Shards::Equal };
         assert_same(&tensors.unpack("model.layer", scheme).unwrap(), &weight);
     }
 

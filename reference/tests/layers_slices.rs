@@ -8,10 +8,11 @@ use marlinspike::config::{
     ActivationScheme, CompressedTensorsConfig, FloatContainer, Fp8Scheme, GptqParams, Module,
     ScaleStrategy,
 };
+use marlinspike::formats::nvfp4;
 use marlinspike::layers::slices::{ExpertMatrix, Slice, expert, linear};
 use marlinspike::layers::{
     ActOrderRule, CtWna16Moe, ExpertPlacement, LayerError, LayerParams, LinearShard, MoeShard,
-    ParamSpec, Wna16Kernel, ct_fp8_moe, ct_nvfp4_moe, ct_wna16_moe, determine_expert_map,
+    ParamSpec, Wna16Kernel, ct_block_moe, ct_fp8_moe, ct_wna16_moe, determine_expert_map,
     fp8_linear, gptq_linear, gptq_moe,
 };
 use marlinspike::num::dims::GroupSize;
@@ -144,7 +145,7 @@ proptest! {
     #[test]
     fn float_experts_add_up(tp in prop::sample::select(vec![1usize, 2]), h in 1usize..4) {
         let whole = MoeShard::new(2, 64 * h, 512, 1).unwrap();
-        check_moe(|s| ct_nvfp4_moe(s).unwrap(), &whole, tp, |p| p.name.contains("global"));
+        check_moe(|s| ct_block_moe(&nvfp4::FORMAT, s).unwrap(), &whole, tp, |p| p.name.contains("global"));
         for strategy in [
             ScaleStrategy::Channel, ScaleStrategy::Block { block_n: 64, block_k: 128 },
         ] {

@@ -4,6 +4,7 @@
 use marlinspike::Error;
 use marlinspike::case::Activation;
 use marlinspike::formats::mxfp8;
+use marlinspike::formats::nvfp4;
 use marlinspike::method::{Arithmetic, MethodLayer, Product, Promotion, Quantizer, Scales};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
@@ -96,8 +97,16 @@ fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic
             pair(fp8, f32, of(128)),
             vec![A::Exact, A::Wgmma(Promotion::Every128)],
         ),
-        (Quantizer::Mx(&mxfp8::FORMAT), pair(fp8, e8m0, of(32)), vec![A::Exact]),
-        (Quantizer::Nvfp4(vec![0.004, 0.005]), pair(fp4, E4M3, of(16)), vec![A::Exact]),
+        (
+            Quantizer::Block { format: &mxfp8::FORMAT, multipliers: Vec::new() },
+            pair(fp8, e8m0, of(32)),
+            vec![A::Exact],
+        ),
+        (
+            Quantizer::Block { format: &nvfp4::FORMAT, multipliers: vec![0.004, 0.005] },
+            pair(fp4, E4M3, of(16)),
+            vec![A::Exact],
+        ),
         (Quantizer::None, channel, wide.clone()),
         (Quantizer::None, pair(fp8, e8m0, of(32)), wide.clone()),
         (Quantizer::None, pair(fp4, e8m0, of(32)), wide.clone()),
@@ -374,7 +383,12 @@ fn what_an_arithmetic_cannot_take_is_refused_by_name() {
     let halves = [[1.0, 2.0]];
     let error = Product { halves: Some(&halves), ..product }.compute(Arithmetic::Canonical);
     assert!(matches!(error, Err(Error::Unsupported { .. })));
-    let few = Quantizer::Nvfp4(vec![1.0]).quantize(&x, BF16, shape.size_k, &[Some(1)]);
+    let few = Quantizer::Block { format: &nvfp4::FORMAT, multipliers: vec![1.0] }.quantize(
+        &x,
+        BF16,
+        shape.size_k,
+        &[Some(1)],
+    );
     assert!(matches!(few, Err(Error::Value { .. })));
     let short = Quantizer::None.quantize(&x[1..], BF16, shape.size_k, &experts);
     assert!(matches!(short, Err(Error::Shape { .. })));

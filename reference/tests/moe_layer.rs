@@ -4,6 +4,7 @@
 use marlinspike::Error;
 use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};
 use marlinspike::formats::mxfp4;
+use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed, Stages};
@@ -270,21 +271,33 @@ fn layers() -> Vec<(&'static str, Small)> {
     let of = GroupSize::Of;
     let silu = Activation::Silu;
     let mut all = vec![
-        ("gptq", Small::new(F::Gptq, ScalarType::UINT4B8, F16, of(32), silu)),
+        ("gptq", Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, F16, of(32), silu)),
         (
             "gptq channel",
-            Small::new(F::Gptq, ScalarType::UINT8B128, BF16, GroupSize::Channel, silu),
+            Small::new(
+                F::Int(&gptq::FORMAT),
+                ScalarType::UINT8B128,
+                BF16,
+                GroupSize::Channel,
+                silu,
+            ),
         ),
-        ("awq", Small::new(F::Awq, ScalarType::UINT4, BF16, of(64), silu)),
+        ("awq", Small::new(F::Int(&awq::FORMAT), ScalarType::UINT4, BF16, of(64), silu)),
         ("fp8", Small::new(F::Fp8, ScalarType::FLOAT8_E4M3FN, F16, GroupSize::Channel, silu)),
         (
             "nvfp4",
-            Small::new(F::Nvfp4, ScalarType::FLOAT4_E2M1F, BF16, of(16), Activation::Relu2NoMul),
+            Small::new(
+                F::Block(&nvfp4::FORMAT),
+                ScalarType::FLOAT4_E2M1F,
+                BF16,
+                of(16),
+                Activation::Relu2NoMul,
+            ),
         ),
         (
             "mxfp4",
             Small::new(
-                F::Mx(&mxfp4::FORMAT),
+                F::Block(&mxfp4::FORMAT),
                 ScalarType::FLOAT4_E2M1F,
                 BF16,
                 of(32),
@@ -292,11 +305,11 @@ fn layers() -> Vec<(&'static str, Small)> {
             ),
         ),
     ];
-    let mut on_input = Small::new(F::Gptq, ScalarType::UINT4B8, BF16, of(64), silu);
+    let mut on_input = Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, BF16, of(64), silu);
     (on_input.on_input, on_input.top_k) = (true, 1);
     on_input.x = on_input.x.repeat(2);
     all.push(("router weight on input", on_input));
-    let mut absent = Small::new(F::Gptq, ScalarType::UINT4B8, F16, of(64), silu);
+    let mut absent = Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, F16, of(64), silu);
     (absent.experts, absent.map) = (5, Some(vec![-1, 0, 2, -1, 1]));
     absent.ids = vec![0, 1, 2, 4, 3, 0, -1, 4];
     all.push(("absent experts", absent));
@@ -343,7 +356,7 @@ fn canonical_bits_are_within_their_own_bounds() {
         ("fp8 channel", ScalarType::FLOAT8_E4M3FN, GroupSize::Channel),
     ] {
         let silu = Activation::Silu;
-        let mut small = Small::new(F::Gptq, ScalarType::UINT4B8, BF16, group, silu);
+        let mut small = Small::new(F::Int(&gptq::FORMAT), ScalarType::UINT4B8, BF16, group, silu);
         small.input_dtype = Some(input);
         all.push((name, small));
     }
@@ -382,7 +395,7 @@ fn canonical_bits_are_within_their_own_bounds() {
 
 fn refused(change: impl Fn(&mut Small)) -> Error {
     let mut small = Small::new(
-        CheckpointFormat::Gptq,
+        CheckpointFormat::Int(&gptq::FORMAT),
         ScalarType::UINT4B8,
         F16,
         GroupSize::Of(32),

@@ -5,7 +5,7 @@ mod blackwell;
 
 use blackwell::facts;
 use marlinspike::Error;
-use marlinspike::formats::nvfp4::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
+use marlinspike::formats::global_scale::{GlobalScale, ShardMismatch, W13Scale, w13_global_scales};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};

@@ -9,6 +9,7 @@ use marlinspike::case::{
     Case, CaseConfig, CaseError, CheckpointFormat, LinearConfig, ScheduleChoice,
 };
 use marlinspike::check::{OutputReport, Verdict, check_case};
+use marlinspike::formats::nvfp4;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::Tensor;
@@ -114,7 +115,7 @@ fn stand_in(c: &LinearConfig) -> Weight<'static> {
         GroupSize::Channel => 1,
         GroupSize::Of(g) => c.size_k / g,
     };
-    let nvfp4 = c.quant.checkpoint_format == CheckpointFormat::Nvfp4;
+    let nvfp4 = c.quant.checkpoint_format == CheckpointFormat::Block(&nvfp4::FORMAT);
     let ty = c.quant.weight_type;
     let ones = TableData::B16(vec![0x3c00; groups * c.size_n]);
     Weight {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use marlinspike::config::{CompressedTensorsConfig, FloatContainer, Fp8Config, Module, Scheme};
+use marlinspike::formats::nvfp4;
 use marlinspike::formats::{mxfp4, mxfp8};
 use marlinspike::select::{
     ActivationKey, All2All, Capability, FlashInferBackend, MoeActivation, MoeDeployment, MoeDesc,
@@ -40,8 +41,8 @@ fn method(name: &str) -> (MoeMethod, WeightKey, ActivationKey) {
         "other_block" => WeightKey::Fp8OtherBlock,
         "channel" => WeightKey::Fp8Channel,
         "tensor" => WeightKey::Fp8Tensor,
-        "nvfp4" => WeightKey::Nvfp4,
-        "mxfp8" => WeightKey::Mx(&mxfp8::FORMAT),
+        "nvfp4" => WeightKey::Block(&nvfp4::FORMAT),
+        "mxfp8" => WeightKey::Block(&mxfp8::FORMAT),
         "int4" => WeightKey::Int4,
         "int8" => WeightKey::Int8,
         other => panic!("{other}"),
@@ -209,7 +210,7 @@ fn refusals_say_what_would_do() {
     let wish = MoeDeployment { runner: Runner::Marlin, ..deployment };
     let found = ask(
         MoeMethod::Mxfp8,
-        WeightKey::Mx(&mxfp8::FORMAT),
+        WeightKey::Block(&mxfp8::FORMAT),
         ActivationKey::Mxfp8,
         &wish,
         device("7.0"),
@@ -218,7 +219,7 @@ fn refusals_say_what_would_do() {
     let wish = MoeDeployment { runner: Runner::Triton, ..deployment };
     let found = ask(
         MoeMethod::Mxfp8,
-        WeightKey::Mx(&mxfp8::FORMAT),
+        WeightKey::Block(&mxfp8::FORMAT),
         ActivationKey::Mxfp8,
         &wish,
         device("9.0"),
@@ -287,10 +288,16 @@ fn from_a_models_config_to_its_kernel() {
     assert_eq!(MoeQuestion::of(&compressed("tensor", "token")), None);
 
     let container = FloatContainer::CompressedTensors;
-    let nvfp4 = |weight_only| Scheme::Nvfp4 { container, weight_only };
+    let nvfp4 = |weight_only| Scheme::Block { format: &nvfp4::FORMAT, container, weight_only };
     assert_eq!(backend(&nvfp4(false), hopper), "MARLIN");
     assert_eq!(backend(&nvfp4(false), blackwell), "FLASHINFER_TRTLLM");
     assert_eq!(backend(&nvfp4(true), blackwell), "MARLIN");
-    assert_eq!(backend(&Scheme::Mx { format: &mxfp8::FORMAT, container }, hopper), "MARLIN");
-    assert_eq!(MoeQuestion::of(&Scheme::Mx { format: &mxfp4::FORMAT, container }), None);
+    assert_eq!(
+        backend(&Scheme::Block { format: &mxfp8::FORMAT, container, weight_only: true }, hopper),
+        "MARLIN"
+    );
+    assert_eq!(
+        MoeQuestion::of(&Scheme::Block { format: &mxfp4::FORMAT, container, weight_only: true }),
+        None
+    );
 }

@@ -1,6 +1,6 @@
 //! Choices where experts' numbers change between the file and a kernel's format, or may.
 
-use marlinspike::formats::nvfp4::W13Scale;
+use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::prepare::requantize::Requantize;
 
 /// How experts are prepared.
@@ -9,7 +9,7 @@ pub struct Preparation {
     /// FP8 experts with one scale for w1 and one for w3: how codes go to the larger of the two.
     /// Absent: each keeps its own, as scales of columns.
     pub requantize: Option<Requantize>,
-    /// NVFP4 experts whose w1 and w3 have global scales that differ.
+    /// Experts whose w1 and w3 have global scales that differ.
     pub w13_scale: W13Scale,
     /// Whether gpt-oss's sizes are rounded up as upstream's kernel wants them.
     pub padding: bool,

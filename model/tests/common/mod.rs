@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use marlinspike::container::{Container, write_container};
+use marlinspike::formats::global_scale::GlobalScale;
 use marlinspike::formats::{awq, compressed_tensors, fp8, gptq, mxfp4, mxfp8, nvfp4};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -251,7 +252,7 @@ impl Format {
                 float(packed(t.weight), t.weight_scale)
             }
             Self::Nvfp4 => {
-                let t = nvfp4::Nvfp4Tensors::pack(w, nvfp4::GlobalScale::Divisor).unwrap();
+                let t = nvfp4::Nvfp4Tensors::pack(w, GlobalScale::Divisor).unwrap();
                 vec![packed(t.weight), t.weight_scale, t.weight_global_scale]
             }
         }

@@ -6,6 +6,7 @@ use std::fmt;
 use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{CheckpointFormat, QuantConfig};
+use marlinspike::formats;
 use marlinspike::moe::layer::input_global_scale;
 use marlinspike::moe::to_slots;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -31,10 +32,8 @@ pub struct ProductWeight {
 
 /// Formats with a weight type of each.
 fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
-    let of = |&(_, format): &(_, CheckpointFormat)| {
-        format.weight_types().iter().map(move |&t| (format, t))
-    };
-    CheckpointFormat::NAMED.iter().flat_map(of).collect()
+    let of = |&format: &CheckpointFormat| format.weight_types().iter().map(move |&t| (format, t));
+    formats::ALL.iter().flat_map(of).collect()
 }
 
 /// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
@@ -61,8 +60,8 @@ impl ProductWeight {
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
             // Codes whose numbers the 8-bit type holds.
             let fits = |input: &ScalarType| match checkpoint_format {
-                CheckpointFormat::Gptq | CheckpointFormat::Awq => weight_type.size_bits() == 4,
-                CheckpointFormat::Mx(format) => {
+                CheckpointFormat::Int(_) => weight_type.size_bits() == 4,
+                CheckpointFormat::Block(format) => {
                     format.fp8_activations && *input == ScalarType::FLOAT8_E4M3FN
                 }
                 _ => false,
@@ -75,9 +74,7 @@ impl ProductWeight {
                 input_dtype,
                 group_size,
                 // Groups of 8-bit products are sums of their own, which sorted rows would cut.
-                desc_act: desc_act
-                    && input_dtype.is_none()
-                    && checkpoint_format == CheckpointFormat::Gptq,
+                desc_act: desc_act && input_dtype.is_none() && checkpoint_format.has_act_order(),
                 is_k_full: true,
                 has_bias,
                 tensor_parallel: None,

@@ -1,6 +1,7 @@
 //! Zero points, and codes rewritten for fp8 activations.
 
 use marlinspike::Result;
+use marlinspike::formats::integers::IntStorage;
 use marlinspike::formats::{awq, gptq};
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{
@@ -146,14 +147,14 @@ impl Operation for GptqZeroPoints {
             g_idx: None,
             bias: None,
         };
-        let scheme = gptq::Scheme {
+        let storage = IntStorage {
             bits: i.num_bits,
             group_size: GroupSize::Of(32),
-            desc_act: false,
-            sym: false,
-            zeros: if i.v2 { gptq::ZeroPoints::V2 } else { gptq::ZeroPoints::V1 },
+            symmetric: false,
+            act_order: false,
         };
-        let weight = tensors.unpack("weight", &scheme)?;
+        let zeros = if i.v2 { gptq::ZeroPoints::V2 } else { gptq::ZeroPoints::V1 };
+        let weight = tensors.unpack("weight", &storage, zeros)?;
         Ok(weight.zeros.iter().flat_map(Table::iter_bits).map(|b| b as u8).collect())
     }
 

@@ -6,7 +6,7 @@ use super::{
     ActivationFormat, ActivationKey, Backend, Capability, InputType, MoeActivation, MoeDeployment,
     MoeDesc, Reason, Selection, WeightKey, check_moe_marlin_supports_layer,
 };
-use crate::config::{IntContainer, Scheme};
+use crate::config::Scheme;
 use crate::num::dims::GroupSize;
 
 /// What a modular Marlin kernel objects to, in upstream's order (`is_supported_config` of
@@ -91,7 +91,7 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
 fn own_call(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     let mut reasons = platform(device);
     match scheme {
-        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format == IntContainer::Awq => {}
+        Scheme::Wna16(w) if w.symmetric() || w.checkpoint_format.moe_zero_points => {}
         other => reasons.push(Reason::Scheme { scheme: other.label() }),
     }
     if desc.activation == MoeActivation::Relu2 {
@@ -111,7 +111,7 @@ fn shape(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     use super::MarlinRefusal;
     let (group, built_in) = match scheme {
         Scheme::Wna16(w) => (w.group_size, false),
-        Scheme::Fp8(_) | Scheme::Mx { .. } | Scheme::Nvfp4 { .. } => (scheme.group_size(), true),
+        Scheme::Fp8(_) | Scheme::Block { .. } => (scheme.group_size(), true),
         _ => (GroupSize::Of(32), true),
     };
     check_moe_marlin_supports_layer(

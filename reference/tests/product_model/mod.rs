@@ -7,6 +7,7 @@
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, QuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};
 use marlinspike::formats::mxfp8;
+use marlinspike::formats::{awq, gptq, nvfp4};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_golden::Manifest;
@@ -89,7 +90,7 @@ fn matrix(
     let get = |name: &str| part(name).unwrap_or_else(|| panic!("{name}"));
     let mut m = Matrix { bias: part("bias").map(|b| halves(&b, q.dtype)), ..Matrix::default() };
     match q.checkpoint_format {
-        CheckpointFormat::Gptq => {
+        CheckpointFormat::Int(f) if *f == gptq::FORMAT => {
             let bits = q.weight_type.size_bits();
             let (pack, offset) = (32 / bits as usize, f64::from(1u32 << (bits - 1)));
             let words = get("qweight").elements::<u32>().into_owned();
@@ -101,12 +102,12 @@ fn matrix(
                 .collect();
             m.s = halves(&get("scales"), q.dtype);
         }
-        CheckpointFormat::Awq => {
+        CheckpointFormat::Int(f) if *f == awq::FORMAT => {
             m.q = awq(&get("qweight").elements::<u32>(), k, n);
             m.s = halves(&get("scales"), q.dtype);
             m.z = awq(&get("qzeros").elements::<u32>(), m.s.len() / n, n);
         }
-        CheckpointFormat::Nvfp4 => {
+        CheckpointFormat::Block(f) if *f == nvfp4::FORMAT => {
             let (bytes, scales) = (get("weight"), get("weight_scale"));
             let (bytes, scales) = (bytes.elements::<u8>(), scales.elements::<u8>());
             m.q = (0..k * n)
@@ -120,7 +121,7 @@ fn matrix(
             let groups = k / 16;
             m.s = (0..groups * n).map(|i| e4m3(scales[i % n * groups + i / n])).collect();
         }
-        CheckpointFormat::Mx(format) if *format == mxfp8::FORMAT => {
+        CheckpointFormat::Block(format) if *format == mxfp8::FORMAT => {
             let (bytes, scales) = (get("weight"), get("weight_scale"));
             let (bytes, scales) = (bytes.bytes(), scales.bytes());
             m.q = (0..k * n).map(|i| e4m3(bytes[i % n * k + i / n])).collect();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use marlinspike::config::{FloatContainer, Scheme};
+use marlinspike::config::Scheme;
 use marlinspike::layouts::marlin::{
     InputDtype, Options, Prepared, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
 };
@@ -192,8 +192,9 @@ fn padding(
     info: &StackInfo,
     settings: &Settings,
 ) -> Result<Option<(GptOssShard, Shape)>, String> {
-    let gpt_oss = matches!(stack.scheme, Scheme::Mx { container: FloatContainer::GptOss, .. });
-    if !gpt_oss || !settings.preparation.padding {
+    let stacked =
+        matches!(stack.scheme, Scheme::Block { container, .. } if container.stacks_experts());
+    if !stacked || !settings.preparation.padding {
         return Ok(None);
     }
     let ranks = if settings.ep.size > 1 { Ranks::ONE } else { settings.tp };
@@ -279,8 +280,7 @@ fn stack_plan(stack: &Stack, info: StackInfo, context: Context<'_>) -> Planned {
 /// The stored type of scales in the kernel's format.
 fn scale_dtype(scheme: &Scheme, model: DType) -> DType {
     match scheme {
-        Scheme::Mx { .. } => DType::F8E8M0,
-        Scheme::Nvfp4 { .. } => DType::F8E4M3,
+        Scheme::Block { format, .. } => format.kernel_scale_dtype(),
         _ => model,
     }
 }
@@ -291,7 +291,7 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     let Shape { size_k, size_n } = plan.shape;
     let (role, experts, groups) = (plan.role, plan.experts.len(), plan.groups);
     let zeros = matches!(&plan.scheme, Scheme::Wna16(w) if !w.symmetric());
-    let nvfp4 = matches!(plan.scheme, Scheme::Nvfp4 { .. });
+    let global = matches!(plan.scheme, Scheme::Block { format, .. } if format.has_global_scale());
     let (scales, act_order) = (scale_dtype(&plan.scheme, model), plan.act_order);
     let mut push = |kind, dtype, shape: Vec<usize>| {
         let mut full = Vec::with_capacity(3);
@@ -317,7 +317,7 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     if has_bias {
         push(Kind::Bias, model, vec![size_n]);
     }
-    if nvfp4 {
+    if global {
         push(Kind::GlobalScale, DType::F32, vec![]);
     }
     if settings.input == InputDtype::Int8 && groups > 1 {

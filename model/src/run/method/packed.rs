@@ -1,7 +1,8 @@
 //! A layer of a folder that `convert` has written for Marlin or FlashInfer, brought back to the hub: what
 //! runs is what the kernel's bytes stand for.
 
-use marlinspike::config::QuantConfig;
+use marlinspike::config::{QuantConfig, Scheme};
+use marlinspike::formats;
 use marlinspike::layouts::flashinfer::PackedExperts;
 use marlinspike::layouts::marlin::{ScalePermutation, Stored};
 use marlinspike::method::Quantizer;
@@ -263,17 +264,21 @@ impl<'m> Entry<'m> {
         Ok(made.collect())
     }
 
-    /// Whether rows of gate and up alternate in w13, as gpt-oss's file has them.
+    /// Whether rows of gate and up alternate in w13, as stacks of experts have them.
     fn interleaved(&self) -> bool {
-        let method = self.section["source_quantization_config"]["quant_method"].as_str();
-        let gpt_oss = matches!(method, Some("mxfp4" | "gpt_oss_mxfp4"));
-        gpt_oss && self.layer["scheme"].as_str() == Some("mxfp4")
+        let source = QuantConfig::from_value(&self.section["source_quantization_config"]);
+        let name = format!("{}.0.gate_proj", self.module);
+        let scheme = source.and_then(|source| source.scheme_for(&name));
+        matches!(scheme, Ok(Scheme::Block { container, .. }) if container.stacks_experts())
     }
 
-    /// How activations enter: as NVFP4 where the file has their multipliers.
+    /// How activations enter: in the format of the weights where the file has their multipliers.
     fn quantizer(&self) -> Result<Quantizer> {
         let scales = self.floats("input_scale", self.size("experts")?)?;
-        Ok(scales.map_or(Quantizer::None, Quantizer::Nvfp4))
+        let Some(multipliers) = scales else { return Ok(Quantizer::None) };
+        let format = formats::block_format(self.ty()?, self.group_size()?);
+        let format = format.ok_or_else(|| self.bad("weight_type", "a block format's"))?;
+        Ok(Quantizer::Block { format, multipliers })
     }
 }
 

@@ -5,15 +5,15 @@ use std::borrow::Cow;
 
 use super::Suspect;
 use super::scene::{Routers, Scene, Setup};
+use crate::formats;
+use crate::formats::integers::Interleave;
+use crate::formats::mistake::MistakeName;
 use crate::layouts::marlin::{ScaleLayout, ScalePermutation};
 use crate::num::interval::round_once;
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::{Step, StepOp};
 use crate::products::{Recipe, Rows};
 use crate::weight::{Codes, Table, TableData, Weight};
-
-/// NVFP4's global scale applied to the bias: trap of vLLM 0.21.0's `moe_wna16_marlin_gemm`.
-pub(super) const UPSTREAM_NVFP4_BIAS: &str = "upstream-nvfp4-bias-scaled";
 
 /// Every suspect that makes sense for the product.
 pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
@@ -150,12 +150,12 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     }
     let biased = stage.parts.iter().any(|p| p.weight.bias.is_some());
     if biased && stage.extras.router_weights.is_some() {
-        all.push(Suspect::new(
-            UPSTREAM_NVFP4_BIAS,
-            "a fault of vLLM 0.21.0's kernel (moe_wna16_marlin_gemm): the global scale is folded \
-             into the router weights and multiplies the bias as well",
-            move |part| Some(Setup { recipe: Some(fold_global), ..scene.right(part) }),
-        ));
+        for MistakeName { id, text } in formats::BLOCK_FORMATS.iter().filter_map(|f| f.bias_scaled)
+        {
+            all.push(Suspect::new(id, text, move |part| {
+                Some(Setup { recipe: Some(fold_global), ..scene.right(part) })
+            }));
+        }
     }
     all
 }
@@ -305,9 +305,9 @@ fn zeros<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         })
         .collect();
     if scene.stage.parts.iter().all(|p| p.weight.zeros.is_some()) {
-        for (id, text, map) in awq_orders() {
-            let text = format!("of the zero points, {text}");
-            all.push(Suspect::new(id, text, move |part| {
+        for (mistake, map) in column_mistakes() {
+            let text = format!("of the zero points, {}", mistake.text);
+            all.push(Suspect::new(mistake.id, text, move |part| {
                 with(scene, part, |w| {
                     let zeros = w.zeros.as_ref()?;
                     w.zeros = Some(zeros.permute_columns(&map).ok()?);
@@ -370,19 +370,9 @@ fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
     Some(())
 }
 
-/// AWQ's order of eight columns in a word: nibble i holds column `AWQ[i]`.
-const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-
-/// Ways to undo AWQ's interleave wrongly: column c comes out as column `map[c]`.
-fn awq_orders() -> [(&'static str, &'static str, [usize; 8]); 2] {
-    [
-        (
-            "awq-interleave-inverted",
-            "AWQ's interleave was undone with the permutation instead of its inverse",
-            AWQ.map(|c| AWQ[c]),
-        ),
-        ("awq-interleave-not-undone", "AWQ's interleave was not undone", AWQ),
-    ]
+/// Ways to undo a format's order of columns wrongly: column c comes out as column `map[c]`.
+fn column_mistakes() -> impl Iterator<Item = (MistakeName, [usize; 8])> {
+    formats::interleaves().flat_map(Interleave::product_mistakes)
 }
 
 fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
@@ -395,12 +385,11 @@ fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             Some(())
         })
     };
-    let awq = scene.stage.parts.iter().all(|p| p.weight.zeros.is_some());
-    if awq {
-        for (id, text, map) in awq_orders() {
-            let (both, of_codes) = (format!("{text}, in weights and zero points"), text);
+    if scene.stage.parts.iter().all(|p| p.weight.zeros.is_some()) {
+        for (MistakeName { id, text }, map) in column_mistakes() {
+            let both = format!("{text}, in weights and zero points");
             let wrong = move |c: &Codes<'_>, k: usize, n: usize| c.get(k, n / 8 * 8 + map[n % 8]);
-            all.push(Suspect::new(id, format!("of the weights, {of_codes}"), move |part| {
+            all.push(Suspect::new(id, format!("of the weights, {text}"), move |part| {
                 recode(part, &wrong)
             }));
             all.push(Suspect::new(id, both, move |part| {
