@@ -1,5 +1,7 @@
 //! What can be missing or go wrong on the CUDA side, one variant per failure.
 
+use marlinspike_kernels::ConstantError;
+
 /// A refused or failed operation of the CUDA side.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -54,6 +56,9 @@ pub enum AccelError {
         /// The compiler's log.
         log: String,
     },
+    /// A constant of a source has no value, so that a launch cannot be sized.
+    #[error(transparent)]
+    Constant(#[from] ConstantError),
     /// The device lacks what the operation's registry row demands.
     #[error("`{operation}` needs compute capability {expected}, found {found} ({device})")]
     Capability {

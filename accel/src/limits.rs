@@ -1,12 +1,13 @@
 //! What a device can do at most, measured: bytes read per second, and operations of the matrix unit.
 
+use marlinspike_kernels::constant;
+
 use crate::{
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
     operation::{Law, Needs, Row, lattice},
-    parameters,
     timing::REPLAYS,
 };
 
@@ -28,7 +29,7 @@ static READ: Row = Row {
     source: "read_limit",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("FILL", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("FILL", &[0, 1])])),
     arguments: ReadArguments::SIZES,
 };
 
@@ -37,7 +38,7 @@ static MATRIX: Row = Row {
     source: "matrix_limit",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |arch| lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1] } else { &[0] })]),
+    variants: |arch| Ok(lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1] } else { &[0] })])),
     arguments: MatrixArguments::SIZES,
 };
 
@@ -150,7 +151,7 @@ fn matrix(device: &Device) -> Result<(f64, &'static str), AccelError> {
     // An element for each thread.
     let result = device.zeroed::<f32>(blocks as usize * THREADS as usize)?;
     let parameters = [("WGMMA", u32::from(wgmma))];
-    let shared_bytes = parameters::size("matrix_limit", "SHARED_BYTES", &parameters);
+    let shared_bytes = constant("matrix_limit", "SHARED_BYTES", &parameters)?;
     let grid = Grid { blocks: (blocks, 1, 1), threads: (THREADS, 1, 1), shared_bytes };
     let run = |rounds| {
         let arguments = MatrixArguments { result: (&result).into(), rounds };

@@ -33,8 +33,9 @@ pub struct Row {
     pub needs: Needs,
     /// What the result must satisfy.
     pub law: Law,
-    /// The parameters of every module that the operation may ask for on a device of that architecture.
-    pub variants: fn(Arch) -> Vec<Vec<Parameter>>,
+    /// The parameters of every module that the operation may ask for on a device of that architecture; an
+    /// [`AccelError::Constant`] where they cannot be sized.
+    pub variants: fn(Arch) -> Result<Vec<Vec<Parameter>>, AccelError>,
     /// Bytes of each argument of the source's entry point.
     pub arguments: &'static [usize],
 }

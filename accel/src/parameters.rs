@@ -1,58 +1,97 @@
-//! Parameters of the products' sources whose values have names there (`formats/types.cuh`, `gemm_sizes.cuh`), and what
-//! follows from parameters: the sources' own constants.
+//! Parameters of the products' sources, and sizes that follow from parameters.
 
-use marlinspike_kernels::constant;
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    sync::{LazyLock, Mutex, PoisonError},
+};
 
-use crate::nvrtc::Parameter;
+use crate::error::AccelError;
 
-/// The parameter `CODES`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Codes {
-    Uint4b8 = 0,
-    Uint4 = 1,
-    Uint8b128 = 2,
-    E2m1 = 3,
-    E4m3 = 4,
+/// Declares the values of a parameter in the order of the enumerators that they have in the sources.
+macro_rules! enumerators {
+    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $variant:ident = $enumerator:literal),* $(,)? }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub(crate) enum $name {
+            $($(#[$note])* $variant),*
+        }
+
+        #[cfg(test)]
+        impl $name {
+            const ENUMERATORS: &'static [(u32, &'static str)] = &[$((Self::$variant as u32, $enumerator)),*];
+        }
+    };
 }
 
-/// The parameter `SCALES`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Scales {
-    Bits16 = 0,
-    E8m0 = 1,
-    Ue4m3 = 2,
-    E8m0Wide = 3,
-    Bits16BelowHalf = 4,
-    Bits16Below32nd = 5,
+enumerators! {
+    /// The parameter `CODES` (`formats/types.cuh`).
+    Codes {
+        Uint4b8 = "UINT4B8",
+        Uint4 = "UINT4",
+        Uint8b128 = "UINT8B128",
+        E2m1 = "E2M1",
+        E4m3 = "E4M3",
+    }
 }
 
-/// The parameter `PRODUCT`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Product {
-    Dense = 0,
-    Experts = 1,
-    /// With the activation of gate and up in two halves of the columns.
-    ExpertsGateUpHalves = 2,
-    /// With that of gate and up in alternating columns.
-    ExpertsGateUpPairs = 3,
+enumerators! {
+    /// The parameter `SCALES` (`formats/types.cuh`).
+    Scales {
+        Bits16 = "BITS16",
+        E8m0 = "E8M0",
+        Ue4m3 = "UE4M3",
+        E8m0Wide = "E8M0_WIDE",
+        Bits16BelowHalf = "BITS16_BELOW_HALF",
+        Bits16Below32nd = "BITS16_BELOW_32ND",
+    }
 }
 
-/// A size of a source under these parameters. One that cannot be evaluated is larger than every device's memory, so
-/// that it is refused.
-pub(crate) fn size(source: &str, name: &str, parameters: &[Parameter]) -> u32 {
-    constant(source, name, parameters).unwrap_or(u32::MAX)
+enumerators! {
+    /// The parameter `PRODUCT` (`gemm_sizes.cuh`).
+    Product {
+        Dense = "DENSE",
+        Experts = "EXPERTS",
+        /// With the activation of gate and up in two halves of the columns.
+        ExpertsGateUpHalves = "EXPERTS_GATE_UP_HALVES",
+        /// With the activation of gate and up in alternating columns.
+        ExpertsGateUpPairs = "EXPERTS_GATE_UP_PAIRS",
+    }
 }
 
-/// Value of a parameter; 0 where it is absent.
-pub(crate) fn value(parameters: &[Parameter], name: &str) -> u32 {
-    parameters.iter().find(|parameter| parameter.0 == name).map_or(0, |parameter| parameter.1)
+/// Results of an evaluation, kept for each key. Sizes of thread blocks are evaluated from a source's constants once for
+/// each set of parameters, and not on every launch.
+pub(crate) struct Memo<K, V>(LazyLock<Mutex<HashMap<K, V>>>);
+
+impl<K: Eq + Hash, V: Copy> Memo<K, V> {
+    pub(crate) const fn new() -> Self {
+        Self(LazyLock::new(Mutex::default))
+    }
+
+    /// The value of `key`. An error is not kept.
+    pub(crate) fn get<E: Into<AccelError>>(
+        &self,
+        key: K,
+        evaluate: impl FnOnce() -> Result<V, E>,
+    ) -> Result<V, AccelError> {
+        // A panic elsewhere cannot leave the map half changed, so a poisoned lock is still good.
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
+        if let Some(value) = known {
+            return Ok(value);
+        }
+        let value = evaluate().map_err(Into::into)?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, value);
+        Ok(value)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use marlinspike_kernels::constant;
+
     use super::*;
 
     #[test]
@@ -62,37 +101,29 @@ mod tests {
                 assert_eq!(constant(source, name, &[]), Ok(value), "{source}: {name}");
             }
         };
-        let codes = [
-            (Codes::Uint4b8 as u32, "UINT4B8"),
-            (Codes::Uint4 as u32, "UINT4"),
-            (Codes::Uint8b128 as u32, "UINT8B128"),
-            (Codes::E2m1 as u32, "E2M1"),
-            (Codes::E4m3 as u32, "E4M3"),
-        ];
-        let scales = [
-            (Scales::Bits16 as u32, "BITS16"),
-            (Scales::E8m0 as u32, "E8M0"),
-            (Scales::Ue4m3 as u32, "UE4M3"),
-            (Scales::E8m0Wide as u32, "E8M0_WIDE"),
-            (Scales::Bits16BelowHalf as u32, "BITS16_BELOW_HALF"),
-            (Scales::Bits16Below32nd as u32, "BITS16_BELOW_32ND"),
-        ];
         for source in ["marlin_gemm", "marlin_gemm_wgmma", "marlin_gemm_a8"] {
-            same(source, &codes);
-            same(source, &scales);
+            same(source, Codes::ENUMERATORS);
+            same(source, Scales::ENUMERATORS);
         }
-        let products = [
-            (Product::Dense as u32, "DENSE"),
-            (Product::Experts as u32, "EXPERTS"),
-            (Product::ExpertsGateUpHalves as u32, "EXPERTS_GATE_UP_HALVES"),
-            (Product::ExpertsGateUpPairs as u32, "EXPERTS_GATE_UP_PAIRS"),
-        ];
-        same("marlin_gemm", &products);
+        same("marlin_gemm", Product::ENUMERATORS);
     }
 
     #[test]
-    fn a_size_without_a_value_fits_no_device() {
-        assert_eq!(size("marlin_gemm", "SHARED_BYTES", &[]), u32::MAX);
-        assert_eq!(size("marlin_gemm", "ABSENT", &[]), u32::MAX);
+    fn a_constant_is_evaluated_once_and_one_without_a_value_is_an_error_that_names_it() {
+        let (memo, calls) = (Memo::new(), Cell::new(0));
+        let get = |name: &'static str| {
+            memo.get(name, || {
+                calls.set(calls.get() + 1);
+                constant("marlin_gemm", name, &[])
+            })
+        };
+        assert_eq!((get("STAGE_K"), get("STAGE_K"), calls.get()), (Ok(64), Ok(64), 1));
+        for (name, missing) in [("ABSENT", "ABSENT"), ("SHARED_BYTES", "RANKS")] {
+            for _ in 0..2 {
+                let error = get(name).unwrap_err().to_string();
+                assert!(error.contains("`marlin_gemm`") && error.contains(missing), "{error}");
+            }
+        }
+        assert_eq!(calls.get(), 5);
     }
 }

@@ -24,20 +24,23 @@ pub struct Job {
 
 /// Every module that these operations may ask for on these architectures, each once; an operation
 /// that an architecture lacks has none there.
-pub fn jobs(rows: &[&'static Row], archs: &[Arch]) -> Vec<Job> {
+///
+/// # Errors
+/// [`AccelError::Constant`]
+pub fn jobs(rows: &[&'static Row], archs: &[Arch]) -> Result<Vec<Job>, AccelError> {
     let mut seen = HashSet::new();
     let mut jobs = Vec::new();
     for &arch in archs {
         let has = |row: &&&'static Row| arch.compute_capability >= row.needs.compute_capability;
         for row in rows.iter().filter(has) {
-            for parameters in (row.variants)(arch) {
+            for parameters in (row.variants)(arch)? {
                 if seen.insert((row.source, arch, parameters.clone())) {
                     jobs.push(Job { row, arch, parameters });
                 }
             }
         }
     }
-    jobs
+    Ok(jobs)
 }
 
 /// Has every module, on all of rayon's threads; where each came from, in the order of `jobs`.

@@ -15,10 +15,10 @@ use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::weight::{Groups, Weight};
 use marlinspike_accel::{
     AccelError, Device,
-    ops::MarlinLayerA8,
+    ops::MarlinLayer,
     ops::align::{Runs, align_on_device},
-    ops::gemm::Routed,
-    ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8},
+    ops::gemm::{MarlinWeight, Routed, marlin_gemm},
+    ops::gemm_a8::{RowsA8, marlin_gemm_a8, moe_marlin_gemm_a8},
 };
 
 const INT8: ScalarType = ScalarType::INT8;
@@ -97,7 +97,7 @@ fn compare(
     let extras = Extras { activation_scales: Some(&of_rows), ..Extras::default() };
     let wanted = schedule.execute(&x, w, extras).unwrap();
     let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
-    let packed = MarlinWeightA8::new(device, std::slice::from_ref(w), dtype, input).unwrap();
+    let packed = MarlinWeight::for_8_bit(device, std::slice::from_ref(w), dtype, input).unwrap();
     let (codes, scales) = (device.upload(&codes).unwrap(), device.upload(&scales).unwrap());
     let mut y = device.upload(&vec![NOT_WRITTEN; size_m * size_n]).unwrap();
     let x = RowsA8 { codes: &codes, scales: &scales };
@@ -152,7 +152,7 @@ fn products_with_experts() {
             // All have a bias or none.
             let bias = weights[0].bias.clone();
             weights.iter_mut().for_each(|w| w.bias.clone_from(&bias));
-            let packed = MarlinWeightA8::new(&device, &weights, dtype, input).unwrap();
+            let packed = MarlinWeight::for_8_bit(&device, &weights, dtype, input).unwrap();
             let align = Align {
                 block_size: 1,
                 num_experts: experts,
@@ -166,7 +166,7 @@ fn products_with_experts() {
                 let ids: Vec<i32> =
                     (0..entries).map(|_| random.below(experts + 1) as i32 - 1).collect();
                 let router: Vec<f32> = ids.iter().map(|_| random.normal() as f32).collect();
-                let block_size = packed.block_size(&device, entries.div_ceil(experts));
+                let block_size = packed.block_size(&device, entries.div_ceil(experts)).unwrap();
                 let mut blocks = runs.room(&device, entries, block_size).unwrap();
                 align_on_device(&device, &runs, &device.upload(&ids).unwrap(), &mut blocks)
                     .unwrap();
@@ -235,7 +235,7 @@ fn layers() {
         for router_weight_on_input in [false, true] {
             let input_dtype = Some(input);
             let layer = Layer { input_dtype, router_weight_on_input, ..parts.layer() };
-            let on_device = MarlinLayerA8::new(&device, &layer).unwrap();
+            let on_device = MarlinLayer::new(&device, &layer).unwrap();
             for tokens in [1, 20, 150] {
                 let run = |x: &[u16], ids: &[i32], weights: &[f32]| {
                     let mut work = on_device.workspace(&device, tokens, top_k).unwrap();
@@ -297,7 +297,7 @@ fn arguments_that_do_not_fit_are_refused() {
     let mut random = Random(5);
     let (shape, dtype) = (Shape::new(256, 64), ScalarType::BFLOAT16);
     let w = any_weight(&mut random, INT8, 1, dtype, shape);
-    let refused = |w: &Weight<'_>, input| match MarlinWeightA8::new(
+    let refused = |w: &Weight<'_>, input| match MarlinWeight::for_8_bit(
         &device,
         std::slice::from_ref(w),
         dtype,
@@ -316,7 +316,7 @@ fn arguments_that_do_not_fit_are_refused() {
     );
     let mxfp4 = any_weight(&mut random, FP8, 8, dtype, shape);
     assert_eq!((refused(&mxfp4, FP8), refused(&mxfp4, INT8)), (None, Some("weight")));
-    let half = MarlinWeightA8::new(&device, &[mxfp4], ScalarType::FLOAT16, FP8).unwrap_err();
+    let half = MarlinWeight::for_8_bit(&device, &[mxfp4], ScalarType::FLOAT16, FP8).unwrap_err();
     assert!(matches!(half, AccelError::Argument { what: "dtype", .. }), "{half:?}");
     let g_idx = (0..256).map(|k| k / 32).collect();
     let ordered =
@@ -325,10 +325,10 @@ fn arguments_that_do_not_fit_are_refused() {
     let mut large = any_weight(&mut random, FP8, 0, ScalarType::FLOAT16, shape);
     // 128 times 512 is not in the range of float16.
     large.scales = large.scales.map(ScalarType::FLOAT16, |_| 0x5800);
-    let error = MarlinWeightA8::new(&device, &[large], ScalarType::FLOAT16, FP8).unwrap_err();
+    let error = MarlinWeight::for_8_bit(&device, &[large], ScalarType::FLOAT16, FP8).unwrap_err();
     assert!(matches!(error, AccelError::Argument { what: "scales", .. }), "{error:?}");
 
-    let packed = MarlinWeightA8::new(&device, std::slice::from_ref(&w), dtype, INT8).unwrap();
+    let packed = MarlinWeight::for_8_bit(&device, std::slice::from_ref(&w), dtype, INT8).unwrap();
     let complaint = |codes: usize, scales: usize, y: usize| {
         let (codes, scales) = (device.zeroed(codes).unwrap(), device.zeroed(scales).unwrap());
         let x = RowsA8 { codes: &codes, scales: &scales };
@@ -343,4 +343,18 @@ fn arguments_that_do_not_fit_are_refused() {
     assert_eq!(complaint(512, 3, 192), Some("x"));
     assert_eq!(complaint(511, 2, 128), Some("x"));
     assert_eq!(complaint(512, 2, 127), Some("y"));
+
+    // A weight is packed for activations of one width.
+    let of_16_bits = MarlinWeight::new(&device, std::slice::from_ref(&w), dtype).unwrap();
+    let (codes, scales) = (device.zeroed(512).unwrap(), device.zeroed(2).unwrap());
+    let x = RowsA8 { codes: &codes, scales: &scales };
+    let mut y = device.zeroed(128).unwrap();
+    let x_16 = device.zeroed(512).unwrap();
+    for error in [
+        marlin_gemm_a8(&device, x, &of_16_bits, &mut y).unwrap_err(),
+        marlin_gemm(&device, &x_16, &packed, &mut y).unwrap_err(),
+        of_16_bits.block_size(&device, 2).map(drop).unwrap_err(),
+    ] {
+        assert!(matches!(error, AccelError::Argument { what: "weight", .. }), "{error:?}");
+    }
 }

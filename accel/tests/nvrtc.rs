@@ -67,6 +67,7 @@ fn every_source_compiles_for_every_architecture() {
         for source in marlinspike_kernels::SOURCES.iter() {
             // Of all operations that share the source.
             let variants: Vec<Vec<Parameter>> = jobs(registry(), &[arch])
+                .unwrap()
                 .into_iter()
                 .filter(|job| job.row.source == source.name)
                 .map(|job| job.parameters)

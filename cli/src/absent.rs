@@ -1,8 +1,9 @@
-//! Commands of features that this build lacks: they parse, and say how to build the program with them.
+//! Commands whose cargo feature this build lacks. They parse any arguments and return an error that
+//! names the feature.
 
 use crate::error::Explained;
 
-/// The error of `what`, which needs the cargo feature `feature`.
+/// The error for `what`, which needs the cargo feature `feature`.
 pub(crate) fn feature(what: &str, feature: &str) -> anyhow::Error {
     let message = format!("{what}: this program was built without the feature `{feature}`");
     let help = format!(
@@ -15,7 +16,7 @@ pub(crate) fn feature(what: &str, feature: &str) -> anyhow::Error {
 macro_rules! absent {
     ($name:ident, $feature:literal, run($($argument:ty),*)) => {
         pub(crate) mod $name {
-            /// Whatever the command is given; nothing reads it.
+            /// The command's arguments, which are ignored.
             #[derive(Debug, clap::Args)]
             #[command(disable_help_flag = true)]
             pub struct Args {
@@ -24,7 +25,7 @@ macro_rules! absent {
             }
 
             /// # Errors
-            /// Always, saying which feature to build with.
+            /// Always; the error names the feature to build with.
             pub(crate) fn run(_: &Args $(, _: $argument)*) -> anyhow::Result<crate::Outcome> {
                 Err(super::feature(concat!("`", stringify!($name), "`"), $feature))
             }

@@ -15,7 +15,7 @@ pub const SHARD_GB: RangeInclusive<f64> = 1e-6..=1e6;
 pub const TOKENS: RangeInclusive<usize> = 1..=1 << 20;
 /// Runs of a layer.
 pub const REPEATS: RangeInclusive<usize> = 1..=1_000_000;
-/// Case files of one command.
+/// Case files that one command writes.
 pub const CASES: RangeInclusive<u64> = 1..=1_000_000_000;
 
 /// A whole number in `range`.
@@ -35,7 +35,7 @@ fn nonzero(text: &str, range: RangeInclusive<usize>) -> Result<NonZero<usize>, S
     whole(text, range).map(|n| NonZero::new(n.max(least)).unwrap_or(NonZero::<usize>::MIN))
 }
 
-/// A number of [`THREADS`].
+/// A number of threads in [`THREADS`].
 ///
 /// # Errors
 /// What was found and the range.
@@ -43,7 +43,7 @@ pub fn threads(text: &str) -> Result<NonZero<usize>, String> {
     nonzero(text, THREADS)
 }
 
-/// A number of [`RANKS`].
+/// A number of ranks in [`RANKS`].
 ///
 /// # Errors
 /// What was found and the range.
@@ -51,7 +51,7 @@ pub fn ranks(text: &str) -> Result<usize, String> {
     whole(text, RANKS)
 }
 
-/// The number of one of [`RANKS`], from 0.
+/// The index of a rank, from 0.
 ///
 /// # Errors
 /// What was found and the range.
@@ -69,7 +69,7 @@ pub fn shard_gb(text: &str) -> Result<f64, String> {
     parsed.ok_or_else(|| format!("found {text}, expected a number from {least} to {most}"))
 }
 
-/// A number of [`TOKENS`].
+/// A number of tokens in [`TOKENS`].
 ///
 /// # Errors
 /// What was found and the range.
@@ -77,7 +77,7 @@ pub fn tokens(text: &str) -> Result<usize, String> {
     whole(text, TOKENS)
 }
 
-/// A number of [`REPEATS`].
+/// A number of runs in [`REPEATS`].
 ///
 /// # Errors
 /// What was found and the range.
@@ -85,7 +85,7 @@ pub fn repeats(text: &str) -> Result<NonZero<usize>, String> {
     nonzero(text, REPEATS)
 }
 
-/// A number of [`CASES`].
+/// A number of cases in [`CASES`].
 ///
 /// # Errors
 /// What was found and the range.

@@ -1,4 +1,4 @@
-//! The program `marlinspike`: its command line, and what each subcommand does.
+//! The program `marlinspike`: its command line and its subcommands.
 //!
 //! ```
 //! use clap::Parser as _;
@@ -21,9 +21,11 @@ pub mod bench;
 pub mod check;
 pub mod convert;
 pub mod error;
+pub mod fuzz;
 pub mod inspect;
 pub mod output;
 pub mod run;
+pub mod schema;
 pub mod style;
 pub mod vectors;
 #[cfg(feature = "cuda")]
@@ -45,12 +47,12 @@ const EXAMPLES: &str = "\
 Examples:
   marlinspike check                            check the repository's golden cases
   marlinspike check mine.safetensors cases/    check files and folders of cases
-  marlinspike check --report report.html mine  also draw where the mismatches lie
+  marlinspike check --report report.html mine  also plot the mismatches
   marlinspike help check                       everything about one command
 
 Exit codes:
   0  everything was checked and passed
-  1  something differs, or was left unchecked
+  1  an output differs or was not checked
   2  bad input or usage";
 
 /// Golden model of the Marlin family of kernels for quantized linear and MoE layers: bit-exact
@@ -62,7 +64,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 
-    /// When to use colours; `auto` does on a terminal, unless NO_COLOR is set.
+    /// When to use colours; `auto` uses them on a terminal unless NO_COLOR is set.
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
     pub color: ColorChoice,
 }
@@ -73,7 +75,7 @@ pub enum Command {
     /// Recompute the outputs of case files and compare them bit for bit.
     #[command(long_about = check::ABOUT)]
     Check(check::Args),
-    /// Show the quantized layers of a model, and which kernels take them.
+    /// Show the quantized layers of a model and the kernels that run them.
     Inspect(inspect::Args),
     /// Convert a checkpoint into kernel format.
     Convert(convert::Args),
@@ -81,33 +83,42 @@ pub enum Command {
     Run(run::Args),
     /// Write deterministic case files from a seed.
     Vectors(vectors::Args),
-    /// Time products and layers on the CPU or GPU, beside what it can do at most.
+    /// Run a kernel on generated cases; shrink and keep each distinct failure.
+    Fuzz(fuzz::Args),
+    /// Calls the kernel of a shared library for `fuzz`.
+    #[command(hide = true)]
+    FuzzWorker(fuzz::WorkerArgs),
+    /// Show the config keys and tensors of each operation.
+    Schema(schema::Args),
+    /// Time products and layers on the CPU or GPU and compare with its limits.
     Bench(bench::Args),
     /// Compile the CUDA kernels ahead of use; needs NVRTC but no GPU.
     Warm(warm::Args),
 }
 
 impl Command {
-    /// Whether the command prints one JSON object, which a failure must be too.
+    /// Whether the command prints JSON; then a failure is also printed as JSON.
     fn is_json(&self) -> bool {
         match self {
             Self::Check(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Convert(args) => args.json,
             Self::Run(args) => args.json && !args.list,
+            Self::Fuzz(args) => args.json,
+            Self::Schema(args) => args.json,
             _ => false,
         }
     }
 }
 
-/// How a command ended, as an exit code.
+/// The result of a command as an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// Exit code 0: everything was done, checked, and passed.
+    /// Exit code 0: everything was checked and passed.
     Pass = 0,
-    /// Exit code 1: something differs, or was left unchecked.
+    /// Exit code 1: an output differs or was not checked.
     Mismatch = 1,
-    /// Exit code 2: an input could not be used.
+    /// Exit code 2: an input was invalid.
     BadInput = 2,
 }
 
@@ -119,12 +130,15 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Convert(args) => convert::run(args),
         Command::Run(args) => run::run(args),
         Command::Vectors(args) => vectors::run(args, cli.color),
+        Command::Fuzz(args) => fuzz::run(args, cli.color),
+        Command::FuzzWorker(args) => fuzz::worker(args),
+        Command::Schema(args) => schema::run(args),
         Command::Bench(args) => bench::run(args, cli.color),
         Command::Warm(args) => warm::run(args),
     };
     let outcome = done.unwrap_or_else(|error| {
         if cli.command.is_json() {
-            // Scripts read standard output; a reader that has left changes nothing about the exit.
+            // A reader that closed standard output early does not change the exit code.
             let (error, help) = describe_error(&error);
             let _ = output::print(&format!("{}\n", json!({ "error": error, "help": help })));
         }
@@ -134,11 +148,11 @@ pub fn run(cli: &Cli) -> ExitCode {
     ExitCode::from(outcome as u8)
 }
 
-/// What went wrong, and what to do about it.
+/// The message and the help line of an error.
 fn describe_error(error: &anyhow::Error) -> (String, &str) {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
-        // Most messages hold their cause's already.
+        // Most messages already contain that of their cause.
         if !text.contains(&cause) {
             text.push_str(&format!(": {cause}"));
         }

@@ -1,4 +1,4 @@
-//! Writing: files that are whole or not there, and standard output whose reader may leave.
+//! Atomic writing of files, and standard output that tolerates a closed pipe.
 
 use std::env;
 use std::fs;
@@ -10,8 +10,8 @@ use crate::style::escaped;
 /// Narrowest and widest text on a terminal; longer lines are hard to read.
 const TEXT_COLUMNS: std::ops::RangeInclusive<usize> = 60..=120;
 
-/// Columns that text on standard output may take: the terminal's, else those of `COLUMNS`, each kept
-/// from 60 to 120. Without either, lines are not wrapped, so that logs can be searched.
+/// Width of text on standard output: the terminal's, or that of `COLUMNS`, clamped to 60 to 120.
+/// Without either, lines are not wrapped, so that logs can be searched.
 pub fn columns() -> usize {
     let terminal = terminal_size::terminal_size_of(io::stdout()).map(|(w, _)| usize::from(w.0));
     let columns = terminal.or_else(|| env::var("COLUMNS").ok()?.parse().ok());
@@ -42,7 +42,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     };
     let mut builder = tempfile::Builder::new();
     builder.prefix(".marlinspike-").suffix(".part");
-    // A report is for others too: an ordinary file's permissions, not a secret's.
+    // Temporary files are private; a report gets the permissions of an ordinary file.
     #[cfg(unix)]
     let mode = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666);
     #[cfg(unix)]

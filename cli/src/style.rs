@@ -1,4 +1,4 @@
-//! Colours where they are wanted, and text from files made safe for a terminal.
+//! Colours, and escaping of untrusted text for a terminal.
 
 use std::borrow::Cow;
 use std::env;
@@ -9,7 +9,7 @@ use anstyle::{AnsiColor, Style};
 /// When to use colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ColorChoice {
-    /// On a terminal that can show them, unless `NO_COLOR` is set.
+    /// If the output is a terminal that supports them and `NO_COLOR` is not set.
     #[default]
     Auto,
     /// Always.
@@ -37,10 +37,10 @@ impl ColorChoice {
     }
 }
 
-/// Styles text, or leaves it as it is.
+/// Styles text if colours are enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint {
-    /// Whether to style.
+    /// Whether colours are enabled.
     pub on: bool,
 }
 
@@ -75,8 +75,8 @@ impl Paint {
     }
 }
 
-/// Whether a character controls a terminal or hides text: control characters (C1, too), marks of
-/// direction, line separators, characters of zero width, tags.
+/// Whether a character controls a terminal or hides text: control characters (including C1),
+/// direction marks, line separators, zero-width characters, tags.
 pub fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -94,7 +94,7 @@ pub fn is_harmful(c: char) -> bool {
         )
 }
 
-/// `text` with harmful characters ([`is_harmful`]) written out.
+/// `text` with harmful characters ([`is_harmful`]) escaped.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_harmful) {
         return Cow::Borrowed(text);
@@ -104,9 +104,9 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escape).collect())
 }
 
-/// Finished output, JSON or text, with harmful characters as JSON's `\uXXXX`, except line ends, tabs
-/// and this program's own colours. In JSON harmful characters occur only in strings, whose values are
-/// the same after escaping.
+/// Complete output, JSON or text, with harmful characters as JSON's `\uXXXX`, except line ends,
+/// tabs and this program's own colours. In JSON, harmful characters occur only in strings, and
+/// escaping does not change their values.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     let escape = |c: char| is_harmful(c) && !matches!(c, '\n' | '\t' | '\u{1b}');
     if !text.contains(escape) {
@@ -126,7 +126,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A number of bytes for people.
+/// A number of bytes with a binary unit.
 pub fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),

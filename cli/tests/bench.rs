@@ -144,7 +144,7 @@ fn wrong_arguments_of_gpu_are_refused() {
         (&["--tokens", "0"], "0 is not in 1..=65536"),
         (&["--replays", "0"], "0 is not in 1..=1000"),
         (&["--peers", "/nowhere/peers.json"], "/nowhere/peers.json: "),
-        (&["--peers", wrong], "no figures of peers: missing field `results`"),
+        (&["--peers", wrong], "not a file of scripts/gpu_peers: missing field `results`"),
     ];
     for (args, expected) in cases {
         let output = run(["bench", "gpu"].iter().chain(args));

@@ -17,7 +17,7 @@ fn a_machine_without_a_gpu_is_a_refusal_and_no_pass() {
         assert_eq!(output.status.code(), Some(2));
         let text = stderr(&output);
         assert!(text.starts_with("error: ") && text.contains("CUDA"), "{text}");
-        assert!(text.contains("help: this needs an NVIDIA GPU and its driver"), "{text}");
+        assert!(text.contains("help: use a machine with an NVIDIA GPU and its driver"), "{text}");
         // `--json` says so in JSON, too.
         let lines: Vec<Value> =
             stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -108,7 +108,7 @@ fn the_index_leads_to_every_card() {
     assert_eq!(cards.len(), 2);
     assert!(cards[0].contains("<h4>marlin_scales") && !cards[0].contains("fix it first"));
     assert!(
-        cards[1].contains("<h4>y") && cards[1].contains(">marlin_scales</a> fails, too, and this")
+        cards[1].contains("<h4>y") && cards[1].contains(">marlin_scales</a> also fails, and this")
     );
 }
 
@@ -132,7 +132,7 @@ fn a_wrong_product_is_drawn() {
     }
     let page = std::fs::read_to_string(&report).unwrap();
     for part in
-        ["<b>error over bound</b>: 17 rows by 192", "<b>what explains it</b>: k 43 of", ">row 16<"]
+        ["<b>error over bound</b>: 17 rows by 192", "<b>explanation</b>: k 43 of", ">row 16<"]
     {
         assert!(page.contains(part), "{part}");
     }

@@ -1,8 +1,8 @@
-//! Entry points for fuzzers, for doors that this crate has: model folders and the activations of
-//! `run --input`. Whatever the bytes, no panic, and what was accepted is consistent.
+//! Fuzz targets for the inputs of this crate: model folders and the activations of `run --input`.
+//! No input may panic, and every accepted input must be consistent.
 //!
-//! As in `marlinspike_proptests::fuzz`, `fuzz/` calls them under libFuzzer, and the stable tests
-//! replay a corpus and its mutations.
+//! As with `marlinspike_proptests::fuzz`, `fuzz/` calls them under libFuzzer, and the tests on
+//! stable Rust replay a corpus and mutations of it.
 
 use std::fs;
 use std::num::NonZero;
@@ -33,9 +33,9 @@ use crate::run::error::RunError;
 use crate::run::input::{Halves, Inputs, Routing, Sizes};
 use crate::run::layer::{Layer, LoadOptions, Opened};
 
-/// K of the layer that runs on a fuzzer's activations.
+/// K of the layer that runs on the fuzzed activations.
 const SIZE_K: usize = 32;
-/// Its experts.
+/// Number of experts of that layer.
 const EXPERTS: usize = 4;
 
 /// A small layer with arbitrary codes and finite scales.
@@ -54,7 +54,7 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
         router_weight_on_input: false,
     };
     let mut rng = Rng::new(1);
-    // Bytes below 0x3c make no scale, sum or bias larger than 1/128.
+    // Bytes below 0x3c keep every scale, sum and bias at or below 1/128.
     let mut stack = |name, layout: marlinspike::layouts::kleidi::RhsLayout| {
         let len = EXPERTS * layout.packed_len();
         let bytes: Vec<u8> = (0..len).map(|_| rng.below(0x3c) as u8).collect();
@@ -66,11 +66,12 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
     Ok(Layer::Moe(Box::new(layer)))
 }
 
-/// The activations of `run --input`, for experts and for a linear layer, in both paths' types. What
-/// is accepted runs, and the quickest kernel gives the definition's bits.
+/// Fuzzes the activations of `run --input`, for experts and for a linear layer, in the types of
+/// both paths. Accepted activations must run, and the fastest kernel must equal the definition bit
+/// for bit.
 ///
 /// # Errors
-/// The container's, that of the activations of experts, or the layer's.
+/// Errors of the container, of the activations, or of the layer.
 pub fn input(data: &[u8]) -> marlinspike::Result<()> {
     static LAYER: LazyLock<marlinspike::Result<Layer<'static>>> = LazyLock::new(small_layer);
     let file = Container::parse(data)?;
@@ -85,7 +86,7 @@ pub fn input(data: &[u8]) -> marlinspike::Result<()> {
     }
     let inputs = match Inputs::<Values>::of(&file, sizes(Some(EXPERTS))) {
         Ok(inputs) => inputs,
-        // The int4 path takes other types of x than the others.
+        // The int4 path accepts other types of x than the other path.
         Err(error) => return halves.map(|_| ()).map_err(|_| error),
     };
     consistent(inputs.x.len(), &inputs.routing);
@@ -99,7 +100,7 @@ pub fn input(data: &[u8]) -> marlinspike::Result<()> {
     Ok(())
 }
 
-/// Rows of x and of the routing are as many.
+/// Asserts that x and the routing have the same number of rows.
 fn consistent(values: usize, routing: &Routing) {
     assert!(values > 0 && values.is_multiple_of(SIZE_K));
     let tokens = values / SIZE_K;
@@ -111,8 +112,8 @@ fn consistent(values: usize, routing: &Routing) {
     }
 }
 
-/// Writes the files that `data` describes into `folder`: each after a line `== NAME`. Names with
-/// anything but letters, digits, `.`, `_` and `-` are left out.
+/// Writes the files that `data` describes into `folder`. A line `== NAME` starts each file; names
+/// with characters other than letters, digits, `.`, `_` and `-` are skipped.
 ///
 /// # Errors
 /// The system's.
@@ -151,12 +152,12 @@ fn convert(model: &Model<'_>, dir: &Path, settings: &Settings) -> Result<Summary
     convert_model(model, output, settings, execution, &())
 }
 
-/// A model folder ([`unpack`], into the empty folder `temp`): planned for every format and two ranks,
-/// converted, and its first int4 layer run. What converts is complete when it is converted again; a layer that runs has the
-/// definition's bits.
+/// Fuzzes a model folder, unpacked ([`unpack`]) into the empty folder `temp`: plans it for every
+/// format and two ranks, converts it, and runs its first int4 layer. A second conversion must find
+/// the first one complete, and a layer that runs must equal its definition bit for bit.
 ///
 /// # Errors
-/// The folder's, the plan's, or the first conversion's.
+/// Errors of the folder, of the plan, or of the first conversion.
 pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
     let folder = temp.join("model");
     let io = |source| ModelError::Io { path: folder.clone(), source };
@@ -180,7 +181,7 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
             done => done.map_err(RunError::Refused)?,
         };
         assert!(!done.already_complete);
-        // A folder that nothing was converted for does not say whose it is.
+        // A folder without converted layers records no rank.
         if done.converted > 0 {
             let again = convert(&model, &out, &settings).map_err(RunError::Refused)?;
             assert!(again.already_complete);
@@ -192,7 +193,7 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
     if packed.join("config.json").exists() { runs(&packed) } else { Ok(()) }
 }
 
-/// The first int4 layer of a model, if there is one, on two tokens.
+/// Runs the first int4 layer of a model, if there is one, on two tokens.
 fn runs(folder: &Path) -> Result<(), RunError> {
     let opened = Opened::open(folder, None)?;
     if opened.modules()?.is_empty() {

@@ -1,12 +1,12 @@
-//! Quantized Hugging Face model folders: what they hold, how they convert into the formats of kernels,
-//! and how one of their layers runs on the CPU.
+//! Reads quantized Hugging Face model folders, converts them into kernel formats, and runs single
+//! layers on the CPU.
 //!
 //! | function | does |
 //! | --- | --- |
-//! | [`inspect`](inspect()) | lists the quantized layers, and the kernels that take them |
+//! | [`inspect`](inspect()) | lists the quantized layers and the kernels that take them |
 //! | [`convert`](convert()) | writes the model in a kernel's format |
-//! | [`verify`] | hashes every file of a converted folder and compares with its manifest |
-//! | [`run`](run()) | runs one layer, and compares it with its definition |
+//! | [`verify`] | hashes every file of a converted folder and compares the hashes with its manifest |
+//! | [`run`](run()) | runs one layer and can compare it with its definition |
 //!
 //! ```
 //! use marlinspike_model::convert::settings::{Format, Options};
@@ -27,22 +27,22 @@
 //! # std::fs::write(model.join("config.json"), r#"{"dtype": "bfloat16", "quantization_config":
 //! #     {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "desc_act": false}}"#)?;
 //!
-//! // Which layers are quantized, and the kernel that takes each.
+//! // List the quantized layers and the kernel that takes each.
 //! let found = inspect(&model, &Default::default())?;
 //! assert_eq!(found.layers[0].chosen, Some("marlin"));
 //!
-//! // Into KleidiAI's blocks for a CPU; then every byte against the manifest.
+//! // Convert into KleidiAI's layout for a CPU, then verify every byte against the manifest.
 //! convert(&model, &packed, &Options::new(Format::Kleidi { nr: 8 }), &())?;
 //! assert!(verify(&packed, None)?.damaged.is_empty());
 //!
-//! // One layer on seeded activations, compared with its definition bit for bit.
+//! // Run one layer on seeded activations and compare it with its definition bit for bit.
 //! let mut options = RunOptions::default();
 //! options.check = true;
 //! assert!(run(&packed, &options)?.is_equal());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here prints, ends the process or reads arguments. Errors are [`model::ModelError`],
+//! The crate never prints, exits the process or reads arguments. Errors are [`model::ModelError`],
 //! [`convert::error::ConvertError`] and [`run::error::RunError`], one variant for each failure.
 
 pub mod convert;

@@ -1,4 +1,4 @@
-//! Files as memory maps: a checkpoint or a case is read where it lies, not copied.
+//! Memory-mapped files, so that checkpoints and cases are read without a copy.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// The system refuses to open or look at it.
+    /// The file cannot be opened or examined.
     #[error("{}: {source}", path.display())]
     Open {
         /// The file.
@@ -17,13 +17,13 @@ pub enum MapError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A folder, pipe, device, ...
+    /// The path is a folder, pipe or device.
     #[error("{}: not a regular file", path.display())]
     NotAFile {
-        /// What was named.
+        /// The path.
         path: PathBuf,
     },
-    /// The system refuses to map it.
+    /// The file cannot be mapped.
     #[error("{}: {source}", path.display())]
     Map {
         /// The file.
@@ -33,7 +33,7 @@ pub enum MapError {
     },
 }
 
-/// The bytes of a file, read-only. An empty file has none: there is nothing to map.
+/// The bytes of a file, read-only. `None` is an empty file, which cannot be mapped.
 #[derive(Debug)]
 pub struct MappedFile(Option<vmap::Map>);
 
@@ -41,20 +41,20 @@ impl MappedFile {
     /// Maps a whole file.
     ///
     /// # Errors
-    /// [`MapError`], each with the path.
+    /// [`MapError`] with the path.
     pub fn open(path: &Path) -> Result<Self, MapError> {
         let open_error = |source| MapError::Open { path: path.to_owned(), source };
-        // Looked at before it is opened: opening a pipe would wait for its writer.
+        // The type is checked before opening, because opening a pipe waits for its writer.
         if !fs::metadata(path).map_err(open_error)?.is_file() {
             return Err(MapError::NotAFile { path: path.to_owned() });
         }
         Self::of(&File::open(path).map_err(open_error)?, path)
     }
 
-    /// Maps a whole regular file that has been opened; `path` is for messages.
+    /// Maps a whole open regular file; `path` is used in messages.
     ///
     /// # Errors
-    /// [`MapError`], each with the path.
+    /// [`MapError`] with the path.
     pub fn of(file: &File, path: &Path) -> Result<Self, MapError> {
         let open_error = |source| MapError::Open { path: path.to_owned(), source };
         if file.metadata().map_err(open_error)?.len() == 0 {

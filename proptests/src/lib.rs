@@ -24,15 +24,27 @@
 //! report names the law broken, the first wrong value in storage order with its (k, n), tile, lane
 //! and register, and the seed that shows it again.
 
+pub mod campaign;
+#[cfg(feature = "properties")]
 pub mod fuzz;
+#[cfg(feature = "properties")]
 pub mod laws;
+#[cfg(feature = "properties")]
 pub mod mutants;
+#[cfg(feature = "properties")]
 pub mod ops;
+#[cfg(feature = "properties")]
 mod report;
+#[cfg(feature = "properties")]
 mod runner;
+#[cfg(feature = "properties")]
 mod subject;
 
+#[cfg(feature = "properties")]
 pub use laws::{Law, laws};
+#[cfg(feature = "properties")]
 pub use report::{Failure, LawReport, Mismatch, Report};
+#[cfg(feature = "properties")]
 pub use runner::{Config, run};
+#[cfg(feature = "properties")]
 pub use subject::{Element, Operation, Reference, Subject, SubjectError};

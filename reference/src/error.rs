@@ -37,6 +37,28 @@ pub enum Error {
         /// Element type or types expected.
         expected: String,
     },
+    /// An array whose elements are not next to each other in row-major order, where a copy would be
+    /// needed to use it.
+    #[error(
+        "tensor `{tensor}`: found an array {found:?} with other strides, expected row-major order \
+         without gaps; copy it with `as_standard_layout`"
+    )]
+    NotContiguous {
+        /// Tensor name.
+        tensor: String,
+        /// Shape of the array.
+        found: Vec<usize>,
+    },
+    /// Bytes that begin at an address that their element type cannot be read from in place.
+    #[error(
+        "tensor `{tensor}`: the data is not aligned to {expected} bytes; copy it with `elements`"
+    )]
+    Unaligned {
+        /// Tensor name.
+        tensor: String,
+        /// Alignment needed, in bytes.
+        expected: usize,
+    },
     /// A value inside a tensor is outside its domain (NaN scale, `g_idx` out of range, ...).
     #[error("tensor `{tensor}`{}: found {found}, expected {expected}", at(.index))]
     Value {

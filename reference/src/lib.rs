@@ -51,6 +51,7 @@
 //! | [`panics`] | panics as errors of one case |
 //! | [`prepare`] | experts between file and kernel: requantized, reordered, padded |
 //! | [`quantize`] | floats to codes and scales |
+//! | [`schema`] | config keys and tensors of each operation, from the code that reads them |
 //! | [`vectors`] | deterministic case files from a seed |
 //! | [`w4a8`] | the Arm int4 path: activations quantized per row, its product and layer |
 
@@ -75,6 +76,7 @@ pub mod panics;
 pub mod prepare;
 pub mod products;
 pub mod quantize;
+pub mod schema;
 pub mod select;
 pub mod vectors;
 pub mod w4a8;

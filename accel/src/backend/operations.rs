@@ -209,7 +209,7 @@ impl Operations for Device {
                 expected: "experts without act-order".into(),
             });
         }
-        let tiling = weight.tiling_of_experts(self, e.topk_ids.len(), e.weights.len(), false);
+        let tiling = weight.tiling_of_experts(self, e.topk_ids.len(), e.weights.len(), false)?;
         let runs = Runs::new(self, &alignment(&e, tiling.rows()))?;
         let mut blocks = runs.room(self, e.topk_ids.len(), tiling.rows())?;
         align_on_device(self, &runs, &self.upload(e.topk_ids)?, &mut blocks)?;

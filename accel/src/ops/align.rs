@@ -19,7 +19,9 @@ pub(crate) static ROW: Row = Row {
     source: "moe_align_block_size",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |arch| lattice(&[("RANKS", if arch.has_clusters() { &[1, CLUSTER] } else { &[1] })]),
+    variants: |arch| {
+        Ok(lattice(&[("RANKS", if arch.has_clusters() { &[1, CLUSTER] } else { &[1] })]))
+    },
     arguments: AlignArguments::SIZES,
 };
 

@@ -15,7 +15,7 @@ pub(crate) static ROW: Row = Row {
     source: "awq_marlin_repack",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("BITS", &[4, 8]), ("IS_A_8BIT", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("BITS", &[4, 8]), ("IS_A_8BIT", &[0, 1])])),
     arguments: AwqArguments::SIZES,
 };
 

@@ -18,7 +18,7 @@ pub(crate) static ROW: Row = Row {
     source: "moe_gather",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])])),
     arguments: GatherArguments::SIZES,
 };
 

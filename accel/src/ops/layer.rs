@@ -1,6 +1,6 @@
 //! A whole expert layer in the device's memory: alignment, `gate_up` with the activation, `down` with
-//! router weights, the sum. The bits of the reference's [`Layer::forward`] by its canonical arithmetic,
-//! whatever else is in the batch.
+//! router weights, the sum; with 8-bit activations, the rows of both products are quantized first. The bits of the
+//! reference's [`Layer::forward`] by its canonical arithmetic, whatever else is in the batch.
 
 mod many;
 
@@ -12,8 +12,10 @@ use super::{
     activation::activate_on_device,
     align::{DeviceBlocks, Runs, align_on_device},
     check,
-    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Tiling, is_fusible, launch},
+    gemm::{Entries, Experts, MOE as ROW, MarlinWeight, Routed, Tiling, is_fusible, launch},
+    gemm_a8::{RowsA8, moe_marlin_gemm_a8},
     permute::permute_on_device,
+    quantize::quantize_on_device,
     sum::{Slots, sum_on_device},
 };
 use crate::{device::Device, error::AccelError, memory::Buffer};
@@ -27,6 +29,7 @@ pub struct MarlinLayer {
     runs: Runs,
     activation: Definition,
     dtype: ScalarType,
+    input_dtype: Option<ScalarType>,
     router_weight_on_input: bool,
     /// Whether the activation is part of the first product.
     is_fused: bool,
@@ -38,24 +41,88 @@ pub struct Workspace(Stages);
 
 #[derive(Debug)]
 enum Stages {
-    Tiled(Tiled),
+    InEntryOrder(EntryBuffers),
     ManyRows(ManyRowsBuffers),
 }
 
-/// For products divided by tilings.
+/// Rows in the order of the entries.
 #[derive(Debug)]
-struct Tiled {
+struct EntryBuffers {
     top_k: usize,
     /// Absent where the products find the blocks of so few tokens themselves.
     blocks: Option<DeviceBlocks>,
-    w13: Tiling,
-    w2: Tiling,
+    w13: Product,
+    w2: Product,
     /// Absent where the activation is part of the first product.
     gate_up: Option<Buffer<u16>>,
     activated: Buffer<u16>,
     down: Buffer<u16>,
-    /// x and `activated` with their columns in the order of each expert's weight, with act-order.
-    in_order: [Option<Buffer<u16>>; 2],
+}
+
+/// How one of the two products is computed, and what its rows become first.
+#[derive(Debug)]
+enum Product {
+    /// Of 16-bit activations.
+    Bits16 {
+        tiling: Tiling,
+        /// With act-order: the rows with their columns in the order of each expert's weight, one for each entry.
+        in_order: Option<Buffer<u16>>,
+    },
+    /// Of 8-bit activations: the rows' codes and scales.
+    Bits8 { codes: Buffer<u8>, scales: Buffer<f32> },
+}
+
+impl Product {
+    fn bits16(
+        device: &Device,
+        weight: &MarlinWeight,
+        tiling: Tiling,
+        entries: usize,
+    ) -> Result<Self, AccelError> {
+        let room = |_| device.zeroed(entries * weight.shape().size_k);
+        let in_order = weight.device_perm.as_ref().map(room).transpose()?;
+        Ok(Self::Bits16 { tiling, in_order })
+    }
+
+    fn bits8(device: &Device, weight: &MarlinWeight, rows: usize) -> Result<Self, AccelError> {
+        let codes = device.zeroed(rows * weight.shape().size_k)?;
+        Ok(Self::Bits8 { codes, scales: device.zeroed(rows)? })
+    }
+
+    /// `out` = `x` · `weight` of each entry's expert. `routing` names the entries' experts to the permutation of
+    /// columns.
+    fn run(
+        &mut self,
+        device: &Device,
+        x: &Buffer<u16>,
+        weight: &MarlinWeight,
+        routing: (&Buffer<i32>, &Runs),
+        experts: Experts<'_>,
+        out: &mut Buffer<u16>,
+    ) -> Result<(), AccelError> {
+        match self {
+            Self::Bits16 { tiling, in_order } => match (&weight.device_perm, in_order) {
+                (Some(perm), Some(ordered)) => {
+                    permute_on_device(device, x, perm, routing, experts.top_k, ordered)?;
+                    let experts = Experts { top_k: 1, ..experts };
+                    launch(device, ordered, weight, out, *tiling, Some(experts))
+                }
+                _ => launch(device, x, weight, out, *tiling, Some(experts)),
+            },
+            Self::Bits8 { codes, scales } => {
+                let Entries::Blocks(blocks) = experts.entries else {
+                    let expected = "blocks of 8-bit activations";
+                    return Err(ROW.refuse("routing", "no blocks", expected));
+                };
+                let (dtype, size_k) = (weight.dtype(), weight.shape().size_k);
+                let input = weight.input_dtype().unwrap_or(dtype);
+                quantize_on_device(device, x, dtype, input, size_k, codes, scales)?;
+                let Experts { top_k, topk_weights, .. } = experts;
+                let routed = Routed { blocks, top_k, topk_weights };
+                moe_marlin_gemm_a8(device, RowsA8 { codes, scales }, weight, out, routed)
+            }
+        }
+    }
 }
 
 /// Experts that some of `tokens` go to, on average, where each goes to `top_k` of them at random.
@@ -69,25 +136,35 @@ impl MarlinLayer {
     /// Packs a layer's weights and copies them to the device.
     ///
     /// # Errors
-    /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, 8-bit activations, and
-    /// weights that [`MarlinWeight::new`] refuses; [`AccelError::Driver`].
+    /// [`AccelError::Argument`] for what [`Layer::validate`] refuses, and weights that [`MarlinWeight::new`] or, with
+    /// 8-bit activations, [`MarlinWeight::for_8_bit`] refuses; [`AccelError::Driver`].
     pub fn new(device: &Device, layer: &Layer<'_>) -> Result<Self, AccelError> {
         check::layer(&ROW, layer)?;
-        if let Some(input) = layer.input_dtype {
-            return Err(ROW.refuse("input_dtype", input, "16-bit activations"));
-        }
-        let w13 = MarlinWeight::sorted(device, layer.w13, layer.dtype, layer.orders[0])?;
-        let w2 = MarlinWeight::sorted(device, layer.w2, layer.dtype, layer.orders[1])?;
-        let (activation, dtype) = (layer.activation, layer.dtype);
-        let router_weight_on_input = layer.router_weight_on_input;
-        let runs = Runs::of_layer(device, layer)?;
-        let is_fused = is_fusible(device.arch(), &activation);
-        Ok(Self { w13, w2, runs, activation, dtype, router_weight_on_input, is_fused })
+        let (dtype, input_dtype) = (layer.dtype, layer.input_dtype);
+        let weight = |weights, order| match input_dtype {
+            None => MarlinWeight::sorted(device, weights, dtype, order),
+            Some(input) => MarlinWeight::for_8_bit(device, weights, dtype, input),
+        };
+        Ok(Self {
+            w13: weight(layer.w13, layer.orders[0])?,
+            w2: weight(layer.w2, layer.orders[1])?,
+            runs: Runs::of_layer(device, layer)?,
+            activation: layer.activation,
+            dtype,
+            input_dtype,
+            router_weight_on_input: layer.router_weight_on_input,
+            is_fused: input_dtype.is_none() && is_fusible(device.arch(), &layer.activation),
+        })
     }
 
     /// Bytes of the codes, scales and zero points of one expert.
     pub fn bytes_of_expert(&self) -> usize {
         self.w13.bytes() + self.w2.bytes()
+    }
+
+    /// Type of x and y.
+    pub fn dtype(&self) -> ScalarType {
+        self.dtype
     }
 
     /// Memory for the stages of `tokens` tokens that go to `top_k` experts each.
@@ -104,14 +181,22 @@ impl MarlinLayer {
         // As if tokens were spread evenly.
         let experts = self.w13.experts().min(entries);
         let rows = entries.div_ceil(experts);
-        if let Some(plans) = self.many_rows(device, entries, experts) {
+        if self.input_dtype.is_some() {
+            let block_size =
+                self.w13.block_size(device, rows)?.min(self.w2.block_size(device, rows)?);
+            let blocks = Some(self.runs.room(device, entries, block_size)?);
+            let w13 = Product::bits8(device, &self.w13, tokens)?;
+            let w2 = Product::bits8(device, &self.w2, entries)?;
+            return self.entry_buffers(device, entries, top_k, blocks, [w13, w2]);
+        }
+        if let Some(plans) = self.many_rows(device, entries, experts)? {
             return self.workspace_many_rows(device, tokens, top_k, plans);
         }
         // The second product's K is a multiple of 64, so that halves are whole tiles of columns.
         let paired = self.is_fused && self.activation.columns == Columns::Halves;
         let hit = expected_hit(self.w13.experts(), tokens, top_k);
-        let mut w13 = self.w13.tiling_of_experts(device, rows, hit, paired);
-        let mut w2 = self.w2.tiling_of_experts(device, rows, hit, false);
+        let mut w13 = self.w13.tiling_of_experts(device, rows, hit, paired)?;
+        let mut w2 = self.w2.tiling_of_experts(device, rows, hit, false)?;
         w13.m_tiles = w13.m_tiles.min(w2.m_tiles);
         w2.m_tiles = w13.m_tiles;
         self.workspace_tiled(device, tokens, top_k, [w13, w2])
@@ -121,8 +206,8 @@ impl MarlinLayer {
     /// another speed.
     ///
     /// # Errors
-    /// As [`workspace`](Self::workspace); [`AccelError::Argument`] for tilings of different rows.
-    /// Others that the device or the layer does not take are refused by [`forward`](Self::forward).
+    /// As [`workspace`](Self::workspace); [`AccelError::Argument`] for tilings of different rows, and with 8-bit
+    /// activations. Others that the device or the layer does not take are refused by [`forward`](Self::forward).
     pub fn workspace_tiled(
         &self,
         device: &Device,
@@ -131,22 +216,32 @@ impl MarlinLayer {
         [w13, w2]: [Tiling; 2],
     ) -> Result<Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
+        self.check_16_bit()?;
         if w13.m_tiles != w2.m_tiles {
             let found = format!("{} and {}", w13.rows(), w2.rows());
             return Err(ROW.refuse("tiling", found, "blocks of as many rows"));
         }
-        let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let room = || self.runs.room(device, entries, w13.rows());
         // Every entry has its own thread blocks then; those of an entry that begins no block do nothing. Of no more
         // entries than experts there is room for as many blocks with alignment, too.
-        let is_direct = w13.is_direct(entries) && entries <= self.w13.experts();
+        let is_direct = w13.is_direct(self.w13.form(), entries)? && entries <= self.w13.experts();
         let blocks = (!is_direct).then(room).transpose()?;
+        let w13 = Product::bits16(device, &self.w13, w13, entries)?;
+        let w2 = Product::bits16(device, &self.w2, w2, entries)?;
+        self.entry_buffers(device, entries, top_k, blocks, [w13, w2])
+    }
+
+    fn entry_buffers(
+        &self,
+        device: &Device,
+        entries: usize,
+        top_k: usize,
+        blocks: Option<DeviceBlocks>,
+        [w13, w2]: [Product; 2],
+    ) -> Result<Workspace, AccelError> {
+        let (shape13, shape2) = (self.w13.shape(), self.w2.shape());
         let gate_up = || device.zeroed(entries * shape13.size_n);
-        let in_order = |weight: &MarlinWeight| {
-            let room = |_| device.zeroed(entries * weight.shape().size_k);
-            weight.device_perm.as_ref().map(room).transpose()
-        };
-        Ok(Workspace(Stages::Tiled(Tiled {
+        Ok(Workspace(Stages::InEntryOrder(EntryBuffers {
             top_k,
             blocks,
             w13,
@@ -154,8 +249,15 @@ impl MarlinLayer {
             gate_up: (!self.is_fused).then(gate_up).transpose()?,
             activated: device.zeroed(entries * shape2.size_k)?,
             down: device.zeroed(entries * shape2.size_n)?,
-            in_order: [in_order(&self.w13)?, in_order(&self.w2)?],
         })))
+    }
+
+    /// Returns an error for a division of work that only products of 16-bit activations have.
+    fn check_16_bit(&self) -> Result<(), AccelError> {
+        self.input_dtype.map_or(Ok(()), |input| {
+            let found = format!("{input} activations");
+            Err(ROW.refuse("tiling", found, "16-bit activations"))
+        })
     }
 
     /// y `[M, H]` of x `[M, H]` and the routing, `[M, top_k]` each. Ids that are no expert's of this
@@ -174,24 +276,26 @@ impl MarlinLayer {
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
         match &mut work.0 {
-            Stages::Tiled(work) => self.forward_tiled(device, x, topk_ids, topk_weights, work, y),
+            Stages::InEntryOrder(work) => {
+                self.forward_in_entry_order(device, x, topk_ids, topk_weights, work, y)
+            }
             Stages::ManyRows(work) => {
                 self.forward_many_rows(device, x, topk_ids, topk_weights, work, y)
             }
         }
     }
 
-    fn forward_tiled(
+    fn forward_in_entry_order(
         &self,
         device: &Device,
         x: &Buffer<u16>,
         topk_ids: &Buffer<i32>,
         topk_weights: &Buffer<f32>,
-        work: &mut Tiled,
+        work: &mut EntryBuffers,
         y: &mut Buffer<u16>,
     ) -> Result<(), AccelError> {
-        let Tiled { top_k, blocks, w13, w2, gate_up, activated, down, in_order } = work;
-        let (top_k, hidden, size_i) = (*top_k, self.w2.shape().size_n, self.w2.shape().size_k);
+        let EntryBuffers { top_k, blocks, w13, w2, gate_up, activated, down } = work;
+        let (hidden, size_i) = (self.w2.shape().size_n, self.w2.shape().size_k);
         let entries = match blocks {
             Some(blocks) => {
                 align_on_device(device, &self.runs, topk_ids, blocks)?;
@@ -201,30 +305,18 @@ impl MarlinLayer {
         };
         let on_input = self.router_weight_on_input;
         let routing = (topk_ids, &self.runs);
-        let [in_order13, in_order2] = in_order;
-        // With act-order x has a row for each entry.
-        let (x, of_x) = match (&self.w13.device_perm, in_order13) {
-            (Some(perm), Some(ordered)) => {
-                permute_on_device(device, x, perm, routing, top_k, ordered)?;
-                (&*ordered, 1)
-            }
-            _ => (x, top_k),
-        };
         let first = Experts {
             entries,
-            top_k: of_x,
+            top_k: *top_k,
             topk_weights: on_input.then_some(topk_weights),
-            activation: None,
+            activation: gate_up.is_none().then_some(&self.activation),
             // Alignment, or the caller's router, comes just before.
             is_early: false,
         };
         match gate_up {
-            None => {
-                let first = Experts { activation: Some(&self.activation), ..first };
-                launch(device, x, &self.w13, activated, *w13, Some(first))?;
-            }
+            None => w13.run(device, x, &self.w13, routing, first, activated)?,
             Some(gate_up) => {
-                launch(device, x, &self.w13, gate_up, *w13, Some(first))?;
+                w13.run(device, x, &self.w13, routing, first, gate_up)?;
                 let definition = &self.activation;
                 activate_on_device(device, definition, gate_up, self.dtype, size_i, activated)?;
             }
@@ -236,16 +328,9 @@ impl MarlinLayer {
             activation: None,
             is_early: true,
         };
-        let activated = match (&self.w2.device_perm, in_order2) {
-            (Some(perm), Some(ordered)) => {
-                permute_on_device(device, activated, perm, routing, 1, ordered)?;
-                &*ordered
-            }
-            _ => &*activated,
-        };
-        launch(device, activated, &self.w2, down, *w2, Some(second))?;
+        w2.run(device, activated, &self.w2, routing, second, down)?;
         let slots = Slots::OfExperts { topk_ids, runs: &self.runs };
-        sum_on_device(device, down, self.dtype, top_k, hidden, Some(slots), y)
+        sum_on_device(device, down, self.dtype, *top_k, hidden, Some(slots), y)
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) static ROW: Row = Row {
     source: "permute_cols",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| vec![Vec::new()],
+    variants: |_| Ok(vec![Vec::new()]),
     arguments: PermuteArguments::SIZES,
 };
 
@@ -25,7 +25,7 @@ pub(crate) static EXPERTS: Row = Row {
     source: "moe_permute_cols",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| vec![Vec::new()],
+    variants: |_| Ok(vec![Vec::new()]),
     arguments: ExpertArguments::SIZES,
 };
 

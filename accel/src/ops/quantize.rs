@@ -18,7 +18,7 @@ pub(crate) static INT8: Row = Row {
     source: "per_token_quant_int8",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("IS_PRODUCT", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("IS_PRODUCT", &[0, 1])])),
     arguments: Int8Arguments::SIZES,
 };
 
@@ -28,7 +28,7 @@ pub(crate) static FP8: Row = Row {
     source: "per_token_quant_fp8",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1])])),
     arguments: Fp8Arguments::SIZES,
 };
 

@@ -19,7 +19,7 @@ pub(crate) static ROW: Row = Row {
     source: "topk_router",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_SIGMOID", &[0, 1]), ("SCORES", &[0, 1, 2])]),
+    variants: |_| Ok(lattice(&[("IS_SIGMOID", &[0, 1]), ("SCORES", &[0, 1, 2])])),
     arguments: RouterArguments::SIZES,
 };
 

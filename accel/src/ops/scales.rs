@@ -16,7 +16,7 @@ pub(crate) static PERMUTE: Row = Row {
     source: "marlin_permute_scales",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_SINGLE", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("IS_SINGLE", &[0, 1])])),
     arguments: PermuteArguments::SIZES,
 };
 
@@ -26,7 +26,7 @@ pub(crate) static INT4_FP8: Row = Row {
     source: "marlin_int4_fp8_preprocess",
     needs: Needs { compute_capability: (7, 5) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("HAS_ZERO", &[0, 1])]),
+    variants: |_| Ok(lattice(&[("HAS_ZERO", &[0, 1])])),
     arguments: Int4Fp8Arguments::SIZES,
 };
 

@@ -20,7 +20,7 @@ pub(crate) static ROW: Row = Row {
     source: "moe_sum",
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
-    variants: |_| lattice(&[("IS_BF16", &[0, 1]), ("SLOTS", &[0, 1, 2]), ("WIDTH", &[1, 8])]),
+    variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("SLOTS", &[0, 1, 2]), ("WIDTH", &[1, 8])])),
     arguments: SumArguments::SIZES,
 };
 

@@ -11,7 +11,7 @@ use crate::{
     ops::gemm::{
         ManyRows, MarlinWeight, Tiling, marlin_gemm, marlin_gemm_many_rows, marlin_gemm_tiled,
     },
-    ops::gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
+    ops::gemm_a8::{RowsA8, marlin_gemm_a8},
     timing::Times,
 };
 
@@ -24,33 +24,10 @@ pub enum Plan {
     Many(ManyRows),
 }
 
-/// A matrix for activations of either width.
-#[derive(Debug)]
-enum Packed {
-    A16(Box<MarlinWeight>),
-    A8(Box<MarlinWeightA8>),
-}
-
-impl Packed {
-    fn copy(&self, device: &Device) -> Result<Self, AccelError> {
-        match self {
-            Self::A16(weight) => weight.copy(device).map(|weight| Self::A16(weight.into())),
-            Self::A8(weight) => weight.copy(device).map(|weight| Self::A8(weight.into())),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::A16(weight) => weight.bytes(),
-            Self::A8(weight) => weight.bytes(),
-        }
-    }
-}
-
 /// One matrix in so many places that calls in turn find none of them in the caches.
 #[derive(Debug)]
 pub struct Dense {
-    copies: Vec<Packed>,
+    copies: Vec<MarlinWeight>,
     shape: Shape,
 }
 
@@ -71,8 +48,8 @@ impl Dense {
         let (weight, dtype) = (ty.weight(&mut Rng::new(1), shape)?, ScalarType::BFLOAT16);
         let weights = std::slice::from_ref(&weight);
         let first = match input {
-            None => Packed::A16(MarlinWeight::new(device, weights, dtype)?.into()),
-            Some(input) => Packed::A8(MarlinWeightA8::new(device, weights, dtype, input)?.into()),
+            None => MarlinWeight::new(device, weights, dtype)?,
+            Some(input) => MarlinWeight::for_8_bit(device, weights, dtype, input)?,
         };
         let count = cold_bytes.div_ceil(first.bytes()).max(2);
         let mut copies = vec![first];
@@ -106,15 +83,15 @@ impl Dense {
         let (x, codes) = (device.upload(&halves)?, device.upload(&codes)?);
         let scales = device.upload(&vec![1.0; size_m])?;
         let mut y = device.zeroed(size_m * size_n)?;
-        let mut product = |weight: &Packed| match (weight, plan) {
-            (Packed::A16(weight), None) => marlin_gemm(device, &x, weight, &mut y),
-            (Packed::A16(weight), Some(Plan::Tiled(tiling))) => {
+        let mut product = |weight: &MarlinWeight| match (weight.input_dtype(), plan) {
+            (None, None) => marlin_gemm(device, &x, weight, &mut y),
+            (None, Some(Plan::Tiled(tiling))) => {
                 marlin_gemm_tiled(device, &x, weight, &mut y, tiling)
             }
-            (Packed::A16(weight), Some(Plan::Many(plan))) => {
+            (None, Some(Plan::Many(plan))) => {
                 marlin_gemm_many_rows(device, &x, weight, &mut y, plan)
             }
-            (Packed::A8(weight), _) => {
+            (Some(_), _) => {
                 let rows = RowsA8 { codes: &codes, scales: &scales };
                 marlin_gemm_a8(device, rows, weight, &mut y)
             }

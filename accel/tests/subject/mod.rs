@@ -11,7 +11,7 @@ use marlinspike_accel::{
         self, MarlinLayer, MarlinWeight, RepackArgs,
         align::{Runs, align_on_device},
         gemm::{Routed, Tiling, marlin_gemm, marlin_gemm_tiled, moe_marlin_gemm},
-        gemm_a8::{MarlinWeightA8, RowsA8, marlin_gemm_a8},
+        gemm_a8::{RowsA8, marlin_gemm_a8},
     },
 };
 use marlinspike_proptests::{Operation, Subject, SubjectError, ops as laws};
@@ -209,7 +209,7 @@ impl Subject<laws::DenseProduct> for Cuda {
 /// A product with everything but its result on the device.
 pub(crate) enum Dense {
     A16 { weight: Box<MarlinWeight>, x: Buffer<u16>, tiling: Option<Tiling> },
-    A8 { weight: Box<MarlinWeightA8>, codes: Buffer<u8>, scales: Buffer<f32> },
+    A8 { weight: Box<MarlinWeight>, codes: Buffer<u8>, scales: Buffer<f32> },
 }
 
 impl Dense {
@@ -237,7 +237,7 @@ impl Cuda {
         let (device, quant) = (&self.0, &i.form.quant);
         let weights = std::slice::from_ref(&i.weight);
         if let (Some(input), Some(scales)) = (quant.input_dtype, &i.x_scales) {
-            let weight = MarlinWeightA8::new(device, weights, quant.dtype, input)?.into();
+            let weight = MarlinWeight::for_8_bit(device, weights, quant.dtype, input)?.into();
             let codes: Vec<u8> = i.x.iter().map(|&code| code as u8).collect();
             let (codes, scales) = (device.upload(&codes)?, device.upload(scales)?);
             return Ok(Dense::A8 { weight, codes, scales });
@@ -264,7 +264,9 @@ impl Subject<laws::ExpertProduct> for Cuda {
         let device = &self.0;
         let weight = MarlinWeight::new(device, &i.weights, i.form.quant.dtype).map_err(failed)?;
         let shape = weight.shape();
-        let usual = weight.tiling_of_experts(device, i.topk_ids.len(), i.weights.len(), false);
+        let usual = weight
+            .tiling_of_experts(device, i.topk_ids.len(), i.weights.len(), false)
+            .map_err(failed)?;
         let tiling = tiling(i.choice, shape.size_k)
             .filter(|tiling| shape.size_n.is_multiple_of(tiling.n_tile as usize))
             .unwrap_or(usual);

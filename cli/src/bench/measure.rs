@@ -16,7 +16,7 @@ use super::args::Cpu;
 use super::report::{Case, Machine, Report, Row};
 use crate::error::Explained;
 
-/// Everything that is to be measured, checked.
+/// Validated benchmark parameters.
 pub(super) struct Plan {
     shapes: Vec<Workload>,
     tokens: Vec<usize>,
@@ -29,14 +29,14 @@ pub(super) struct Plan {
     pinned: bool,
 }
 
-/// `given`, or `default` where nothing is.
+/// `given`, or `default` if it is empty.
 fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
     if given.is_empty() { default.to_vec() } else { given.to_vec() }
 }
 
 impl Plan {
-    /// Fails for a kernel that is not there, groups that do not divide a K, and weights beyond the
-    /// memory.
+    /// Returns an error for an unknown kernel, a group size that does not divide K, and weights
+    /// that exceed the available memory.
     pub(super) fn new(args: &Cpu) -> Result<Self> {
         let named = workload::NAMED.map(|(_, workload)| workload);
         let [few, all] = [&[named[0], named[3]], named.as_slice()];
@@ -74,7 +74,7 @@ impl Plan {
         for &shape in &self.shapes {
             for &group in &self.groups {
                 ours::check(shape, group).map_err(|error| {
-                    let help = "choose groups that divide every K: H and I of a layer";
+                    let help = "choose a group size that divides K, and for a layer both H and I";
                     Explained::new(format!("{shape}: {error}"), help)
                 })?;
             }
@@ -86,8 +86,8 @@ impl Plan {
         let Some(available) = machine::available_memory() else { return Ok(()) };
         let tokens = self.tokens.iter().copied().max().unwrap_or(1) as u64;
         for shape in &self.shapes {
-            // At most 4.5 bits to a weight and 12 bytes to a column; the limits' buffer; rows of
-            // every stage in f32.
+            // At most 4.5 bits per weight and 12 bytes per column, the buffer of the limits, and
+            // the rows of every stage in f32.
             let weights = shape.weights() * 5 / 8 + 2 * self.cold_bytes as u64;
             let [a, b] = shape.sizes().map(|size| size as u64);
             let top_k = match *shape {
@@ -111,7 +111,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Limits, cases, limits again.
+    /// Measures the limits before and after the cases.
     pub(super) fn measure(&self) -> Result<Report> {
         let cpus = if self.pinned { threads::cpus() } else { Vec::new() };
         let pool =
@@ -173,7 +173,7 @@ fn kernel(name: &str) -> Option<Box<dyn Kernel>> {
     kernels().into_iter().find(|kernel| kernel.name() == name)
 }
 
-/// The kernel's name that was asked for, or the quickest one's.
+/// The requested kernel, or the fastest one.
 fn kernel_name(name: Option<&str>) -> Result<String> {
     let Some(name) = name else { return Ok(fastest().name().to_owned()) };
     let names: Vec<_> = kernels().iter().map(|k| k.name()).collect();

@@ -1,4 +1,4 @@
-//! `marlinspike bench`: how quick the products are, beside what the machine can do at most.
+//! `marlinspike bench`: the speed of products and layers compared with the limits of the machine.
 
 mod args;
 mod gpu;
@@ -15,7 +15,7 @@ use crate::{Outcome, output};
 /// Measures, then prints a table or JSON.
 ///
 /// # Errors
-/// For arguments that do not fit each other or the machine.
+/// Returns an error for arguments that contradict each other or exceed the machine.
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let cpu = match &args.target {
         args::Target::Cpu(cpu) => cpu,

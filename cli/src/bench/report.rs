@@ -1,4 +1,4 @@
-//! What was measured, as JSON and as a table.
+//! The measurements as JSON and as a table.
 
 use std::fmt::Write as _;
 
@@ -20,14 +20,14 @@ pub(super) struct Report {
     pub(super) results: Vec<Row>,
 }
 
-/// Where it was measured.
+/// The machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) cpu: String,
     /// Bytes; 0 where unknown.
     pub(super) last_level_cache: usize,
     pub(super) kernel: String,
-    /// Whose multiply-accumulates are the limit; null for kernels that compilers make.
+    /// The instruction whose rate is the limit; null for kernels without intrinsics.
     pub(super) instruction: Option<&'static str>,
     pub(super) pinned: bool,
 }
@@ -38,14 +38,14 @@ pub(super) struct Case {
     pub(super) group: GroupSize,
     pub(super) tokens: usize,
     pub(super) threads: usize,
-    /// That calls take turns over.
+    /// Bytes of the weights that calls take turns over.
     pub(super) weight_bytes: usize,
-    /// Of weights, in a call.
+    /// Bytes of weights that a call reads.
     pub(super) bytes_read: f64,
     pub(super) seconds: Seconds,
 }
 
-/// A case, beside the limits.
+/// A case compared with the limits.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     shape: String,
@@ -57,20 +57,20 @@ pub(super) struct Row {
     bytes_read: f64,
     macs: u64,
     seconds: Seconds,
-    /// Of the best call.
+    /// In the best call.
     gb_s: f64,
-    /// Of the best call.
+    /// In the best call.
     gmac_s: f64,
-    /// What the limit comes from.
+    /// The resource that sets the limit.
     bound: Bound,
-    /// The least time by the limits over the best call's.
+    /// Least time by the limits over the best call's time.
     of_limit_best: f64,
-    /// The least time by the limits over the median call's.
+    /// Least time by the limits over the median call's time.
     of_limit_median: f64,
 }
 
 impl Row {
-    /// `limits` has those of the case's threads.
+    /// `limits` must contain an entry for the case's number of threads.
     pub(super) fn new(case: Case, limits: &[Limits]) -> Self {
         let macs = case.shape.macs(case.tokens);
         let limits = limits.iter().find(|l| l.threads == case.threads);
@@ -96,7 +96,7 @@ impl Row {
 }
 
 impl Report {
-    /// For people.
+    /// The report as a table.
     pub(super) fn text(&self, paint: Paint) -> String {
         let Machine { cpu, kernel, instruction, pinned, .. } = &self.machine;
         let mut text = format!("{}\n", paint.strong(&printable(cpu)));

@@ -6,34 +6,35 @@ use marlinspike::products::{Class, Convention};
 
 use crate::error::Explained;
 
-/// The options that declare it.
+/// Options that declare the arithmetic of a kernel.
 #[derive(Debug, clap::Args)]
-// Two groups of one name, that of the type, are an error of the command.
+// clap names a group after its type and rejects two groups of the same name.
 #[group(id = "declared")]
 pub(crate) struct Args {
-    /// Where a product applies scales, bias and roundings
+    /// Where a kernel applies scales, bias and roundings
     ///
-    /// Without this option and without a `convention` in the case's config, all known conventions
-    /// are tried, and the exact result, rounded once, passes, too. The verdict names those that fit.
+    /// Without this option, and without `convention` in the case's config, every known convention
+    /// is tried, and the exact result rounded once also passes. The verdict names those that fit.
     ///
-    /// `marlin`: group scales are multiplied into the weights in the activation type; column scales,
-    /// bias and router weight are applied to the rounded sum, with a rounding after each. `stepwise`:
-    /// likewise, but column scales are multiplied into the weights, too. `canonical`: weights as in
-    /// `stepwise`; bias and router weight are applied to the f32 sum, which is rounded once.
-    /// `unrounded`: as `canonical`, with weights that are not rounded. `scaled_mm`: the product of two
-    /// 8-bit operands, their scales applied to the f32 sum in any order; FP8 products and layers are
-    /// always judged so.
+    /// `marlin`: group scales are multiplied into the weights in the activation type; column
+    /// scales, bias and router weight are applied to the rounded sum, with a rounding after each.
+    /// `stepwise`: like `marlin`, but column scales are also multiplied into the weights.
+    /// `canonical`: weights as in `stepwise`; bias and router weight are applied to the f32 sum,
+    /// which is rounded once. `unrounded`: as `canonical`, but scaled weights are not rounded.
+    /// `scaled_mm`: the product of two 8-bit operands, their scales applied to the f32 sum in any
+    /// order; FP8 products and layers are always judged by this convention.
     #[arg(long, value_name = "NAME")]
     convention: Option<String>,
 
     /// The order and precision in which products are summed: a name, or JSON
     ///
-    /// `f32-any-order`: any order, in f32 or on a matrix unit since Turing. `hopper-any-order`: any
-    /// order on Hopper's. `marlin-hopper`: the order of the Marlin kernels; its bound is many times
-    /// narrower. `fused-f32`, `separate-f32`: no matrix unit. `fp8-any-order`: e4m3 on a matrix unit
-    /// since Ada, with or without promotion to f32. `fp8-contiguous`: likewise, in ascending runs of k.
-    /// `fp8-hopper`: one of the orders of Hopper's kernels (promotion every 32, 64 or 128 k or none,
-    /// split-K in up to 16 parts); its bound is about one rounding. JSON as
+    /// `f32-any-order`: any order, in f32 or on tensor cores from Turing on. `hopper-any-order`:
+    /// any order on Hopper's tensor cores. `marlin-hopper`: the order of the Marlin kernels; its
+    /// bound is many times narrower. `fused-f32`, `separate-f32`: no tensor core; f32 with fused or
+    /// separate multiply and add. `fp8-any-order`: e4m3 on tensor cores from Ada on, with or
+    /// without promotion to f32. `fp8-contiguous`: likewise, in ascending runs of k. `fp8-hopper`:
+    /// one of the orders of Hopper's kernels (promotion every 32, 64 or 128 k or none, split-K in
+    /// up to 16 parts); its bound is about one rounding. JSON as
     /// `{"name":"mine","adder":{"matrix_unit":{"products":16,"fraction_bits":25,"kept_bits":24}},
     /// "order":{"striped":{"block":16,"stripes":[]}},"reduction":{"f32":{"steps":1}}}`.
     #[arg(long, value_name = "CLASS", default_value = "f32-any-order")]
@@ -41,7 +42,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The declaration.
+    /// Parses the options.
     pub(crate) fn read(&self) -> Result<Declared> {
         let convention = self.convention.as_deref().map(named).transpose()?;
         let classes = Class::named();
@@ -77,7 +78,7 @@ impl Args {
     }
 }
 
-/// The convention of this name.
+/// The convention called `name`.
 fn named(name: &str) -> Result<Convention> {
     let found = Convention::NAMED.iter().find(|(known, _)| *known == name);
     let Some(&(_, convention)) = found else {

@@ -1,4 +1,4 @@
-//! A backend in place of the recorded outputs.
+//! `--backend`: judges a device's outputs instead of the recorded ones.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,25 @@ use super::Checked;
 use crate::error::of_gpu;
 use crate::style::printable;
 
-/// What can be checked in place of the recorded outputs.
+/// Backends whose outputs replace the recorded ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Backend {
     /// This project's CUDA kernels, on the first device.
     Cuda,
 }
 
-/// The backend's device.
+/// Opens the backend's device.
 ///
 /// # Errors
-/// If there is none; the error names what is missing.
+/// Names the missing device, driver or library.
 pub(super) fn open(backend: Backend) -> Result<Device> {
     match backend {
         Backend::Cuda => Device::open().map_err(of_gpu),
     }
 }
 
-/// Returns an error if a case needed a compiler that the machine lacks; the case is not at fault.
+/// Returns an error if a case needed a compiler that is not installed, since the case is not at
+/// fault.
 ///
 /// # Errors
 /// Names what is missing.
@@ -52,7 +53,7 @@ pub(super) struct Tally {
     absent: Vec<(String, usize)>,
 }
 
-/// Reasons that are printed one by one; the others are summed.
+/// Number of reasons that are printed; the others are summed.
 const REASONS: usize = 12;
 
 impl Tally {
@@ -84,7 +85,8 @@ impl Tally {
         let mut lines = vec![("device", printable(&self.name).into_owned())];
         for (operation, Count { calls, outputs, differing }) in &self.counts {
             let verdict = match differing {
-                0 => "every bit the reference's".to_owned(),
+                0 => "equal to the reference in every bit".to_owned(),
+                1 => "1 differs from the reference".to_owned(),
                 n => format!("{n} differ from the reference"),
             };
             lines.push(("", format!("{operation}: {calls} calls, {outputs} outputs, {verdict}")));
@@ -103,7 +105,7 @@ impl Tally {
         lines
     }
 
-    /// The same as JSON.
+    /// The tally as JSON.
     pub(super) fn json(&self) -> Value {
         let operation = |(name, count): (&&str, &Count)| {
             let Count { calls, outputs, differing } = count;
@@ -150,8 +152,8 @@ mod tests {
         let lines: Vec<String> = tally.lines().into_iter().map(|(_, text)| text).collect();
         let expected = [
             "GPU",
-            "moe_sum: 4 calls, 20 outputs, every bit the reference's",
-            "topk_router: 2 calls, 10 outputs, 1 differ from the reference",
+            "moe_sum: 4 calls, 20 outputs, equal to the reference in every bit",
+            "topk_router: 2 calls, 10 outputs, 1 differs from the reference",
             "3 outputs",
             "2: no kernel",
             "1: act-order",

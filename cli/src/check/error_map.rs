@@ -1,8 +1,9 @@
-//! The errors of a product as an inline SVG: a cell per element (or few), coloured by error over
-//! bound on a logarithmic scale, its rows named by token and expert; and a strip of k that shows
-//! which part of the sum explains them.
+//! The errors of a product as an inline SVG: a heat map whose cells show error over bound on a
+//! logarithmic scale, with rows named by token and expert, and a strip of k that marks the part of
+//! the sum that explains the errors.
 //!
-//! Only numbers, fixed words and the library's own names of rows get into it.
+//! The SVG holds only numbers, fixed words and row names from the library, so nothing needs
+//! escaping.
 
 use marlinspike::check::{Cause, ErrorMap};
 
@@ -12,20 +13,20 @@ use super::svg::Svg;
 pub(super) const LEVELS: [&str; 7] =
     ["to 0.01", "to 0.1", "to 1: right", "to 10: wrong", "to 100", "to 10⁴", "more, or no number"];
 
-/// Room left of the plot, in pixels, without the names of rows.
+/// Left margin in pixels, without row names.
 const LEFT: usize = 40;
-/// Pixels per character of a name, at most.
+/// Upper bound on the width of a character in pixels.
 const CHARACTER: usize = 6;
 const MAX_WIDTH: f64 = 512.0;
 const MAX_HEIGHT: f64 = 384.0;
 const MAX_CELL: f64 = 24.0;
-/// Least distance between two names or lines.
+/// Least distance between two names or lines, in pixels.
 const MIN_NAMES: f64 = 13.0;
 
 /// The level of an error over its bound.
 fn level(ratio: f64) -> usize {
     let tops = [0.01, 0.1, 1.0, 10.0, 100.0, 1e4];
-    // What is not a number is above all.
+    // NaN gets the highest level.
     tops.iter().position(|&top| ratio <= top).unwrap_or(tops.len())
 }
 
@@ -60,14 +61,14 @@ pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
     out.finish()
 }
 
-/// The strip of k, with the ranges that explain the errors filled.
+/// The strip of k; the ranges that explain the errors are filled.
 pub(super) fn strip(cause: &Cause) -> String {
     let (w, h) = (MAX_WIDTH, 22.0);
     let mut out = Svg::new(LEFT, w, h, "the part of k that explains the errors");
     out.rect("plot", w, h);
     let at = |k: usize| k as f64 * w / cause.size_k.max(1) as f64;
     for range in &cause.ranges {
-        // One k of many is still seen.
+        // A single k stays visible.
         let width = (at(range.end) - at(range.start)).max(2.0);
         let x = at(range.start);
         out.push(format_args!(
@@ -123,7 +124,7 @@ mod tests {
         let svg = strip(&Cause { size_k: 256, group_size: 64, ranges });
         assert!(svg.contains("x=\"128.0\" width=\"128.0\""), "{svg}");
         assert!(svg.contains("x=\"400.0\" width=\"2.0\""), "{svg}");
-        // A line before each group but the first.
+        // Every group except the first starts with a line.
         assert_eq!(svg.matches("class=\"lines\"").count(), 3);
     }
 }

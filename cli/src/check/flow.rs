@@ -1,4 +1,4 @@
-//! The order in which a layer computes its outputs: causes come before what follows from them.
+//! The order in which a layer computes its outputs: causes come before their effects.
 
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
 
@@ -33,7 +33,7 @@ fn stage(output: &str) -> Stage {
     }
 }
 
-/// The outputs of a case, causes first; those of one stage in the order of their names.
+/// The outputs of a case by stage, causes first, and by name within a stage.
 pub(super) fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
     let mut outputs: Vec<_> = report.outputs.iter().collect();
     outputs.sort_by_key(|o| stage(&o.name));
@@ -42,8 +42,8 @@ pub(super) fn ordered(report: &CaseReport) -> Vec<&OutputReport> {
 
 /// The failed outputs of the same case that a failed `output` is computed from.
 ///
-/// Products are judged from the checkpoint's weights, so wrong packed weights make them wrong, too.
-/// Every other stage is judged from the stage before it as the case records it.
+/// Products are judged from the checkpoint's weights, so wrong packed weights also make products
+/// wrong. Every other stage is judged from the recorded outputs of the previous stage.
 pub(super) fn causes<'r>(report: &'r CaseReport, output: &OutputReport) -> Vec<&'r str> {
     if output.verdict != Verdict::Fail {
         return Vec::new();

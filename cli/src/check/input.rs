@@ -1,4 +1,4 @@
-//! From the command line to checked cases: which files there are, and what one says.
+//! Finds the case files of the command line, reads them and judges them.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use super::device::{self, BackendError, Counts, Device, DeviceError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(super) enum InputError {
-    /// It could not be opened or mapped.
+    /// The file could not be opened or mapped.
     #[error(transparent)]
     Map(#[from] MapError),
     /// A folder could not be listed.
@@ -30,7 +30,7 @@ pub(super) enum InputError {
         /// The system's reason.
         source: walkdir::Error,
     },
-    /// A folder holds no case.
+    /// A folder contains no case.
     #[error("{}: found no file named *.safetensors, expected at least one", path.display())]
     EmptyFolder {
         /// The folder.
@@ -39,7 +39,7 @@ pub(super) enum InputError {
     /// A golden case differs from the manifest's entry.
     #[error(transparent)]
     Golden(#[from] GoldenError),
-    /// It is not a case, or its inputs cannot be used.
+    /// The file is not a case, or its inputs are invalid.
     #[error("{}: {source}", path.display())]
     Case {
         /// The file.
@@ -47,7 +47,7 @@ pub(super) enum InputError {
         /// What is wrong.
         source: Error,
     },
-    /// The device failed, or a part that it needs is missing.
+    /// The device failed, or a library that it needs is missing.
     #[error("{}: {source}", path.display())]
     Device {
         /// The file.
@@ -64,7 +64,7 @@ impl InputError {
         if let Self::Device { source, .. } = self { Some(source) } else { None }
     }
 
-    /// What to do about it.
+    /// The help line of this error.
     pub(super) fn help(&self) -> &'static str {
         match self {
             Self::Map(_) => "name a case file that can be read, or a folder of case files",
@@ -79,20 +79,20 @@ impl InputError {
     }
 }
 
-/// What to do about a file whose contents cannot be used.
+/// The help line of a file whose contents are invalid.
 fn help_with_case(error: &Error) -> &'static str {
     if matches!(error, Error::Internal { .. }) {
         "report the error together with the case file"
     } else if matches!(error.downcast_ref(), Some(CaseError::TooLarge { .. })) {
         "check a smaller case; --max-work raises the limit of multiply-adds"
     } else if error.downcast_ref::<ContainerError>().is_some() {
-        "write the file again; it is damaged or not a safetensors file"
+        "the file is damaged or not a safetensors file: write it again"
     } else {
         "`marlinspike vectors --op OP` writes valid case files to compare with"
     }
 }
 
-/// A file to check, or the reason why there is none.
+/// A file to check, or the error that occurred while looking for it.
 pub(super) struct Source {
     pub(super) path: PathBuf,
     kind: Kind,
@@ -100,7 +100,7 @@ pub(super) struct Source {
 
 enum Kind {
     File,
-    /// Its length and hash are verified first.
+    /// A golden case; its length and hash are verified before it is judged.
     Golden(Arc<Manifest>, CaseEntry),
     Error(InputError),
 }
@@ -114,7 +114,7 @@ impl Source {
         Self { path: path.into(), kind: Kind::Error(error) }
     }
 
-    /// The diagnosis with which the manifest says that the case's recorded outputs fail.
+    /// The diagnosis that the manifest records for the outputs of a case that fails.
     pub(super) fn known_fault(&self) -> Option<String> {
         match &self.kind {
             Kind::Golden(_, entry) => entry.known_fault.clone(),
@@ -133,7 +133,7 @@ pub(super) fn golden() -> Result<Vec<Source>, GoldenError> {
     Ok(manifest.cases().iter().map(source).collect())
 }
 
-/// The named files and the files below named folders, sorted within each folder.
+/// The named files and every case file below the named folders, sorted within each folder.
 pub(super) fn find(paths: &[PathBuf]) -> Vec<Source> {
     let mut sources = Vec::new();
     for path in paths {
@@ -144,7 +144,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Vec<Source> {
 
 fn walk(folder: &Path, sources: &mut Vec<Source>) {
     let before = sources.len();
-    // Links are followed, since a folder of cases may be one of links; loops are found out.
+    // Links are followed, since a folder of cases may consist of links; WalkDir detects loops.
     for entry in WalkDir::new(folder).follow_links(true).sort_by_file_name() {
         match entry {
             Ok(e) if e.file_type().is_dir() => {}
@@ -168,7 +168,7 @@ fn walk(folder: &Path, sources: &mut Vec<Source>) {
 /// The verdict on a case, and the comparisons made on a device.
 pub(super) type Judged = Result<(CaseReport, Counts), BackendError>;
 
-/// Judges the outputs that a case records, or those that a device computes from its inputs.
+/// Judges the recorded outputs of a case, or those that a device computes from its inputs.
 pub(super) fn judge(
     case: &Case<'_>,
     declared: &Declared,
@@ -184,7 +184,7 @@ pub(super) fn judge(
     }
 }
 
-/// Reads one file and judges it. A panic is an error of this file alone.
+/// Reads and judges one file. A panic becomes an error of this file.
 pub(super) fn check(
     source: Source,
     judge: impl Fn(&Case<'_>) -> Judged,

@@ -1,7 +1,7 @@
-//! What `--json` prints: an object per case and line, then one with the summary and, where a backend
-//! was checked, what its operations were held to.
+//! The output of `--json`: one object per case and line, then one with the summary and, with
+//! `--backend`, the comparisons made for each operation.
 //!
-//! `docs/src/check.schema.json` publishes the keys: none is removed or renamed.
+//! `docs/src/check.schema.json` publishes the keys, so none may be removed or renamed.
 
 use marlinspike::check::{Mismatch, OutputReport, Power, Strength, Verdict};
 use serde::Serialize;
@@ -15,7 +15,7 @@ struct CaseLine<'r> {
     name: Option<&'r str>,
     verdict: &'static str,
     outputs: Vec<Output<'r>>,
-    /// The fault with which a golden case is recorded to fail, where it explains every failure.
+    /// The fault that the golden manifest records for this case, if it explains every failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     known_fault: Option<&'r str>,
     error: Option<String>,
@@ -33,13 +33,13 @@ struct Output<'r> {
     first_mismatch: Option<&'r Mismatch>,
     diagnosis: Option<&'r str>,
     diagnosis_id: Option<&'r str>,
-    /// Mismatches that the diagnosis leaves unexplained.
+    /// Number of mismatches that the diagnosis does not explain.
     diagnosis_unexplained: Option<usize>,
     /// `explains`, `consistent` or `place`.
     diagnosis_strength: Option<Strength>,
-    /// The readings that explain a product, most specific first; null where none is tried.
+    /// The readings that explain a product, most specific first; null if none was tried.
     conventions: Option<&'r [String]>,
-    /// What the verdict could not have missed.
+    /// The mistakes that the verdict excludes.
     power: Option<&'r Power>,
     note: Option<&'r str>,
 }
@@ -95,7 +95,7 @@ fn case_line(checked: &Checked) -> CaseLine<'_> {
     }
 }
 
-/// All lines. Skipped cases have none; the summary counts them.
+/// All lines. Skipped cases have no line, but the summary counts them.
 pub(super) fn render(run: &Run) -> String {
     let shown = run.checked.iter().filter(|c| !c.skipped());
     let mut text = String::new();
@@ -111,7 +111,8 @@ pub(super) fn render(run: &Run) -> String {
 }
 
 fn push_line(text: &mut String, value: &impl Serialize) {
-    // Only strings, numbers, lists and objects with string keys: none of them can fail.
+    // Serialization cannot fail: there are only strings, numbers, lists and objects with string
+    // keys.
     if let Ok(line) = serde_json::to_string(value) {
         text.push_str(&line);
         text.push('\n');

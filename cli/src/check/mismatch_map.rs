@@ -1,5 +1,6 @@
 //! A grid of mismatch counts as an inline SVG: a path per level of the colour scale, axes, lines,
-//! and a ring around the first mismatch. Only numbers and fixed words get into it.
+//! and a ring around the first mismatch. The SVG holds only numbers and fixed words, so nothing
+//! needs escaping.
 
 use std::fmt::Write as _;
 
@@ -12,11 +13,11 @@ pub(super) const LEVELS: [&str; 5] = ["below 1 %", "1 to 10 %", "10 to 50 %", "o
 
 /// Room for axis labels, in pixels.
 const LEFT: usize = 62;
-/// Largest plot, and largest cell.
+/// Largest plot and largest cell, in pixels.
 const MAX_WIDTH: f64 = 448.0;
 const MAX_HEIGHT: f64 = 320.0;
 const MAX_CELL: f64 = 24.0;
-/// Least distance between two lines.
+/// Least distance between two lines, in pixels.
 const MIN_LINES: usize = 12;
 
 /// What to draw.
@@ -24,10 +25,10 @@ pub(super) struct Drawing<'g> {
     pub(super) grid: &'g Grid,
     /// Values per unit of the rectangle: 1 in a plane, codes per element in the buffer.
     pub(super) density: f64,
-    /// Names of the axes.
+    /// Labels of the axes.
     pub(super) rows: &'g str,
     pub(super) cols: &'g str,
-    /// Distance between lines along rows and columns, where a line has a meaning.
+    /// Distance between lines along rows and columns; `None` draws no lines.
     pub(super) lines: [Option<usize>; 2],
     /// Row and column of the first mismatch.
     pub(super) mark: Option<(usize, usize)>,
@@ -58,8 +59,8 @@ impl Axis {
         position * self.pixels() as f64 / self.len as f64
     }
 
-    /// Positions and names of the ticks: every index if there are at most ten, else multiples of a
-    /// power of two.
+    /// Positions and indices of the ticks: every index if there are at most ten, else multiples of
+    /// a power of two.
     fn ticks(&self) -> Vec<(f64, usize)> {
         if self.len <= 10 {
             return (0..self.len).map(|i| (self.at(i as f64 + 0.5), i)).collect();
@@ -143,7 +144,7 @@ impl Drawing<'_> {
             self.rows
         ));
         if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
-            // The centre of the cell that it is counted in, so that the ring surrounds it.
+            // The ring surrounds the cell that counts the mismatch.
             let centre = |a: &Axis, p: usize| ((p * a.cells / a.len) as f64 + 0.5) * a.px;
             out.ring([centre(x, col), centre(y, row)], [x.px, y.px]);
         }
@@ -151,7 +152,7 @@ impl Drawing<'_> {
     }
 }
 
-/// The level of `count` mismatches among `values`; `None` without a mismatch.
+/// The colour level of `count` mismatches among `values`; `None` without a mismatch.
 fn level(count: u32, values: f64) -> Option<usize> {
     let share = f64::from(count) / values.max(1.0);
     match share {
@@ -182,7 +183,7 @@ mod tests {
             let axis = Axis::new(len, len.min(128), MAX_WIDTH);
             let covered: Vec<_> = (0..axis.cells).map(|i| axis.covered(i)).collect();
             assert_eq!(covered.iter().sum::<usize>(), len);
-            // As the picture counts them.
+            // Assigns rows to cells as the plot does.
             let mut counted = vec![0; axis.cells];
             (0..len).for_each(|row| counted[row * axis.cells / len] += 1);
             assert_eq!(covered, counted);

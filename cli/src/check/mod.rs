@@ -1,6 +1,6 @@
-//! `marlinspike check`: every output of every case recomputed and compared.
+//! `marlinspike check`: recomputes and compares every output of every case.
 
-mod declared;
+pub(crate) mod declared;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(not(feature = "cuda"))]
@@ -39,25 +39,26 @@ use paragraph::View;
 use summary::Summary;
 
 pub(crate) const ABOUT: &str = "\
-Recomputes the outputs of case files from their inputs, and compares.
+Recomputes the outputs of case files from their inputs and compares them with the recorded ones.
 
 Example: marlinspike check mine.safetensors
 
-A case is a safetensors file with the inputs of one operation, its configuration, and the outputs \
-of some implementation. Packed weights, permuted scales, zero points, biases and sorted indices must \
-be equal in every bit; so must a product whose case declares its schedule. Other products are \
-compared with the exact result: the error over its bound must be at most 1. The bound follows from \
-the operations that the kernel may use (--convention, --class); above 1 no such kernel can be right. \
-Unless a convention is named, all known ones are tried, and the verdict says which fit.
+A case is a safetensors file that holds the inputs of one operation, its configuration and a \
+kernel's outputs. Packed weights, permuted scales, zero points, biases and sorted indices must be \
+equal in every bit to the reference; so must a product whose case declares its schedule. Every other \
+product is judged by its error over a derived bound, which must be at most 1. The bound follows from the \
+arithmetic that the kernel may use (--convention, --class): above 1, no kernel of that class can have \
+produced the output. Without --convention every known convention is tried, and the verdict names \
+those that fit.
 
-By default only cases that do not pass are printed, then a summary; -v prints every output with what \
-its verdict excludes: zeros, -y, y/2, permuted columns, half of k, and the smallest uniform error. An \
-output whose bound would accept one of these, or that is not computed here, is not checked, and its \
-case does not pass.
+Only cases that do not pass are printed, then a summary. -v prints every output with the mistakes \
+that its verdict excludes: zeros, -y, y/2, permuted columns, half of k, and the smallest uniform \
+error. An output is reported as not checked if its bound would accept one of these mistakes or if \
+marlinspike does not compute it; such a case does not pass.
 
-A failed output is printed with the number of wrong values; the first one, as an index into the \
-tensor, as (k, n), and as the tile, lane and register that loads it; its bits; and, where the values \
-give it away, the known mistake that explains them.";
+A failed output is printed with its number of wrong values and with the first of them: its index in \
+the tensor, its (k, n), the tile, lane and register that load it, and both bit patterns. If a known \
+mistake explains the wrong values, it is named.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +92,7 @@ pub struct Args {
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// Judge only the outputs whose name matches; may be repeated
+    /// Judge only outputs whose name matches; may be repeated
     ///
     /// The pattern is a glob over output names without `out.`: `marlin_qweight`, `*marlin*`,
     /// `w[12]*_scales`. Other outputs are neither printed nor counted. A case without a matching
@@ -102,20 +103,21 @@ pub struct Args {
     #[command(flatten)]
     declared: declared::Args,
 
-    /// Judge what a backend's kernels compute from the inputs, not the recorded outputs
+    /// Judge a backend's outputs instead of the recorded ones
     ///
-    /// The checks are those of a recorded output. In addition every operation on the way must equal
-    /// the reference in every bit, and a product must have the bits of the canonical schedule and lie
-    /// within the bound of the `canonical` convention. Outputs that no kernel computes are not checked;
-    /// the reason is printed.
+    /// The backend computes the outputs from the case's inputs, and they are judged like recorded
+    /// outputs. In addition, every operation must equal the reference in every bit, and a product
+    /// must equal the canonical schedule in every bit and meet the bound of the `canonical`
+    /// convention. Outputs that no kernel computes are reported as not checked, each with the
+    /// reason.
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<device::Backend>,
 
-    /// Limit of the multiply-adds of a case's products [default: 10^12]
+    /// Most multiply-adds that a case may need [default: 10^12]
     ///
-    /// A small file can ask for a lot of time, since its configuration states the sizes. A case that
-    /// needs more than this, or more memory than 64 MiB and 256 times its own size, is an error that
-    /// names the sizes. With --backend the limit is always 10^12.
+    /// The configuration of a case states its sizes, so even a small file can need much time. A
+    /// case that needs more than this, or more memory than 64 MiB plus 256 times its file size, is
+    /// an error that names the sizes. With --backend the limit is always 10^12.
     #[arg(long, value_name = "N", default_value_t = Limits::default().work, hide_default_value = true)]
     max_work: u64,
 
@@ -126,24 +128,24 @@ pub struct Args {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Write a self-contained page with a picture of every failed output
+    /// Write a self-contained HTML page with a plot of every failed output
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 
-    /// Print every output, also those that pass, with what its verdict excludes
+    /// Print every output, including those that pass, with the mistakes that its verdict excludes
     #[arg(short, long)]
     verbose: bool,
 }
 
-/// What became of one file.
+/// The result of one file.
 struct Checked {
     path: PathBuf,
-    /// Short name for people: the path without what all have in common.
+    /// Short name: the path without the folders and extension that all paths share.
     label: String,
     result: Result<CaseReport, InputError>,
-    /// Outputs that `--only` left out; the case is skipped when none remains.
+    /// Number of outputs that `--only` excludes; the case is skipped if it excludes all.
     left_out: usize,
-    /// The diagnosis with which the golden manifest says that the recorded outputs fail.
+    /// The fault that the golden manifest records for this case.
     known_fault: Option<String>,
 }
 
@@ -152,7 +154,7 @@ impl Checked {
         self.left_out > 0 && self.result.as_ref().is_ok_and(|r| r.outputs.is_empty())
     }
 
-    /// The known fault, where it wholly explains each failed output and nothing is unchecked.
+    /// The known fault, if it explains every failed output completely and no output is unchecked.
     fn fails_as_recorded(&self) -> Option<&str> {
         let (fault, report) = (self.known_fault.as_deref()?, self.result.as_ref().ok()?);
         let explained = |o: &OutputReport| {
@@ -168,11 +170,11 @@ impl Checked {
     }
 }
 
-/// Everything that a run found, as table, JSON and page show it.
+/// The results of a run, which the table, the JSON and the page show.
 struct Run {
     checked: Vec<Checked>,
     summary: Summary,
-    /// What was checked in place of the recorded outputs.
+    /// The device whose outputs replaced the recorded ones.
     device: Option<device::Tally>,
     elapsed: Duration,
 }
@@ -180,11 +182,11 @@ struct Run {
 /// Checks, prints, and writes the report.
 ///
 /// # Errors
-/// When there is nothing to check, or the report cannot be written. A case that cannot be read is
-/// an [`Outcome`], not an error: the others are still checked.
+/// Returns an error if there is nothing to check or the report cannot be written. An unreadable
+/// case sets the [`Outcome`] instead, and the other cases are still checked.
 pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let start = Instant::now();
-    // Without a device, nothing is read.
+    // A missing device is reported before any file is read.
     let device = args.backend.map(device::open).transpose()?;
     let sources = if args.paths.is_empty() {
         input::golden().map_err(|e| {
@@ -198,7 +200,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let judge = |case: &Case<'_>| input::judge(case, &declared, &limits, device.as_ref());
     let (mut checked, counts) = check_all(sources, &args.only, judge);
     if device.is_some() {
-        // A device's own outputs have no recorded faults.
+        // The manifest's faults belong to recorded outputs, not to those of a device.
         checked.iter_mut().for_each(|c| c.known_fault = None);
     }
     device::without_compiler(&checked)?;
@@ -237,8 +239,8 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     Ok(run.summary.outcome())
 }
 
-/// Checks all files at once; the order of the results is that of the sources. On a device, also what
-/// each operation was held to.
+/// Checks all files in parallel and keeps their order. With a device, also returns the comparisons
+/// made for each operation.
 fn check_all(
     sources: Vec<Source>,
     only: &[glob::Pattern],
@@ -274,7 +276,7 @@ fn check_all(
     checked
 }
 
-/// Keeps the outputs that match, judges the case by them, and returns how many were left out.
+/// Removes outputs that do not match, updates the case's verdict, and returns the number removed.
 fn select(report: &mut CaseReport, only: &[glob::Pattern]) -> usize {
     let before = report.outputs.len();
     report.outputs.retain(|o| only.iter().any(|p| p.matches(&o.name)));

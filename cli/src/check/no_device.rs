@@ -1,7 +1,8 @@
-//! The backends of a build without the `cuda` feature: named on the command line, and refused.
+//! The backends of a build without the `cuda` feature: the command line accepts their names, and
+//! `open` returns an error.
 //!
-//! The types have the names of [`marlinspike_accel`](https://docs.rs/marlinspike-accel)'s and no
-//! values, so that the rest of `check` is the same in every build.
+//! The types mirror those of [`marlinspike_accel`](https://docs.rs/marlinspike-accel) but have no
+//! values, so the rest of `check` is the same in every build.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,29 +15,29 @@ use serde_json::Value;
 use super::Checked;
 use crate::absent;
 
-/// What can be checked in place of the recorded outputs.
+/// Backends whose outputs replace the recorded ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Backend {
     /// This project's CUDA kernels, on the first device (needs the `cuda` feature)
     Cuda,
 }
 
-/// A device; there is none.
+/// A device; the type has no values.
 pub(super) enum Device {}
 
-/// An error of a device; there is none.
+/// An error of a device; the type has no values.
 pub(super) type DeviceError = Infallible;
 
-/// The comparisons made per operation; there are none.
+/// The comparisons made per operation; always empty.
 pub(super) type Counts = BTreeMap<&'static str, Infallible>;
 
-/// Why a case could not be checked.
+/// The reason why a case could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BackendError {
     /// The device failed.
     #[error(transparent)]
     Accel(#[from] DeviceError),
-    /// An input of the case cannot be used.
+    /// An input of the case is invalid.
     #[error(transparent)]
     Case(#[from] marlinspike::Error),
 }
@@ -51,7 +52,7 @@ pub(super) fn check(device: &Device, _: &Case<'_>, _: &Declared) -> Result<OnDev
     match *device {}
 }
 
-/// The backend's device.
+/// Opens the backend's device.
 ///
 /// # Errors
 /// Always: this build has no backend.
@@ -61,7 +62,7 @@ pub(super) fn open(backend: Backend) -> Result<Device> {
     }
 }
 
-/// No case asks for a compiler here.
+/// Without a device, no case needs a compiler.
 ///
 /// # Errors
 /// Never.
@@ -69,7 +70,7 @@ pub(super) fn without_compiler(_: &[Checked]) -> Result<()> {
     Ok(())
 }
 
-/// The comparisons made on a device; there are none.
+/// The comparisons made on a device; the type has no values.
 pub(super) enum Tally {}
 
 impl Tally {

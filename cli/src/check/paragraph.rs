@@ -1,4 +1,4 @@
-//! Wrapped text with a hanging indent, and texts that are printed in full only once.
+//! Wraps text with a hanging indent, and prints repeated texts only once.
 
 use std::collections::HashMap;
 
@@ -6,24 +6,24 @@ use textwrap::{Options, WordSeparator, WordSplitter};
 
 use crate::style::{Paint, printable};
 
-/// Columns before a detail's label, and of the label.
+/// Columns before a detail's label, and width of the label.
 const INDENT: usize = 4;
 const LABEL: usize = 13;
 
-/// How to print.
+/// Settings of the printed report.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View {
     pub(super) paint: Paint,
-    /// Columns that a line may take.
+    /// Largest width of a line.
     pub(super) width: usize,
-    /// Whether outputs that pass are printed, too.
+    /// Whether outputs that pass are also printed.
     pub(super) verbose: bool,
-    /// Whether a page is written as well.
+    /// Whether `--report` writes a page.
     pub(super) has_report: bool,
 }
 
-/// `text` in lines of at most `width` columns, the first after `first`, the others indented by
-/// `indent`. Words, and so paths, are never broken. `text` may hold anything.
+/// Wraps `text` to `width` columns. The first line starts with `first`, the others with `indent`
+/// spaces. Words, and therefore paths, are never broken. `text` may be untrusted.
 pub(super) fn hanging(first: &str, text: &str, indent: usize, width: usize) -> Vec<String> {
     let rest = " ".repeat(indent);
     let options = Options::new(width)
@@ -36,29 +36,29 @@ pub(super) fn hanging(first: &str, text: &str, indent: usize, width: usize) -> V
     textwrap::wrap(&text, options).into_iter().map(|l| l.trim_end().to_owned()).collect()
 }
 
-/// Something said about an output: a word of ours, and text that may hold anything.
+/// A label and a text about an output. The text may be untrusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Detail {
     pub(super) label: &'static str,
     pub(super) text: String,
-    /// Whether the same text may be said about many outputs; then it is printed once.
+    /// Whether other outputs may have the same text, which is then printed only once.
     pub(super) shared: bool,
 }
 
 impl Detail {
-    /// About this output alone.
+    /// A text about this output only.
     pub(super) fn own(label: &'static str, text: impl Into<String>) -> Self {
         Self { label, text: text.into(), shared: false }
     }
 
-    /// About this output and maybe others.
+    /// A text that other outputs may share.
     pub(super) fn shared(label: &'static str, text: impl Into<String>) -> Self {
         Self { label, text: text.into(), shared: true }
     }
 }
 
-/// Prints details. A shared text that occurs more than once gets a number where it is first
-/// printed; from then on the number is printed in its place.
+/// Prints details. A shared text that occurs more than once gets a number when it is first printed;
+/// later occurrences print only the number.
 #[derive(Debug, Default)]
 pub(super) struct Details {
     uses: HashMap<String, usize>,
@@ -66,7 +66,7 @@ pub(super) struct Details {
 }
 
 impl Details {
-    /// For all details that will be printed.
+    /// Counts the shared texts among all details that will be printed.
     pub(super) fn new<'d>(details: impl IntoIterator<Item = &'d Detail>) -> Self {
         let mut uses = HashMap::new();
         for detail in details.into_iter().filter(|d| d.shared) {
@@ -75,7 +75,7 @@ impl Details {
         Self { uses, numbers: HashMap::new() }
     }
 
-    /// The lines of an output's details; the numbers of those printed before come last.
+    /// The lines of an output's details; references to texts printed before come last.
     pub(super) fn lines(&mut self, details: &[Detail], paint: Paint, width: usize) -> Vec<String> {
         let (mut lines, mut before) = (Vec::new(), Vec::new());
         for Detail { label, text, shared } in details {
@@ -97,7 +97,7 @@ impl Details {
     }
 }
 
-/// `text` after a label of ours, in a column of its own.
+/// `text` after a label, in its own column.
 pub(super) fn labelled(label: &str, text: &str, paint: Paint, width: usize) -> Vec<String> {
     let label = paint.dim(&format!("{label:<LABEL$}"));
     let first = format!("{}{label} ", " ".repeat(INDENT));

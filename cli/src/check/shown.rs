@@ -1,18 +1,18 @@
-//! Which cases and outputs are printed, and what is said about each; `table` lays it out.
+//! Selects the cases and outputs to print and their details; `table` lays them out.
 
 use marlinspike::check::{CaseReport, OutputReport, Verdict};
 
 use super::paragraph::Detail;
 use super::{Checked, Run, flow, text};
 
-/// A case with its outputs, or a file that is no case.
+/// A case with its outputs, or a file that is not a case.
 pub(super) enum Block<'r> {
     Error {
         text: String,
         help: &'static str,
     },
     Case(CaseBlock<'r>),
-    /// Golden cases that fail with one recorded fault.
+    /// Golden cases that fail with the same recorded fault.
     Recorded(Recorded<'r>),
 }
 
@@ -20,7 +20,7 @@ pub(super) struct CaseBlock<'r> {
     pub(super) label: &'r str,
     pub(super) op: &'r str,
     pub(super) rows: Vec<Row<'r>>,
-    /// Outputs that were compared with nothing, by reason.
+    /// Outputs that were not checked, by reason.
     pub(super) unchecked: Vec<Unchecked<'r>>,
     /// Names of outputs that pass and have no row.
     pub(super) passing: Vec<&'r str>,
@@ -42,7 +42,7 @@ pub(super) struct Recorded<'r> {
     pub(super) cause: String,
 }
 
-/// What to print: every case in its order if `verbose`, else those that do not pass, the worst last.
+/// The blocks to print: every case in order if `verbose`, else those that do not pass, worst last.
 pub(super) fn blocks(run: &Run, verbose: bool) -> Vec<Block<'_>> {
     let selected = run.checked.iter().filter(|c| !c.skipped());
     if verbose {
@@ -56,7 +56,7 @@ pub(super) fn blocks(run: &Run, verbose: bool) -> Vec<Block<'_>> {
     blocks
 }
 
-/// What became of a case, the worst last.
+/// The result of a case, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Severity {
     Pass,
@@ -83,11 +83,11 @@ pub(super) fn severity(checked: &Checked) -> Severity {
     }
 }
 
-/// What is said of a case without outputs.
+/// The reason shown for a case without outputs.
 pub(super) const NO_OUTPUT: &str =
     "the file records no output; add what the kernel computed as tensors `out.NAME`";
 
-/// Whether an output passes although it is not right.
+/// Whether an output passes although it differs from the reference.
 pub(super) fn passes_with_remark(output: &OutputReport) -> bool {
     output.verdict == Verdict::Pass && output.diagnosis.is_some()
 }
@@ -147,7 +147,7 @@ fn block(checked: &Checked, verbose: bool) -> Block<'_> {
     })
 }
 
-/// What is said below an output's row.
+/// The details below an output's row.
 fn details(checked: &Checked, report: &CaseReport, o: &OutputReport, verbose: bool) -> Vec<Detail> {
     let failed = o.verdict == Verdict::Fail;
     let mut details = Vec::new();
@@ -171,7 +171,7 @@ fn details(checked: &Checked, report: &CaseReport, o: &OutputReport, verbose: bo
     if let Some(note) = &o.note {
         details.push(Detail::shared("note", note.as_str()));
     }
-    // An output without errors was compared for every bit; of a failed one the power is no news.
+    // The power is omitted for outputs compared bit for bit and, unless verbose, for failed ones.
     let power = o.power.filter(|power| !power.every_bit && (verbose || !failed));
     if let Some(power) = power {
         details.push(Detail::shared("power", power.text()));

@@ -1,4 +1,4 @@
-//! Counts over all cases and outputs, and the exit code that they give.
+//! Counts of cases and outputs, and the resulting exit code.
 
 use marlinspike::check::Verdict;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::Checked;
 use crate::Outcome;
 
-/// Counts of a run; serialized, the last line that `--json` prints.
+/// Counts of a run; `--json` prints them on its last line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Summary {
     pub(super) cases: usize,
@@ -14,9 +14,9 @@ pub(super) struct Summary {
     pub(super) fail: usize,
     pub(super) error: usize,
     pub(super) unchecked: usize,
-    /// Golden cases that fail with the fault that the manifest states; not among `fail`.
+    /// Golden cases that fail with the fault in the manifest; not counted in `fail`.
     pub(super) fail_as_recorded: usize,
-    /// Cases without an output that `--only` selects; not among `cases`.
+    /// Cases without an output that `--only` selects; not counted in `cases`.
     pub(super) skipped: usize,
     pub(super) outputs_pass: usize,
     pub(super) outputs_fail: usize,
@@ -59,7 +59,7 @@ impl Summary {
         s
     }
 
-    /// An error outweighs a failure, since a file that was not read was not judged.
+    /// An error takes precedence over a failure, since an unread file was not judged at all.
     pub(super) fn outcome(&self) -> Outcome {
         match self {
             Self { error: 1.., .. } => Outcome::BadInput,
@@ -68,7 +68,7 @@ impl Summary {
         }
     }
 
-    /// All outputs.
+    /// Number of outputs.
     pub(super) fn outputs(&self) -> usize {
         self.outputs_pass
             + self.outputs_fail

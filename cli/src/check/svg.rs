@@ -1,19 +1,19 @@
-//! A builder of inline SVGs, from which the report's plots are made.
+//! A builder for the inline SVGs of the report.
 
 use std::fmt::{self, Write as _};
 
-/// Room around a plot on its other sides, in pixels.
+/// Margins on the other sides of a plot, in pixels.
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
 
-/// An inline SVG that is being written. The origin is the plot's upper left corner.
+/// An inline SVG under construction. The origin is the plot's upper left corner.
 pub(super) struct Svg {
     text: String,
 }
 
 impl Svg {
-    /// A plot of `w` by `h` pixels with `left` pixels for labels on its left.
+    /// Starts a plot of `w` by `h` pixels with a left margin of `left` pixels.
     pub(super) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
         let (full_w, full_h) = (left as f64 + w + RIGHT, TOP + h + BOTTOM);
         let mut svg = Self { text: String::new() };
@@ -29,13 +29,13 @@ impl Svg {
         let _ = self.text.write_fmt(part);
     }
 
-    /// The whole plot as a rectangle.
+    /// A rectangle that covers the plot.
     pub(super) fn rect(&mut self, class: &str, w: f64, h: f64) {
         self.push(format_args!("<rect class=\"{class}\" width=\"{w}\" height=\"{h}\"/>"));
     }
 
-    /// Cells of `scale` pixels, in rows. The cells of a level are one path, whose class is `prefix`
-    /// and the level; cells without a level are not drawn.
+    /// Draws rows of cells of `scale` pixels. All cells of a level form one path, whose class is
+    /// `prefix` followed by the level; cells without a level are not drawn.
     pub(super) fn cells<'r>(
         &mut self,
         prefix: &str,
@@ -65,27 +65,27 @@ impl Svg {
         self.push(format_args!("</g>"));
     }
 
-    /// A named place below a plot of height `h`.
+    /// A tick with a label below a plot of height `h`.
     pub(super) fn tick_x(&mut self, x: f64, h: f64, name: impl fmt::Display) {
         self.push(format_args!("<path class=\"tick\" d=\"M{x:.1} {h}v4\"/>"));
         let y = h + 16.0;
         self.push(format_args!("<text x=\"{x:.1}\" y=\"{y}\" class=\"x\">{name}</text>"));
     }
 
-    /// A named place left of a plot.
+    /// A tick with a label left of a plot.
     pub(super) fn tick_y(&mut self, y: f64, name: impl fmt::Display) {
         self.push(format_args!("<path class=\"tick\" d=\"M-4 {y:.1}h4\"/>"));
         let y = y + 3.5;
         self.push(format_args!("<text x=\"-7\" y=\"{y:.1}\" class=\"y\">{name}</text>"));
     }
 
-    /// The name of the axis below a plot.
+    /// The label of the horizontal axis.
     pub(super) fn name_x(&mut self, w: f64, h: f64, name: &str) {
         let (x, y) = ((w / 2.0).floor(), h + 33.0);
         self.push(format_args!("<text x=\"{x}\" y=\"{y}\" class=\"x axis\">{name}</text>"));
     }
 
-    /// A ring around a cell of `scale` pixels with its centre at `(x, y)`.
+    /// Draws a ring around a cell of `scale` pixels with its centre at `(x, y)`.
     pub(super) fn ring(&mut self, [x, y]: [f64; 2], [px, py]: [f64; 2]) {
         let radius = (px.hypot(py) / 2.0 + 3.0).max(6.0);
         for class in ["halo", "mark"] {
@@ -95,7 +95,7 @@ impl Svg {
         }
     }
 
-    /// The finished element.
+    /// The complete `<svg>` element.
     pub(super) fn finish(mut self) -> String {
         self.text.push_str("</g></svg>");
         self.text

@@ -1,4 +1,4 @@
-//! What people read: the cases in blocks with a row per output, then the summary.
+//! The text report: a block per case with a row per output, then the summary.
 
 use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
 use marlinspike::check::{OutputReport, Verdict};
@@ -10,14 +10,14 @@ use super::{Run, text, totals};
 use crate::style::printable;
 
 const HEADER: [&str; 6] = ["output", "values", "bit-equal", "wrong", "error/bound", "verdict"];
-/// Columns before a row, and between its cells.
+/// Spaces before a row and between its cells.
 const INDENT: usize = 2;
 const GAP: usize = 2;
 /// Least width of an output's name.
 const LEAST_NAME: usize = 12;
 
 const LEGEND: &str = "bit-equal: share of values with the reference's bits. wrong: values outside \
-                      their bound (error/bound above 1) or, where no error is given, with other bits.";
+    their bound (error/bound above 1) or, if no error is shown, values that differ in any bit.";
 
 /// The blocks and the summary below them.
 pub(super) fn render(run: &Run, view: &View) -> String {
@@ -60,17 +60,17 @@ fn details<'b>(blocks: &'b [Block<'_>]) -> impl Iterator<Item = &'b Detail> {
     })
 }
 
-/// Lines in the making.
+/// The lines of the report under construction.
 struct Page {
     view: View,
     details: Details,
-    /// The table's lines: header and rows, one line each.
+    /// The remaining lines of the table: header and rows, one line each.
     rows: std::vec::IntoIter<String>,
     lines: Vec<String>,
 }
 
 impl Page {
-    /// The table's next line.
+    /// Appends the table's next line.
     fn row(&mut self) {
         self.lines.extend(self.rows.next());
     }
@@ -129,7 +129,7 @@ fn table_lines(outputs: &[&OutputReport], view: &View) -> Vec<String> {
         return Vec::new();
     }
     let mut table = Table::new();
-    // One line per row, so that details can stand between: no borders, no wrapping.
+    // No borders and no wrapping: each row is one line, so that details fit between rows.
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Disabled);
     if view.paint.on {
@@ -172,7 +172,7 @@ fn numbers(o: &OutputReport) -> [String; 5] {
     ]
 }
 
-/// The width of names that lets every row fit, if one of at least [`LEAST_NAME`] does.
+/// The width of the name column that makes every row fit, but at least [`LEAST_NAME`].
 fn name_width(outputs: &[&OutputReport], cells: &[[String; 5]], width: usize) -> usize {
     let longest = outputs.iter().map(|o| display_width(&printable(&o.name))).max().unwrap_or(0);
     let column = |i: usize| {
@@ -183,7 +183,7 @@ fn name_width(outputs: &[&OutputReport], cells: &[[String; 5]], width: usize) ->
     longest.min(width.saturating_sub(INDENT + others).max(LEAST_NAME))
 }
 
-/// `name`, its end cut off where it is wider than `width`.
+/// `name`, truncated to `width`.
 fn cut(name: &str, width: usize) -> String {
     if display_width(name) <= width {
         return name.to_owned();

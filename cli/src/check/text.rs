@@ -1,4 +1,4 @@
-//! The wording that table and page share.
+//! Texts that the table and the page share.
 
 use std::path::{Component, Path};
 
@@ -22,20 +22,20 @@ pub(super) fn share(output: &OutputReport) -> String {
     if share <= 0.0 {
         return "0 %".to_owned();
     }
-    // Kept off both ends, which rounding must not reach.
+    // Rounding must not turn a value into 0 % or 100 %.
     format!("{:.4} %", (share * 100.0).clamp(0.0001, 99.9999))
 }
 
 /// The diagnosis of a failed output that no known mistake explains.
 pub(super) const NO_CAUSE: &str = "no known mistake explains it";
 
-/// The first wrong value, in lines: the tensor element with both bits, then the matrix value and the
-/// register that loads it, where a layout places it.
+/// Lines about the first wrong value: the tensor element with both bit patterns, then the matrix
+/// value and, if the output has a layout, the register that loads it.
 pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     let index: Vec<_> = m.index.iter().map(usize::to_string).collect();
     let last = m.bit + m.width - 1;
     let bits = match m.bit {
-        // A whole element.
+        // The mismatch covers a whole element.
         0 if m.width >= 16 => String::new(),
         bit if bit == last => format!(", bit {bit}"),
         bit => format!(", bits {bit} to {last}"),
@@ -47,7 +47,7 @@ pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     match (m.k, m.group, m.n) {
         (Some(k), _, Some(n)) => matrix.push(format!("(k, n) = ({k}, {n})")),
         (_, Some(g), Some(n)) => matrix.push(format!("(group, n) = ({g}, {n})")),
-        // The index says it already.
+        // The index already states n.
         (_, _, Some(n)) if m.index.last() != Some(&n) => matrix.push(format!("n = {n}")),
         _ => {}
     }
@@ -63,42 +63,43 @@ pub(super) fn first_wrong(output: &str, m: &Mismatch) -> Vec<String> {
     lines
 }
 
-/// Says that an output is computed from other failed ones, whose names are given as they are shown.
+/// States that an output is computed from other failed outputs. `causes` are their printable names.
 pub(super) fn follows(causes: &[impl AsRef<str>]) -> String {
     let (fails, it) = if causes.len() == 1 { ("fails", "it") } else { ("fail", "them") };
     let names: Vec<_> = causes.iter().map(|cause| cause.as_ref()).collect();
     let names = names.join(", ");
-    format!("{names} {fails}, too, and this output is computed from {it}: fix {it} first")
+    format!("{names} also {fails}, and this output is computed from {it}: fix {it} first")
 }
 
-/// An error in a column: three digits, or a power of ten where it is large.
+/// An error for a table column: three digits, or scientific notation if it is large.
 pub(super) fn error(x: Option<f64>) -> String {
     match x {
         None => "-".to_owned(),
         Some(x) if x.is_infinite() => "inf".to_owned(),
         Some(x) if x >= 1e5 => format!("{x:.2e}"),
-        // Above 1 is a failure, and 1 is none: rounding must not hide the difference.
+        // Rounding must not turn a failure (above 1) into a pass (1).
         Some(x) if x > 1.0 && x < 1.0005 => "1.001".to_owned(),
         Some(x) => format!("{x:.3}"),
     }
 }
 
-/// The explanation and how much it explains; of an output that passes, why it is accepted.
+/// The explanation and the number of wrong values that it covers; for an output that passes, the
+/// reason why it is accepted.
 pub(super) fn diagnosis(d: &Diagnosis, mismatches: usize) -> String {
     let explained = mismatches.saturating_sub(d.unexplained);
     if mismatches == 0 {
-        return format!("accepted, though not right: {}", d.text);
+        return format!("accepted with a remark: {}", d.text);
     }
     match d.strength {
         Strength::Place => return format!("{NO_CAUSE}; {}", d.text),
-        // The text counts what is left.
+        // The text itself counts the unexplained values.
         Strength::Consistent => return d.text.clone(),
         Strength::Explains => {}
     }
     format!("{explained} of {mismatches} wrong values explained: {}", d.text)
 }
 
-/// Names for people: each path without the folders that all share, and without its extension.
+/// Short names: each path without the folders that all paths share and without its extension.
 pub(super) fn labels(paths: &[&Path]) -> Vec<String> {
     let folders = |p: &Path| -> Vec<_> {
         let parent = p.parent().unwrap_or(Path::new(""));
@@ -120,7 +121,7 @@ pub(super) fn labels(paths: &[&Path]) -> Vec<String> {
         } else {
             rest
         };
-        // What ends in `..` or is a root keeps the whole path.
+        // A path that is a root or ends in `..` is kept whole.
         match rest.components().next_back() {
             Some(Component::Normal(_)) => rest.display().to_string(),
             _ => path.display().to_string(),
@@ -144,7 +145,7 @@ mod tests {
     fn only_equality_is_100_percent() {
         assert_eq!(share(&output(0, Some(1.0))), "100 %");
         assert_eq!(share(&output(1, Some(1.0 - 1e-12))), "99.9999 %");
-        // A count that the share's type cannot tell from 1.
+        // The share of such a count rounds to 1 in f64.
         assert_eq!(share(&output(1, Some(1.0))), "99.9999 %");
         assert_eq!(share(&output(5, Some(0.5))), "50.0000 %");
         assert_eq!(share(&output(9, Some(1e-12))), "0.0001 %");
@@ -173,7 +174,7 @@ mod tests {
         );
         let place = Diagnosis::place("i", "t", 7);
         assert_eq!(diagnosis(&place, 7), "no known mistake explains it; t");
-        assert_eq!(diagnosis(&explains, 0), "accepted, though not right: t");
+        assert_eq!(diagnosis(&explains, 0), "accepted with a remark: t");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The lines below the table: how many cases pass, what that means, and what a device was held to.
+//! The lines below the table: how many cases pass, what passing means, and the comparisons made on
+//! a device.
 
 use std::time::Duration;
 
@@ -48,9 +49,9 @@ pub(super) fn cases(s: &Summary, elapsed: Duration) -> String {
         }
     };
     count(s.fail, "failed");
-    count(s.unchecked, "not wholly checked");
+    count(s.unchecked, "with unchecked outputs");
     count(s.error, "could not be read");
-    count(s.fail_as_recorded, "fail as recorded (golden/manifest.json)");
+    count(s.fail_as_recorded, "fail as recorded in golden/manifest.json");
     count(s.skipped, "skipped (--only selects none of their outputs)");
     if s.error == 0 && s.outputs_unchecked == 0 && s.unchecked == 0 && s.outputs() > 0 {
         parts.push("every output was judged".to_owned());
@@ -58,7 +59,7 @@ pub(super) fn cases(s: &Summary, elapsed: Duration) -> String {
     parts.join("; ")
 }
 
-/// What the outputs were held to.
+/// How many outputs pass, and how they were compared.
 pub(super) fn outputs(run: &Run) -> String {
     let s = &run.summary;
     let reports = run.checked.iter().filter_map(|c| c.result.as_ref().ok());
@@ -75,14 +76,14 @@ pub(super) fn outputs(run: &Run) -> String {
     let mut parts = vec![format!("{} of {} {verb}{held}", s.outputs_pass, s.outputs())];
     let counts = [
         (s.outputs_fail, "failed"),
-        (s.outputs_unchecked, "not checked, which keeps their case from passing"),
+        (s.outputs_unchecked, "not checked, so their cases do not pass"),
         (s.outputs_fail_as_recorded, "fail as recorded"),
     ];
     parts.extend(counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
     parts.join("; ")
 }
 
-/// Whether an output was compared for every bit.
+/// Whether an output was compared bit for bit.
 fn is_exact(output: &OutputReport) -> bool {
     output.power.is_some_and(|power| power.every_bit) || output.max_error_over_bound.is_none()
 }
@@ -101,15 +102,15 @@ mod tests {
             ..Summary::default()
         };
         let time = Duration::from_millis(1380);
-        let sentence = "143 of 147 cases pass in 1.38 s; 4 fail as recorded \
-                        (golden/manifest.json); every output was judged";
+        let sentence = "143 of 147 cases pass in 1.38 s; 4 fail as recorded in \
+            golden/manifest.json; every output was judged";
         assert_eq!(cases(&golden, time), sentence);
         let one = Summary { cases: 1, pass: 1, outputs_pass: 1, ..Summary::default() };
         assert_eq!(cases(&one, time), "1 of 1 case passes in 1.38 s; every output was judged");
-        // Where not all was judged, it is not claimed.
+        // The sentence claims that every output was judged only if that is true.
         let mixed = Summary { cases: 4, pass: 1, fail: 1, error: 1, unchecked: 1, ..one };
         let sentence =
-            "1 of 4 cases pass in 1.38 s; 1 failed; 1 not wholly checked; 1 could not be read";
+            "1 of 4 cases pass in 1.38 s; 1 failed; 1 with unchecked outputs; 1 could not be read";
         assert_eq!(cases(&mixed, time), sentence);
         let unread = Summary { cases: 1, error: 1, ..Summary::default() };
         assert!(!cases(&unread, time).contains("judged"));

@@ -1,4 +1,4 @@
-//! The arguments of `convert`, and the options that they mean.
+//! The arguments of `convert`, and their conversion to options of the library.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -15,7 +15,9 @@ use super::preparation::{self, PreparationArgs};
 use crate::args;
 
 pub(super) const DETAILS: &str = "\
-Names of the converted tensors (E experts first, where there are experts):
+Example: marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
+
+Names of the converted tensors (experts have a leading dimension E):
   GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
   compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
     integers           g_idx_sort_indices, bias
@@ -33,9 +35,9 @@ A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>
 Tensor parallelism, by the module's name:
   N is cut       q_proj k_proj v_proj gate_proj up_proj w1 w3 q_b_proj kv_b_proj fc1 lm_head
   K is cut       o_proj down_proj w2 out_proj fc2
-  whole          every other module, and every tensor that is not quantized
+  not cut        every other module, and every tensor that is not quantized
 A row-parallel rank keeps the whole bias, which only rank 0 may add; with act-order it keeps all
-scales. With --ep-size above 1 experts are dealt whole and --tp-size cuts the dense layers alone.
+scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts only dense layers.
 
 Examples:
   marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
@@ -45,32 +47,32 @@ Examples:
   marlinspike convert model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported
 
 --to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
-W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Its files describe their layers in
-their metadata, so that `marlinspike run` needs no more than the file.
+W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Each file describes its layers in its
+metadata, so `marlinspike run` needs only the file.
 
---to flashinfer takes experts in NVFP4, and compressed-tensors W4A16 in groups of 32 (mxint4); the
-rest of a model is copied with --skip-unsupported.
+--to flashinfer takes NVFP4 experts and compressed-tensors W4A16 experts in groups of 32 (mxint4).
+--skip-unsupported copies the rest of the model unchanged.
 
-Experts are prepared as upstream prepares them: FP8 with one scale for a tensor is requantized to
-the larger of w1's and w3's (--requantize), NVFP4 takes w1's global scale (--w13-scale), and
-gpt-oss's sizes are rounded up to multiples of 256 and 128 (--no-padding).
+Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
+requantized to the larger scale of w1 and w3 (--requantize). NVFP4 experts take the global scale of
+w1 (--w13-scale). The sizes of gpt-oss are rounded up to multiples of 256 and 128 (--no-padding).
 
-An interrupted conversion is continued by the same command. Files that an earlier run finished are
-hashed and, where they are not right, written again. One process at a time converts into a folder.
+The same command continues an interrupted conversion: it hashes the files that are finished and
+writes damaged ones again. Only one process at a time may convert into a folder.
 
 marlinspike-manifest.json in OUT_DIR has the SHA-256 of every input and output file;
-`marlinspike convert --verify OUT_DIR` compares every byte with it.
+`marlinspike convert --verify OUT_DIR` checks every file against it.
 
 Exit codes:
-  0  every byte of the output was read back, is durable, and is in the manifest with its SHA-256;
-     with --verify: every file has the SHA-256 that the manifest says
-  1  --verify: files are damaged, missing or not listed; each is named
-  2  bad input or usage, or modules that the format cannot take";
+  0  every byte of the output was read back, is on stable storage, and is in the manifest with its
+     SHA-256; with --verify: every file has the SHA-256 of the manifest
+  1  --verify: files are damaged, missing or not in the manifest; each is named
+  2  bad input or usage, or modules that the format does not support";
 
 /// The model's 16-bit type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum DtypeArg {
-    /// What config.json says.
+    /// The type that config.json states.
     #[default]
     Auto,
     /// IEEE half.
@@ -91,7 +93,7 @@ pub enum InputArg {
     Fp8,
 }
 
-/// The formats by name.
+/// A parser of format names.
 fn formats() -> impl TypedValueParser<Value = Format> {
     let value = |f: &Format| PossibleValue::new(f.name()).help(f.about());
     PossibleValuesParser::new(Format::ALL.iter().map(value)).map(|name| {
@@ -109,16 +111,16 @@ pub struct FormatArgs {
     /// Marlin: type of the activations inside the product.
     #[arg(long, value_enum, default_value_t)]
     pub input_dtype: InputArg,
-    /// How experts' numbers go into the format.
+    /// How experts are prepared.
     #[command(flatten)]
     pub preparation: PreparationArgs,
-    /// Marlin: keep the sizes of gpt-oss's experts, instead of rounding them up as upstream does.
+    /// Marlin: keep the sizes of gpt-oss experts instead of rounding them up as upstream does.
     #[arg(long)]
     pub no_padding: bool,
-    /// kleidiai: routing of the layers' tokens, as JSON, instead of the family's (see `run --help`).
+    /// kleidiai: routing rule as JSON, instead of the model family's (see `run --help`).
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
-    /// flashinfer: the kernel that NVFP4 is for, by upstream's name.
+    /// flashinfer: upstream's name of the kernel that NVFP4 experts are packed for.
     #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = preparation::backend, value_name = "NAME")]
     pub nvfp4_backend: Nvfp4Backend,
     /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
@@ -126,7 +128,7 @@ pub struct FormatArgs {
     pub nr: Option<String>,
 }
 
-/// Which rank's part of the model.
+/// The rank whose part of the model is converted.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct RankArgs {
     /// Tensor-parallel ranks.
@@ -150,7 +152,7 @@ pub struct Args {
     /// Folder with config.json and safetensors files.
     #[arg(required_unless_present = "verify")]
     pub model_dir: Option<PathBuf>,
-    /// Folder for the converted model; made when it is not there.
+    /// Folder for the converted model; created if it does not exist.
     #[arg(required_unless_present = "verify")]
     pub out_dir: Option<PathBuf>,
     /// Kernel format.
@@ -159,28 +161,28 @@ pub struct Args {
     /// Options of the formats.
     #[command(flatten)]
     pub format: FormatArgs,
-    /// Which rank's part.
+    /// The rank whose part is converted.
     #[command(flatten)]
     pub ranks: RankArgs,
     /// Worker threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = args::threads)]
     pub threads: Option<NonZero<usize>>,
-    /// Most bytes of an output file, in GB; a larger layer has a file for itself.
+    /// Largest output file, in GB; a larger layer gets its own file.
     #[arg(long, default_value_t = 5.0, value_name = "GB", value_parser = args::shard_gb, allow_negative_numbers = true)]
     pub max_shard_size: f64,
-    /// Copy modules that the format cannot take, instead of refusing the model.
+    /// Copy modules that the format does not support instead of refusing the model.
     #[arg(long)]
     pub skip_unsupported: bool,
-    /// Replace another conversion in OUT_DIR: removes the files that its manifest lists, and no others.
+    /// Replace another conversion in OUT_DIR; removes only the files that its manifest lists.
     #[arg(long)]
     pub force: bool,
-    /// Convert nothing: hash every file of a converted folder and compare with its manifest.
+    /// Convert nothing; hash every file of a converted folder and compare it with its manifest.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model_dir", "out_dir", "to", "force"])]
     pub verify: Option<PathBuf>,
-    /// With --verify: hash the inputs in this model folder, too.
+    /// With --verify: also hash the inputs in this model folder.
     #[arg(long, value_name = "MODEL_DIR", requires = "verify")]
     pub against: Option<PathBuf>,
-    /// Print a summary as JSON on standard output, and no progress.
+    /// Print a JSON summary on standard output and no progress.
     #[arg(long)]
     pub json: bool,
 }
@@ -189,7 +191,7 @@ impl Args {
     /// The options of a conversion to `to`.
     ///
     /// # Errors
-    /// For an option that the format does not have.
+    /// Returns an error for an option that the format does not have.
     pub(super) fn options(&self, to: Format) -> Result<Options, ModelError> {
         let FormatArgs { nr, nvfp4_backend, .. } = &self.format;
         let mut options = Options::new(match to {
@@ -197,7 +199,11 @@ impl Args {
                 Format::Kleidi { nr: if nr.as_deref() == Some("4") { 4 } else { 8 } }
             }
             _ if nr.is_some() => {
-                return Err(ModelError::module("--nr", "only --to kleidiai has blocks"));
+                return Err(ModelError::module(
+                    "--nr",
+                    "found --nr with another format, expected \
+                    --to kleidiai",
+                ));
             }
             Format::Flashinfer { .. } => Format::Flashinfer { backend: *nvfp4_backend },
             other => other,

@@ -1,4 +1,5 @@
-//! `convert`: a checkpoint into a kernel's format, and `convert --verify`.
+//! `marlinspike convert`: converts a checkpoint into a kernel's format; `convert --verify` verifies
+//! it.
 
 mod args;
 pub mod preparation;
@@ -23,7 +24,7 @@ use progress::Reporter;
 /// Runs the command.
 ///
 /// # Errors
-/// What the conversion is refused for, with help.
+/// The reason why the conversion was refused or failed, with a help line.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
     if let Some(dir) = &args.verify {
@@ -72,7 +73,7 @@ fn as_json(summary: &Summary, seconds: f64) -> String {
     format!("{value}\n")
 }
 
-/// The summary for people.
+/// The summary as text.
 fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
     let mut text = format!(
         "converted {} layers to {}, copied {} tensors: {} in {} files, {seconds:.1} s\n",
@@ -86,7 +87,7 @@ fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
         text.push_str(&format!("{} files were finished by an earlier run\n", summary.kept));
     }
     for name in &summary.rewritten {
-        let line = format!("damaged since it was finished, and written again: {name}");
+        let line = format!("damaged since an earlier run, written again: {name}");
         text.push_str(&printable(&line));
         text.push('\n');
     }
@@ -96,8 +97,8 @@ fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
     }
     if summary.activations_quantized > 0 {
         text.push_str(&format!(
-            "{} of the layers had 16-bit activations (W4A16): they run as W4A8, with activations \
-             quantized to int8 per token\n",
+            "{} of the layers had 16-bit activations (W4A16); they now run as W4A8, with \
+             activations quantized to int8 per token\n",
             summary.activations_quantized
         ));
     }
@@ -113,25 +114,32 @@ fn as_text(summary: &Summary, format: Format, seconds: f64) -> String {
     text
 }
 
-/// Adds what to do about it.
+/// Adds a help line to an error.
 fn explain(error: ConvertError) -> anyhow::Error {
     let help = match &error {
         ConvertError::Refused { .. } => {
-            "`--skip-unsupported` copies these modules unchanged; `marlinspike inspect` shows all"
+            "copy these modules unchanged with `--skip-unsupported`; `marlinspike inspect` shows \
+             the reasons for all"
         }
         ConvertError::Dtype { .. } => "give `--dtype float16` or `--dtype bfloat16`",
         ConvertError::Occupied { .. } => {
-            "name another folder; `--force` starts anew where a conversion is, and removes only the \
-             files that its manifest lists"
+            "name another folder, or replace an older conversion with `--force`, which removes \
+             only the files that its manifest lists"
         }
-        ConvertError::Locked { .. } => "wait for it, or stop it: the lock ends with its process",
-        ConvertError::InputChanged { .. } => "run again when nothing writes to the model folder",
-        ConvertError::ReadBack { .. } => "another program or the disk changed it; run again",
-        ConvertError::NoManifest { .. } => "give the output folder of a conversion",
-        ConvertError::Io { .. } => "the same command continues; what was finished is kept",
+        ConvertError::Locked { .. } => {
+            "wait for the other process or stop it; its lock ends with \
+            it"
+        }
+        ConvertError::InputChanged { .. } => {
+            "run again when no other program writes to the model \
+            folder"
+        }
+        ConvertError::ReadBack { .. } => "another program or the disk changed the file; run again",
+        ConvertError::NoManifest { .. } => "pass the output folder of a conversion",
+        ConvertError::Io { .. } => "repeat the command to continue; finished files are kept",
         ConvertError::Manifest { .. } => "name another folder, or empty this one",
         ConvertError::NotQuantized { .. } => {
-            "the folder needs a quantization_config in config.json, or a quantize_config.json"
+            "add a quantization_config to config.json, or a quantize_config.json"
         }
         _ => return error.into(),
     };

@@ -1,4 +1,4 @@
-//! The options that `convert` and `run` share: how experts' numbers are prepared.
+//! Options that `convert` and `run` share: how experts' numbers are prepared.
 
 use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::layouts::flashinfer::Nvfp4Backend;
@@ -8,7 +8,7 @@ use marlinspike_model::load::preparation::Preparation;
 /// `--requantize`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum RequantizeArg {
-    /// Not at all: w1 and w3 keep their scales.
+    /// No requantization: w1 and w3 keep their scales.
     Own,
     /// The nearest code, rounded once.
     Exact,
@@ -20,7 +20,7 @@ pub enum RequantizeArg {
 }
 
 impl RequantizeArg {
-    /// The rule, absent for [`RequantizeArg::Own`].
+    /// The rule; `None` for [`RequantizeArg::Own`].
     pub const fn rule(self) -> Option<Requantize> {
         match self {
             Self::Own => None,
@@ -34,26 +34,27 @@ impl RequantizeArg {
 /// `--w13-scale`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum W13ScaleArg {
-    /// w1's for both, as upstream takes it; a warning says where w3's is another.
+    /// The scale of w1 for both, as upstream; a warning names experts whose w3 has another scale.
     #[default]
     First,
-    /// Each its own.
+    /// Each keeps its own scale.
     Own,
 }
 
-/// The options that `convert` and `run` share.
+/// Options that `convert` and `run` share.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct PreparationArgs {
-    /// FP8 experts with one scale for w1 and one for w3: how codes go to the larger scale.
+    /// FP8 experts whose w1 and w3 have one scale each: how codes are requantized to the larger
+    /// scale.
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     pub requantize: RequantizeArg,
-    /// NVFP4 experts: whose global scale w1 and w3 have where the file has two.
+    /// NVFP4 experts: the global scale of w1 and w3 if the file has two.
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     pub w13_scale: W13ScaleArg,
 }
 
 impl PreparationArgs {
-    /// The choices, with or without padding.
+    /// The library's options, with or without padding.
     pub const fn preparation(self, padding: bool) -> Preparation {
         let w13_scale = match self.w13_scale {
             W13ScaleArg::First => W13Scale::First,
@@ -63,7 +64,7 @@ impl PreparationArgs {
     }
 }
 
-/// A backend by upstream's name.
+/// Parses upstream's name of a backend.
 pub(crate) fn backend(name: &str) -> Result<Nvfp4Backend, String> {
     let found = Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
     found.map(|(_, backend)| *backend).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Progress for people: a bar on a terminal, plain lines otherwise.
+//! Progress: a bar on a terminal, plain lines otherwise.
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use marlinspike_model::convert::progress::Progress;
 
 use crate::style::{printable, size};
 
-/// Says how far a conversion is, on standard error.
+/// Prints the progress of a conversion to standard error.
 #[derive(Debug)]
 pub(super) struct Reporter {
     terminal: bool,
@@ -19,7 +19,7 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    /// A bar when standard error is a terminal, else lines.
+    /// Creates a bar if standard error is a terminal, else prints lines.
     pub(super) fn new() -> Self {
         let terminal = std::io::stderr().is_terminal();
         let (total, done) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! `convert --verify`: every byte of a converted folder against its manifest.
+//! `convert --verify`: compares every byte of a converted folder with its manifest.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::style::{printable, size};
 /// Runs `convert --verify`.
 ///
 /// # Errors
-/// As [`marlinspike_model::convert::verify::verify`].
+/// See [`marlinspike_model::convert::verify::verify`].
 pub(super) fn run(dir: &Path, against: Option<&Path>, json: bool) -> anyhow::Result<Outcome> {
     let found = verify(dir, against).map_err(super::explain)?;
     let mut text = String::new();

@@ -36,7 +36,7 @@ pub(super) fn json(found: &Inspection, args: &Args) -> String {
     format!("{value}\n")
 }
 
-/// Whose folder it is, and for what.
+/// The producer and the layout of a converted folder.
 fn converted_json(c: &Converted) -> Value {
     json!({
         "layout": c.layout,
@@ -48,7 +48,7 @@ fn converted_json(c: &Converted) -> Value {
     })
 }
 
-/// What one kernel format takes, and why not the others.
+/// The layers that a kernel format takes, and the reasons against the others.
 fn verdict_json(verdict: &Verdict, layers: &[Layer]) -> Value {
     let refused = layers.iter().zip(&verdict.reasons).filter(|(_, reasons)| !reasons.is_empty());
     let refused = refused.map(|(l, reasons)| json!({"module": l.module, "reasons": reasons}));
@@ -76,7 +76,7 @@ fn layer_json(l: &Layer) -> Value {
     })
 }
 
-/// The choice and every refusal.
+/// The selected kernel and every refusal.
 fn kernels_json(kernels: &Kernels) -> Value {
     let chosen = kernels.selection.chosen.as_ref();
     let choice = chosen.ok().and_then(Option::as_ref);
@@ -102,7 +102,7 @@ fn kernels_json(kernels: &Kernels) -> Value {
     })
 }
 
-/// The rule, or the reason against.
+/// The routing rule, or the reason why there is none.
 fn routing_json(routing: &LayerRouting) -> Value {
     let (source, rule, notes) = match &routing.found {
         Ok(r) => (Some(&r.source), Some(r.rule.to_json()), Some(&r.notes)),

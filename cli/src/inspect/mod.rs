@@ -1,4 +1,4 @@
-//! `inspect`: what is known of a model folder, as a table or as JSON.
+//! `marlinspike inspect`: describes a model folder as a table or as JSON.
 
 mod json;
 mod text;
@@ -13,10 +13,13 @@ use crate::style::ColorChoice;
 use crate::{Outcome, args};
 
 const DETAILS: &str = "\
-One line for each quantized layer; the experts of a MoE layer are one line for w13 (gate and up)
-and one for w2, as K x N x experts. Shapes are the whole layer's; with --tp-size the verdict is
-about each rank's part. Below: which of all its kernels upstream (vLLM 0.21.0) runs FP8, NVFP4,
-MXFP8 and GPTQ experts with, on one rank with every package installed; --json has all refusals.
+Example: marlinspike inspect ./Qwen3-30B-A3B-GPTQ
+
+Prints one line for each quantized layer. The experts of a MoE layer have one line for w13 (gate and
+up) and one for w2, as K x N x experts. Shapes are those of the whole layer; with --tp-size the
+verdicts are for one rank's part. Below the table: the MoE kernel that upstream (vLLM 0.21.0)
+selects for FP8, NVFP4, MXFP8 and GPTQ experts, on one rank with every package installed. --json
+has all refusals.
 
 Examples:
   marlinspike inspect ./Qwen3-30B-A3B-GPTQ
@@ -24,7 +27,7 @@ Examples:
   marlinspike inspect model --json
 
 Exit codes:
-  0  the model was read, whatever Marlin says of its layers
+  0  the model was read, even if no kernel takes its layers
   2  bad input or usage";
 
 /// Show a checkpoint's quantized layers.
@@ -33,13 +36,13 @@ Exit codes:
 pub struct Args {
     /// Folder with config.json and safetensors files.
     pub model_dir: PathBuf,
-    /// Compute capability of the GPU to ask about.
+    /// Compute capability of the GPU to select kernels for.
     #[arg(long, default_value = "9.0", value_parser = capability, value_name = "MAJOR.MINOR")]
     pub capability: Capability,
     /// Tensor-parallel ranks.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::ranks)]
     pub tp_size: usize,
-    /// Routing of the layers' tokens, as JSON, instead of the family's (see `run --help`).
+    /// Routing rule as JSON, instead of the model family's (see `run --help`).
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
     /// Print JSON instead of a table.
@@ -47,7 +50,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// `major.minor`.
+/// Parses `major.minor`.
 fn capability(text: &str) -> Result<Capability, String> {
     let parse = || {
         let (major, minor) = text.split_once('.')?;
@@ -64,7 +67,7 @@ fn capability(text: &str) -> Result<Capability, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// For a folder that cannot be read.
+/// Returns an error for a folder that cannot be read.
 pub fn run(args: &Args, color: ColorChoice) -> anyhow::Result<Outcome> {
     let mut options = Options::default();
     options.device = args.capability;

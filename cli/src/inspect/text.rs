@@ -11,7 +11,7 @@ use marlinspike_model::model::layers::Role;
 
 use crate::style::{Paint, printable, size};
 
-/// Everything for people.
+/// The complete text output.
 pub(super) fn text(found: &Inspection, device: &Capability, paint: Paint) -> String {
     let method = &found.quant_method;
     let converted = found.converted.as_ref().map_or_else(String::new, converted_line);
@@ -80,7 +80,7 @@ fn routing_line(routing: &LayerRouting) -> String {
     format!("{}{more}: {answer}", routing.modules[0])
 }
 
-/// Whether a format takes layer `i`; of Marlin, by which of upstream's kernels.
+/// Whether a format takes layer `i`; for Marlin, with upstream's kernel.
 fn verdict_cell(verdict: &Verdict, i: usize, layer: &Layer) -> String {
     match (verdict.reasons[i].is_empty(), verdict.target, layer.chosen) {
         (true, "marlin", Some(kernel)) => kernel,
@@ -90,7 +90,7 @@ fn verdict_cell(verdict: &Verdict, i: usize, layer: &Layer) -> String {
     .to_owned()
 }
 
-/// What a folder of `convert` is for.
+/// The layout, producer and ranks of a converted folder.
 fn converted_line(c: &Converted) -> String {
     let mut line = format!(", converted for {} by {}", c.layout, c.producer);
     for (what, ranks) in [("tensor", c.tp), ("expert", c.ep)] {
@@ -101,7 +101,7 @@ fn converted_line(c: &Converted) -> String {
     line
 }
 
-/// The layers that a format does not take, those with the same reasons on one line.
+/// The layers that a format does not take; layers with the same reasons share a line.
 fn refusals(verdict: &Verdict, layers: &[Layer], paint: Paint) -> String {
     let mut groups: Vec<(&[String], Vec<&str>)> = Vec::new();
     for (layer, reasons) in layers.iter().zip(&verdict.reasons).filter(|(_, r)| !r.is_empty()) {

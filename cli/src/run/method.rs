@@ -7,16 +7,16 @@ use marlinspike_model::run::options::{Activations, MethodOptions};
 
 use crate::convert::preparation::{PreparationArgs, backend};
 
-/// How products are added up.
+/// Order and precision in which products are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ArithmeticArg {
-    /// The exact sum of products of the quantized numbers, rounded once.
+    /// The exact sum of the products of quantized values, rounded once.
     Exact,
-    /// The canonical schedule, whose bits the CUDA kernels give.
+    /// The canonical schedule, which the CUDA kernels follow bit for bit.
     Canonical,
     /// Hopper's wgmma with e4m3 (F = 13), one chain over all of k.
     Wgmma,
-    /// The same, moved to f32 every 128 k.
+    /// wgmma, promoted to f32 every 128 k.
     WgmmaPromoted,
 }
 
@@ -32,46 +32,46 @@ impl ArithmeticArg {
     }
 }
 
-/// How activations enter the products.
+/// Type of the activations in the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum ActivationsArg {
-    /// As the checkpoint says; of MXFP8, whose files need not say it, 16 bits.
+    /// As the checkpoint states; 16 bits for MXFP8 checkpoints that state nothing.
     #[default]
     Auto,
-    /// 16 bits, as Marlin's kernels have them.
+    /// 16 bits, as in Marlin's kernels.
     None,
-    /// MXFP8: e4m3 with a power of two for each 32 k.
+    /// MXFP8: e4m3 with a power-of-two scale for each 32 k.
     Mxfp8,
 }
 
 /// Options of these layers.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct MethodArgs {
-    /// How products are added up [default: exact]. Given for an int4 layer, it runs with 16-bit
-    /// activations instead of on the int4 path.
+    /// Order and precision in which products are summed [default: exact]. With this option an int4
+    /// layer runs with 16-bit activations instead of on the int4 path.
     #[arg(long, value_enum, value_name = "NAME")]
     pub arithmetic: Option<ArithmeticArg>,
-    /// How activations enter the products.
+    /// Type of the activations in the products.
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     pub activations: ActivationsArg,
-    /// NVFP4: the kernel, by upstream's name, whose rule gives the activations' global scales.
+    /// NVFP4: upstream's name of the kernel whose rule gives the global scales of the activations.
     #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = backend, value_name = "NAME")]
     pub nvfp4_backend: Nvfp4Backend,
-    /// How experts' numbers are prepared.
+    /// How experts are prepared.
     #[command(flatten)]
     pub preparation: PreparationArgs,
-    /// Write the stages (gate_up, activated, down) to the output file too.
+    /// Also write the stages (gate_up, activated, down) to the output file.
     #[arg(long, requires = "output")]
     pub stages: bool,
 }
 
 impl MethodArgs {
-    /// How products are added up, where it is given.
+    /// Order and precision in which products are summed; `None` if the option is absent.
     pub(super) fn arithmetic(&self) -> Option<Arithmetic> {
         self.arithmetic.map(ArithmeticArg::arithmetic)
     }
 
-    /// The options for the library.
+    /// The options of the library.
     pub(super) fn options(&self) -> MethodOptions {
         MethodOptions {
             activations: match self.activations {

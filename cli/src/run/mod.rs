@@ -1,4 +1,4 @@
-//! `run`: one layer on given activations.
+//! `marlinspike run`: runs one layer on given activations.
 
 mod method;
 mod report;
@@ -22,37 +22,38 @@ use crate::{Outcome, args, style::printable};
 use method::MethodArgs;
 
 const DETAILS: &str = "\
-MODEL is a folder that `marlinspike convert` has written (of --to kleidiai, one of its safetensors
-files too), or an original checkpoint. Int4 layers take the int4 path; a checkpoint's is packed
-first, a packed one is mapped and run where it lies.
+Example: marlinspike run ./packed --tokens 512 --check
 
-FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run as their method says:
-activations are quantized as the config has it, experts are prepared as upstream prepares them,
-and every bit of the output follows from a stated arithmetic (--arithmetic). --check computes it
-again, one product after the other. A folder converted for Marlin runs with 16-bit activations,
-one for FlashInfer as its files say: what is computed is what the kernel's bytes stand for.
+MODEL is a folder that `marlinspike convert` wrote, one safetensors file that it wrote with
+--to kleidiai, or an original checkpoint. Int4 layers run on the int4 path: a checkpoint's layer is
+packed first, a packed layer is mapped and used in place.
 
-Activations come from --input, a safetensors file (case files too: names may begin with `in.`):
+FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run by their quantization
+method: activations are quantized as the config states, experts are prepared as upstream prepares
+them, and --arithmetic determines every bit of the output. --check computes the output again, one
+product after the other. A folder converted for Marlin runs with 16-bit activations, one converted
+for FlashInfer as its files state; the packed bytes of the kernel format are decoded.
+
+Activations come from --input, a safetensors file (or a case file: names may begin with `in.`):
   x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
   router_logits   [M, experts] float32, or
   topk_ids        [M, top_k] int32 and
   topk_weights    [M, top_k] float32
-or else from --seed: M rows of numbers evenly spread over -1 to 1, the same on every machine.
-router_logits are what the router gives to the choice of experts: with a router's own bias, and
-after a soft cap.
+Without --input, --seed gives M rows of numbers spread evenly over -1 to 1, the same on every
+machine. router_logits are the logits that experts are selected from, with the router's bias and
+soft cap already applied.
 
-Tokens are routed as the model_type of config.json says (docs/src/reference/models.md lists the
-families). A model_type that is not known is refused; --routing FILE states the routing instead, as
-JSON:
+Tokens are routed by the rule of config.json's model_type (docs/src/reference/models.md lists the
+families). An unknown model_type is refused; --routing FILE then states the rule as JSON:
   {\"scoring_func\": \"sigmoid\", \"top_k\": 8, \"renormalize\": true, \"routed_scaling_factor\": 2.5,
    \"correction_bias\": \"gate.e_score_correction_bias\"}
-y is the sum over the routed experts: shared experts are no part of it.
+y is the sum over the routed experts; it does not include shared experts.
 
 Examples:
   marlinspike run ./packed                                first layer of experts, 16 seeded tokens
   marlinspike run ./packed --layer model.layers.3.mlp.experts --tokens 512 --check
   marlinspike run ./packed/model.safetensors --input x.safetensors --output y.safetensors
-  marlinspike run ./packed --list                         the layers there are
+  marlinspike run ./packed --list                         list the layers
   marlinspike run ./Qwen3-30B-A3B-FP8 --arithmetic wgmma-promoted --check
   marlinspike run ./my-model --routing routing.json --check
   marlinspike run ./gpt-oss-20b --tokens 4 --output y.safetensors --stages
@@ -61,17 +62,17 @@ The digest is the SHA-256 of the output's little-endian bytes, row by row. Every
 same bits, on every machine.
 
 Exit codes:
-  0  the layer ran (and is equal, with --check)
+  0  the layer ran; with --check, no bit differs
   1  --check found a difference
   2  bad input or usage, or a layer that cannot run";
 
-/// How halves are rounded when activations are quantized.
+/// How ties are rounded when activations are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum RoundingArg {
-    /// Away from zero, as KleidiAI from 1.22 on.
+    /// Away from zero, as in KleidiAI since 1.22.
     #[default]
     HalfAway,
-    /// To even, as KleidiAI before.
+    /// To even, as in KleidiAI before 1.22.
     HalfEven,
 }
 
@@ -88,7 +89,7 @@ pub enum DtypeArg {
 }
 
 impl DtypeArg {
-    /// The type.
+    /// The scalar type.
     pub const fn scalar(self) -> ScalarType {
         match self {
             Self::Float32 => ScalarType::FLOAT32,
@@ -104,16 +105,17 @@ impl DtypeArg {
 pub struct Args {
     /// Folder with a packed or an original checkpoint, or a packed safetensors file.
     pub model: PathBuf,
-    /// Module to run [default: the first layer of experts, else the first linear layer].
+    /// Module to run [default: the first experts layer, or the first linear layer if there is
+    /// none].
     #[arg(long, value_name = "MODULE")]
     pub layer: Option<String>,
-    /// Routing of the layer's tokens, as JSON, instead of its family's.
+    /// Routing rule as JSON, instead of the model family's.
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
-    /// Print the names of the layers, and run none.
+    /// Print the names of the layers and run none.
     #[arg(long)]
     pub list: bool,
-    /// Activations.
+    /// Safetensors file with the activations.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "seed", "dtype"])]
     pub input: Option<PathBuf>,
     /// Rows of seeded activations.
@@ -122,16 +124,16 @@ pub struct Args {
     /// Seed of the activations.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Type of seeded activations, and so of the output.
+    /// Type of seeded activations and of the output.
     #[arg(long, value_enum, default_value_t)]
     pub dtype: DtypeArg,
-    /// How halves are rounded when activations are quantized.
+    /// How ties are rounded when activations are quantized.
     #[arg(long, value_enum, default_value_t)]
     pub rounding: RoundingArg,
     /// Write `y` to a safetensors file.
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Kernel by name: scalar, portable, or one of this CPU's [default: the quickest].
+    /// Kernel: scalar, portable, or one for this CPU [default: the fastest].
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Worker threads [default: one per core].
@@ -140,7 +142,7 @@ pub struct Args {
     /// Runs; the shortest time is shown.
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::repeats)]
     pub repeat: NonZero<usize>,
-    /// Compute the layer again by its definition and compare every bit.
+    /// Compute the layer again by its definition and compare bit for bit.
     #[arg(long)]
     pub check: bool,
     /// Options of FP8, MXFP8, MXFP4 and NVFP4 layers.
@@ -154,7 +156,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// For a model, a layer or activations that cannot be used, each by name.
+/// Names the model, the layer or the activations that cannot be used.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if args.list {
         let names = list(&args.model, args.routing.as_deref()).map_err(explain)?;
@@ -171,7 +173,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if done.is_equal() { Outcome::Pass } else { Outcome::Mismatch })
 }
 
-/// The options that the arguments say.
+/// The library's options for these arguments.
 fn options(args: &Args) -> Options {
     let mut options = Options::default();
     options.layer = args.layer.clone();
@@ -202,16 +204,18 @@ fn container(outputs: &[Output]) -> anyhow::Result<Vec<u8>> {
     Ok(write_container(&tensors, &BTreeMap::new(), Vec::new())?)
 }
 
-/// Adds what to do about it.
+/// Adds a help line to an error.
 fn explain(error: RunError) -> anyhow::Error {
     let help = match &error {
         RunError::NoLayer | RunError::NoSuchLayer { .. } => {
-            "`marlinspike run MODEL --list` names the layers there are".to_owned()
+            "`marlinspike run MODEL --list` lists the layers".to_owned()
         }
         RunError::PackedRouting => {
-            "give it to `marlinspike convert --to kleidiai`, or run the checkpoint".to_owned()
+            "convert the model with `marlinspike convert --to kleidiai`, or run the \
+             checkpoint"
+                .to_owned()
         }
-        RunError::Fused { .. } => "--layer runs a linear layer of this model".to_owned(),
+        RunError::Fused { .. } => "select a linear layer of this model with --layer".to_owned(),
         RunError::Kernel { known, .. } => format!("this CPU has {}", known.join(", ")),
         _ => return error.into(),
     };

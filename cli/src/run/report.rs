@@ -1,4 +1,4 @@
-//! What `run` prints.
+//! The output of `run`.
 
 use marlinspike_model::model::routing::summary as routing_summary;
 use marlinspike_model::run::origin::{Part, Partial, Rank};
@@ -42,7 +42,7 @@ pub(super) fn json(run: &Run) -> String {
     format!("{value}\n")
 }
 
-/// Lines for people.
+/// The text output.
 pub(super) fn text(run: &Run) -> String {
     let y = run.y();
     let [tokens, size_n] = y.shape();
@@ -82,21 +82,21 @@ pub(super) fn text(run: &Run) -> String {
             ));
         }
         Some(Check { mismatches: 0, .. }) => {
-            text.push_str(&format!("equal to {}, every bit\n", checked_by(run)));
+            text.push_str(&format!("equal to {} in every bit\n", checked_by(run)));
         }
         Some(Check { mismatches, .. }) => {
-            text.push_str(&format!("DIFFERENT: {mismatches} values too many or too few\n"));
+            text.push_str(&format!("DIFFERENT: the number of values differs by {mismatches}\n"));
         }
     }
     text
 }
 
-/// Where the layer came from, unless it was packed or the checkpoint's own.
+/// The origin of a layer that was packed from the checkpoint.
 fn source(run: &Run) -> &'static str {
     if run.packed || run.method.is_some() { "" } else { ", packed from the checkpoint" }
 }
 
-/// What the check compared with.
+/// The computation that the check compared with.
 fn checked_by(run: &Run) -> &'static str {
     match run.method {
         Some(_) => "the definition, product by product",
@@ -104,7 +104,7 @@ fn checked_by(run: &Run) -> &'static str {
     }
 }
 
-/// Kind, sizes and method, for machines.
+/// Kind, sizes and method as JSON.
 fn sizes(run: &Run) -> Value {
     let (kind, sizes) = match run.kind {
         LayerKind::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
@@ -134,7 +134,7 @@ fn sizes(run: &Run) -> Value {
     value
 }
 
-/// The same for people.
+/// The same as text.
 fn summary(run: &Run) -> String {
     let kind = match run.kind {
         LayerKind::Moe { num_experts, top_k, hidden_size, intermediate_size } => {
@@ -174,7 +174,7 @@ const fn part_name(part: Part) -> &'static str {
     }
 }
 
-/// Which part of a layer ran, for machines.
+/// The part of a layer that ran, as JSON.
 fn partial_json(partial: &Partial) -> Value {
     let [local, all] = partial.experts.map_or([None, None], |e| e.map(Some));
     json!({
@@ -188,7 +188,7 @@ fn partial_json(partial: &Partial) -> Value {
     })
 }
 
-/// The same for people.
+/// The same as text.
 fn partial_line(partial: &Partial) -> String {
     let mut ranks = Vec::new();
     if let Some(Rank { rank, size }) = partial.ep {

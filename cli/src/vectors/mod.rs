@@ -15,19 +15,21 @@ use crate::style::{ColorChoice, printable};
 use crate::{Outcome, args, output};
 
 const ABOUT: &str = "\
-Writes cases: random but adversarial inputs, and the outputs that the reference computes for them.
+Writes case files: adversarial random inputs with the outputs that the reference computes from them.
 
-Consecutive cases walk through every configuration of the operation (checkpoint formats, types, \
-group sizes, act-order, tensor-parallel ranks, shapes, ...) that upstream does not refuse. Case \
-number i depends on the seed and on i alone, and its bytes are the same on every machine: to make \
-one case again, give its seed with `--start i --count 1`. Both are in the case's provenance.
+Example: marlinspike vectors --op linear --count 1000 --out cases/
+
+Consecutive cases cover every configuration of the operation that upstream accepts: checkpoint \
+formats, types, group sizes, act-order, tensor-parallel ranks, shapes and more. Case i depends only \
+on the seed and on i, and its bytes are the same on every machine. To write one case again, pass its \
+seed with `--start i --count 1`; the provenance in the case records both.
 
 Outputs that the reference does not compute (routing alone) are absent.";
 
 const EXAMPLES: &str = "\
 Examples:
   marlinspike vectors --op linear --count 1000 --out cases/
-      a thousand cases from a seed that is drawn and printed
+      a thousand cases from a random seed, which is printed
   marlinspike vectors --op moe --seed 0x2a --start 17 --count 1 --out cases/
       one case again
   marlinspike vectors --op linear --seed 1 --count 10 --out cases/ && marlinspike check cases/
@@ -39,12 +41,12 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(long_about = ABOUT, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...; another
-    /// name lists them all
+    /// Operation: linear, moe, dyn_quant_linear, cutlass_scaled_mm, fused_experts_fp8_w8a8, ...; an
+    /// unknown name lists all
     #[arg(long, value_parser = operation)]
     op: Op,
 
-    /// 64-bit seed, decimal or 0x...; drawn and printed when left out
+    /// 64-bit seed, decimal or 0x... [default: a random one, which is printed]
     #[arg(long, value_parser = seed)]
     seed: Option<u64>,
 
@@ -56,7 +58,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1, value_parser = args::cases)]
     count: u64,
 
-    /// Folder for the cases; created when it is not there
+    /// Folder for the cases; created if it does not exist
     #[arg(long, value_name = "DIR", required_unless_present = "list")]
     out: Option<PathBuf>,
 
@@ -64,19 +66,21 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Write nothing; print the configurations that cases are made of, as JSON
+    /// Write nothing; print the configurations as JSON
     #[arg(long, conflicts_with_all = ["out", "seed", "start", "count"])]
     list: bool,
 }
 
-fn operation(text: &str) -> Result<Op, String> {
+/// The operation of this name.
+pub(crate) fn operation(text: &str) -> Result<Op, String> {
     Op::from_name(text).ok_or_else(|| {
         let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
         format!("expected one of {}", known.join(", "))
     })
 }
 
-fn seed(text: &str) -> Result<u64, String> {
+/// A seed, decimal or hexadecimal.
+pub(crate) fn seed(text: &str) -> Result<u64, String> {
     let digits = text.replace('_', "");
     let parsed = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
         Some(hex) => u64::from_str_radix(hex, 16),
@@ -85,13 +89,17 @@ fn seed(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| "expected a number from 0 below 2^64, decimal or 0x...".to_owned())
 }
 
-/// Writes the cases, each whole or not at all.
+/// A random seed. `RandomState` takes its keys from the system's random source.
+pub(crate) fn drawn_seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// Writes the cases, each atomically.
 ///
 /// # Errors
-/// When the operation's cases cannot be generated, or a file cannot be written.
+/// Returns an error if the operation's cases cannot be generated or a file cannot be written.
 pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
-    // Standard libraries draw their hash keys from the system: enough for a seed that is printed.
-    let seed = args.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+    let seed = args.seed.unwrap_or_else(drawn_seed);
     let generator = Generator::new(args.op, seed)
         .map_err(|e| Explained::new(e, "`marlinspike help vectors` lists the operations"))?;
     let Some(out) = &args.out else {
@@ -105,8 +113,8 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     };
     let end = args.start.checked_add(args.count).ok_or_else(|| {
         Explained::new(
-            format!("--start {} and --count {} pass 2^64", args.start, args.count),
-            "choose smaller numbers",
+            format!("--start {} plus --count {} exceeds 2^64", args.start, args.count),
+            "choose a smaller --start or --count",
         )
     })?;
     fs::create_dir_all(out).with_context(|| format!("{}: cannot be created", out.display()))?;
@@ -117,7 +125,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
             args.count, args.op
         ))?;
     }
-    // Some at a time, so that lines come in order and early while both threads write.
+    // Batches print lines early and in order while the threads write files.
     const BATCH: u64 = 64;
     let mut bytes = 0;
     let mut first = args.start;
@@ -147,7 +155,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     } else {
         let folder = out.display().to_string();
         output::print(&format!(
-            "{} cases, {bytes} bytes, in {}\nagain: marlinspike vectors {replay} --out DIR\n",
+            "{} cases, {bytes} bytes, in {}\nto repeat: marlinspike vectors {replay} --out DIR\n",
             args.count,
             printable(&folder)
         ))?;
@@ -155,7 +163,7 @@ pub fn run(args: &Args, _color: ColorChoice) -> Result<Outcome> {
     Ok(Outcome::Pass)
 }
 
-/// A case that stands in its file.
+/// A case that was written.
 struct Written {
     index: u64,
     name: String,

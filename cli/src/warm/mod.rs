@@ -1,4 +1,4 @@
-//! `warm`: the CUDA kernels compiled into the cache ahead of use.
+//! `marlinspike warm`: compiles the CUDA kernels into the cache ahead of use.
 
 use std::path::PathBuf;
 
@@ -15,28 +15,28 @@ use crate::error::{Explained, of_gpu};
 use crate::output::print;
 
 const DETAILS: &str = "\
-Kernels are compiled when they are first used, which takes up to a second each, and kept in a
-folder; this compiles them before. The folder is MARLINSPIKE_CACHE, else `marlinspike` in the
-user's cache folder. A module is kept under what it was made from, so nothing in it is ever stale.
+Without this command a kernel is compiled on first use, which takes up to a second, and cached in a
+folder: MARLINSPIKE_CACHE, or `marlinspike` in the user's cache folder. A cached module's key covers
+everything that it was compiled from, so an outdated module is never loaded.
 
 Examples:
   marlinspike warm                                    for this machine's GPU
   marlinspike warm --capability 9.0 --capability 8.0  for these GPUs, on any machine
-  marlinspike warm --capability 9.0 --list            only say what there is
+  marlinspike warm --capability 9.0 --list            only list the modules
 
 Exit codes:
   0  every module is in the cache
-  1  a module could not be kept
+  1  a module could not be written to the cache
   2  bad input or usage, no GPU to compile for, or no compiler";
 
 /// Compile the CUDA kernels ahead of use.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_long_help = DETAILS)]
 pub struct Args {
-    /// Compute capability to compile for; may be repeated. This machine's GPU where absent.
+    /// Compute capability to compile for; may be repeated [default: this machine's GPU].
     #[arg(long, value_parser = capability, value_name = "MAJOR.MINOR")]
     pub capability: Vec<(u32, u32)>,
-    /// Operation to compile; may be repeated. All where absent.
+    /// Operation to compile; may be repeated [default: all].
     #[arg(long, value_name = "NAME")]
     pub operation: Vec<String>,
     /// Folder of the cache.
@@ -59,7 +59,7 @@ fn capability(text: &str) -> Result<(u32, u32), String> {
     }
 }
 
-/// The operations asked for.
+/// The operations to compile.
 fn rows(names: &[String]) -> anyhow::Result<Vec<&'static Row>> {
     let known = || registry().iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
     let find = |name: &String| {
@@ -71,7 +71,7 @@ fn rows(names: &[String]) -> anyhow::Result<Vec<&'static Row>> {
     if names.is_empty() { Ok(registry().to_vec()) } else { names.iter().map(find).collect() }
 }
 
-/// The architectures asked for.
+/// The architectures to compile for.
 fn archs(capabilities: &[(u32, u32)]) -> anyhow::Result<Vec<Arch>> {
     if !capabilities.is_empty() {
         return Ok(capabilities.iter().copied().map(Arch::of_device).collect());
@@ -85,7 +85,7 @@ fn archs(capabilities: &[(u32, u32)]) -> anyhow::Result<Vec<Arch>> {
     }
 }
 
-/// What happened to the modules of one operation.
+/// The results for the modules of one operation.
 #[derive(Debug, Default)]
 struct Count {
     modules: usize,
@@ -113,7 +113,7 @@ fn table(rows: &[&'static Row], jobs: &[Job], origins: Option<&[Origin]>) -> Tab
     table.load_preset(NOTHING);
     let mut header = vec!["operation", "modules"];
     if origins.is_some() {
-        header.extend(["were there", "compiled", "not kept"]);
+        header.extend(["cached before", "compiled", "not cached"]);
     }
     table.set_header(header);
     for row in rows {
@@ -134,11 +134,12 @@ fn table(rows: &[&'static Row], jobs: &[Job], origins: Option<&[Origin]>) -> Tab
 /// Runs the command.
 ///
 /// # Errors
-/// An unknown operation, no GPU where none is named, no compiler, a source that it refuses.
+/// Returns an error for an unknown operation, without a compiler, if the compiler rejects a source,
+/// and without a GPU if no capability is given.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let rows = rows(&args.operation)?;
     let archs = archs(&args.capability)?;
-    let jobs = jobs(&rows, &archs);
+    let jobs = jobs(&rows, &archs)?;
     if args.list {
         print(&format!("{}\n", table(&rows, &jobs, None)))?;
         return Ok(Outcome::Pass);
@@ -148,7 +149,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         None => ModuleCache::from_environment(),
     };
     let Some(folder) = cache.folder() else {
-        let help = format!("name a folder with --cache, or in {FOLDER_VARIABLE}");
+        let help = format!("name a folder with --cache or in the variable {FOLDER_VARIABLE}");
         return Err(Explained::new("there is no cache to fill", help).into());
     };
     let nvrtc = Nvrtc::open();

@@ -39,6 +39,19 @@ pub(crate) fn violations(root: &Value, schema: &Value, value: &Value, at: &str) 
                     found.extend(violations(root, rule, item, &format!("{at}[{i}]")));
                 }
             }
+            "anyOf" => {
+                let rules = rule.as_array().unwrap();
+                let each: Vec<_> = rules.iter().map(|r| violations(root, r, value, at)).collect();
+                if each.iter().all(|found| !found.is_empty()) {
+                    found.push(format!("{at}: fits none of {each:?}"));
+                }
+            }
+            "maxItems" => {
+                let most = rule.as_u64().unwrap() as usize;
+                if value.as_array().is_some_and(|list| list.len() > most) {
+                    found.push(format!("{at}: more than {most} items"));
+                }
+            }
             "minItems" => {
                 let least = rule.as_u64().unwrap() as usize;
                 if value.as_array().is_some_and(|list| list.len() < least) {
@@ -86,6 +99,7 @@ fn properties(root: &Value, schema: &Value, value: &Value, at: &str, found: &mut
     for (key, part) in value.as_object().into_iter().flatten() {
         let at = format!("{at}.{key}");
         match schema["properties"].get(key).or_else(|| schema.get("additionalProperties")) {
+            Some(Value::Bool(false)) => found.push(format!("{at}: not in the schema")),
             Some(rule) => found.extend(violations(root, rule, part, &at)),
             None => found.push(format!("{at}: not in the schema")),
         }

@@ -1,4 +1,4 @@
-//! A folder that `convert` has written: its layers are those of the config's section.
+//! A folder that `convert` wrote: its layers are listed in the `marlinspike` section of the config.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use crate::convert::settings::Format;
 use crate::model::layers::Role;
 use crate::model::{Model, ModelError};
 
-/// What the `marlinspike` section of the config says.
+/// Reads the `marlinspike` section of the config.
 ///
 /// # Errors
-/// [`ModelError::Module`] naming the key that cannot be used, or the tensor that is missing.
+/// [`ModelError::Module`] naming the invalid key or the missing tensor.
 pub(super) fn inspection(model: &Model<'_>, section: &Value) -> Result<Inspection, ModelError> {
     let text = |key: &str| section[key].as_str().unwrap_or("unknown").to_owned();
     let ranks = |kind: &str| -> Result<Ranks, ModelError> {
@@ -91,7 +91,7 @@ fn one(
     }
     let text = |key: &str| value[key].as_str().unwrap_or("unknown").to_owned();
     let weight_type = text("weight_type");
-    // The int4 path's codes are signed, and no type of the reference has their name.
+    // Codes of the int4 path are signed; the reference has no type of their name.
     let bits = match weight_type.as_str() {
         "int4" => Some(4),
         other => ScalarType::from_name(other).map(|ty| ty.size_bits()),
@@ -116,7 +116,7 @@ fn one(
     })
 }
 
-/// Modules that were copied, by the reason.
+/// Copied modules, by reason.
 fn copied(
     model: &Model<'_>,
     section: &Value,
@@ -126,14 +126,14 @@ fn copied(
     let mut copied: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in model.entries().filter(|e| !owned.contains(e.name())) {
         let module = entry.name().rsplit_once('.').map_or("", |(module, _)| module);
-        // Experts are refused by their layer, with w13 or w2 behind a space.
+        // The manifest names refused experts by layer, followed by a space and w13 or w2.
         let is_in = |key: &str| {
             let key = key.split(' ').next().unwrap_or(key);
             module.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         let found = refused.and_then(|r| r.iter().find(|(key, _)| is_in(key)));
         let reason = match found {
-            None => "copied as it was".to_owned(),
+            None => "copied unchanged".to_owned(),
             Some((_, reasons)) => {
                 let reasons = reasons.as_array().into_iter().flatten().filter_map(Value::as_str);
                 format!("copied unconverted: {}", reasons.collect::<Vec<_>>().join("; "))

@@ -1,23 +1,23 @@
-//! Which of all MoE kernels upstream chooses for the experts of a model.
+//! The MoE kernel that upstream selects for the experts of a model.
 
 use marlinspike::config::Scheme;
 use marlinspike::select::{
     Capability, MoeDeployment, MoeDesc, MoeQuestion, MoeSelection, select_moe_backend,
 };
 
-/// The answer about the experts of one scheme.
+/// Upstream's selection for the experts of one scheme.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     /// The scheme.
     pub format: String,
     /// Upstream's method.
     pub method: &'static str,
-    /// The choice and every refusal.
+    /// The selected kernel and every refusal.
     pub selection: MoeSelection,
 }
 
-/// Asks about each scheme among `experts` once: on one rank, without switches, every package
-/// installed. Schemes whose method has no such choice are left out.
+/// Selects a kernel once for each scheme among `experts`, on one rank, with default settings and
+/// every package installed. Schemes whose method offers no choice are left out.
 pub(super) fn kernels<'a>(
     experts: impl Iterator<Item = (&'a Scheme, MoeDesc)>,
     device: &Capability,

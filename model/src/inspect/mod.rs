@@ -1,5 +1,5 @@
-//! `inspect`: every quantized layer of a model folder, whether Marlin takes it, and which kernel
-//! upstream runs its experts with.
+//! `inspect`: lists every quantized layer of a model folder, whether Marlin takes it, and the
+//! kernel that upstream selects for its experts.
 
 mod converted;
 pub mod experts;
@@ -25,7 +25,7 @@ use experts::Kernels;
 use routing::LayerRouting;
 use verdicts::Verdict;
 
-/// What to ask about a model.
+/// Options of an inspection.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
@@ -33,7 +33,7 @@ pub struct Options {
     pub device: Capability,
     /// Tensor-parallel ranks.
     pub tp_size: usize,
-    /// A JSON file with the routing of the layers' tokens, instead of the family's.
+    /// A JSON file with the routing rule, instead of the family's.
     pub routing: Option<PathBuf>,
 }
 
@@ -44,15 +44,15 @@ impl Default for Options {
     }
 }
 
-/// What is known of one stack: a linear layer, or w13 or w2 of a layer of experts.
+/// One stack: a linear layer, or w13 or w2 of an experts layer.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Layer {
-    /// The module, of experts with `w13` or `w2`.
+    /// The module; for experts followed by `w13` or `w2`.
     pub module: String,
     /// Which matrices.
     pub role: Role,
-    /// How they are stored.
+    /// Their storage format.
     pub format: String,
     /// The meaning of a code.
     pub weight_type: String,
@@ -60,52 +60,53 @@ pub struct Layer {
     pub bits: Option<u32>,
     /// k per scale.
     pub group_size: GroupSize,
-    /// Whether rows belong to groups through a tensor.
+    /// Whether a `g_idx` assigns rows to groups.
     pub act_order: bool,
     /// Shape of the whole layer's matrix.
     pub shape: Shape,
-    /// Experts; 1 of a linear layer.
+    /// Number of experts; 1 for a linear layer.
     pub experts: usize,
     /// Bytes of its tensors.
     pub bytes: u64,
     /// The Marlin kernel that takes it.
     pub chosen: Option<&'static str>,
-    /// Why none does.
+    /// The reasons why no kernel takes it.
     pub reasons: Vec<String>,
 }
 
-/// A folder that `convert` has written.
+/// A folder that `convert` wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Converted {
     /// The kernel format.
     pub layout: String,
     /// The program that wrote it, with its version.
     pub producer: String,
-    /// Whose part it is.
+    /// The tensor-parallel rank of this part.
     pub tp: Ranks,
-    /// Whose experts it has.
+    /// The expert-parallel rank of these experts.
     pub ep: Ranks,
 }
 
-/// What is known of a model.
+/// The result of an inspection.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// How it is quantized, by its config.
+    /// The quantization method in its config.
     pub quant_method: String,
-    /// Present where `convert` has written the folder.
+    /// Set if `convert` wrote the folder.
     pub converted: Option<Converted>,
     /// The quantized layers.
     pub layers: Vec<Layer>,
-    /// What takes the layers: each format that `convert` writes, and this project's CUDA kernels.
+    /// Verdicts on the layers: one per format that `convert` writes, and one for this project's
+    /// CUDA kernels.
     pub verdicts: Vec<Verdict>,
     /// Upstream's kernel for the experts of each scheme.
     pub kernels: Vec<Kernels>,
-    /// How tokens find their experts.
+    /// Routing of the experts layers.
     pub routing: Vec<LayerRouting>,
-    /// Experts in forms that are not read.
+    /// Experts in unsupported storage forms.
     pub fused: Vec<Fused>,
-    /// The modules that are not quantized, by the reason.
+    /// Unquantized modules, by reason.
     pub unquantized: BTreeMap<String, Vec<String>>,
     /// Bytes of all tensors.
     pub bytes: u64,
@@ -113,10 +114,10 @@ pub struct Inspection {
     pub files: usize,
 }
 
-/// Looks at the model in `dir`: headers and configs, no weights.
+/// Inspects the model in `dir`. Reads headers and configs but no weights.
 ///
 /// # Errors
-/// [`ModelError`] for a folder that cannot be read.
+/// [`ModelError`] for an unreadable folder.
 pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> {
     let files = ModelFiles::open(dir)?.with_routing(options.routing.as_deref())?;
     let model = Model::new(&files)?;
@@ -152,7 +153,7 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
     })
 }
 
-/// Binds a stack and asks the selection about rank 0's part.
+/// Binds a stack and selects a kernel for the part of rank 0.
 fn layer(model: &Model<'_>, stack: &Stack, settings: &Settings) -> Result<Layer, ModelError> {
     let mut bytes = 0;
     let mut whole: Option<Shape> = None;

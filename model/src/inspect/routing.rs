@@ -1,26 +1,26 @@
-//! How the experts of a model are routed, or why that is not known.
+//! The routing rules of a model's experts layers, or the reasons why they are unknown.
 
 use crate::model::Model;
 use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
 
-/// The layers that share one answer.
+/// Layers that share a routing rule or a reason.
 #[derive(Debug, Clone)]
 pub struct LayerRouting {
     /// The layers' modules; at least one.
     pub modules: Vec<String>,
-    /// The answer, or why there is none.
+    /// The routing rule, or the reason why there is none.
     pub found: Result<MoeRouting, String>,
 }
 
-/// Asks about every layer of experts.
+/// Determines the routing of every experts layer.
 pub(super) fn of(model: &Model<'_>, layers: &Layers) -> Vec<LayerRouting> {
     let mut all: Vec<LayerRouting> = Vec::new();
     for stack in layers.stacks.iter().filter(|s| s.role == Role::W13) {
         let interleaved = stack.experts[0].iter().any(|matrix| matrix.index.is_some());
         let module = &stack.module;
         let found = MoeRouting::read(model, module, stack.experts.len(), interleaved);
-        // Layers differ in their biases, and in the names that errors have.
+        // Only the names of biases and of modules differ between layers.
         let found = found.map_err(|e| match e {
             crate::model::ModelError::Module { reason, .. } => reason,
             other => other.to_string(),

@@ -1,4 +1,4 @@
-//! Which layers each kernel format takes, and which this project's CUDA kernels multiply.
+//! The layers that each kernel format takes and that this project's CUDA kernels multiply.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +15,25 @@ use crate::model::layers::Layers;
 /// Least compute capability of this project's CUDA kernels.
 pub const CUDA_CAPABILITY: (u32, u32) = (8, 0);
 
-/// The answer of one kernel format, or of the CUDA kernels, about every layer.
+/// The verdict of one kernel format, or of the CUDA kernels, on every layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// The format's name, or `cuda`.
     pub target: &'static str,
-    /// The same for people, in a word or two.
+    /// Its short title for tables.
     pub column: &'static str,
-    /// Of each layer, in their order, the reasons against; empty where it is taken.
+    /// For each layer, in order, the reasons against it; empty if the layer is taken.
     pub reasons: Vec<Vec<String>>,
 }
 
 impl Verdict {
-    /// How many layers are taken.
+    /// Number of layers taken.
     pub fn taken(&self) -> usize {
         self.reasons.iter().filter(|r| r.is_empty()).count()
     }
 }
 
-/// The answers about `layers`, which are those of `groups`.
+/// The verdicts on `layers`, which were built from `groups`.
 pub(super) fn all(
     model: &Model<'_>,
     groups: &Layers,
@@ -46,7 +46,7 @@ pub(super) fn all(
             target: format.name(),
             column: format.column(),
             reasons: match format {
-                // The selection was asked about the device.
+                // The kernel selection already considers the device.
                 Format::Marlin => layers.iter().map(|l| l.reasons.clone()).collect(),
                 _ => planned(model, groups, format, options),
             },
@@ -58,7 +58,7 @@ pub(super) fn all(
     all
 }
 
-/// The reasons that a conversion would give.
+/// The reasons with which a conversion would refuse the layers.
 fn planned(
     model: &Model<'_>,
     groups: &Layers,

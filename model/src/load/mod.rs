@@ -1,4 +1,5 @@
-//! From the files' tensors to the hub's [`Weight`]: slice, put gate and up side by side, unpack.
+//! Loads tensors of the files into the hub's [`Weight`]: slices them, concatenates gate and up, and
+//! unpacks.
 
 pub mod preparation;
 pub mod slice;
@@ -27,22 +28,22 @@ use crate::model::values::{floats, line};
 use preparation::Preparation;
 use slice::{concat, slice};
 
-/// How the matrices of a stack are read.
+/// Parameters for reading the matrices of a stack.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading<'r> {
-    /// How they are stored.
+    /// Their storage format.
     pub scheme: &'r Scheme,
-    /// Columns of each of an expert's matrices.
+    /// Columns to read of each matrix of an expert.
     pub n: &'r [Range<usize>],
     /// k per scale.
     pub group_size: GroupSize,
     /// Whether rows are ordered by their groups.
     pub act_order: bool,
-    /// What changes on the way.
+    /// Changes to the values while loading.
     pub preparation: Preparation,
 }
 
-/// The tensor of `found`, of which only `k` and `n` are kept.
+/// Reads rows `k` and columns `n` of the tensor of `found`.
 fn read<'m>(
     model: &Model<'m>,
     found: &Found,
@@ -80,7 +81,7 @@ fn ranges(
             return Err(Error::shape(&found.name, full, expected));
         };
         let end = range.end.div_ceil(unit);
-        // Only the last element of a dimension may stand for fewer rows or columns.
+        // Only the last element of a dimension may cover fewer rows or columns.
         if !range.start.is_multiple_of(unit) || (!range.end.is_multiple_of(unit) && end != slot.end)
         {
             let what = format!("{}: a slice of dimension {dim}", found.name);
@@ -91,8 +92,8 @@ fn ranges(
     Ok(ranges)
 }
 
-/// The columns of each of a stack's matrices that `columns` of the rank's matrix are; the rank has
-/// the columns `n` of each.
+/// Maps `columns` of the rank's merged matrix to columns of each matrix of the stack; `n` are the
+/// columns of each matrix that the rank holds.
 fn columns_of_each(n: &[Range<usize>], columns: &Range<usize>) -> Vec<Range<usize>> {
     let mut before = 0;
     let part = |n: &Range<usize>| {
@@ -104,8 +105,7 @@ fn columns_of_each(n: &[Range<usize>], columns: &Range<usize>) -> Vec<Range<usiz
     n.iter().map(part).collect()
 }
 
-/// `part` of one expert, its matrices side by side: rows `k` of the file's matrices, and columns
-/// `n` of each.
+/// `part` of one expert with its matrices concatenated along N: rows `k` and columns `n` of each.
 pub fn merged<'m>(
     model: &Model<'m>,
     matrices: &[Bound],
@@ -128,7 +128,7 @@ pub fn merged<'m>(
         return Err(Error::missing(&matrices[0].name, format!("its {part:?} like the others")));
     }
     if part == Part::GIdx {
-        // One matrix is multiplied with one order of the activations.
+        // One product can apply only one permutation of the activations.
         if let Some(other) = tensors.iter().find(|t| t.bytes() != tensors[0].bytes()) {
             let expected = format!("the rows in the groups of `{}`", tensors[0].name());
             return Err(Error::value(other.name(), &[], "other groups", expected));
@@ -144,10 +144,10 @@ fn need<'m>(tensor: Option<Tensor<'m>>, name: &str, what: &str) -> Result<Tensor
     tensor.ok_or_else(|| Error::missing(format!("{name}.{what}"), "the scheme"))
 }
 
-/// Rows `k` of the file's and `columns` of the rank's matrix of one expert.
+/// Loads rows `k` of the file's matrices and `columns` of the rank's merged matrix of one expert.
 ///
 /// # Errors
-/// What the format refuses, naming the tensor.
+/// Errors of the format, naming the tensor.
 pub fn load<'m>(
     model: &Model<'m>,
     reading: Reading<'_>,
@@ -203,14 +203,15 @@ pub fn load<'m>(
         other => return Err(Error::unsupported(other.label(), "no kernel format takes it")),
     };
     if reading.act_order && matches!(weight.groups, Groups::Uniform(_)) {
-        // The config says act-order, so the kernel gets an order even where it changes nothing.
+        // With act-order in the config the kernel expects a permutation, even an identity.
         let g_idx = (0..weight.shape().size_k).map(|i| weight.groups.group_of(i) as u32).collect();
         weight.groups = Groups::Indexed { g_idx, group_size: reading.group_size };
     }
     Ok(weight)
 }
 
-/// An FP8 weight of matrices with `n` columns each; `weight` and `scale` are the tensors of all of them.
+/// An FP8 weight of several matrices with `n` columns each; `weight` and `scale` are their
+/// concatenated tensors.
 fn fp8<'m>(
     name: &str,
     strategy: ScaleStrategy,
@@ -234,14 +235,14 @@ fn fp8<'m>(
     };
     let mut weight = fp8::Fp8Tensors { weight, weight_scale, bias }.unpack(name, &scheme)?;
     if weight.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
-        // Powers of two stand for real scales here, not for MX blocks.
+        // Power-of-two scales are real numbers here, not MX block scales.
         let real = |b: u32| e8m0_to_f32(b as u8).to_bits();
         weight.scales = weight.scales.map(ScalarType::FLOAT32, real);
     }
     Ok(weight)
 }
 
-/// What is to be said where w1 and w3 of some experts were requantized; nothing where none were.
+/// A note on the experts whose w1 and w3 were requantized; `None` if there are none.
 pub fn requantized(
     module: &str,
     changed: usize,
@@ -264,7 +265,7 @@ pub fn requantized(
 /// The global scales of gate and up of every expert.
 ///
 /// # Errors
-/// As [`w13_global_scales`].
+/// See [`w13_global_scales`].
 pub fn w13_scales(
     model: &Model<'_>,
     module: &str,
@@ -292,7 +293,7 @@ pub fn w13_scales(
     w13_global_scales(&tensor, container.global_scale(), policy)
 }
 
-/// Codes `[sum of widths, K]` requantized to the largest of the shards' scales, and that scale.
+/// Codes `[sum of widths, K]`, requantized to the largest scale of the shards, and that scale.
 fn one_scale<'m>(
     weight: Tensor<'m>,
     scale: &Tensor<'_>,
@@ -308,8 +309,8 @@ fn one_scale<'m>(
     Ok((weight, Tensor::from_vec(scale.name(), DType::F32, vec![1], vec![largest])?))
 }
 
-/// `weight_shape`, where there is one, must say what `weight_packed` holds: a K that fills no
-/// whole words would otherwise be read with its padding.
+/// Checks `weight_shape`, if present, against `weight_packed`. Otherwise a K that does not fill
+/// whole words would be read with its padding.
 fn check_declared_shape(model: &Model<'_>, bound: &Bound) -> Result<()> {
     let Some(module) = bound.tensors.first().and_then(|f| f.name.strip_suffix("weight_packed"))
     else {

@@ -1,4 +1,4 @@
-//! Parts of tensors, and tensors put side by side: bytes are moved, never interpreted.
+//! Slices and concatenates tensors. Bytes are moved, never interpreted.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use marlinspike::num::tensor::Tensor;
 use marlinspike::{Error, Result};
 
-/// The part of `tensor` given by one range per dimension; borrowed where it is one run of bytes.
+/// The part of `tensor` given by one range per dimension; borrowed if it is contiguous.
 ///
 /// # Errors
-/// [`Error::Shape`] when a range leaves the tensor.
+/// [`Error::Shape`] if a range exceeds the tensor.
 pub fn slice<'a>(tensor: Tensor<'a>, ranges: &[Range<usize>]) -> Result<Tensor<'a>> {
     let shape = tensor.shape().to_vec();
     let inside = ranges.iter().zip(&shape).all(|(r, &d)| r.start <= r.end && r.end <= d);
@@ -18,7 +18,7 @@ pub fn slice<'a>(tensor: Tensor<'a>, ranges: &[Range<usize>]) -> Result<Tensor<'
     }
     let (name, dtype) = (tensor.name().to_owned(), tensor.dtype());
     let out_shape: Vec<usize> = ranges.iter().map(Range::len).collect();
-    // Dimensions from `cut` on are whole, so a run covers the range of the one before them.
+    // Dimensions from `cut` on are whole, so a run covers the range of dimension `cut - 1`.
     let whole = |d: &usize| ranges[*d] == (0..shape[*d]);
     let cut = (0..shape.len()).rev().find(|d| !whole(d));
     let Some(cut) = cut else { return Ok(tensor) };
@@ -44,7 +44,7 @@ pub fn slice<'a>(tensor: Tensor<'a>, ranges: &[Range<usize>]) -> Result<Tensor<'
     Tensor::new(name, dtype, out_shape, out)
 }
 
-/// Row-major position, among the dimensions of `shape`, of element `i` of the ranges.
+/// Row-major index in `shape` of element `i` of the ranges.
 fn outer(shape: &[usize], ranges: &[Range<usize>], mut i: usize) -> usize {
     let mut position = 0;
     let mut stride = 1;
@@ -56,7 +56,7 @@ fn outer(shape: &[usize], ranges: &[Range<usize>], mut i: usize) -> usize {
     position
 }
 
-/// Tensors of one type put side by side along dimension `dim`; one tensor stays as it is.
+/// Concatenates tensors of one type along dimension `dim`; a single tensor is returned unchanged.
 ///
 /// # Errors
 /// [`Error::Dtype`] or [`Error::Shape`] naming the first tensor that does not fit the first one.

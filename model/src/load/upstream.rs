@@ -1,5 +1,5 @@
-//! Names, dimensions and cuts of the tensors that this crate reads, held to what upstream's layers
-//! register and load ([`marlinspike::layers`]).
+//! Compares the names, shapes and slices of the tensors that this crate reads with those that
+//! upstream's layers register and load ([`marlinspike::layers`]).
 
 use marlinspike::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, GptqParams, ScaleStrategy, Scheme, Wna16Scheme,
@@ -64,7 +64,7 @@ fn cut(
     ranges(&found, full, &k, &n).unwrap()
 }
 
-/// Parameters that upstream registers and does not read, so that this crate does not either.
+/// Whether upstream registers a parameter but never reads it; this crate does not read it either.
 fn is_unread(scheme: &Scheme, spec: &ParamSpec) -> bool {
     let act_order = crate::model::bind::act_order(scheme);
     match spec.role {
@@ -74,7 +74,7 @@ fn is_unread(scheme: &Scheme, spec: &ParamSpec) -> bool {
     }
 }
 
-/// Holds every binding of a linear layer to its parameter, for each way to cut the layer.
+/// Compares every binding of a linear layer with its parameter, for each way to shard the layer.
 fn linear(scheme: &Scheme, layer: impl Fn(&LinearShard) -> LayerParams) {
     let label = scheme.label();
     let bindings: Vec<_> = bindings(scheme).into_iter().filter(|b| b.part != Part::Bias).collect();
@@ -135,7 +135,7 @@ fn linear_layers_are_cut_as_upstream_cuts_them() {
     }
 }
 
-/// Shape of one expert's tensor in the file: of w13, gate or up alone.
+/// Shape of one expert's tensor in the file; for w13, that of gate or up.
 fn file_shape(spec: &ParamSpec, w13: bool) -> Vec<usize> {
     let mut shape = spec.shape[1..].to_vec();
     match spec.role {
@@ -147,7 +147,7 @@ fn file_shape(spec: &ParamSpec, w13: bool) -> Vec<usize> {
     shape
 }
 
-/// Holds every binding of experts to its parameter, for each matrix and rank.
+/// Compares every binding of experts with its parameter, for each matrix and rank.
 fn experts(scheme: &Scheme, layer: impl Fn(&MoeShard) -> LayerParams) {
     let (hidden, inner) = (SIZE_K, SIZE_N);
     let whole = layer(&MoeShard::new(1, hidden, inner, 1).unwrap());
@@ -188,7 +188,7 @@ fn experts_are_cut_as_upstream_cuts_them() {
         experts(&scheme, |shard| gptq_moe(&gptq(desc_act), shard, false).unwrap());
     }
     for f in fp8_schemes() {
-        // The method of these experts has one name for block scales.
+        // The method of these experts uses one name for block scales.
         let f = Fp8Scheme { scale_inv: false, ..f };
         experts(&Scheme::Fp8(f.clone()), |shard| ct_fp8_moe(&f, shard).unwrap());
     }

@@ -1,5 +1,4 @@
-//! Which tensors make up a matrix of each scheme, and along which of their dimensions K and N
-//! run.
+//! The tensors of a matrix of each scheme, and the dimensions along which K and N run.
 
 use marlinspike::config::{ScaleStrategy, Scheme};
 use marlinspike::formats::integers::{IntFormat, Packing};
@@ -8,7 +7,7 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use super::layers::Matrix;
 use super::{Model, ModelError};
 
-/// What a tensor of a quantized matrix holds.
+/// The role of a tensor of a quantized matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
     /// Codes.
@@ -27,10 +26,11 @@ pub enum Part {
     Bias,
 }
 
-/// Where K or N runs in a tensor: dimension, and how many rows (columns) one element stands for.
+/// The dimension of a tensor along which K or N runs, and the number of rows or columns per
+/// element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Axis {
-    /// Dimension, counted without the experts of a stored stack.
+    /// Dimension, not counting the experts dimension of a stored stack.
     pub dim: usize,
     /// Rows or columns per element.
     pub unit: usize,
@@ -39,28 +39,28 @@ pub struct Axis {
 /// One tensor of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Binding {
-    /// What it holds.
+    /// Its role.
     pub part: Part,
-    /// The ends of its name, the first that exists counts.
+    /// Possible suffixes of its name; the first that exists is used.
     pub suffixes: &'static [&'static str],
-    /// Whether the matrix is broken without it.
+    /// Whether its absence is an error.
     pub required: bool,
-    /// Where K runs, if a slice of K needs a slice of it.
+    /// The axis of K, if a slice of K needs a slice of the tensor.
     pub k: Option<Axis>,
-    /// Where N runs.
+    /// The axis of N.
     pub n: Option<Axis>,
 }
 
-/// How k share scales.
+/// The group size of a scheme.
 pub fn group_size(scheme: &Scheme, size_k: usize) -> GroupSize {
     match (scheme, scheme.group_size()) {
-        // A block that is larger than the matrix is the whole column.
+        // A block larger than the matrix covers whole columns.
         (Scheme::Fp8(_), GroupSize::Of(block_k)) if block_k > size_k => GroupSize::Channel,
         (_, group_size) => group_size,
     }
 }
 
-/// Whether rows belong to groups through a tensor.
+/// Whether a `g_idx` assigns rows to groups.
 pub fn act_order(scheme: &Scheme) -> bool {
     matches!(scheme, Scheme::Wna16(w) if w.desc_act && w.group_size != GroupSize::Channel)
 }
@@ -78,7 +78,7 @@ const fn part(
     Binding { part, suffixes, required: true, k, n }
 }
 
-/// The tensors of integers, `pack` to a word; `groups` says where groups of k run in a dimension.
+/// The tensors of integer codes, `pack` per word; `groups` is the axis of the groups of k.
 fn integers(
     format: &'static IntFormat,
     pack: usize,
@@ -100,11 +100,11 @@ fn integers(
     ]
 }
 
-/// The tensors of a matrix of `scheme`, the weight first. Empty where nothing is quantized.
+/// The tensors of a matrix of `scheme`, the weight first; empty if the scheme is unquantized.
 pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
     let optional = |b: Binding| Binding { required: false, ..b };
     let bias = optional(part(Part::Bias, &["bias"], None, axis(0, 1)));
-    // Under act-order a slice of rows may belong to any group, so it keeps all scales.
+    // With act-order, rows of a slice may belong to any group, so each slice keeps all scales.
     let groups = |dim| match group_size(scheme, usize::MAX) {
         GroupSize::Of(g) if !act_order(scheme) => axis(dim, g),
         _ => None,
@@ -150,8 +150,7 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
         }
         _ => vec![part(Part::Weight, &["weight_packed", "weight"], axis(1, pack), axis(0, 1))],
     };
-    // What upstream does not read is not read here: zero points of symmetric matrices, and
-    // `g_idx` without act-order.
+    // As upstream does, skip zero points of symmetric matrices and `g_idx` without act-order.
     let read_zeros = matches!(scheme, Scheme::Wna16(w) if !w.symmetric());
     list.retain(|b| match b.part {
         Part::Zeros => read_zeros,
@@ -162,14 +161,14 @@ pub fn bindings(scheme: &Scheme) -> Vec<Binding> {
     list
 }
 
-/// A tensor of a matrix as found in the files.
+/// A tensor of a matrix, found in the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// How it belongs to the matrix.
+    /// Its binding to the matrix.
     pub binding: Binding,
     /// Tensor name.
     pub name: String,
-    /// Shape, without the experts of a stored stack.
+    /// Shape, without the experts dimension of a stored stack.
     pub shape: Vec<usize>,
     /// Position in a stored stack.
     pub index: Option<usize>,
@@ -178,7 +177,7 @@ pub struct Found {
 /// A matrix with its tensors found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bound {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
     /// Its tensors, the weight first.
     pub tensors: Vec<Found>,

@@ -1,4 +1,4 @@
-//! What can be wrong with a model folder.
+//! Errors of model folders.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use marlinspike::Error;
 use marlinspike::container::IndexError;
 
-/// A refused model folder. Every variant names the file, tensor or module.
+/// An invalid model folder. Every variant names the file, tensor or module.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -18,15 +18,15 @@ pub enum ModelError {
         /// Why.
         source: io::Error,
     },
-    /// A file that a model needs is absent.
+    /// A required file is missing.
     #[error("{}: no {what}", dir.display())]
     NoFile {
         /// The model folder.
         dir: PathBuf,
-        /// The file or files looked for.
+        /// The expected file or files.
         what: &'static str,
     },
-    /// A symbolic link leads out of the model folder.
+    /// A symbolic link points outside the model folder.
     #[error(
         "{}: a symbolic link to {}, expected a file inside the model folder or the blobs of its Hugging Face cache",
         path.display(), target.display()
@@ -34,7 +34,7 @@ pub enum ModelError {
     Link {
         /// The link.
         path: PathBuf,
-        /// Where it leads.
+        /// Its target.
         target: PathBuf,
     },
     /// A JSON file is larger than any real one.
@@ -44,15 +44,15 @@ pub enum ModelError {
         path: PathBuf,
         /// Its size.
         found: u64,
-        /// Most that is read.
+        /// Largest size that is accepted.
         limit: u64,
     },
-    /// A file is not the JSON that it should be.
+    /// A file is not valid JSON or not of the expected form.
     #[error("{}: {reason}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
     /// The index is malformed or names a file outside the folder.
@@ -83,7 +83,7 @@ pub enum ModelError {
         /// The shard.
         file: String,
     },
-    /// Two shards hold a tensor of one name.
+    /// Two shards contain tensors of the same name.
     #[error("tensor `{tensor}` is in {first:?} and in {second:?}")]
     InTwoShards {
         /// The tensor.
@@ -96,7 +96,7 @@ pub enum ModelError {
     /// A shard cannot be mapped.
     #[error(transparent)]
     Map(#[from] crate::map::MapError),
-    /// A tensor, header or config is refused by its format.
+    /// A tensor, header or config is invalid in its format.
     #[error("{}: {source}", path.display())]
     Format {
         /// The file.
@@ -104,7 +104,7 @@ pub enum ModelError {
         /// Why.
         source: Box<Error>,
     },
-    /// A module's tensors do not belong together.
+    /// The tensors of a module are inconsistent.
     #[error("module `{module}`: {reason}")]
     Module {
         /// The module.

@@ -1,8 +1,9 @@
 //! Opening files of a model folder: regular files only, and no symbolic link that leaves it.
 //!
-//! A model folder is untrusted. A link `tokenizer.txt -> /etc/shadow` would be copied as content, and
-//! opening a FIFO would wait for its writer. The one layout with links that leave the folder is the
-//! Hugging Face cache: `snapshots/<revision>/<file> -> ../../blobs/<hash>`.
+//! A model folder is untrusted: a link `tokenizer.txt -> /etc/shadow` would be copied with its
+//! contents, and opening a FIFO would wait for its writer. Links that leave the folder are accepted
+//! only in the layout of the Hugging Face cache:
+//! `snapshots/<revision>/<file> -> ../../blobs/<hash>`.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -11,17 +12,18 @@ use std::time::{Duration, SystemTime};
 use super::ModelError;
 use crate::map::MapError;
 
-/// Changes younger than this may share their time with a later one: file systems count in ticks.
+/// Two changes closer together than this may have the same timestamp, since file systems count in
+/// ticks.
 const CLOCK_TICK: Duration = Duration::from_secs(2);
 
-/// What the file system says of a file, to find out later whether it has changed.
+/// Metadata of a file, kept to detect later changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stamp {
     /// Bytes.
     pub len: u64,
     /// Time of the last write, which programs may set at will.
     pub modified: Option<SystemTime>,
-    /// Device and inode, where the system has them.
+    /// Device and inode, if the system has them.
     pub id: Option<(u64, u64)>,
     /// Seconds and nanoseconds of the last change of data or metadata, which programs cannot set.
     pub changed: Option<(i64, i64)>,
@@ -47,14 +49,14 @@ impl Stamp {
             }
             None => modified,
         };
-        // A time in the future gives no age: such a file counts as recent, too.
+        // A time in the future has no age; such a file also counts as recent.
         let age = last.and_then(|t| SystemTime::now().duration_since(t).ok());
         let recent = age.is_none_or(|age| age < CLOCK_TICK);
         Self { len: meta.len(), modified, id, changed, recent }
     }
 }
 
-/// The path that a file of a model folder is read from: its own, or the target of an allowed link.
+/// The path to read a file of a model folder from: its own, or the target of an allowed link.
 ///
 /// # Errors
 /// [`ModelError::Link`] for a link that leaves the folder, [`ModelError::Io`].
@@ -85,7 +87,7 @@ pub fn open(path: &Path) -> Result<(File, Stamp), ModelError> {
     let io = |source| ModelError::Io { path: path.to_owned(), source };
     let not_a_file = || ModelError::from(MapError::NotAFile { path: path.to_owned() });
     let found = resolve(path)?;
-    // Looked at before it is opened: opening a device may act on it.
+    // The type is checked before opening, because opening a device may have side effects.
     if !fs::metadata(&found).map_err(io)?.is_file() {
         return Err(not_a_file());
     }
@@ -94,7 +96,7 @@ pub fn open(path: &Path) -> Result<(File, Stamp), ModelError> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt as _;
-        // What replaces the file in between is neither waited for nor followed.
+        // The flags neither wait for nor follow a file that was swapped in after the check.
         let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW;
         options.custom_flags(flags.bits().cast_signed());
     }

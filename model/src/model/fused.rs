@@ -1,23 +1,23 @@
-//! Experts of a layer stored together in one tensor, in forms that are not read.
+//! Layers whose experts are stored together in one tensor, in unsupported forms.
 //!
-//! Read are gpt-oss's `gate_up_proj_blocks` and `_scales`. Every other tensor that holds several
-//! experts is found here by its name and number of dimensions, so that `convert`, `inspect` and
-//! `run` refuse its module by name.
+//! Only gpt-oss's `gate_up_proj_blocks` and `_scales` are supported. Every other tensor with
+//! several experts is recognized by its name and number of dimensions, so that `convert`, `inspect`
+//! and `run` can name its module in their error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Model;
 
-/// A module whose experts cannot be read.
+/// A module whose experts are stored in an unsupported form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fused {
     /// The module.
     pub module: String,
-    /// The tensors found, and what is read instead.
+    /// The tensors found, and the supported forms.
     pub reason: String,
 }
 
-/// The module of a tensor that holds several experts, by its name.
+/// The module of a tensor with several experts, from its name.
 fn module_of(name: &str, dimensions: usize) -> Option<&str> {
     if dimensions < 2 {
         return None;
@@ -40,10 +40,10 @@ fn module_of(name: &str, dimensions: usize) -> Option<&str> {
     (matrix && dimensions > 2).then(|| &name[..parts[..=parent].join(".").len()])
 }
 
-/// Every such module of `model`; `owned` are the tensors that stacks have.
+/// Every such module of `model`; `owned` are the tensors of stacks.
 pub(super) fn find(model: &Model<'_>, owned: &BTreeSet<String>) -> Vec<Fused> {
     if model.config.get("marlinspike").is_some() {
-        // Converted experts are stacks; the section of the config says what they are.
+        // Converted experts are also stacked; the `marlinspike` section describes them.
         return Vec::new();
     }
     let mut modules: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -69,7 +69,7 @@ pub(super) fn find(model: &Model<'_>, owned: &BTreeSet<String>) -> Vec<Fused> {
     modules.into_iter().map(fused).collect()
 }
 
-/// Whether the model has experts, in any form.
+/// Whether the model has experts in any form.
 pub fn has_experts(model: &Model<'_>) -> bool {
     let mut entries = model.entries();
     entries.any(|e| {

@@ -1,5 +1,5 @@
-//! Tensors grouped into modules, modules into layers: a dense matrix, or the experts of a
-//! MoE layer stacked to w13 and w2.
+//! Groups tensors into modules and modules into layers: a dense matrix, or the w13 and w2 stacks of
+//! a MoE layer's experts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::{Model, ModelError};
 /// Most experts of one layer; real models have a few hundred.
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// Which matrices a stack holds.
+/// The matrices of a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// One linear layer.
@@ -24,7 +24,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// What upstream puts before a parameter's name.
+    /// Upstream's prefix of parameter names.
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::Dense => "",
@@ -34,11 +34,11 @@ impl Role {
     }
 }
 
-/// Where one matrix's tensors are.
+/// The location of one matrix's tensors.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Matrix {
-    /// What tensor names begin with: `model.layers.0.mlp.up_proj.`, or of a stored stack
-    /// `model.layers.0.mlp.experts.down_proj_`.
+    /// Prefix of the tensor names: `model.layers.0.mlp.up_proj.`, or
+    /// `model.layers.0.mlp.experts.down_proj_` for a stored stack.
     pub prefix: String,
     /// Its position along the first dimension of a stored stack.
     pub index: Option<usize>,
@@ -52,20 +52,20 @@ impl Matrix {
     }
 }
 
-/// Quantized matrices that become one stack in the kernel's format.
+/// Quantized matrices that form one stack in the kernel's format.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stack {
-    /// `model.layers.0.self_attn.q_proj`, or of experts `model.layers.0.mlp.experts`.
+    /// `model.layers.0.self_attn.q_proj`, or `model.layers.0.mlp.experts` for experts.
     pub module: String,
     /// Which matrices.
     pub role: Role,
-    /// How they are stored.
+    /// Their storage format.
     pub scheme: Scheme,
-    /// Experts (one of a dense layer); of each, the matrices that stand side by side along N.
+    /// Experts (one for a dense layer), each with the matrices that are concatenated along N.
     pub experts: Vec<Vec<Matrix>>,
 }
 
-/// A module that stays as it is.
+/// A module that is not quantized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unquantized {
     /// The module.
@@ -77,17 +77,17 @@ pub struct Unquantized {
 /// A model's modules.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Layers {
-    /// What can be converted, in the order of the names.
+    /// The stacks that can be converted, sorted by name.
     pub stacks: Vec<Stack>,
-    /// What is not quantized.
+    /// The modules that are not quantized.
     pub unquantized: Vec<Unquantized>,
-    /// Tensors of the stacks' modules, by tensor name: they have a home in a stack.
+    /// Names of the tensors that belong to a stack.
     pub owned: BTreeSet<String>,
-    /// Experts in forms that are not read.
+    /// Experts in unsupported storage forms.
     pub fused: Vec<Fused>,
 }
 
-/// The last parts of the tensor names that belong to a quantized matrix.
+/// The last name components of the tensors of a quantized matrix.
 const PARTS: &[&str] = &[
     "qweight",
     "qzeros",
@@ -119,7 +119,7 @@ fn expert_of(module: &str) -> Option<(&str, usize, &str)> {
     Some((layer, plain.then(|| expert.parse().ok()).flatten()?, projection))
 }
 
-/// Where a projection goes: gate 0 and up 1 of w13, or w2.
+/// The slot of a projection: gate 0 and up 1 of w13, or w2.
 fn slot_of(projection: &str) -> Option<(Role, usize)> {
     match projection {
         "gate_proj" | "w1" => Some((Role::W13, 0)),
@@ -148,8 +148,8 @@ impl Layers {
     /// Groups the tensors of `model`.
     ///
     /// # Errors
-    /// [`ModelError::Module`] where tensors do not belong together, [`ModelError::Format`] for a
-    /// config that cannot answer about a module.
+    /// [`ModelError::Module`] for inconsistent tensors, [`ModelError::Format`] for a config that
+    /// does not describe a module.
     pub fn group(model: &Model<'_>) -> Result<Self, ModelError> {
         let mut modules = Modules::new();
         for entry in model.entries() {
@@ -249,7 +249,7 @@ impl Layers {
     }
 }
 
-/// What the config says of a module, or why its tensors are plain.
+/// The scheme that the config states for a module, or the reason why it is not quantized.
 fn scheme_of(
     model: &Model<'_>,
     module: &str,
@@ -276,7 +276,7 @@ fn scheme_of(
     }
 }
 
-/// The w13 and w2 of a layer whose experts are stored one by one.
+/// Builds w13 and w2 of a layer whose experts are stored one by one.
 fn stack_experts(
     layer: &str,
     experts: &BTreeMap<usize, BTreeMap<&str, Scheme>>,

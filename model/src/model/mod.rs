@@ -1,6 +1,6 @@
 //! A Hugging Face model folder: configs, mapped shards, tensors by name.
 //!
-//! Nothing is read but headers and small JSON files; tensors are slices of the mapped files.
+//! Only headers and small JSON files are read; tensors are slices of the mapped files.
 
 pub mod bind;
 mod error;
@@ -26,8 +26,8 @@ use crate::map::MappedFile;
 pub use error::ModelError;
 use files::Stamp;
 
-/// Largest config read, in bytes; the largest real ones, with a list of modules, have less than one
-/// million.
+/// Largest config that is read, in bytes; the largest real ones, which list modules, have less than
+/// a million.
 pub const CONFIG_LIMIT: u64 = 8 << 20;
 
 /// Most memory that a parsed config takes, in bytes.
@@ -36,7 +36,7 @@ pub const CONFIG_MEMORY: usize = 128 << 20;
 /// Largest index read, in bytes: real ones have about 100 bytes per tensor.
 pub const INDEX_LIMIT: u64 = 64 << 20;
 
-/// Quantization configs on their own, in the order in which they are looked for.
+/// Names of separate quantization configs, in the order in which they are tried.
 pub const QUANT_FILES: [&str; 3] =
     ["quantize_config.json", "quant_config.json", "hf_quant_config.json"];
 
@@ -52,9 +52,10 @@ pub struct ModelFiles {
     index: Option<ShardIndex>,
     /// File name and contents, in the order of the names.
     maps: Vec<(String, MappedFile)>,
-    /// Routing that the user states, in the place of the family's.
+    /// Routing rule that the user states instead of the family's.
     stated_routing: Option<RoutingRule>,
-    /// The stamps of all files above and of the configs, by name, taken before anything was read.
+    /// The stamps of all these files and of the configs, by name, taken before any of them was
+    /// read.
     stamps: BTreeMap<String, Stamp>,
 }
 
@@ -79,7 +80,7 @@ impl<'f> Shard<'f> {
     /// The file as a container.
     ///
     /// # Errors
-    /// [`ModelError::Format`]; none for a shard that has been opened.
+    /// [`ModelError::Format`]; never for a shard that has been opened.
     pub fn container(&self) -> Result<Container<'f>, ModelError> {
         Container::parse(self.bytes)
             .map_err(|e| ModelError::Format { path: self.path.clone(), source: Box::new(e.into()) })
@@ -93,7 +94,7 @@ pub struct Model<'f> {
     pub dir: PathBuf,
     /// `config.json`.
     pub config: Value,
-    /// How the modules are quantized; `None` when they are not.
+    /// The quantization config; `None` if there is none.
     pub quant: Option<QuantConfig>,
     /// The shards, in the order of their names.
     pub shards: Vec<Shard<'f>>,
@@ -101,7 +102,7 @@ pub struct Model<'f> {
     pub stamps: &'f BTreeMap<String, Stamp>,
     /// Tensor name to shard and entry.
     tensors: BTreeMap<String, (usize, usize)>,
-    /// Routing that the user states, in the place of the family's.
+    /// Routing rule that the user states instead of the family's.
     pub stated_routing: Option<&'f RoutingRule>,
 }
 
@@ -169,17 +170,17 @@ impl ModelFiles {
         Ok(Self { dir: dir.to_owned(), index, maps, stamps, stated_routing: None })
     }
 
-    /// With the routing of a file of `--routing`, where one is given.
+    /// Sets the routing rule from a file of `--routing`, if one is given.
     ///
     /// # Errors
-    /// [`ModelError`] for a file that cannot be read, or whose keys are no routing.
+    /// [`ModelError`] for an unreadable file or keys that are not a routing rule.
     pub fn with_routing(self, path: Option<&Path>) -> Result<Self, ModelError> {
         let stated_routing = path.map(read_routing).transpose()?;
         Ok(Self { stated_routing, ..self })
     }
 }
 
-/// A routing file.
+/// Reads a routing file.
 fn read_routing(path: &Path) -> Result<RoutingRule, ModelError> {
     RoutingRule::from_json(&read_json(path)?)
         .map_err(|e| ModelError::Format { path: path.to_owned(), source: Box::new(e) })
@@ -230,12 +231,12 @@ impl<'f> Model<'f> {
         Ok(Self { dir: dir.clone(), config, quant, shards, stamps, tensors, stated_routing })
     }
 
-    /// Every tensor's place, in the order of the names.
+    /// The entry of every tensor, sorted by name.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.tensors.values().map(|&(s, e)| &self.shards[s].header.entries()[e])
     }
 
-    /// The place of a tensor.
+    /// The entry of a tensor.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.tensors.get(name).map(|&(s, e)| &self.shards[s].header.entries()[e])
     }
@@ -248,7 +249,7 @@ impl<'f> Model<'f> {
         let shard = &self.shards[s];
         let entry = &shard.header.entries()[e];
         let range = entry.file_range();
-        // The header has proven that the range lies in the file.
+        // Parsing the header verified that the range lies in the file.
         let data = &shard.bytes[range.start as usize..range.end as usize];
         Tensor::new(name, entry.dtype(), entry.shape().to_vec(), data)
             .map_err(|e| ModelError::Format { path: shard.path.clone(), source: Box::new(e) })

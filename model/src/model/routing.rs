@@ -1,5 +1,5 @@
-//! Routing of one layer of experts: its family's rule, or the one of `--routing`, with the tensors
-//! of the checkpoint that the rule names.
+//! Routing of one experts layer: the rule of its family or of `--routing`, with the checkpoint
+//! tensors that the rule names.
 
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::families::{self, RouterTensors, RoutingRule, Support};
@@ -8,29 +8,30 @@ use marlinspike::num::tensor::DType;
 
 use super::{Model, ModelError};
 
-/// What to do about a layer whose routing is not known.
-pub const HELP: &str = "state it: --routing FILE (`marlinspike run --help` shows one)";
+/// The help line for a layer with unknown routing.
+pub const HELP: &str = "state the rule with --routing FILE (`marlinspike run --help` shows an \
+    example)";
 
-/// Last components of the names of tensors that correct a choice of experts.
+/// Last name components of tensors that correct the selection of experts.
 const BIASES: &[&str] =
     &["e_score_correction_bias", "expert_bias", "router_bias", "correction_bias"];
 
-/// Routing and activation of a layer of experts.
+/// Routing and activation of an experts layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeRouting {
-    /// The `model_type` whose rule it is, or `--routing`.
+    /// The source of the rule: a `model_type`, or `--routing`.
     pub source: String,
     /// The rule.
     pub rule: RoutingRule,
-    /// Between the products.
+    /// The activation between the products.
     pub activation: Definition,
-    /// Where other engines differ, and what of the block is not computed.
+    /// Differences to other engines, and parts of the block that are not computed.
     pub notes: Vec<String>,
     correction_bias: Option<Vec<f32>>,
     expert_scale: Option<Vec<f32>>,
 }
 
-/// A rule and what is known of it.
+/// A rule with its source and notes.
 struct Found {
     source: String,
     rule: RoutingRule,
@@ -41,8 +42,8 @@ impl MoeRouting {
     /// The routing of `module`, whose rows of gate and up are `interleaved` in w13 or not.
     ///
     /// # Errors
-    /// [`ModelError::Module`] naming the family that is not known or not supported, the key that
-    /// cannot be used, or the tensor that is missing.
+    /// [`ModelError::Module`] naming the unknown or unsupported family, the invalid key, or the
+    /// missing tensor.
     pub fn read(
         model: &Model<'_>,
         module: &str,
@@ -70,14 +71,14 @@ impl MoeRouting {
                 let reason = format!("routing of {source} has no correction bias, found `{name}`");
                 return Err(ModelError::module(module, format!("{reason}; {HELP}")));
             }
-            notes.push(format!("`{name}` is no part of the stated routing"));
+            notes.push(format!("the stated routing does not use `{name}`"));
         }
         notes.extend(shared_experts(model, module));
         let activation = rule.activation(interleaved).map_err(wrong)?;
         Ok(Self { source, rule, activation, notes, correction_bias, expert_scale })
     }
 
-    /// The tensors of the rule.
+    /// The tensors that the rule names.
     pub fn tensors(&self) -> RouterTensors<'_> {
         RouterTensors {
             correction_bias: self.correction_bias.as_deref(),
@@ -85,7 +86,7 @@ impl MoeRouting {
         }
     }
 
-    /// Experts and weights of every row of `logits`.
+    /// Routes every row of `logits` to experts with weights.
     ///
     /// # Errors
     /// As [`RoutingRule::route`].
@@ -93,13 +94,13 @@ impl MoeRouting {
         self.rule.route(logits, num_experts, self.tensors())
     }
 
-    /// The rule in a few words.
+    /// A short description of the rule.
     pub fn summary(&self) -> String {
         summary(&self.source, &self.rule)
     }
 }
 
-/// A rule in a few words.
+/// A short description of a rule.
 pub fn summary(source: &str, rule: &RoutingRule) -> String {
     let mut parts = vec![format!("{} top {}", rule.scoring_func.name(), rule.top_k)];
     if let Some(name) = &rule.correction_bias {
@@ -190,7 +191,7 @@ fn floats(
     super::values::floats(&tensor).map(Some).map_err(wrong)
 }
 
-/// The prefix of a layer's tensors: up to and with the layer's number.
+/// The name prefix of a layer's tensors, up to and including the layer's number.
 fn layer_prefix(module: &str) -> Option<&str> {
     let mut end = 0;
     let mut after_layers = false;
@@ -214,7 +215,7 @@ fn layer_tensors<'m>(
     names.filter_map(move |name| Some((name, name.strip_prefix(&prefix)?)))
 }
 
-/// A tensor of the layer that corrects a choice of experts, and that the rule does not name.
+/// A tensor of the layer that corrects the selection of experts but that the rule does not name.
 fn unread_bias<'m>(model: &'m Model<'_>, module: &str, rule: &RoutingRule) -> Option<&'m str> {
     let used = rule.correction_bias.as_deref().and_then(|name| full_name(module, name));
     let is_bias = |name: &str| BIASES.contains(&name.rsplit('.').next().unwrap_or(name));
@@ -223,12 +224,12 @@ fn unread_bias<'m>(model: &'m Model<'_>, module: &str, rule: &RoutingRule) -> Op
         .map(|(name, _)| name)
 }
 
-/// A note that shared experts are no part of the output.
+/// A note that the output does not include shared experts.
 fn shared_experts(model: &Model<'_>, module: &str) -> Option<String> {
     let shared = |part: &&str| part.starts_with("shared_") || part.starts_with("share_expert");
     let found = layer_tensors(model, module).find_map(|(_, below)| {
         let part = below.split('.').find(shared)?;
         (part != "shared_expert_gate").then_some(part)
     })?;
-    Some(format!("y is the sum over the routed experts; `{found}` is no part of it"))
+    Some(format!("y is the sum over the routed experts; it does not include `{found}`"))
 }

@@ -1,11 +1,11 @@
-//! Real numbers of small tensors: scales, biases of routers.
+//! Reads small tensors such as scales and router biases as real numbers.
 
 use marlinspike::formats::float_type;
 use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::Table;
 use marlinspike::{Error, Result};
 
-/// A scalar as a tensor of one element, so that several can be put side by side.
+/// Turns a scalar into a tensor of one element, so that scalars can be concatenated.
 pub(crate) fn line(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
     if !tensor.shape().is_empty() {
         return Ok(tensor);
@@ -14,7 +14,7 @@ pub(crate) fn line(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
     Tensor::new(name, dtype, vec![1], tensor.into_bytes())
 }
 
-/// The real numbers of a tensor of any floating-point type, as f32.
+/// The values of a tensor of any floating-point type as f32.
 ///
 /// # Errors
 /// [`Error::Dtype`] for another type.

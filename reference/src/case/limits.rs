@@ -1,21 +1,22 @@
-//! What checking a case may take, decided from its configuration before anything is allocated.
+//! Limits on the memory and time of a check, decided from the configuration before anything is
+//! allocated.
 //!
-//! The bytes of a tensor are in the file, so what is proportional to them is bounded by it. This
-//! module estimates the rest: what integers of the configuration ask for without a tensor of that
-//! size (blocks of tokens, padding, stages that a case lacks), and the multiplications of products.
+//! Memory proportional to the tensors is bounded by the size of the file. This module estimates the
+//! rest: memory that integers of the configuration demand without a tensor of that size (blocks of
+//! tokens, padding, stages that a case lacks), and the multiply-adds of products.
 
 use super::{Case, CaseError, Demand};
 use crate::Result;
 
-/// Bytes that checking may take per byte of the case's tensors. The most that was measured is 69, for a
-/// product whose values are nearly all outputs.
+/// Bytes that a check may take per byte of the case's tensors. The largest measured ratio is 69,
+/// for a product whose values are nearly all outputs.
 const MEMORY_PER_BYTE: u64 = 256;
-/// Bytes that checking any case may take.
+/// Bytes that the check of any case may take.
 const MEMORY_BASE: u64 = 64 << 20;
 /// Multiply-adds of a case's products: 10^12, a layer of Mixtral's sizes with 4096 tokens.
 const WORK: u64 = 1_000_000_000_000;
 
-/// The limits that [`check_case_within`](crate::check::check_case_within) keeps.
+/// The limits that [`check_case_within`](crate::check::check_case_within) enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Multiply-adds of the products that are recomputed, and comparisons of routing.
@@ -28,7 +29,7 @@ impl Default for Limits {
     }
 }
 
-/// Bytes for people: 68.7 GB.
+/// A number of bytes as text: 68.7 GB.
 fn size(bytes: u64) -> String {
     let units = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
     let bytes = bytes as f64;
@@ -39,16 +40,16 @@ fn size(bytes: u64) -> String {
 }
 
 impl Limits {
-    /// Bytes that checking a case with `bytes` bytes of tensors may take: 64 MiB, and 256 times
-    /// that.
+    /// Bytes that the check of a case with `bytes` bytes of tensors may take: 64 MiB plus 256 times
+    /// `bytes`.
     pub const fn memory(bytes: u64) -> u64 {
         bytes.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY_BASE)
     }
 
-    /// Whether checking `case` stays within the limits.
+    /// Checks that `case` stays within the limits.
     ///
     /// # Errors
-    /// [`CaseError::TooLarge`], naming the config keys that ask for too much.
+    /// [`CaseError::TooLarge`], naming the config keys that exceed them.
     pub fn check(&self, case: &Case<'_>) -> Result<()> {
         let tensors = case.inputs.values().chain(case.outputs.values());
         let bytes = tensors.map(|t| t.bytes().len() as u64).sum();

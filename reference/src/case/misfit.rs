@@ -1,5 +1,5 @@
-//! Outputs of a type or shape that their configuration does not allow. They are what a kernel made
-//! wrong, so they are verdicts and not errors.
+//! Outputs whose type or shape the configuration does not allow. The kernel under test wrote them,
+//! so they fail with a verdict instead of an error.
 
 use super::TensorRule;
 use super::{Case, ParallelStyle};
@@ -7,17 +7,17 @@ use crate::Result;
 use crate::num::dims::LogicalK;
 use crate::num::tensor::Tensor;
 
-/// What an output has wrong.
+/// What is wrong with an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MisfitKind {
-    /// The element type alone.
+    /// Only the element type.
     Dtype,
     /// The shape, whatever the element type.
     Shape,
-    /// An act-order rank's scales were cut to the groups of its own rows.
+    /// The scales of an act-order rank were cut to the groups of its own rows.
     ShardedScales,
-    /// A rank's scales were not cut along K as its rows were.
+    /// The scales of a rank were not cut along K although its rows were.
     UnshardedScales,
 }
 
@@ -83,8 +83,8 @@ impl Case<'_> {
         Ok(misfits)
     }
 
-    /// What only the inputs decide: rows of a router's outputs, and of the scales that an
-    /// act-order rank keeps for the whole matrix.
+    /// Checks sizes that follow only from the inputs: rows of a router's outputs, and rows of the
+    /// scales that an act-order rank keeps for the whole matrix.
     fn unlike_input(&self, name: &str, tensor: &Tensor<'_>, rule: &TensorRule) -> Option<Misfit> {
         let rows = |kind, rows: usize, rest: &[usize]| {
             let shape: Vec<usize> = std::iter::once(rows).chain(rest.iter().copied()).collect();

@@ -1,9 +1,10 @@
 //! Case files: the inputs, the configuration and the outputs of one operation, in one safetensors
-//! file. `check` reads them, `vectors` writes them, a kernel under test hands them over.
+//! file. `check` reads them; `vectors` or a kernel under test writes them.
 //!
 //! Metadata: `format` = `marlinspike-case`, `version` = `1`, `op`, `name`, `config` (JSON),
-//! `provenance`. Tensors are named `in.<name>` and `out.<name>`; one that the operation does not
-//! know is an error. [`CaseConfig::rules`] lists what each operation knows.
+//! `provenance`. Tensors are named `in.<name>` and `out.<name>`; a name that the operation does not
+//! define is an error. [`CaseConfig::rules`] lists the names of each operation.
+//! Tensors `ref.<name>` are skipped: the fuzzing kit hands them to kernels besides the inputs.
 
 mod limits;
 mod misfit;
@@ -18,7 +19,7 @@ pub use misfit::{Misfit, MisfitKind};
 
 use crate::ops::schema::{Demand, object};
 
-// A config's fields have these types.
+// Types of the fields of a config.
 pub use crate::moe::ScoringFunc;
 pub use crate::moe::activation::Activation;
 pub use crate::w4a8::quantize::ActivationRounding;
@@ -36,10 +37,10 @@ impl<'a> Case<'a> {
     /// Reads a case file's bytes; the tensors borrow them.
     ///
     /// # Errors
-    /// [`ContainerError`](crate::container::ContainerError) for a malformed file; [`CaseError`] for metadata and configuration;
-    /// [`Error::Unknown`], [`Error::Missing`], [`Error::Dtype`], [`Error::Shape`] and
-    /// [`Error::Value`] for tensors, as [`Case::validate`] says. Outputs of a wrong type or shape
-    /// are no error: [`Case::misfits`] lists them.
+    /// [`ContainerError`](crate::container::ContainerError) for a malformed file; [`CaseError`] for
+    /// metadata and configuration; [`Error::Unknown`], [`Error::Missing`], [`Error::Dtype`],
+    /// [`Error::Shape`] and [`Error::Value`] for tensors, as in [`Case::validate`]. Outputs of a
+    /// wrong type or shape are not errors: [`Case::misfits`] lists them.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let container = Container::parse(bytes)?;
         if router_golden::is_router_golden(&container) {
@@ -67,8 +68,7 @@ impl<'a> Case<'a> {
         })?;
         let raw_config = object(metadata("config")?)?;
         let config = CaseConfig::from_json(op, &raw_config)?;
-        // Both may be missing: a name helps people, and a producer that is not named has no deviation
-        // of its own that `check` accepts.
+        // Both are optional. `check` accepts known deviations only of a producer that is named.
         let text = |key| metadata(key).unwrap_or_default().to_owned();
         let (name, provenance) = (text("name"), text("provenance"));
         let mut case = Self { raw_config, ..Self::new(name, config, provenance) };
@@ -79,7 +79,7 @@ impl<'a> Case<'a> {
                 case.inputs.insert(name.to_owned(), tensor);
             } else if let Some(name) = full.strip_prefix("out.") {
                 case.outputs.insert(name.to_owned(), tensor);
-            } else {
+            } else if !full.starts_with("ref.") {
                 return Err(case.unknown(full, "names that begin with `in.` or `out.`".to_owned()));
             }
         }
@@ -87,15 +87,15 @@ impl<'a> Case<'a> {
         Ok(case)
     }
 
-    /// Checks the names of all tensors and, of inputs, that nothing needed is absent, types, shapes,
-    /// and those values that a recomputation depends on (finite scales, `g_idx`, `expert_map` and
-    /// `topk_ids` in range). Types, shapes and values of outputs are judged: see [`Case::misfits`].
+    /// Checks the names of all tensors. Of the inputs it also checks presence, types, shapes, and
+    /// the values that a recomputation depends on (finite scales; `g_idx`, `expert_map` and
+    /// `topk_ids` in range). Outputs are judged instead: see [`Case::misfits`].
     pub fn validate(&self) -> Result<()> {
         if self.op != self.config.op() {
             let (found, expected) = (self.op.to_string(), self.config.op().to_string());
             return Err(CaseError::UnknownOp { found, expected }.into());
         }
-        let rules = self.config.rules(self.local_experts())?;
+        let rules = self.rules()?;
         let find = |name: &str| rules.iter().find(|r| r.name == name);
         for (prefix, tensors) in [("in", &self.inputs), ("out", &self.outputs)] {
             for (name, tensor) in tensors {
@@ -115,7 +115,8 @@ impl<'a> Case<'a> {
         self.config.operation().check_inputs(&self.inputs)
     }
 
-    /// The case as a file's bytes. Remarks of [`Case::raw_config`] are kept. Fails where [`Case::validate`] does.
+    /// Serializes the case. Keeps the remarks of [`Case::raw_config`]. Returns the errors of
+    /// [`Case::validate`].
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         self.validate()?;
         let mut config = self.raw_config.clone();

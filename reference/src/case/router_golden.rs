@@ -1,4 +1,4 @@
-//! Files that hold one tiny MoE block of a model as transformers computed it, read as cases of the
+//! Reads files with one small MoE block of a model, computed by transformers, as cases of the
 //! block's routing.
 
 use serde_json::Value;
@@ -13,13 +13,14 @@ use crate::ops::router::from_rule;
 use crate::ops::schema::CaseError;
 use crate::{Error, Result};
 
-/// Whether a file is a block of a model: no case, but a `config.json` and its `module`.
+/// Whether a file holds a block of a model: `config.json` and `module` instead of a case's
+/// metadata.
 pub(super) fn is_router_golden(file: &Container<'_>) -> bool {
     let has = |key: &str| file.metadata().contains_key(key);
     !has("format") && has("config.json") && has("module") && has("model_type")
 }
 
-/// The routing of such a file as a case; its other tensors are not judged.
+/// Reads the routing of such a file as a case; its other tensors are not judged.
 pub(super) fn parse<'a>(file: &Container<'a>) -> Result<Case<'a>> {
     let text = |key: &str| file.metadata().get(key).map(String::as_str).unwrap_or_default();
     let json = serde_json::from_str::<Value>(text("config.json"))
@@ -45,7 +46,7 @@ pub(super) fn parse<'a>(file: &Container<'a>) -> Result<Case<'a>> {
     Ok(case)
 }
 
-/// A list of numbers as f32.
+/// A 1-D tensor as f32.
 fn widened(tensor: Tensor<'_>) -> Result<Tensor<'_>> {
     let ty = match tensor.dtype() {
         DType::F32 => return Ok(tensor),

@@ -1,4 +1,5 @@
-//! What comes before a case's outputs are recomputed: limits, and outputs of a wrong shape.
+//! Checks before the outputs of a case are recomputed: limits, and outputs of a wrong type or
+//! shape.
 
 use super::{CaseReport, Declared, Diagnosis, OutputReport, Verdict, recompute};
 use crate::case::{Case, Limits, Misfit, MisfitKind};
@@ -7,8 +8,8 @@ use crate::{Error, Result};
 
 /// As [`check_case_as`](super::check_case_as), within `limits`.
 ///
-/// Outputs of a wrong type or shape fail. Others are judged as if the case did not have those; one
-/// that would be judged from them passes or is unchecked.
+/// Outputs of a wrong type or shape fail. The others are judged as if the case lacked those
+/// outputs; an output that would be judged from one of them passes or is unchecked.
 ///
 /// # Errors
 /// As [`check_case_as`](super::check_case_as).
@@ -24,7 +25,7 @@ pub fn check_case_within(
     limits.check(&fitting)?;
     let others = match recompute(&fitting, declared) {
         Ok(report) => report.outputs,
-        // What the others are judged from is missing, since it has a wrong shape.
+        // An output that the others are judged from has a wrong shape and was removed.
         Err(error @ (Error::Missing { .. } | Error::Unsupported { .. })) => {
             let note = format!("outputs of a wrong shape were left out, and then {error}");
             let unchecked = |(name, tensor): (&String, &Tensor<'_>)| {
@@ -37,10 +38,10 @@ pub fn check_case_within(
     Ok(CaseReport::new(case, beside_misfits(&fitting, failed, others)))
 }
 
-/// The reports on all outputs of a case. One that fails and would be judged from an output of a
-/// wrong shape is unchecked: the error may be that output's.
+/// The reports on all outputs of a case. A failed output that would be judged from an output of a
+/// wrong shape becomes unchecked, because that output may be the cause.
 ///
-/// `fitting` is the case without the `misfits` that failed.
+/// `fitting` is the case without the failed `misfits`.
 pub fn beside_misfits(
     fitting: &Case<'_>,
     misfits: Vec<OutputReport>,
@@ -62,7 +63,8 @@ pub fn beside_misfits(
     [misfits, others].concat()
 }
 
-/// The misfit that output `name` would be judged from, by way of outputs that the case lacks.
+/// The misfit that output `name` would be judged from, directly or through outputs that the case
+/// lacks.
 fn misfit_source(fitting: &Case<'_>, misfits: &[OutputReport], name: &str) -> Option<String> {
     let (prefix, bare) = match name {
         _ if name.starts_with("w13_") => name.split_at("w13_".len()),
@@ -94,7 +96,7 @@ fn misfit_source(fitting: &Case<'_>, misfits: &[OutputReport], name: &str) -> Op
     })
 }
 
-/// The case without its [`Case::misfits`], and the verdicts on those; `None` where all outputs fit.
+/// The case without its [`Case::misfits`], and their verdicts; `None` if all outputs fit.
 ///
 /// # Errors
 /// As [`Case::misfits`].
@@ -128,7 +130,7 @@ fn report(misfit: &Misfit, elements: usize) -> OutputReport {
         _ => ("wrong-shape", ""),
     };
     let text = format!("found {found}, expected {expected}{why}");
-    // An empty tensor is one mismatch all the same.
+    // An empty tensor counts as one mismatch.
     let mut report = OutputReport::unchecked(name, elements.max(1), "");
     report.verdict = Verdict::Fail;
     report.equal_bits = Some(0.0);

@@ -1,8 +1,8 @@
-//! The verdict on a case: every output is recomputed from the inputs and compared.
+//! Judges a case: recomputes every output from the inputs and compares.
 //!
 //! Packed, permuted and integer outputs are compared bit for bit; router weights, activations and
-//! sums with bounds derived from the operations that an implementation may use. Outputs that are not computed
-//! here yet are reported as unchecked and keep the case from passing.
+//! sums with bounds that follow from the operations that an implementation may use. Outputs that
+//! marlinspike does not compute are reported as unchecked; such a case does not pass.
 
 mod guard;
 
@@ -26,15 +26,15 @@ pub struct CaseReport {
     pub op: String,
     /// The case's name.
     pub name: String,
-    /// Fail when an output failed, else unchecked when one was not checked or there is none,
-    /// else pass.
+    /// `Fail` if an output failed; otherwise `Unchecked` if an output is unchecked or there is
+    /// none; otherwise `Pass`.
     pub verdict: Verdict,
     /// One report per output, in the order of their names.
     pub outputs: Vec<OutputReport>,
 }
 
 impl CaseReport {
-    /// The verdict that follows from those on the outputs.
+    /// Combines the verdicts on the outputs.
     pub fn new(case: &Case<'_>, mut outputs: Vec<OutputReport>) -> Self {
         outputs.sort_by(|a, b| a.name.cmp(&b.name));
         let any = |v| outputs.iter().any(|o| o.verdict == v);
@@ -52,13 +52,13 @@ impl CaseReport {
 /// Recomputes every output of `case` from its inputs and compares.
 ///
 /// # Errors
-/// When an input cannot be used (a combination that upstream refuses, a `g_idx` that does not fit
-/// its scales, ...). A wrong output is a verdict, not an error.
+/// Returns an error for an invalid input (a combination that upstream refuses, a `g_idx` that does
+/// not fit its scales). A wrong output gives a verdict, not an error.
 pub fn check_case(case: &Case<'_>) -> Result<CaseReport> {
     check_case_as(case, &Declared::default())
 }
 
-/// As [`check_case`], of a kernel that is declared to compute its products as `declared` says.
+/// As [`check_case`], for a kernel whose products are computed as `declared` states.
 ///
 /// # Errors
 /// As [`check_case`]; [`crate::case::CaseError::TooLarge`] for a case beyond the default
@@ -67,9 +67,9 @@ pub fn check_case_as(case: &Case<'_>, declared: &Declared) -> Result<CaseReport>
     check_case_within(case, declared, &Limits::default())
 }
 
-/// Judges the outputs of a case within the limits, all of whose outputs have the right shapes.
+/// Judges the outputs of a case that is within the limits and has no misfits.
 fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
-    // Where no convention is declared, the one that the case's config states.
+    // A declared convention takes precedence over that of the case's config.
     let stated = case.config.quant().and_then(|quant| quant.convention);
     let convention = declared.convention.or(stated);
     let declared = &Declared { convention, ..declared.clone() };
@@ -81,7 +81,7 @@ fn recompute(case: &Case<'_>, declared: &Declared) -> Result<CaseReport> {
         }
     }
     for output in &mut outputs {
-        // What has no error over a bound was compared for every bit.
+        // Outputs without an error over a bound were compared bit for bit.
         let every_bit = output.max_error_over_bound.is_none() && output.equal_bits == Some(1.0);
         if output.verdict == Verdict::Pass && output.power.is_none() && every_bit {
             output.power = Some(Power::every_bit());

@@ -55,13 +55,13 @@ pub enum ContainerError {
         problem: String,
     },
     /// Two tensors have the same name.
-    #[error("tensor `{tensor}` stands twice in the header")]
+    #[error("tensor `{tensor}` appears twice in the header")]
     DuplicateTensor {
         /// The name.
         tensor: String,
     },
     /// A tensor's entry repeats a key.
-    #[error("tensor `{tensor}`: key `{key}` stands twice")]
+    #[error("tensor `{tensor}`: key `{key}` appears twice")]
     DuplicateKey {
         /// Tensor name.
         tensor: String,
@@ -69,7 +69,7 @@ pub enum ContainerError {
         key: String,
     },
     /// `__metadata__` repeats a key, or is itself repeated (`key` is then `__metadata__`).
-    #[error("metadata key `{key}` stands twice")]
+    #[error("metadata key `{key}` appears twice")]
     DuplicateMetadata {
         /// The key.
         key: String,

@@ -7,7 +7,7 @@ pub(crate) use super::subject::{Candidate, Elements, Lines, Plain, Rows, Subject
 use super::{Diagnosis, OutputReport, Verdict, plain, structure};
 
 impl Subject<'_> {
-    /// Compares, and on a mismatch looks for what explains it.
+    /// Compares the output and, on a mismatch, searches for an explanation.
     pub(crate) fn judge(self) -> OutputReport {
         let found = elements(self.found);
         let per_element = (self.element_bits() / self.width) as usize;
@@ -38,12 +38,12 @@ impl Subject<'_> {
         report
     }
 
-    /// The known mistake that explains the output; else a structure (columns, rows or experts moved);
-    /// else where the mismatches are confined.
+    /// The known mistake that explains the output; otherwise a rearrangement of columns, rows or
+    /// experts; otherwise the region that contains the mismatches.
     fn diagnose(&self, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
         let best = search(self.candidates.iter(), |candidate| {
             let made = (candidate.make)(()).filter(|m| m.len() == found.len())?;
-            // A variant that changes nothing here explains nothing.
+            // A variant that does not change this output explains nothing.
             (made != self.expected).then(|| self.compared(&made, found))
         });
         match best {
@@ -55,7 +55,7 @@ impl Subject<'_> {
         }
     }
 
-    /// Every value of a predicted output against the found one.
+    /// Compares every value of a predicted output with the found one.
     fn compared(&self, made: &[u32], found: &[u32]) -> Comparison {
         let (width, bits) = (self.width, self.element_bits());
         let mask = u32::MAX >> (32 - width);

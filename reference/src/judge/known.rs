@@ -1,5 +1,5 @@
-//! Products whose case declares no schedule: known ones are tried bit for bit, then the members of a
-//! class. A sample of the output rules most of them out.
+//! Products whose case declares no schedule: tries known schedules bit for bit, then the members of
+//! a class. A sample of the output rules most of them out first.
 
 use super::compare::elements;
 use super::power::Power;
@@ -12,15 +12,15 @@ use crate::products::schedule::{self, Extras, Schedule, known_schedules};
 use crate::products::tensor_core::LANES;
 use crate::products::{self, Class, Convention, Recipe};
 
-/// Schedules that hold in the sample and are carried out in full.
+/// Most schedules that match the sample and are executed in full.
 const WHOLE_CANDIDATES: usize = 16;
-/// Rows of the sample; each with its first and its last columns.
+/// Rows of the sample; each contributes its first and last columns.
 const SPOT_ROWS: usize = 4;
-/// Rows of each part of the sample that members are tried on.
+/// Rows per part of the sample on which members of a class are tried.
 const SAMPLE_ROWS: usize = 2;
 
-/// The verdict on a product of two e4m3 operands of which neither a schedule nor a class is declared:
-/// a pass where a known schedule gives every bit, else that of the stage's classes.
+/// The verdict on a product of two e4m3 operands that declares neither a schedule nor a class: a
+/// pass if a known schedule gives every bit, otherwise the verdict of the stage's classes.
 pub(crate) fn judge(stage: Stage<'_>, product: &Product<'_>) -> Result<OutputReport> {
     match by_schedule(stage.name, stage.found, product, stage.declared.convention) {
         Some(report) => Ok(report),
@@ -40,8 +40,8 @@ fn follows(schedule: &Schedule, product: &Product<'_>, convention: Convention) -
     recipe.is_ok_and(|r| (r.rule, &r.steps) == (own.rule, &own.steps))
 }
 
-/// A pass where a known schedule gives every bit of `found`; one that follows the declared
-/// `convention`, which is strict. `scaled_mm` admits its scales in any order.
+/// A pass if a known schedule that follows the declared `convention` gives every bit of `found`.
+/// The convention is strict, except that `scaled_mm` admits its scales in any order.
 pub(crate) fn by_schedule(
     name: &str,
     found: &Tensor<'_>,
@@ -68,7 +68,7 @@ pub(crate) fn by_schedule(
     None
 }
 
-/// Outputs here and there that a schedule has to give before it is carried out in full.
+/// Scattered elements that a schedule must reproduce before it is executed in full.
 struct Spots<'p> {
     spots: Vec<(schedule::Sample<'p>, &'p [u32])>,
 }
@@ -79,7 +79,7 @@ impl<'p> Spots<'p> {
         let (size_k, size_n) = (shape.size_k, shape.size_n);
         let expert = |m: usize| product.expert_of.map_or(Some(0), |e| e[m]);
         let row = |m: usize| &bits[m * size_n..][..size_n];
-        // Zeros are every schedule's.
+        // Every schedule gives zeros, so they do not distinguish.
         let says = |b: &u32| product.dtype.to_f64(*b) != 0.0;
         let some = |m: &usize| expert(*m).is_some() && row(*m).iter().any(says);
         let rows: Vec<usize> = (0..bits.len() / size_n.max(1)).filter(some).collect();
@@ -113,7 +113,7 @@ impl<'p> Spots<'p> {
     }
 }
 
-/// Ascending numbers without those that repeat.
+/// Sorts numbers and removes duplicates.
 fn distinct(numbers: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut numbers: Vec<usize> = numbers.into_iter().collect();
     numbers.dedup();
@@ -122,14 +122,15 @@ fn distinct(numbers: impl IntoIterator<Item = usize>) -> Vec<usize> {
 
 /// The members of a class, compared with a sample of an output.
 pub(super) struct Members {
-    /// Those whose intervals hold the sample under one of the conventions, in the class's order.
+    /// Members whose intervals contain the sample under one of the conventions, in the order of the
+    /// class.
     pub(super) holding: Vec<Class>,
-    /// The one that comes nearest.
+    /// The member that comes nearest to the sample.
     pub(super) nearest: Class,
 }
 
-/// Compares the members of `class` with a sample of the stage's output; `None` where the class has
-/// no members but itself, or the stage no rows.
+/// Compares the members of `class` with a sample of the stage's output; `None` if the class has no
+/// members or the stage has no rows.
 pub(super) fn members(
     stage: &Stage<'_>,
     class: &Class,
@@ -142,7 +143,8 @@ pub(super) fn members(
     }
     let bits = elements(stage.found);
     let found: Vec<f64> = bits.iter().map(|&b| stage.dtype.to_f64(b)).collect();
-    // Of each member and convention: elements outside their bounds, the largest error over its bound.
+    // For each member and convention: the number of elements outside their bounds, and the largest
+    // error over bound.
     let mut distances = vec![vec![(0, 0f64); conventions.len()]; members.len()];
     for sample in stage.spread_samples(SAMPLE_ROWS)? {
         let bounds = sample.member_bounds(stage, (conventions, class), &members)?;

@@ -1,8 +1,8 @@
-//! Known mistakes, and how an output is weighed against one of them.
+//! Known mistakes, and the evidence that an output was computed with one of them.
 //!
-//! A mistake is the cause only if it predicts every wrong value and leaves every right one right.
-//! It must also be specific: among as many mistakes as were tried, one that predicts the wrong
-//! values by chance has to be improbable. See [`Comparison::outcome`].
+//! A mistake is the cause only if it predicts every wrong value and keeps every right value right.
+//! It must also be specific: given the number of mistakes tried, a match by chance must be
+//! improbable. See [`Comparison::outcome`].
 
 use serde::Serialize;
 
@@ -10,25 +10,25 @@ use super::Diagnosis;
 use crate::num::scalar::ScalarType;
 use crate::products::Bounded;
 
-/// How sure a diagnosis is.
+/// The certainty of a diagnosis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strength {
-    /// The cause predicts every wrong value, and leaves every right value right.
+    /// The cause predicts every wrong value and keeps every right value right.
     Explains,
     /// The cause fits, but some wrong values remain, or not all values were compared.
     Consistent,
-    /// No cause was found; the diagnosis says where the wrong values are.
+    /// No cause was found; the diagnosis states the location of the wrong values.
     Place,
 }
 
-/// A wrong way to compute that is known to happen.
+/// A wrong computation that is known to occur.
 pub(crate) struct KnownMistake<'m, A, T> {
     /// Short name, stable across versions.
     pub(crate) id: &'static str,
-    /// What happened, in a sentence without its end.
+    /// What happened, as a clause without a full stop.
     pub(crate) text: String,
-    /// What the computation of an argument gives with the mistake; `None` where it does not apply.
+    /// Computes the result for an argument with the mistake; `None` if the mistake does not apply.
     pub(crate) make: Box<dyn Fn(A) -> Option<T> + 'm>,
 }
 
@@ -53,57 +53,58 @@ impl<'m, T> KnownMistake<'m, (), T> {
     }
 }
 
-/// A predicted output, value by value, against the found one.
+/// A value-by-value comparison of a predicted output with the found one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Comparison {
     /// Wrong values that the mistake predicts.
     pub(crate) explained: usize,
-    /// Wrong values that it does not.
+    /// Wrong values that it does not predict.
     pub(crate) unexplained: usize,
-    /// Right values that it would have made wrong.
+    /// Right values that the mistake would have changed visibly.
     pub(crate) broken: usize,
-    /// Of those that it does not predict, values that are within a few units in the last place.
+    /// Unexplained values within a few units in the last place of the prediction.
     pub(crate) near: usize,
-    /// Of those that it would have made wrong, likewise.
+    /// Broken values within a few units in the last place of the prediction.
     pub(crate) near_broken: usize,
-    /// Evidence of values that are near.
+    /// Evidence from near values, in bits.
     pub(crate) near_evidence: f64,
-    /// How improbable it is that all of this fits by chance, in bits.
+    /// Evidence against a match by chance, in bits.
     pub(crate) evidence: f64,
     /// Values that the mistake changes visibly.
     pub(crate) changed: usize,
-    /// All values, where the mistake says which of them are wrong: then it is evidence that those
-    /// are. 0 where the wrong values were looked at to choose what the mistake applies to.
+    /// Number of all values if the mistake itself predicts which values are wrong, so that their
+    /// location is evidence. 0 if the wrong values were used to choose the mistake's location.
     pub(crate) total: usize,
 }
 
-/// What a comparison says of a mistake.
+/// The conclusion of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) strength: Strength,
     pub(crate) unexplained: usize,
-    /// Whether values are a few units in the last place away from what is predicted.
+    /// Whether values differ from the prediction by a few units in the last place.
     pub(crate) near: bool,
 }
 
-/// Bits by which the evidence has to exceed the number of mistakes tried: one in twenty.
+/// Bits by which the evidence must exceed the logarithm of the number of mistakes tried;
+/// corresponds to one in twenty.
 const MARGIN: f64 = 4.3;
-/// What is said of a prediction that values are near.
+/// The remark on a prediction that values match only approximately.
 pub(crate) const NEARLY: &str = "(to within a few units in the last place)";
-/// Units in the last place within which a value is near a prediction.
+/// A value is near a prediction within this many units in the last place.
 const NEAR: f64 = 4.0;
-/// Explained values that are worth a word even where the mistake is not specific.
+/// Number of explained values that is reported even if the mistake is not specific.
 const MANY: usize = 32;
 
 impl Comparison {
-    /// Counts one value of `width` bits that is compared for equality.
+    /// Counts one value of `width` bits that is compared bit for bit.
     pub(crate) fn exact(&mut self, expected: u32, made: u32, found: u32, width: u32) {
         self.changed += usize::from(made != expected);
         if found == expected {
             self.broken += usize::from(made != expected);
         } else if made == found {
             self.explained += 1;
-            // Values of a tensor are not uniform: a few of them are frequent.
+            // The values of a tensor are not uniform; a few are frequent.
             self.evidence += f64::from(width) * 0.75;
         } else {
             self.unexplained += 1;
@@ -120,18 +121,18 @@ impl Comparison {
         }
     }
 
-    /// Counts a wrong float whose prediction is `residual` away from what is right, with bounds of
-    /// `radius` around it.
+    /// Counts a wrong float whose prediction is `residual` away from the right result, with bounds
+    /// of `radius` around it.
     pub(crate) fn explained_float(&mut self, residual: f64, radius: f64) {
         self.explained += 1;
         let bits = (residual.abs() / radius).log2();
         self.evidence += if bits.is_nan() { 0.0 } else { bits.clamp(0.0, 10.0) };
     }
 
-    /// A predicted product against the found one. `predicted` are the elements that the mistake
-    /// changes, each once; `wrong` are the indices out of bound, ascending.
+    /// Compares a predicted product with the found one. `predicted` are the elements that the
+    /// mistake changes, without duplicates; `wrong` are the indices out of bound, ascending.
     ///
-    /// A right element may lie in both bounds. Then distances decide: had the mistake happened, found
+    /// A right element may lie within both bounds. Then distances decide: with the mistake, found
     /// numbers would lie near its exact results and not near the right ones.
     pub(crate) fn of_bounds(
         right: &[Bounded],
@@ -149,7 +150,7 @@ impl Comparison {
             let near = x.is_finite() && near(&made, x, size, ty);
             all.changed += usize::from(!(own.lo..=own.hi).contains(&made.exact));
             if wrong.binary_search(&i).is_err() {
-                // Nothing is promised of an element without a bound.
+                // An element without a bound carries no evidence.
                 let broken = !holds && !made.is_unbounded() && !own.is_unbounded();
                 all.broken += usize::from(broken);
                 all.near_broken += usize::from(broken && near);
@@ -169,16 +170,15 @@ impl Comparison {
         all
     }
 
-    /// Whether the mistake is the cause, where it is one of 2^`cost` that were tried. A mistake that
-    /// leaves more than a tenth of the wrong values, that contradicts a right one, or that fits by
-    /// chance is none.
+    /// The outcome if 2^`cost` mistakes were tried. A mistake is rejected if it leaves more than a
+    /// tenth of the wrong values unexplained, contradicts a right value, or may fit by chance.
     pub(crate) fn outcome(&self, cost: f64) -> Option<Outcome> {
         let wrong = self.explained + self.unexplained;
         let fits = self.broken == 0 && self.explained > 0 && self.unexplained * 10 <= wrong;
         let specific = self.evidence + self.localized() >= cost + MARGIN;
         let strength = match self.unexplained {
             0 if specific => Strength::Explains,
-            // Bounds so wide that right values are in them, too.
+            // The bounds are so wide that they also contain right values.
             _ if specific || self.explained >= MANY => Strength::Consistent,
             _ => return self.nearly(cost),
         };
@@ -186,8 +186,8 @@ impl Comparison {
         if fits { Some(outcome) } else { self.nearly(cost) }
     }
 
-    /// The same where values within a few units in the last place count as predicted: the bug, with
-    /// another rounding than is known.
+    /// The outcome if values within a few units in the last place count as predicted: the mistake
+    /// combined with an unknown rounding.
     fn nearly(&self, cost: f64) -> Option<Outcome> {
         let (wrong, left) = (self.explained + self.unexplained, self.unexplained - self.near);
         let fits = self.broken == self.near_broken
@@ -198,7 +198,7 @@ impl Comparison {
         fits.then_some(Outcome { strength, unexplained, near: true })
     }
 
-    /// How improbable it is that just the values that the mistake changes are wrong, in bits.
+    /// Evidence, in bits, from the wrong values being exactly those that the mistake changes.
     fn localized(&self) -> f64 {
         let says_where = (self.explained / 2..=2 * self.explained).contains(&self.changed);
         if self.explained == 0 || self.changed == 0 || !says_where || self.total == 0 {
@@ -209,38 +209,38 @@ impl Comparison {
     }
 }
 
-/// Whether a kernel of the class that computes what `bounded` describes may give `found`.
+/// Whether a kernel of the class that `bounded` describes may produce `found`.
 pub(crate) fn holds(bounded: &Bounded, found: f64) -> bool {
     !bounded.is_unbounded() && bounded.ratio(found) <= 1.0
 }
 
-/// Half a unit in the last place, relative to the number.
+/// Half a unit in the last place, relative to the value.
 fn roundoff(ty: ScalarType) -> f64 {
     if ty == ScalarType::FLOAT16 { 2f64.powi(-11) } else { 2f64.powi(-8) }
 }
 
-/// [`NEAR`] units in the last place of numbers of a size.
+/// [`NEAR`] units in the last place at the magnitude `size`.
 fn reach(size: f64, ty: ScalarType) -> f64 {
     NEAR * 2.0 * roundoff(ty) * size
 }
 
-/// Whether a number is within its bound and a few units in the last place more.
+/// Whether `found` is within its bound plus a few units in the last place.
 pub(crate) fn near(made: &Bounded, found: f64, size: f64, ty: ScalarType) -> bool {
     (found - made.exact).abs() <= reach(size, ty) + made.below.max(made.above)
 }
 
-/// How far right elements lie from two predictions, beyond what roundings account for.
+/// Distances of right elements from two predictions, beyond rounding errors.
 #[derive(Debug, Clone, Copy, Default)]
 struct Likelihood {
     /// Squared distances from the right results.
     right: f64,
-    /// From those of the mistake.
+    /// Squared distances from the results of the mistake.
     made: f64,
 }
 
 impl Likelihood {
-    /// Distances count where they exceed a unit in the last place and an eighth of the bound, in these
-    /// units: bounds are for the worst case, sums come much nearer.
+    /// Counts distances above one unit in the last place plus an eighth of the bound. Bounds cover
+    /// the worst case; actual sums are much closer.
     fn add(&mut self, right: &Bounded, made: &Bounded, found: f64, ty: ScalarType) {
         let width = right.below.max(right.above);
         let unit = (2.0 * roundoff(ty) * right.exact.abs()).max(width / 8.0);
@@ -252,7 +252,7 @@ impl Likelihood {
         }
     }
 
-    /// Whether the mistake would have moved right elements from where they are.
+    /// Whether the right elements contradict the mistake.
     fn contradicts(&self) -> bool {
         self.made > 4.0 * self.right + 4.0
     }
@@ -271,19 +271,19 @@ impl Outcome {
         }
     }
 
-    /// Whether this one says more than the other.
+    /// Whether this outcome explains more than the other.
     pub(crate) fn beats(self, other: Option<Self>) -> bool {
         other.is_none_or(|other| (self.near, self.unexplained) < (other.near, other.unexplained))
     }
 
-    /// Whether nothing can say more.
+    /// Whether no other outcome can explain more.
     pub(crate) fn is_final(self) -> bool {
         self.strength == Strength::Explains
     }
 }
 
-/// The first mistake that is the cause, else the one that leaves least unexplained. `compare` is
-/// `None` for a mistake that does not apply, or that changes nothing.
+/// The first mistake that is the cause, otherwise the one that leaves the fewest values
+/// unexplained. `compare` returns `None` for a mistake that does not apply or changes nothing.
 pub(crate) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
     mistakes: impl ExactSizeIterator<Item = &'k KnownMistake<'m, A, T>>,
     compare: impl Fn(&KnownMistake<'m, A, T>) -> Option<Comparison>,
@@ -306,7 +306,7 @@ pub(crate) fn search<'k, 'm: 'k, A: 'm, T: 'm>(
 mod tests {
     use super::*;
 
-    /// Where the values are, too, is evidence.
+    /// The location of the values is also evidence.
     #[test]
     fn a_cause_that_says_where_is_specific() {
         let mut one = compared(&[(1, 2, 2)], 4);
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(all.outcome(5.0), Some(explains));
         // A right value that the mistake would change.
         assert_eq!(compared(&[(1, 2, 2), (5, 6, 6), (7, 8, 7)], 16).outcome(5.0), None);
-        // Nine of ten wrong values are enough to say so, eight are not.
+        // Nine of ten wrong values are enough, eight are not.
         let mut values = vec![(1, 2, 2); 9];
         values.push((1, 2, 3));
         let some = Outcome { strength: Strength::Consistent, unexplained: 1, near: false };
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_cause_that_fits_by_chance_is_none() {
-        // One nibble of twenty mistakes says nothing; a 16-bit value does.
+        // One nibble is no evidence among twenty mistakes; one 16-bit value is.
         assert_eq!(compared(&[(1, 2, 2)], 4).outcome(4.3), None);
         assert!(compared(&[(1, 2, 2)], 16).outcome(4.3).is_some());
         let mut float = Comparison::default();

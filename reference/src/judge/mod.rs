@@ -1,5 +1,6 @@
 //! How outputs are judged: comparison bit for bit, products by their bound or their schedule, known
-//! mistakes, the power of a comparison, and the reports of all of these. Nothing here knows a case.
+//! mistakes, the power of a comparison, and the reports of all of these. The module does not depend
+//! on case files.
 
 pub(crate) mod compare;
 pub(crate) mod known;
@@ -22,40 +23,40 @@ pub use picture::{Cause, ErrorMap, Grid, Picture};
 pub use power::{Accepted, Power, Rejects};
 pub use product::Declared;
 
-/// What became of an output or a case.
+/// The verdict on an output or a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Checked, and as it should be.
+    /// Checked and right.
     Pass,
-    /// Checked, and wrong.
+    /// Checked and wrong.
     Fail,
-    /// Not computed here, or compared with a bound that a trivial wrong answer would pass.
+    /// Not computed by marlinspike, or compared with a bound that accepts a trivial wrong answer.
     Unchecked,
 }
 
-/// The known wrong variant, or the structure, that explains a mismatch.
+/// The explanation of a mismatch: a known mistake, a rearrangement, or a location.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Diagnosis {
     /// Short name, stable across versions (`scales-other-permutation`).
     pub id: String,
-    /// What happened, in a sentence.
+    /// What happened.
     pub text: String,
-    /// Mismatching values that the explanation leaves unexplained; 0 when it explains all.
+    /// Number of mismatching values without an explanation; 0 if all are explained.
     pub unexplained: usize,
-    /// How sure it is.
+    /// Its certainty.
     pub strength: Strength,
 }
 
 impl Diagnosis {
-    /// A cause that predicts every wrong value and leaves every right one right.
+    /// A cause that predicts every wrong value and keeps every right one right.
     pub fn explains(id: impl Into<String>, text: impl Into<String>) -> Self {
         let (id, text) = (id.into(), text.into());
         Self { id, text, unexplained: 0, strength: Strength::Explains }
     }
 
-    /// A cause that fits, but leaves `unexplained` of the wrong values, or was not verified on all.
+    /// A cause that fits but leaves `unexplained` wrong values, or was not verified on all values.
     pub fn consistent(id: impl Into<String>, text: impl Into<String>, unexplained: usize) -> Self {
         let mut text = format!("consistent with: {}", text.into());
         if unexplained > 0 {
@@ -64,7 +65,7 @@ impl Diagnosis {
         Self { id: id.into(), text, unexplained, strength: Strength::Consistent }
     }
 
-    /// Where the wrong values are; none of them is explained.
+    /// The location of the wrong values; none is explained.
     pub fn place(id: impl Into<String>, text: impl Into<String>, mismatches: usize) -> Self {
         let (id, text) = (id.into(), text.into());
         Self { id, text, unexplained: mismatches, strength: Strength::Place }
@@ -77,12 +78,12 @@ impl Diagnosis {
 pub struct OutputReport {
     /// Bare name (`marlin_qweight`).
     pub name: String,
-    /// What became of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Matrix values compared (codes of a packed weight, scales, indices); the tensor's elements
-    /// when unchecked.
+    /// Number of matrix values compared (codes of a packed weight, scales, indices); the number of
+    /// elements of the tensor if unchecked.
     pub elements: usize,
-    /// Share of values whose bits are all as expected, 0 to 1; absent when unchecked.
+    /// Share of values with the expected bits, 0 to 1; absent if unchecked.
     pub equal_bits: Option<f64>,
     /// Values that differ.
     pub mismatches: usize,
@@ -94,22 +95,22 @@ pub struct OutputReport {
     pub first_mismatch: Option<Mismatch>,
     /// What explains the mismatch.
     pub diagnosis: Option<Diagnosis>,
-    /// A remark: why it is unchecked, or what was accepted.
+    /// A remark: the reason for `Unchecked`, or the deviation that was accepted.
     pub note: Option<String>,
-    /// What the verdict could not have missed; absent where nothing was compared.
+    /// The mistakes that the verdict excludes; absent if nothing was compared.
     pub power: Option<Power>,
     /// Every reading that explains a product: the names of conventions, `exact` and
     /// `exact_rounded_weights`; the most specific first.
     pub conventions: Vec<String>,
-    /// Elements that have no bound, since partial sums may overflow.
+    /// Number of elements without a bound because partial sums may overflow.
     pub unbounded: usize,
-    /// Where the mismatches lie.
+    /// The positions of the mismatches.
     #[serde(skip)]
     pub picture: Option<Picture>,
 }
 
 impl OutputReport {
-    /// A report of an output that is not checked, with the reason.
+    /// A report on an output that is not checked; `note` is the reason.
     pub fn unchecked(name: &str, elements: usize, note: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -129,7 +130,7 @@ impl OutputReport {
         }
     }
 
-    /// Whether the output was compared with something, even if the comparison says too little to pass.
+    /// Whether the output was compared, even if the comparison was too weak to pass.
     pub fn is_compared(&self) -> bool {
         self.verdict != Verdict::Unchecked || self.equal_bits.is_some()
     }
@@ -142,8 +143,8 @@ impl OutputReport {
         }
     }
 
-    /// Sets the power of a comparison with bounds. A pass that a trivial wrong answer would have got
-    /// as well, or in which an element has no bound, becomes unchecked: `remedy` says what to declare.
+    /// Sets the power of a comparison with bounds. A pass becomes unchecked if a trivial wrong
+    /// answer would also pass or an element has no bound; `remedy` states what to declare.
     pub(crate) fn settle(&mut self, power: Power, remedy: &str) {
         if self.unbounded > 0 {
             let count = self.unbounded;

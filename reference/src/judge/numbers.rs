@@ -1,6 +1,6 @@
-//! Numbers in texts.
+//! Formatting of numbers in texts.
 
-/// A factor with six significant digits, more where it would look like 1 otherwise.
+/// A factor with six significant digits, or more if it would otherwise round to 1.
 pub(super) fn number(x: f64) -> String {
     let short = |digits: usize| {
         let text = format!("{x:.digits$}");

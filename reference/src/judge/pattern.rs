@@ -1,5 +1,5 @@
-//! What a look at wrong values alone says, whatever computed them: values in another's place, not
-//! written, multiplied by a number.
+//! Patterns in the wrong values themselves, independent of the computation: values that were moved,
+//! not written, or multiplied by a factor.
 
 use std::collections::HashMap;
 
@@ -52,7 +52,7 @@ impl Values<'_> {
         format!("all in {rows}, {cols}")
     }
 
-    /// How many values are wrong, and where.
+    /// The number of wrong values and their location.
     fn place(&self) -> Option<Diagnosis> {
         let &first = self.wrong.first()?;
         let (count, total) = (self.wrong.len(), self.found.len());
@@ -82,7 +82,7 @@ impl Values<'_> {
         })
     }
 
-    /// Left and right half of each row, as gate and up are, each in the other's place.
+    /// The left and right halves of each row are exchanged, as gate and up may be.
     fn halves(&self) -> Option<(&'static str, String)> {
         let half = self.cols / 2;
         let partner = |i: usize| i / self.cols * self.cols + (i % self.cols + half) % self.cols;
@@ -96,7 +96,7 @@ impl Values<'_> {
         fits.then(|| ("halves-exchanged", "the halves of each row are exchanged".to_owned()))
     }
 
-    /// Whole columns, or rows, that hold exactly what belongs into another wrong one.
+    /// Whole columns or rows that hold exactly the values of another wrong one.
     fn moved(&self, columns: bool) -> Option<(&'static str, String)> {
         let rows = self.found.len() / self.cols.max(1);
         let line = |of: &[u32], at: usize| -> Vec<u32> {
@@ -117,7 +117,7 @@ impl Values<'_> {
         }
         let mut owners: HashMap<Vec<u32>, usize> =
             lines.iter().map(|&at| (line(self.expected, at), at)).collect();
-        // Each place's content belongs to one other place, and no two hold the same one's.
+        // Each wrong line holds the content of one other line, and no two hold the same content.
         let moved: Vec<(usize, usize)> = lines
             .iter()
             .map(|&at| owners.remove(&line(self.found, at)).map(|from| (at, from)))
@@ -136,16 +136,16 @@ impl Values<'_> {
         Some((id, text))
     }
 
-    /// A factor that all share up to the roundings of both.
+    /// A factor common to all wrong values, up to rounding.
     fn multiplied(&self) -> Option<(&'static str, String)> {
         let ratio = |i: usize| self.ty.to_f64(self.found[i]) / self.ty.to_f64(self.expected[i]);
-        // Of the largest value, whose rounding errors are least.
+        // The factor of the largest value has the smallest rounding error.
         let size = |i: usize| self.ty.to_f64(self.expected[i]).abs();
         let numbers =
             self.wrong.iter().copied().filter(|&i| ratio(i).is_finite() && ratio(i) != 0.0);
         let factor = ratio(numbers.max_by(|&a, &b| size(a).total_cmp(&size(b)))?);
-        // A factor that the type cannot tell from 1 is no factor, but roundings; one that makes zeros of
-        // numbers is none either.
+        // Reject a factor that rounds to 1, which is only rounding, and one that turns values into
+        // zeros.
         let unit = if self.ty == ScalarType::FLOAT16 { 2f64.powi(-10) } else { 2f64.powi(-7) };
         if self.wrong.len() < 4 || (factor.abs() - 1.0).abs() < 4.0 * unit && factor > 0.0 {
             return None;
@@ -161,16 +161,16 @@ impl Values<'_> {
     }
 }
 
-/// Explains a report on bits that differ, for no reason found yet: by what the bounds of the same
-/// output say, by a pattern of the values, or at least by where they are. Takes over how far off
-/// the bounds find them.
+/// Explains a report on differing bits without a diagnosis: by the bounds of the same output, by a
+/// pattern of the values, or by their location. Takes over the errors that the bounds give.
 pub(crate) fn explain(
     report: &mut OutputReport,
     values: &Values<'_>,
     bounded: Option<OutputReport>,
 ) {
     let mut place = None;
-    // Right values outside the bounds: those are of another way to compute than the declared one.
+    // Bitwise right values may lie outside the bounds if the bounds are those of another
+    // computation than the declared one.
     if let Some(bounded) = bounded.filter(|b| b.mismatches <= report.mismatches) {
         report.max_error_over_bound = bounded.max_error_over_bound;
         report.picture = report.picture.take().or(bounded.picture);
@@ -208,12 +208,12 @@ mod tests {
     const ROWS: usize = 3;
     const COLS: usize = 8;
 
-    /// bf16: all different, 1 and more.
+    /// Distinct bf16 values from 1 on.
     fn expected() -> Vec<u32> {
         (0..ROWS * COLS).map(|i| 0x3f80 + i as u32).collect()
     }
 
-    /// The pattern's name and text, of `make` of the right values.
+    /// The name and text of the pattern that `make` produces from the right values.
     fn explained(make: impl FnOnce(&mut [u32])) -> Option<(String, String)> {
         let (expected, mut found) = (expected(), expected());
         make(&mut found);

@@ -1,4 +1,4 @@
-//! Where mismatches lie, coarse enough to draw.
+//! Positions of mismatches on a grid coarse enough to draw.
 
 /// Counts of mismatches on a grid of cells that covers a rectangle.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,12 +42,12 @@ pub struct Picture {
     pub planes_left_out: usize,
     /// The packed buffer, all matrices below each other.
     pub buffer: Grid,
-    /// Of a product: how large the errors are.
+    /// The errors of a product.
     pub errors: Option<ErrorMap>,
 }
 
 impl Picture {
-    /// Planes drawn at most.
+    /// Largest number of planes that are drawn.
     pub const MAX_PLANES: usize = 8;
 
     /// An empty picture of `experts` packed tensors of `packed` rows and columns.
@@ -90,11 +90,11 @@ pub struct ErrorMap {
     pub cell_rows: usize,
     /// Columns of cells.
     pub cell_cols: usize,
-    /// Largest error over bound in each cell, row-major; infinite where a number is not one.
+    /// Largest error over bound in each cell, row-major; infinite for NaN.
     pub largest: Vec<f64>,
-    /// What the first product row of each row of cells is (`token 3, slot 1, expert 7`).
+    /// Name of the first product row in each row of cells (`token 3, slot 1, expert 7`).
     pub names: Vec<String>,
-    /// Which part of the sum explains the errors.
+    /// The part of the sum that explains the errors.
     pub cause: Option<Cause>,
 }
 

@@ -1,13 +1,14 @@
-//! Plain names of wrong values: zeros, NaN, infinities, one number everywhere. They are facts, and come
-//! before any search for a known mistake.
+//! Plain descriptions of wrong values: zeros, NaN, infinities, one constant. They are facts, so
+//! they precede any search for a known mistake.
 
 use super::Diagnosis;
 use super::subject::{Rows, Subject};
 
-/// The ids that are given here.
+/// The ids of this module.
 pub(crate) const NAMES: [&str; 4] = ["not-finite", "all-zeros", "zeros", "constant"];
 
-/// What all wrong floats have in common, as (found, right); `is_zero`: whether the whole output is.
+/// What all wrong floats have in common. `wrong` holds pairs (found, right); `is_zero` states
+/// whether the whole output is zero.
 pub(crate) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static str, String)> {
     let &(first, _) = wrong.first()?;
     let count = wrong.len();
@@ -43,8 +44,8 @@ pub(crate) fn floats(wrong: &[(f64, f64)], is_zero: bool) -> Option<(&'static st
     None
 }
 
-/// NaN in every row of constant activations that is wrong, and nowhere else: the range, and with it a
-/// scale, is zero there.
+/// NaN in every wrong row of constant activations and nowhere else: the range of such a row, and
+/// therefore its scale, is zero.
 pub(crate) fn constant_rows(
     constant: &[bool],
     size_n: usize,
@@ -70,7 +71,7 @@ pub(crate) fn constant_rows(
     })
 }
 
-/// The same of stored bits, which have no infinities: zeros, or one value everywhere.
+/// The same for stored bits, which have no infinities: zeros, or one constant.
 pub(crate) fn bits(subject: &Subject<'_>, found: &[u32], mismatches: usize) -> Option<Diagnosis> {
     if subject.rows == Rows::List && subject.width > 16 || mismatches < 8 {
         return None;

@@ -1,4 +1,4 @@
-//! Products whose case declares a schedule: every bit.
+//! Products whose case declares a schedule: compared bit for bit.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::products::schedule::{Extras, Related, Schedule, ScheduleChoice, Sched
 use crate::products::tensor_core::LANES;
 use crate::weight::Weight;
 
-/// The inputs of a product `[M, N]`, as the previous stage gave them.
+/// The inputs of a product `[M, N]`, as recorded by the previous stage.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     /// `[M, K]` codes of type `input`, zero-extended.
@@ -45,7 +45,8 @@ impl Product<'_> {
         self.execute_part(schedule, &rows, |_| true)
     }
 
-    /// The outputs of some rows, as they come out among all; those of unwanted columns are 0.
+    /// Computes the outputs of some rows as in the whole product; columns that are not wanted are
+    /// 0.
     fn execute_part(
         &self,
         schedule: &Schedule,
@@ -79,12 +80,11 @@ impl Product<'_> {
     }
 }
 
-/// Judges `found` `[M, N]` for equality with the declared schedule's bits; an output that differs
-/// is compared with those of related schedules, and where none explains it, `bounded` is asked for
-/// the verdict on the same output by its bounds.
+/// Compares `found` `[M, N]` bit for bit with the declared schedule. An output that differs is
+/// compared with related schedules; if none explains it, `bounded` judges it by its bounds.
 ///
 /// # Errors
-/// Where the schedule does not fit the product, as [`Schedule::execute_stack`] says.
+/// Returns an error if the schedule does not fit the product, as [`Schedule::execute_stack`].
 pub(crate) fn judge(
     name: &str,
     found: &Tensor<'_>,
@@ -140,7 +140,8 @@ pub(crate) fn judge(
     Ok(report)
 }
 
-/// All that a row's results depend on: activations, expert, bits of its scale and router weight.
+/// Everything that determines a row's results: activations, expert, bits of its scale and router
+/// weight.
 type RowInputs<'a> = (&'a [u32], Option<usize>, [u32; 2]);
 
 /// Two rows of the same activations, expert and factors whose results differ.
@@ -164,14 +165,15 @@ fn rows_differ(product: &Product<'_>, found: &[u32], size_n: usize) -> Option<St
     None
 }
 
-/// Rows that differ, and runs of columns in them, that are recomputed with every related schedule.
+/// Number of differing rows, and of column runs in them, that are recomputed with every related
+/// schedule.
 const SAMPLE_ROWS: usize = 4;
 const SAMPLE_COLUMNS: usize = 4;
-/// Candidates that are recomputed in whole.
+/// Largest number of candidates that are recomputed completely.
 const WHOLE_CANDIDATES: usize = 24;
 
-/// The related schedule that gives the found bits, or nine tenths of those that differ and every
-/// bit that does not.
+/// The related schedule that gives the found bits, or nine tenths of the differing values and every
+/// equal one.
 fn diagnose(
     product: &Product<'_>,
     declared: &Schedule,
@@ -202,7 +204,7 @@ fn diagnose(
     if let Some(weight) = product.weights.first() {
         candidates.extend(Schedule::upstream(weight, product.dtype, product.input));
     }
-    // Candidates that explain the sample as well as any, looked at in whole.
+    // Candidates that explain the sample best are compared completely.
     let mut left: Vec<(usize, &Related)> = Vec::new();
     for candidate in &candidates {
         let wanted = |n| columns.contains(&n);
@@ -232,8 +234,9 @@ fn diagnose(
     best.map(|(outcome, related)| outcome.named(related.id, &related.text))
 }
 
-/// Every bit under another schedule. Another order of additions moves a result by a few units in the
-/// last place, so that an equal one says little: a bit, and more for each doubling of the distance.
+/// Compares the output with another schedule bit for bit. Another order of additions moves a result
+/// by a few units in the last place, so a match is worth one bit, plus one for each doubling of the
+/// distance.
 fn compared(ty: ScalarType, expected: &[u32], made: &[u32], found: &[u32]) -> Comparison {
     let mut all = Comparison { total: found.len(), ..Comparison::default() };
     for ((&e, &m), &f) in expected.iter().zip(made).zip(found) {

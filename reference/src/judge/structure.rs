@@ -1,11 +1,11 @@
-//! Explanations that need no list of variants: what was moved, or where the damage is confined.
+//! Explanations without a list of mistakes: rearranged values, or a confined region.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::Diagnosis;
 use super::subject::{Rows, Subject};
 
-/// Recognizes experts, columns or rows that stand in each other's place.
+/// Recognizes exchanged experts, columns or rows.
 pub(super) fn diagnose(
     subject: &Subject<'_>,
     found: &[u32],
@@ -50,13 +50,13 @@ pub(super) fn diagnose(
     explained(id, text)
 }
 
-/// Describes how `found` is a rearrangement of `expected`; `None` when it is not, or is the same.
+/// Describes `found` as a rearrangement of `expected`; `None` if it is not one, or is equal.
 fn moved(expected: &[Vec<u32>], found: &[Vec<u32>]) -> Option<String> {
     let differs: Vec<usize> = (0..expected.len()).filter(|&i| expected[i] != found[i]).collect();
     if differs.is_empty() {
         return None;
     }
-    // Equal lines are interchangeable, so each content has a list of places left to hand out.
+    // Equal lines are interchangeable, so each content has a list of unused positions.
     let mut places: HashMap<&[u32], Vec<usize>> = HashMap::new();
     for &i in differs.iter().rev() {
         places.entry(&expected[i]).or_default().push(i);
@@ -76,7 +76,7 @@ fn moved(expected: &[Vec<u32>], found: &[Vec<u32>]) -> Option<String> {
     Some(format!("{}{dots} ({} in all)", shown.join(", "), sources.len()))
 }
 
-/// Says where mismatches are confined when that is a small part of the matrix.
+/// Describes the region of the mismatches if it is a small part of the matrix.
 pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis> {
     if subject.rows == Rows::List {
         return None;
@@ -87,7 +87,7 @@ pub(super) fn confined(subject: &Subject<'_>, found: &[u32]) -> Option<Diagnosis
         count += 1;
         let tile = place.fragment.map_or(0, |f| f.tile_k * (1 << 32) + f.tile_n);
         for (set, value) in sets.iter_mut().zip([expert, place.row, place.col, tile]) {
-            // Two values are enough to know that it is not one.
+            // Two distinct values are enough to answer.
             if set.len() < 2 {
                 set.insert(value);
             }

@@ -1,4 +1,4 @@
-//! An output and its expectation: which values differ, and where they stand.
+//! An output and its expectation: the values that differ, and their positions.
 
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub struct Mismatch {
     pub group: Option<usize>,
     /// Column.
     pub n: Option<usize>,
-    /// Where a packed weight's value is loaded.
+    /// The tile, lane and register that load a value of a packed weight.
     pub fragment: Option<Fragment>,
     /// Expected bits, as hexadecimal.
     pub expected: String,
@@ -33,7 +33,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// A whole element of `width` bits that is under no layout.
+    /// A mismatch of a whole element of `width` bits in an output without a layout.
     pub(crate) fn element(
         index: Vec<usize>,
         width: u32,
@@ -62,14 +62,14 @@ pub(crate) fn hex(bits: u32, width: u32) -> String {
     format!("{bits:#0w$x}", w = width.div_ceil(4) as usize + 2)
 }
 
-/// What a row of the matrix is.
+/// The meaning of a row of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rows {
     /// Input features.
     K,
     /// Scale groups.
     Group,
-    /// Nothing: a list.
+    /// No meaning: a list.
     List,
 }
 
@@ -83,7 +83,7 @@ impl Rows {
     }
 }
 
-/// A list of values under no layout: index `i` is row 0, column i.
+/// A list of values without a layout: index `i` is row 0, column i.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plain {
     pub(crate) len: usize,
@@ -104,8 +104,8 @@ impl Layout for Plain {
     }
 }
 
-/// A matrix `[N, K]` or `[N, groups]` as files store it, one line of values after the other; of
-/// 4-bit values two a byte, the lower row in the low nibble.
+/// A matrix `[N, K]` or `[N, groups]` as files store it, line by line; 4-bit values are stored two
+/// per byte, the lower row in the low nibble.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines {
     /// k or groups.
@@ -152,7 +152,7 @@ pub(crate) fn elements(tensor: &Tensor<'_>) -> Elements {
     }
 }
 
-/// A wrong way to compute an output: the elements that it would give.
+/// A known mistake that computes the elements of an output.
 pub(crate) type Candidate<'c> = KnownMistake<'c, (), Elements>;
 
 /// An output to judge.
@@ -194,7 +194,7 @@ impl Subject<'_> {
         )
     }
 
-    /// The matrix value at storage position (`element`, `bit`): expert and place.
+    /// The expert and matrix position of the value at storage position (`element`, `bit`).
     pub(crate) fn place(&self, element: usize, bit: u32) -> (usize, Place) {
         let per = self.layout.packed_len().max(1);
         (element / per, self.layout.locate(element % per, bit))

@@ -6,13 +6,13 @@
 
 use crate::{Error, Result};
 
-/// What becomes of experts that are not on this rank (`expert_map` gives −1).
+/// The treatment of experts that are not on this rank (`expert_map` gives −1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Absent {
-    /// Their entries are left out, and runs follow local ids (`ignore_invalid_experts`).
+    /// Their entries are omitted, and runs follow local ids (`ignore_invalid_experts`).
     #[default]
     Ignore,
-    /// They get blocks like the others, marked −1; runs follow global ids.
+    /// They get blocks marked −1; runs follow global ids.
     Mark,
 }
 
@@ -25,7 +25,7 @@ pub struct Align<'a> {
     pub num_experts: usize,
     /// Global to local id, −1 for an expert of another rank; `None` when all are here.
     pub expert_map: Option<&'a [i32]>,
-    /// What becomes of absent experts.
+    /// Treatment of absent experts.
     pub absent: Absent,
 }
 
@@ -34,7 +34,7 @@ pub struct Align<'a> {
 pub struct Run {
     /// Global id.
     pub expert: usize,
-    /// What `expert_ids` holds for its blocks.
+    /// Entry of `expert_ids` for its blocks.
     pub label: i32,
     /// First position in `sorted_token_ids`, a multiple of the block size.
     pub start: usize,
@@ -47,17 +47,17 @@ pub struct Run {
 pub struct Aligned {
     /// Entries of the flattened `topk_ids`, or the sentinel: their number.
     pub sorted_token_ids: Vec<i32>,
-    /// Expert of each block: local id where there is a map.
+    /// Expert of each block; a local id if there is a map.
     pub expert_ids: Vec<i32>,
     /// Length of `sorted_token_ids`.
     pub num_tokens_post_padded: i32,
-    /// The runs that make it up; experts without tokens have none.
+    /// Its runs; experts without tokens have none.
     pub runs: Vec<Run>,
 }
 
 impl Align<'_> {
     /// Aligns flattened `topk_ids`; ids of `num_experts` and above are left out, as upstream does.
-    /// Inside a run the entries ascend (upstream's order is whatever its atomics give).
+    /// Inside a run the entries ascend (upstream's order depends on its atomics).
     ///
     /// # Errors
     /// [`Error::Size`] for a block size or number of experts of 0, or a result of 2^31 entries

@@ -2,7 +2,7 @@
 //! max_tokens, H]`, with the number of valid ones in each batch.
 //!
 //! Token t of batch e has the index e · max_tokens + t in the flattened input; each batch is cut
-//! into blocks of its own. Facts: vLLM 0.21.0 `batched_moe_align_block_size`,
+//! into separate blocks. Facts: vLLM 0.21.0 `batched_moe_align_block_size`,
 //! `batched_fused_marlin_moe`, `fused_marlin_moe`.
 
 use super::align::{Aligned, Run};
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// The block size of upstream's batched layer.
 pub const BLOCK_SIZE_M: usize = 64;
 
-/// The block sizes that upstream's Marlin kernel has.
+/// The block sizes of upstream's Marlin kernel.
 const BLOCK_SIZES: [usize; 5] = [8, 16, 32, 48, 64];
 
 /// Arguments of the batched alignment.
@@ -20,14 +20,15 @@ const BLOCK_SIZES: [usize; 5] = [8, 16, 32, 48, 64];
 pub struct BatchedAlign {
     /// Tokens per block.
     pub block_size: usize,
-    /// Places for tokens in each batch.
+    /// Capacity of each batch in tokens.
     pub max_tokens: usize,
 }
 
-/// What the operator fills: the aligned tokens, padded to the length that it allocates.
+/// The operator's output: the aligned tokens, padded to the allocated length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Padded {
-    /// `[E_local · round_up(max_tokens, block_size)]`; the sentinel E_local · max_tokens fills.
+    /// `[E_local · round_up(max_tokens, block_size)]`; padded with the sentinel E_local ·
+    /// max_tokens.
     pub sorted_token_ids: Vec<i32>,
     /// One for each block, −1 beyond the valid ones.
     pub expert_ids: Vec<i32>,
@@ -74,7 +75,7 @@ impl BatchedAlign {
         Ok(aligned)
     }
 
-    /// The same, padded as the operator's outputs are.
+    /// The same, padded like the operator's outputs.
     ///
     /// # Errors
     /// As [`BatchedAlign::run`].
@@ -119,9 +120,9 @@ pub fn experts_of_rows(max_tokens: usize, expert_num_tokens: &[i32]) -> Result<V
     Ok(rows)
 }
 
-/// The block size that upstream's layer chooses: the first of 8, 16, 32, 48, 64 for which
-/// M · top_k / E / size is below 0.9, else 64; at least 16 for 8-bit activations. `num_experts` is
-/// this rank's number of experts. The quotient is taken in f64, two divisions, as in Python.
+/// The block size of upstream's layer: the first of 8, 16, 32, 48, 64 for which M · top_k / E /
+/// size is below 0.9, otherwise 64; at least 16 for 8-bit activations. `num_experts` is this rank's
+/// number of experts. The quotient is taken in f64, two divisions, as in Python.
 ///
 /// # Errors
 /// [`Error::Size`] without experts.

@@ -1,5 +1,6 @@
-//! What a correct router may output: an interval around the exact value, from the operations that
-//! an implementation may use. No tolerance is chosen; each width follows from a stated error.
+//! Bounds on the outputs of correct routers: an interval around the exact value that follows from
+//! the operations that an implementation may use. Each width follows from a stated error; no
+//! tolerance is chosen.
 //!
 //! The class of operations (u = 2^-24, the unit roundoff of f32; one ulp is at most 2u of a value):
 //!
@@ -17,10 +18,10 @@
 //! | 16-bit scores (grouped) | rounded to the logits' type | rounding is monotone: the ends are rounded |
 //! | anything | results below 2^-126 may be flushed to zero | 2^-126 absolute |
 //!
-//! The factor that all probabilities of a token share, 1/Σ, cancels when weights are renormalized
-//! and cannot change their order; it is kept apart, which keeps the intervals narrow.
-//! Exact values and ends are computed in f64 and widened by 2^-40 of their size, far more than
-//! the error of any f64 exponential, and far less than u.
+//! The common factor 1/Σ of a token's probabilities cancels in renormalized weights and does not
+//! change their order. It is kept separate, which keeps the intervals narrow. Exact values and ends
+//! are computed in f64 and widened by 2^-40 of their size, far more than the error of any f64
+//! exponential, and far less than u.
 
 use crate::moe::ScoringFunc;
 use crate::moe::router::{Groups, Router};
@@ -28,7 +29,7 @@ use crate::num::interval::{FLUSH, Interval, U, WIDEN};
 use crate::num::scalar::ScalarType;
 use crate::num::scalar::round_to;
 
-/// One token's scores: exact, and what an implementation may make of them.
+/// The scores of one token: exact values and intervals of computed values.
 #[derive(Debug, Clone)]
 pub struct Bounds {
     /// Exact scores without the common factor.
@@ -37,7 +38,7 @@ pub struct Bounds {
     free: Vec<Interval>,
     /// Exact common factor and its interval: 1/Σ of a softmax.
     common: (f64, Interval),
-    /// What the selection goes by, up to the common factor.
+    /// Selection values, up to the common factor.
     choice: Vec<Interval>,
     renormalize: bool,
     factor: f64,
@@ -93,7 +94,7 @@ impl Bounds {
         Self { exact, free, common, choice, renormalize, factor }
     }
 
-    /// What the selection goes by, up to a factor that all experts share.
+    /// Selection values, up to a factor that all experts share.
     pub fn choice(&self) -> &[Interval] {
         &self.choice
     }
@@ -170,18 +171,18 @@ fn softmax(row: &[f32]) -> (Vec<f64>, Vec<Interval>, (f64, Interval)) {
         let d = f64::from(x) - f64::from(max);
         let e = d.exp();
         exact.push(e);
-        // Beyond the exponential's range both are zero; there the argument's error is no matter.
+        // Beyond the exponential's range both are zero, and the argument's error is irrelevant.
         let argument = (d.abs().min(1e3) * U).exp_m1();
         free.push(Interval::around(e, argument + 4.0 * U * (1.0 + argument)).at_least_zero());
     }
     let sum: f64 = exact.iter().sum();
     let (lo, hi) = free.iter().fold((0.0, 0.0), |(lo, hi), f| (lo + f.lo, hi + f.hi));
-    // At least the largest logit's own term is positive.
+    // The term of the largest logit is positive.
     let common = Interval { lo: 1.0 / hi, hi: 1.0 / lo }.scaled(row.len() as f64 * U);
     (exact, free, (1.0 / sum, common))
 }
 
-/// Exact sigmoid and its interval; with `both` also of the form by tangent.
+/// Exact sigmoid and its interval; `both` includes the form with tanh.
 fn sigmoid(x: f64, both: bool) -> (f64, Interval) {
     // Every form gives 0 for a masked expert: 1 / ∞, and ½ · tanh(−∞) + ½.
     if x == f64::NEG_INFINITY {
@@ -189,7 +190,7 @@ fn sigmoid(x: f64, both: bool) -> (f64, Interval) {
     }
     let exact = 1.0 / (1.0 + (-x).exp());
     let ulps = 2.0 + (1.173 * x.abs()).floor();
-    // Past the range the exponential is zero or infinite, which the ends then have to include.
+    // Out of range, the exponential is zero or infinite, and the interval must include that.
     let e = Interval::around((-x).min(700.0).exp(), (2.0 * U * ulps).min(1.0));
     let overflows = e.hi >= f64::from(f32::MAX);
     let quotient = Interval {

@@ -36,7 +36,7 @@ fn power_of_two(n: i32) -> f32 {
 /// ```
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    // Selects instead of early returns, so that loops over it vectorize.
+    // Uses selects instead of early returns, so loops over it vectorize.
     let inside = if x > 89.0 { 89.0 } else { x };
     let inside = if inside < -104.0 { -104.0 } else { inside };
     let n = (inside * LOG2_E).round_ties_even();
@@ -139,7 +139,7 @@ pub fn erf(x: f32) -> f32 {
     let magnitude = if a < 0.87 {
         polynomial(&ERF, a * a).mul_add(a, a)
     } else {
-        // Not `min`, which would swallow a NaN.
+        // Not `min`, which would drop a NaN.
         let a = if a > 4.0 { 4.0 } else { a };
         1.0 - exp(polynomial(&LN_ERFC, a))
     };

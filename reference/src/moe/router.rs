@@ -1,10 +1,10 @@
 //! Router logits to expert ids and weights.
 //!
 //! Facts: vLLM 0.21.0, `fused_moe/router/` and the operators `topk_softmax`, `topk_sigmoid` and
-//! `grouped_topk`. Selection goes by score (+ correction bias), weights by the score alone; of
-//! equal experts the lower id comes first. Grouped top-k keeps the `topk_group` best groups (by
-//! the sum of their two best biased scores, or by the best score without a bias) and selects in
-//! them. There, scores of 16-bit logits are 16-bit numbers; elsewhere everything is f32.
+//! `grouped_topk`. Experts are selected by score plus correction bias and weighted by score; among
+//! equal experts the lower id comes first. Grouped top-k keeps the `topk_group` best groups (by the
+//! sum of their two best biased scores, or by the best score without a bias) and selects experts in
+//! them. In grouped top-k, scores of 16-bit logits are 16-bit values; otherwise everything is f32.
 //!
 //! A logit of −∞ masks its expert: its score is 0, and it is chosen after every expert of a larger
 //! (biased) score. The softmax of a token whose experts are all masked is NaN, and refused.
@@ -53,18 +53,18 @@ pub struct Routing {
     pub token_expert_indices: Vec<i32>,
 }
 
-/// Which of equal experts comes first.
+/// The order of equal experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ties {
     Lower,
     Higher,
 }
 
-/// Scores of one token, as the reference computes them.
+/// The reference's scores of one token.
 pub(crate) struct Scores {
     /// Weight before renormalizing.
     pub(crate) scores: Vec<f32>,
-    /// What the selection goes by.
+    /// Selection values.
     pub(crate) choice: Vec<f32>,
 }
 
@@ -87,12 +87,12 @@ impl<'a> Router<'a> {
         if self.groups.is_some() { self.logits_type } else { ScalarType::FLOAT32 }
     }
 
-    /// Fails unless the sizes fit `experts`, no logit is NaN or +∞, and the bias is finite.
+    /// Checks that the sizes fit `experts`, no logit is NaN or +∞, and the bias is finite.
     ///
     /// # Errors
-    /// [`Error::Size`] and [`Error::Unsupported`] for sizes; [`Error::Shape`] when `logits` is not
-    /// a whole number of rows or the bias has another length; [`Error::Value`] at a logit that
-    /// is NaN or +∞, a token whose logits are all −∞ under a softmax, and a bias that is not finite (also
+    /// [`Error::Size`] and [`Error::Unsupported`] for sizes; [`Error::Shape`] if `logits` is not a
+    /// whole number of rows or the bias has another length; [`Error::Value`] at a logit that is NaN
+    /// or +∞, a token whose logits are all −∞ under a softmax, and a bias that is not finite (also
     /// in the scores' type).
     pub fn validate(&self, logits: &[f32], experts: usize) -> Result<()> {
         let size = |what: &str, found: usize, rule: String| Err(Error::size(what, found, rule));
@@ -235,8 +235,8 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// The weights of the chosen `ids`: divided by their sum (added in the order of the ids) where
-    /// it is positive, then multiplied by the routed scaling factor.
+    /// The weights of the chosen `ids`: divided by their sum (added in the order of the ids) if it
+    /// is positive, then multiplied by the routed scaling factor.
     pub(crate) fn weights(&self, scores: &Scores, ids: &[usize]) -> Vec<f32> {
         let mut weights: Vec<f32> = ids.iter().map(|&id| scores.scores[id]).collect();
         if self.renormalize {

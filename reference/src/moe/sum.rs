@@ -4,20 +4,20 @@
 //! | --- | --- |
 //! | [`Chain::Canonical`] | f32 from the first slot to the last, one rounding to the 16-bit type |
 //! | [`Chain::Upstream`], top_k 2, 3, 4 | from zero on, each addition rounded to the 16-bit type, first slot to last (`moe_sum`) |
-//! | [`Chain::Upstream`], other top_k | f32, one rounding (`at::sum`, whose order this module's does not promise) |
+//! | [`Chain::Upstream`], other top_k | f32, one rounding (`at::sum`, whose order may differ from this module's) |
 //!
 //! Both start from +0, so that a sum of negative zeros is +0. A NaN gives NaN, as do infinities of
 //! both signs.
 //!
-//! # What an implementation may give
+//! # Bounds
 //!
 //! f32 in any order with one rounding at the end, or for top_k 2, 3, 4 upstream's chain. In f32,
 //! each addition errs by at most u = 2^-24 of its result; a partial sum is at most A = Σ|x|, so
-//! top_k terms err by at most u·((top_k − 2)·A·(1 + top_k·u) + |Σ|). Nothing errs where every term
-//! is a multiple of one power of two g ≥ 2^-126 and A ≤ 2^24·g, because then so is every partial
-//! sum; nor does the sum of two numbers of a 16-bit type, once it is rounded to that type (24 ≥
-//! 2·11 + 2 digits). That leaves one value where the numbers do, and few elsewhere. Subnormal
-//! results may be flushed to zero, partial sums above the largest f32 be infinite.
+//! top_k terms err by at most u·((top_k − 2)·A·(1 + top_k·u) + |Σ|). There is no error if every
+//! term is a multiple of one power of two g ≥ 2^-126 and A ≤ 2^24·g, because then every partial sum
+//! is, too; nor is there one for the sum of two numbers of a 16-bit type, once it is rounded to
+//! that type (24 ≥ 2·11 + 2 digits). Subnormal results may be flushed to zero, and partial sums
+//! above the largest f32 may be infinite.
 
 use super::{Chain, half_type, narrow, widen};
 use crate::num::interval::{Bound, FLUSH, Interval, U, WIDEN, round_once};
@@ -77,8 +77,8 @@ fn quantum(x: f64) -> f64 {
     2f64.powi(exponent + bits.trailing_zeros() as i32)
 }
 
-/// What an implementation may make of one output whose terms are the `slots` of a token, first to
-/// last; a term that is known has a point for its interval.
+/// The bound of one output whose terms are the `slots` of a token, first to last; the interval of a
+/// known term is a point.
 ///
 /// ```
 /// use marlinspike::num::interval::Bound;
@@ -100,8 +100,8 @@ pub fn bound(slots: &[Bound], ty: ScalarType) -> Bound {
     out
 }
 
-/// Each addition rounded to `ty`, and whether NaN may come out. The f64 sum of two numbers of a
-/// 16-bit type rounds to it as the exact one does (53 ≥ 2·11 + 2 digits).
+/// The interval with each addition rounded to `ty`, and whether NaN is possible. The f64 sum of two
+/// numbers of a 16-bit type rounds to it as the exact one does (53 ≥ 2·11 + 2 digits).
 fn chain_in_half(slots: &[Bound], ty: ScalarType) -> (Interval, bool) {
     let mut acc = Interval::point(0.0);
     let mut nan = false;
@@ -109,7 +109,7 @@ fn chain_in_half(slots: &[Bound], ty: ScalarType) -> (Interval, bool) {
         nan |= slot.nan;
         let (lo, hi) = (acc.lo + slot.interval.lo, acc.hi + slot.interval.hi);
         if lo.is_nan() || hi.is_nan() || slot.interval.is_empty() {
-            // ∞ − ∞, or only NaN came in; what else may come out of it is left to f32.
+            // ∞ − ∞, or only NaN as input; the f32 bound covers other results.
             return (Interval::EMPTY, true);
         }
         let (up, down) = (f64::INFINITY, f64::NEG_INFINITY);
@@ -147,7 +147,7 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
         grid = f64::min(grid, if i.is_point() { quantum(i.lo) } else { 0.0 });
     }
     if lo.is_nan() || hi.is_nan() {
-        // Infinities of both signs: NaN where they must meet, anything where they may.
+        // Infinities of both signs give NaN if both are certain, otherwise anything.
         let must = lo.is_nan() && hi.is_nan();
         let all = Interval { lo: f64::NEG_INFINITY, hi: f64::INFINITY };
         let interval = if must { Interval::EMPTY } else { all };
@@ -155,7 +155,7 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
     }
     let exact_terms = grid >= FLUSH && size <= grid / U;
     if exact_terms || slots.len() <= 2 && grid >= FLUSH {
-        // One value, or two numbers of the type.
+        // One term, or two values of the type.
         let interval = Interval { lo, hi }.rounded_once(ty);
         return Bound { exact, interval, nan };
     }
@@ -169,7 +169,7 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
     }
     let mut nan = nan;
     if size * (1.0 + k * U) > f64::from(f32::MAX) && slots.len() > 2 {
-        // A partial sum may overflow, where the order is bad.
+        // A partial sum may overflow in some orders.
         let (negative, positive) = slots
             .iter()
             .fold((0.0, 0.0), |(n, p), s| (n + s.interval.lo.min(0.0), p + s.interval.hi.max(0.0)));
@@ -188,8 +188,7 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
     Bound { exact, interval: Interval { lo, hi }, nan }
 }
 
-/// The bounds of every element of `down`, as [`sum`] takes it, by what the previous stage may have
-/// given.
+/// The bounds of every element of the sum of `down`, from the bounds of the previous stage.
 ///
 /// # Errors
 /// As [`sum`].

@@ -2,6 +2,11 @@
 
 use std::borrow::Cow;
 
+use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, Dimension};
+
+pub use super::element::Element;
+use super::element::Words;
+use super::float_array::contiguous;
 pub use crate::dtype::DType;
 use crate::{Error, Result};
 
@@ -13,21 +18,30 @@ pub struct Tensor<'a> {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
-    data: Cow<'a, [u8]>,
+    data: Data<'a>,
 }
 
-/// Plain old data that a tensor's bytes can be read as.
-pub trait Element: bytemuck::Pod {}
-impl Element for u8 {}
-impl Element for i8 {}
-impl Element for u16 {}
-impl Element for i16 {}
-impl Element for u32 {}
-impl Element for i32 {}
-impl Element for f32 {}
-impl Element for u64 {}
-impl Element for i64 {}
-impl Element for f64 {}
+/// A tensor's bytes.
+#[derive(Debug, Clone)]
+enum Data<'a> {
+    Borrowed(&'a [u8]),
+    Owned(Words),
+}
+
+impl Data<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Owned(words) => words.bytes(),
+        }
+    }
+}
+
+impl PartialEq for Data<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
 
 impl<'a> Tensor<'a> {
     /// Wraps bytes. Fails when `data` does not fill `shape` exactly.
@@ -37,26 +51,105 @@ impl<'a> Tensor<'a> {
         shape: Vec<usize>,
         data: impl Into<Cow<'a, [u8]>>,
     ) -> Result<Self> {
-        let (name, data) = (name.into(), data.into());
+        let data = match data.into() {
+            Cow::Borrowed(bytes) => Data::Borrowed(bytes),
+            Cow::Owned(bytes) => Data::Owned(Words::B8(bytes)),
+        };
+        Self::with_data(name.into(), dtype, shape, data)
+    }
+
+    fn with_data(name: String, dtype: DType, shape: Vec<usize>, data: Data<'a>) -> Result<Self> {
         let elements = shape.iter().try_fold(1usize, |a, &d| a.checked_mul(d));
         match elements.and_then(|n| n.checked_mul(dtype.bytes())) {
-            Some(bytes) if bytes == data.len() => Ok(Self { name, dtype, shape, data }),
+            Some(bytes) if bytes == data.bytes().len() => Ok(Self { name, dtype, shape, data }),
             _ => Err(Error::shape(
                 name,
                 &shape,
-                format!("{} bytes of {dtype} to fill the shape", data.len()),
+                format!("{} bytes of {dtype} to fill the shape", data.bytes().len()),
             )),
         }
     }
 
-    /// Wraps the elements of a vector.
+    /// Takes the elements of a vector, without a copy.
     pub fn from_vec<T: Element>(
         name: impl Into<String>,
         dtype: DType,
         shape: Vec<usize>,
         values: Vec<T>,
     ) -> Result<Tensor<'static>> {
-        Tensor::new(name, dtype, shape, bytemuck::cast_slice(&values).to_vec())
+        Tensor::with_data(name.into(), dtype, shape, Data::Owned(T::into_words(values)))
+    }
+
+    /// Takes an array, without a copy.
+    ///
+    /// # Errors
+    /// [`Error::NotContiguous`] unless the array is row-major without gaps.
+    pub fn from_array<T: Element, D: Dimension>(
+        name: impl Into<String>,
+        array: Array<T, D>,
+    ) -> Result<Tensor<'static>> {
+        let (name, shape) = (name.into(), array.shape().to_vec());
+        let values = contiguous(&name, array)?;
+        Tensor::from_vec(name, T::DTYPE, shape, values)
+    }
+
+    /// Borrows an array's elements.
+    ///
+    /// # Errors
+    /// As [`Tensor::from_array`].
+    pub fn from_view<T: Element, D: Dimension>(
+        name: impl Into<String>,
+        view: ArrayView<'a, T, D>,
+    ) -> Result<Self> {
+        let (name, shape) = (name.into(), view.shape().to_vec());
+        match view.to_slice() {
+            Some(values) => Self::new(name, T::DTYPE, shape, bytemuck::cast_slice::<T, u8>(values)),
+            None => Err(Error::NotContiguous { tensor: name, found: shape }),
+        }
+    }
+
+    /// The tensor as an array of its own type, without a copy.
+    ///
+    /// # Errors
+    /// [`Error::Dtype`] if `T` is not read from this element type; [`Error::Unaligned`] for borrowed
+    /// bytes at an address that `T` cannot be read from.
+    ///
+    /// ```
+    /// use marlinspike::num::element::f16;
+    /// use marlinspike::num::tensor::Tensor;
+    /// use ndarray::{Array2, Ix2, array};
+    ///
+    /// let scales: Array2<f16> = array![[1.0, 0.5], [2.0, 0.25]].mapv(f16::from_f32);
+    /// let tensor = Tensor::from_array("scales", scales)?;
+    /// let view = tensor.view::<f16>()?.into_dimensionality::<Ix2>().unwrap();
+    /// assert_eq!(view[[1, 0]].to_f32(), 2.0);
+    /// assert!(tensor.view::<u16>().is_err());
+    /// # Ok::<(), marlinspike::Error>(())
+    /// ```
+    pub fn view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
+        self.expect_dtype(T::READ_AS)?;
+        let Ok(values) = bytemuck::try_cast_slice(self.bytes()) else {
+            let (tensor, expected) = (self.name.clone(), align_of::<T>());
+            return Err(Error::Unaligned { tensor, expected });
+        };
+        ArrayView::from_shape(self.shape.as_slice(), values)
+            .map_err(|_| Error::shape(&self.name, &self.shape, "a shape below 2^63 elements"))
+    }
+
+    /// The tensor as an owned array of its own type. Elements that the tensor owns as such are not
+    /// copied.
+    ///
+    /// # Errors
+    /// [`Error::Dtype`] if `T` is not read from this element type.
+    pub fn into_array<T: Element>(self) -> Result<ArrayD<T>> {
+        self.expect_dtype(T::READ_AS)?;
+        let values = match self.data {
+            Data::Borrowed(bytes) => bytemuck::allocation::pod_collect_to_vec(bytes),
+            Data::Owned(words) => T::from_words(words)
+                .unwrap_or_else(|w| bytemuck::allocation::pod_collect_to_vec(w.bytes())),
+        };
+        Array::from_shape_vec(self.shape.as_slice(), values)
+            .map_err(|_| Error::shape(&self.name, &self.shape, "a shape below 2^63 elements"))
     }
 
     /// Tensor name.
@@ -82,22 +175,25 @@ impl<'a> Tensor<'a> {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.data.len() / self.dtype.bytes()
+        self.bytes().len() / self.dtype.bytes()
     }
 
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
-        self.data.is_empty()
+        self.bytes().is_empty()
     }
 
     /// Little-endian bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.data
+        self.data.bytes()
     }
 
-    /// The bytes, borrowed where the tensor borrowed them.
+    /// The bytes, borrowed where the tensor borrowed them; copied where it owns wider elements.
     pub fn into_bytes(self) -> Cow<'a, [u8]> {
-        self.data
+        match self.data {
+            Data::Borrowed(bytes) => Cow::Borrowed(bytes),
+            Data::Owned(words) => Cow::Owned(words.into_bytes()),
+        }
     }
 
     /// The tensor, owning its bytes.
@@ -106,7 +202,10 @@ impl<'a> Tensor<'a> {
             name: self.name,
             dtype: self.dtype,
             shape: self.shape,
-            data: Cow::Owned(self.data.into_owned()),
+            data: Data::Owned(match self.data {
+                Data::Borrowed(bytes) => Words::B8(bytes.to_vec()),
+                Data::Owned(words) => words,
+            }),
         }
     }
 
@@ -148,9 +247,9 @@ impl<'a> Tensor<'a> {
     /// When `T` has another size than the element type: a programming error.
     pub fn elements<T: Element>(&self) -> Cow<'_, [T]> {
         assert_eq!(size_of::<T>(), self.dtype.bytes(), "element size of `{}`", self.name);
-        match bytemuck::try_cast_slice(&self.data) {
+        match bytemuck::try_cast_slice(self.bytes()) {
             Ok(slice) => Cow::Borrowed(slice),
-            Err(_) => Cow::Owned(bytemuck::allocation::pod_collect_to_vec(&self.data)),
+            Err(_) => Cow::Owned(bytemuck::allocation::pod_collect_to_vec(self.bytes())),
         }
     }
 
@@ -162,12 +261,28 @@ impl<'a> Tensor<'a> {
         if i >= n {
             return Err(Error::shape(&self.name, &self.shape, format!("first dimension > {i}")));
         }
-        let stride = self.data.len() / n;
+        let stride = self.bytes().len() / n;
         Tensor::new(
             format!("{}[{i}]", self.name),
             self.dtype,
             rest.to_vec(),
-            &self.data[i * stride..(i + 1) * stride],
+            &self.bytes()[i * stride..(i + 1) * stride],
         )
+    }
+}
+
+impl<'a, T: Element> TryFrom<&'a Tensor<'_>> for ArrayViewD<'a, T> {
+    type Error = Error;
+
+    fn try_from(tensor: &'a Tensor<'_>) -> Result<Self> {
+        tensor.view()
+    }
+}
+
+impl<T: Element> TryFrom<Tensor<'_>> for ArrayD<T> {
+    type Error = Error;
+
+    fn try_from(tensor: Tensor<'_>) -> Result<Self> {
+        tensor.into_array()
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
 use crate::layers::{ExpertPlacement, determine_expert_map};
+use crate::moe::align::{Absent, Align};
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
 use crate::ops::case::Case;
@@ -99,11 +100,33 @@ impl Operation for AlignConfig {
         align::judge(case, &ids, self.num_experts, self.block_size, map)
     }
 
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let ids = case.input("topk_ids")?.elements::<i32>().into_owned();
+        let map = case.inputs.get("expert_map").map(|m| m.elements::<i32>().into_owned());
+        let align = Align {
+            block_size: self.block_size,
+            num_experts: self.num_experts,
+            expert_map: map.as_deref(),
+            absent: Absent::Ignore,
+        };
+        let aligned = align.run(&ids)?;
+        for (name, values) in [
+            ("sorted_token_ids", aligned.sorted_token_ids),
+            ("expert_ids", aligned.expert_ids),
+            ("num_tokens_post_padded", vec![aligned.num_tokens_post_padded]),
+        ] {
+            let tensor = Tensor::from_vec(name, DType::I32, vec![values.len()], values)?;
+            case.add_output(name, tensor);
+        }
+        Ok(())
+    }
+
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         let rows = rng.pick(&[1, 2, 7, 16, 33, 128]);
         let mut ids = Vec::with_capacity(rows * self.top_k);
         let mut experts: Vec<u32> = (0..self.num_experts as u32).collect();
-        // All tokens on the same experts, so that most have none, or each on its own.
+        // Either all tokens go to the same experts, so that most experts have none, or each token
+        // has its own.
         let crowded = rng.chance(1, 4);
         rng.shuffle(&mut experts);
         for _ in 0..rows {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::schema::TensorRule;
 use super::{CaseConfig, Op};
 use crate::num::tensor::Tensor;
 use crate::{Error, Result};
@@ -15,8 +16,8 @@ pub struct Case<'a> {
     pub name: String,
     /// Typed configuration.
     pub config: CaseConfig,
-    /// The configuration as the file has it, remarks included. Empty for a case that was not read
-    /// from a file.
+    /// The configuration in the file, with its remarks. Empty for a case that was not read from a
+    /// file.
     pub raw_config: serde_json::Map<String, serde_json::Value>,
     /// What produced the outputs.
     pub provenance: String,
@@ -40,7 +41,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// An input that the caller cannot do without, by bare name.
+    /// A required input, by bare name.
     pub fn input(&self, name: &str) -> Result<&Tensor<'a>> {
         self.inputs
             .get(name)
@@ -60,6 +61,14 @@ impl<'a> Case<'a> {
     /// Adds an output under its bare name.
     pub fn add_output(&mut self, name: &str, tensor: Tensor<'a>) {
         self.outputs.insert(name.to_owned(), tensor.renamed(format!("out.{name}")));
+    }
+
+    /// Every tensor that the operation knows under the case's config and number of experts.
+    ///
+    /// # Errors
+    /// For sizes that the operation cannot have.
+    pub fn rules(&self) -> Result<Vec<TensorRule>> {
+        self.config.rules(self.local_experts())
     }
 
     /// The experts whose weights a MoE case holds: the leading axis of w13.

@@ -1,7 +1,7 @@
-//! What defines an operation's outputs for every bit, and the known mistakes as changes of it.
+//! The bit-exact definition of an operation's outputs, and known mistakes as modifications of it.
 //!
-//! A mistake is the diagnosis where its outputs are what was found, and [`mistaken`] gives them to tests
-//! and to the fuzzing kit.
+//! A mistake is the diagnosis if its outputs equal the found ones. [`mistaken`] provides these
+//! outputs to tests and to the fuzzing kit.
 
 use crate::formats::transpose_words;
 use crate::judge::compare::{Candidate, Elements, Lines, Plain, Rows, Subject, elements};
@@ -13,14 +13,14 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::Op;
 use crate::ops::case::Case;
 use crate::weight::{Codes, Table};
-use crate::{Error, Result};
+use crate::Result;
 
-/// What an operation makes of a case's inputs.
+/// The computation of an operation's outputs from a case's inputs.
 pub(super) trait Computation: Clone + 'static {
-    /// Every output, whether the case has it or not.
+    /// Every output, including those that the case lacks.
     ///
     /// # Errors
-    /// For inputs that the operation refuses.
+    /// Returns an error for inputs that the operation refuses.
     fn outputs(&self) -> Result<Vec<Expected>>;
 
     /// The known mistakes that this operation can have.
@@ -29,22 +29,23 @@ pub(super) trait Computation: Clone + 'static {
 
 /// A [`Computation`] of any operation.
 pub(crate) trait Defined {
-    /// Every output, whether the case has it or not.
+    /// Every output, including those that the case lacks.
     ///
     /// # Errors
-    /// For inputs that the operation refuses.
+    /// Returns an error for inputs that the operation refuses.
     fn all_outputs(&self) -> Result<Vec<Expected>>;
 
-    /// The outputs with mistake `id`, where they are of the right shapes and differ from what is right.
+    /// The outputs with mistake `id`, if their shapes are right and they differ from the right
+    /// outputs.
     ///
     /// # Errors
-    /// For inputs that the operation refuses.
+    /// Returns an error for inputs that the operation refuses.
     fn shown(&self, id: &str) -> Result<Option<Vec<Expected>>>;
 
     /// Compares every output that the case has.
     ///
     /// # Errors
-    /// For inputs that the operation refuses.
+    /// Returns an error for inputs that the operation refuses.
     fn judge(&self, case: &Case<'_>) -> Result<Vec<OutputReport>>;
 }
 
@@ -62,10 +63,10 @@ impl<C: Computation> Defined for C {
     }
 }
 
-/// A mistake makes of a computation one with that mistake.
+/// A mistake maps a computation to the same computation with that mistake.
 pub(super) type Mistake<C> = KnownMistake<'static, C, C>;
 
-/// The mistake that changes a computation so.
+/// A mistake that applies `change` to a computation.
 pub(super) fn mistake<C: 'static>(
     id: &'static str,
     text: &'static str,
@@ -86,20 +87,20 @@ macro_rules! known {
 
 pub(super) use known;
 
-/// One output as it should be.
+/// One expected output.
 pub(crate) struct Expected {
     /// Bare name.
     pub(super) name: String,
     pub(super) dtype: DType,
-    /// Of the tensor.
+    /// Shape of the tensor.
     pub(super) shape: Vec<usize>,
     pub(super) elements: Elements,
     pub(super) form: Form,
 }
 
-/// Which values stand where.
+/// The arrangement of an output's values.
 pub(super) struct Form {
-    /// Of one matrix.
+    /// Layout of one matrix.
     pub(super) layout: Box<dyn Layout>,
     /// `[K or groups, N]` of a matrix with its padding.
     pub(super) matrix: [usize; 2],
@@ -108,7 +109,7 @@ pub(super) struct Form {
     pub(super) rows: Rows,
     /// Bits per value.
     pub(super) width: u32,
-    /// Matrices.
+    /// Number of matrices.
     pub(super) experts: usize,
     /// Whether the tensor has an axis of experts.
     pub(super) stacked: bool,
@@ -156,7 +157,7 @@ impl Expected {
         Tensor::new(&self.name, self.dtype, self.shape.clone(), bytes)
     }
 
-    /// Compares every bit with `found`.
+    /// Compares `found` bit for bit.
     fn judge<'c>(self, found: &'c Tensor<'c>, candidates: Vec<Candidate<'c>>) -> OutputReport {
         let Form { layout, matrix, inside, rows, width, experts, stacked } = self.form;
         let (name, expected) = (self.name, self.elements);
@@ -221,12 +222,12 @@ pub(super) fn judge_some<C: Computation>(
     reports
 }
 
-/// What comes out with a mistake; `None` where it cannot be made here.
+/// The outputs with a mistake; `None` if the mistake does not apply.
 pub(super) fn made<C: Computation>(right: &C, mistake: &Mistake<C>) -> Option<Vec<Expected>> {
     (mistake.make)(right.clone())?.outputs().ok()
 }
 
-/// The outputs with mistake `id`, where they are of the right shapes and differ from what is right.
+/// The outputs with mistake `id`, if their shapes are right and they differ from the right outputs.
 fn mistake_shown<C: Computation>(right: &C, id: &str) -> Result<Option<Vec<Expected>>> {
     let Some(mistake) = C::mistakes().into_iter().find(|m| m.id == id) else { return Ok(None) };
     let expected = right.outputs()?;
@@ -243,19 +244,23 @@ pub(super) fn ids<C: Computation>() -> Vec<&'static str> {
     C::mistakes().iter().map(|m| m.id).collect()
 }
 
-/// The ids of the known mistakes of an operation, in the order in which they are tried; none for those
-/// whose mistakes are no list.
+/// The ids of an operation's known mistakes, in the order in which they are tried; empty for an
+/// operation without such a list.
 pub fn mistakes(op: Op) -> Vec<&'static str> {
     (op.entry().mistakes)()
 }
 
-/// Adds every output that the reference computes for the inputs of a case.
+/// Adds every output that the reference computes for the inputs of a case: of products, activations
+/// and sums the bits of the config's schedule, else of the canonical arithmetic.
 ///
 /// # Errors
-/// For inputs that the operation refuses; [`Error::Unsupported`] for an operation of another kind.
+/// Returns an error for inputs that the operation refuses;
+/// [`Error::Unsupported`](crate::Error::Unsupported) for `dyn_quant_linear` and for a router with a
+/// stated `routing`.
 pub fn add_outputs(case: &mut Case<'_>) -> Result<()> {
     let Some(computation) = case.config.operation().computation(case)? else {
-        return Err(Error::unsupported(case.op, "its outputs are added by `vectors`"));
+        let config = case.config.clone();
+        return config.operation().add_staged_outputs(case);
     };
     for output in computation.all_outputs()? {
         case.add_output(&output.name, output.tensor()?);
@@ -263,11 +268,11 @@ pub fn add_outputs(case: &mut Case<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The case with the outputs that one of its operation's [`mistakes`] gives; `None` where it does not
-/// show in this case's numbers.
+/// The case with the outputs of one of its operation's [`mistakes`]; `None` if the mistake does not
+/// change this case's outputs.
 ///
 /// # Errors
-/// For inputs that the operation refuses.
+/// Returns an error for inputs that the operation refuses.
 pub fn mistaken<'a>(case: &Case<'a>, id: &str) -> Result<Option<Case<'a>>> {
     let Some(computation) = case.config.operation().computation(case)? else { return Ok(None) };
     let Some(outputs) = computation.shown(id)? else { return Ok(None) };
@@ -285,12 +290,12 @@ pub(super) fn codes(tensor: &Tensor<'_>, bits: u32, shape: Shape) -> Result<Code
     Codes::from_words(bits, shape, transpose_words(&words, shape.size_n, per_row))
 }
 
-/// The bytes of a table as a file has it, `[N, groups]`.
+/// The bytes of a table in file order, `[N, groups]`.
 pub(super) fn in_lines(table: &Table) -> Elements {
     table.transposed().iter_bits().collect()
 }
 
-/// A report on `elements` values that are all right.
+/// A passing report on `elements` values.
 pub(super) fn passing(name: &str, elements: usize, note: Option<String>) -> OutputReport {
     let mut report = OutputReport::unchecked(name, elements, "");
     (report.note, report.verdict, report.equal_bits) = (note, Verdict::Pass, Some(1.0));

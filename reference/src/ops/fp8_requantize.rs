@@ -1,4 +1,5 @@
-//! One scale for w1 and w3 of FP8 experts, and one for the activations of all experts.
+//! Requantizes FP8 experts to one scale for w1 and w3, and one scale for the activations of all
+//! experts.
 
 use serde_json::{Value, json};
 
@@ -36,7 +37,7 @@ pub struct RequantizeConfig {
     pub hidden_size: usize,
     /// I: rows of w1 and of w3.
     pub intermediate_size: usize,
-    /// How codes move to the other scale: `exact`, `upstream_cuda` or `upstream_cpu`.
+    /// How codes are requantized: `exact`, `upstream_cuda` or `upstream_cpu`.
     pub requantize: Requantize,
     /// Meaning of the codes: `float8_e4m3fn` or `float8_e4m3fnuz`.
     pub fp8_type: Fp8Type,
@@ -125,16 +126,16 @@ struct Requantization {
     config: RequantizeConfig,
     /// Codes of each expert's w13, `[2I, H]`.
     experts: Vec<Vec<u8>>,
-    /// Of w1 and w3.
+    /// Scales of w1 and w3.
     scales: Vec<[f32; 2]>,
-    /// Static scales of the activations, where the case has them.
+    /// Static scales of the activations, if the case has them.
     inputs: [Option<Vec<f32>>; 2],
-    /// Which scale both halves get; the largest by definition.
+    /// The scale of both halves; by definition the larger one.
     target: fn([f32; 2]) -> f32,
-    /// Whether the codes are rewritten.
+    /// Whether the codes are requantized.
     rewrites: bool,
     largest: fn(&[f32]) -> f32,
-    /// A last step of every code.
+    /// Final mapping of every code.
     end: fn(u8) -> u8,
 }
 

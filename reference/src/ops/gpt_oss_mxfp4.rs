@@ -1,4 +1,4 @@
-//! What a rank loads of gpt-oss's MXFP4 experts, with the padding of its kernel.
+//! The part of gpt-oss's MXFP4 experts that a rank loads, padded for its kernel.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ pub struct GptOssConfig {
     pub num_experts: usize,
     /// The rank: sizes of the model, `tp_size`, `tp_rank`, `backend`, `platform`.
     pub shard: GptOssShard,
-    /// Where gate and up stand in the kernel's w13: `interleaved`, `halves` or `swapped_halves`.
+    /// Order of gate and up in the kernel's w13: `interleaved`, `halves` or `swapped_halves`.
     pub gate_up: GateUp,
 }
 
@@ -144,12 +144,13 @@ impl Operation for GptOssConfig {
         Ok(rules)
     }
 
-    /// Any byte may stand in any place: this moves them.
+    /// Any byte is valid, since the operation only moves bytes.
     fn check_inputs(&self, _inputs: &Inputs<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Every kernel's multiples, ranks with the same and with fewer blocks, all orders of gate and up.
+    /// The padding of every kernel, ranks with equal and with fewer blocks, and all orders of gate
+    /// and up.
     fn lattice() -> Result<Vec<Self>> {
         let backends = [
             Mxfp4Backend::DeepGemm,
@@ -200,9 +201,9 @@ struct GptOss {
     w2: Vec<Weight<'static>>,
     /// How files store the scales.
     scale_type: DType,
-    /// What stands in the scales' new places.
+    /// Padding value of the scales.
     padding: u32,
-    /// Whether w2's bias is the first rank's alone.
+    /// Whether only the first rank has w2's bias.
     bias_once: bool,
 }
 
@@ -253,8 +254,8 @@ impl GptOss {
         Ok([w13, w2.collect::<Result<_>>()?])
     }
 
-    /// K and N that hold the model's numbers: of w13 in halves, each half is padded, so that only
-    /// the interleaved order has one rectangle.
+    /// K and N without padding. In halves, each half of w13 is padded, so only the interleaved
+    /// order has a single unpadded rectangle.
     fn inside(&self, which: usize, [size_n, size_k]: [usize; 2]) -> Result<[usize; 2]> {
         let (features, h) = (self.config.shard.features()?.len(), self.config.shard.hidden_size);
         Ok(match which {

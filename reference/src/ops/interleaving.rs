@@ -1,4 +1,5 @@
-//! How far block scales got on their way into tiles: the mistakes of every operation that interleaves them.
+//! Known mistakes in the interleaving of block scales, shared by every operation that interleaves
+//! them.
 
 use crate::Result;
 use crate::judge::compare::Elements;
@@ -6,15 +7,15 @@ use crate::layouts::Layout as _;
 use crate::layouts::flashinfer::BlockScaleLayout;
 use crate::weight::Table;
 
-/// How far scales got on their way into tiles.
+/// How scales were interleaved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interleaving {
     Once,
-    /// Padded, row by row.
+    /// Padded but not interleaved.
     None,
-    /// The interleaved matrix interleaved again.
+    /// Interleaved twice.
     Twice,
-    /// By the inverse permutation.
+    /// Interleaved by the inverse permutation.
     Inverse,
 }
 

@@ -1,15 +1,15 @@
-//! Keys of a config against those that its operation reads. A key that its operation does not read is an error, so that
-//! a misspelt `schedule` cannot vanish.
+//! Compares the keys of a config with those that its operation reads. An unread key is an error, so
+//! a misspelt `schedule` is never ignored.
 
 use serde_json::{Map, Value};
 
 use super::schema::{CaseError, hint};
 use super::{ALL, Op};
 
-/// Keys that any case may have and nothing reads: remarks for people.
+/// Keys for remarks, which every operation allows and none reads.
 const REMARKS: &[&str] = &["name", "note", "notes", "comment"];
 
-/// Fails with [`CaseError::UnknownConfigKey`] at a key of `map` that `op` does not read.
+/// Returns [`CaseError::UnknownConfigKey`] for a key of `map` that `op` does not read.
 pub(crate) fn check(op: Op, map: &Map<String, Value>) -> Result<(), CaseError> {
     let Some(known) = (op.entry().keys_in)(map) else { return Ok(()) };
     let unknown =

@@ -1,8 +1,8 @@
 //! The operations that a case can hold, one file or folder for each: its config, its tensors, what it
 //! computes, how its outputs are judged, its known mistakes, and the cases that are generated for it.
 //!
-//! [`operations!`](crate::operations) is the table. Case files, `check`, `vectors` and the fuzzing kit
-//! iterate over it, so that a new operation is a file here and a row there.
+//! [`operations!`](crate::operations) is the table. Case files, `check`, `vectors` and the fuzzing
+//! kit iterate over it, so a new operation is one file and one row of the table.
 
 mod align;
 pub(crate) mod case;
@@ -34,7 +34,7 @@ mod tensors;
 mod trtllm_mxint4;
 mod w8a8_fp8;
 
-/// A case, its config for each operation, and what configs hold.
+/// Case files: the case, the config of each operation, and the types in configs.
 pub(crate) mod configs {
     pub use super::align::AlignConfig;
     pub use super::case::Case;
@@ -69,12 +69,14 @@ use crate::Result;
 use crate::named::named;
 use configs::*;
 use operation::Operation;
-use schema::{CaseError, Reader, TensorRule};
+use schema::{CaseError, KeyKind, KeyLog, Reader, TensorRule};
 
-/// A row of the table: what can be asked of an operation without a config of it.
+/// A row of the table: the functions of an operation that need no config.
 pub(crate) struct Entry {
     /// The operation.
     pub(crate) op: Op,
+    /// What it does, in one sentence.
+    pub(crate) about: &'static str,
     /// [`Operation::keys`].
     pub(crate) keys: fn() -> &'static [&'static str],
     /// [`Operation::keys_in`].
@@ -88,9 +90,10 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    const fn new<C: Operation + Into<CaseConfig>>(op: Op) -> Self {
+    const fn new<C: Operation + Into<CaseConfig>>(op: Op, about: &'static str) -> Self {
         Self {
             op,
+            about,
             keys: C::keys,
             keys_in: C::keys_in,
             read: |r| C::read(r).map(C::into),
@@ -103,15 +106,15 @@ impl Entry {
     }
 }
 
-/// Whether the case reader takes what a config writes.
+/// Whether the case reader accepts the JSON that a config writes.
 fn is_read_back<C: Operation>(config: &C) -> bool {
     let json = config.json();
-    json.as_object().is_some_and(|map| C::read(&Reader { map, op: "", prefix: "" }).is_ok())
+    json.as_object().is_some_and(|map| C::read(&Reader::new(map, "")).is_ok())
 }
 
 /// Calls a macro with a row for each operation: its documentation, its variant of [`Op`] and
-/// [`CaseConfig`], its name in files, its config. Rows of `computed` have a
-/// computation that defines every bit.
+/// [`CaseConfig`], its name in files, and its config. Rows of `computed` have a computation that
+/// defines every bit.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! operations {
@@ -145,7 +148,7 @@ macro_rules! operations {
                     fp8_requantize::RequantizeConfig,
                 /// e4m3fn to e4m3fnuz.
                 NormalizeFnuz "normalize_e4m3fn_to_e4m3fnuz" normalize_fnuz::FnuzConfig,
-                /// What a rank loads of gpt-oss's MXFP4 experts.
+                /// The part of gpt-oss's MXFP4 experts that a rank loads.
                 GptOssMxfp4 "load_weights_mxfp4" gpt_oss_mxfp4::GptOssConfig,
                 /// Activations to NVFP4.
                 ScaledFp4Quant "scaled_fp4_quant" scaled_fp4_quant::Fp4QuantConfig,
@@ -162,20 +165,22 @@ macro_rules! operations {
 
 macro_rules! table {
     ($($group:ident {
-        $($(#[$doc:meta])* $variant:ident $name:literal $module:ident::$config:ident,)+
+        $($(#[doc = $doc:literal])* $variant:ident $name:literal $module:ident::$config:ident,)+
     })+) => {
         named! {
             /// The operation of a case.
-            Op { $($($(#[$doc])* $variant $name),+),+ }
+            Op { $($($(#[doc = $doc])* $variant $name),+),+ }
         }
 
         /// A case's config, by operation.
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
-        pub enum CaseConfig { $($($(#[$doc])* $variant($config)),+),+ }
+        pub enum CaseConfig { $($($(#[doc = $doc])* $variant($config)),+),+ }
 
         /// Every operation.
-        pub(crate) const ALL: &[Entry] = &[$($(Entry::new::<$config>(Op::$variant)),+),+];
+        pub(crate) const ALL: &[Entry] = &[
+            $($(Entry::new::<$config>(Op::$variant, concat!($($doc),*))),+),+
+        ];
 
         impl CaseConfig {
             /// The operation that this configures.
@@ -183,7 +188,7 @@ macro_rules! table {
                 match self { $($(Self::$variant(_) => Op::$variant),+),+ }
             }
 
-            /// The operation, as case files, `check` and `vectors` know it.
+            /// The operation as a trait object.
             pub(crate) fn operation(&self) -> &dyn Operation {
                 match self { $($(Self::$variant(c) => c),+),+ }
             }
@@ -201,7 +206,7 @@ operations!(table);
 impl Op {
     /// The operation's row of the table.
     pub(crate) fn entry(self) -> &'static Entry {
-        // The enum and the table have the same rows in the same order.
+        // The enum and the table have the same order.
         &ALL[self as usize]
     }
 }
@@ -210,14 +215,25 @@ impl CaseConfig {
     /// Reads the config of `op`.
     ///
     /// # Errors
-    /// An unknown or missing key, a value of another type or outside its domain, or two that
-    /// contradict.
+    /// Returns an error for an unknown or missing key, a value of another type or outside its
+    /// domain, or contradicting values.
     pub fn from_json(op: Op, map: &Map<String, Value>) -> Result<Self, CaseError> {
         keys::check(op, map)?;
-        (op.entry().read)(&Reader { map, op: op.name(), prefix: "" })
+        (op.entry().read)(&Reader::new(map, op.name()))
     }
 
-    /// The config as case files write it.
+    /// As [`CaseConfig::from_json`], with every key that was read and what it may hold.
+    pub(crate) fn read_noting_keys(
+        op: Op,
+        map: &Map<String, Value>,
+    ) -> Result<(Self, Vec<(String, KeyKind)>), CaseError> {
+        keys::check(op, map)?;
+        let log = KeyLog::default();
+        let config = (op.entry().read)(&Reader { log: Some(&log), ..Reader::new(map, op.name()) })?;
+        Ok((config, log.into_keys()))
+    }
+
+    /// The config as JSON, as in case files.
     pub fn to_json(&self) -> Map<String, Value> {
         match self.operation().json() {
             Value::Object(map) => map,
@@ -225,12 +241,12 @@ impl CaseConfig {
         }
     }
 
-    /// Every tensor that the operation knows under this config.
+    /// Every tensor that the operation has under this config.
     ///
     /// `experts` is the leading axis of a MoE case's weights: the experts of this rank.
     ///
     /// # Errors
-    /// For sizes that the operation cannot have.
+    /// Returns an error for sizes that the operation does not support.
     pub fn rules(&self, experts: usize) -> Result<Vec<TensorRule>> {
         self.operation().tensors(experts)
     }
@@ -240,18 +256,18 @@ impl CaseConfig {
         self.operation().quant()
     }
 
-    /// Whether a case's outputs can have only one value each, so that another is wrong.
+    /// Whether every output of a case has exactly one right value.
     pub fn fixes_every_bit(&self) -> bool {
         self.operation().fixes_every_bit()
     }
 
-    /// The config for the first row of activations alone, and the inputs that have an axis of rows;
-    /// `None` where an output depends on all rows.
+    /// The config for only the first row of activations, and the inputs that have an axis of rows;
+    /// `None` if an output depends on all rows.
     pub fn with_one_row(&self) -> Option<(Self, &'static [&'static str])> {
         self.operation().with_one_row()
     }
 
-    /// The config of a kernel that cuts K otherwise; `None` where there is no such kernel.
+    /// The config of a kernel that cuts K differently; `None` if there is none.
     pub fn with_k_cut_otherwise(&self) -> Option<Self> {
         self.operation().with_k_cut_otherwise()
     }

@@ -15,8 +15,8 @@ use crate::prepare::fnuz::{e4m3fnuz_to_f32, normalize_codes, normalize_scale};
 
 /// Config of `normalize_e4m3fn_to_e4m3fnuz`.
 ///
-/// in: `weight` `[N, K]` e4m3fn, `weight_scale` of any shape, `input_scale` of any, where there is one.
-/// out: the same names and shapes.
+/// in: `weight` `[N, K]` e4m3fn, `weight_scale` of any shape, optionally `input_scale` of any
+/// shape. out: the same names and shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FnuzConfig {
     /// Rows of the weight.
@@ -129,7 +129,7 @@ impl Computation for Normalization {
             "codes-converted", "the codes were converted by value although the scale is doubled" =>
                 |c| c.codes = |codes| {
                     for code in codes {
-                        // The code of the same value: e4m3fnuz's bits mean half as much.
+                        // The code of the same value: e4m3fnuz bits represent half the value.
                         let value = 2.0 * e4m3fn_to_f32(*code);
                         *code = match f32_to_e4m3fn_rne_saturating(value) {
                             0x80 => 0,

@@ -17,8 +17,8 @@ use crate::ops::draw::{any_bits, block_scales, positive_values, sizes};
 use crate::ops::schema::{CaseError, Inputs, Reader, TensorRule, positive};
 use crate::ops::tensors::{E4M3, F32, FLAGS, U8, input, is, name_of, output, refused};
 
-/// Config of `convert_to_nvfp4_moe_kernel_format`, with what the kernels' class makes of the global
-/// scales after it.
+/// Config of `convert_to_nvfp4_moe_kernel_format`, including the factors that the kernels' class
+/// then derives from the global scales.
 ///
 /// in: `w13_weight` `[E, N, H / 2]` uint8, `w13_weight_scale` `[E, N, H / 16]` e4m3, and as multipliers
 /// `w13_weight_scale_2` and `w13_input_scale` `[E, 2]` (one column without a gate); `w2_weight`,
@@ -35,7 +35,7 @@ pub struct Nvfp4ExpertsConfig {
     pub hidden_size: usize,
     /// I.
     pub intermediate_size: usize,
-    /// Whether w13 is gate and up.
+    /// Whether w13 holds gate and up.
     pub is_act_and_mul: bool,
 }
 
@@ -125,7 +125,7 @@ impl Operation for Nvfp4ExpertsConfig {
         Ok(())
     }
 
-    /// Every backend, with and without a gate, at sizes that need padding and sizes that need none.
+    /// Every backend, with and without a gate, at sizes with and without padding.
     fn lattice() -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for (_, backend) in Nvfp4Backend::NAMED {
@@ -141,7 +141,7 @@ impl Operation for Nvfp4ExpertsConfig {
                             intermediate_size,
                             is_act_and_mul,
                         };
-                        // What the backend refuses is no case.
+                        // Skip sizes that the backend refuses.
                         if c.projections().iter().all(|p| c.layout(p.1).is_ok()) {
                             all.push(c);
                         }
@@ -166,7 +166,7 @@ impl Operation for Nvfp4ExpertsConfig {
             let shape = sizes(&rule.shape);
             let tensor = match rule.dtypes[0] {
                 DType::F32 => {
-                    // Two shards have one global scale as often as two.
+                    // Half of the cases give both shards the same global scale.
                     let mut values =
                         positive_values(rng, shape.clone())?.elements::<f32>().into_owned();
                     if rng.chance(1, 2) {
@@ -193,7 +193,7 @@ struct Nvfp4 {
     scale_2: [Vec<Vec<f32>>; 2],
     /// `[expert][shard]` multipliers of the activations that enter w13 and w2.
     input_scale: [Vec<Vec<f32>>; 2],
-    /// What becomes of two shards' multipliers: upstream takes the first.
+    /// Merges the multipliers of two shards; upstream takes the first.
     merged: fn(&[f32]) -> f32,
     alpha: fn(Alphas) -> Alphas,
 }

@@ -1,4 +1,4 @@
-//! What each operation says of itself.
+//! The trait that every operation implements.
 
 use serde_json::{Map, Value};
 
@@ -18,7 +18,7 @@ pub(crate) trait Operation: std::fmt::Debug {
     where
         Self: Sized;
 
-    /// The keys that `map` may have; `None` where any may stand.
+    /// The keys that `map` may have; `None` if any key is allowed.
     fn keys_in(_map: &Map<String, Value>) -> Option<&'static [&'static str]>
     where
         Self: Sized,
@@ -31,10 +31,11 @@ pub(crate) trait Operation: std::fmt::Debug {
     where
         Self: Sized;
 
-    /// Configs around the edges of tiles, groups and types, in a fixed order: generated cases walk it.
+    /// Configs around the edges of tiles, groups and types, in the fixed order in which generated
+    /// cases walk them.
     ///
     /// # Errors
-    /// None for the operations in the table.
+    /// Currently none.
     fn lattice() -> Result<Vec<Self>>
     where
         Self: Sized;
@@ -47,10 +48,10 @@ pub(crate) trait Operation: std::fmt::Debug {
         Vec::new()
     }
 
-    /// The keys, as [`Operation::read`] takes them.
+    /// The keys as JSON, as [`Operation::read`] accepts them.
     fn json(&self) -> Value;
 
-    /// A config in a few words: its keys' values.
+    /// A short description of the config: the values of its keys.
     fn describe(&self) -> String {
         let word = |(key, value): (&String, &Value)| match value {
             Value::Null => None,
@@ -62,7 +63,7 @@ pub(crate) trait Operation: std::fmt::Debug {
         json.as_object().into_iter().flatten().filter_map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// Every tensor that the operation knows. `experts` is the leading axis of a MoE case's weights: the
+    /// Every tensor of the operation. `experts` is the leading axis of a MoE case's weights: the
     /// experts of this rank.
     ///
     /// # Errors
@@ -72,13 +73,12 @@ pub(crate) trait Operation: std::fmt::Debug {
     /// Checks the values of inputs whose shapes and types are right.
     ///
     /// # Errors
-    /// [`crate::Error::Value`] for one that nothing could be computed from; [`CaseError`] for
-    /// statements that contradict each other.
+    /// [`crate::Error::Value`] for an invalid value; [`CaseError`] for contradicting statements.
     fn check_inputs(&self, _inputs: &Inputs<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// What checking a case takes, beyond what its tensors bound.
+    /// The memory and time of a check that its tensors do not bound.
     ///
     /// # Errors
     /// As [`Operation::tensors`].
@@ -86,7 +86,7 @@ pub(crate) trait Operation: std::fmt::Debug {
         Ok(vec![Demand::outputs(case.op, &self.tensors(0)?)])
     }
 
-    /// How many rows every output has, where only the inputs say so.
+    /// Number of rows of every output, if only the inputs determine it.
     fn output_rows(&self, _inputs: &Inputs<'_>) -> Option<usize> {
         None
     }
@@ -101,7 +101,8 @@ pub(crate) trait Operation: std::fmt::Debug {
         None
     }
 
-    /// What defines every bit of the outputs; `None` for an operation that is judged stage by stage.
+    /// The bit-exact definition of the outputs; `None` for an operation that is judged stage by
+    /// stage.
     ///
     /// # Errors
     /// For inputs that the operation refuses.
@@ -109,8 +110,17 @@ pub(crate) trait Operation: std::fmt::Debug {
         Ok(None)
     }
 
-    /// The verdicts on the outputs that the case has: by default, every bit of
-    /// [`Operation::computation`]'s.
+    /// Adds every output that the reference computes, for an operation without a
+    /// [`Operation::computation`].
+    ///
+    /// # Errors
+    /// Returns an error for inputs that the operation refuses; [`crate::Error::Unsupported`] by default.
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        Err(crate::Error::unsupported(case.op, "its outputs are added by `vectors`"))
+    }
+
+    /// The verdicts on the outputs of the case; by default, compared bit for bit with
+    /// [`Operation::computation`].
     ///
     /// # Errors
     /// For inputs that the operation refuses.
@@ -137,7 +147,7 @@ pub(crate) trait Operation: std::fmt::Debug {
     /// Adds random inputs to an empty case.
     ///
     /// # Errors
-    /// None for a config of the lattice.
+    /// Returns no error for a config of the lattice.
     fn draw_inputs(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         draw::any_inputs(case, rng)
     }
@@ -145,7 +155,7 @@ pub(crate) trait Operation: std::fmt::Debug {
     /// Adds random inputs to an empty case, and every output that the reference computes.
     ///
     /// # Errors
-    /// None for a config of the lattice.
+    /// Returns no error for a config of the lattice.
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         self.draw_inputs(case, rng)?;
         add_outputs(case)

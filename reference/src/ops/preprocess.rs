@@ -105,13 +105,7 @@ impl Operation for PreprocessConfig {
         let Some(found) = case.output("qweight") else { return Ok(Vec::new()) };
         let input = case.input("qweight")?.elements::<u32>().into_owned();
         let symmetric = int4_to_fp8_symmetric(&input);
-        let expected = match self.checkpoint_format.is_packed_along_n() {
-            true => {
-                let zeros = case.input("qzeros")?.elements::<u32>();
-                int4_to_fp8_asymmetric(&input, &zeros, self.size_n / 8)?
-            }
-            false => symmetric.clone(),
-        };
+        let expected = self.rewritten(case)?;
         let candidate =
             |id, text: &str, made: Elements| Candidate::new(id, text, move |()| Some(made.clone()));
         let candidates = vec![
@@ -143,6 +137,13 @@ impl Operation for PreprocessConfig {
         Ok(vec![subject.judge()])
     }
 
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let shape = case.input("qweight")?.shape().to_vec();
+        let rewritten = Tensor::new("", DType::I32, shape, bytes_of(&self.rewritten(case)?))?;
+        case.add_output("qweight", rewritten);
+        Ok(())
+    }
+
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         let words: Vec<u32> = (0..self.size_k * self.size_n / 8).map(|_| rng.next_u32()).collect();
         let per_row = self.size_n / 8;
@@ -151,15 +152,25 @@ impl Operation for PreprocessConfig {
         let groups = group.groups(crate::num::dims::LogicalK(self.size_k))?;
         let tensor =
             |shape: Vec<usize>, words: &[u32]| Tensor::new("", DType::I32, shape, bytes_of(words));
-        case.add_input("qweight", tensor(shape.clone(), &words)?);
-        let rewritten = if self.checkpoint_format.is_packed_along_n() {
+        case.add_input("qweight", tensor(shape, &words)?);
+        if self.checkpoint_format.is_packed_along_n() {
             let zeros: Vec<u32> = (0..groups * per_row).map(|_| rng.next_u32()).collect();
             case.add_input("qzeros", tensor(vec![groups, per_row], &zeros)?);
-            int4_to_fp8_asymmetric(&words, &zeros, per_row)?
-        } else {
-            int4_to_fp8_symmetric(&words)
-        };
-        case.add_output("qweight", tensor(shape, &rewritten)?);
-        Ok(())
+        }
+        self.add_staged_outputs(case)
+    }
+}
+
+impl PreprocessConfig {
+    /// The rewritten codes of a case.
+    fn rewritten(&self, case: &Case<'_>) -> Result<Elements> {
+        let input = case.input("qweight")?.elements::<u32>();
+        match self.checkpoint_format.is_packed_along_n() {
+            true => {
+                let zeros = case.input("qzeros")?.elements::<u32>();
+                int4_to_fp8_asymmetric(&input, &zeros, self.size_n / 8)
+            }
+            false => Ok(int4_to_fp8_symmetric(&input)),
+        }
     }
 }

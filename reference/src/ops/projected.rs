@@ -1,4 +1,4 @@
-//! Stacks of 4-bit experts on their way into a FlashInfer kernel's layout.
+//! Conversion of stacks of 4-bit experts into a FlashInfer kernel's layout.
 
 use super::computation::{Expected, Form, codes};
 use super::interleaving::Interleaving;
@@ -11,7 +11,7 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, Weight};
 
-/// One projection of a stack, on its way into a kernel's layout.
+/// One projection of a stack during its conversion into a kernel's layout.
 #[derive(Debug, Clone)]
 pub(super) struct Projected {
     /// Names of the outputs.
@@ -38,7 +38,7 @@ impl Projected {
                 for e in 0..packed.experts {
                     let rows = e * scale_rows..(e + 1) * scale_rows;
                     let table = scales.unpack(&packed.scales.slice_rows(rows)?)?;
-                    // In the kernel's order of rows, as the step before the interleaving has it.
+                    // In the kernel's order of rows, before the interleaving.
                     let order: Vec<usize> = weights.rows().sources();
                     let [groups, size_n] = scales.shape();
                     let plain = BlockScaleLayout::new(groups, size_n, scales.tile(), scales.ty())?;

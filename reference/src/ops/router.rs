@@ -25,11 +25,11 @@ pub struct RouterConfig {
     pub scoring_func: ScoringFunc,
     /// Experts per token.
     pub top_k: usize,
-    /// Whether the chosen weights are made to sum to one.
+    /// Whether the chosen weights are divided by their sum.
     pub renormalize: bool,
     /// Present for grouped top-k.
     pub grouped: Option<GroupedTopk>,
-    /// A family's routing, or a stated one; the keys above then say nothing.
+    /// The rule of a family, or a stated rule; then the keys above are unused.
     pub rule: Option<RoutingRule>,
 }
 
@@ -56,7 +56,7 @@ pub struct GroupedTopk {
     pub routed_scaling_factor: f64,
 }
 
-/// Keys of grouped top-k, which mean nothing without `use_grouped_topk`.
+/// Keys of grouped top-k, which require `use_grouped_topk`.
 const GROUPED_TOPK: &[&str] = &["num_expert_group", "topk_group", "routed_scaling_factor"];
 
 impl Operation for RouterConfig {
@@ -72,8 +72,8 @@ impl Operation for RouterConfig {
         ]
     }
 
-    /// A config that states a `model_type` may be the whole config.json of its model, whose keys
-    /// [`crate::moe::families`] reads; one with a `routing` object has nothing else.
+    /// A config with a `model_type` may be the complete config.json of a model, whose keys
+    /// [`crate::moe::families`] reads; a config with a `routing` object has no other key.
     fn keys_in(map: &Map<String, Value>) -> Option<&'static [&'static str]> {
         match (map.contains_key("routing"), map.contains_key("model_type")) {
             (true, _) => Some(&["routing"]),
@@ -219,6 +219,27 @@ impl Operation for RouterConfig {
         Ok(reports)
     }
 
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        if self.rule.is_some() {
+            let reason = "only `scoring_func` and its keys are computed";
+            return Err(Error::unsupported("outputs of a stated `routing`", reason));
+        }
+        let logits = case.input("router_logits")?;
+        let [rows, experts] = logits.dims2()?;
+        let (values, ty) = widened(logits)?;
+        let bias = case.inputs.get("e_score_correction_bias").map(|b| b.elements::<f32>());
+        let routing = self.router(ty, bias.as_deref()).route(&values, experts)?;
+        let shape = vec![rows, self.top_k];
+        let ints = |values| Tensor::from_vec("", DType::I32, shape.clone(), values);
+        let (ids, indices) = (ints(routing.topk_ids)?, ints(routing.token_expert_indices)?);
+        let weights = Tensor::from_vec("", DType::F32, shape.clone(), routing.topk_weights)?;
+        drop(bias);
+        case.add_output("topk_weights", weights);
+        case.add_output("topk_ids", ids);
+        case.add_output("token_expert_indices", indices);
+        Ok(())
+    }
+
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         let rows = rng.pick(&ROWS);
         let experts = rng.pick(&[8, 16, 64, 128, 256]);
@@ -226,7 +247,7 @@ impl Operation for RouterConfig {
         let mut c = self.clone();
         let with_bias = c.grouped.is_some() && rng.chance(1, 2);
         if let Some(g) = c.grouped {
-            // No more experts than the chosen groups hold.
+            // At most as many experts as the chosen groups hold.
             c.top_k = c.top_k.min(g.topk_group * (experts / g.num_expert_group));
         }
         case.config = c.into();
@@ -278,7 +299,7 @@ pub(super) fn logits(
         let palette: Vec<u32> = (0..experts.min(levels)).map(|_| rng.next_u32()).collect();
         for e in 0..experts {
             let bits = if levels == usize::MAX { palette[e] } else { rng.pick(&palette) };
-            // Sign, an exponent from 2^-6 to 2^3, and as much fraction as the type has.
+            // Sign, an exponent from 2^-6 to 2^3, and all fraction bits of the type.
             let (sign, exponent, fraction) = (bits >> 31, bits >> 23 & 0xff, bits & 0x7f_ffff);
             match dtype {
                 DType::F16 => {

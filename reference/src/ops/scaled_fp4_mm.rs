@@ -1,4 +1,5 @@
-//! A product of NVFP4 activations and an NVFP4 weight, its fused shards with global scales of their own.
+//! A product of NVFP4 activations and an NVFP4 weight whose fused shards have separate global
+//! scales.
 
 use serde_json::{Value, json};
 
@@ -29,10 +30,10 @@ use crate::products::{Bounded, Nvfp4Product, Nvfp4Rows};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
-/// Rows that half of k is left out of.
+/// Number of rows on which a missing half of k is tested.
 const SAMPLE_ROWS: usize = 2;
 
-/// Generations whose block-scaled instructions a schedule may name.
+/// Architectures whose block-scaled instructions a schedule may name.
 const UNITS: &[(&str, Architecture)] =
     &[("blackwell", Architecture::Blackwell), ("rtx_blackwell", Architecture::RtxBlackwell)];
 
@@ -52,10 +53,10 @@ pub struct Fp4MmConfig {
     pub size_n: usize,
     /// Multiple of 16.
     pub size_k: usize,
-    /// `logical_widths`: columns of each fused shard; all of N where absent.
+    /// `logical_widths`: columns of each fused shard; by default one shard of N columns.
     pub widths: Vec<usize>,
-    /// `schedule` `{"architecture": …}`: one instruction after the other in ascending k, compared for
-    /// every bit.
+    /// `schedule` `{"architecture": …}`: one instruction after the other in ascending k, compared
+    /// bit for bit.
     pub schedule: Option<Architecture>,
 }
 
@@ -65,7 +66,8 @@ impl Fp4MmConfig {
         find_block_scaled(self.schedule?, ScalarType::FLOAT8_E4M3FN, 16)
     }
 
-    /// The unit whose class bounds a product without a schedule: the generations compute alike.
+    /// The unit whose class bounds a product without a schedule; all architectures have the same
+    /// class.
     pub(crate) fn any_unit(&self) -> Option<&'static BlockScaledUnit> {
         find_block_scaled(Architecture::Blackwell, ScalarType::FLOAT8_E4M3FN, 16)
     }
@@ -129,7 +131,7 @@ impl Operation for Fp4MmConfig {
         positive(&inputs["weight_global_scale"])
     }
 
-    /// K that fills no whole instruction of 64, several shards.
+    /// Includes K that does not fill whole instructions of 64, and several shards.
     fn lattice() -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for dtype in HALF {
@@ -225,7 +227,7 @@ impl Fp4Mm {
         })
     }
 
-    /// What `make` gives of each shard, `[M, N]`.
+    /// Combines the results of `make` for each shard to `[M, N]`.
     fn shards<T: Copy>(
         &self,
         make: impl Fn(&Nvfp4Product<'_>) -> Result<Vec<T>>,
@@ -255,8 +257,8 @@ impl Fp4Mm {
         self.shards(|product| product.in_order(unit))
     }
 
-    /// Whether `found` are the bits of one instruction after the other in ascending k. The first
-    /// row decides whether all are computed.
+    /// Whether `found` equals the result of instructions in ascending k bit for bit. The other rows
+    /// are computed only if the first row matches.
     fn is_in_order(&self, found: &[u32]) -> Result<bool> {
         let c = &self.config;
         let scales = self.a_scale.iter_bits().take(c.size_k / 16).map(|b| b as u8).collect();
@@ -276,8 +278,7 @@ impl Fp4Mm {
 }
 
 impl Fp4Mm {
-    /// Whether the output of activations whose first half of k is zero would be rejected, looked at
-    /// in the first rows.
+    /// Whether the output without the first half of k would be rejected, tested on the first rows.
     fn rejects_half_k(&self, accepted: &[Accepted]) -> Result<Option<bool>> {
         let c = &self.config;
         let rows = c.size_m.min(SAMPLE_ROWS);
@@ -292,7 +293,7 @@ impl Fp4Mm {
     }
 }
 
-/// The report on outputs that the instructions give in ascending order.
+/// The report on outputs that equal the instructions in ascending order.
 fn every_bit(elements: usize) -> OutputReport {
     let mut report = OutputReport::unchecked("y", elements, "");
     report.verdict = Verdict::Pass;
@@ -304,7 +305,7 @@ fn every_bit(elements: usize) -> OutputReport {
     report
 }
 
-/// Scales `[groups, N]` that were stored row by row and are read as interleaved.
+/// Scales `[groups, N]` that were stored row by row but are read as interleaved.
 fn misread(scales: &Table) -> Option<Table> {
     let layout =
         BlockScaleLayout::new(scales.rows(), scales.cols(), ScaleTile::Rows128, scales.ty());
@@ -378,8 +379,8 @@ impl Computation for Fp4Mm {
     }
 }
 
-/// `y`: every bit where a schedule is declared or ascending order gives it, else by the bound of a
-/// block-scaled unit in any order.
+/// Judges `y` bit for bit if a schedule is declared or ascending order gives it, otherwise by the
+/// bound of a block-scaled unit in any order.
 fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
     let Some(found) = case.output("y") else { return Ok(Vec::new()) };
     if mm.config.schedule.is_some() {
@@ -416,7 +417,7 @@ fn judge(case: &Case<'_>, mm: &Fp4Mm) -> Result<Vec<OutputReport>> {
     Ok(vec![report])
 }
 
-/// The mistake under whose bounds all elements are, the right ones too.
+/// The mistake whose bounds contain all elements, including the right ones.
 fn diagnose(mm: &Fp4Mm, right: &[Bounded], found: &[f64], wrong: &[usize]) -> Option<Diagnosis> {
     let of = |i: &usize| (found[*i], right[*i].exact);
     let wrong_values: Vec<(f64, f64)> = wrong.iter().map(of).collect();

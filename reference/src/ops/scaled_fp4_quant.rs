@@ -1,5 +1,6 @@
-//! Activations to NVFP4. The definition has one result; a kernel with a GPU's reciprocal instruction
-//! gives neighbours of it, which are accepted where one set of reciprocals explains all codes.
+//! Quantizes activations to NVFP4. The definition has one result. A kernel with a GPU's approximate
+//! reciprocal may give neighbouring codes, which are accepted if one set of reciprocals explains
+//! all codes.
 
 use serde_json::{Value, json};
 
@@ -51,8 +52,7 @@ pub struct Fp4QuantConfig {
     pub size_k: usize,
     /// Whether the scales are interleaved in tiles of 128 x 4.
     pub is_sf_swizzled_layout: bool,
-    /// How the kernel computes reciprocals; where absent, as either rule explains the outputs, with
-    /// ties to even.
+    /// The kernel's reciprocals; `None` accepts either rule, with ties to even.
     pub reciprocal: Option<Reciprocal>,
 }
 
@@ -144,7 +144,7 @@ impl Operation for Fp4QuantConfig {
         let values = x.elements::<u16>();
         let largest =
             values.iter().map(|&b| crate::moe::widen(self.dtype, b).abs()).fold(0.0, f32::max);
-        // What upstream takes, or a scale under which blocks become zero or saturate.
+        // Upstream's scale, or one that makes blocks zero or saturate.
         let usual = if largest > 0.0 { 448.0 * 6.0 / largest } else { 1.0 };
         let global = usual * rng.pick(&[1.0, 1.0, 1.0, 64.0, 1.0 / 4096.0]);
         drop(values);
@@ -185,13 +185,13 @@ impl Quantization {
         })
     }
 
-    /// Two codes a byte, even k low.
+    /// Packs two codes per byte, even k in the low nibble.
     fn bytes(&self, codes: &[u8]) -> Elements {
         let [low, high] = if self.swap { [1, 0] } else { [0, 1] };
         codes.chunks_exact(2).map(|p| u32::from(p[low] | p[high] << 4)).collect()
     }
 
-    /// The scales `[M, K / 16]` as the case has them.
+    /// The scales `[M, K / 16]` in the layout of the case.
     fn stored_scales(&self, scales: Vec<u8>) -> Result<Elements> {
         let (m, groups) = (self.config.size_m, self.config.size_k / 16);
         let table = Table::new(ScalarType::FLOAT8_E4M3FN, m, groups, TableData::B8(scales))?;
@@ -210,10 +210,10 @@ impl Quantization {
         })
     }
 
-    /// The scales row by row, from the case's.
+    /// The scales row by row, from the layout of the case.
     ///
     /// # Errors
-    /// [`crate::Error::Value`] where padding is not zero.
+    /// [`crate::Error::Value`] if padding is not zero.
     fn plain_scales(&self, found: &[u8]) -> Result<Vec<u8>> {
         if !self.config.is_sf_swizzled_layout {
             return Ok(found.to_vec());
@@ -276,8 +276,8 @@ impl Computation for Quantization {
     }
 }
 
-/// Both outputs: the definition's bits, or, unless the case declares exact reciprocals, those of a
-/// kernel with the reciprocal instruction.
+/// Judges both outputs: they must equal the definition or, unless the case declares exact
+/// reciprocals, the result of approximate reciprocals.
 fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputReport>> {
     let mut reports = bitwise(case, q)?;
     let exact = reports.iter().all(|r| r.verdict == Verdict::Pass);
@@ -287,14 +287,14 @@ fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputReport>> {
     let (Some(fp4), Some(scale)) = (case.output("x_fp4"), case.output("x_scale")) else {
         return Ok(reports);
     };
-    // Kernels differ in codes alone, never in scales or padding.
+    // Kernels differ only in codes, never in scales or padding.
     let Ok(scales) = q.plain_scales(scale.bytes()) else { return Ok(reports) };
     let codes: Vec<u8> = fp4.bytes().iter().flat_map(|b| [b & 15, b >> 4]).collect();
     let k = q.config.size_k;
     let kernel = nvfp4_kernel_difference(&q.x, k, q.global_scale, &codes, &scales)?;
     let declared = q.config.reciprocal == Some(Reciprocal::Approximate);
     let away = match kernel {
-        // All else must be the definition's.
+        // Everything else must equal the definition.
         Some(_) => {
             let (exact, exact_scales) = nvfp4(&q.x, k, q.global_scale)?;
             scales == exact_scales && codes == with_ties_away(&q.x, q.global_scale, &exact, &scales)
@@ -322,7 +322,7 @@ fn judge(case: &Case<'_>, q: &Quantization) -> Result<Vec<OutputReport>> {
     Ok(reports)
 }
 
-/// Names the mistake; `chance` says that approximate reciprocals may give the same.
+/// Names the mistake; `chance` states whether approximate reciprocals may give the same result.
 fn ties_away(report: &mut OutputReport, chance: bool) {
     let text = "values between two codes went away from zero, not to the even code";
     report.diagnosis = Some(Diagnosis::explains("ties-away", text));

@@ -31,7 +31,7 @@ use crate::weight::{Table, Weight};
 /// Config of `cutlass_scaled_mm`: a product of e4m3fn activations and an e4m3fn weight.
 ///
 /// in: `a` `[M, K]`, `a_scales` `[1]`, or `[M, 1]` for `per_act_token_quant`; `weight` `[N, K]`,
-/// `weight_scale` `[1]`, or `[N, 1]` for `per_out_ch_quant`; `bias` `[N]` where `has_bias`. out: `y`
+/// `weight_scale` `[1]`, or `[N, 1]` for `per_out_ch_quant`; `bias` `[N]` if `has_bias`. out: `y`
 /// `[M, N]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fp8MmConfig {
@@ -49,7 +49,7 @@ pub struct Fp8MmConfig {
     pub per_out_ch_quant: bool,
     /// Whether there is a bias.
     pub has_bias: bool,
-    /// How `y` was computed, where it is to be equal for every bit.
+    /// Schedule of `y`, if its bits are declared.
     pub schedule: Option<ScheduleChoice>,
 }
 
@@ -115,7 +115,7 @@ impl Operation for Fp8MmConfig {
         positive(&inputs["weight_scale"])
     }
 
-    /// K of one instruction, of part of a promotion, of several.
+    /// K of one instruction, of part of a promotion interval, and of several intervals.
     fn lattice() -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for dtype in HALF {
@@ -217,7 +217,7 @@ impl ScaledMm {
         Ok(Self { config: c.clone(), a, a_scales, weight, schedule })
     }
 
-    /// `found` as the product of these inputs by its bound.
+    /// Judges `y` by its bound.
     fn bounded(&self, case: &Case<'_>, given: &Declared) -> Result<Option<OutputReport>> {
         let Some(found) = case.output("y") else { return Ok(None) };
         let c = &self.config;
@@ -301,7 +301,8 @@ impl Computation for ScaledMm {
     }
 }
 
-/// `y`: every bit where a schedule is declared or a known one gives it, else by its bound.
+/// Judges `y` bit for bit if a schedule is declared or a known one gives it, otherwise by its
+/// bound.
 fn judge(case: &Case<'_>, mm: &ScaledMm, given: &Declared) -> Result<Vec<OutputReport>> {
     let Some(found) = case.output("y") else { return Ok(Vec::new()) };
     let report = match &mm.config.schedule {

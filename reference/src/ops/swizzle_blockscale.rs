@@ -34,7 +34,7 @@ pub struct SwizzleConfig {
     pub scale_type: ScalarType,
     /// `sf_layout`: `128x4` or `8x4`.
     pub tile: ScaleTile,
-    /// Experts of a stack; none for a single matrix.
+    /// Number of experts; `None` for a single matrix.
     pub num_experts: Option<usize>,
     /// Rows: output features, or tokens.
     pub size_n: usize,

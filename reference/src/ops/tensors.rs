@@ -1,10 +1,10 @@
-//! What configs and tensors of operations are made of.
+//! Helpers for configs and tensors of operations.
 
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::schema::{CaseError, Dim, Reader, TensorRule, rule};
 
-/// e4m3 bits, of either FP8 type: safetensors has a name for e4m3fn alone.
+/// e4m3 bits of either FP8 type; safetensors only has a name for e4m3fn.
 pub(in crate::ops) const E4M3: &[DType] = &[DType::F8E4M3];
 
 pub(in crate::ops) const U8: &[DType] = &[DType::U8];
@@ -18,12 +18,12 @@ pub(in crate::ops) const fn is(size: usize) -> Dim {
     Dim::Is(size)
 }
 
-/// A needed input.
+/// A required input.
 pub(in crate::ops) fn input(name: &str, dtypes: &[DType], shape: &[Dim]) -> TensorRule {
     rule(format!("in.{name}"), dtypes, shape).required(true)
 }
 
-/// An input that may be absent.
+/// An optional input.
 pub(in crate::ops) fn optional(name: &str, dtypes: &[DType], shape: &[Dim]) -> TensorRule {
     rule(format!("in.{name}"), dtypes, shape)
 }
@@ -56,7 +56,7 @@ pub(in crate::ops) const fn w13_size_n(intermediate_size: usize, gated: bool) ->
     if gated { intermediate_size.saturating_mul(2) } else { intermediate_size }
 }
 
-/// A refusal of a library type's sizes as one of the config's keys.
+/// Reports a library error about sizes as an error of a config key.
 pub(in crate::ops) fn refused(
     r: &Reader<'_>,
     key: &str,
@@ -66,7 +66,7 @@ pub(in crate::ops) fn refused(
     r.refuse(key, found, format!("sizes that the layout takes: {error}"))
 }
 
-/// A size that must be whole units.
+/// Checks that a size is a multiple of a unit.
 pub(in crate::ops) fn whole(
     r: &Reader<'_>,
     key: &str,

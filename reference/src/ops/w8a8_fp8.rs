@@ -1,4 +1,5 @@
-//! What the products of e4m3fn activations and e4m3fn weights share: one matrix and a layer's.
+//! Helpers for products of e4m3fn activations and e4m3fn weights, shared by `scaled_mm` and
+//! `fp8_moe`.
 
 use crate::Result;
 use crate::judge::mistake::{Comparison, search};
@@ -17,7 +18,7 @@ use crate::weight::{Groups, Table, TableData, Weight};
 /// The type of both operands.
 pub(super) const E4M3_TYPE: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// An e4m3fn matrix of a file `[N, K]` with one f32 scale, or one for each of its N.
+/// An e4m3fn matrix `[N, K]` of a file with one f32 scale, or one per output feature.
 pub(super) fn fp8_weight(
     tensor: &Tensor<'_>,
     scales: &[f32],
@@ -36,7 +37,8 @@ pub(super) fn fp8_weight(
     })
 }
 
-/// How a W8A8-FP8 product is declared: the case's convention is upstream's kernels', the class as given.
+/// The declaration of a W8A8-FP8 product: the convention of upstream's kernels, and the given
+/// class.
 pub(super) fn declared_as(given: &Declared) -> Declared {
     Declared {
         convention: Some(Convention::ScaledMm),
@@ -45,12 +47,12 @@ pub(super) fn declared_as(given: &Declared) -> Declared {
     }
 }
 
-/// Whether a class is declared; the default one is of 16-bit operands.
+/// Whether a class is declared; the default class is for 16-bit operands.
 pub(super) fn is_declared(given: &Declared) -> bool {
     given.class != Class::any_order()
 }
 
-/// Promotion added where there is none, or left out.
+/// Toggles promotion in a schedule.
 pub(super) fn other_promotion(schedule: &mut Schedule) {
     schedule.chunks = match schedule.chunks {
         Chunks::Whole => Chunks::Size(FP8_PROMOTION),
@@ -58,8 +60,8 @@ pub(super) fn other_promotion(schedule: &mut Schedule) {
     };
 }
 
-/// The mistake whose bits under the declared schedule are all those found says more than a structure,
-/// but not more than zeros or NaN, which many mistakes give.
+/// Prefers a mistake that gives every found bit under the declared schedule to a structure, but not
+/// to zeros or NaN, which many mistakes give.
 pub(super) fn better_diagnosis<C: Computation>(
     report: &mut OutputReport,
     found: &[u32],
@@ -80,7 +82,7 @@ pub(super) fn better_diagnosis<C: Computation>(
         }
         let mut all = Comparison { total: found.len(), ..Comparison::default() };
         for ((&e, &m), &f) in expected.elements.iter().zip(&made.elements).zip(found) {
-            // The declared schedule need not be the kernel's: only all bits will do.
+            // The kernel may not follow the declared schedule, so every bit must match.
             match m == f {
                 true if e == f => {}
                 true => all.exact(e, m, f, 16),
@@ -95,7 +97,7 @@ pub(super) fn better_diagnosis<C: Computation>(
     Ok(())
 }
 
-/// The only convention of products of 8-bit codes; a config may name it.
+/// Checks the optional key `convention`: products of 8-bit codes have only one.
 pub(super) fn scaled_mm_convention(r: &Reader<'_>) -> Result<(), CaseError> {
     r.optional_name("convention", &[("scaled_mm", ())]).map(|_| ())
 }

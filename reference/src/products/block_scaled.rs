@@ -1,10 +1,10 @@
 //! Products of activations and weights that are both NVFP4.
 //!
-//! Σ (a·sa)·(w·sw) over e2m1 codes a, w and their e4m3 block scales is exact in the way of every other
-//! product: a code times its scale has 6 significant bits. The sum, an f32, is multiplied by alpha, the
-//! activations' global multiplier times the weight's, an f32 product that is rounded before; then it
-//! is rounded to the output's type (vLLM 0.21.0: `g1_alphas` = `w13_weight_scale_2` ·
-//! `w13_input_scale`, the epilogue D = alpha · accumulator).
+//! Σ (a·sa)·(w·sw) over e2m1 codes a, w and their e4m3 block scales is exact like every other
+//! product: a code times its scale has 6 significant bits. The f32 sum is multiplied by alpha (the
+//! product of the global multipliers of activations and weight, rounded to f32) and rounded to the
+//! output's type (vLLM 0.21.0: `g1_alphas` = `w13_weight_scale_2` · `w13_input_scale`, the epilogue
+//! D = alpha · accumulator).
 
 use super::bound::{Adder, Class, Order, Reduction};
 use super::bounded::Bounded;
@@ -24,7 +24,7 @@ const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 /// k per scale.
 const BLOCK: usize = 16;
 
-/// Rows of quantized activations, as [`crate::quantize::nvfp4`] makes them.
+/// Rows of activations quantized by [`crate::quantize::nvfp4`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Nvfp4Rows {
     size_k: usize,
@@ -35,12 +35,13 @@ pub struct Nvfp4Rows {
 }
 
 impl Nvfp4Rows {
-    /// `codes` `[M, size_k]` one a byte, `scales` `[M, size_k / 16]`, and the multiplier of all.
+    /// Builds rows from `codes` `[M, size_k]`, one per byte, `scales` `[M, size_k / 16]`, and a
+    /// global multiplier.
     ///
     /// # Errors
-    /// [`Error::Size`] for K that is no multiple of 16 and a multiplier that is not positive and
-    /// finite; [`Error::Shape`] where codes and scales are not of as many rows; [`Error::Value`] for a
-    /// code of more than 4 bits, a scale that is NaN or negative.
+    /// [`Error::Size`] if K is not a multiple of 16 or the multiplier is not positive and finite;
+    /// [`Error::Shape`] if codes and scales differ in their rows; [`Error::Value`] for a code of
+    /// more than 4 bits or a scale that is NaN or negative.
     pub fn new(size_k: usize, codes: Vec<u8>, scales: Vec<u8>, global: f32) -> Result<Self> {
         if size_k == 0 || !size_k.is_multiple_of(BLOCK) {
             return Err(Error::size("size_k", size_k, format!("a positive multiple of {BLOCK}")));
@@ -88,10 +89,10 @@ impl<'p> Nvfp4Product<'p> {
     /// `rows` times `weight`, in `dtype`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a weight that is not e2m1 with e4m3 scales for each 16 k, or has a
-    /// bias or zero points, and for another `dtype` than float16 and bfloat16; [`Error::Missing`]
-    /// without a global scale; [`Error::Size`] for another K, and where alpha is not a normal number;
-    /// [`Error::Value`] for a scale that is negative, whose sign a unit does not read, or NaN.
+    /// [`Error::Unsupported`] for a weight that is not e2m1 with e4m3 scales for each 16 k, or has
+    /// a bias or zero points, and for another `dtype` than float16 and bfloat16; [`Error::Missing`]
+    /// without a global scale; [`Error::Size`] if K differs or alpha is not a normal number;
+    /// [`Error::Value`] for a scale that is NaN or negative (units ignore its sign).
     pub fn new(rows: &'p Nvfp4Rows, weight: &Weight<'p>, dtype: ScalarType) -> Result<Self> {
         weight.validate()?;
         let name = &weight.name;
@@ -149,14 +150,14 @@ impl<'p> Nvfp4Product<'p> {
         self.alpha
     }
 
-    /// The class of every kernel that adds up this product with `unit`, in any order of its
-    /// instructions, partial sums in f32.
+    /// The class of every kernel that computes this product with `unit`, in any order of its
+    /// instructions and with partial sums in f32.
     ///
-    /// A term's exponent is its scales', which may be above the exponent of any product: by as much as
-    /// the rows and columns show, the class keeps fewer fraction bits.
+    /// The unit aligns a term by the exponent of its scales, which may exceed the exponent of the
+    /// product. The class drops as many fraction bits as the rows and columns require.
     ///
     /// # Errors
-    /// When the rows cannot be read, which [`Nvfp4Rows::new`] has seen to.
+    /// Returns an error for invalid rows, which [`Nvfp4Rows::new`] excludes.
     pub fn class(&self, unit: &BlockScaledUnit) -> Result<Class> {
         let largest = |codes: &mut dyn Iterator<Item = u32>| {
             codes.filter_map(|code| unit.scale_exponent(code as u8)).max()
@@ -203,11 +204,11 @@ impl<'p> Nvfp4Product<'p> {
         judge.bounds(&self.rows.values()?, None)
     }
 
-    /// The outputs' bits of a kernel that runs one instruction of `unit` after the other in ascending
-    /// k, from zero; K that fills no whole instruction is as if padded with zeros.
+    /// The output bits of a kernel that runs the instructions of `unit` in ascending k, starting
+    /// from zero; a partial last instruction is padded with zeros.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a unit whose scales are not NVFP4's.
+    /// [`Error::Unsupported`] for a unit with other scales than NVFP4.
     pub fn in_order(&self, unit: &BlockScaledUnit) -> Result<Vec<u32>> {
         if (unit.scales, unit.block) != (E4M3, BLOCK) {
             let what = format!("{} for each {} k", unit.scales, unit.block);

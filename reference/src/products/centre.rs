@@ -1,5 +1,5 @@
-//! Sums in a known order: what the unit gives for each part, bit for bit, and how far the f32 sum of
-//! the parts may be from their exact sum, whatever the order of that.
+//! Sums in a known order: the unit's result for each part, bit for bit, and the distance of the f32
+//! sum of the parts from their exact sum in any order.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ use crate::num::scalar::{ScalarType, f64_to_f32_rne};
 pub(super) struct Centre {
     /// The exact sum of the parts.
     value: f64,
-    /// How far a kernel may be from it.
+    /// Largest distance of a kernel's sum from it.
     radius: f64,
 }
 
@@ -28,12 +28,12 @@ impl Centre {
         (self.value.abs() + self.radius) < f64::from(f32::MAX)
     }
 
-    /// The least f32 that the sum may be.
+    /// The smallest possible f32 sum.
     pub(super) fn lo(&self) -> f64 {
         f64::from(f64_to_f32_rne(self.value - self.radius))
     }
 
-    /// The greatest.
+    /// The largest possible f32 sum.
     pub(super) fn hi(&self) -> f64 {
         f64::from(f64_to_f32_rne(self.value + self.radius))
     }
@@ -42,23 +42,23 @@ impl Centre {
 /// The scale of a group in a column.
 pub(super) type GroupScale<'r> = &'r (dyn Fn(u32, usize) -> f64 + Sync);
 
-/// A weight as the unit sees it.
+/// The operands of the unit for a weight.
 #[derive(Clone, Copy)]
 pub(super) struct Raw<'r> {
-    /// The numbers that enter the unit, times 2^power.
+    /// The values that enter the unit, times 2^power.
     pub(super) columns: &'r dyn Columns,
     pub(super) power: i32,
     /// The group of each k, and the scales that multiply the sum of each group.
     pub(super) groups: Option<(&'r [u32], GroupScale<'r>)>,
 }
 
-/// Where sums begin and end, and the group of each.
+/// The range of k and the group of each sum.
 type Cuts = Vec<(Range<usize>, u32)>;
 
 /// Sums of 16 columns, by member and row.
 type PanelSums = Vec<Vec<[Centre; LANES]>>;
 
-/// The codes of a type, found by their values.
+/// The codes of a type, indexed by value.
 struct Codes {
     ty: ScalarType,
     e4m3: Option<&'static [u8]>,
@@ -73,7 +73,7 @@ impl Codes {
         let e4m3 = (ty == ScalarType::FLOAT8_E4M3FN).then(|| {
             let table = E4M3.get_or_init(|| {
                 let value = |i: u64| f64::from_bits(i << BELOW_E4M3);
-                // 0x7f where e4m3 has no such number.
+                // 0x7f if e4m3 has no such value.
                 let code = |i| match ty.encode_rne(value(i)) {
                     code if ty.to_f64(code) == value(i) => code as u8,
                     _ => 0x7f,
@@ -99,9 +99,9 @@ impl Codes {
 }
 
 impl Raw<'_> {
-    /// The sums `[M, N]` by each of `classes`; `None` for those with several orders, and where the
-    /// factors are not numbers of the unit's types or groups do not fill its instructions. Classes of
-    /// one unit share its operands.
+    /// The sums `[M, N]` by each of `classes`; `None` for a class with several orders, for factors
+    /// that are not values of the unit's types, and for groups that do not fill its instructions.
+    /// Classes of one unit share its operands.
     pub(super) fn centres(
         &self,
         classes: &[Class],
@@ -165,7 +165,8 @@ impl Raw<'_> {
         all
     }
 
-    /// Where sums begin and end, at `starts` and where groups do, and the group of each.
+    /// The range of k and the group of each sum; sums are cut at `starts` and at the ends of
+    /// groups.
     fn cuts(&self, unit: &Unit, starts: &[usize]) -> Option<Cuts> {
         let size_k = self.columns.size_k();
         let group = |k: usize| self.groups.map_or(0, |(groups, _)| groups[k]);
@@ -249,8 +250,8 @@ impl Raw<'_> {
             let [positive, negative] = [sides[0][l], sides[1][l]];
             let mut radius = 0.0;
             if ranges.len() > 1 || scaled {
-                // Each f32 addition rounds by 2^-24 of a partial sum, each multiplication by a group's
-                // scale by 2^-24 of the part; and what this sum in f64 may have lost.
+                // Each f32 addition rounds by 2^-24 of a partial sum, each multiplication by a
+                // group's scale by 2^-24 of the part; the rest covers the error of this f64 sum.
                 let once = f64::from(f32::EPSILON) / 2.0;
                 let growth = (2.0 * parts * once).exp();
                 let additions = (parts - 1.0) * positive.max(negative);

@@ -1,16 +1,15 @@
-//! What happens to a sum after the last product: scales, bias, router weight, and the rounding of
-//! each.
+//! The epilogue of a sum: scales, bias, router weight, and their roundings.
 //!
-//! A [`Chain`] is a list of steps. It is read three ways: as the real number that it stands for,
-//! without roundings ([`Chain::exact`]); as what a device computes ([`Chain::run`]); and as the
-//! interval of what a device may compute from any sum in an interval ([`Chain::interval`]): every
-//! step is monotone in the sum, so that its ends follow from the ends before.
+//! A [`Chain`] is a list of steps. It has three interpretations: the exact result without roundings
+//! ([`Chain::exact`]), the result of a device ([`Chain::run`]), and the interval of results for an
+//! interval of sums ([`Chain::interval`]). Every step is monotone in the sum, so the ends of the
+//! interval follow from the previous ends.
 
 use super::Wide;
 use super::columns::round_half;
 use crate::num::scalar::ScalarType;
 
-/// What a step does with its operand.
+/// The operation of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// value · operand.
@@ -22,8 +21,8 @@ pub enum Action {
     MultiplyAdd,
     /// A rounding only.
     Round,
-    /// Nothing; but a device may have multiplied the scales before it in any order, and
-    /// [`Chain::interval`] admits all of them. The operand is what underflow may cost.
+    /// No operation, but the device may have multiplied by the previous scales in any order, and
+    /// [`Chain::interval`] admits every order. The operand is the largest error by underflow.
     AnyOrder,
 }
 
@@ -34,9 +33,9 @@ pub struct Step {
     pub action: Action,
     /// The operand, as the exact number.
     pub operand: f64,
-    /// The operand as the device has it: rounded to a narrower type first, mostly the same.
+    /// The operand on the device, which may be rounded to a narrower type first.
     pub rounded_operand: f64,
-    /// What [`Action::MultiplyAdd`] adds, a number of the type `to`; else 0.
+    /// The addend of [`Action::MultiplyAdd`], a value of the type `to`; otherwise 0.
     pub addend: f64,
     /// Type of the result: float32, float16 or bfloat16.
     pub to: ScalarType,
@@ -63,9 +62,10 @@ impl Step {
         Self { action: Action::Round, operand: 0.0, rounded_operand: 0.0, addend: 0.0, to }
     }
 
-    /// Up to three f32 products before this step may come in any order. Each rounds by 2^-24 of itself,
-    /// and so they did here: 6·2^-24 is less than 2^-21. Below the normal range a rounding costs up
-    /// to 2^-150, which a later factor enlarges: `operands` are the scales.
+    /// Up to three f32 products before this step may have any order. Each rounds by at most 2^-24
+    /// of its result on the device and in this chain: 6·2^-24 is less than 2^-21. Below the normal
+    /// range a rounding errs by up to 2^-150, which later factors enlarge; `operands` are the
+    /// scales.
     pub fn any_order(operands: impl IntoIterator<Item = f64>) -> Self {
         let enlarged = operands.into_iter().fold(1.0, |all, x| all * x.abs().max(1.0));
         let operand = f64::from_bits((1023 - 147) << 52) * enlarged;
@@ -73,12 +73,12 @@ impl Step {
         Self { action: Action::AnyOrder, operand, rounded_operand, addend, to }
     }
 
-    /// The same with an operand that the device rounded to `ty`.
+    /// This step with an operand that the device rounded to `ty`.
     pub fn with_operand_in(self, ty: ScalarType) -> Self {
         Self { rounded_operand: round_half(ty, self.operand), ..self }
     }
 
-    /// One step without its rounding, to within f64's.
+    /// The result of the step before its rounding, in f64.
     fn value(&self, value: f64) -> f64 {
         match self.action {
             Action::Multiply => value * self.rounded_operand,
@@ -88,17 +88,17 @@ impl Step {
         }
     }
 
-    /// The step as two, each with its rounding, where a device may do so.
+    /// The step split into two rounded steps, if a device may do so.
     fn apart(&self) -> Option<[Self; 2]> {
         (self.action == Action::MultiplyAdd)
             .then(|| [Self { action: Action::Multiply, ..*self }, Self::add(self.addend, self.to)])
     }
 
-    /// One step on a device's value.
+    /// Applies the step to a device's value.
     fn apply(&self, value: f64) -> f64 {
         let x = self.rounded_operand;
-        // Values have at most 24 significant bits, and so have operands: the product is exact in
-        // f64. The sum may be rounded there; `round_sum` accounts for that.
+        // Values and operands have at most 24 significant bits, so the product is exact in f64. The
+        // sum may round in f64; `round_sum` corrects that.
         match self.action {
             Action::Multiply => round_half(self.to, value * x),
             Action::Add => round_sum(self.to, value, x),
@@ -115,8 +115,8 @@ pub(super) fn round_sum(ty: ScalarType, x: f64, y: f64) -> f64 {
     if sum.is_finite() { round_half(ty, to_odd(sum, error)) } else { round_half(ty, sum) }
 }
 
-/// sum + error rounded to odd, where `error` is less than a unit of the sum's last place: a rounding
-/// to fewer bits that follows is as if it were the only one.
+/// sum + error rounded to odd, where `error` is less than one unit in the last place of the sum. A
+/// later rounding to fewer bits then gives the result of a single rounding.
 pub(super) fn to_odd(sum: f64, error: f64) -> f64 {
     match (error == 0.0, sum.to_bits() & 1 == 0, (error > 0.0) == (sum > 0.0)) {
         (true, ..) | (_, false, _) => sum,
@@ -125,7 +125,7 @@ pub(super) fn to_odd(sum: f64, error: f64) -> f64 {
     }
 }
 
-/// The least magnitude that [`Chain::exact_pair`] answers for.
+/// The least magnitude that [`Chain::exact_pair`] supports.
 const LEAST_EXACT: f64 = 1e-100;
 
 /// x + y as an f64 and its rounding error.
@@ -143,7 +143,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// The number that the chain stands for, of the exact `sum`.
+    /// The exact result for the exact `sum`.
     pub fn exact(&self, sum: &Wide) -> Wide {
         let mut value = sum.clone();
         for step in &self.steps {
@@ -162,7 +162,8 @@ impl Chain {
         value
     }
 
-    /// The same of the sum of a pair, as an f64 and the rest; `None` where two f64 do not hold it.
+    /// The exact result for a sum given as a pair, as an f64 and a remainder; `None` if two f64
+    /// cannot represent it.
     pub(super) fn exact_pair(&self, [high, low]: [f64; 2]) -> Option<[f64; 2]> {
         let (mut value, mut rest) = two_sum(high, low);
         for step in &self.steps {
@@ -188,7 +189,7 @@ impl Chain {
         if value == 0.0 {
             return Some([0.0; 2]);
         }
-        // Far from where f64 underflows, so that the rest is exact.
+        // Far from underflow in f64, so the remainder is exact.
         let normal = (LEAST_EXACT..f64::from(f32::MAX)).contains(&value.abs());
         normal.then_some([value, rest])
     }
@@ -198,7 +199,7 @@ impl Chain {
         self.steps.iter().fold(sum, |value, step| step.apply(value))
     }
 
-    /// The results of sums in `lo..=hi` (f32 values).
+    /// The interval of results for sums in `lo..=hi` (f32 values).
     pub fn interval(&self, lo: f64, hi: f64) -> Interval {
         let start = Interval { lo, hi, before: (lo, hi) };
         self.steps.iter().fold(start, |ends, step| {
@@ -214,12 +215,12 @@ impl Chain {
     }
 }
 
-/// What a device may compute.
+/// The interval of results that a device may compute.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
-    /// Least result.
+    /// Smallest result.
     pub lo: f64,
-    /// Greatest result.
+    /// Largest result.
     pub hi: f64,
     /// Both before the last rounding.
     pub before: (f64, f64),
@@ -229,7 +230,7 @@ impl Interval {
     fn through(self, step: &Step) -> Self {
         let (a, b) = (step.apply(self.lo), step.apply(self.hi));
         let before = (step.value(self.lo), step.value(self.hi));
-        // A negative factor turns the ends around.
+        // A negative factor exchanges the ends.
         if a <= b {
             Self { lo: a, hi: b, before }
         } else {
@@ -243,7 +244,7 @@ impl Interval {
         Self { lo: self.lo - more(self.lo), hi: self.hi + more(self.hi), ..self }
     }
 
-    /// What either may be.
+    /// The union of both intervals.
     fn or(self, other: Self) -> Self {
         let before = (self.before.0.min(other.before.0), self.before.1.max(other.before.1));
         Self { lo: self.lo.min(other.lo), hi: self.hi.max(other.hi), before }

@@ -1,10 +1,10 @@
-//! Weights as exact numbers, a few columns at a time.
+//! Decodes weights to exact values, a few columns at a time.
 
 use crate::num::scalar::{self, ScalarType};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// Columns that are decoded and multiplied at once.
+/// Number of columns that are decoded and multiplied together.
 pub const TILE: usize = 8;
 
 /// A source of weight columns.
@@ -17,27 +17,27 @@ pub trait Columns: Sync {
     fn tile(&self, n0: usize, out: &mut [[f64; TILE]]);
 }
 
-/// What number enters the product for a code.
+/// The value of a code in the product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// (q − z) · s, exactly.
     Exact,
-    /// (q − z) · s rounded to this type (float16 or bfloat16), to nearest even: what the kernels of
-    /// the Marlin family feed to the matrix unit.
+    /// (q − z) · s rounded to this type (float16 or bfloat16), to nearest even: the operand of
+    /// kernels of the Marlin family.
     Rounded(ScalarType),
-    /// q − z: the scale, one for a column, multiplies the sum.
+    /// q − z; the scale, one per column, multiplies the sum.
     Unscaled,
 }
 
-/// A [`Weight`] as columns under a [`Rule`]. Global scale and bias are left to the caller.
+/// A [`Weight`] as columns under a [`Rule`]. The caller applies global scale and bias.
 pub struct WeightColumns<'w> {
     weight: &'w Weight<'w>,
     rule: Rule,
-    /// What a code means without zero point, times the recipe's power of two.
+    /// Value of each code without zero point, times the recipe's power of two.
     meanings: Vec<f64>,
     /// The scales `[groups, size_n]`.
     scales: Vec<f64>,
-    /// Row of the product → row of the matrix; as stored when absent.
+    /// Row of the product → row of the matrix; `None` keeps the stored order.
     order: Option<&'w [u32]>,
     /// Group of each row of the product.
     groups: Vec<u32>,
@@ -47,7 +47,7 @@ impl<'w> WeightColumns<'w> {
     /// Columns of `weight` with rows in the order `order` (act-order's sort), or as stored.
     ///
     /// # Errors
-    /// When parts of the weight do not fit each other, or `order` is no list of its rows.
+    /// Returns an error for an inconsistent weight, or if `order` is not a list of its rows.
     pub fn new(weight: &'w Weight<'w>, rule: Rule, order: Option<&'w [u32]>) -> Result<Self> {
         weight.validate()?;
         let size_k = weight.shape().size_k;
@@ -72,8 +72,8 @@ impl<'w> WeightColumns<'w> {
         })
     }
 
-    /// The same columns with e4m3's NaN codes read as ±480: kernels that move an 8-bit float's bits
-    /// into a wider float's see one more number where e4m3 has a NaN.
+    /// The same columns with e4m3's NaN codes read as ±480: kernels that move the bits of an 8-bit
+    /// float into a wider float read NaN codes as a number.
     pub fn moving_bits(mut self) -> Self {
         if self.weight.ty == ScalarType::FLOAT8_E4M3FN {
             let of = 480.0 * self.meanings[0x38];
@@ -82,7 +82,7 @@ impl<'w> WeightColumns<'w> {
         self
     }
 
-    /// The same columns times 2^power, where they are not rounded to another type.
+    /// The same columns times 2^power, for columns that are not rounded to another type.
     pub fn times_power(mut self, power: i32) -> Self {
         let factor = f64::from(power).exp2();
         let values =
@@ -96,11 +96,12 @@ impl<'w> WeightColumns<'w> {
         &self.groups
     }
 
-    /// The same columns with another group for each row of the product, below the number of scale
-    /// rows: how a wrong kernel would read them.
+    /// The same columns with other groups for the rows of the product, as a wrong kernel may read
+    /// them. Groups must be below the number of scale rows.
     ///
     /// # Errors
-    /// When there is not one group for each row, or one is not among the scales.
+    /// Returns an error unless there is one group per row and each is below the number of scale
+    /// rows.
     pub fn with_groups(self, groups: Vec<u32>) -> Result<Self> {
         let rows = self.weight.scales.rows();
         if groups.len() != self.groups.len() || groups.iter().any(|&g| g as usize >= rows) {
@@ -157,8 +158,8 @@ impl Columns for WeightColumns<'_> {
     }
 }
 
-/// Rounds to f16, as f64. Without branches on the value, so that loops of it vectorize; the
-/// scalar module's conversions are the definition that tests hold it to.
+/// Rounds to f16, as f64. It has no branches on the value, so loops vectorize; tests compare it
+/// with the conversions of the scalar module.
 #[inline]
 pub fn round_f16(x: f64) -> f64 {
     round_to(x, 42, f64::from_bits(0x3f10_0000_0000_0000), 65520.0)
@@ -167,7 +168,7 @@ pub fn round_f16(x: f64) -> f64 {
 /// Rounds to bf16, as f64.
 #[inline]
 pub fn round_bf16(x: f64) -> f64 {
-    // Past the largest finite bf16 by half a unit: 2^128 − 2^119.
+    // Half a unit above the largest finite bf16: 2^128 − 2^119.
     round_to(x, 45, f64::from_bits(0x3810_0000_0000_0000), f64::from_bits(0x47ef_f000_0000_0000))
 }
 
@@ -178,15 +179,15 @@ fn round_to(x: f64, drop: u32, normal: f64, overflow: f64) -> f64 {
     let bits = x.to_bits();
     let odd = bits >> drop & 1;
     let rounded = f64::from_bits((bits + (odd + (1 << (drop - 1)) - 1)) & !((1 << drop) - 1));
-    // Adding and taking away 1.5 · 2^drop units of the last place leaves whole units: the sum has
-    // no bits below. The unit of a subnormal is that of the smallest normal.
+    // Adding and subtracting 1.5 · 2^drop units in the last place rounds to whole units, since the
+    // sum has no lower bits. The unit of a subnormal is that of the smallest normal.
     let magic = normal * f64::from_bits(0x3ff8_0000_0000_0000 + (u64::from(drop) << 52));
     let tiny = (x + magic) - magic;
     let magnitude = x.abs();
     if magnitude < normal {
         tiny
     } else if magnitude >= overflow {
-        // A NaN does not compare and goes the last way.
+        // Comparisons with NaN are false, so it takes the last branch.
         f64::INFINITY.copysign(x)
     } else if magnitude < overflow {
         rounded

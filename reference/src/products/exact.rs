@@ -1,11 +1,11 @@
-//! The exact matrix product: Σ a·w over the stored values, without error.
+//! The exact matrix product: Σ a·w over the stored values without error.
 //!
-//! Columns are decoded a few at a time to f64, which holds every activation, every weight and
-//! every product of the two exactly. How far the bits of a row and of a column reach says how many
-//! of them can be added without rounding: mostly the 16 to 32 of a block of k; their sums are added
-//! as an unevaluated pair. A row with a wider range is cut into slices that do fit, and what does
-//! not fit even so is added one by one to a [`Wide`] accumulator. So the common case runs at the
-//! speed of f64 multiplication, and the uncommon one is right.
+//! Columns are decoded a few at a time to f64, which represents every activation, weight and
+//! product exactly. The ranges of the bits of a row and a column determine how many products can be
+//! added without rounding: usually the 16 to 32 of a block of k, whose sums are added as an
+//! unevaluated pair. A row with a wider range is cut into slices; if even slices do not fit,
+//! products are added one by one to a [`Wide`] accumulator. The common case runs at the speed of
+//! f64 multiplication.
 
 use rayon::prelude::*;
 
@@ -15,18 +15,18 @@ use super::kernel::{self, Pass, ROWS, SignLanes, Stripe, Track};
 use super::rows::{Range, Rows};
 use crate::{Error, Result};
 
-/// What else than the sums is wanted of a product.
+/// The quantities that a product computes besides the sums.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Request<'r> {
-    /// k per block: the unit of partial sums. 0 stands for 16.
+    /// k per block, the unit of partial sums; 0 means 16.
     pub block: usize,
-    /// Whether Σ |a·w| is wanted.
+    /// Whether to compute Σ |a·w|.
     pub absolute: bool,
-    /// The partial sums whose reach is wanted.
+    /// The partial sums whose reach is computed.
     pub stripes: &'r [Stripe],
-    /// Whether positive and negative products are to be counted.
+    /// Whether to count positive and negative products.
     pub signs: bool,
-    /// A radius of uncertainty for each activation: Σ radius·|w| is wanted.
+    /// A radius of uncertainty for each activation, to compute Σ radius·|w|.
     pub radius: Option<&'r Rows>,
 }
 
@@ -37,22 +37,22 @@ pub struct Element<'e> {
     pub m: usize,
     /// Column.
     pub n: usize,
-    /// The sum as an unevaluated pair, when that holds it.
+    /// The sum as an unevaluated pair, if a pair can represent it.
     pair: [f64; 2],
     wide: Option<&'e Wide>,
-    /// Upper bound of Σ |a·w|; 0 when not asked for.
+    /// Upper bound of Σ |a·w|; 0 if not requested.
     pub absolute: f64,
-    /// Upper bound of the magnitude of every partial sum of the stripes; 0 when not asked for.
+    /// Upper bound of the magnitude of every partial sum of the stripes; 0 if not requested.
     pub reach: f64,
     /// Upper bound of Σ radius·|w|.
     pub carried: f64,
-    /// Number of positive and of negative products; 0 when not asked for.
+    /// Number of positive and of negative products; 0 if not requested.
     pub signs: [usize; 2],
     /// Range of the row's activations.
     pub row: Range,
     /// Range of the column's weights.
     pub column: Range,
-    /// The row's activations, and the column's weights as one of a tile's.
+    /// The activations of the row, and the tile with the weights of the column.
     values: &'e [f64],
     tile: &'e [[f64; TILE]],
     lane: usize,
@@ -70,7 +70,7 @@ impl Element<'_> {
         sum
     }
 
-    /// The sum as an unevaluated pair, when that holds it.
+    /// The sum as an unevaluated pair, if a pair can represent it.
     pub(super) fn pair(&self) -> Option<[f64; 2]> {
         self.wide.is_none().then_some(self.pair)
     }
@@ -86,13 +86,13 @@ impl Element<'_> {
     }
 }
 
-/// Relative widening of magnitudes that were summed in f64: the errors of 2^20 additions.
+/// Relative widening of magnitudes summed in f64; covers the errors of 2^20 additions.
 const SLACK: f64 = 1.0 + 1.0 / (1u64 << 32) as f64;
 
-/// Computes `rows` · `columns` and hands each element to `each`; the answers come row by row.
+/// Computes `rows` · `columns`, calls `each` for every element, and returns the results row by row.
 ///
 /// # Errors
-/// When the two do not have one `size_k`, or the radii do not fit the rows.
+/// Returns an error if the `size_k` differ or the radii do not fit the rows.
 pub fn product<R: Send>(
     rows: &Rows,
     columns: &dyn Columns,
@@ -121,7 +121,7 @@ pub fn product<R: Send>(
             |worker, &n0| worker.tile(rows, &signs, columns, n0, &each),
         )
         .collect();
-    // Tile by tile, row by row within one, to row by row.
+    // Reorders results from tile order to row order.
     let mut tiles: Vec<_> = tiles.into_iter().map(Vec::into_iter).collect();
     let mut out = Vec::with_capacity(rows.rows() * size_n);
     for _ in 0..rows.rows() {
@@ -141,11 +141,11 @@ struct Worker<'r> {
     slices: [Vec<f64>; ROWS],
     rest: Vec<f64>,
     wide: Wide,
-    /// Of the tile's columns.
+    /// Signs of the tile's columns.
     signs: Vec<[SignLanes; 2]>,
 }
 
-/// Which of a list of numbers are negative, and which are not zero, a bit each.
+/// Bit masks of the negative and of the nonzero values of a list.
 #[derive(Debug, Clone, Default)]
 struct Signs {
     words: Vec<[u64; 2]>,
@@ -162,7 +162,7 @@ impl Signs {
         Self { words }
     }
 
-    /// How many products with column `j` of a tile are positive, and how many negative.
+    /// The number of positive and of negative products with column `j` of a tile.
     fn products(&self, tile: &[[SignLanes; 2]], j: usize) -> [usize; 2] {
         let (mut all, mut negative) = (0, 0);
         for (a, [signs, some]) in self.words.iter().zip(tile) {
@@ -174,14 +174,14 @@ impl Signs {
     }
 }
 
-/// How the sum of one row over a tile is computed.
+/// The method for the sum of one row over a tile.
 #[derive(Clone, Copy, PartialEq)]
 enum Plan {
-    /// Block sums are free of error as they are.
+    /// Block sums are exact without slicing.
     Direct,
     /// The row is cut into slices of this many bits.
     Slices(i32),
-    /// One by one.
+    /// Products are added one by one.
     Wide,
 }
 
@@ -233,7 +233,7 @@ impl<'r> Worker<'r> {
         out: &mut Vec<R>,
     ) {
         let count = ROWS.min(rows.rows() - first);
-        // Past the last row the last one is computed again.
+        // The last group repeats the last row to fill up.
         let at = |r: usize| first + r.min(count - 1);
         let plans: [Plan; ROWS] = std::array::from_fn(|r| self.plan(rows.range(at(r)), ranges));
         let carried = self.carried(rows, at);
@@ -255,7 +255,7 @@ impl<'r> Worker<'r> {
                     self.one_by_one(rows.row(m), row.special || column.special, j);
                 }
                 let track = &self.tracks[r];
-                // What rounding may have taken from the sums of a walk.
+                // Bound on the rounding errors of the prefix sums.
                 let error =
                     row.magnitude() * column.magnitude() * self.tile.len() as f64 * (SLACK - 1.0)
                         / 1024.0;
@@ -289,7 +289,7 @@ impl<'r> Worker<'r> {
         std::array::from_fn(|r| plain[r].absolute.map(|x| x * SLACK))
     }
 
-    /// What fits without rounding: see the module's first lines.
+    /// The cheapest exact method; see the module documentation.
     fn plan(&self, row: Range, columns: &[Range; TILE]) -> Plan {
         let log2 = |n: usize| (n.max(1).next_power_of_two().trailing_zeros()) as i32;
         let size_k = self.tile.len();
@@ -297,7 +297,7 @@ impl<'r> Worker<'r> {
         if row.special || columns.iter().any(|c| c.special) {
             return Plan::Wide;
         }
-        // A block's sum has 53 bits at most.
+        // A block's sum has at most 53 bits.
         let room = 53 - log2(self.block) - bits;
         let slices = match room {
             r if r >= row.bits() => 1,
@@ -312,8 +312,7 @@ impl<'r> Worker<'r> {
         if slices == 1 { Plan::Direct } else { Plan::Slices(room) }
     }
 
-    /// Adds a row to its track in slices, from the top; as many at a time as there are rows in a
-    /// pass.
+    /// Adds a row to its track in slices, highest bits first, as many at a time as a pass has rows.
     fn slices(&mut self, row: &[f64], range: Range, plan: Plan, r: usize) {
         let bits = match plan {
             Plan::Slices(bits) => bits,
@@ -335,7 +334,8 @@ impl<'r> Worker<'r> {
                     slice.fill(0.0);
                     continue;
                 }
-                // To multiples of 2^unit: beside 1.5 · 2^(52 + unit) there is no room for more.
+                // Rounds to multiples of 2^unit: next to 1.5 · 2^(52 + unit), f64 has no lower
+                // bits.
                 let unit = (top - bits).max(range.low);
                 let magic = 1.5 * f64::from(52 + unit).exp2();
                 done = unit == range.low;
@@ -359,7 +359,7 @@ impl<'r> Worker<'r> {
     fn one_by_one(&mut self, row: &[f64], special: bool, j: usize) {
         self.wide.clear();
         for (x, w) in row.iter().zip(&self.tile) {
-            // A zero times what is not finite is NaN, and nothing else of a zero matters.
+            // Zero times an infinity or NaN is NaN; otherwise zeros contribute nothing.
             if special || (*x != 0.0 && w[j] != 0.0) {
                 self.wide.add_product(*x, w[j]);
             }

@@ -1,4 +1,4 @@
-//! A kernel's outputs against the exact product and the bound of its class.
+//! Compares a kernel's outputs with the exact product and the bound of its class.
 
 use rayon::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::Result;
 use crate::num::dims::GroupSize;
 use crate::weight::{Groups, Weight};
 
-/// A product to judge: one matrix, and how its kernel is declared to compute.
+/// A product to judge: one matrix and the declared arithmetic of its kernel.
 #[derive(Clone, Copy)]
 pub struct Judge<'j> {
     /// The matrix.
@@ -31,10 +31,10 @@ pub struct Judge<'j> {
 
 impl Judge<'_> {
     /// The exact result and the bounds of every element of `rows` · W, row by row. `rows` have
-    /// their k as stored; `radius`, where given, is the uncertainty of each of their elements.
+    /// their k in stored order; `radius`, if given, is the uncertainty of each of their elements.
     ///
     /// # Errors
-    /// When parts do not fit each other.
+    /// Returns an error for inconsistent operands.
     pub fn bounds(&self, rows: &Rows, radius: Option<&Rows>) -> Result<Vec<Bounded>> {
         let classes = std::slice::from_ref(self.class);
         self.stored(classes, (rows, radius), |judge, element, context| {
@@ -42,11 +42,11 @@ impl Judge<'_> {
         })
     }
 
-    /// As [`Self::bounds`], under each of `recipes` in the place of the judge's. Sums that several of
-    /// them share are computed once.
+    /// As [`Self::bounds`], under each of `recipes` instead of the judge's recipe. Sums that
+    /// recipes share are computed once.
     ///
     /// # Errors
-    /// When parts do not fit each other.
+    /// Returns an error for inconsistent operands.
     pub fn bounds_each(
         &self,
         recipes: &[Recipe],
@@ -64,7 +64,7 @@ impl Judge<'_> {
     /// As [`Self::bounds_each`], for each of the `members` of the judge's class, and each of `recipes`.
     ///
     /// # Errors
-    /// When parts do not fit each other.
+    /// Returns an error for inconsistent operands.
     pub fn member_bounds(
         &self,
         members: &[Class],
@@ -79,8 +79,8 @@ impl Judge<'_> {
         self.shared(recipes, members, (rows, radius), errors, |errors, i| &errors[i])
     }
 
-    /// The bounds by each class and recipe; `errors` are those of an element by all classes, of which
-    /// `of_class` takes one.
+    /// The bounds by each class and recipe. `errors` computes the errors of an element for all
+    /// classes; `of_class` selects one.
     fn shared<E: Send + Sync>(
         &self,
         recipes: &[Recipe],
@@ -119,7 +119,7 @@ impl Judge<'_> {
         Ok(all)
     }
 
-    /// k of each group, all of k where groups have no one size.
+    /// k per group; all of k if groups differ in size.
     fn group_size(&self) -> usize {
         match (&self.weight.groups, self.order) {
             (Groups::Uniform(GroupSize::Of(size)), None) => *size,
@@ -127,16 +127,16 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether the unit sums codes, and the scale of each group multiplies its sum.
+    /// Whether the unit sums codes and group scales multiply the sums.
     fn group_scales(&self) -> bool {
         self.recipe.rule == Rule::Exact && self.recipe.operands.size_bits() == 8
     }
 
-    /// As [`Self::bounds`], of other `columns`; `at` says which column's scale and bias belong to
-    /// each of them.
+    /// As [`Self::bounds`], for other `columns`; `at` maps each of them to the column whose scale
+    /// and bias it uses.
     ///
     /// # Errors
-    /// When parts do not fit each other.
+    /// Returns an error for inconsistent operands.
     pub fn bounds_of(
         &self,
         columns: &dyn Columns,
@@ -152,7 +152,7 @@ impl Judge<'_> {
         })
     }
 
-    /// Hands every element of `rows` · W to `each`; the context has the centres of `classes`.
+    /// Calls `each` for every element of `rows` · W; the context has the centres of `classes`.
     fn stored<R: Send>(
         &self,
         classes: &[Class],
@@ -170,7 +170,7 @@ impl Judge<'_> {
         self.each(&columns, Some(raw), classes, factors, each)
     }
 
-    /// Hands every element of `rows` · `columns` to `each`; `raw` is what the unit sees, where it is
+    /// Calls `each` for every element of `rows` · `columns`; `raw` are the unit's operands, if
     /// known.
     fn each<R: Send>(
         &self,
@@ -214,7 +214,7 @@ impl Judge<'_> {
         }
     }
 
-    /// How far a kernel of `class`, the context's `i`th, may be from the sum.
+    /// The largest errors of a kernel of `class`, the context's `i`th, in the sum.
     fn errors(&self, class: &Class, i: usize, element: &Element<'_>, context: &Context) -> Errors {
         let centres = context.centres.get(i).and_then(Option::as_ref);
         let centre = centres.map(|all| all[element.m * context.size_n + element.n]);
@@ -227,7 +227,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What the recipe makes of an element by the judge's class, with the scale and bias of column `n`.
+    /// Applies the recipe, with the scale and bias of column `n`, to the bounds of an element.
     fn bounded(&self, element: &Element<'_>, n: usize, context: &Context) -> Bounded {
         let errors = self.errors(self.class, 0, element, context);
         let chain = self.recipe.chain(self.weight, self.extras, element.m, n);
@@ -235,12 +235,12 @@ impl Judge<'_> {
     }
 }
 
-/// Elements that a thread takes at least.
+/// Least number of elements per thread.
 const PER_THREAD: usize = 256;
 
-/// What the elements of a product share.
+/// Values that all elements of a product share.
 struct Context {
-    /// Of each class, where it has one order.
+    /// The centres of each class that has a single order.
     centres: Vec<Option<Vec<Centre>>>,
     inputs: Inputs,
     growth: Growth,

@@ -1,10 +1,11 @@
-//! The inner loop of the exact product: sums over blocks of k, and what is tracked of them.
+//! The inner loop of the exact product: sums over blocks of k, and the quantities tracked with
+//! them.
 //!
-//! Everything is plain f64 arithmetic on arrays of [`TILE`] columns, compiled for the vectors that
-//! the machine has. The sums are free of error by the caller's choice of ranges, so that every
-//! back end, and every order of addition, gives the same bits.
+//! Plain f64 arithmetic on arrays of [`TILE`] columns, compiled for the machine's vector
+//! instructions. The caller chooses ranges in which sums are exact, so every instruction set and
+//! every order of addition gives the same bits.
 
-// Indexed loops over lanes are what the compiler turns into vectors.
+// The compiler vectorizes indexed loops over lanes.
 #![allow(clippy::needless_range_loop)]
 
 use super::columns::TILE;
@@ -19,8 +20,8 @@ pub(super) const ROWS: usize = 4;
 /// One word per column: a bit for each of 64 numbers.
 pub(super) type SignLanes = [u64; TILE];
 
-/// Which partial sums a class of kernels may form: of each `period` blocks of k, those in one
-/// aligned run of `length` (a warp's share), over a contiguous range of periods.
+/// The partial sums that a class of kernels may form: in a contiguous range of periods of `period`
+/// blocks of k, one aligned run of `length` blocks in each (a warp's share).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stripe {
@@ -38,7 +39,7 @@ struct Series {
     greatest: Lanes,
 }
 
-/// What is tracked for one row and [`TILE`] columns.
+/// The sums tracked for one row and [`TILE`] columns.
 #[derive(Debug, Clone)]
 pub(super) struct Track {
     /// The exact sum is `hi + lo`.
@@ -63,13 +64,13 @@ impl Track {
         self.series.fill(Series { sum: zero, least: zero, greatest: zero });
     }
 
-    /// The largest magnitude that the sum of a range of one series can have.
+    /// The largest magnitude of a sum over a range of one series.
     pub(super) fn reach(&self, column: usize) -> f64 {
         let span = |s: &Series| s.greatest[column] - s.least[column];
         self.series.iter().map(span).fold(0.0, f64::max)
     }
 
-    /// Adds another part of the same sums.
+    /// Adds the sums of another part.
     pub(super) fn merge(&mut self, other: &Self) {
         self.add_exact(&other.hi);
         for j in 0..TILE {
@@ -107,7 +108,7 @@ impl Track {
     }
 }
 
-/// What a pass computes.
+/// The quantities that a pass computes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass<'p> {
     /// k per block.
@@ -116,7 +117,7 @@ pub(super) struct Pass<'p> {
     pub(super) exact: bool,
     /// Whether magnitudes are summed.
     pub(super) absolute: bool,
-    /// Which partial sums are tracked.
+    /// The partial sums that are tracked.
     pub(super) stripes: &'p [Stripe],
 }
 
@@ -134,7 +135,7 @@ pub(super) fn run(
     body(rows, tile, pass, tracks);
 }
 
-/// The pass, to be compiled for each instruction set.
+/// The body of [`run`], compiled for each instruction set.
 #[inline(always)]
 pub(super) fn body(
     rows: [&[f64]; ROWS],
@@ -189,7 +190,7 @@ fn blocks<const ABSOLUTE: bool>(
     }
 }
 
-/// What is known of each column of a tile.
+/// The range of each column of a tile.
 pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
     #[cfg(target_arch = "x86_64")]
     if let Some(ends) = super::simd::ends(tile) {
@@ -198,8 +199,8 @@ pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
     ends(tile).ranges()
 }
 
-/// Of each column: the least value of a lowest bit that is set, and the greatest magnitude; and which
-/// columns have numbers that are not finite.
+/// For each column: the smallest lowest set bit, the largest magnitude, and whether it has
+/// infinities or NaN.
 pub(super) struct Ends {
     least: Lanes,
     greatest: Lanes,
@@ -221,7 +222,7 @@ impl Ends {
     }
 }
 
-/// [`ranges`], to be compiled for each instruction set.
+/// The body of [`ranges`], compiled for each instruction set.
 #[inline(always)]
 pub(super) fn ends(tile: &[Lanes]) -> Ends {
     const MANTISSA: u64 = (1 << 52) - 1;
@@ -230,7 +231,7 @@ pub(super) fn ends(tile: &[Lanes]) -> Ends {
     for w in tile {
         for j in 0..TILE {
             let x = w[j].abs();
-            // Without its lowest mantissa bit; a power of two has none.
+            // Clears the lowest set mantissa bit; a power of two has none.
             let bits = x.to_bits();
             let rest = f64::from_bits(bits & bits.wrapping_sub(1));
             let lowest = if bits & MANTISSA == 0 { x } else { x - rest };
@@ -244,7 +245,7 @@ pub(super) fn ends(tile: &[Lanes]) -> Ends {
     Ends { least, greatest, special }
 }
 
-/// Adds to `out`, for each 64 rows of a tile, which numbers are negative and which are not zero.
+/// Appends to `out`, for each 64 rows of a tile, the masks of negative and of nonzero values.
 pub(super) fn signs(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
     #[cfg(target_arch = "x86_64")]
     if super::simd::signs(tile, out) {
@@ -253,7 +254,7 @@ pub(super) fn signs(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
     sign_words(tile, out);
 }
 
-/// [`signs`], to be compiled for each instruction set.
+/// The body of [`signs`], compiled for each instruction set.
 #[inline(always)]
 pub(super) fn sign_words(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
     for rows in tile.chunks(64) {

@@ -1,10 +1,11 @@
-//! Matrix products, three ways.
+//! Matrix products: exact, bounded, and bit for bit.
 //!
 //! * Exact: Σ a·w over the stored values without error, rounded once ([`exact`]).
-//! * Bounded: how far a kernel of a declared class may be from that ([`bound`]), through its own
+//! * Bounded: the largest error of a kernel of a declared class ([`bound`]), carried through its
 //!   chain of scales, bias and roundings ([`chain`]).
-//! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, and [`schedule`]
-//!   says a whole product as data, order of every addition included, and computes its bits.
+//! * Bit for bit: [`tensor_core`] emulates the arithmetic of NVIDIA's matrix units, and
+//!   [`schedule`] describes a whole product as data, including the order of every addition, and
+//!   computes its bits.
 
 pub mod block_scaled;
 pub mod bound;

@@ -1,5 +1,5 @@
-//! How a product's numbers come about, by name: which number stands for a weight, and the chain
-//! of scales, bias and roundings after the sum.
+//! The arithmetic of a product by convention: the value of a weight, and the chain of scales, bias
+//! and roundings after the sum.
 
 use super::chain::{Chain, Step};
 use super::columns::{Rule, WeightColumns, round_half};
@@ -13,18 +13,18 @@ use crate::{Error, Result};
 #[non_exhaustive]
 pub enum Convention {
     /// Upstream's Marlin kernels: group scales are multiplied into the weight in the activation
-    /// type; scales of whole columns, bias and router weight multiply the sum after it was
-    /// rounded, each with its own rounding.
+    /// type; channel-wise scales, bias and router weight are applied to the rounded sum, each with
+    /// its own rounding.
     #[default]
     Marlin,
     /// A layer of a framework on dequantized weights, `F.linear(x, w) + bias`: (q − z)·s is rounded to
     /// the activation type, whether s belongs to a group or a column; the sum is rounded, and bias
     /// and router weight follow, each with its own rounding.
     Stepwise,
-    /// The project's own: weights as in Marlin, everything after the sum in f32, and one rounding
-    /// at the end.
+    /// The convention of this project: weights as in Marlin, everything after the sum in f32, and
+    /// one rounding at the end.
     Canonical,
-    /// As canonical, and the weights are not rounded: (q − z)·s enters the product exactly.
+    /// As canonical, but the weights are not rounded: (q − z)·s enters the product exactly.
     Unrounded,
     /// Upstream's W8A8-FP8 kernels (CUTLASS `cutlass_scaled_mm`, Triton `fused_moe_kernel`): codes
     /// enter the unit; the scales of row, column and router multiply the f32 sum in any order, with
@@ -42,8 +42,8 @@ impl Convention {
         ("scaled_mm", Self::ScaledMm),
     ];
 
-    /// Whether kernels of the convention make a number of each code before it enters the product, so
-    /// that any weight may enter; otherwise the codes of two 8-bit operands do.
+    /// Whether kernels of the convention dequantize codes before the product, so that any weight
+    /// type is possible; otherwise the codes of two 8-bit operands enter the product.
     pub const fn dequantizes(self) -> bool {
         match self {
             Self::Marlin | Self::Stepwise | Self::Canonical | Self::Unrounded => true,
@@ -52,29 +52,29 @@ impl Convention {
     }
 }
 
-/// How the elements of one product are computed.
+/// The arithmetic of one product.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
-    /// What enters the product for a code.
+    /// The value of a code in the product.
     pub rule: Rule,
-    /// The weights that enter are 2^power of what they stand for, and the scales after the sum
-    /// 2^−power: kernels that move bits instead of converting them work at such an offset.
+    /// Weights enter multiplied by 2^power, and the scales after the sum by 2^−power, as in kernels
+    /// that move bits instead of converting them.
     pub power: i32,
     /// Whether the bits of 8-bit floats are moved and not converted, so that e4m3's NaN codes are
     /// ±480: see [`super::WeightColumns::moving_bits`].
     pub moves_bits: bool,
-    /// After the sum, which is an f32, as a schedule's epilogue.
+    /// The epilogue of the f32 sum, as in a schedule.
     pub steps: Vec<schedule::Step>,
-    /// Whether a kernel may multiply the scales of row, column and router in any order.
+    /// Whether a kernel may multiply by the scales of row, column and router in any order.
     pub any_order: bool,
     /// Type of activations and output.
     pub dtype: ScalarType,
-    /// Type of both factors as the unit reads them: `dtype`, or that of 8-bit activations. Integers
-    /// count as e4m3, since no bound of theirs depends on it.
+    /// Type of both factors in the unit: `dtype`, or the type of 8-bit activations. Integers count
+    /// as e4m3, since no bound for integers depends on it.
     pub operands: ScalarType,
 }
 
-/// What the case gives beside the matrices.
+/// The operands of a product besides the matrices.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Extras<'e> {
     /// A scale for each row of activations (int8 activations).
@@ -87,7 +87,7 @@ impl Recipe {
     /// The recipe of a convention for one matrix.
     ///
     /// # Errors
-    /// When the type of activations is not float16 or bfloat16.
+    /// Returns an error unless activations are float16 or bfloat16.
     pub fn new(
         convention: Convention,
         weight: &Weight<'_>,
@@ -122,7 +122,8 @@ impl Recipe {
         Ok(Self { operands, ..recipe })
     }
 
-    /// The same with the sum rounded before bias and router weight, and both in the output's type.
+    /// The recipe with the sum rounded before bias and router weight, which are applied in the
+    /// output's type.
     fn rounding_each(mut self) -> Self {
         let (dtype, late) = (self.dtype, [StepOp::Bias, StepOp::RouterWeight]);
         let is_late = |s: &schedule::Step| late.contains(&s.op);
@@ -149,13 +150,12 @@ impl Recipe {
 
     /// Upstream's kernel (vLLM 0.21.0 `marlin_gemm`, `moe_wna16_marlin_gemm`).
     ///
-    /// Group scales: w = round((q − z)·s) in the activation type. One scale for a column: w = q − z,
-    /// and the scale multiplies the f32 sum (8-bit weights or activations) or the rounded one (4-bit
-    /// weights).
-    /// NVFP4's global scale multiplies the f32 sum, or where router weights are applied enters them.
-    /// e4m3 codes are moved bit by bit: a NaN counts as ±480.
-    /// Then the sum is rounded, and column scale, bias and router weight follow in the 16-bit type,
-    /// column scale and bias with one rounding or two.
+    /// Group scales: w = round((q − z)·s) in the activation type. One scale for a column: w = q −
+    /// z, and the scale multiplies the f32 sum (8-bit weights or activations) or the rounded one
+    /// (4-bit weights). NVFP4's global scale multiplies the f32 sum or, if router weights are
+    /// applied, the router weights. e4m3 codes are moved bit by bit: a NaN counts as ±480. Then the
+    /// sum is rounded, and column scale, bias and router weight follow in the 16-bit type, column
+    /// scale and bias with one rounding or two.
     fn marlin(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Self {
         let half = dtype == ScalarType::FLOAT16;
         let wide = weight.codes.bits() == 8;
@@ -203,7 +203,7 @@ impl Recipe {
             step(StepOp::GlobalScale, f32);
         }
         step(StepOp::Round, dtype);
-        // A multiply-add or not, which the compiler decided: an H200 computes both.
+        // The compiler decides whether this is a multiply-add; an H200 computes both forms.
         match (by_column && !early, weight.bias.is_some()) {
             (true, true) => step(StepOp::ChannelScaleBiasMarlin, dtype),
             (true, false) => step(StepOp::ChannelScale, dtype),
@@ -219,15 +219,15 @@ impl Recipe {
         Self { rule, power, moves_bits: true, steps, any_order: false, dtype, operands }
     }
 
-    /// What the canonical schedule computes. Of 8-bit activations, int8 and FP8 differ in the unit,
-    /// which a recipe does not name.
+    /// The recipe of the canonical schedule. For 8-bit activations, int8 and FP8 differ only in the
+    /// unit, which a recipe does not name.
     fn canonical(weight: &Weight<'_>, dtype: ScalarType, extras: Extras<'_>) -> Result<Self> {
         let eight_bits = extras.activation_scales.is_some();
         let input = if eight_bits { ScalarType::INT8 } else { dtype };
         Ok(Self::of_schedule(&schedule::Schedule::canonical(weight, dtype, input)?, dtype))
     }
 
-    /// The recipe of a schedule: what it computes, whatever the order of its additions.
+    /// The recipe of a schedule, without the order of its additions.
     pub fn of_schedule(schedule: &schedule::Schedule, dtype: ScalarType) -> Self {
         let rule = match (schedule.weights.form, schedule.group_sum) {
             (schedule::WeightForm::Unscaled, Some(sum))
@@ -245,7 +245,7 @@ impl Recipe {
         Self { rule, power, moves_bits: false, steps, any_order: false, dtype, operands }
     }
 
-    /// Whether the same numbers of `weight` enter the product, and the same unit sums them.
+    /// Whether both recipes use the same values of `weight` and the same unit.
     pub(super) fn sums_as(&self, other: &Self, weight: &Weight<'_>) -> bool {
         let of = |r: &Self| (r.rule, r.power, r.operands, r.dtype);
         let bits = self.moves_bits == other.moves_bits || !weight.has_nan_codes();
@@ -270,7 +270,7 @@ impl Recipe {
     pub fn chain(&self, weight: &Weight<'_>, extras: Extras<'_>, m: usize, n: usize) -> Chain {
         let row = |values: Option<&[f32]>| values.map(|v| f64::from(v[m]));
         let global = weight.global_scale.map(f64::from);
-        // The scale that comes first takes the power of two back.
+        // The first scale removes the power of two.
         let mut offset = f64::from(-self.power).exp2();
         let mut take = || std::mem::replace(&mut offset, 1.0);
         let steps = self.steps.iter().map(|step| {
@@ -296,20 +296,20 @@ impl Recipe {
                 StepOp::RouterWeight => multiply(row(extras.router_weights)),
                 StepOp::RouterWeightGlobal => {
                     let both = row(extras.router_weights).zip(global);
-                    // The product is an f32 before it gets the step's type.
+                    // The product is rounded to f32 before the step's type.
                     let step = multiply(both.map(|(r, g)| r * g * take()));
                     let rounded = round_half(ScalarType::FLOAT32, step.operand);
                     let narrow = Step::multiply(rounded, step.to).with_operand_in(step.to);
                     return Step { operand: step.operand, ..narrow };
                 }
             };
-            // A device holds an operand in the type of its step.
+            // A device stores an operand in the type of its step.
             made.with_operand_in(step.ty)
         });
         let mut steps: Vec<Step> = steps.collect();
         let scale =
             |s: &schedule::Step| matches!(s.op, StepOp::ActivationScale | StepOp::ChannelScale);
-        // After the scales; the router weight's own rounding covers its part.
+        // After the scales; the router weight has its own rounding.
         if self.any_order
             && let Some(last) = self.steps.iter().rposition(scale)
         {

@@ -3,7 +3,7 @@
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
-/// What the exact product has to know of a row of activations or a column of weights.
+/// The range of the bits of a row of activations or a column of weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
     /// All numbers are multiples of 2^low ...
@@ -15,16 +15,16 @@ pub struct Range {
 }
 
 impl Range {
-    /// Of no numbers.
+    /// The range of no values.
     pub const EMPTY: Self = Self { low: i32::MAX / 4, high: i32::MIN / 4, special: false };
 
-    /// With one more number.
+    /// The range with one more value.
     #[inline]
     pub fn with(self, x: f64) -> Self {
         let bits = x.to_bits();
         let field = (bits >> 52) as i32 & 0x7ff;
         if field == 0 {
-            // The numbers that enter are no f64 subnormals, so this is a zero.
+            // There are no f64 subnormals, so this is a zero.
             return self;
         }
         if field == 0x7ff {
@@ -38,12 +38,12 @@ impl Range {
         }
     }
 
-    /// Of all `values`.
+    /// The range of `values`.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         values.into_iter().fold(Self::EMPTY, Self::with)
     }
 
-    /// Bits between the two ends; 0 when all are zero.
+    /// Number of bits between the ends; 0 if all values are zero.
     pub fn bits(self) -> i32 {
         (self.high - self.low).max(0)
     }
@@ -71,10 +71,10 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Wraps numbers `[rows, size_k]`, none of them an f64 subnormal.
+    /// Wraps values `[rows, size_k]`, which must not be f64 subnormals.
     ///
     /// # Errors
-    /// When they do not fill whole rows.
+    /// Returns an error unless they fill whole rows.
     pub fn new(size_k: usize, values: Vec<f64>) -> Result<Self> {
         if size_k == 0 || !values.len().is_multiple_of(size_k) {
             return Err(Error::size("activations", values.len(), format!("rows of {size_k}")));
@@ -87,7 +87,7 @@ impl Rows {
     /// Decodes the bits of scalars of type `ty`.
     ///
     /// # Errors
-    /// When they do not fill whole rows.
+    /// Returns an error unless they fill whole rows.
     pub fn decode(ty: ScalarType, size_k: usize, bits: impl Iterator<Item = u32>) -> Result<Self> {
         Self::new(size_k, bits.map(|b| ty.to_f64(b)).collect())
     }
@@ -95,7 +95,7 @@ impl Rows {
     /// The same rows with their k in the order `perm` (act-order's gather): k takes `perm[k]`.
     ///
     /// # Errors
-    /// When `perm` does not have one place for each k.
+    /// Returns an error unless `perm` has one entry per k.
     pub fn gather(&self, perm: &[u32]) -> Result<Self> {
         if perm.len() != self.size_k {
             return Err(Error::shape("perm", &[perm.len()], format!("[{}]", self.size_k)));
@@ -109,7 +109,7 @@ impl Rows {
         Ok(Self { size_k: self.size_k, values, ranges: self.ranges.clone() })
     }
 
-    /// Some of the rows, in the order of `which`; `None` when one is not there.
+    /// The rows `which`, in that order; `None` if one does not exist.
     pub fn select(&self, which: &[usize]) -> Option<Self> {
         let mut values = Vec::with_capacity(which.len() * self.size_k);
         let mut ranges = Vec::with_capacity(which.len());
@@ -135,7 +135,7 @@ impl Rows {
         &self.values[i * self.size_k..][..self.size_k]
     }
 
-    /// What is known of row `i`.
+    /// The range of row `i`.
     pub fn range(&self, i: usize) -> Range {
         self.ranges[i]
     }

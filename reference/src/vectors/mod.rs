@@ -1,9 +1,9 @@
 //! Deterministic case files from a seed.
 //!
-//! Case i under a seed depends on the pair (seed, i) alone, is the same on every platform, and
-//! walks the [`lattice`] of its operation: as many consecutive cases as the lattice has points
-//! visit each point once, in an order that the seed decides. A failing case is made again from
-//! the seed and its index, which its provenance states.
+//! Case i of a seed depends only on the pair (seed, i) and is the same on every platform.
+//! Consecutive cases walk the [`lattice`] of their operation: as many cases as the lattice has
+//! points visit each point once, in an order that the seed determines. A failing case can be
+//! regenerated from the seed and the index in its provenance.
 
 pub use crate::ops::draw::Rng;
 pub use crate::ops::quant::weight;
@@ -11,7 +11,7 @@ pub use crate::ops::quant::weight;
 use crate::case::{Case, CaseConfig, Op};
 use crate::{Error, Result};
 
-/// Makes the cases of one operation under one seed.
+/// Generates the cases of one operation from one seed.
 #[derive(Debug, Clone)]
 pub struct Generator {
     op: Op,
@@ -35,7 +35,32 @@ impl Generator {
         Ok(Self { op, seed, lattice, first_round })
     }
 
-    /// The configurations that the cases go through.
+    /// Keeps the configurations that pass `keep`. Case i depends on what is kept, too.
+    ///
+    /// # Errors
+    /// [`Error::Size`] where none is kept.
+    pub fn only(mut self, keep: impl Fn(&CaseConfig) -> bool) -> Result<Self> {
+        self.lattice.retain(keep);
+        if self.lattice.is_empty() {
+            let what = format!("configurations of `{}` that are asked for", self.op);
+            return Err(Error::size(what, 0, "at least one"));
+        }
+        self.first_round = order(self.seed, 0, self.lattice.len());
+        Ok(self)
+    }
+
+    /// The configuration that case `index` is drawn from.
+    pub fn configuration(&self, index: u64) -> &CaseConfig {
+        let len = self.lattice.len() as u64;
+        let (round, at) = (index / len, (index % len) as usize);
+        let point = match round {
+            0 => self.first_round[at],
+            _ => order(self.seed, round, self.lattice.len())[at],
+        };
+        &self.lattice[point as usize]
+    }
+
+    /// The configurations that the cases visit.
     pub fn lattice(&self) -> &[CaseConfig] {
         &self.lattice
     }
@@ -50,23 +75,17 @@ impl Generator {
         format!("{}-{:016x}-{index:06}.safetensors", self.op, self.seed)
     }
 
-    /// Case `index`: random inputs, and every output that the reference computes: the layouts, and
-    /// of products, activations and sums the bits of the canonical arithmetic, which the case
-    /// declares as its schedule (there is none for 8-bit activations under act-order where a group
-    /// does not fill whole instructions). Cases of `router` and `moe_align_block_size` have inputs alone.
+    /// Case `index`: random inputs, and every output that the reference computes. Layouts are
+    /// exact; products, activations and sums have the bits of the canonical arithmetic, which the
+    /// case declares as its schedule (except for 8-bit activations with act-order and groups that
+    /// do not fill whole instructions). Cases of `router` and `moe_align_block_size` have only
+    /// inputs.
     ///
     /// # Errors
-    /// None for a configuration of the lattice; a failure of the packing functions, if one
-    /// refused what the lattice let through.
+    /// Returns an error only if a packing function refuses a configuration that the lattice admits.
     pub fn case(&self, index: u64) -> Result<Case<'static>> {
-        let len = self.lattice.len() as u64;
-        let (round, at) = (index / len, (index % len) as usize);
-        let point = match round {
-            0 => self.first_round[at],
-            _ => order(self.seed, round, self.lattice.len())[at],
-        };
         let mut rng = Rng::for_case(self.seed, index);
-        let config = self.lattice[point as usize].clone();
+        let config = self.configuration(index).clone();
         let name = format!("{} {index}: {}", self.op, config.operation().describe());
         let provenance = format!(
             "marlinspike {} reference, seed {:#018x}, index {index}",
@@ -82,10 +101,10 @@ impl Generator {
 
 /// All configurations of `op` that the reference does not refuse, in a fixed order.
 ///
-/// Row counts (`size_m`) are not part of it; a case draws its own.
+/// Row counts (`size_m`) are not part of the lattice; each case draws its own.
 ///
 /// # Errors
-/// None for the operations there are.
+/// Currently none.
 pub fn lattice(op: Op) -> Result<Vec<CaseConfig>> {
     (op.entry().lattice)()
 }

@@ -1,6 +1,15 @@
 //! What products of every kind have in common before they are launched.
 
+use super::MarlinWeight;
 use crate::{error::AccelError, memory::Buffer, operation::Row, ops::align::DeviceBlocks};
+
+/// Returns an error for a weight that is packed for 8-bit activations.
+pub(super) fn for_16_bit(row: &Row, weight: &MarlinWeight) -> Result<(), AccelError> {
+    weight.input_dtype().map_or(Ok(()), |input| {
+        let found = format!("packed for {input} activations");
+        Err(row.refuse("weight", found, "packed for 16-bit activations"))
+    })
+}
 
 /// Rows of x, of `size_k` elements each.
 ///

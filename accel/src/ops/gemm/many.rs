@@ -21,7 +21,7 @@ pub(crate) static ROW: Row = Row {
     source: "marlin_gemm_wgmma",
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, 0),
+    variants: |arch| variants(arch, false),
     arguments: ManyRowsArguments::SIZES,
 };
 
@@ -31,7 +31,7 @@ pub(crate) static MOE: Row = Row {
     source: "marlin_gemm_wgmma",
     needs: Needs { compute_capability: (9, 0) },
     law: Law::EqualBits,
-    variants: |arch| variants(arch, 1),
+    variants: |arch| variants(arch, true),
     arguments: ManyRowsArguments::SIZES,
 };
 
@@ -81,6 +81,7 @@ pub fn marlin_gemm_many_rows(
 ) -> Result<(), AccelError> {
     let parts = [("x", x.is_on(device)), ("weight", weight.is_on(device)), ("y", y.is_on(device))];
     check::same_device(&ROW, device, &parts)?;
+    checks::for_16_bit(&ROW, weight)?;
     let shape = weight.shape();
     let rows_of_x = checks::rows_of_x(&ROW, x, shape.size_k)?;
     let size_m = checks::rows_of_y(&ROW, rows_of_x, 1, y, shape.size_n)?;
@@ -123,6 +124,7 @@ pub(crate) fn moe_many_rows(
         ("routing", blocks.is_on(device) && weights_ours),
     ];
     check::same_device(&MOE, device, &parts)?;
+    checks::for_16_bit(&MOE, weight)?;
     let (shape, entries) = (weight.shape(), blocks.entries());
     let places = blocks.places();
     for (what, buffer, width) in [("x", x, shape.size_k), ("y", &*y, shape.size_n)] {
@@ -152,10 +154,11 @@ fn launch(
 ) -> Result<(), AccelError> {
     let row = if experts.is_some() { &MOE } else { &ROW };
     let (shape, form) = (weight.shape(), weight.form());
-    plan.validate(row, device, &form)?;
+    plan.validate(row, device, form)?;
+    let sizes = plan.sizes(form)?;
     let rows = experts.map_or(size_m, |(blocks, _)| blocks.places());
     let blocks_of_rows = rows.div_ceil(plan.rows as usize);
-    let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(plan.n_tile() as usize));
+    let tiles = blocks_of_rows.saturating_mul(shape.size_n.div_ceil(sizes.n_tile as usize));
     // Tiles are counted in 32 bits, raster and all.
     if i32::try_from(tiles).is_err() || i32::try_from(rows).is_err() {
         let found = format!("{rows} rows in {tiles} tiles");
@@ -164,7 +167,7 @@ fn launch(
     let Some(split_totals) = device.split_totals() else {
         return Err(row.refuse("device", format!("{device:?}"), "sm_90a"));
     };
-    let is_moe = u32::from(experts.is_some());
+    let is_moe = experts.is_some();
     let (rows, size_n, size_k) = (rows as u32, shape.size_n as u32, shape.size_k as u32);
     let map = |matrix: &Buffer<u16>, columns| {
         let map = TensorMap::new(device, matrix, rows, columns, plan.rows);
@@ -198,9 +201,9 @@ fn launch(
     };
     let grid = Grid {
         blocks: (device.multiprocessors().min(tiles as u32), 1, 1),
-        threads: (plan.threads(), 1, 1),
-        shared_bytes: plan.shared_bytes(&form, is_moe),
+        threads: (sizes.threads, 1, 1),
+        shared_bytes: sizes.shared_bytes(is_moe),
     };
     let kernel = if experts.is_some() { &MOE_KERNEL } else { &KERNEL };
-    kernel.launch(device, &parameters(weight.dtype(), &form, is_moe, plan), grid, arguments)
+    kernel.launch(device, &parameters(weight.dtype(), form, is_moe, plan)?, grid, arguments)
 }

@@ -3,7 +3,8 @@
 //! work is divided.
 
 pub(crate) mod checks;
-mod kind;
+mod experts;
+mod form;
 pub(crate) mod many;
 mod plan;
 mod tiling;
@@ -12,10 +13,13 @@ mod weight;
 use std::collections::HashSet;
 
 use marlinspike::moe::activation::{Columns, Definition, Function};
+use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
 
-use kind::Kind;
+pub use experts::Routed;
+pub(crate) use experts::{Entries, Experts};
+pub(crate) use form::Form;
 pub use many::marlin_gemm_many_rows;
 pub use plan::ManyRows;
 pub use tiling::Tiling;
@@ -29,10 +33,7 @@ use crate::{
     memory::Buffer,
     nvrtc::{Arch, Parameter},
     operation::{Law, Needs, Row},
-    ops::{
-        align::{DeviceBlocks, Runs},
-        check,
-    },
+    ops::check,
     parameters::Product,
 };
 
@@ -59,19 +60,18 @@ pub(crate) static MOE: Row = Row {
     arguments: GemmArguments::SIZES,
 };
 
-fn variants(arch: Arch, products: &[Product]) -> Vec<Vec<Parameter>> {
+fn variants(arch: Arch, products: &[Product]) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let (mut all, mut seen) = (Vec::new(), HashSet::new());
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
-        for form in Kind::forms(ty) {
+        for form in Form::all_halves(ty) {
             for size_m in [8, 16, 32, 64, 128] {
                 for size_k in SIZES_K {
                     for width in Width::ALL {
                         for &product in products {
                             let paired = product == Product::ExpertsGateUpHalves;
-                            let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
-                            let defined = parameters(ty, &form, product, tiling);
-                            if seen.insert(defined.clone()) {
-                                all.push(defined);
+                            let tiling = Tiling::choose(arch, size_m, size_k, width, paired, form)?;
+                            if seen.insert((ty, form, product, tiling)) {
+                                all.push(parameters(ty, form, product, tiling));
                             }
                         }
                     }
@@ -79,17 +79,12 @@ fn variants(arch: Arch, products: &[Product]) -> Vec<Vec<Parameter>> {
             }
         }
     }
-    all
+    Ok(all)
 }
 
-fn parameters(
-    ty: ScalarType,
-    form: &[Parameter],
-    product: Product,
-    tiling: Tiling,
-) -> Vec<Parameter> {
+fn parameters(ty: ScalarType, form: Form, product: Product, tiling: Tiling) -> Vec<Parameter> {
     let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
-    parameters.extend_from_slice(form);
+    parameters.extend(form.parameters());
     parameters.push(("PRODUCT", product as u32));
     parameters.extend(tiling.parameters());
     parameters
@@ -121,69 +116,6 @@ arguments! {
     }
 }
 
-/// What only a product with experts takes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Experts<'a> {
-    pub(crate) entries: Entries<'a>,
-    /// Row t of y is made of row t / `top_k` of x.
-    pub(crate) top_k: usize,
-    /// Multiplies row t of the product before it is rounded.
-    pub(crate) topk_weights: Option<&'a Buffer<f32>>,
-    /// What y is made of instead of the product.
-    pub(crate) activation: Option<&'a Definition>,
-    /// Whether the kernel that is launched just before does not write the routing.
-    pub(crate) is_early: bool,
-}
-
-/// Which rows go to which expert.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Entries<'a> {
-    /// Cut into blocks before, of [`Tiling::rows`] of the product's tiling.
-    Blocks(&'a DeviceBlocks),
-    /// Found by the product itself: [`Tiling::is_direct`].
-    Direct { topk_ids: &'a Buffer<i32>, runs: &'a Runs },
-}
-
-impl Experts<'_> {
-    fn routing(&self) -> Routing {
-        let routing = Routing { is_early: self.is_early.into(), ..Routing::default() };
-        match self.entries {
-            Entries::Blocks(blocks) => Routing {
-                sorted_token_ids: (&blocks.sorted_token_ids).into(),
-                expert_ids: (&blocks.expert_ids).into(),
-                num_tokens_post_padded: (&blocks.num_tokens_post_padded).into(),
-                ..routing
-            },
-            Entries::Direct { topk_ids, runs } => Routing {
-                topk_ids: topk_ids.into(),
-                expert_of: runs.expert_of.as_ref().into(),
-                // At most 8192.
-                num_experts: runs.run_of.len() as u32,
-                ..routing
-            },
-        }
-    }
-
-    fn is_on(&self, device: &Device) -> bool {
-        let entries = match self.entries {
-            Entries::Blocks(blocks) => blocks.is_on(device),
-            Entries::Direct { topk_ids, runs } => topk_ids.is_on(device) && runs.is_on(device),
-        };
-        entries && self.topk_weights.is_none_or(|weights| weights.is_on(device))
-    }
-}
-
-/// Which rows go to which expert.
-#[derive(Debug, Clone, Copy)]
-pub struct Routed<'a> {
-    /// Tokens in blocks of one expert, made for [`Tiling::rows`] of the product's tiling.
-    pub blocks: &'a DeviceBlocks,
-    /// Row t of y is made of row t / `top_k` of x.
-    pub top_k: usize,
-    /// Multiplies row t of y before it is rounded.
-    pub topk_weights: Option<&'a Buffer<f32>>,
-}
-
 /// y `[M, N]` = x `[M, K]` · W, f16 or bf16 bits, row-major, plus the weight's bias.
 ///
 /// A weight with act-order takes x with its columns in the weight's order:
@@ -200,10 +132,10 @@ pub fn marlin_gemm(
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     let size_m = x.len() / weight.shape().size_k;
-    if let Some(plan) = weight.many_rows(device, size_m) {
+    if let Some(plan) = weight.many_rows(device, size_m)? {
         return marlin_gemm_many_rows(device, x, weight, y, plan);
     }
-    let tiling = weight.tiling(device, size_m);
+    let tiling = weight.tiling(device, size_m)?;
     marlin_gemm_tiled(device, x, weight, y, tiling)
 }
 
@@ -249,9 +181,48 @@ pub(crate) fn is_fusible(arch: Arch, activation: &Definition) -> bool {
     known && arch.has_clusters()
 }
 
-/// Whether a thread block takes 64 columns from each half of N: those of gate and those of up.
-fn is_paired(activation: Option<&Definition>) -> bool {
-    activation.is_some_and(|activation| activation.columns == Columns::Halves)
+/// Returns an error unless the kernel has the activation and the tiling is one for it.
+fn check_activation(
+    device: &Device,
+    activation: &Definition,
+    tiling: Tiling,
+    shape: Shape,
+) -> Result<(), AccelError> {
+    if !is_fusible(device.arch(), activation) {
+        let expected = "SiLU of gate and up, from capability 9.0 on";
+        return Err(MOE.refuse("activation", format!("{activation:?}"), expected));
+    }
+    // A thread block takes 64 columns from each half of N: those of gate and those of up.
+    let is_paired = activation.columns == Columns::Halves;
+    if is_paired && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
+        let expected = "128 columns, 64 of each half of N";
+        return Err(MOE.refuse("tiling", format!("{tiling:?} for {shape}"), expected));
+    }
+    Ok(())
+}
+
+/// The thread blocks of a product of `size_m` rows in so many blocks of rows.
+fn grid(
+    row: &Row,
+    device: &Device,
+    weight: &MarlinWeight,
+    tiling: Tiling,
+    [size_m, row_blocks]: [usize; 2],
+) -> Result<Grid, AccelError> {
+    let sizes = tiling.sizes(weight.form())?;
+    let shared_bytes = sizes.shared_bytes(tiling.rows().min(size_m));
+    if shared_bytes > device.shared_memory() {
+        let found = format!("{tiling:?}, {shared_bytes} bytes");
+        let expected = format!("at most {} bytes of shared memory", device.shared_memory());
+        return Err(row.refuse("tiling", found, expected));
+    }
+    let blocks = (weight.shape().size_n / tiling.n_tile as usize)
+        .saturating_mul(row_blocks)
+        .saturating_mul(tiling.ranks as usize);
+    let Some(blocks) = i32::try_from(blocks).ok().map(i32::unsigned_abs) else {
+        return Err(row.refuse("rows", format!("{blocks} thread blocks"), "below 2^31"));
+    };
+    Ok(Grid { blocks: (blocks, 1, 1), threads: (sizes.threads, 1, 1), shared_bytes })
 }
 
 /// Checks a product, then launches it.
@@ -263,9 +234,7 @@ pub(crate) fn launch(
     tiling: Tiling,
     experts: Option<Experts<'_>>,
 ) -> Result<(), AccelError> {
-    let row = if experts.is_some() { &MOE } else { &ROW };
-    let refuse = |what, found: String, expected: String| Err(row.refuse(what, found, expected));
-    let shape = weight.shape();
+    let (row, kernel) = if experts.is_some() { (&MOE, &MOE_KERNEL) } else { (&ROW, &KERNEL) };
     let parts = [
         ("x", x.is_on(device)),
         ("weight", weight.is_on(device)),
@@ -273,60 +242,25 @@ pub(crate) fn launch(
         ("routing", experts.is_none_or(|experts| experts.is_on(device))),
     ];
     check::same_device(row, device, &parts)?;
+    checks::for_16_bit(row, weight)?;
+    let shape = weight.shape();
     let top_k = experts.map_or(1, |experts| experts.top_k);
     let activation = experts.and_then(|experts| experts.activation);
-    let width = match activation {
-        Some(activation) => shape.size_n / activation.width_in(1),
-        None => shape.size_n,
-    };
+    let width = shape.size_n / activation.map_or(1, |activation| activation.width_in(1));
     let rows_of_x = checks::rows_of_x(row, x, shape.size_k)?;
     let size_m = checks::rows_of_y(row, rows_of_x, top_k, y, width)?;
     if size_m == 0 {
         return Ok(());
     }
     tiling.validate(device, shape)?;
-    let arch = device.arch();
-    if !activation.is_none_or(|activation| is_fusible(arch, activation)) {
-        let found = format!("{activation:?}");
-        return refuse("activation", found, "SiLU of gate and up, from capability 9.0 on".into());
+    if let Some(activation) = activation {
+        check_activation(device, activation, tiling, shape)?;
     }
-    if is_paired(activation) && (tiling.n_tile != 128 || !shape.size_n.is_multiple_of(128)) {
-        let expected = "128 columns, 64 of each half of N";
-        return refuse("tiling", format!("{tiling:?} for {shape}"), expected.into());
-    }
-    let mut blocks = size_m.div_ceil(tiling.rows());
-    if let Some(Experts { entries, topk_weights, .. }) = experts {
-        match entries {
-            Entries::Blocks(of) => {
-                checks::blocks(row, of, tiling.rows(), size_m, weight.experts())?;
-                blocks = of.most_blocks();
-            }
-            Entries::Direct { topk_ids, runs } => {
-                if topk_ids.len() != size_m || !tiling.is_direct(size_m) {
-                    let found = format!("{} for {tiling:?}", topk_ids.len());
-                    return refuse("topk_ids", found, format!("{size_m}, not many"));
-                }
-                let (here, most) = (runs.experts(), weight.experts());
-                if here > most {
-                    return refuse("experts", here.to_string(), format!("at most {most}"));
-                }
-                blocks = size_m;
-            }
-        }
-        checks::router_weights(row, "topk_weights", topk_weights, size_m)?;
-    }
-    let form = weight.form();
-    let shared_bytes = tiling.shared_bytes(&form, size_m);
-    if shared_bytes > device.shared_memory() {
-        let expected = format!("at most {} bytes of shared memory", device.shared_memory());
-        return refuse("tiling", format!("{tiling:?}, {shared_bytes} bytes"), expected);
-    }
-    let grid = (shape.size_n / tiling.n_tile as usize)
-        .saturating_mul(blocks)
-        .saturating_mul(tiling.ranks as usize);
-    let Some(grid) = i32::try_from(grid).ok().map(i32::unsigned_abs) else {
-        return refuse("rows", format!("{grid} thread blocks"), "below 2^31".into());
+    let row_blocks = match experts {
+        Some(experts) => experts.row_blocks(weight, tiling, size_m)?,
+        None => size_m.div_ceil(tiling.rows()),
     };
+    let grid = grid(row, device, weight, tiling, [size_m, row_blocks])?;
     let product = match (experts, activation.map(|activation| activation.columns)) {
         (None, _) => Product::Dense,
         (_, None) => Product::Experts,
@@ -356,7 +290,10 @@ pub(crate) fn launch(
         top_k: top_k as u32,
         activation: activation.map_or_else(Activation::default, Into::into),
     };
-    let grid = Grid { blocks: (grid, 1, 1), threads: (tiling.threads(), 1, 1), shared_bytes };
-    let kernel = if experts.is_some() { &MOE_KERNEL } else { &KERNEL };
-    kernel.launch(device, &parameters(weight.dtype(), &form, product, tiling), grid, arguments)
+    kernel.launch(
+        device,
+        &parameters(weight.dtype(), weight.form(), product, tiling),
+        grid,
+        arguments,
+    )
 }

@@ -1,16 +1,19 @@
 //! How the work of products of many rows is divided, and when that is faster than a
 //! [`Tiling`](super::Tiling). No bit of a result depends on it.
 
+use std::sync::LazyLock;
+
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
+use marlinspike_kernels::constant;
 
-use super::kind::Kind;
+use super::form::Form;
 use crate::{
     device::Device,
     error::AccelError,
     nvrtc::{Arch, Parameter},
     operation::Row,
-    parameters::{size, value},
+    parameters::Memo,
 };
 
 /// The source that these plans are of.
@@ -20,7 +23,7 @@ const SOURCE: &str = "marlin_gemm_wgmma";
 const MOST_STAGES: u32 = 12;
 
 /// How the work of a product of many rows is divided, as parameters of `marlin_gemm_wgmma.cu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ManyRows {
     /// Warps of a thread block that compute: 8 or 12.
     pub warps: u32,
@@ -29,6 +32,36 @@ pub struct ManyRows {
     /// Rows that a thread block computes at once: a multiple of 16 up to 192, up to 96 where a warp has 32
     /// columns, up to 48 where twelve warps do.
     pub rows: u32,
+}
+
+/// Sizes of a thread block, as the source states them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Columns that it computes.
+    pub(super) n_tile: u32,
+    pub(super) threads: u32,
+    /// As many stages as fit, with experts too.
+    stages: u32,
+    /// Dynamic shared memory of a dense product, and with experts.
+    shared_bytes: [u32; 2],
+}
+
+impl Sizes {
+    /// Dynamic shared memory.
+    pub(super) fn shared_bytes(self, is_moe: bool) -> u32 {
+        self.shared_bytes[usize::from(is_moe)]
+    }
+}
+
+static SIZES: Memo<(ManyRows, Form), Sizes> = Memo::new();
+
+/// A plan that is chosen from, and the constants of the source that its time depends on.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    plan: ManyRows,
+    n_tile: usize,
+    /// Stages that take as long as handing totals to another thread block.
+    split_stages: f64,
 }
 
 /// The middles of eight equally likely parts of a normal distribution, in standard deviations.
@@ -64,43 +97,37 @@ impl ManyRows {
     }
 
     /// Whether the kernel takes a weight of that form.
-    fn takes(form: &[Parameter]) -> bool {
-        value(form, "HAS_G_IDX") == 0
+    fn takes(form: Form) -> bool {
+        !form.has_g_idx
     }
 
-    /// Columns that a thread block computes.
-    pub(crate) fn n_tile(self) -> u32 {
-        size(SOURCE, "N_TILE", &self.shape())
-    }
-
-    /// Threads of a thread block.
-    pub(crate) fn threads(self) -> u32 {
-        size(SOURCE, "THREADS", &self.shape())
-    }
-
-    /// Dynamic shared memory of a thread block with that many stages: the source's own.
-    fn bytes(self, form: &[Parameter], is_moe: u32, stages: u32) -> u32 {
-        let own = [("IS_MOE", is_moe), ("STAGES", stages)];
-        size(SOURCE, "SHARED_BYTES", &[form, &self.shape(), &own].concat())
-    }
-
-    /// As many stages as fit, with experts too.
-    fn stages(self, form: &[Parameter]) -> u32 {
-        let most = Arch::of_device((9, 0)).shared_memory();
-        (1..=MOST_STAGES).rev().find(|&stages| self.bytes(form, 1, stages) <= most).unwrap_or(1)
-    }
-
-    /// Dynamic shared memory of a thread block.
-    pub(super) fn shared_bytes(self, form: &[Parameter], is_moe: u32) -> u32 {
-        self.bytes(form, is_moe, self.stages(form))
+    /// Sizes of a thread block for a weight of that form.
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
+    pub(super) fn sizes(self, form: Form) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form), || {
+            let shape = [&form.parameters()[..], &self.shape()].concat();
+            let size = |name, is_moe, stages| {
+                let own = [("IS_MOE", is_moe), ("STAGES", stages)];
+                constant(SOURCE, name, &[&shape[..], &own].concat())
+            };
+            let most = Arch::of_device((9, 0)).shared_memory();
+            let mut stages = MOST_STAGES;
+            while stages > 1 && size("SHARED_BYTES", 1, stages)? > most {
+                stages -= 1;
+            }
+            Ok::<_, AccelError>(Sizes {
+                n_tile: size("N_TILE", 1, stages)?,
+                threads: size("THREADS", 1, stages)?,
+                stages,
+                shared_bytes: [size("SHARED_BYTES", 0, stages)?, size("SHARED_BYTES", 1, stages)?],
+            })
+        })
     }
 
     fn shape(self) -> [Parameter; 3] {
         [("WARPS", self.warps), ("COLUMNS", self.columns), ("ROWS", self.rows)]
-    }
-
-    fn parameters(self, form: &[Parameter]) -> Vec<Parameter> {
-        [&self.shape()[..], &[("STAGES", self.stages(form))]].concat()
     }
 
     /// Every plan that the kernel has.
@@ -118,12 +145,7 @@ impl ManyRows {
 
     /// Fails unless the kernel has this, the device the instructions, and the weight a form that the
     /// kernel takes.
-    pub(super) fn validate(
-        self,
-        row: &Row,
-        device: &Device,
-        form: &[Parameter],
-    ) -> Result<(), AccelError> {
+    pub(super) fn validate(self, row: &Row, device: &Device, form: Form) -> Result<(), AccelError> {
         let arch = device.arch();
         if Self::has(arch) && Self::takes(form) && self.is_known() {
             return Ok(());
@@ -144,22 +166,6 @@ impl ManyRows {
         }
     }
 
-    /// Estimated microseconds of `blocks` blocks of rows of one product.
-    fn us(self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
-        // In stages: the time of a tile's first stage and its epilogue, and of handing its totals to another block.
-        let tile = 5.0;
-        let split = f64::from(size(SOURCE, "SPLIT_STAGES", &[]));
-        let stages = size_k as f64 / 64.0;
-        let chunk = Schedule::canonical_chunk(size_k) as f64 / 64.0;
-        let tiles = blocks * size_n.div_ceil(self.n_tile() as usize) as f64;
-        let rounds = tiles / f64::from(multiprocessors);
-        let whole = rounds.ceil() * (stages + tile);
-        // The last two rounds are shared out by chunks where that is shorter.
-        let shared = (rounds * stages / chunk).ceil() * chunk + rounds.ceil() * tile + split;
-        let all = if rounds > 1.0 { whole.min(shared) } else { whole };
-        all * self.stage_us()
-    }
-
     /// Estimated microseconds of `marlin_gemm.cu` for so many rows, where there are enough that weights
     /// are not what costs.
     fn tiled_us(rows: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
@@ -168,133 +174,180 @@ impl ManyRows {
 
     /// The fastest for one product `[M, K] x [K, N]`, by estimates fitted to an H200; none where a
     /// tiling should be faster.
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
     pub(super) fn choose(
         arch: Arch,
         size_m: usize,
         shape: [usize; 2],
-        form: &[Parameter],
+        form: Form,
         multiprocessors: u32,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, AccelError> {
         if size_m <= 16 || !Self::has(arch) || !Self::takes(form) {
-            return None;
+            return Ok(None);
         }
-        let us = |plan: &Self| {
-            plan.us(size_m.div_ceil(plan.rows as usize) as f64, shape, multiprocessors)
+        let us = |candidate: &Candidate| {
+            let blocks = size_m.div_ceil(candidate.plan.rows as usize) as f64;
+            candidate.us(blocks, shape, multiprocessors)
         };
-        let best = Self::CHOSEN.into_iter().min_by(|a, b| us(a).total_cmp(&us(b)))?;
+        let best = Candidate::all()?.iter().min_by(|a, b| us(a).total_cmp(&us(b)));
         let rows = size_m.next_multiple_of(32) as f64;
-        (us(&best) < Self::tiled_us(rows, shape, multiprocessors)).then_some(best)
+        let tiled = Self::tiled_us(rows, shape, multiprocessors);
+        Ok(best.filter(|best| us(best) < tiled).map(|best| best.plan))
     }
 
     /// The fastest of as many rows each for the two products of a layer whose experts have `rows` rows
     /// on average; none where tilings should be faster.
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
     pub(super) fn choose_experts(
         arch: Arch,
         rows: f64,
         experts: usize,
-        products: [([usize; 2], &[Parameter]); 2],
+        products: [([usize; 2], Form); 2],
         multiprocessors: u32,
-    ) -> Option<[Self; 2]> {
-        let takes = products.iter().all(|(_, form)| Self::takes(form));
+    ) -> Result<Option<[Self; 2]>, AccelError> {
+        let takes = products.iter().all(|&(_, form)| Self::takes(form));
         if rows < 12.0 || !Self::has(arch) || !takes {
-            return None;
+            return Ok(None);
         }
-        let us = |plans: &[Self; 2]| {
+        let us = |plans: &[&Candidate; 2]| {
             // Rows of an expert are spread about their average like counts.
-            let of = |rows: f64| (rows.max(1.0) / f64::from(plans[0].rows)).ceil();
+            let of = |rows: f64| (rows.max(1.0) / f64::from(plans[0].plan.rows)).ceil();
             let blocks = EIGHTHS.map(|z| of(rows + z * rows.sqrt())).iter().sum::<f64>() / 8.0;
             let both = plans.iter().zip(&products);
             both.map(|(plan, (shape, _))| plan.us(blocks * experts as f64, *shape, multiprocessors))
                 .sum::<f64>()
         };
-        let pairs = Self::CHOSEN.into_iter().flat_map(|a| Self::CHOSEN.map(|b| [a, b]));
-        let best =
-            pairs.filter(|[a, b]| a.rows == b.rows).min_by(|a, b| us(a).total_cmp(&us(b)))?;
+        let all = Candidate::all()?;
+        let pairs = all.iter().flat_map(|a| all.iter().map(move |b| [a, b]));
+        let best = pairs
+            .filter(|[a, b]| a.plan.rows == b.plan.rows)
+            .min_by(|a, b| us(a).total_cmp(&us(b)));
         // Half a block of 32 is padding, and blocks of different experts share no weights.
         let all = 1.5 * (rows + 16.0) * experts as f64;
         let tiled: f64 =
             products.iter().map(|(shape, _)| Self::tiled_us(all, *shape, multiprocessors)).sum();
-        (us(&best) < tiled).then_some(best)
+        Ok(best.filter(|best| us(best) < tiled).map(|best| best.map(|candidate| candidate.plan)))
     }
 }
 
-pub(super) fn variants(arch: Arch, is_moe: u32) -> Vec<Vec<Parameter>> {
-    if !ManyRows::has(arch) {
-        return Vec::new();
+impl Candidate {
+    /// Every plan that is chosen from.
+    fn all() -> Result<&'static [Self], AccelError> {
+        static ALL: LazyLock<Result<Vec<Candidate>, AccelError>> = LazyLock::new(|| {
+            let split_stages = f64::from(constant(SOURCE, "SPLIT_STAGES", &[])?);
+            let of = |plan: ManyRows| {
+                let n_tile = constant(SOURCE, "N_TILE", &plan.shape())? as usize;
+                Ok(Candidate { plan, n_tile, split_stages })
+            };
+            ManyRows::CHOSEN.into_iter().map(of).collect()
+        });
+        ALL.as_deref().map_err(Clone::clone)
     }
+
+    /// Estimated microseconds of `blocks` blocks of rows of one product.
+    fn us(&self, blocks: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
+        // In stages: the time of a tile's first stage and its epilogue.
+        let tile = 5.0;
+        let stages = size_k as f64 / 64.0;
+        let chunk = Schedule::canonical_chunk(size_k) as f64 / 64.0;
+        let tiles = blocks * size_n.div_ceil(self.n_tile) as f64;
+        let rounds = tiles / f64::from(multiprocessors);
+        let whole = rounds.ceil() * (stages + tile);
+        // The last two waves are split along K where that is shorter.
+        let split =
+            (rounds * stages / chunk).ceil() * chunk + rounds.ceil() * tile + self.split_stages;
+        let all = if rounds > 1.0 { whole.min(split) } else { whole };
+        all * self.plan.stage_us()
+    }
+}
+
+pub(super) fn variants(arch: Arch, is_moe: bool) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let mut all = Vec::new();
     for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
-        for form in Kind::forms(ty) {
-            if ManyRows::takes(&form) {
-                all.extend(ManyRows::CHOSEN.map(|plan| parameters(ty, &form, is_moe, plan)));
+        for form in Form::all_halves(ty).into_iter().filter(|&form| ManyRows::takes(form)) {
+            for plan in ManyRows::CHOSEN.into_iter().filter(|_| ManyRows::has(arch)) {
+                all.push(parameters(ty, form, is_moe, plan)?);
             }
         }
     }
-    all
+    Ok(all)
 }
 
 pub(super) fn parameters(
     ty: ScalarType,
-    form: &[Parameter],
-    is_moe: u32,
+    form: Form,
+    is_moe: bool,
     plan: ManyRows,
-) -> Vec<Parameter> {
+) -> Result<Vec<Parameter>, AccelError> {
     let mut parameters = vec![("IS_BF16", u32::from(ty == ScalarType::BFLOAT16))];
-    parameters.extend_from_slice(form);
-    parameters.push(("IS_MOE", is_moe));
-    parameters.extend(plan.parameters(form));
-    parameters
+    parameters.extend(form.parameters());
+    parameters.push(("IS_MOE", is_moe.into()));
+    parameters.extend(plan.shape());
+    parameters.push(("STAGES", plan.sizes(form)?.stages));
+    Ok(parameters)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS};
+    use crate::{
+        parameters::{Codes, Scales},
+        raw::stream::{MOST_TILE_TOTALS, MOST_TILE_WARPS},
+    };
 
-    const INT4: [Parameter; 3] = [("CODES", 0), ("SCALES", 0), ("GROUPS", 1)];
+    const INT4: Form =
+        Form { codes: Codes::Uint4b8, scales: Scales::Bits16, groups: 1, has_g_idx: false };
     const HOPPER: Arch = Arch { compute_capability: (9, 0), specific: true };
 
     #[test]
     fn every_plan_is_known_and_fits_the_shared_memory() {
-        for form in Kind::forms(ScalarType::BFLOAT16).into_iter().filter(|f| ManyRows::takes(f)) {
+        let forms = Form::all_halves(ScalarType::BFLOAT16);
+        for form in forms.into_iter().filter(|&form| ManyRows::takes(form)) {
             for plan in ManyRows::CHOSEN {
                 let context = format!("{form:?} {plan:?}");
-                assert!(plan.is_known() && plan.stages(&form) >= 4, "{context}");
-                assert!(plan.shared_bytes(&form, 1) <= HOPPER.shared_memory(), "{context}");
-                assert!(plan.shared_bytes(&form, 0) <= plan.shared_bytes(&form, 1), "{context}");
+                let sizes = plan.sizes(form).unwrap();
+                assert!(plan.is_known() && sizes.stages >= 4, "{context}");
+                assert!(sizes.shared_bytes(true) <= HOPPER.shared_memory(), "{context}");
+                assert!(sizes.shared_bytes(false) <= sizes.shared_bytes(true), "{context}");
             }
         }
     }
 
     #[test]
     fn many_rows_are_for_hopper_and_for_many_rows() {
-        let choose = |arch, size_m| ManyRows::choose(arch, size_m, [4096, 28672], &INT4, 132);
+        let choose =
+            |arch, size_m| ManyRows::choose(arch, size_m, [4096, 28672], INT4, 132).unwrap();
         assert_eq!(choose(HOPPER, 16), None);
         assert_eq!(choose(HOPPER, 64), Some(ManyRows { warps: 8, columns: 32, rows: 64 }));
         assert!(choose(HOPPER, 4096).is_some_and(|plan| plan.rows >= 160));
         for capability in [(8, 0), (8, 9), (10, 0)] {
             assert_eq!(choose(Arch::of_device(capability), 4096), None);
-            assert!(variants(Arch::of_device(capability), 0).is_empty());
+            assert_eq!(variants(Arch::of_device(capability), false), Ok(Vec::new()));
         }
         // Few columns for so few rows leave most multiprocessors without work.
-        assert_eq!(ManyRows::choose(HOPPER, 64, [4096, 4096], &INT4, 132), None);
-        let uneven = [("CODES", 0), ("HAS_G_IDX", 1)];
-        let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], &uneven, 132);
-        assert_eq!(choice, None);
+        assert_eq!(ManyRows::choose(HOPPER, 64, [4096, 4096], INT4, 132), Ok(None));
+        let uneven = Form { groups: 0, has_g_idx: true, ..INT4 };
+        let choice = ManyRows::choose(HOPPER, 4096, [4096, 4096], uneven, 132);
+        assert_eq!(choice, Ok(None));
     }
 
     #[test]
     fn every_plans_totals_fit_the_streams_memory() {
         for plan in ManyRows::all() {
-            assert!(size(SOURCE, "TILE_TOTALS", &plan.shape()) as usize <= MOST_TILE_TOTALS);
+            let totals = constant(SOURCE, "TILE_TOTALS", &plan.shape()).unwrap();
+            assert!(totals as usize <= MOST_TILE_TOTALS, "{plan}");
             assert!(plan.warps as usize <= MOST_TILE_WARPS, "{plan}");
         }
     }
 
     #[test]
     fn experts_get_one_size_of_blocks_for_both_products() {
-        let products = [([4096, 28672], &INT4[..]), ([14336, 4096], &INT4[..])];
-        let choose = |rows| ManyRows::choose_experts(HOPPER, rows, 8, products, 132);
+        let products = [([4096, 28672], INT4), ([14336, 4096], INT4)];
+        let choose = |rows| ManyRows::choose_experts(HOPPER, rows, 8, products, 132).unwrap();
         assert_eq!(choose(4.0), None);
         let [w13, w2] = choose(64.0).unwrap();
         // One block holds most experts' rows.

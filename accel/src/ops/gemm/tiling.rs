@@ -5,19 +5,19 @@ use marlinspike::products::schedule::Schedule;
 
 use marlinspike_kernels::constant;
 
-use super::ROW;
+use super::{ROW, form::Form};
 use crate::{
     device::Device,
     error::AccelError,
     nvrtc::{Arch, Parameter},
-    parameters::size,
+    parameters::Memo,
 };
 
 /// The source that these parameters are of.
 const SOURCE: &str = "marlin_gemm";
 
 /// The parameters of `marlin_gemm.cu` that only divide the work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tiling {
     /// Eights of rows that a thread block computes: 1, 2, 4 or 8.
     pub m_tiles: u32,
@@ -31,6 +31,27 @@ pub struct Tiling {
     pub ranks: u32,
     /// Stages of 64 k that each team keeps in flight, with the one it works on: 2 to 16.
     pub stages: u32,
+}
+
+/// Sizes of a thread block, as the source states them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) threads: u32,
+    /// Dynamic shared memory, and more for each row.
+    shared_bytes: u32,
+    shared_row_bytes: u32,
+    /// Most entries that products with experts find blocks of themselves.
+    direct_entries: u32,
+}
+
+static SIZES: Memo<(Tiling, Form), Sizes> = Memo::new();
+
+impl Sizes {
+    /// Dynamic shared memory of a thread block of so many rows.
+    pub(super) fn shared_bytes(self, rows: usize) -> u32 {
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        self.shared_bytes.saturating_add(self.shared_row_bytes.saturating_mul(rows))
+    }
 }
 
 /// Quarters of a block of 64 columns for each multiprocessor, of all experts together;
@@ -80,7 +101,7 @@ impl Length {
 
 impl Tiling {
     /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows of `size_k` and a weight of that
-    /// form (`CODES`, `SCALES`, `GROUPS`); `paired`: a thread block takes 64 columns of gate and 64 of up.
+    /// form; `paired`: a thread block takes 64 columns of gate and 64 of up.
     ///
     /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
     /// 4096 x 4096, 14336 x 4096, 4096 x 28672, 8192 x 57344, and over the three expert layers of
@@ -93,8 +114,8 @@ impl Tiling {
         size_k: usize,
         width: Width,
         paired: bool,
-        form: &[Parameter],
-    ) -> Self {
+        form: Form,
+    ) -> Result<Self, AccelError> {
         use Length::{Long, Short};
         let chunks = Self::chunks(size_k);
         let of = |[m_tiles, n_tile, columns, teams, stages]: [u32; 5]| {
@@ -134,7 +155,7 @@ impl Tiling {
             (97.., _, _) => [8, 64, 32, 8, 2],
         });
         let clusters = arch.has_clusters();
-        while tiling.shared_bytes(form, tiling.rows()) > arch.shared_memory() {
+        while tiling.sizes(form)?.shared_bytes(tiling.rows()) > arch.shared_memory() {
             match tiling {
                 Self { stages: 3.., .. } => tiling.stages -= 1,
                 Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
@@ -145,7 +166,7 @@ impl Tiling {
                 _ => break,
             }
         }
-        tiling
+        Ok(tiling)
     }
 
     /// Rows that a thread block computes.
@@ -158,15 +179,29 @@ impl Tiling {
         size_k.div_ceil(Schedule::canonical_chunk(size_k)) as u32
     }
 
-    /// Threads of a thread block.
-    pub(crate) fn threads(self) -> u32 {
-        size(SOURCE, "THREADS", &self.parameters())
+    /// Sizes of a thread block for a weight of that form.
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
+    pub(super) fn sizes(self, form: Form) -> Result<Sizes, AccelError> {
+        SIZES.get((self, form), || {
+            let parameters = [&form.parameters()[..], &self.parameters()].concat();
+            let size = |name| constant(SOURCE, name, &parameters);
+            Ok::<_, AccelError>(Sizes {
+                threads: size("THREADS")?,
+                shared_bytes: size("SHARED_BYTES")?,
+                shared_row_bytes: size("SHARED_ROW_BYTES")?,
+                direct_entries: size("DIRECT_ENTRIES")?,
+            })
+        })
     }
 
     /// Whether products with experts in this tiling find the blocks of so many entries themselves.
-    pub(crate) fn is_direct(self, entries: usize) -> bool {
-        let most = constant(SOURCE, "DIRECT_ENTRIES", &[]).unwrap_or(0);
-        self.m_tiles == 1 && entries <= most as usize
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
+    pub(crate) fn is_direct(self, form: Form, entries: usize) -> Result<bool, AccelError> {
+        Ok(self.m_tiles == 1 && entries <= self.sizes(form)?.direct_entries as usize)
     }
 
     /// As the source takes them.
@@ -204,41 +239,35 @@ impl Tiling {
         );
         Err(ROW.refuse("tiling", format!("{self:?}"), expected))
     }
-
-    /// Dynamic shared memory of a thread block for blocks of at most `size_m` rows: the source's own.
-    pub(super) fn shared_bytes(self, form: &[Parameter], size_m: usize) -> u32 {
-        let parameters = [form, &self.parameters()].concat();
-        let of = |name| size(SOURCE, name, &parameters);
-        let rows = self.rows().min(size_m) as u32;
-        of("SHARED_BYTES").saturating_add(of("SHARED_ROW_BYTES").saturating_mul(rows))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use marlinspike::num::scalar::ScalarType;
 
-    use super::super::kind::Kind;
     use super::*;
+    use crate::parameters::{Codes, Scales};
 
     #[test]
     fn every_architecture_gets_a_tiling_that_fits_its_shared_memory() {
         for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             let arch = Arch::of_device(capability);
-            for form in Kind::forms(ScalarType::BFLOAT16) {
+            for form in Form::all_halves(ScalarType::BFLOAT16) {
                 for size_m in [1, 8, 9, 16, 17, 32, 33, 64, 4096] {
                     for size_k in SIZES_K {
                         let all = Width::ALL.into_iter().flat_map(|w| [(w, false), (w, true)]);
                         // Without clusters products have no activation.
                         let clusters = arch.has_clusters();
                         for (width, paired) in all.filter(|&(_, paired)| clusters || !paired) {
-                            let tiling = Tiling::choose(arch, size_m, size_k, width, paired, &form);
+                            let tiling =
+                                Tiling::choose(arch, size_m, size_k, width, paired, form).unwrap();
+                            let sizes = tiling.sizes(form).unwrap();
                             let context = format!("{arch} {form:?} {size_m} {size_k}: {tiling:?}");
                             assert!(
-                                tiling.shared_bytes(&form, tiling.rows()) <= arch.shared_memory(),
+                                sizes.shared_bytes(tiling.rows()) <= arch.shared_memory(),
                                 "{context}"
                             );
-                            assert!(tiling.stages >= 2 && tiling.threads() <= 1024, "{context}");
+                            assert!(tiling.stages >= 2 && sizes.threads <= 1024, "{context}");
                             let (all, chunks) =
                                 (tiling.ranks * tiling.teams, Tiling::chunks(size_k));
                             assert!((chunks..=8).contains(&all), "{context}");
@@ -253,11 +282,13 @@ mod tests {
 
     #[test]
     fn few_rows_get_small_tiles() {
-        let form = [("CODES", 0), ("SCALES", 0), ("GROUPS", 1)];
+        let (codes, scales) = (Codes::Uint4b8, Scales::Bits16);
+        let form = Form { codes, scales, groups: 1, has_g_idx: false };
         let hopper = Arch::of_device((9, 0));
         let narrow = Width::new(4096, 1, 132);
-        let tiles = [1, 8, 9, 17, 64, 128]
-            .map(|size_m| Tiling::choose(hopper, size_m, 4096, narrow, false, &form).m_tiles);
+        let tiles = [1, 8, 9, 17, 64, 128].map(|size_m| {
+            Tiling::choose(hopper, size_m, 4096, narrow, false, form).unwrap().m_tiles
+        });
         assert_eq!(tiles, [1, 1, 2, 4, 4, 8]);
     }
 

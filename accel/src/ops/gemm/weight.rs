@@ -1,29 +1,30 @@
 //! A weight in Marlin's layout in a device's memory.
 
 use marlinspike::act_order::Sorted;
-use marlinspike::layouts::marlin::{Options, ScalePermutation, prepare};
+use marlinspike::layouts::marlin::{InputDtype, Options, Prepared, ScalePermutation, prepare};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::weight::{Table, Weight};
 
-use super::{ManyRows, ROW, Tiling, kind::Kind, tiling::Width};
+use super::{ManyRows, ROW, Tiling, form::Form, tiling::Width};
 use crate::{
     device::Device,
     error::AccelError,
     memory::{Buffer, bytes, halves},
-    nvrtc::Parameter,
 };
 
-/// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit activations.
+/// One matrix, or a stack of experts of one shape, in Marlin's layout for 16-bit or 8-bit activations.
 #[derive(Debug)]
 pub struct MarlinWeight {
     shape: Shape,
     experts: usize,
     dtype: ScalarType,
-    kind: Kind,
+    input_dtype: Option<ScalarType>,
+    form: Form,
     /// k of a scale group; all of k where there is one.
     group_size: usize,
     groups: usize,
+    input_global_scale: f32,
     /// `[experts, K / 16, N · 16 / pack]`.
     pub(crate) qweight: Buffer<u32>,
     /// `[experts, groups, N]`: of one byte, or two where they are 16-bit.
@@ -65,6 +66,46 @@ impl MarlinWeight {
         Self::sorted(device, weights, dtype, None)
     }
 
+    /// Packs `weights` for activations of `input` (int8 or e4m3) and outputs of `dtype` (float16 or
+    /// bfloat16) and copies them to the device. K is a multiple of 128, below 2^19; there is no act-order. Scales of 16
+    /// bits are converted to `dtype` first, as Marlin's preparation does.
+    ///
+    /// | codes | scales | groups of k |
+    /// | --- | --- | --- |
+    /// | `uint4b8`, `uint4` with zero points | 16-bit; of e4m3 activations 512 times each is finite | 32, 64, 128, one |
+    /// | `float4_e2m1f`; `input` e4m3, `dtype` bfloat16 | e8m0 up to 2^121 | 32 |
+    ///
+    /// # Errors
+    /// As [`MarlinWeight::new`].
+    pub fn for_8_bit(
+        device: &Device,
+        weights: &[Weight<'_>],
+        dtype: ScalarType,
+        input: ScalarType,
+    ) -> Result<Self, AccelError> {
+        let refuse = |what, found: String, expected: &str| Err(ROW.refuse(what, found, expected));
+        let input_dtype = match input {
+            ScalarType::INT8 => InputDtype::Int8,
+            ScalarType::FLOAT8_E4M3FN => InputDtype::Fp8,
+            _ => return refuse("input", input.to_string(), "int8 or float8_e4m3fn"),
+        };
+        let Some(first) = weights.first() else {
+            return refuse("weight", "no matrix".into(), "1 or more");
+        };
+        let Shape { size_k, size_n } = first.shape();
+        if !size_k.is_multiple_of(128) || size_k >= 1 << 19 {
+            return refuse("size_k", size_k.to_string(), "a multiple of 128, below 2^19");
+        }
+        if size_n > i32::MAX as usize {
+            return refuse("size_n", size_n.to_string(), "below 2^31");
+        }
+        let form = Form::of_bytes(weights, dtype, input)?;
+        let prepared = prepared(weights, Options { input_dtype, ..Options::new(dtype) })?;
+        let scales = bytes(&prepared.scales);
+        let this = Self::upload(device, weights, dtype, &prepared, form, &scales)?;
+        Ok(Self { input_dtype: Some(input), ..this })
+    }
+
     /// [`MarlinWeight::new`] with the permutation that sorts each matrix's `g_idx`; stable ones where
     /// absent.
     pub(crate) fn sorted(
@@ -80,31 +121,24 @@ impl MarlinWeight {
             _ => ScalePermutation::Grouped,
         });
         let options = Options { perms, scale_permutation, ..Options::new(dtype) };
-        let prepared = match prepare(weights, options) {
-            Ok(prepared) => prepared,
-            Err(error) => return refuse("weight", error.to_string(), "a weight that Marlin takes"),
-        };
-        let (first, experts) = (&weights[0], prepared.experts);
-        let shape = first.shape();
+        let prepared = prepared(weights, options)?;
+        let shape = weights[0].shape();
         if !shape.size_k.is_multiple_of(64) {
             return refuse("size_k", shape.size_k.to_string(), "a multiple of 64");
         }
         if shape.size_k > i32::MAX as usize || shape.size_n / 64 > 65535 {
             return refuse("shape", shape.to_string(), "K below 2^31, N below 64 * 2^16");
         }
-        let groups = prepared.groups();
-        let group_size = shape.size_k / groups;
+        let group_size = shape.size_k / prepared.groups();
         let sorted = prepared.sorted.as_deref().unwrap_or_default();
         let whole = |g_idx: &[u32]| {
             g_idx.iter().enumerate().all(|(k, &g)| g as usize == k / group_size.max(1))
         };
         let uneven = !sorted.iter().all(|sorted| whole(&sorted.g_idx));
-        let kind = Kind::of(weights, dtype, uneven)?;
-        let all = |of: fn(&Sorted) -> &[u32]| sorted.iter().flat_map(of).copied().collect();
-        let (perm, g_idx): (Vec<u32>, Vec<u32>) = (all(|s| &s.perm), all(|s| &s.g_idx));
-        let scales = match kind.scale_bits() {
+        let form = Form::of_halves(weights, dtype, uneven)?;
+        let scales = match form.scale_size() {
             // The checkpoint's own bytes: Marlin's preparation flushes small scales of NVFP4.
-            8 => {
+            1 => {
                 let layout = prepared.scale_layout.with_quads();
                 let packed: Result<Vec<Table>, _> =
                     weights.iter().map(|weight| layout.pack(&weight.scales)).collect();
@@ -117,32 +151,50 @@ impl MarlinWeight {
         };
         let of_experts: Vec<f32> =
             weights.iter().filter_map(|weight| weight.global_scale).collect();
-        let global_scale = match of_experts.len() {
-            0 => None,
-            // All have one, or `prepare` would have failed.
-            _ => Some(device.upload(&of_experts)?),
-        };
+        // All have one, or `prepare` would have failed.
+        let global_scale =
+            (!of_experts.is_empty()).then(|| device.upload(&of_experts)).transpose()?;
+        let all = |of: fn(&Sorted) -> &[u32]| sorted.iter().flat_map(of).copied().collect();
+        let (perm, g_idx): (Vec<u32>, Vec<u32>) = (all(|s| &s.perm), all(|s| &s.g_idx));
+        Ok(Self {
+            global_scale,
+            g_idx: uneven.then(|| device.upload(&g_idx)).transpose()?,
+            device_perm: (!perm.is_empty()).then(|| device.upload(&perm)).transpose()?,
+            perm,
+            ..Self::upload(device, weights, dtype, &prepared, form, &scales)?
+        })
+    }
+
+    /// What every weight has, in the device's memory.
+    fn upload(
+        device: &Device,
+        weights: &[Weight<'_>],
+        dtype: ScalarType,
+        prepared: &Prepared,
+        form: Form,
+        scales: &[u8],
+    ) -> Result<Self, AccelError> {
+        let shape = weights[0].shape();
+        let groups = prepared.groups();
+        let zeros = prepared.zeros.as_ref().map(|(_, words)| device.upload(words));
+        let bias = prepared.bias.as_ref().map(|bias| device.upload(halves(bias)));
         Ok(Self {
             shape,
-            experts,
+            experts: prepared.experts,
             dtype,
-            kind,
-            group_size,
+            input_dtype: None,
+            form,
+            group_size: shape.size_k / groups,
             groups,
+            input_global_scale: prepared.input_global_scale.unwrap_or(1.0),
             qweight: device.upload(&prepared.qweight)?,
-            scales: device.upload(&scales)?,
-            zeros: match &prepared.zeros {
-                Some((_, words)) => Some(device.upload(words)?),
-                None => None,
-            },
-            bias: match &prepared.bias {
-                Some(bias) => Some(device.upload(halves(bias))?),
-                None => None,
-            },
-            global_scale,
-            g_idx: if uneven { Some(device.upload(&g_idx)?) } else { None },
-            device_perm: if perm.is_empty() { None } else { Some(device.upload(&perm)?) },
-            perm,
+            scales: device.upload(scales)?,
+            zeros: zeros.transpose()?,
+            bias: bias.transpose()?,
+            global_scale: None,
+            g_idx: None,
+            perm: Vec::new(),
+            device_perm: None,
         })
     }
 
@@ -179,9 +231,20 @@ impl MarlinWeight {
         self.experts
     }
 
-    /// Type of scales, bias, activations and outputs.
+    /// Type of bias and outputs, and of 16-bit activations.
     pub fn dtype(&self) -> ScalarType {
         self.dtype
+    }
+
+    /// Type of 8-bit activations: int8 or `float8_e4m3fn`.
+    pub fn input_dtype(&self) -> Option<ScalarType> {
+        self.input_dtype
+    }
+
+    /// The factor by which a product multiplies the scales of x. With int8 activations the scales of groups are
+    /// integers, of which the largest stands for 4096 times this factor; else 1.
+    pub fn input_global_scale(&self) -> f32 {
+        self.input_global_scale
     }
 
     /// How many k share a scale; in a slice of k with act-order, on average.
@@ -202,15 +265,25 @@ impl MarlinWeight {
     }
 
     /// The tiling that is taken for a product of `size_m` rows.
-    pub fn tiling(&self, device: &Device, size_m: usize) -> Tiling {
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
+    pub fn tiling(&self, device: &Device, size_m: usize) -> Result<Tiling, AccelError> {
         self.tiling_of_experts(device, size_m, 1, false)
     }
 
     /// The plan for a product of `size_m` rows, if they are enough for one to be faster than a tiling.
-    pub fn many_rows(&self, device: &Device, size_m: usize) -> Option<ManyRows> {
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
+    pub fn many_rows(
+        &self,
+        device: &Device,
+        size_m: usize,
+    ) -> Result<Option<ManyRows>, AccelError> {
         let Shape { size_k, size_n } = self.shape;
         let multiprocessors = device.multiprocessors();
-        ManyRows::choose(device.arch(), size_m, [size_k, size_n], &self.form(), multiprocessors)
+        ManyRows::choose(device.arch(), size_m, [size_k, size_n], self.form, multiprocessors)
     }
 
     /// Plans for the products of both matrices of a layer, with blocks of as many rows, where
@@ -220,24 +293,26 @@ impl MarlinWeight {
         device: &Device,
         rows: f64,
         experts: usize,
-    ) -> Option<[ManyRows; 2]> {
-        let forms = [w13.form(), w2.form()];
-        let sizes = |weight: &Self| [weight.shape.size_k, weight.shape.size_n];
-        let products = [(sizes(w13), &forms[0][..]), (sizes(w2), &forms[1][..])];
+    ) -> Result<Option<[ManyRows; 2]>, AccelError> {
+        let product = |weight: &Self| ([weight.shape.size_k, weight.shape.size_n], weight.form);
+        let products = [product(w13), product(w2)];
         ManyRows::choose_experts(device.arch(), rows, experts, products, device.multiprocessors())
     }
 
     /// The tiling that is taken for products of `size_m` rows with each of so many experts at once;
     /// `paired`: a thread block computes 64 columns of each half of N.
+    ///
+    /// # Errors
+    /// [`AccelError::Constant`]
     pub fn tiling_of_experts(
         &self,
         device: &Device,
         size_m: usize,
         experts: usize,
         paired: bool,
-    ) -> Tiling {
+    ) -> Result<Tiling, AccelError> {
         let width = Width::new(self.shape.size_n, experts, device.multiprocessors());
-        Tiling::choose(device.arch(), size_m, self.shape.size_k, width, paired, &self.form())
+        Tiling::choose(device.arch(), size_m, self.shape.size_k, width, paired, self.form)
     }
 
     /// k of a group, or with `g_idx` the number of groups, as the kernel takes it.
@@ -246,11 +321,17 @@ impl MarlinWeight {
     }
 
     /// The parameters that follow from the weight.
-    pub(super) fn form(&self) -> Vec<Parameter> {
-        self.kind.form(self.groups, self.group_size, self.g_idx.is_some())
+    pub(crate) fn form(&self) -> Form {
+        self.form
     }
 
-    pub(super) fn is_on(&self, device: &Device) -> bool {
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
         self.qweight.is_on(device)
     }
+}
+
+/// The weights in Marlin's layout.
+fn prepared(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared, AccelError> {
+    prepare(weights, options)
+        .map_err(|error| ROW.refuse("weight", error, "a weight that Marlin takes"))
 }

@@ -40,9 +40,9 @@ impl MarlinLayer {
         device: &Device,
         entries: usize,
         experts: usize,
-    ) -> Option<[ManyRows; 2]> {
+    ) -> Result<Option<[ManyRows; 2]>, AccelError> {
         if self.has_act_order() {
-            return None;
+            return Ok(None);
         }
         let rows = entries as f64 / experts as f64;
         MarlinWeight::many_rows_of_experts([&self.w13, &self.w2], device, rows, experts)
@@ -56,7 +56,7 @@ impl MarlinLayer {
     /// bits, at another speed.
     ///
     /// # Errors
-    /// As [`workspace`](Self::workspace); [`AccelError::Argument`] for plans of different rows and for
+    /// As [`workspace`](Self::workspace); [`AccelError::Argument`] for plans of different rows, 8-bit activations and
     /// weights with act-order. Plans that the device or the weights do not take are refused by
     /// [`forward`](Self::forward).
     pub fn workspace_many_rows(
@@ -67,6 +67,7 @@ impl MarlinLayer {
         plans: [ManyRows; 2],
     ) -> Result<Workspace, AccelError> {
         let entries = check::entries(&ROW, tokens, top_k)?;
+        self.check_16_bit()?;
         let [rows, rows_of_w2] = plans.map(|plan| plan.rows as usize);
         if rows != rows_of_w2 {
             let found = format!("{rows} and {rows_of_w2}");

@@ -46,7 +46,8 @@ impl Ready {
         }
     }
 
-    /// Times of a call, the bytes that it must move at least, and the experts that it hits.
+    /// Times of a call, the least number of bytes that it moves, and the number of experts that it
+    /// hits.
     fn time(
         &self,
         device: &Device,
@@ -65,7 +66,7 @@ impl Ready {
             }
             Self::Layer(layer) => {
                 let (times, hit) = layer.time(device, tokens, None, replays)?;
-                // What lies between x and y might stay on the chip.
+                // Intermediate activations may stay in the L2 cache and are not counted.
                 let moved = hit * layer.bytes_of_expert() as f64 + (2 * 2 * tokens * a) as f64;
                 Ok((times, moved, Some(hit)))
             }
@@ -73,7 +74,7 @@ impl Ready {
     }
 }
 
-/// Limits, cases, limits again: the better of both.
+/// Measures the limits before and after the cases and keeps the better of both.
 pub(super) fn measure(args: &Args, peers: &[Peer]) -> Result<Report> {
     let device = Device::open().map_err(of_gpu)?;
     let before = limits::measure(&device).map_err(of_gpu)?;

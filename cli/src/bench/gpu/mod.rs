@@ -1,4 +1,5 @@
-//! `marlinspike bench gpu`: products and expert layers on a GPU, beside its limits and other kernels.
+//! `marlinspike bench gpu`: products and expert layers on a GPU, compared with its limits and with
+//! other kernels.
 
 mod measure;
 mod peers;
@@ -19,15 +20,18 @@ use crate::{Outcome, output};
 pub(super) const ABOUT: &str = "\
 Times products and Mixture-of-Experts layers with quantized weights on this machine's GPU.
 
-First what the device can do at most: bytes read from memory per second, and operations per second of \
-its matrix unit with bf16 operands (wgmma on Hopper, else mma.sync; no library). Then dense products and \
-whole layers (alignment, gate_up, SiLU, down, sum), bf16 in and out, as replays of a recorded graph \
-that goes through so many weights, or routings, that none is in a cache. `of limit` is the time in \
-which weights and activations could be read and written once, or the operations done, whichever is \
-longer, over the median replay.
+Example: marlinspike bench gpu --shape 4096x28672 --tokens 1,64,4096 --type mxfp4
 
-Other kernels' figures of the same machine come from a file: scripts/gpu_peers times PyTorch's products \
-and, given its libraries, vLLM's operators, and writes one. The ratio is their time over ours.";
+The limits of the device are measured first: bytes read from memory per second, and operations per \
+second of its tensor cores with bf16 operands (wgmma on Hopper, mma.sync elsewhere; no library). Dense \
+products and whole layers (alignment, gate_up, SiLU, down, sum) follow, with bf16 activations and \
+outputs. Each is a CUDA graph that is replayed over enough different weights or routings that caches \
+hold none of them. `of limit` is the least time by the limits (reading and writing weights and \
+activations once, or the operations, whichever is longer) over the median replay.
+
+--peers compares with other kernels on the same machine. scripts/gpu_peers writes the file: it times \
+PyTorch's products and, if their libraries are installed, vLLM's operators. The ratio is their time \
+over ours.";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -41,8 +45,8 @@ Examples:
 /// Arguments of `bench gpu`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What to compute: KxN, or experts x experts per token x H x I, or a name of `bench cpu`; may be
-    /// repeated [default: four products, three layers]
+    /// What to compute: KxN, experts x experts per token x H x I, or a name that `bench cpu`
+    /// accepts; may be repeated [default: four products, three layers]
     #[arg(long = "shape", value_name = "SHAPE", value_delimiter = ',')]
     pub(super) shapes: Vec<Workload>,
 
@@ -50,20 +54,20 @@ pub(super) struct Args {
     #[arg(long, value_name = "M", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub(super) tokens: Vec<u32>,
 
-    /// Type of the weights: uint4b8 and uint8b128 have a bf16 scale for 128 k, uint4b8-g32 for 32, fp8
-    /// for a column; mxfp8, mxfp4 and nvfp4 as their formats say
+    /// Type of the weights. A bf16 scale covers 128 k of uint4b8 and uint8b128, 32 k of
+    /// uint4b8-g32, and a column of fp8; mxfp8, mxfp4 and nvfp4 have the scales of their formats
     #[arg(long = "type", value_name = "TYPE", default_value = "uint4b8", value_parser = weight_type)]
     pub(super) ty: WeightType,
 
-    /// 8-bit activations, for products alone [default: bf16]
+    /// 8-bit activations, for products only [default: bf16]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(super) input: Option<Input>,
 
-    /// Replays of each recording, of which the median and the quickest are told
+    /// Replays of each graph; the median and the fastest are reported
     #[arg(long, value_name = "COUNT", default_value_t = marlinspike_accel::timing::REPLAYS as u32, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) replays: u32,
 
-    /// Other kernels' figures of this machine, as scripts/gpu_peers writes them
+    /// Times of other kernels on this machine, in a file that scripts/gpu_peers wrote
     #[arg(long, value_name = "FILE.json")]
     pub(super) peers: Option<PathBuf>,
 
@@ -106,10 +110,11 @@ fn weight_type(name: &str) -> Result<WeightType, String> {
     WeightType::named(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
-/// Measures, prints a table, and writes the files that are asked for.
+/// Measures, prints a table, and writes the requested files.
 ///
 /// # Errors
-/// Without a GPU, for peers that cannot be read, and for shapes that the kernels do not take.
+/// Returns an error without a GPU, for an unreadable file of peers, and for shapes that the kernels
+/// do not accept.
 pub(super) fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let peers = match &args.peers {
         Some(path) => peers::read(path)?,

@@ -1,4 +1,4 @@
-//! Other kernels' figures, as scripts/gpu_peers writes them.
+//! Times of other kernels, read from a file that scripts/gpu_peers wrote.
 
 use std::fs;
 use std::path::Path;
@@ -9,18 +9,18 @@ use serde::Deserialize;
 
 use crate::error::Explained;
 
-/// One figure of another kernel.
+/// One time of another kernel.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Peer {
-    /// Which kernel.
+    /// Name of the kernel.
     pub(super) peer: String,
-    /// As `--shape` takes it.
+    /// In the syntax of `--shape`.
     shape: String,
     /// Rows of x.
     pub(super) tokens: usize,
     /// Median of the replays, in microseconds.
     pub(super) us: f64,
-    /// What `shape` is.
+    /// The parsed `shape`.
     #[serde(skip)]
     pub(super) workload: Option<Workload>,
 }
@@ -30,16 +30,20 @@ struct File {
     results: Vec<Peer>,
 }
 
-/// The figures of a file.
+/// Reads a file of times.
 ///
 /// # Errors
-/// Naming the file, and the figure that is no figure.
+/// Names the file and the invalid entry.
 pub(super) fn read(path: &Path) -> Result<Vec<Peer>> {
-    let help = "scripts/gpu_peers writes such a file";
+    let help = "write the file with scripts/gpu_peers";
     let fail = |problem: String| Explained::new(format!("{}: {problem}", path.display()), help);
     let text = fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-    let File { mut results } =
-        serde_json::from_str(&text).map_err(|e| fail(format!("no figures of peers: {e}")))?;
+    let File { mut results } = serde_json::from_str(&text).map_err(|e| {
+        fail(format!(
+            "not a file of scripts/gpu_peers: \
+            {e}"
+        ))
+    })?;
     for (i, peer) in results.iter_mut().enumerate() {
         let shape = peer.shape.parse::<Workload>();
         peer.workload = Some(shape.map_err(|e| fail(format!("results[{i}]: {e}")))?);
@@ -70,7 +74,7 @@ mod tests {
         assert_eq!(peers[0].workload, Some(Workload::Dense { size_k: 64, size_n: 96 }));
         assert_eq!((peers[0].tokens, peers[0].us), (3, 2.5));
         for (text, expected) in [
-            ("[]", "no figures of peers"),
+            ("[]", "not a file of scripts/gpu_peers"),
             (r#"{"results": [{"peer": "x"}]}"#, "missing field `shape`"),
             (
                 &one.replace("64x96", "64").replace('{', r#"{"results": [{"#).replace('}', "}]}"),

@@ -18,7 +18,7 @@ const BELOW: f64 = 50.0;
 /// Height of a line of the legend.
 const LINE: f64 = 20.0;
 
-/// Told apart by people who see colours in any of the usual ways (Okabe and Ito).
+/// A palette that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8f7a00", "#56b4e9", "#444444"];
 
@@ -30,7 +30,7 @@ text{font:12px system-ui,sans-serif;fill:#1c2128}\
 .roof{stroke:#1c2128;stroke-width:2;fill:none}\
 .ours{stroke-width:1.5;fill:none}.other{fill:#fff;stroke-width:1.5}";
 
-/// Powers of ten from one that is not above `low` to one that is not below `high`.
+/// Exponents of the powers of ten that enclose `low` and `high`.
 fn decades(low: f64, high: f64) -> [i32; 2] {
     let from = low.log10().floor() as i32;
     [from, (high.log10().ceil() as i32).max(from + 1)]
@@ -51,7 +51,7 @@ impl Axes {
             x = [x[0].min(row.flops / row.bytes), x[1].max(row.flops / row.bytes)];
             y = [y[0].min(row.tflop_s / slowest), y[1].max(row.tflop_s)];
         }
-        // Where there is nothing to show, the roof's corner.
+        // An empty plot shows the ridge point of the roofline.
         let corner = roof / report.machine.read_tb_s;
         x = [x[0].min(corner), x[1].max(corner)];
         y[0] = y[0].min(roof / 10.0);
@@ -69,13 +69,13 @@ impl Axes {
     }
 }
 
-/// A decade's name.
+/// The label of a power of ten.
 fn power(exponent: i32) -> String {
     let digits = usize::try_from(-exponent).unwrap_or(0);
     format!("{:.digits$}", 10f64.powi(exponent))
 }
 
-/// The mark of the `which`th of the other kernels, around a point.
+/// The path of the marker of the `which`th other kernel, centred on a point.
 fn mark(which: usize, x: f64, y: f64) -> String {
     match which % 4 {
         0 => format!("M{:.1} {:.1}h8v8h-8z", x - 4.0, y - 4.0),
@@ -85,12 +85,12 @@ fn mark(which: usize, x: f64, y: f64) -> String {
     }
 }
 
-/// Text of an element, made safe for XML.
+/// `text` escaped for XML.
 fn escaped(text: &str) -> String {
     printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// The whole picture.
+/// The complete SVG.
 pub(super) fn roofline(report: &Report) -> String {
     let axes = Axes::new(report);
     let is_dense = |row: &&Row| matches!(row.workload, Workload::Dense { .. });
@@ -111,7 +111,7 @@ pub(super) fn roofline(report: &Report) -> String {
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\
          <text class=\"title\" x=\"{LEFT}\" y=\"28\">{}: {} weights, {} activations</text>\
          <text class=\"soft\" x=\"{LEFT}\" y=\"47\">limits of the same run: reads {:.2} TB/s, {} {:.0} \
-         TFLOP/s; others at the intensity of our weights, so that height is speed</text>",
+         TFLOP/s; others are plotted at the intensity of our weights, so height is speed</text>",
         escaped(&m.device),
         escaped(report.weights),
         report.activations,
@@ -131,7 +131,7 @@ pub(super) fn roofline(report: &Report) -> String {
     out
 }
 
-/// Grid, names of the axes, and the roof.
+/// Grid, axis labels, and the roof.
 fn frame(out: &mut String, report: &Report, axes: &Axes, name: &str) {
     push(out, format_args!("<text class=\"panel\" y=\"-8\">{name}</text>"));
     for exponent in axes.x[0]..=axes.x[1] {
@@ -162,7 +162,7 @@ fn frame(out: &mut String, report: &Report, axes: &Axes, name: &str) {
         ),
     );
     let m = &report.machine;
-    // From where the slope enters the plot: at its left side, or at its floor.
+    // The sloped part starts at the left or the lower edge of the plot.
     let (left, floor) = (10f64.powi(axes.x[0]), 10f64.powi(axes.y[0]));
     let start = left.max(floor / m.read_tb_s);
     let corner = (m.matrix_tflop_s / m.read_tb_s).max(start);
@@ -179,14 +179,14 @@ fn frame(out: &mut String, report: &Report, axes: &Axes, name: &str) {
     push(out, format_args!("<rect class=\"frame\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>"));
 }
 
-/// The shapes of rows, each once.
+/// The distinct shapes of `rows`.
 fn distinct<'r>(rows: &[&'r Row]) -> Vec<&'r str> {
     let mut names: Vec<&str> = rows.iter().map(|row| row.shape.as_str()).collect();
     names.dedup();
     names
 }
 
-/// Every figure, ours joined by lines.
+/// Every measurement; ours are joined by lines.
 fn points(out: &mut String, axes: &Axes, rows: &[&Row], peers: &[&str]) {
     for (at, shape) in distinct(rows).into_iter().enumerate() {
         let colour = COLOURS[at % COLOURS.len()];
@@ -233,7 +233,7 @@ fn points(out: &mut String, axes: &Axes, rows: &[&Row], peers: &[&str]) {
     }
 }
 
-/// What colours and marks mean.
+/// The legend of colours and markers.
 fn key(out: &mut String, rows: &[&Row], peers: &[&str]) {
     let line = |at: usize| HEIGHT + BELOW + 16.0 + LINE * at as f64;
     for (at, shape) in distinct(rows).into_iter().enumerate() {

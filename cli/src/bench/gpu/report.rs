@@ -1,4 +1,4 @@
-//! What was measured, as JSON and as a table.
+//! The measurements as JSON and as a table.
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ pub(super) struct Report {
     pub(super) results: Vec<Row>,
 }
 
-/// Where it was measured, and what it can do at most.
+/// The device and its measured limits.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) device: String,
@@ -41,19 +41,19 @@ pub(super) struct Case {
     pub(super) workload: Workload,
     pub(super) tokens: usize,
     pub(super) times: Times,
-    /// That a call must move at least: weights read once, x and y.
+    /// Least number of bytes that a call moves: weights once, x and y.
     pub(super) bytes: f64,
-    /// Of a layer, in the mean.
+    /// Mean number of experts that a call of a layer hits.
     pub(super) experts_hit: Option<f64>,
 }
 
-/// What a limit comes from.
+/// The resource that sets a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Bound {
-    /// Bytes.
+    /// Memory bandwidth.
     Read,
-    /// Operations of the matrix unit.
+    /// Operations of the tensor cores.
     Matrix,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Other {
     pub(super) ratio: f64,
 }
 
-/// A case, beside the limits and other kernels.
+/// A case compared with the limits and with other kernels.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) shape: String,
@@ -78,15 +78,15 @@ pub(super) struct Row {
     pub(super) bytes: f64,
     pub(super) flops: f64,
     pub(super) experts_hit: Option<f64>,
-    /// Of the median.
+    /// At the median time.
     pub(super) gb_s: f64,
-    /// Of the median.
+    /// At the median time.
     pub(super) tflop_s: f64,
-    /// What the limit comes from.
+    /// The resource that sets the limit.
     pub(super) bound: Bound,
-    /// The least time by the limits.
+    /// Least time by the limits, in microseconds.
     pub(super) us_limit: f64,
-    /// The least time by the limits over the median.
+    /// Least time by the limits over the median.
     pub(super) of_limit: f64,
     pub(super) peers: Vec<Other>,
 }
@@ -122,7 +122,7 @@ impl Row {
 }
 
 impl Report {
-    /// The other kernels, in the order in which they are first named.
+    /// The other kernels, in the order of their first result.
     pub(super) fn peers(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for other in self.results.iter().flat_map(|row| &row.peers) {
@@ -133,7 +133,7 @@ impl Report {
         names
     }
 
-    /// For people.
+    /// The report as a table.
     pub(super) fn text(&self, paint: Paint) -> String {
         let m = &self.machine;
         let mut text = format!("{}\n", paint.strong(&printable(&m.device)));
@@ -149,8 +149,8 @@ impl Report {
         );
         let _ = writeln!(
             text,
-            "{} weights, {} activations; median and quickest of {} replays; others: median, and \
-             how many times ours\n",
+            "{} weights, {} activations; median and fastest of {} replays; others: median, and \
+             its ratio to ours\n",
             self.weights, self.activations, self.replays
         );
         let _ = writeln!(text, "{}", self.table());
@@ -215,7 +215,7 @@ impl Report {
     }
 }
 
-/// Microseconds, with three digits or all before the point.
+/// Microseconds with three significant digits, or rounded to an integer if that has more.
 fn time(us: f64) -> String {
     let digits = if us < 10.0 { 2 } else { usize::from(us < 1000.0) };
     format!("{us:.digits$}")
@@ -225,7 +225,7 @@ fn time(us: f64) -> String {
 pub(super) mod tests {
     use super::*;
 
-    /// A report as of a device that reads 4 TB/s and multiplies 800 TFLOP/s.
+    /// A report of a device that reads 4 TB/s and computes 800 TFLOP/s.
     pub(in super::super) fn sample() -> Report {
         let limits = Limits { read: 4e12, matrix: 8e14, instruction: "wgmma m64n256k16 bf16" };
         let dense = Workload::Dense { size_k: 4096, size_n: 28672 };

@@ -1,4 +1,4 @@
-//! The cards of a case: one for each output that does not pass, with what is known about it.
+//! The cards of a case: one for each output that does not pass.
 
 use std::fmt::{self, Write as _};
 
@@ -8,7 +8,7 @@ use super::figures::figures;
 use super::{Entry, escape, output_id};
 use crate::check::{flow, shown, text};
 
-/// The outputs of a case that get a card, causes first, each with its index in the report.
+/// The outputs of a case that have a card, causes first, each with its index in the report.
 pub(super) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
     let needs_card = |o: &OutputReport| o.verdict != Verdict::Pass || shown::passes_with_remark(o);
     let index = |o: &OutputReport| report.outputs.iter().position(|p| p.name == o.name);
@@ -16,7 +16,8 @@ pub(super) fn outputs(report: &CaseReport) -> Vec<(usize, &OutputReport)> {
     outputs.filter_map(|o| Some((index(o)?, o))).collect()
 }
 
-/// A case: its file and operation, then its cards. Of a file that is no case, the error.
+/// Writes a case: its file, its operation and its cards. A file that is not a case has its error
+/// instead.
 pub(super) fn case(out: &mut String, entry: &Entry<'_>) -> fmt::Result {
     let Entry { index, checked } = *entry;
     let label = escape(&checked.label);

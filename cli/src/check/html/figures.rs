@@ -1,4 +1,4 @@
-//! The plots of an output's card: where its wrong values lie, or how large its errors are.
+//! The plots of an output's card: the positions of its wrong values, or the sizes of its errors.
 
 use std::fmt::{self, Write as _};
 
@@ -32,13 +32,13 @@ pub(super) fn figures(out: &mut String, picture: &Picture, o: &OutputReport) -> 
     Ok(())
 }
 
-/// Whether the output is a packed weight, and whether it holds several experts.
+/// Whether the output is a packed weight and whether it has several experts.
 fn form(o: &OutputReport) -> (bool, bool) {
     let first = o.first_mismatch.as_ref();
     (first.is_some_and(|m| m.fragment.is_some()), first.is_some_and(|m| m.expert.is_some()))
 }
 
-/// The matrices; a list's plane is its buffer.
+/// The matrices of the picture; a list is drawn as its buffer.
 fn matrices(picture: &Picture) -> &[(usize, Grid)] {
     if picture.row_label == "row" { &[] } else { &picture.planes }
 }
@@ -70,7 +70,7 @@ fn planes(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result 
     Ok(())
 }
 
-/// A plot of the whole tensor as it is stored, all experts one after the other.
+/// A plot of the whole tensor as stored, one expert after another.
 fn buffer(out: &mut String, picture: &Picture, o: &OutputReport) -> fmt::Result {
     let (tiled, stacked) = form(o);
     let grid = &picture.buffer;
@@ -103,7 +103,7 @@ fn product(out: &mut String, map: &ErrorMap, first: Option<&Mismatch>) -> fmt::R
     let mark = first.and_then(|m| Some((*m.index.first()?, *m.index.last()?)));
     let (width, height) = (map.cols.div_ceil(map.cell_cols), map.rows.div_ceil(map.cell_rows));
     let cell = if width * height > 1 {
-        format!("; a cell is {height} by {width} and shows its largest")
+        format!("; a cell covers {height} by {width} and shows the largest")
     } else {
         String::new()
     };
@@ -139,7 +139,7 @@ fn product(out: &mut String, map: &ErrorMap, first: Option<&Mismatch>) -> fmt::R
         let more = if cause.ranges.len() > 6 { ", ..." } else { "" };
         writeln!(
             out,
-            "<figure>{}<figcaption><b>what explains it</b>: k {}{more} of {}; a line before every \
+            "<figure>{}<figcaption><b>explanation</b>: k {}{more} of {}; a line before every \
              group of {}</figcaption></figure>",
             error_map::strip(cause),
             ranges.join(", "),
@@ -150,7 +150,7 @@ fn product(out: &mut String, map: &ErrorMap, first: Option<&Mismatch>) -> fmt::R
     Ok(())
 }
 
-/// Row and column of the buffer, all experts below each other.
+/// Row and column of a mismatch in the buffer, where experts are stacked vertically.
 fn buffer_place(m: &Mismatch, rows_per_expert: usize) -> (usize, usize) {
     let own = &m.index[usize::from(m.expert.is_some() && m.index.len() > 1)..];
     let row = if own.len() > 1 { own[0] } else { 0 };
@@ -160,7 +160,7 @@ fn buffer_place(m: &Mismatch, rows_per_expert: usize) -> (usize, usize) {
 fn figure(out: &mut String, drawing: &Drawing<'_>, what: &str, about: &str) -> fmt::Result {
     let [rows, cols] = drawing.cell();
     let cell =
-        if rows * cols > 1 { format!("; a cell is {rows} by {cols}") } else { String::new() };
+        if rows * cols > 1 { format!("; a cell covers {rows} by {cols}") } else { String::new() };
     writeln!(
         out,
         "<figure>{}<figcaption><b>{}</b>: {}{cell}</figcaption></figure>",

@@ -1,5 +1,5 @@
-//! The page that `--report` writes: one file that needs no other, with a picture of every failed
-//! output. Everything that comes from files goes through [`escape`].
+//! The self-contained page that `--report` writes, with a plot of every failed output. All text
+//! from files goes through [`escape`].
 
 mod card;
 mod figures;
@@ -12,10 +12,10 @@ use super::shown::{self, Severity};
 use super::{Checked, Run, totals};
 use crate::style::printable;
 
-/// Outputs that get a card; a page of thousands helps nobody.
+/// Largest number of cards, so that the page stays readable and loads quickly.
 const MAX_CARDS: usize = 200;
 
-/// Text as HTML content or a quoted attribute's value, control characters written out.
+/// Escapes text for HTML content and quoted attributes; control characters become escape sequences.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in printable(text).chars() {
@@ -31,7 +31,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// A case with its place in the run.
+/// A case with its index in the run.
 #[derive(Clone, Copy)]
 struct Entry<'r> {
     index: usize,
@@ -47,7 +47,7 @@ fn output_id(case: usize, output: usize) -> String {
 struct Group<'r> {
     severity: Severity,
     entries: Vec<Entry<'r>>,
-    /// How many of them, from the first on, have cards on the page.
+    /// Number of leading cases that have cards.
     carded: usize,
 }
 
@@ -67,9 +67,9 @@ impl Group<'_> {
         match self.severity {
             Severity::Fail => "Failed cases",
             Severity::Error => "Files that could not be read as a case",
-            Severity::Unchecked => "Cases that are not wholly checked",
+            Severity::Unchecked => "Cases with unchecked outputs",
             Severity::Recorded => "Cases that fail as recorded in golden/manifest.json",
-            Severity::Remark => "Cases that pass, though not right",
+            Severity::Remark => "Cases that pass with a remark",
             Severity::Pass => "Cases that pass",
         }
     }
@@ -128,7 +128,7 @@ fn page(out: &mut String, run: &Run) -> fmt::Result {
         }
         let more = group.entries.len() - group.carded;
         if more > 0 {
-            writeln!(out, "<p class=\"soft\">{more} more are only in the table below.</p>")?;
+            writeln!(out, "<p class=\"soft\">{more} more are listed in the table below.</p>")?;
         }
     }
     let carded = groups.iter().flat_map(|g| &g.entries[..g.carded]).map(|e| e.index);
@@ -142,7 +142,7 @@ fn head(out: &mut String, run: &Run) -> fmt::Result {
     let (class, word) = match s {
         _ if s.fail > 0 => ("fail", "failed"),
         _ if s.error > 0 => ("error", "unreadable cases"),
-        _ if s.unchecked > 0 => ("unchecked", "not wholly checked"),
+        _ if s.unchecked > 0 => ("unchecked", "with unchecked outputs"),
         _ => ("pass", "passed"),
     };
     let css = include_str!("page.css");
@@ -186,7 +186,7 @@ fn index(out: &mut String, groups: &[Group<'_>]) -> fmt::Result {
     Ok(())
 }
 
-/// The colours of the plots of wrong values.
+/// The colour scale of the plots of wrong values.
 fn legend(out: &mut String) -> fmt::Result {
     out.push_str("<div class=\"legend\">wrong values in a cell:");
     for (level, words) in LEVELS.iter().enumerate() {

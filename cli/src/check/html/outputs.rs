@@ -1,4 +1,4 @@
-//! The table of all outputs, a group of rows per case.
+//! The table of all outputs, grouped by case.
 
 use std::fmt::{self, Write as _};
 
@@ -19,7 +19,7 @@ const HEADER: [(&str, &str); 8] = [
     ("verdict", ""),
 ];
 
-/// Every output of the cases; those of `carded` cases that do not pass link to their cards.
+/// Writes a row for every output. Outputs of `carded` cases that do not pass link to their cards.
 pub(super) fn table(out: &mut String, entries: &[Entry<'_>], carded: &[usize]) -> fmt::Result {
     out.push_str(
         "<h2 id=\"all\">All outputs</h2>\n<p class=\"soft\"><b>bit-equal</b>: share of values with \
@@ -58,7 +58,7 @@ pub(super) fn table(out: &mut String, entries: &[Entry<'_>], carded: &[usize]) -
     Ok(())
 }
 
-/// The row of an output, linked to its card where it has one.
+/// The row of an output, linked to its card if it has one.
 fn row(out: &mut String, o: &OutputReport, card: Option<String>) -> fmt::Result {
     let name = escape(&o.name);
     let name = match card.filter(|_| o.verdict != Verdict::Pass) {

@@ -1,16 +1,16 @@
-//! What a verdict could not have missed.
+//! The mistakes that a verdict excludes.
 //!
 //! A pass says something only if wrong answers fail. [`Power`] is computed from the interval that the
 //! verdict accepts for each element: which trivial wrong answers it rejects, and the smallest
 //! relative error, the same in every element, that it rejects.
 //!
-//! The right answer is any one inside the intervals. A wrong answer made of it (−y, y/2, permuted
-//! columns) is an interval, too; it is rejected for certain where the two do not meet.
+//! Any answer inside the intervals is right. A wrong answer derived from it (−y, y/2, permuted
+//! columns) is also an interval; it is rejected for certain if the two intervals are disjoint.
 //!
-//! Zeros, −y and y/2 have to be rejected in every row, since a kernel may go wrong in a few rows
-//! only; permuted columns and a missing half of k have to be rejected somewhere. An alternative
-//! counts where it is more than two units in the last place away from the exact result. Where it is
-//! nowhere, it is not applicable: zeros in place of zeros are no error.
+//! Zeros, −y and y/2 must be rejected in every row, since a kernel may be wrong in only a few rows;
+//! permuted columns and a missing half of k must be rejected somewhere. An alternative counts if it
+//! differs from the exact result by more than two units in the last place. If it differs nowhere,
+//! it is not applicable: zeros in place of zeros are not an error.
 
 use serde::Serialize;
 
@@ -18,20 +18,20 @@ use crate::num::interval::{Bound, FLUSH, round_once};
 use crate::num::scalar::ScalarType;
 use crate::products::Bounded;
 
-/// An alternative as far from the right result as this many units in the last place is no error
-/// that a bound has to see.
+/// A bound need not reject an alternative within this many units in the last place of the right
+/// result.
 const NEAR: f64 = 2.0;
 
-/// What a verdict accepts for one element.
+/// The interval that a verdict accepts for one element.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Accepted {
-    /// The exact result; NaN where it is none.
+    /// The exact result; NaN if it is not a number.
     pub exact: f64,
-    /// Least number.
+    /// Smallest accepted number.
     pub lo: f64,
-    /// Greatest number; below `lo` where no number is accepted.
+    /// Largest accepted number; below `lo` if no number is accepted.
     pub hi: f64,
-    /// Whether NaN is.
+    /// Whether NaN is accepted.
     pub nan: bool,
 }
 
@@ -47,7 +47,7 @@ impl Accepted {
         !(meet || self.nan && other.nan)
     }
 
-    /// What becomes of it through a function that keeps the order of numbers, or turns it around.
+    /// The image of the interval under a monotonic function.
     fn map(self, f: impl Fn(f64) -> f64) -> Self {
         let (a, b) = (f(self.lo), f(self.hi));
         let is_empty = self.lo > self.hi;
@@ -60,7 +60,7 @@ impl Accepted {
         self.lo == f64::NEG_INFINITY && self.hi == f64::INFINITY
     }
 
-    /// Of a result that must be one number of the type, or NaN.
+    /// The interval of a result that must be one value of the type, or NaN.
     pub const fn only(exact: f64, value: f64) -> Self {
         match value.is_nan() {
             true => Self { exact, lo: f64::INFINITY, hi: f64::NEG_INFINITY, nan: true },
@@ -84,7 +84,7 @@ impl From<&Bound> for Accepted {
     }
 }
 
-/// Which wrong answers a verdict rejects; `None` where one is not applicable.
+/// The wrong answers that a verdict rejects; `None` if one is not applicable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Rejects {
     /// All zeros.
@@ -95,12 +95,12 @@ pub struct Rejects {
     pub halved: Option<bool>,
     /// Columns rotated by one, and neighbours swapped.
     pub columns_permuted: Option<bool>,
-    /// The first half of k left out of a product, on a sample of rows and columns.
+    /// A product without the first half of k, on a sample of rows and columns.
     pub half_k_missing: Option<bool>,
 }
 
 impl Rejects {
-    /// Each with its name for people.
+    /// Each wrong answer with its name in texts.
     fn named(&self) -> [(&'static str, Option<bool>); 5] {
         [
             ("zeros", self.zeros),
@@ -112,28 +112,29 @@ impl Rejects {
     }
 }
 
-/// What a verdict could not have missed.
+/// The mistakes that a verdict excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Power {
-    /// Whether every bit was compared with one expected result: then every change is rejected.
+    /// Whether the output was compared bit for bit with one expected result, so that every change
+    /// is rejected.
     pub every_bit: bool,
     /// Trivial wrong answers.
     pub rejects: Rejects,
-    /// Every error above this one that is the same share of every element is rejected, upward and
-    /// downward; `None` where none is.
+    /// Every relative error above this one, if it is the same in every element, is rejected in both
+    /// directions; `None` if no such error is rejected.
     pub uniform_error: Option<f64>,
     /// Whether an output that is truncated instead of rounded is rejected. Not required of a pass.
     pub output_truncated: Option<bool>,
     /// Whether a product in two parts of k, each rounded to the output's type, is rejected, on a
     /// sample of rows and columns. Not required of a pass.
     pub split_k_16_bit: Option<bool>,
-    /// Elements for which everything is accepted.
+    /// Number of elements for which every value is accepted.
     pub unbounded: usize,
 }
 
 impl Power {
-    /// Of a comparison of every bit.
+    /// The power of a comparison bit for bit.
     pub const fn every_bit() -> Self {
         let all = Some(true);
         Self {
@@ -152,7 +153,8 @@ impl Power {
         }
     }
 
-    /// Of a verdict that accepts these `elements` `[rows, cols]` of the type `ty`.
+    /// The power of a verdict that accepts the intervals `elements` `[rows, cols]` of the type
+    /// `ty`.
     pub fn of(elements: &[Accepted], cols: usize, ty: ScalarType) -> Self {
         let cols = cols.max(1);
         let whole = Scan { elements, ty, cols: elements.len().max(1) };
@@ -181,12 +183,12 @@ impl Power {
         }
     }
 
-    /// Whether no trivial wrong answer is accepted.
+    /// Whether every trivial wrong answer is rejected.
     pub fn is_enough(&self) -> bool {
         self.gaps().is_empty()
     }
 
-    /// Known faults of kernels that are not excluded, although a pass does not depend on them.
+    /// Known faults of kernels that are not excluded. A pass does not depend on them.
     pub fn not_excluded(&self) -> Vec<&'static str> {
         let known = [
             ("truncation of the output", self.output_truncated),
@@ -201,7 +203,7 @@ impl Power {
         named.iter().filter(|(_, r)| *r == Some(false)).map(|(name, _)| *name).collect()
     }
 
-    /// What is rejected, in a sentence without its end.
+    /// What is rejected, as a clause without a full stop.
     pub fn text(&self) -> String {
         if self.every_bit {
             return "every bit".to_owned();
@@ -231,7 +233,7 @@ impl Power {
     }
 }
 
-/// Half of an element; an infinite one is its own half.
+/// Half of an element; half of infinity is infinity.
 fn halved(element: Accepted, ty: ScalarType) -> Accepted {
     match round_once(ty, element.exact).is_infinite() {
         true => element,
@@ -239,7 +241,7 @@ fn halved(element: Accepted, ty: ScalarType) -> Accepted {
     }
 }
 
-/// A share in percent, rounded up in its second digit.
+/// A share in percent, rounded up to two digits.
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent == 0.0 || !percent.is_finite() {
@@ -250,7 +252,7 @@ fn percent(share: f64) -> String {
     format!("{} %", (percent * scale).ceil() / scale)
 }
 
-/// One rejected alternative of two is not enough.
+/// Both alternatives must be rejected.
 fn both(a: Option<bool>, b: Option<bool>) -> Option<bool> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a && b),
@@ -258,7 +260,7 @@ fn both(a: Option<bool>, b: Option<bool>) -> Option<bool> {
     }
 }
 
-/// Elements in rows, each to be looked at apart.
+/// Elements in rows, each of which is examined separately.
 struct Scan<'e> {
     elements: &'e [Accepted],
     ty: ScalarType,
@@ -266,7 +268,8 @@ struct Scan<'e> {
 }
 
 impl Scan<'_> {
-    /// Whether every row in which `alternative` is an error rejects it; `None` where there is none.
+    /// Whether every row in which `alternative` is an error rejects it; `None` if there is no such
+    /// row.
     fn rejects(&self, alternative: impl Fn(usize) -> Accepted) -> Option<bool> {
         let mut rejected = None;
         for (row, elements) in self.elements.chunks(self.cols).enumerate() {
@@ -281,13 +284,13 @@ impl Scan<'_> {
     }
 }
 
-/// Whether a sample of alternatives, each with what is accepted in its place, is rejected; `None`
-/// where no alternative is an error.
+/// Whether a sample of alternatives, each with the interval accepted in its place, is rejected;
+/// `None` if no alternative is an error.
 pub(crate) fn rejects_sample(
     ty: ScalarType,
     sample: impl IntoIterator<Item = (Accepted, Accepted)>,
 ) -> Option<bool> {
-    // Two results that overflow to the same infinity are the same output.
+    // Two results that overflow to the same infinity give the same output.
     let output = |x: f64| if x.is_nan() { x } else { round_once(ty, x) };
     let mut is_error = false;
     for (alternative, element) in sample {
@@ -299,8 +302,8 @@ pub(crate) fn rejects_sample(
     is_error.then_some(false)
 }
 
-/// Whether single values, each with what is accepted in its place, are rejected; `None` where all are
-/// the exact results rounded once.
+/// Whether single values, each with the interval accepted in its place, are rejected; `None` if all
+/// are the exact results rounded once.
 pub(in crate::judge) fn rejects_values(
     ty: ScalarType,
     values: impl IntoIterator<Item = (f64, Accepted)>,
@@ -315,7 +318,8 @@ pub(in crate::judge) fn rejects_values(
     is_error.then_some(false)
 }
 
-/// Whether an output that is truncated instead of rounded is rejected; `None` where it is the same.
+/// Whether an output that is truncated instead of rounded is rejected; `None` if truncation changes
+/// nothing.
 fn rejects_truncated(elements: &[Accepted], ty: ScalarType) -> Option<bool> {
     rejects_values(ty, elements.iter().map(|e| (truncated(ty, e.exact), *e)))
 }
@@ -326,14 +330,14 @@ fn differs(ty: ScalarType, value: f64, right: f64, near: f64) -> bool {
         return false;
     }
     let distance = (value - right).abs();
-    // f32 units flush what is below the normal numbers.
+    // f32 units flush subnormal numbers.
     let flushed = if ty == ScalarType::FLOAT32 { FLUSH } else { 0.0 };
     let enough = (near * unit(ty, value.abs().max(right.abs()))).max(flushed);
     !distance.is_finite() || distance > enough
 }
 
-/// The smallest e such that y · (1 ± f), rounded, is rejected for every f above e and every y that is
-/// accepted. Each element comes with what is accepted of y, and of what y is scaled to.
+/// The smallest e such that y · (1 ± f), rounded, is rejected for every f above e and every
+/// accepted y. Each element has the interval accepted for y and that for the scaled y.
 pub(in crate::judge) fn uniform_error(
     ty: ScalarType,
     elements: impl IntoIterator<Item = (Accepted, Accepted)>,
@@ -347,7 +351,7 @@ pub(in crate::judge) fn uniform_error(
         if y.0 <= 0.0 || !y.1.is_finite() || !scaled.1.is_finite() {
             continue;
         }
-        // What is rounded to the next number of the type is outside.
+        // A value that rounds to the next number of the type is outside.
         if scaled.1 / y.0 - 1.0 < up {
             up = up.min((scaled.1 + unit(ty, scaled.1) / 2.0) / y.0 - 1.0);
         }

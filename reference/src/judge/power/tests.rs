@@ -1,4 +1,4 @@
-//! The power of intervals, against all numbers of a type.
+//! The power of intervals, compared with an enumeration of all numbers of a type.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn numbers(lo: f64, hi: f64) -> impl Iterator<Item = f64> {
     (0..=0xffffu32).map(|b| TY.to_f64(b)).filter(move |x| (lo..=hi).contains(x))
 }
 
-/// Every right answer times 1 ± e is rejected, by trying them all.
+/// Whether every right answer times 1 ± e is rejected, by enumeration.
 fn rejects_factor(elements: &[Accepted], factor: f64) -> bool {
     elements.iter().any(|e| numbers(e.lo, e.hi).all(|y| !e.accepts(round_once(TY, y * factor))))
 }
@@ -60,7 +60,7 @@ fn wide_intervals_reject_nothing() {
     let wide = Power::of(&around(&values, 50.0), 4, TY);
     assert_eq!(wide.gaps(), ["zeros", "-y", "y/2", "permuted columns"]);
     assert_eq!(wide.uniform_error, None);
-    // Halves are seen where zeros are not missed, and the other way round.
+    // Halves may be rejected where zeros are accepted, and vice versa.
     let some = Power::of(&around(&[2.0, 2.0], 1.5), 2, TY);
     assert_eq!(some.rejects.zeros, yes);
     assert_eq!(some.rejects.halved, Some(false));

@@ -18,15 +18,16 @@ pub(crate) use stage::{Part, REMEDY, Stage, measure};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// How the products of a case are declared to be computed.
+/// The declared arithmetic of a case's products.
 #[derive(Debug, Clone)]
 pub struct Declared {
-    /// Scales, bias, roundings; where absent, every known convention is tried.
+    /// Convention for scales, bias and roundings; `None` tries every known convention.
     pub convention: Option<Convention>,
-    /// Whether the exact result, rounded once, passes as well where a convention is declared. It
-    /// does where none is.
+    /// Whether the exact result rounded once also passes if a convention is declared. Without a
+    /// declared convention it always passes.
     pub or_exact: bool,
-    /// Accumulation in f32; of integer products, what is left to f32 follows from the convention.
+    /// Class of the f32 accumulation. For integer products, the f32 operations follow from the
+    /// convention.
     pub class: Class,
 }
 
@@ -37,9 +38,10 @@ impl Default for Declared {
 }
 
 impl Declared {
-    /// The classes of one matrix's sums, the narrowest first. Of int8 activations integers; of FP8
-    /// ones, where no class is declared, Hopper's unit in known orders, then in any order units that
-    /// keep f32's bits, then those that keep fewer; else the declared one.
+    /// The classes of one matrix's sums, narrowest first. Int8 activations: integers. FP8
+    /// activations without a declared class: Hopper's tensor cores in known orders, then tensor
+    /// cores in any order that keep the bits of f32, then those that keep fewer. Otherwise the
+    /// declared class.
     fn classes_for(&self, weight: &Weight<'_>, input_dtype: Option<ScalarType>) -> Vec<Class> {
         match input_dtype {
             Some(ScalarType::INT8) => {
@@ -61,7 +63,7 @@ impl Declared {
     }
 }
 
-/// The numbers of a floating-point or int8 tensor, its last dimension as rows.
+/// The values of a floating-point or int8 tensor; its last dimension forms rows.
 pub(crate) fn decoded(tensor: &Tensor<'_>) -> Result<Rows> {
     let size_k = tensor.shape().last().copied().unwrap_or(1);
     let ty = match tensor.dtype() {

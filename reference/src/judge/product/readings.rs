@@ -8,17 +8,17 @@ use crate::products::schedule::StepOp;
 use crate::products::{Bounded, Class, Convention, Extras, Recipe, Rule};
 use crate::weight::Weight;
 
-/// Rows of a part in the sample that rules conventions out.
+/// Rows per part in the sample that rules out conventions.
 const FIRST_ROWS: usize = 4;
 
-/// Elements whose bounds are computed at once.
+/// Number of elements whose bounds are computed at once.
 const AT_ONCE: usize = 1 << 18;
 
 /// One way to read an output. A reading explains an output if it explains every element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Every element is the exact result rounded once; of the weights as they are, or rounded to
-    /// the activation type first.
+    /// Every element is the exact result rounded once; the weights are used as stored, or rounded
+    /// to the activation type first.
     Exact { rounded_weights: bool },
     /// Every element is within the bound of a convention.
     Within(Convention),
@@ -34,14 +34,14 @@ impl Reading {
         }
     }
 
-    /// Leaves of the bounds of a convention what the reading accepts.
+    /// Narrows the bounds of a convention to the values that the reading accepts.
     pub(super) fn narrow(self, bounded: &mut [Bounded], dtype: ScalarType) {
         if matches!(self, Self::Exact { .. }) {
             bounded.iter_mut().for_each(|b| *b = once_rounded(b, dtype));
         }
     }
 
-    /// What it says of the kernel.
+    /// What the reading implies about the kernel.
     pub(in crate::judge) fn text(self, dtype: ScalarType) -> String {
         match self {
             Self::Exact { rounded_weights: false } => {
@@ -78,11 +78,11 @@ fn name(convention: Convention) -> &'static str {
     named.map_or("unnamed", |(name, _)| name)
 }
 
-/// The conventions of kernels that make numbers of codes, first to last as they are tried.
+/// The conventions of dequantizing kernels, in the order in which they are tried.
 pub(crate) const DEQUANTIZING: &[Convention] =
     &[Convention::Marlin, Convention::Stepwise, Convention::Canonical, Convention::Unrounded];
 
-/// Bounds of all elements under a convention, and how the found elements fit them.
+/// Bounds of all elements under a convention, and the fit of the found elements.
 #[derive(Clone)]
 struct Tried {
     convention: Convention,
@@ -93,7 +93,7 @@ struct Tried {
     exact: bool,
 }
 
-/// The reading that a report is of, and all that explain the output.
+/// The reading of a report, and all readings that explain the output.
 pub(super) struct Chosen {
     pub(super) reading: Reading,
     pub(super) convention: Convention,
@@ -110,7 +110,7 @@ impl Chosen {
     }
 }
 
-/// Tries the classes on what was found, the narrowest first, until a reading explains it.
+/// Tries the classes, narrowest first, until a reading explains the output.
 pub(super) fn choose(
     stage: &Stage<'_>,
     conventions: &[Convention],
@@ -128,9 +128,10 @@ pub(super) fn choose(
     Err(crate::Error::size("readings", 0, "1 or more"))
 }
 
-/// Tries the conventions of one class, first on a sample. Where one explains the output, those that
-/// are wrong in the sample are left at that; where none does, the one with the fewest wrong elements
-/// is chosen, among equals the first. Unless `whole`, what explains nothing is not computed to its end.
+/// Tries the conventions of one class, first on a sample. If one explains the output, those that
+/// fail on the sample are not computed further; if none does, the first with the fewest wrong
+/// elements is chosen. Unless `whole`, conventions that explain nothing are not computed
+/// completely.
 fn choose_in(
     stage: &Stage<'_>,
     conventions: &[Convention],
@@ -144,7 +145,7 @@ fn choose_in(
         let candidates = in_sample(stage, &distinct, class, found)?;
         fill(&mut tried, &distinct, candidates, |list| attempt(stage, list, class, found, true))?;
     }
-    // `marlin` reads NaN codes as numbers: its exact result is not everybody's.
+    // `marlin` reads NaN codes as numbers, so its exact result differs from that of the others.
     let is_exact = |c: Convention, t: &Tried| or_exact && t.exact && c != Convention::Marlin;
     let mut pairs = conventions.iter().zip(&same);
     if !pairs.any(|(c, &at)| tried[at].as_ref().is_some_and(|t| t.wrong == 0 || is_exact(*c, t))) {
@@ -187,7 +188,7 @@ fn choose_in(
     Ok(Some(Chosen { reading, convention, class: class.clone(), bounded, fits }))
 }
 
-/// The conventions that compute different numbers, and which of them each of all is.
+/// The distinct conventions, and for each convention the index of its equivalent among them.
 pub(super) fn distinct(
     stage: &Stage<'_>,
     conventions: &[Convention],
@@ -204,7 +205,7 @@ pub(super) fn distinct(
     (distinct, same)
 }
 
-/// Puts what `attempt` makes of the conventions `which` into their places.
+/// Stores the results of `attempt` for the conventions `which`.
 fn fill(
     tried: &mut [Option<Tried>],
     distinct: &[Convention],
@@ -218,8 +219,8 @@ fn fill(
     Ok(())
 }
 
-/// The reading with the fewest wrong elements; the first, unless another one has fewer by a tenth,
-/// since smaller differences are chance where the whole output is wrong.
+/// The reading with the fewest wrong elements. A later reading must have a tenth fewer, since
+/// smaller differences are chance if the whole output is wrong.
 fn fewest(tried: &[Option<Tried>]) -> Option<usize> {
     let wrong: Vec<(usize, usize)> =
         tried.iter().enumerate().filter_map(|(at, t)| Some((t.as_ref()?.wrong, at))).collect();
@@ -228,7 +229,7 @@ fn fewest(tried: &[Option<Tried>]) -> Option<usize> {
     Some(if clear { least.1 } else { first.1 })
 }
 
-/// Which of the conventions may explain a sample of the output.
+/// The conventions that may explain a sample of the output.
 fn in_sample(
     stage: &Stage<'_>,
     conventions: &[Convention],
@@ -251,8 +252,8 @@ fn in_sample(
     Ok(left)
 }
 
-/// The bounds of each convention; with `stop`, `None` for those that do not explain some rows, neither
-/// by their bounds nor as the exact result.
+/// The bounds of each convention. With `stop`, `None` for conventions that fail on some rows, both
+/// by their bounds and as the exact result.
 fn attempt(
     stage: &Stage<'_>,
     conventions: &[Convention],
@@ -310,11 +311,11 @@ fn is_exact(b: &Bounded, found: f64, dtype: ScalarType) -> bool {
     }
 }
 
-/// An element that has to be the exact result rounded once.
+/// The bound of an element that must be the exact result rounded once.
 fn once_rounded(b: &Bounded, dtype: ScalarType) -> Bounded {
     let value = dtype.to_f64(b.rounded);
     let error = (value - b.exact).abs();
-    // What is infinite has no error.
+    // An infinite result has no error.
     let half = if error.is_finite() { error.max(half_unit(dtype, value)) } else { 0.0 };
     Bounded { lo: value, hi: value, below: half, above: half, ..*b }
 }
@@ -324,7 +325,7 @@ fn half_unit(dtype: ScalarType, value: f64) -> f64 {
     power::unit(dtype, value) / 2.0
 }
 
-/// Whether the numbers that enter the product are rounded to the activation type.
+/// Whether the weights of the product are rounded to the activation type.
 fn rounds_weights(stage: &Stage<'_>, convention: Convention) -> Result<bool> {
     match stage.parts.first() {
         None => Ok(false),
@@ -353,7 +354,7 @@ fn same_numbers(stage: &Stage<'_>, a: Convention, b: Convention) -> bool {
         })
 }
 
-/// The steps that have an operand.
+/// The steps of a recipe that have an operand.
 fn effective(
     weight: &Weight<'_>,
     recipe: &Recipe,
@@ -369,7 +370,7 @@ fn effective(
     recipe.steps.iter().copied().filter(|s| has_operand(s.op)).collect()
 }
 
-/// What a reading accepts.
+/// The intervals that a reading accepts.
 pub(super) fn accepted(bounded: &[Bounded]) -> Vec<Accepted> {
     bounded.iter().map(Accepted::from).collect()
 }

@@ -1,5 +1,5 @@
-//! A few rows and columns of a product: they rule readings and members of classes out, and tell what
-//! a verdict could not have missed where that takes products of their own.
+//! Samples of a few rows and columns of a product. They rule out readings and members of classes,
+//! and measure the parts of a verdict's power that need separate products.
 
 use super::readings::{self, Chosen, Reading};
 use super::stage::{Part, Stage};
@@ -10,9 +10,9 @@ use crate::products::{Bounded, Class, Convention, Rows};
 use crate::weight::Weight;
 use crate::{Error, Result};
 
-/// Columns of the sample that the power is looked at in.
+/// Columns of the sample for the power.
 const COLUMNS: usize = 64;
-/// Matrices of a sample.
+/// Largest number of matrices in a sample.
 const PARTS: usize = 2;
 
 /// A few rows and columns of a part.
@@ -21,7 +21,7 @@ pub(in crate::judge) struct Sample<'s, 'c> {
     rows: Vec<usize>,
     /// The columns of the part's matrix.
     weight: Weight<'static>,
-    /// Places of its elements in the output, row by row.
+    /// Indices of its elements in the output, row by row.
     pub(in crate::judge) places: Vec<usize>,
 }
 
@@ -48,7 +48,7 @@ impl<'s, 'c> Sample<'s, 'c> {
         stage.bounds(self.part, &self.weight, &self.rows, how, (&rows, radius.as_ref()))
     }
 
-    /// The same by each of the `members` of the class.
+    /// The bounds of its elements by each of the `members` of the class.
     pub(in crate::judge) fn member_bounds(
         &self,
         stage: &Stage<'c>,
@@ -72,14 +72,14 @@ fn select(all: &Rows, which: &[usize]) -> Result<Rows> {
     all.select(which).ok_or_else(missing)
 }
 
-/// At most `count` of the numbers below `size`, from the first to the last.
+/// At most `count` numbers below `size`, evenly spaced from first to last.
 fn spread(count: usize, size: usize) -> impl Iterator<Item = usize> {
     let step = move |i: usize| if size <= count { i } else { i * (size - 1) / (count - 1) };
     (0..count.min(size)).map(step)
 }
 
 impl<'c> Stage<'c> {
-    /// Columns of the first parts, and at most `count` rows of each, from the first to the last.
+    /// Samples of the first parts, with at most `count` evenly spaced rows each.
     pub(in crate::judge) fn spread_samples(&self, count: usize) -> Result<Vec<Sample<'_, 'c>>> {
         let columns: Vec<usize> = spread(LANES, self.size_n()).collect();
         let filled = self.parts.iter().filter(|part| !part.rows.is_empty()).take(PARTS);
@@ -87,8 +87,8 @@ impl<'c> Stage<'c> {
         filled.map(|part| Sample::new(self, part, rows(part), &columns)).collect()
     }
 
-    /// Adds what is looked at on a sample: half of k left out, split-K through 16 bits, and the
-    /// uniform errors that other `conventions` would admit.
+    /// Adds the power that is measured on a sample: a missing half of k, split-K through 16 bits,
+    /// and the uniform errors that other `conventions` would admit.
     pub(super) fn sample_power(
         &self,
         chosen: &Chosen,
@@ -113,14 +113,14 @@ impl<'c> Stage<'c> {
             let (last_half, first_half) = halves.split_at(sample.places.len());
             let places = || sample.places.iter().copied().zip(last_half);
             missing.extend(places().map(|(i, b)| (Accepted::from(b), right(i))));
-            // With a bias, the parts' epilogues would add it twice.
+            // With a bias, the epilogues of both parts would add it.
             if sample.weight.bias.is_none() {
                 let value = |b: &Bounded| self.dtype.to_f64(b.rounded);
                 let sum = |b, a| round_once(self.dtype, value(a) + value(b));
                 split.extend(places().zip(first_half).map(|((i, b), a)| (sum(b, a), right(i))));
             }
         }
-        // An exact result is one number, and its convention admits more.
+        // An exact result is one number, while its convention admits an interval.
         let whole = |c: &Convention| chosen.reading == Reading::Within(*c);
         for (_, &at) in conventions.iter().zip(&same).filter(|(c, _)| !whole(c)) {
             let error = uniform_error(self.dtype, pairs[at].iter().copied());

@@ -14,17 +14,17 @@ use crate::num::tensor::Tensor;
 use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::Weight;
 
-/// What to declare where a class cannot tell a right product from a wrong one.
+/// The remedy if a class cannot distinguish a right product from a wrong one.
 pub(crate) const REMEDY: &str =
     "declare the kernel's order: `schedule` in the case's config, or --class";
 /// Rows that are multiplied with one matrix.
 pub(crate) struct Part<'c> {
     pub(crate) weight: &'c Weight<'c>,
-    /// Which rows of the output.
+    /// Its rows of the output.
     pub(crate) rows: Vec<usize>,
-    /// The expert's place among the rank's, in a layer.
+    /// The expert's index on this rank, in a layer.
     pub(crate) expert: Option<usize>,
-    /// The expert's id among all.
+    /// The global id of the expert.
     pub(crate) global: usize,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Stage<'c> {
     /// Activations of each output row.
     pub(crate) rows: Rows,
     pub(crate) radius: Option<Rows>,
-    /// Rows that no part has are zero.
+    /// Rows without a part are zero.
     pub(crate) parts: &'c [Part<'c>],
     /// Row order of each part's matrix (act-order).
     pub(crate) orders: Option<&'c [Vec<u32>]>,
@@ -47,7 +47,7 @@ pub(crate) struct Stage<'c> {
     pub(crate) declared: &'c Declared,
     /// Slots per token in a layer, whose rows are token · top_k + slot.
     pub(crate) top_k: Option<usize>,
-    /// What else the case says, for a diagnosis.
+    /// Further facts about the case, for a diagnosis.
     pub(crate) hints: Hints<'c>,
 }
 
@@ -62,10 +62,10 @@ impl Stage<'_> {
         self.declared.convention.unwrap_or_default()
     }
 
-    /// The conventions to try: the declared one, else all that apply.
+    /// The conventions to try: the declared one, otherwise all that apply.
     ///
     /// Of a weight with e4m3's NaN codes only `marlin` is tried, which reads them as ±480: a NaN in
-    /// the output is no evidence for another convention, and passes only where one is declared.
+    /// the output is no evidence for another convention and passes only if one is declared.
     fn conventions(&self) -> Vec<Convention> {
         if let Some(declared) = self.declared.convention {
             return vec![declared];
@@ -82,8 +82,8 @@ impl Stage<'_> {
         all
     }
 
-    /// The classes to try, the narrowest first; of a class with members those that hold a sample, or
-    /// where it is the last the nearest one.
+    /// The classes to try, narrowest first. A class with members is replaced by the members that
+    /// match a sample or, if it is the last class, by the nearest member.
     fn classes(&self, conventions: &[Convention]) -> Result<Vec<Class>> {
         let Some(part) = self.parts.first() else { return Ok(vec![self.declared.class.clone()]) };
         let given = self.declared.classes_for(part.weight, self.input_dtype);
@@ -127,8 +127,8 @@ impl Stage<'_> {
         self.bounds(part, part.weight, of, how, (&rows, radius.as_ref()))
     }
 
-    /// Exact results and bounds of `rows` in the place of the output rows `of`, times `weight`, some
-    /// columns of the part's matrix, by each convention.
+    /// Exact results and bounds, by each convention, of `rows` times `weight` (columns of the
+    /// part's matrix) in place of the output rows `of`.
     pub(super) fn bounds(
         &self,
         part: &Part<'_>,
@@ -142,8 +142,8 @@ impl Stage<'_> {
         })
     }
 
-    /// Hands `then` the judge of the output rows `of`, times `weight`, some columns of the part's
-    /// matrix, and the recipes of the conventions.
+    /// Calls `then` with the judge of the output rows `of` times `weight` (columns of the part's
+    /// matrix) and the recipes of the conventions.
     pub(super) fn with_judge<R: Default>(
         &self,
         part: &Part<'_>,
@@ -169,10 +169,10 @@ impl Stage<'_> {
         then(&Judge { weight, order, recipe: first, class, extras }, &recipes)
     }
 
-    /// The verdict, and what explains it where it is not a pass.
+    /// The verdict, and its explanation if it is not a pass.
     ///
-    /// Where no convention is declared, all that apply are tried, and the exact result rounded once
-    /// passes as well.
+    /// Without a declared convention, all that apply are tried, and the exact result rounded once
+    /// also passes.
     pub(crate) fn judge(self) -> Result<OutputReport> {
         let bits = elements(self.found);
         let found: Vec<f64> = bits.iter().map(|&b| self.dtype.to_f64(b)).collect();
@@ -180,7 +180,7 @@ impl Stage<'_> {
         let conventions = self.conventions();
         let classes = self.classes(&conventions)?;
         let chosen = readings::choose(&self, &conventions, &classes, &found, or_exact)?;
-        // What follows is about one reading.
+        // The rest concerns one reading.
         let declared = Declared {
             convention: Some(chosen.convention),
             class: chosen.class.clone(),
@@ -271,7 +271,7 @@ pub(crate) fn measure(
         max_ratio = max_ratio.max(ratio);
         max_ulp = max_ulp.max(b.ulps(dtype, x));
         equal += usize::from(bits == b.rounded);
-        // An infinity that the exact result is, or is rounded to, was compared.
+        // An infinity that the exact result equals or rounds to counts as compared.
         let compared = x.is_infinite() && x == dtype.to_f64(b.rounded);
         unbounded += usize::from(b.is_unbounded() && !compared);
     }

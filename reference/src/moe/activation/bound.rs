@@ -1,6 +1,6 @@
-//! What a correct implementation of an activation may give: an interval around the exact value,
-//! from the operations that it may use. No tolerance is chosen; each width follows from a stated
-//! error.
+//! Bounds on the results of correct implementations of an activation: an interval around the exact
+//! value that follows from the operations that an implementation may use. Each width follows from a
+//! stated error; no tolerance is chosen.
 //!
 //! The class of operations (u = 2^-24; one ulp of an f32 is at most 2u of it):
 //!
@@ -25,11 +25,11 @@
 //! | either factor of the last product | may be rounded to the 16-bit type first | the same |
 //! | anything | results below 2^-126 may be flushed to zero, above the largest f32 be infinite | – |
 //!
-//! The error of an exponential reaches SiLU by the share e/(1 + e) alone, which is small for
-//! positive gates. The errors of `erff` and `tanhf` are absolute: they are what is left of GELU at
-//! negative gates, where 1 + t cancels. Sources of the library errors: CUDA C++ Programming Guide,
-//! "Mathematical Functions", single precision; the saturation of `erff` and `tanhf` is their
-//! known behaviour, since a value nearer to ±1 than half an ulp rounds to it.
+//! The error of an exponential affects SiLU only by the share e/(1 + e), which is small for
+//! positive gates. The errors of `erff` and `tanhf` are absolute: they dominate GELU at negative
+//! gates, where 1 + t cancels. Sources of the library errors: CUDA C++ Programming Guide,
+//! "Mathematical Functions", single precision; the saturation of `erff` and `tanhf` is their known
+//! behaviour, since a value nearer to ±1 than half an ulp rounds to it.
 
 use super::{Definition, Function, exact};
 use crate::moe::widen;
@@ -49,7 +49,7 @@ fn largest_share(from: f64, c0: f64, c1: f64) -> f64 {
     if from < 0.0 {
         // Below -104 every implementation gives zero, which the caller includes.
         let from = from.max(-104.0);
-        // Rising toward negative y; for positive y, y / (1 + e^y) ends at 0.2785.
+        // It rises toward negative y; for positive y, y / (1 + e^y) is at most 0.2785.
         let negative = (c0 - c1 * from) * sigmoid(-from);
         return negative.max(0.5 * c0 + 0.2785 * c1);
     }
@@ -63,7 +63,7 @@ fn ulp(x: f64) -> f64 {
     2f64.powi(exponent - 23)
 }
 
-/// The largest of a function on [lo, hi] that rises up to `top` and falls behind.
+/// The largest value on [lo, hi] of a function that rises up to `top` and falls after it.
 fn largest(lo: f64, hi: f64, top: f64, f: impl Fn(f64) -> f64) -> f64 {
     f(top.clamp(lo, hi))
 }
@@ -80,7 +80,7 @@ impl Function {
         range
     }
 
-    /// What an implementation may give for any gate of an interval, in f32.
+    /// The interval of f32 results for any gate of an interval.
     fn interval(self, gate: Interval, alpha: f64) -> Interval {
         let range = self.range(gate, alpha);
         match self {
@@ -151,7 +151,7 @@ pub struct Bounds {
     table: Vec<Option<Bound>>,
 }
 
-/// `f` of the numbers, where there are any.
+/// Applies `f` unless the interval is empty.
 fn map(interval: Interval, f: impl Fn(Interval) -> Interval) -> Interval {
     if interval.is_empty() { interval } else { f(interval) }
 }
@@ -181,13 +181,12 @@ impl Bounds {
         self.product(factor, &point(up))
     }
 
-    /// The bound where gate and up are only known to be what an implementation of the previous
-    /// stage may have given: numbers of the type inside their own bounds.
+    /// The bound if gate and up are only known by the bounds of the previous stage.
     pub fn of_bounds(&self, gate: &Bound, up: &Bound) -> Bound {
         self.product(self.gate(gate), up)
     }
 
-    /// A limit, and what it is after a rounding to the type.
+    /// The interval of a limit and its rounding to the type.
     fn rounded(&self, limit: f64) -> Interval {
         Interval::point(limit).hull(Interval::point(limit).rounded_once(self.ty))
     }
@@ -202,7 +201,7 @@ impl Bounds {
             let limits = self.rounded(limit);
             interval = map(interval, |i| i.at_most(limits.lo).hull(i.at_most(limits.hi)));
             if gate.nan {
-                // The device's minimum makes a limit of a NaN.
+                // On the device, the minimum of NaN and a limit is the limit.
                 interval = interval.hull(limits);
             }
         }
@@ -250,7 +249,7 @@ impl Bounds {
             let inside = |i: Interval, limit: f64| i.at_most(limit).at_least(-limit);
             out.interval = map(out.interval, |i| inside(i, limits.lo).hull(inside(i, limits.hi)));
             if out.nan {
-                // One limit or the other, by which is applied first.
+                // The result is one limit or the other, depending on their order.
                 out.interval = out.interval.hull(Interval { lo: -limits.hi, hi: limits.hi });
             }
         }
@@ -281,8 +280,8 @@ impl Bounds {
 }
 
 impl Definition {
-    /// The bounds of every element of `gate_up`, as [`Definition::apply`] takes it, by what the
-    /// previous stage may have given.
+    /// The bounds of every element of the activation of `gate_up`, from the bounds of the previous
+    /// stage.
     ///
     /// # Errors
     /// As [`Bounds::new`]; [`Error::Shape`] when `gate_up` is not a whole number of rows.

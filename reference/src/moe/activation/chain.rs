@@ -1,4 +1,4 @@
-//! The two ways to compute an activation that have names, operation by operation.
+//! The two named computations of an activation, operation by operation.
 
 use super::{Definition, Function};
 use crate::moe::{Chain, math};
@@ -52,8 +52,8 @@ fn both_sides(x: f32, limit: Option<f32>) -> f32 {
 }
 
 impl Definition {
-    /// The result for one gate and up before its last rounding, canonically: F of the limited
-    /// gate, limited; times the limited up plus its shift.
+    /// The canonical result for one gate and up before the last rounding: F of the limited gate,
+    /// limited, times the limited up plus its shift.
     pub fn canonical(&self, gate: f32, up: f32) -> f32 {
         let value = self.function.of(at_most(gate, self.gate_limit), self.alpha);
         let value = at_most(value, self.value_limit);
@@ -64,16 +64,15 @@ impl Definition {
         value * if self.up_shift == 0.0 { up } else { up + self.up_shift }
     }
 
-    /// The same by upstream's operators, as their machine code for sm_90 has it (for `swiglustep`
-    /// their source, for the `…_no_mul` kinds PyTorch's functions):
+    /// The result of upstream's operators, according to their machine code for sm_90 (`swiglustep`:
+    /// their source; `…_no_mul`: PyTorch's functions):
     ///
-    /// - the `…_and_mul` kinds round F to the 16-bit type, multiply and round again; a gate and an
-    ///   up that were limited are rounded as well, which a limit that is no number of the type
-    ///   notices;
+    /// - the `…_and_mul` kinds round F to the 16-bit type, multiply and round again; limited gate
+    ///   and up are also rounded, which matters if the limit is not a value of the type;
     /// - `swigluoai` is ((u + 1) · g) / (1 + e) in f32, `swiglustep` F · u in f32, each rounded once;
     /// - limits return their other operand for a NaN.
     fn upstream(&self, ty: ScalarType, gate: f32, up: f32) -> f32 {
-        // As `f32::min` does.
+        // Same as `f32::min`.
         let limited = |x: f32, limit: Option<f32>| limit.map_or(x, |l| x.min(l));
         let mut gate = limited(gate, self.gate_limit);
         let mut up = match (self.up_limit, self.value_limit) {
@@ -96,7 +95,7 @@ impl Definition {
         }
     }
 
-    /// The function of one gate and up that `chain` names.
+    /// The function of one gate and up for `chain`.
     pub(super) fn element(
         &self,
         ty: ScalarType,

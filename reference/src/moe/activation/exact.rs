@@ -1,4 +1,4 @@
-//! Exact values, to 2^-40 of their size, in f64.
+//! Exact values in f64, to a relative error of 2^-40.
 
 use super::Function;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, PI};
@@ -56,7 +56,7 @@ impl Function {
         }
     }
 
-    /// Where F is smallest; it falls before and rises behind.
+    /// The gate at which F is smallest; F falls before it and rises after it.
     pub(super) fn lowest(self, alpha: f64) -> f64 {
         match self {
             Self::Silu => -1.278_464_542_761_074 / alpha,

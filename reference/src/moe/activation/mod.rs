@@ -2,8 +2,7 @@
 //! `activated`.
 //!
 //! Every kind is one [`Definition`]: value = F(gate), perhaps limited, times up, perhaps limited
-//! and shifted. Two ways to compute it have names ([`Chain`]); what other implementations may
-//! give is [`bound`]'s business.
+//! and shifted. [`Chain`] names two computations; [`bound`] covers other implementations.
 //!
 //! | kind | F(g) | limits | times | columns |
 //! | --- | --- | --- | --- | --- |
@@ -17,11 +16,12 @@
 //!
 //! # NaN, infinities, zeros
 //!
-//! A NaN gives NaN (bits 0x7FFF), also through a limit. (Upstream's limits return the other operand: there a NaN
-//! becomes a limit. [`Chain::Upstream`] follows, and the bound allows both.) A gate of −∞ gives NaN
-//! (−∞/∞, −∞ · 0) except in `relu2`, where it is zero; 0 · ∞ is NaN. A gate of −0 gives a value
-//! of −0 (`relu2`: +0), and products have the usual sign; +0 and −0 are the same number to a bound.
-//! Upstream's `swigluoai` multiplies u + 1 with g first: a bf16 gate below −4·10^37 may give NaN.
+//! A NaN gives NaN (bits 0x7FFF), also through a limit. (Upstream's limits return the other
+//! operand: there, a NaN becomes the limit. [`Chain::Upstream`] follows upstream, and the bound
+//! allows both.) A gate of −∞ gives NaN (−∞/∞, −∞ · 0) except in `relu2`, where it is zero; 0 · ∞
+//! is NaN. A gate of −0 gives a value of −0 (`relu2`: +0), and products have the usual sign; +0 and
+//! −0 are the same number to a bound. Upstream's `swigluoai` multiplies u + 1 with g first: a bf16
+//! gate below −4·10^37 may give NaN.
 //!
 //! Source: vLLM 0.21.0 `fused_moe/activation.py`, `layers/activation.py` and the operators
 //! `silu_and_mul`, `silu_and_mul_with_clamp`, `gelu_and_mul`, `gelu_tanh_and_mul` and
@@ -36,7 +36,7 @@ use crate::named::named;
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
-/// The limit of `swigluoai` and `swiglustep` where none is given.
+/// The default limit of `swigluoai` and `swiglustep`.
 pub const LIMIT: f32 = 7.0;
 /// The factor inside `swigluoai`'s sigmoid.
 pub const ALPHA: f32 = 1.702;
@@ -87,14 +87,14 @@ pub enum Function {
     Relu2,
 }
 
-/// Where gate and up stand in a row of `gate_up`.
+/// The positions of gate and up in a row of `gate_up`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Columns {
     /// I columns of gate, then I of up.
     Halves,
     /// Gate in the even columns, up in the odd ones.
     Interleaved,
-    /// Gate alone.
+    /// Only gate.
     Gate,
 }
 
@@ -115,7 +115,7 @@ pub struct Definition {
     pub up_shift: f32,
     /// Row layout.
     pub columns: Columns,
-    /// Whether gate and up stand in exchanged places: always false in upstream's kinds.
+    /// Whether gate and up are exchanged; false in all of upstream's kinds.
     pub exchanged: bool,
 }
 
@@ -150,7 +150,7 @@ impl Definition {
         }
     }
 
-    /// With another limit where the kind has one; plain gated SiLU gets the limits of
+    /// Replaces the limit of a kind that has one; plain gated SiLU gets the limits of
     /// `silu_and_mul_with_clamp` (gate from above, up on both sides).
     pub fn with_limit(mut self, limit: f32) -> Self {
         match (self.gate_limit, self.value_limit) {
@@ -176,12 +176,12 @@ impl Definition {
         if self.exchanged { [up, gate] } else { [gate, up] }
     }
 
-    /// Whether up takes part.
+    /// Whether there is an up projection.
     pub fn is_gated(&self) -> bool {
         self.columns != Columns::Gate
     }
 
-    /// Fails unless α is positive, limits are not negative, and all parameters are finite.
+    /// Checks that α is positive, limits are not negative, and all parameters are finite.
     ///
     /// # Errors
     /// [`Error::Size`] naming the parameter.

@@ -1,4 +1,5 @@
-//! Where a config and its family do not agree: refusals, and notes on what another engine computes.
+//! Contradictions between a config and its family: errors, and notes on differing results of other
+//! engines.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +33,7 @@ const SCALE_KEYS: &[&str] = &[
 ];
 
 impl Keys<'_> {
-    /// Fails where the config states something else than the family computes.
+    /// Returns an error if the config contradicts the family.
     pub(super) fn refuse_contradictions(&self, family: &Family, rule: &RoutingRule) -> Result<()> {
         for key in SCORE_KEYS {
             let Some(value) = self.peek(key).filter(|v| !v.is_null()) else { continue };
@@ -79,7 +80,7 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// What vLLM computes otherwise, and routing keys that the family does not read.
+    /// Notes on differing results of vLLM, and on routing keys that the family ignores.
     pub(super) fn notes(&self, family: &Family, rule: &RoutingRule) -> Vec<String> {
         let name = family.model_types[0];
         let mut notes = Vec::new();
@@ -128,7 +129,7 @@ impl Keys<'_> {
         notes
     }
 
-    /// Groups, limits and caps that another engine or another input would treat otherwise.
+    /// Notes on groups, limits and caps that another engine or input would treat differently.
     fn other_notes(&self, family: &Family, rule: &RoutingRule) -> Vec<String> {
         let name = family.model_types[0];
         let mut notes = Vec::new();

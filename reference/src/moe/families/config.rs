@@ -1,4 +1,4 @@
-//! One layer's rule from a model's `config.json` and its family's row.
+//! Resolves the rule of one layer from a model's `config.json` and the row of its family.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,22 +13,22 @@ use super::rule::{GroupRule, GroupScore, Renormalize, RoutingRule, Score};
 use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
-/// A layer's routing as its config has it.
+/// The routing of a layer, resolved from its config.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
     /// The `model_type` found.
     pub model_type: String,
-    /// What of the family is supported.
+    /// How far the family is supported.
     pub support: Support,
     /// The key of the experts per token.
     pub top_k_key: &'static str,
-    /// Whether the config has it.
+    /// Whether the config has that key.
     pub top_k_stated: bool,
     /// Number of experts that the config states, zero experts not included.
     pub num_experts: Option<usize>,
     /// The rule.
     pub rule: RoutingRule,
-    /// Where another engine computes something else, and keys that are not read.
+    /// Notes on differing results of other engines and on ignored keys.
     pub notes: Vec<String>,
 }
 
@@ -41,8 +41,8 @@ pub fn family(model_type: &str) -> Option<&'static Family> {
 /// The rule of the experts `module`, as `...layers.3.mlp.experts`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a `model_type` that is absent or unknown, or a family that is refused;
-/// [`Error::Size`] naming the key whose value cannot be used.
+/// [`Error::Unsupported`] for a `model_type` that is absent or unknown, or a family that is
+/// refused; [`Error::Size`] naming the key with an invalid value.
 pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
     let keys = Keys::new(config, module);
     let found = keys.objects.iter().find_map(|o| o.get("model_type")).and_then(Value::as_str);
@@ -74,7 +74,7 @@ pub fn resolve(config: &Value, module: &str) -> Result<Resolved> {
     })
 }
 
-/// The objects of a config in which a layer's keys are looked for.
+/// The objects of a config in which the keys of a layer are searched.
 pub(super) struct Keys<'c> {
     objects: Vec<&'c Value>,
     layer: Option<usize>,
@@ -82,8 +82,8 @@ pub(super) struct Keys<'c> {
 }
 
 impl<'c> Keys<'c> {
-    /// The text model's own config counts alone where it names its type, since absent keys then
-    /// have its defaults.
+    /// If the text model's config names its type, only that config is searched, since absent keys
+    /// then have its defaults.
     fn new(config: &'c Value, module: &str) -> Self {
         let part = ["thinker", "talker"].iter().find(|p| module.starts_with(&format!("{p}.")));
         let inside = match part {
@@ -102,7 +102,7 @@ impl<'c> Keys<'c> {
         Self { objects, layer, read: RefCell::new(BTreeSet::new()) }
     }
 
-    /// The value of a key, null included; a dot goes into an object.
+    /// The value of a key, including null; a dot enters an object.
     fn raw(&self, key: &'static str) -> Option<&'c Value> {
         self.read.borrow_mut().insert(key);
         self.peek(key)
@@ -113,7 +113,7 @@ impl<'c> Keys<'c> {
         self.objects.iter().find_map(inside)
     }
 
-    /// The first of `keys` that is there and not null.
+    /// The first of `keys` that is present and not null.
     fn any(&self, keys: &'static [&'static str]) -> Option<(&'static str, &'c Value)> {
         let found = keys.iter().map(|key| (*key, self.raw(key)));
         let mut found = found.filter_map(|(k, v)| v.filter(|v| !v.is_null()).map(|v| (k, v)));

@@ -1,4 +1,4 @@
-//! A second implementation of [`RoutingRule`], in f64 and expert by expert, that shares no step
+//! A second implementation of [`RoutingRule`], in f64 and expert by expert, that shares no code
 //! with the first. `run --check` and case files compare routing with it.
 
 use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
@@ -10,32 +10,32 @@ const U: f64 = 1.0 / (1u64 << 24) as f64;
 /// Results below the smallest normal f32 may be flushed to zero.
 const FLUSH: f64 = f32::MIN_POSITIVE as f64;
 
-/// One token, exact but for f64's own rounding.
+/// The routing of one token in f64.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Score of each expert.
     pub scores: Vec<f64>,
-    /// What the choice goes by; −∞ for experts that cannot be chosen.
+    /// Selection value of each expert; −∞ for experts that cannot be selected.
     pub choice: Vec<f64>,
-    /// The choice, best first.
+    /// The selected experts, best first.
     pub ids: Vec<usize>,
-    /// How far an f32 implementation's choice value of each expert may be off.
+    /// Largest error of each expert's selection value in an f32 implementation.
     pub slack: Vec<f64>,
-    /// Whether f32 rounding decides which groups are kept; then any expert is accepted.
+    /// Whether f32 rounding may decide which groups are kept; then any expert is accepted.
     pub close_groups: bool,
 }
 
 /// Entries that an f32 implementation cannot have produced.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Differences {
-    /// Wrong ids: entry of `topk_ids`, and why.
+    /// Wrong ids: index into `topk_ids`, and reason.
     pub ids: Vec<(usize, String)>,
-    /// Wrong weights: entry of `topk_weights`, and why.
+    /// Wrong weights: index into `topk_weights`, and reason.
     pub weights: Vec<(usize, String)>,
 }
 
 impl Differences {
-    /// Whether there are none.
+    /// Whether there are no differences.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty() && self.weights.is_empty()
     }
@@ -48,7 +48,7 @@ fn relative_error(rule: &RoutingRule, row: &[f32], x: f64) -> f64 {
         Score::Softmax | Score::SparseMixer => {
             (f64::from(max) - x).abs().min(110.0) + row.len() as f64 + 16.0
         }
-        // An exponential of x has a relative error of |x| roundings where it dominates the sum.
+        // If it dominates the sum, an exponential of x has a relative error of |x| roundings.
         Score::Sigmoid | Score::SqrtSoftplus => 16.0 + 2.0 * x.abs().min(110.0),
     };
     steps * U
@@ -83,7 +83,7 @@ fn mixer_pass(row: &[f32], gone: Option<usize>, jitter: f32) -> (Vec<usize>, usi
     (here.into_iter().filter(near).collect(), best)
 }
 
-/// The index of the largest value that `taken` leaves; of equal ones the first.
+/// The index of the largest value that is not taken; the first among equal ones.
 fn largest(values: &[f64], taken: &[usize]) -> Option<usize> {
     let mut best: Option<usize> = None;
     for (i, v) in values.iter().enumerate() {
@@ -95,7 +95,7 @@ fn largest(values: &[f64], taken: &[usize]) -> Option<usize> {
 }
 
 impl RoutingRule {
-    /// One token by the second implementation. `row` is one that [`RoutingRule::validate`] takes.
+    /// Routes one token. `row` must be valid by [`RoutingRule::validate`].
     pub fn define(&self, row: &[f32], tensors: RouterTensors<'_>) -> Token {
         let n = row.len();
         let all: Vec<usize> = (0..n).collect();
@@ -164,7 +164,7 @@ impl RoutingRule {
         Token { scores, choice, ids: vec![first, second], slack, close_groups: false }
     }
 
-    /// Exact weights of `ids`, and how far an f32 implementation may be off.
+    /// Exact weights of `ids`, and the largest errors of an f32 implementation.
     pub fn define_weights(
         &self,
         row: &[f32],
@@ -191,7 +191,7 @@ impl RoutingRule {
         let of = |(w, &id): (&f64, &usize)| {
             let own = tensors.expert_scale.and_then(|s| s.get(id)).map_or(1.0, |&s| f64::from(s));
             let factor = f64::from(self.routed_scaling_factor) * own / divisor;
-            // Each score of the sum may have been flushed, and the result.
+            // Each score of the sum, and the result, may have been flushed.
             let flushed = FLUSH * ((ids.len() + 1) as f64 * factor.abs() + 1.0);
             (w * factor, (w * factor).abs() * error + flushed)
         };
@@ -241,8 +241,8 @@ impl RoutingRule {
     }
 }
 
-/// The found ids of one token. Taken in the order of their choice values, each must be a best one of
-/// those left: producers list them by choice, by weight or in no order.
+/// Compares the ids of one token. In the order of their selection values, each must be a best one
+/// of the remaining experts: producers order ids by selection value, by weight or not at all.
 fn compare_ids(
     token: &Token,
     found: &[i32],

@@ -1,4 +1,4 @@
-//! A row in words, for `docs/src/reference/models.md`.
+//! Describes a row for `docs/src/reference/models.md`.
 
 use std::fmt::Display;
 

@@ -1,4 +1,4 @@
-//! A rule as JSON: what `--routing FILE` reads and `inspect --json` prints.
+//! Rules as JSON: the format of `--routing FILE` and `inspect --json`.
 //!
 //! | key | value | when absent |
 //! | --- | --- | --- |
@@ -28,7 +28,7 @@ use super::rule::{ChooseBy, GroupRule, GroupScore, Masked, Renormalize, RoutingR
 use crate::moe::activation::Activation;
 use crate::{Error, Result};
 
-/// A routing file, as help texts show it.
+/// An example of a routing file for help texts.
 pub const EXAMPLE: &str = r#"{"scoring_func": "sigmoid", "top_k": 8, "renormalize": true, "routed_scaling_factor": 2.5,
  "correction_bias": "gate.e_score_correction_bias"}"#;
 
@@ -134,7 +134,7 @@ impl RoutingRule {
         stated.rule()
     }
 
-    /// The rule as [`RoutingRule::from_json`] reads it.
+    /// The rule as JSON, as [`RoutingRule::from_json`] reads it.
     pub fn to_json(&self) -> Value {
         let (mut epsilon, mut floor, mut p) = (None, None, None);
         match self.renormalize {

@@ -6,8 +6,8 @@
 //! [`RoutingRule`] of one layer. A `model_type` without a row is refused: there is no default
 //! routing. [`RoutingRule::from_json`] reads a rule that a user states instead.
 //!
-//! Rows follow the classes of transformers 5.23.0; where vLLM 0.33.0 computes something else for
-//! the same config, [`Resolved::notes`] says so. Two implementations share no step:
+//! Rows follow the classes of transformers 5.23.0; if vLLM 0.33.0 computes something else for the
+//! same config, [`Resolved::notes`] states it. Two implementations share no code:
 //! [`RoutingRule::route`] in f32 and [`RoutingRule::define`] in f64.
 
 mod checks;

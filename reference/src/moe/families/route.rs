@@ -1,4 +1,4 @@
-//! The definition of a rule's result, in f32.
+//! The definition of a rule's result in f32.
 
 use super::rule::{ChooseBy, GroupScore, Masked, Renormalize, RouterTensors, RoutingRule, Score};
 use crate::Result;
@@ -7,7 +7,7 @@ use crate::moe::router::{self, Routing};
 
 impl RoutingRule {
     /// Routes every row of `logits`, row-major `[M, experts]`, `experts` with the zero experts.
-    /// Of equal experts the lower id comes first.
+    /// Among equal experts the lower id comes first.
     ///
     /// # Errors
     /// As [`RoutingRule::validate`].
@@ -28,7 +28,7 @@ impl RoutingRule {
             };
             self.finish(&mut weights);
             for (w, &id) in weights.iter_mut().zip(&ids) {
-                // A zero expert has no factor of its own.
+                // A zero expert has no separate factor.
                 *w *= tensors.expert_scale.and_then(|s| s.get(id)).copied().unwrap_or(1.0);
             }
             topk_ids.extend(ids.iter().map(|&id| id as i32));

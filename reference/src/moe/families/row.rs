@@ -3,13 +3,13 @@
 use super::rule::{ChooseBy, GroupScore, Masked, Score};
 use crate::moe::activation::Activation;
 
-/// A number of the config: the keys in the order in which they are looked for (a dot goes into an
-/// object), and the value without any. Without a default an absent key is an error.
+/// A value of the config: the keys in the order in which they are tried (a dot enters an object),
+/// and the default. Without a default an absent key is an error.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Key<T: 'static> {
     /// Names.
     pub keys: &'static [&'static str],
-    /// Value when none is there.
+    /// Value if all keys are absent.
     pub default: Option<T>,
 }
 
@@ -23,27 +23,27 @@ impl<T> Key<T> {
     }
 }
 
-/// Where the score comes from.
+/// The source of the scoring function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ScoreRule {
-    /// The family has one.
+    /// The family fixes it.
     Fixed(Score),
-    /// A key says it.
+    /// A key selects it.
     Key(Key<Score>),
 }
 
-/// Where the correction bias is, relative to the parent of `experts`.
+/// The correction bias, relative to the parent of `experts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BiasRule {
-    /// There is none.
+    /// No correction bias.
     None,
-    /// The layer cannot be routed without it.
+    /// Required for routing.
     Required(&'static str),
-    /// A flag says whether it is there: key, default, tensor.
+    /// A flag states whether it exists: key, default, tensor.
     IfKey(&'static str, bool, &'static str),
 }
 
-/// When groups are chosen.
+/// Keys of grouped selection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupKeys {
     /// Number of groups when the keys are absent; above 1 groups are chosen.
@@ -52,33 +52,33 @@ pub struct GroupKeys {
     pub topk_group: Option<usize>,
     /// How groups are compared.
     pub score: GroupScore,
-    /// What happens to the others.
+    /// Treatment of the other groups.
     pub masked: Masked,
 }
 
-/// When weights are renormalized, and by what.
+/// When and how weights are renormalized.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RenormRule {
     /// Never.
     Never,
     /// Always, with this added to the sum.
     Always(f32),
-    /// A flag says it: keys, default, constant added to the sum.
+    /// If a flag is set: keys, default, constant added to the sum.
     Key(Key<bool>, f32),
     /// Always, by the sum or the floor of a key.
     Floor(Key<f32>),
-    /// By the p-norm of a key; null never.
+    /// By the p-norm with p from a key; null means never.
     Norm(Key<f32>),
 }
 
 /// The activation between the products.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ActivationRule {
-    /// The name in one of these keys; SiLU when absent.
+    /// The name in one of these keys; SiLU if absent.
     Named(&'static [&'static str]),
     /// SiLU of the gate, both limited before: `swiglu_limit`.
     Clamped(Key<f32>),
-    /// gpt-oss's, whatever the config calls it: keys of α and limit.
+    /// The activation of gpt-oss under any name in the config: keys of α and limit.
     Oai,
     /// SiLU limited after, by a list of limits over the layers: `swiglu_limits`.
     Step,
@@ -89,9 +89,9 @@ pub enum ActivationRule {
 pub enum Support {
     /// Its experts run.
     Right,
-    /// Routing is computed; a layer does not run, for this reason.
+    /// Routing is computed, but a layer does not run, for this reason.
     RoutingOnly(&'static str),
-    /// Neither, for this reason.
+    /// Neither routing nor layers are supported, for this reason.
     Refused(&'static str),
 }
 
@@ -108,7 +108,7 @@ pub struct Family {
     pub num_experts: &'static [&'static str],
     /// Logits to scores.
     pub score: ScoreRule,
-    /// What the choice goes by.
+    /// The selection value.
     pub choose_by: ChooseBy,
     /// Correction bias.
     pub bias: BiasRule,
@@ -116,12 +116,12 @@ pub struct Family {
     pub groups: Option<GroupKeys>,
     /// Renormalization.
     pub renormalize: RenormRule,
-    /// Groups are chosen only where this key has the first value; the second means no groups.
+    /// Groups are used only if this key has the first value; the second means no groups.
     pub group_method: Option<(&'static str, [&'static str; 2])>,
     /// vLLM's rule for configs that choose the score: groups by their two best with a bias and by
     /// the best without; a softmax has no bias, a sigmoid has one.
     pub by_vllm: bool,
-    /// A softmax is over the chosen experts, which renormalizes it whatever the flag says.
+    /// The softmax is over the chosen experts, which renormalizes it regardless of the flag.
     pub softmax_of_chosen: bool,
     /// Factor on the weights, or on the output.
     pub scale: Option<Key<f32>>,
@@ -145,7 +145,7 @@ pub struct VllmKey {
     pub key: &'static str,
     /// The values that change nothing.
     pub same: Same,
-    /// What vLLM does otherwise.
+    /// The different behaviour of vLLM.
     pub does: &'static str,
 }
 
@@ -213,12 +213,12 @@ impl Family {
         }
     }
 
-    /// With this factor.
+    /// Sets the factor.
     pub(super) const fn scaled(self, keys: &'static [&'static str], default: f32) -> Self {
         Self { scale: Some(Key::new(keys, default)), ..self }
     }
 
-    /// With this function by name.
+    /// Sets the keys of the activation.
     pub(super) const fn act(self, keys: &'static [&'static str]) -> Self {
         Self { activation: ActivationRule::Named(keys), ..self }
     }

@@ -1,4 +1,4 @@
-//! One layer's routing, with every number resolved, and the definition of its result in f32.
+//! The routing of one layer with every parameter resolved.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub enum Score {
     Sigmoid,
     /// √softplus(x) of each logit.
     SqrtSoftplus,
-    /// Phi-3.5-MoE's two softmaxes, each over the experts within a threshold of the best one.
+    /// Phi-3.5-MoE: two softmaxes, each over the experts within a threshold of the best one.
     SparseMixer,
 }
 
@@ -34,7 +34,7 @@ impl Score {
     }
 }
 
-/// What the choice of experts goes by, before the correction bias.
+/// The selection value of experts before the correction bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChooseBy {
@@ -56,7 +56,7 @@ pub enum GroupScore {
     Max,
 }
 
-/// What experts of a group that is not kept compete with.
+/// The selection value of experts in discarded groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Masked {
@@ -77,20 +77,20 @@ pub struct GroupRule {
     /// How groups are compared.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// What happens to the others.
+    /// Treatment of the other groups.
     #[serde(default)]
     pub masked: Masked,
 }
 
-/// What the chosen weights are divided by.
+/// The divisor of the chosen weights.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Renormalize {
-    /// Nothing.
+    /// No division.
     Never,
     /// Their sum plus a constant.
     SumPlus(f32),
-    /// Their sum, or a floor where that is larger.
+    /// The larger of their sum and a floor.
     SumAtLeast(f32),
     /// Their p-norm.
     Norm(f32),
@@ -108,18 +108,18 @@ pub struct RoutingRule {
     pub scoring_func: Score,
     /// Experts per token.
     pub top_k: usize,
-    /// What the choice goes by.
+    /// The selection value before the bias.
     pub choose_by: ChooseBy,
-    /// Present where groups are chosen before experts.
+    /// Set if groups are selected before experts.
     pub groups: Option<GroupRule>,
-    /// What the chosen weights are divided by.
+    /// The divisor of the chosen weights.
     pub renormalize: Renormalize,
     /// Factor on the weights, after renormalizing; a factor on the experts' sum is folded in.
     pub routed_scaling_factor: f32,
     /// Threshold of [`Score::SparseMixer`]: `router_jitter_noise`.
     pub jitter: f32,
-    /// Tensor added to the scores (or logits) for the choice alone, relative to the parent of the
-    /// module `experts`; each leading `../` goes one module up.
+    /// Tensor added to the scores (or logits) for selection only, relative to the parent of the
+    /// module `experts`; each leading `../` moves up one module.
     pub correction_bias: Option<String>,
     /// Tensor of a factor on each expert's weight, named as the bias is.
     pub expert_scale: Option<String>,
@@ -129,7 +129,7 @@ pub struct RoutingRule {
     pub apply_router_weight_on_input: bool,
     /// Function between the products, by upstream's name.
     pub activation: Activation,
-    /// Limit of gate and up, in the place where [`RoutingRule::activation`] has it.
+    /// Limit of gate and up, at its position in [`RoutingRule::activation`].
     pub swiglu_limit: Option<f32>,
     /// Factor inside the sigmoid of `swigluoai`.
     pub swiglu_alpha: Option<f32>,
@@ -145,7 +145,7 @@ pub struct RouterTensors<'t> {
 }
 
 impl RoutingRule {
-    /// Softmax over all experts, `top_k` of them, SiLU; everything else absent.
+    /// Softmax over all experts, `top_k` and SiLU; nothing else is set.
     pub const fn softmax(top_k: usize, renormalize: Renormalize) -> Self {
         Self {
             scoring_func: Score::Softmax,
@@ -165,7 +165,7 @@ impl RoutingRule {
         }
     }
 
-    /// The router of [`crate::moe::router`], where it is the same function.
+    /// The equivalent router of [`crate::moe::router`], if there is one.
     pub fn plain(&self) -> Option<Router<'static>> {
         let scoring_func = match self.scoring_func {
             Score::Softmax => ScoringFunc::Softmax,
@@ -175,7 +175,8 @@ impl RoutingRule {
         let renormalize = match self.renormalize {
             Renormalize::Never => false,
             Renormalize::SumPlus(0.0) => true,
-            // A softmax's chosen weights sum to at least 1 / experts, so the constant is lost.
+            // The chosen weights of a softmax sum to at least 1 / experts, so rounding drops the
+            // constant.
             Renormalize::SumPlus(e) | Renormalize::SumAtLeast(e)
                 if e <= 1e-12 && scoring_func == ScoringFunc::Softmax =>
             {
@@ -192,8 +193,8 @@ impl RoutingRule {
         same.then(|| Router::new(scoring_func, self.top_k, renormalize))
     }
 
-    /// The activation between the products; `interleaved` where rows of gate and up alternate in
-    /// the stored w13.
+    /// The activation between the products; `interleaved` states whether rows of gate and up
+    /// alternate in the stored w13.
     ///
     /// # Errors
     /// [`Error::Size`] for a limit or factor out of range.
@@ -212,7 +213,7 @@ impl RoutingRule {
         Ok(definition)
     }
 
-    /// Fails unless sizes, numbers and tensors fit `experts` (zero experts included).
+    /// Checks that sizes, numbers and tensors fit `experts` (zero experts included).
     ///
     /// # Errors
     /// [`Error::Size`] for sizes and numbers; [`Error::Shape`] and [`Error::Value`] for logits and
@@ -279,7 +280,7 @@ impl RoutingRule {
         Ok(())
     }
 
-    /// Fails unless the rule's numbers are finite and not negative.
+    /// Checks that the rule's numbers are finite and not negative.
     pub(super) fn in_range(&self) -> Result<()> {
         let divisor = match self.renormalize {
             Renormalize::Never => 0.0,

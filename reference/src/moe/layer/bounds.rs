@@ -1,5 +1,5 @@
-//! What any kernel of a class may compute in each stage of a layer, from what is known of the stage
-//! before: its values, or their own bounds.
+//! Bounds on each stage of a layer for every kernel of a class, from the values or the bounds of
+//! the previous stage.
 
 use super::{Layer, Routed, input_global_scale};
 use crate::layouts::marlin::process_int8_scales_with;
@@ -11,7 +11,7 @@ use crate::quantize::{Int8Rule, per_token_fp8, per_token_int8};
 use crate::weight::{Table, TableData, Weight};
 use crate::{Error, Result};
 
-/// How the products are declared to be computed.
+/// The declared arithmetic of the products.
 #[derive(Debug, Clone, Copy)]
 pub struct Declared<'d> {
     /// Scales, bias, roundings.
@@ -20,7 +20,7 @@ pub struct Declared<'d> {
     pub class: &'d Class,
 }
 
-/// The bounds of all stages, as [`super::Stages`] has their bits.
+/// The bounds of all stages; [`super::Stages`] has their bits.
 #[derive(Debug, Clone)]
 pub struct StageBounds {
     /// `[M·top_k, N of w13]`.
@@ -39,7 +39,7 @@ impl From<Bounded> for Bound {
             return Self::NAN;
         }
         if b.lo.is_nan() || b.hi.is_nan() {
-            // An infinite product among them: what else is added decides between it and NaN.
+            // With an infinite product, the other terms decide between infinity and NaN.
             return Self { exact: b.exact, ..ANYTHING };
         }
         let interval = Interval { lo: b.lo, hi: b.hi };
@@ -154,7 +154,7 @@ impl Layer<'_> {
                 let into = &mut out[row * n..][..n];
                 let x = &x[row * k..][..k];
                 if self.input_dtype.is_some() && !x.iter().all(is_finite) {
-                    // Without a scale the row's codes are anybody's.
+                    // Without a scale the codes of the row are undefined.
                     into.fill(ANYTHING);
                     continue;
                 }
@@ -168,7 +168,7 @@ impl Layer<'_> {
         Ok(out)
     }
 
-    /// The class of one matrix's sums: integers, 8-bit floats, or as declared.
+    /// The class of one matrix's sums: integer, 8-bit float, or declared.
     fn class_of(&self, weight: &Weight<'_>, declared: &Class) -> Class {
         match (self.input_dtype, weight.scales.rows()) {
             (Some(ScalarType::INT8), groups) => Class::int8(weight.shape().size_k, groups.max(1)),
@@ -177,7 +177,7 @@ impl Layer<'_> {
         }
     }
 
-    /// The numbers that enter a product, and how uncertain they are.
+    /// The values that enter a product, with their uncertainty.
     fn inputs<'b>(
         &self,
         x: impl Iterator<Item = &'b Bound> + Clone,
@@ -190,7 +190,7 @@ impl Layer<'_> {
                 return f64::NAN;
             }
             if b.interval.is_point() {
-                // Every kernel has this number; the exact one may have been rounded elsewhere.
+                // Every kernel has this value; the exact one may round differently.
                 return b.interval.lo;
             }
             let value = round_once(self.dtype, b.exact);
@@ -208,7 +208,7 @@ impl Layer<'_> {
             let radius = if certain { None } else { Some(Rows::new(k, radii)?) };
             return Ok(Inputs { values: Rows::new(k, values)?, radius, scales: None });
         };
-        // A row that is not finite has no bound, whatever is quantized in its place.
+        // A row with infinities or NaN has no bound.
         let finite = |&v: &f64| if v.is_finite() { v as f32 } else { 0.0 };
         let floats: Vec<f32> = values.iter().map(finite).collect();
         let (codes, scales): (Vec<f64>, Vec<f32>) = match input {
@@ -222,8 +222,8 @@ impl Layer<'_> {
                 (q.codes.iter().map(|&c| ty.to_f64(c.into())).collect(), q.scales)
             }
         };
-        // In units of the scale: what is uncertain may be quantized with another scale and to
-        // another code, within its radius and the steps of both roundings.
+        // In units of the scale: an uncertain value may get another scale and another code, within
+        // its radius and the steps of both roundings.
         let radius = match certain {
             true => None,
             false => {
@@ -250,27 +250,27 @@ impl Layer<'_> {
     }
 }
 
-/// Nothing is promised.
+/// No bound.
 const ANYTHING: Bound = Bound {
     exact: f64::NAN,
     interval: Interval { lo: f64::NEG_INFINITY, hi: f64::INFINITY },
     nan: true,
 };
 
-/// Whether a stage before gave a number here, in every kernel.
+/// Whether the previous stage is finite here in every kernel.
 fn is_finite(b: &Bound) -> bool {
     !b.nan && b.interval.lo.is_finite() && b.interval.hi.is_finite()
 }
 
-/// What enters a product.
+/// The operands of a product.
 struct Inputs {
     values: Rows,
     radius: Option<Rows>,
     scales: Option<Vec<f32>>,
 }
 
-/// The matrices with their group scales as the integers that kernels for int8 activations take; what
-/// they were divided by, [`input_global_scale`], belongs to the scales of the activations.
+/// The matrices with group scales as the integers of kernels for int8 activations; their divisor,
+/// [`input_global_scale`], multiplies the scales of the activations.
 ///
 /// # Errors
 /// As [`process_int8_scales_with`].

@@ -10,8 +10,8 @@
 //! Row r of the first three is token r / top_k, slot r mod top_k. Rows of experts that are not on
 //! this rank are zero. Router weights may multiply `gate_up` instead of `down`.
 //!
-//! [`Layer::forward`] computes bits under an [`Arithmetic`]; [`bounds`] what any kernel of a class may
-//! compute.
+//! [`Layer::forward`] computes bits under an [`Arithmetic`]; [`bounds`] computes bounds for every
+//! kernel of a class.
 
 pub mod bounds;
 
@@ -30,14 +30,14 @@ pub struct Layer<'w> {
     pub w13: &'w [Weight<'w>],
     /// Down, `[I, H]` each.
     pub w2: &'w [Weight<'w>],
-    /// For each expert's w13 and w2 the permutation that sorts its `g_idx`; stable ones where
-    /// absent.
+    /// For each expert's w13 and w2 the permutation that sorts its `g_idx`; `None` uses stable
+    /// ones.
     pub orders: [Option<&'w [Vec<u32>]>; 2],
     /// Experts of all ranks.
     pub num_experts: usize,
-    /// Global to local expert, −1 for those of other ranks; absent: all are here.
+    /// Global to local expert, −1 for experts of other ranks; `None`: all are local.
     pub expert_map: Option<&'w [i32]>,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Definition,
     /// Activations and outputs: FLOAT16 or BFLOAT16.
     pub dtype: ScalarType,
@@ -47,25 +47,25 @@ pub struct Layer<'w> {
     pub router_weight_on_input: bool,
 }
 
-/// Where each token goes, row-major `[M, top_k]`.
+/// The routing of the tokens, row-major `[M, top_k]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Routed<'r> {
     /// Experts per token.
     pub top_k: usize,
-    /// Global expert ids; −1 is none.
+    /// Global expert ids; −1 is no expert.
     pub topk_ids: &'r [i32],
     /// Router weights.
     pub topk_weights: &'r [f32],
 }
 
-/// How a layer is computed.
+/// The arithmetic of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arithmetic {
-    /// Of `gate_up`.
+    /// Schedule of `gate_up`.
     pub w13: Schedule,
-    /// Of `down`.
+    /// Schedule of `down`.
     pub w2: Schedule,
-    /// Of the activation and the sum.
+    /// Chain of the activation and the sum.
     pub chain: Chain,
 }
 
@@ -93,10 +93,10 @@ impl Layer<'_> {
         self.w2.first().map_or(0, |w| w.shape().size_k)
     }
 
-    /// Checks that the parts fit each other.
+    /// Checks that the parts are consistent.
     ///
     /// # Errors
-    /// Naming the part: shapes, number of experts, map, types.
+    /// Names the inconsistent part: shapes, number of experts, map or types.
     pub fn validate(&self) -> Result<()> {
         super::half_type(self.dtype)?;
         self.activation.validate()?;
@@ -128,8 +128,8 @@ impl Layer<'_> {
     /// This rank's expert of each row.
     ///
     /// # Errors
-    /// [`Error::Value`] for an id that is not below `num_experts`, or a map that leads nowhere;
-    /// [`Error::Shape`] when ids and weights are not whole rows of `top_k`.
+    /// [`Error::Value`] for an id that is not below `num_experts` or an invalid map entry;
+    /// [`Error::Shape`] unless ids and weights are whole rows of `top_k`.
     pub fn local_experts(&self, routed: Routed<'_>) -> Result<Vec<Option<usize>>> {
         let Routed { top_k, topk_ids, topk_weights } = routed;
         if top_k == 0 || !topk_ids.len().is_multiple_of(top_k) {
@@ -183,12 +183,11 @@ impl Layer<'_> {
 
     /// Computes the layer of `x` `[M, H]`, bits of `dtype`.
     ///
-    /// A row's results depend on nothing but that row, so that they are the same alone or in any
-    /// batch.
+    /// The results of a row depend only on that row, so they are the same in any batch.
     ///
     /// # Errors
     /// As [`Layer::validate`], [`Layer::local_experts`], [`Schedule::execute_stack`];
-    /// [`Error::Shape`] when x has not the rows that `routed` has.
+    /// [`Error::Shape`] if x and `routed` differ in their rows.
     pub fn forward(&self, x: &[u16], routed: Routed<'_>, how: &Arithmetic) -> Result<Stages> {
         let gate_up = self.gate_up(x, routed, &how.w13)?;
         let activated = self.activate(&gate_up, how.chain)?;
@@ -225,7 +224,7 @@ impl Layer<'_> {
     /// `down` `[M·top_k, H]` of `activated`.
     ///
     /// # Errors
-    /// As [`Layer::forward`]; [`Error::Shape`] when `activated` has not the rows that `routed` has.
+    /// As [`Layer::forward`]; [`Error::Shape`] if `activated` and `routed` differ in their rows.
     pub fn down(
         &self,
         activated: &[u16],
@@ -270,7 +269,7 @@ impl Layer<'_> {
         Ok(bits.into_iter().map(|b| b as u16).collect())
     }
 
-    /// Activations `[rows, cols]`, bits of `dtype`, as the product with `weights` takes them.
+    /// Quantizes activations `[rows, cols]`, bits of `dtype`, for the product with `weights`.
     ///
     /// # Errors
     /// As [`quantize_rows`].
@@ -279,11 +278,10 @@ impl Layer<'_> {
     }
 }
 
-/// Activations `[rows, cols]`, bits of `dtype`, as a product takes them; the scales of int8 ones
-/// are multiplied with `factor`, their matrices' [`input_global_scale`].
+/// Quantizes activations `[rows, cols]`, bits of `dtype`, for a product; scales of int8 activations
+/// are multiplied by `factor`, the [`input_global_scale`] of the matrices.
 ///
-/// A row that is to be quantized and holds an infinity or a NaN has the scale NaN, so that all of
-/// its products are NaN.
+/// A quantized row with an infinity or NaN gets the scale NaN, so all of its products are NaN.
 ///
 /// # Errors
 /// As the functions of [`crate::quantize`]; [`Error::Unsupported`] for another `input_dtype`.
@@ -321,8 +319,8 @@ pub(crate) fn quantize_rows(
     }
 }
 
-/// What the scales of int8 activations are multiplied with where group scales are integers: the
-/// largest scale of all experts over 4096, and 1 where there is one group.
+/// The factor of int8 activation scales for integer group scales: the largest scale of all experts
+/// over 4096, or 1 if there is one group.
 pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
     if weights.first().is_none_or(|w| w.scales.rows() <= 1) {
         return 1.0;
@@ -338,12 +336,12 @@ pub fn input_global_scale(weights: &[Weight<'_>]) -> f32 {
 pub(crate) struct Rows {
     /// Codes of the type that enters the unit, zero-extended.
     pub(crate) codes: Vec<u32>,
-    /// A scale for each row of 8-bit activations.
+    /// Scales of the rows of 8-bit activations.
     pub(crate) scales: Option<Vec<f32>>,
 }
 
 impl Rows {
-    /// Rows of slots, where these are rows of tokens.
+    /// Repeats rows of tokens as rows of slots.
     pub(crate) fn to_slots(&self, cols: usize, top_k: usize) -> Self {
         let scales = self.scales.as_ref();
         Self {
@@ -357,7 +355,7 @@ impl Rows {
 /// rounded once.
 ///
 /// # Errors
-/// [`Error::Shape`] when the ranks' outputs have several lengths; [`Error::Unsupported`] for types
+/// [`Error::Shape`] if the outputs of ranks differ in length; [`Error::Unsupported`] for types
 /// other than FLOAT16 and BFLOAT16.
 pub fn sum_of_ranks(ty: ScalarType, ranks: &[&[u16]]) -> Result<Vec<u16>> {
     super::half_type(ty)?;

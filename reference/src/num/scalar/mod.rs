@@ -6,6 +6,7 @@
 
 mod convert;
 mod convert_fp8;
+mod fnuz;
 mod format;
 mod half;
 mod kind;
@@ -14,6 +15,7 @@ mod stored;
 
 pub use convert::*;
 pub use convert_fp8::*;
+pub use fnuz::*;
 pub use format::{Overflow, Rounding};
 pub(crate) use half::{narrow, round_to, widen};
 pub use kind::{NanRepr, ScalarType};

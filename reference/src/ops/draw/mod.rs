@@ -1,5 +1,5 @@
-//! Random inputs: shapes around the edges of tiles and blocks hold every value that a format has, zeros of
-//! both signs, NaN codes, e8m0's 255.
+//! Random inputs. Shapes lie around the edges of tiles and blocks; values cover the whole format,
+//! with zeros of both signs, NaN codes and e8m0's 255.
 
 mod random;
 
@@ -15,7 +15,7 @@ use crate::ops::tensors::half;
 /// Row counts: one, a few, one past a block of 16.
 pub(in crate::ops) const ROWS: [usize; 7] = [1, 2, 3, 4, 8, 16, 17];
 
-/// Activations `[rows, cols]`; now and then a row is all zeros or all one value.
+/// Activations `[rows, cols]`; some rows are all zeros or all one value.
 pub(in crate::ops) fn activations(
     rng: &mut Rng,
     dtype: ScalarType,
@@ -35,9 +35,9 @@ pub(in crate::ops) fn activations(
     Tensor::from_vec("in.x", half(dtype), vec![rows, cols], values)
 }
 
-/// Bits that are moved, or looked up: any will do, and scales are positive.
+/// Random bits for operations that only move or look up values; scales are positive.
 pub(in crate::ops) fn any_inputs(case: &mut Case<'_>, rng: &mut Rng) -> Result<()> {
-    // Scales that f16 cannot hold tell upstream's ways of requantizing apart.
+    // Scales outside the range of f16 distinguish upstream's ways of requantizing.
     let tiny = rng.chance(1, 3);
     for rule in case.config.rules(0)? {
         let Some(name) = rule.name.strip_prefix("in.") else { continue };
@@ -52,7 +52,7 @@ pub(in crate::ops) fn any_inputs(case: &mut Case<'_>, rng: &mut Rng) -> Result<(
     Ok(())
 }
 
-/// The sizes of a rule that fixes them all.
+/// The sizes of a rule whose dimensions are all fixed.
 pub(in crate::ops) fn sizes(dims: &[Dim]) -> Vec<usize> {
     let size = |dim: &Dim| match dim {
         Dim::Is(size) => *size,
@@ -61,12 +61,12 @@ pub(in crate::ops) fn sizes(dims: &[Dim]) -> Vec<usize> {
     dims.iter().map(size).collect()
 }
 
-/// Kinds of a tensor of bytes.
+/// Patterns of a tensor of bytes.
 #[derive(Clone, Copy)]
 enum Kind {
     Noise,
     Same(u8),
-    /// The ends of the format.
+    /// The extreme values of the format.
     Ends,
     /// Neighbours differ along every axis.
     Ramp,
@@ -81,7 +81,7 @@ fn kind(rng: &mut Rng) -> Kind {
     }
 }
 
-/// `len` bytes of which `fix` makes allowed ones.
+/// `len` bytes, mapped to allowed values by `fix`.
 fn bytes(rng: &mut Rng, len: usize, fix: impl Fn(u8) -> u8) -> Vec<u8> {
     let kind = kind(rng);
     let ends = [0x00, 0x80, 0x7f, 0xff, 0x7e, 0xfe, 0x01, 0x81];
@@ -104,12 +104,12 @@ pub(in crate::ops) fn any_bits(
     Tensor::new("", dtype, shape, data)
 }
 
-/// One f32 of 2^-10 to 2^2.
+/// An f32 from 2^-10 to 2^2.
 pub(in crate::ops) fn scale(rng: &mut Rng) -> f32 {
     f32::from_bits(rng.between(117, 128) << 23 | rng.next_u32() >> 9)
 }
 
-/// Positive f32; now and then all alike.
+/// Positive f32 values; sometimes all equal.
 pub(in crate::ops) fn positive_values(rng: &mut Rng, shape: Vec<usize>) -> Result<Tensor<'static>> {
     let (same, alike) = (scale(rng), rng.chance(1, 8));
     let len = shape.iter().product();
@@ -142,7 +142,7 @@ pub(in crate::ops) fn times(tensor: Tensor<'_>, factor: f32) -> Result<Tensor<'s
     Tensor::from_vec("", DType::F32, tensor.shape().to_vec(), values)
 }
 
-/// An activation that no product overflows with.
+/// An activation small enough that no product overflows.
 pub(in crate::ops) fn activation_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     let (exponent, mantissa) = fields(dtype);
     let usual = (1u32 << (exponent - 1)) - 1;

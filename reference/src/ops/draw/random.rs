@@ -16,8 +16,8 @@ impl SplitMix64 {
 
 /// xoshiro256** (Blackman, Vigna 2018), seeded through SplitMix64.
 ///
-/// Integer arithmetic alone: the same seed gives the same numbers on every platform and in every
-/// version, which is what makes a printed seed worth keeping.
+/// Only integer arithmetic: a seed gives the same numbers on every platform and in every version,
+/// so a printed seed stays useful.
 #[derive(Debug, Clone)]
 pub struct Rng([u64; 4]);
 
@@ -28,8 +28,8 @@ impl Rng {
         Self(std::array::from_fn(|_| mix.next()))
     }
 
-    /// The stream of case `index` under `seed`. Streams of two cases have nothing in common, so a
-    /// case can be made again without those before it.
+    /// The stream of case `index` under `seed`. Streams of two cases are independent, so a case can
+    /// be regenerated without those before it.
     pub fn for_case(seed: u64, index: u64) -> Self {
         let seed = SplitMix64(seed).next();
         let index = SplitMix64(index ^ 0x6d61_726c_696e_7370).next();

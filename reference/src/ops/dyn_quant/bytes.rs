@@ -10,17 +10,17 @@ use crate::layouts::kleidi::{Columns, LhsLayout, LhsPart, RhsLayout, RhsPart, pa
 use crate::num::tensor::Tensor;
 use crate::w4a8::Values;
 
-/// What a case's inputs give, and what its packed outputs say.
+/// The expected packed buffers of a case, and the weights they are built from.
 pub(super) struct Sources<'c> {
     pub(super) config: &'c DynQuantConfig,
     pub(super) x: Option<Values>,
     pub(super) lhs_layout: LhsLayout,
     pub(super) rhs_layout: RhsLayout,
-    /// The weights as the inputs have them.
+    /// The weights of the inputs.
     pub(super) columns: Columns,
 }
 
-/// A wrong way to make an output.
+/// A known mistake in an output.
 pub(super) type Candidate<'c, T> = KnownMistake<'c, (), T>;
 
 /// A value of a packed buffer.
@@ -34,7 +34,7 @@ pub(crate) struct Value {
     group: Option<usize>,
     /// Column of weights.
     n: Option<usize>,
-    /// All of it, for people.
+    /// Description of the value for reports.
     text: String,
 }
 
@@ -115,11 +115,11 @@ fn differences<'a>(
             [0u32, 4].into_iter().filter(move |b| (e ^ f) >> b & 15 != 0).map(move |b| (byte, b))
         })
         .map(|(byte, bit)| places.value(byte, bit))
-        // A value of several bytes is met once.
+        // A value of several bytes is counted once.
         .filter(move |v| last.replace((v.start, v.bit)) != Some((v.start, v.bit)))
 }
 
-/// Judges a packed buffer for every bit.
+/// Judges a packed buffer bit for bit.
 pub(crate) fn judge(
     name: &str,
     places: &impl Places,
@@ -184,7 +184,8 @@ pub(crate) fn judge(
     report
 }
 
-/// The values of a predicted buffer against the found one: right, predicted, found.
+/// Compares the values of a predicted buffer with the found one. The buffers are the right, the
+/// predicted and the found one.
 fn compared(places: &impl Places, [expected, made, found]: [&[u8]; 3]) -> Comparison {
     let mut all = Comparison { total: places.values(), ..Comparison::default() };
     for value in differences(places, expected, found) {

@@ -1,7 +1,7 @@
-//! The Arm int4 path: packed activations, packed weights and the product, every bit.
+//! The Arm int4 path: packed activations, packed weights and the product, compared bit for bit.
 //!
-//! The product is judged from the case's own packed buffers where it has them, so that an error
-//! shows where it arises.
+//! The product is judged from the packed buffers of the case, if present, so that an error is
+//! reported only where it occurs.
 
 use super::bytes::Sources;
 use super::{DynQuantConfig, Packing, bytes};
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// The reports on every output of a `dyn_quant_linear` case.
 ///
 /// # Errors
-/// For packings that no known kernel has, and inputs that do not fit each other.
+/// Returns an error for packings of no known kernel and for inconsistent inputs.
 pub(crate) fn linear(case: &Case<'_>, c: &DynQuantConfig) -> Result<Vec<OutputReport>> {
     let Packing { mr, nr, kr, sr } = c.packing;
     if (kr, sr) != (16, 2) {
@@ -93,7 +93,7 @@ impl Sources<'_> {
     }
 
     fn judge_y(&self, case: &Case<'_>, found: &Tensor<'_>) -> Result<OutputReport> {
-        // Buffers of a wrong size have their own report.
+        // Buffers of a wrong size have a separate report.
         let lhs = case
             .output("lhs_packed")
             .and_then(|t| PackedLhs::new(self.lhs_layout, t.bytes()).ok())
@@ -117,7 +117,7 @@ impl Sources<'_> {
         let ty = self.config.dtype;
         let expected = scalar::product(&rows, &columns, ty)?.bits();
         let bits = elements(found);
-        // A NaN's sign and payload are the processor's business.
+        // The sign and payload of a NaN depend on the processor.
         let differs = |a: u32, b: u32| a != b && !(is_nan(ty, a) && is_nan(ty, b));
         let count = |made: &[u32], found: &[u32]| {
             made.iter().zip(found).filter(|&(&a, &b)| differs(a, b)).count()
@@ -150,7 +150,7 @@ impl Sources<'_> {
         Ok(report)
     }
 
-    /// Zeros, NaN and the like; else the known mistake that gives the found bits.
+    /// Plain patterns such as zeros and NaN; otherwise the known mistake that gives the found bits.
     fn diagnose_y(
         &self,
         rows: &QuantizedRows,
@@ -160,7 +160,7 @@ impl Sources<'_> {
         found: &[u32],
     ) -> Option<Diagnosis> {
         let ty = self.config.dtype;
-        // A NaN's sign and payload are the processor's business.
+        // The sign and payload of a NaN depend on the processor.
         let same = |a: u32, b: u32| if is_nan(ty, a) && is_nan(ty, b) { a } else { b };
         let found: Vec<u32> = expected.iter().zip(found).map(|(&e, &f)| same(e, f)).collect();
         let wrong: Vec<usize> = (0..found.len()).filter(|&i| found[i] != expected[i]).collect();
@@ -171,7 +171,7 @@ impl Sources<'_> {
         let pairs: Vec<(f64, f64)> = wrong.iter().map(pair).collect();
         let plain = plain::floats(&pairs, found.iter().all(|&b| ty.to_f64(b) == 0.0))
             .map(|(id, t)| Diagnosis::explains(id, t));
-        // What is infinite may say why.
+        // Infinities may have a known cause.
         if plain.is_some() && !pairs.iter().all(|p| p.0.is_infinite()) {
             return plain;
         }
@@ -188,7 +188,7 @@ impl Sources<'_> {
         .or(plain)
     }
 
-    /// NaN in the rows whose activations are all the same number, and nowhere else.
+    /// NaN in exactly the rows whose activations are all equal.
     fn constant_rows(&self, found: &[u32], wrong: &[usize]) -> Option<Diagnosis> {
         let (ty, size_n, size_k) = (self.config.dtype, self.config.size_n, self.config.size_k);
         let numbers = self.x.as_ref()?.to_f32();

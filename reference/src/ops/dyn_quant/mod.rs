@@ -33,7 +33,7 @@ pub struct Packing {
     pub nr: usize,
     /// k per tile.
     pub kr: usize,
-    /// Splits of a tile's k.
+    /// Number of parts into which a tile's k is split.
     pub sr: usize,
 }
 
@@ -56,11 +56,11 @@ pub struct DynQuantConfig {
     pub packing: Packing,
     /// How activations are rounded.
     pub activation_rounding: ActivationRounding,
-    /// Which micro-kernel; information only.
+    /// Name of the micro-kernel; for information only.
     pub kleidiai_variant: Option<String>,
 }
 
-/// K and group: a chunk, part of one, several groups of one chunk and of more.
+/// K and group size: one chunk, part of one, and several groups of one or more chunks.
 const DEPTHS: [(usize, GroupSize); 8] = [
     (32, GroupSize::Channel),
     (44, GroupSize::Channel),
@@ -72,7 +72,7 @@ const DEPTHS: [(usize, GroupSize); 8] = [
     (320, GroupSize::Of(160)),
 ];
 
-/// Whole blocks of either width, and columns left over.
+/// Whole blocks of either width, and a remainder of columns.
 const WIDTHS: [usize; 4] = [8, 20, 33, 64];
 
 const TYPES: &[(&str, ScalarType)] =
@@ -222,7 +222,7 @@ impl Operation for DynQuantConfig {
         let shape = Shape::new(c.size_k, c.size_n);
         let groups = c.group_size.groups(shape.k())?;
         let x = activation_rows(rng, c.dtype, c.size_m, c.size_k)?;
-        // Some columns are all at one end of the range: the largest sums.
+        // Some columns hold only extreme codes, which gives the largest sums.
         let mut codes = Vec::with_capacity(shape.len());
         for _ in 0..c.size_n {
             let kind = rng.below(8);
@@ -294,7 +294,7 @@ fn activation_rows(rng: &mut Rng, ty: ScalarType, rows: usize, size_k: usize) ->
                 3 => activation_bits(rng, ScalarType::BFLOAT16) | 0x8000,
                 _ => activation_bits(rng, ScalarType::BFLOAT16),
             };
-            // f32 activations have a fraction that bf16 lacks; zero stays zero.
+            // f32 activations get fraction bits that bf16 lacks; zero stays zero.
             let fine = if bits & 0x7fff == 0 { 0 } else { rng.next_u32() & 0xffff };
             values.push(match ty {
                 ScalarType::FLOAT32 => f32::from_bits(u32::from(bits) << 16 | fine),

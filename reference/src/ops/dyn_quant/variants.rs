@@ -1,4 +1,4 @@
-//! Wrong ways to quantize, pack and multiply that are known to happen.
+//! Known mistakes in quantizing, packing and multiplying.
 
 type Packed<'c> = Vec<Candidate<'c, Vec<u8>>>;
 
@@ -107,7 +107,7 @@ impl Sources<'_> {
         let layout = self.rhs_layout;
         let columns = &self.columns;
         let pack = move |columns: &Columns| Some(layout.pack(columns).ok()?.bytes().to_vec());
-        // Code bytes changed, whatever they stand for.
+        // Code bytes changed, regardless of their meaning.
         let bytes = move |change: fn(u8) -> u8| {
             let mut bytes = pack(columns)?;
             for block in bytes.chunks_exact_mut(layout.block_bytes()) {
@@ -120,11 +120,11 @@ impl Sources<'_> {
             }
             Some(bytes)
         };
-        // Where slot k of the layout takes its code from; past K there is none.
+        // Source of the code in slot k of the layout; `None` past K.
         let moved = move |from: fn(usize) -> usize| {
             let size_k = layout.shape().size_k;
             let code = |k: usize, n: usize| columns.column(n).get(from(k)).copied().unwrap_or(0);
-            // A layout that moves codes into the padding of K cannot be said in columns.
+            // A layout that moves codes into the padding of K cannot be expressed in columns.
             let inside = (size_k..padded_k(size_k)).all(|k| from(k) >= size_k);
             inside.then(|| pack(&columns.with_codes(code)))?
         };
@@ -272,7 +272,7 @@ impl Sources<'_> {
         ]
     }
 
-    /// `own` says which side the case itself gives: errors of that side have their own report.
+    /// `own` states which packed buffers the case has; their errors are reported separately.
     pub(crate) fn y_candidates<'c>(
         &'c self,
         rows: &'c QuantizedRows,
@@ -387,7 +387,7 @@ fn interleaved(layout: LhsLayout, rows: &QuantizedRows, piece: usize) -> Option<
             bytes[block + (k / piece * mr + m % mr) * piece + k % piece] = code as u8;
         }
     }
-    // The last block's missing rows are zero wherever they stand.
+    // The missing rows of the last block are zero in any order.
     for slot in layout.size_m()..layout.blocks() * mr {
         let block = slot / mr * layout.block_bytes();
         for k in 0..width {

@@ -51,17 +51,18 @@ pub struct Fp8LayerConfig {
     pub hidden_size: usize,
     /// I.
     pub intermediate_size: usize,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
-    /// Whether each row of activations has its own scale, computed from it; else one static scale.
+    /// Whether each row of activations has its own dynamic scale; otherwise there is one static
+    /// scale.
     pub per_act_token_quant: bool,
-    /// Whether each output feature has its own scale; else one for each expert.
+    /// Whether each output feature has its own scale; otherwise each expert has one.
     pub per_out_ch_quant: bool,
     /// Whether router weights multiply `gate_up` instead of `down`.
     pub apply_router_weight_on_input: bool,
-    /// How `gate_up` was computed, where it is to be equal for every bit.
+    /// Schedule of `gate_up`, if its bits are declared.
     pub schedule_w13: Option<ScheduleChoice>,
-    /// How `down` was computed.
+    /// Schedule of `down`, if its bits are declared.
     pub schedule_w2: Option<ScheduleChoice>,
 }
 
@@ -199,7 +200,7 @@ impl Operation for Fp8LayerConfig {
         let mut all = Vec::new();
         for dtype in HALF {
             for schedule in schedules(dtype)? {
-                // CUTLASS's epilogue knows no router weight.
+                // CUTLASS's epilogue does not apply router weights.
                 let cutlass = Schedule::w8a8_fp8(Fp8Kernel::Cutlass, dtype, false)?.epilogue;
                 if matches!(&schedule, ScheduleChoice::Given(s) if s.epilogue == cutlass) {
                     continue;
@@ -256,7 +257,7 @@ impl Operation for Fp8LayerConfig {
         case.add_input("topk_ids", Tensor::from_vec("", DType::I32, topk.clone(), ids)?);
         case.add_input("topk_weights", Tensor::from_vec("", DType::F32, topk, weights)?);
         if l != self.num_experts {
-            // This rank's experts, in an order of their own.
+            // The experts of this rank, in a random order.
             let mut map = vec![-1; self.num_experts];
             rng.shuffle(&mut experts);
             for (local, &global) in experts[..l].iter().enumerate() {

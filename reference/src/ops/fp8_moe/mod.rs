@@ -20,7 +20,7 @@ use crate::products::schedule::ScheduleChoice;
 use crate::products::schedule::{Fp8Kernel, Schedule};
 use crate::weight::Weight;
 
-/// Codes and scales of what enters w13 and w2.
+/// Names of the quantized activations of w13 and w2 and of their scales.
 const QUANTIZED: [[&str; 2]; 2] = [["a1q", "a1q_scale"], ["a2q", "a2q_scale"]];
 
 /// `fused_experts_fp8_w8a8`.
@@ -34,7 +34,7 @@ struct Fp8Moe {
     weights: [Vec<Weight<'static>>; 2],
     quantizers: [Quantizer; 2],
     schedules: [Schedule; 2],
-    /// What x is limited to: nothing, by definition.
+    /// Limit of x; `None` by definition.
     limit: Option<f32>,
 }
 
@@ -101,7 +101,7 @@ impl Fp8Moe {
         self.weights[which].first().map_or(1, |w| w.shape().size_k)
     }
 
-    /// What enters w13 (`which` 0: rows of tokens) or w2 (1: of slots) of `rows`.
+    /// Quantizes `rows` for w13 (`which` 0: a row per token) or w2 (1: a row per slot).
     fn quantize(&self, which: usize, rows: &[u16]) -> Result<Activations> {
         let size_k = self.size_k(which);
         let experts = vec![None; rows.len() / size_k];
@@ -117,7 +117,7 @@ impl Fp8Moe {
         let (names, cols, size_m) = (QUANTIZED[which], rows.size_k, rows.rows());
         let scales = match self.config.per_act_token_quant {
             true => Expected::floats(names[1], &[size_m, 1], scales(rows)),
-            // A case's rows are at least one.
+            // A case has at least one row.
             false => Expected::floats(names[1], &[1], &scales(rows)[..1]),
         };
         let codes = Expected {
@@ -141,7 +141,7 @@ impl Fp8Moe {
         }
     }
 
-    /// x as it is quantized.
+    /// x after the limit.
     fn limited(&self) -> Vec<u16> {
         let Some(limit) = self.limit else { return self.x.clone() };
         let dtype = self.config.dtype;
@@ -217,7 +217,7 @@ impl Computation for Fp8Moe {
     }
 }
 
-/// The scale of each row, as both quantizers give them.
+/// The scale of each row.
 fn scales(rows: &Activations) -> &[f32] {
     match &rows.scales {
         Scales::Row(values) => values,

@@ -1,5 +1,5 @@
-//! From stage to stage: each is judged from the case's own stage before it. A stage that the case lacks
-//! is recomputed as its schedule says.
+//! Judges stage by stage, each from the previous stage of the case. A stage that the case lacks is
+//! recomputed by its schedule.
 
 use super::{Fp8Moe, QUANTIZED, scales};
 use crate::Result;
@@ -16,7 +16,7 @@ use crate::ops::w8a8_fp8::{E4M3_TYPE, better_diagnosis, declared_as, is_declared
 use crate::products::{self, Extras};
 
 impl Fp8Moe {
-    /// What the stages have in common.
+    /// Parameters that all stages share.
     fn stages(&self) -> Stages {
         let c = &self.config;
         Stages {
@@ -30,7 +30,7 @@ impl Fp8Moe {
         }
     }
 
-    /// The global id of this rank's expert `e`.
+    /// The global id of local expert `e`.
     fn global(&self, e: usize) -> usize {
         let map = self.map.iter().flatten();
         map.clone().position(|&local| usize::try_from(local) == Ok(e)).unwrap_or(e)
@@ -48,12 +48,12 @@ struct Walk<'c> {
 }
 
 impl Walk<'_> {
-    /// A stage that is defined bit for bit by the one before it.
+    /// Judges a stage that the previous stage defines bit for bit.
     fn exact(&mut self, expected: [Expected; 2]) {
         self.reports.extend(judge_some(self.case, self.layer, expected));
     }
 
-    /// The case's own quantized rows, or the expected ones.
+    /// The quantized rows of the case, or the expected ones.
     fn rows(&self, which: usize, mut rows: Activations) -> Activations {
         let [codes, scales] = QUANTIZED[which].map(|name| self.case.output(name));
         if let Some(codes) = codes {
@@ -65,7 +65,7 @@ impl Walk<'_> {
         rows
     }
 
-    /// One product of `rows`, one for each slot.
+    /// Judges one product of `rows`, a row per slot.
     fn product(&mut self, which: usize, rows: &Activations) -> Result<()> {
         let name = ["gate_up", "down"][which];
         let Some(found) = self.case.output(name) else { return Ok(()) };
@@ -129,7 +129,7 @@ impl Walk<'_> {
     }
 }
 
-/// A case's scales, one for each of `count` rows or one for all of them, as scales of rows.
+/// The scales of a case as scales of `count` rows: one per row or one for all.
 fn row_scales(scales: &Tensor<'_>, count: usize) -> Scales {
     Scales::Row(scales.elements::<f32>().iter().copied().cycle().take(count).collect())
 }
@@ -153,7 +153,7 @@ pub(super) fn judge(
     walk.product(0, &a1q)?;
 
     let stages = layer.stages();
-    // What an absent stage was is known only where its arithmetic is declared.
+    // An absent stage is known only if its arithmetic is declared.
     let gate_up = match (own("gate_up"), &c.schedule_w13) {
         (None, Some(_)) => {
             let experts = engine.layer.local_experts(routed)?;

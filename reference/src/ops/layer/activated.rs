@@ -1,4 +1,4 @@
-//! `activated` against its bound from the case's own `gate_up`.
+//! Judges `activated` by its bound, which follows from the case's `gate_up`.
 
 use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
@@ -23,7 +23,7 @@ pub(crate) fn judge(
     Ok(report)
 }
 
-/// The verdict, and which values are outside their bounds.
+/// The verdict, and the values that are outside their bounds.
 pub(crate) fn bounded(
     case: &Case<'_>,
     c: &Stages,
@@ -104,7 +104,7 @@ fn diagnose(
     }
     let ty = stage.ty;
     if right.is_gated() {
-        // F · 1: what is left when the product is forgotten.
+        // The result without the product: F · 1.
         let lone = Definition { up_limit: None, up_shift: 0.0, ..right };
         let mut bounds = Bounds::new(lone, ty)?;
         let one = narrow(ty, 1.0);
@@ -127,7 +127,7 @@ fn diagnose(
     Ok(best.diagnosis)
 }
 
-/// Activations that are wrong in a known way.
+/// Known mistakes in the activation.
 fn variants(right: Definition, activation: Activation) -> Vec<(String, String, Definition)> {
     let mut all = Vec::new();
     let mut add = |id: &str, text: &str, definition: Definition| {

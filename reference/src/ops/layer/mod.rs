@@ -1,5 +1,5 @@
-//! Verdicts on the floating-point stages of a MoE layer, each from the case's own previous stage,
-//! or from a recomputed one where the case lacks it.
+//! Verdicts on the floating-point stages of a MoE layer. Each stage is judged from the previous
+//! stage of the case, or from a recomputed one if the case lacks it.
 
 pub(crate) mod activated;
 pub(crate) mod summed;
@@ -21,7 +21,7 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 
-/// What the stages of a layer have in common.
+/// Parameters that all stages of a layer share.
 #[derive(Debug, Clone)]
 pub(crate) struct Stages {
     /// Tokens.
@@ -32,40 +32,39 @@ pub(crate) struct Stages {
     pub(crate) hidden_size: usize,
     /// Columns of `activated`.
     pub(crate) intermediate_size: usize,
-    /// Between the products.
+    /// Activation between the products.
     pub(crate) activation: Activation,
-    /// Of all stages.
+    /// Type of all stages.
     pub(crate) dtype: ScalarType,
-    /// What routes the case's logits, and among how many experts.
+    /// Router of the case's logits, and the number of experts.
     pub(crate) router: Option<(Router<'static>, usize)>,
 }
 
-/// What makes a stage of a layer known for every bit.
+/// The remedy that defines every bit of a stage.
 const REMEDY: &str = "declare `schedule_w13` and `schedule_w2` in the case's config";
 
-/// A 16-bit output and what its values are compared with.
+/// A 16-bit output and its expected values.
 pub(crate) struct Stage<'c> {
     pub(crate) name: &'static str,
-    /// What the bound allows, as the report states it.
+    /// Description of the bound in the report.
     pub(crate) class: Cow<'static, str>,
-    /// What to declare or record where the bound says too little.
+    /// What to declare or record if the bound is too weak.
     pub(crate) remedy: &'static str,
     pub(crate) ty: ScalarType,
     pub(crate) found: &'c [u16],
     /// Rows and columns of the output.
     pub(crate) shape: [usize; 2],
-    /// The result that bits are compared with.
+    /// Result for the comparison bit for bit.
     pub(crate) expected: Vec<u16>,
-    /// Whose result that is.
+    /// Origin of that result.
     pub(crate) chain: &'static str,
 }
 
-/// What is said of a stage's wrong values, of which the first lies at a named place, where no known
-/// mistake explains them.
+/// Diagnoses wrong values that no known mistake explains; the text names the place of the first.
 pub(crate) type Rest = fn(&Stage<'_>, &[usize], &str) -> Diagnosis;
 
-/// Of the reference's own result and that of upstream's operators, where there are such, the one
-/// that `found` equals in more values: bits are compared with it. (The verdict is the bound's.)
+/// The result for the comparison bit for bit: that of the reference or of upstream's operator,
+/// whichever equals `found` in more values. The verdict follows from the bound.
 fn nearer(
     found: &[u16],
     canonical: Vec<u16>,
@@ -88,12 +87,12 @@ impl Stage<'_> {
         widen(self.ty, bits)
     }
 
-    /// Steps between two values of the type.
+    /// Number of steps between two values of the type.
     fn steps(&self, a: u16, b: u16) -> f64 {
         self.ty.steps(a.into(), b.into())
     }
 
-    /// The report, and the values outside their bound.
+    /// The report, and the indices of values outside their bound.
     pub(crate) fn judge(
         &self,
         mut bound: impl FnMut(usize) -> Bound,
@@ -132,7 +131,7 @@ impl Stage<'_> {
         (report, wrong)
     }
 
-    /// Value `i`, which lies outside its bound.
+    /// The mismatch of value `i`, which is outside its bound.
     pub(crate) fn mismatch(&self, i: usize, expert: Option<usize>) -> Mismatch {
         let cols = self.shape[1];
         let (expected, found) = (self.expected[i].into(), self.found[i].into());
@@ -140,7 +139,7 @@ impl Stage<'_> {
         Mismatch::element(index, 16, expert, Some(i % cols), expected, found)
     }
 
-    /// Every value under a known mistake, whose bounds are `made`.
+    /// Compares every value with a known mistake whose bounds are `made`.
     pub(crate) fn compared(
         &self,
         wrong: &[usize],
@@ -165,7 +164,8 @@ impl Stage<'_> {
         all
     }
 
-    /// Every value under a known mistake that gives the bits `made`, to within `steps` of the type.
+    /// Compares every value with a known mistake that gives the bits `made`, to within `steps` of
+    /// the type.
     pub(crate) fn compared_bits(
         &self,
         wrong: &[usize],
@@ -188,12 +188,12 @@ impl Stage<'_> {
         all
     }
 
-    /// Zeros, NaN and the like, before any mistake is looked for.
+    /// Plain patterns such as zeros and NaN, before any search for a mistake.
     pub(crate) fn plain(&self, wrong: &[usize]) -> Option<Diagnosis> {
         let value = |bits: u16| f64::from(self.value(bits));
         let of = |&i: &usize| (value(self.found[i]), value(self.expected[i]));
         let pairs: Vec<(f64, f64)> = wrong.iter().map(of).collect();
-        // What is infinite may say why.
+        // Infinities may have a known cause.
         if pairs.iter().all(|p| p.0.is_infinite()) {
             return None;
         }
@@ -202,8 +202,8 @@ impl Stage<'_> {
         Some(Diagnosis::explains(id, format!("{text}: {place}")))
     }
 
-    /// Where no variant explains: the pattern that the wrong values follow, or how many they are
-    /// and where, the first of them at `place`.
+    /// If no mistake explains the wrong values: their pattern, or their number and location; the
+    /// first is at `place`.
     pub(crate) fn pattern_or_place(&self, wrong: &[usize], place: &str) -> Diagnosis {
         self.pattern(wrong).unwrap_or_else(|| self.place(wrong, place))
     }
@@ -212,7 +212,7 @@ impl Stage<'_> {
         self.look(wrong, |values| values.explain())
     }
 
-    /// How many wrong values there are and where, the first of them at `place`.
+    /// The number of wrong values and their location; the first is at `place`.
     pub(crate) fn place(&self, wrong: &[usize], place: &str) -> Diagnosis {
         self.look(wrong, |values| {
             let first = wrong[0];
@@ -230,7 +230,7 @@ impl Stage<'_> {
         })
     }
 
-    /// `of` all values and those that are wrong.
+    /// Calls `of` with all values and the wrong ones.
     pub(crate) fn look<T>(&self, wrong: &[usize], of: impl FnOnce(Values<'_>) -> T) -> T {
         let bits = |v: &[u16]| -> Vec<u32> { v.iter().map(|&b| b.into()).collect() };
         let (found, expected) = (bits(self.found), bits(&self.expected));
@@ -238,13 +238,14 @@ impl Stage<'_> {
     }
 }
 
-/// The known mistake that is the cause, else the one that leaves least unexplained.
+/// The known mistake that is the cause, otherwise the one that leaves the fewest values
+/// unexplained.
 struct Best {
     diagnosis: Option<Diagnosis>,
     found: Option<Outcome>,
 }
 
-/// Mistakes of a stage that are tried, in bits: about thirty.
+/// Logarithm of the number of mistakes tried per stage, about thirty.
 const COST: f64 = 5.0;
 
 impl Best {
@@ -265,7 +266,7 @@ impl Best {
     }
 }
 
-/// The expert that row `row` of `gate_up`, `activated` and `down` belongs to, where the case says.
+/// The expert of row `row` of `gate_up`, `activated` and `down`, if the case states it.
 pub(crate) fn expert(case: &Case<'_>, row: usize) -> Option<usize> {
     let ids = case.output("topk_ids")?;
     usize::try_from(*ids.elements::<i32>().get(row)?).ok()
@@ -276,7 +277,7 @@ pub(crate) fn with_expert(expert: Option<usize>) -> String {
     expert.map_or_else(String::new, |e| format!(" (expert {e})"))
 }
 
-/// The values of a 16-bit tensor, of the shape that the config demands.
+/// The values of a 16-bit tensor with the shape that the config requires.
 pub(crate) fn halves<'t>(tensor: &'t Tensor<'_>, shape: [usize; 2]) -> Result<Cow<'t, [u16]>> {
     tensor.expect_shape(&shape)?;
     Ok(tensor.elements::<u16>())

@@ -1,4 +1,4 @@
-//! `y` against its bound from the case's own `down`.
+//! Judges `y` by its bound, which follows from the case's `down`.
 
 use super::{Best, REMEDY, Rest, Stage, Stages, expert, nearer, with_expert};
 use crate::Result;
@@ -64,7 +64,7 @@ struct Terms<'c> {
 }
 
 impl Terms<'_> {
-    /// Term of slot `j` of output `i`.
+    /// The term of slot `j` of output `i`.
     fn term(&self, i: usize, j: usize) -> u16 {
         self.down[(i / self.size_n * self.top_k + j) * self.size_n + i % self.size_n]
     }
@@ -105,7 +105,8 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
     }
     if t.top_k > 1 {
         let factor = 1.0 / t.top_k as f64;
-        // A mean has one more rounding than the sum: a value of the type beside the exact one.
+        // A mean is rounded once more than the sum, so a neighbouring value of the type is also
+        // possible.
         let mean = |i| narrow(ty, (t.bound(i, |j| Some((j, 1.0))).exact * factor) as f32);
         let text = "the sum over the slots was divided by top_k";
         best.offer("mean-of-slots", text, t.stage.compared_bits(wrong, 1.0, mean));
@@ -139,7 +140,7 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
     if best.done() {
         return best.diagnosis;
     }
-    // A change of one slot, which may be another one in each token.
+    // A change of one slot, which may differ between tokens.
     for (id, what, factor) in [
         ("slot-dropped", "is missing", None),
         ("slot-doubled", "was added twice", Some(2.0)),
@@ -152,7 +153,7 @@ fn diagnose(t: &Terms<'_>, case: &Case<'_>, wrong: &[usize]) -> Option<Diagnosis
                 Some(f) => Some((j, f)),
             })
         };
-        // The slot of each token that has wrong values; the other tokens are as they should be.
+        // The changed slot of each token with wrong values; the other tokens are right.
         let mut slots: Vec<Option<usize>> = vec![None; t.size_m];
         for of_token in wrong.chunk_by(|a, b| a / t.size_n == b / t.size_n) {
             let outside = |slot: usize| {

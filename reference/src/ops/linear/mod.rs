@@ -46,11 +46,11 @@ pub struct LinearConfig {
     pub size_n: usize,
     /// Input features.
     pub size_k: usize,
-    /// The power of two that NVFP4 scales were multiplied with (bf16).
+    /// The power of two that multiplies NVFP4 scales (bf16).
     pub scale_factor: Option<f64>,
-    /// How `y` was computed, where it is to be equal for every bit.
+    /// Schedule of `y`, if its bits are declared.
     pub schedule: Option<ScheduleChoice>,
-    /// The rule by which `in.a_q` and `in.a_scales` were made of `in.x`; where absent, any known one.
+    /// The rule that quantized `in.x` to `in.a_q` and `in.a_scales`; `None` accepts any known rule.
     pub quantizer: Option<ActivationRule>,
 }
 
@@ -112,7 +112,7 @@ impl Operation for LinearConfig {
             schedule: None,
             quantizer: None,
         };
-        // A combination of types that fits no shape need not be multiplied with the other axes.
+        // A combination of types that fits no shape need not be combined with the other axes.
         let mut probe = Probe::default();
         let quants: Vec<_> =
             quants().filter(|q| config(q.clone(), (384, 192)).is_offered(&mut probe)).collect();
@@ -168,7 +168,8 @@ impl Operation for LinearConfig {
 
     fn check_inputs(&self, inputs: &Inputs<'_>) -> Result<()> {
         finite_scales(&self.quant, inputs)?;
-        // With x, the scales are compared with it; without, they are taken as they are.
+        // With x, the scales are compared with those computed from x; without it, they are used as
+        // given.
         if let (Some(scales), None) = (inputs.get("a_scales"), inputs.get("x")) {
             not_negative(scales)?;
         }
@@ -198,13 +199,23 @@ impl Operation for LinearConfig {
     fn judge(&self, case: &Case<'_>, declared: &Declared) -> Result<Vec<OutputReport>> {
         let shape = Shape::new(self.size_k, self.size_n);
         let mut reports = packed::matrices(case, &self.quant, "", shape, self.scale_factor, None)?;
-        // Every bit says more than a bound.
+        // A comparison bit for bit is stronger than a bound.
         reports.extend(match product::by_schedule(case, self, declared)? {
             Some(report) => Some(report),
             None => product::by_bound(case, self, declared)?,
         });
         reports.extend(quantized::linear(case, self)?);
         Ok(reports)
+    }
+
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let shape = Shape::new(self.size_k, self.size_n);
+        let stack = Stack::of_case(case, &self.quant, "", shape)?;
+        stack.add_outputs(case)?;
+        if case.inputs.contains_key("x") {
+            add_product(case, self, &stack.weights[0])?;
+        }
+        Ok(())
     }
 
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
@@ -226,7 +237,7 @@ impl Operation for LinearConfig {
 }
 
 impl LinearConfig {
-    /// Whether the reference refuses no case of this config.
+    /// Whether the reference accepts every case of this config.
     fn is_offered(&self, probe: &mut Probe) -> bool {
         let desc = LinearDesc {
             input_size: whole_k(&self.quant, self.size_k),
@@ -240,10 +251,10 @@ impl LinearConfig {
     }
 }
 
-/// Adds `y` of a linear case, and of 8-bit activations their codes and scales as inputs. Returns
+/// Adds `y` of a linear case and, for 8-bit activations, their codes and scales as inputs. Returns
 /// whether there is a `y`.
 fn add_product(
-    case: &mut Case<'static>,
+    case: &mut Case<'_>,
     c: &LinearConfig,
     weight: &Weight<'static>,
 ) -> Result<bool> {
@@ -254,12 +265,22 @@ fn add_product(
     if let (Some(input), Some(scales)) = (c.quant.input_dtype, &rows.scales) {
         let ty = if input == ScalarType::INT8 { DType::I8 } else { DType::F8E4M3 };
         let codes: Vec<u8> = rows.codes.iter().map(|&c| c as u8).collect();
-        case.add_input("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?);
-        case.add_input("a_scales", Tensor::from_vec("", DType::F32, vec![m, 1], scales.clone())?);
+        let scales = Tensor::from_vec("a_scales", DType::F32, vec![m, 1], scales.clone())?;
+        for (name, made) in [("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?), ("a_scales", scales)] {
+            if case.inputs.get(name).is_some_and(|stated| stated.bytes() != made.bytes()) {
+                let what = format!("`in.{name}`, which another rule made of `in.x`");
+                return Err(Error::unsupported(what, "the reference computes `y` from `in.x`"));
+            }
+            case.add_input(name, made);
+        }
     }
     let input = c.quant.input_dtype.unwrap_or(dtype);
     let extras = Extras { activation_scales: rows.scales.as_deref(), ..Extras::default() };
-    let y = Schedule::canonical(weight, dtype, input)?.execute(&rows.codes, weight, extras);
+    let schedule = match &c.schedule {
+        Some(choice) => choice.resolve(std::slice::from_ref(weight), dtype, input)?,
+        None => Schedule::canonical(weight, dtype, input)?,
+    };
+    let y = schedule.execute(&rows.codes, weight, extras);
     let Some(y) = defined(&c.quant, y)? else { return Ok(false) };
     let y = y.into_iter().map(|b| b as u16).collect();
     add_halves(case, "y", dtype, [m, c.size_n], y)?;

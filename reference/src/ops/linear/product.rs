@@ -1,4 +1,4 @@
-//! Verdicts on `y`: every bit where the case declares a schedule, else by its bound.
+//! Verdicts on `y`: bit for bit if the case declares a schedule, otherwise by its bound.
 
 use super::LinearConfig;
 use crate::Result;
@@ -45,7 +45,7 @@ pub(super) fn by_schedule(
     scheduled::judge("y", found, product, choice, bounded).map(Some)
 }
 
-/// `y` of a linear case.
+/// The report on `y` of a `linear` case by its bound.
 pub(super) fn by_bound(
     case: &Case<'_>,
     c: &LinearConfig,

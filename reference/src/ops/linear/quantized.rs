@@ -1,5 +1,5 @@
-//! Quantized activations that a `linear` case states next to their source: inputs of the product,
-//! but outputs of a quantizer, so that they are compared with `in.x`.
+//! Judges quantized activations that a `linear` case holds next to their source. They are inputs of
+//! the product but outputs of a quantizer, so they are compared with `in.x`.
 
 use super::LinearConfig;
 use crate::Result;
@@ -14,7 +14,7 @@ use crate::ops::case::Case;
 use crate::ops::quant::source::Source;
 use crate::quantize::{RuleFit, StatedActivations};
 
-/// Reports on `a_q` and `a_scales`; none where the case lacks them or their source.
+/// Reports on `a_q` and `a_scales`; empty if the case lacks them or their source.
 pub(crate) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputReport>> {
     let stated = |name: &str| case.inputs.get(name);
     let (Some(ty), Some(x), Some(codes), Some(scales)) =
@@ -38,14 +38,17 @@ pub(crate) fn linear(case: &Case<'_>, c: &LinearConfig) -> Result<Vec<OutputRepo
     Ok(vec![codes_report(c, &found, &fit), scales_report(c, &found, &fit)])
 }
 
-/// What both reports say of the rule.
+/// The note on the rule in both reports.
 fn note(c: &LinearConfig, fit: &RuleFit) -> String {
     let name = fit.rule.name();
     let how = match (fit.is_exact(), c.quantizer) {
-        (true, None) => format!("made of in.x by the quantizer `{name}`"),
-        (true, Some(_)) => format!("made of in.x by the declared quantizer `{name}`"),
-        (false, Some(_)) => format!("not what the declared quantizer `{name}` makes of in.x"),
-        (false, None) => format!("not what any known quantizer makes of in.x; nearest: `{name}`"),
+        (true, None) => format!("quantized from in.x by `{name}`"),
+        (true, Some(_)) => format!("quantized from in.x by the declared quantizer `{name}`"),
+        (false, Some(_)) => format!("not the result of the declared quantizer `{name}` for in.x"),
+        (false, None) => format!(
+            "not the result of any known quantizer for in.x; nearest: \
+            `{name}`"
+        ),
     };
     format!("an input of the product, {how}")
 }
@@ -99,7 +102,7 @@ fn scales_report(c: &LinearConfig, found: &StatedActivations<'_>, fit: &RuleFit)
     report
 }
 
-/// A mistake that gives every wrong scale, else the first of them.
+/// The mistake that gives every wrong scale, otherwise the first wrong scale.
 fn diagnose(found: &StatedActivations<'_>, fit: &RuleFit) -> Diagnosis {
     let wrong = &fit.wrong_scales;
     let all = |made: &dyn Fn(f32) -> f32| {

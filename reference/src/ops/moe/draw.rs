@@ -1,4 +1,4 @@
-//! Generated cases of layers: random inputs, and what the canonical arithmetic makes of them.
+//! Generated cases of layers: random inputs, and outputs by the canonical arithmetic.
 
 use super::MoeConfig;
 use crate::layers::{ExpertPlacement, determine_expert_map};
@@ -59,8 +59,8 @@ pub(super) fn case(config: &MoeConfig, case: &mut Case<'static>, rng: &mut Rng) 
 }
 
 /// Adds routing, aligned tokens and all stages of a layer. Returns whether there are stages.
-fn add_stages(
-    case: &mut Case<'static>,
+pub(super) fn add_stages(
+    case: &mut Case<'_>,
     c: &MoeConfig,
     w13: &[Weight<'static>],
     w2: &[Weight<'static>],
@@ -90,7 +90,15 @@ fn add_stages(
     };
     let routed =
         Routed { top_k: c.top_k, topk_ids: &routing.topk_ids, topk_weights: &routing.topk_weights };
-    let stages = defined(&c.quant, layer.forward(&x, routed, &layer.canonical()?))?;
+    let mut how = layer.canonical()?;
+    let input = c.quant.input_dtype.unwrap_or(c.quant.dtype);
+    if let Some(choice) = &c.schedule_w13 {
+        how.w13 = choice.resolve(w13, c.quant.dtype, input)?;
+    }
+    if let Some(choice) = &c.schedule_w2 {
+        how.w2 = choice.resolve(w2, c.quant.dtype, input)?;
+    }
+    let stages = defined(&c.quant, layer.forward(&x, routed, &how))?;
     let (m, rows, dtype) = (c.size_m, c.size_m * c.top_k, c.quant.dtype);
     let ints =
         |name: &str, shape: Vec<usize>, v: Vec<i32>| Tensor::from_vec(name, DType::I32, shape, v);
@@ -113,7 +121,7 @@ fn add_stages(
     Ok(true)
 }
 
-/// The permutations that a case states: stable ones.
+/// The permutations of a generated case, which are stable sorts.
 fn stable(weights: &[Weight<'static>]) -> Option<Vec<Vec<u32>>> {
     let of = |w: &Weight<'static>| match &w.groups {
         Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),

@@ -26,6 +26,7 @@ use crate::ops::quant::keys::{
 };
 use crate::ops::quant::lattice::{DEVICE, Probe, deployment, on_rank, parallel, quants, scheme};
 use crate::ops::quant::packed::matrices;
+use crate::ops::quant::stack::Stack;
 use crate::ops::quant::tensors::{Matrix, blocks, topk};
 use crate::ops::quant::{QuantConfig, finite_scales, ranks, unordered};
 use crate::ops::schema::{
@@ -51,11 +52,11 @@ pub struct MoeConfig {
     pub hidden_size: usize,
     /// I: K of w2; N of w13 is I for each of gate and up.
     pub intermediate_size: usize,
-    /// Between the products.
+    /// Activation between the products.
     pub activation: Activation,
     /// Logits to scores.
     pub scoring_func: ScoringFunc,
-    /// Whether the chosen weights are made to sum to one.
+    /// Whether the chosen weights are divided by their sum.
     pub renormalize: bool,
     /// Whether router weights multiply `gate_up` instead of `down`.
     pub apply_router_weight_on_input: bool,
@@ -69,9 +70,9 @@ pub struct MoeConfig {
     pub scale_factor_w13: Option<f64>,
     /// NVFP4's power of two for w2 (bf16).
     pub scale_factor_w2: Option<f64>,
-    /// How `gate_up` was computed, where it is to be equal for every bit.
+    /// Schedule of `gate_up`, if its bits are declared.
     pub schedule_w13: Option<ScheduleChoice>,
-    /// How `down` was computed.
+    /// Schedule of `down`, if its bits are declared.
     pub schedule_w2: Option<ScheduleChoice>,
 }
 
@@ -79,12 +80,12 @@ pub struct MoeConfig {
 const MOE_SHAPES: [(usize, usize); 4] = [(128, 64), (128, 128), (256, 128), (256, 192)];
 
 impl MoeConfig {
-    /// N of w13: 2I for gate and up, I where the activation has no up.
+    /// N of w13: 2I for gate and up, I for an activation without up.
     pub const fn w13_size_n(&self) -> usize {
         if self.activation.is_gated() { 2 * self.intermediate_size } else { self.intermediate_size }
     }
 
-    /// What its stages have in common.
+    /// Parameters that all stages share.
     fn stages(&self) -> Stages {
         Stages {
             size_m: self.size_m,
@@ -172,8 +173,8 @@ impl Operation for MoeConfig {
         Ok(config)
     }
 
-    /// Activation, experts, ranks and scoring are not multiplied out with the formats but dealt to them in
-    /// turn, so that each value occurs many times with every other axis.
+    /// Activations, experts, ranks and scoring functions are assigned to the formats in turn
+    /// instead of forming a product, so that each value still occurs often with every other axis.
     fn lattice() -> Result<Vec<Self>> {
         // (num_experts, top_k, ep_size, ep_rank)
         let experts = [
@@ -186,7 +187,8 @@ impl Operation for MoeConfig {
             (1, 1, 1, 0),
         ];
         let parallels = [None, parallel(2, 1, ParallelStyle::Row)];
-        // Those without an up projection would shift every batch that older versions have written.
+        // Activations without an up projection come last, so that batches of older versions keep
+        // their cases.
         let gated: Vec<Activation> =
             Activation::NAMED.iter().map(|&(_, a)| a).filter(|a| a.is_gated()).collect();
         let config = |quant: QuantConfig, (hidden_size, intermediate_size), turn: usize| {
@@ -260,7 +262,7 @@ impl Operation for MoeConfig {
         let (h, i) = (self.hidden_size, self.intermediate_size);
         let half = [stored(self.quant.dtype)];
         let is = Dim::Is;
-        // A rank without experts has nothing to compute; a stack of none is a mistake.
+        // A stack without experts is a mistake, since such a rank computes nothing.
         let experts = experts.max(1);
         let matrix = |name: &str, size_k, size_n| Matrix {
             quant: &self.quant,
@@ -332,13 +334,22 @@ impl Operation for MoeConfig {
         Ok(reports)
     }
 
+    fn add_staged_outputs(&self, case: &mut Case<'_>) -> Result<()> {
+        let (h, i, quant) = (self.hidden_size, self.intermediate_size, &self.quant);
+        let w13 = Stack::of_case(case, quant, "w13_", Shape::new(h, self.w13_size_n()))?;
+        let w2 = Stack::of_case(case, quant, "w2_", Shape::new(i, h))?;
+        w13.add_outputs(case)?;
+        w2.add_outputs(case)?;
+        draw::add_stages(case, self, &w13.weights, &w2.weights).map(|_| ())
+    }
+
     fn draw(&self, case: &mut Case<'static>, rng: &mut Rng) -> Result<()> {
         draw::case(self, case, rng)
     }
 }
 
 impl MoeConfig {
-    /// Whether the reference refuses no case of this config.
+    /// Whether the reference accepts every case of this config.
     fn is_offered(&self, probe: &mut Probe) -> bool {
         let Some(activation) = MoeActivation::from_name(self.activation.name()) else {
             return false;

@@ -1,8 +1,9 @@
 //! The two products of a Mixture-of-Experts layer.
 //!
-//! A row of `gate_up`, `activated` and `down` is one (token, slot) pair: row `token · top_k + slot`.
-//! Each stage is judged here from the case's own stage before it. Products with a declared
-//! schedule, of 8-bit activations, or after a stage that the case lacks are [`super::walk`]'s.
+//! A row of `gate_up`, `activated` and `down` is one (token, slot) pair: row
+//! `token · top_k + slot`. This module judges each product from the previous stage of the case.
+//! [`super::walk`] judges products with a declared schedule, with 8-bit activations, or after a
+//! stage that the case lacks.
 
 use super::MoeConfig;
 use crate::judge::OutputReport;
@@ -15,12 +16,12 @@ use crate::products::Extras;
 use crate::weight::Weight;
 use crate::{Error, Result};
 
-/// Where each row goes: the expert's place among this rank's, if it is there.
+/// The local expert of each row, if it is on this rank.
 struct Assignment {
     local: Vec<Option<usize>>,
     /// Router weight of each row.
     weights: Vec<f32>,
-    /// The global id of each expert of this rank; empty where the two are the same.
+    /// The global id of each local expert; empty if global and local ids are equal.
     ids: Vec<usize>,
 }
 
@@ -53,7 +54,7 @@ impl Assignment {
         Ok(Self { local, weights, ids })
     }
 
-    /// The rows of each of this rank's experts.
+    /// The rows of each local expert.
     fn parts<'w>(&self, weights: &'w [Weight<'w>]) -> Vec<Part<'w>> {
         let mut parts: Vec<Part<'w>> = weights
             .iter()
@@ -72,7 +73,7 @@ impl Assignment {
     }
 }
 
-/// `gate_up` and `down` of a layer, where no schedule is declared for them.
+/// Judges `gate_up` and `down` of a layer without declared schedules.
 pub(super) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
@@ -87,7 +88,7 @@ pub(super) fn judge(
     Ok(reports)
 }
 
-/// `gate_up` or `down` by its bound, from the case's own stage before it; nothing where the case
+/// Judges `gate_up` or `down` by its bound from the previous stage of the case; `None` if the case
 /// lacks either, or activations are 8-bit.
 pub(crate) fn expert_product(
     case: &Case<'_>,

@@ -1,4 +1,4 @@
-//! A case's layer, with everything that recomputes its stages.
+//! The layer of a case, with everything needed to recompute its stages.
 
 use super::MoeConfig;
 use crate::Result;
@@ -17,7 +17,7 @@ pub struct Source<'c> {
     config: &'c MoeConfig,
     w13: Vec<Weight<'c>>,
     w2: Vec<Weight<'c>>,
-    /// The case's own permutations where they sort, else stable ones.
+    /// The permutations of the case if they sort, otherwise stable ones.
     orders: [Option<Vec<Vec<u32>>>; 2],
     map: Option<Vec<i32>>,
     topk_ids: Vec<i32>,
@@ -25,10 +25,10 @@ pub struct Source<'c> {
 }
 
 impl<'c> Source<'c> {
-    /// Reads the inputs; the routing is the case's own where it states one.
+    /// Reads the inputs; uses the routing of the case if it has one.
     ///
     /// # Errors
-    /// For inputs that are no weights, and without a routing or logits to make one from.
+    /// Returns an error for invalid weights, and without a routing or logits.
     pub fn new(case: &'c Case<'c>, config: &'c MoeConfig) -> Result<Self> {
         let (h, i) = (config.hidden_size, config.intermediate_size);
         let part = |prefix, shape| -> Result<_> {
@@ -61,7 +61,7 @@ impl<'c> Source<'c> {
         }
     }
 
-    /// Where tokens go.
+    /// The routing of the tokens.
     pub fn routed(&self) -> Routed<'_> {
         Routed {
             top_k: self.config.top_k,
@@ -70,7 +70,7 @@ impl<'c> Source<'c> {
         }
     }
 
-    /// The schedule that is meant for w13 (`which` 0) or w2 (1).
+    /// The schedule of `choice` for w13 (`which` 0) or w2 (1).
     pub(crate) fn schedule(&self, choice: &ScheduleChoice, which: usize) -> Result<Schedule> {
         let weights = if which == 0 { &self.w13 } else { &self.w2 };
         let quant = &self.config.quant;

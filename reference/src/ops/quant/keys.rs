@@ -1,4 +1,4 @@
-//! The keys of quantized matrices, and what other operations' keys share with them.
+//! The keys of quantized matrices, and helpers that other operations share.
 
 use serde_json::{Value, json};
 
@@ -85,12 +85,13 @@ pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
     let checkpoint_format = r.name("checkpoint_format", &CheckpointFormat::named())?;
     let weight_types: Vec<_> =
         checkpoint_format.weight_types().iter().map(|t| (t.name(), *t)).collect();
-    // Any known type first, so that a wrong combination is told apart from a wrong name.
+    // Parse any known type first, to distinguish a wrong combination from a wrong name.
     let weight_type = r.name("weight_type", ScalarType::NAMED)?;
     if !weight_types.iter().any(|(_, t)| *t == weight_type) {
         let with = format!("checkpoint_format {checkpoint_format}");
         return Err(contradiction("weight_type", weight_type, with));
     }
+    r.narrow("weight_type", &weight_types);
     let group_size = group_size(r)?;
     if let Some(fixed) = checkpoint_format.fixed_group()
         && group_size != fixed
@@ -132,7 +133,8 @@ pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
     Ok(quant)
 }
 
-/// The power of two of formats with a global scale, which upstream finds from the block scales: 1 with f16.
+/// The power of two of formats with a global scale, which upstream computes from the block scales;
+/// 1 for f16.
 pub(in crate::ops) fn scale_factor(
     r: &Reader<'_>,
     key: &str,
@@ -152,7 +154,7 @@ pub(in crate::ops) fn scale_factor(
     Ok(Some(factor))
 }
 
-/// A size that a packed axis must fill.
+/// Checks that a size fills a packed axis.
 pub(in crate::ops) fn divisible(
     key: &str,
     size: usize,
@@ -166,7 +168,8 @@ pub(in crate::ops) fn divisible(
     Err(CaseError::ConfigValue { key: key.to_owned(), found: size.to_string(), expected })
 }
 
-/// K must hold whole groups, unless a rank's slice may cut them; K and N whole Marlin tiles' rows.
+/// K must consist of whole groups, unless the slice of a rank may cut them; K and N must fill rows
+/// of Marlin tiles.
 pub(in crate::ops) fn check_matrix(
     q: &QuantConfig,
     k: (&str, usize),

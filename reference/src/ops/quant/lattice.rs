@@ -1,4 +1,4 @@
-//! Formats, types, group sizes and ranks in every combination that the reference does not refuse.
+//! Every combination of formats, types, group sizes and ranks that the reference accepts.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use crate::{Result, act_order};
 const INPUTS: [Option<ScalarType>; 3] =
     [None, Some(ScalarType::INT8), Some(ScalarType::FLOAT8_E4M3FN)];
 
-/// Those that kernels have, and 16, which block formats alone may have.
+/// The group sizes of the kernels, and 16, which only block formats use.
 const GROUPS: [GroupSize; 5] = [
     GroupSize::Channel,
     GroupSize::Of(16),
@@ -28,7 +28,8 @@ const GROUPS: [GroupSize; 5] = [
     GroupSize::Of(128),
 ];
 
-/// K × N of one rank: K = 128, where a group of 128 is the whole K; N an odd multiple of 64.
+/// K × N of one rank. Includes K = 128, where a group of 128 covers all of K, and N an odd multiple
+/// of 64.
 pub(crate) const LINEAR_SHAPES: [(usize, usize); 6] =
     [(128, 64), (128, 192), (128, 320), (256, 64), (256, 128), (384, 192)];
 
@@ -66,7 +67,7 @@ pub(crate) fn quants() -> impl Iterator<Item = QuantConfig> {
     })
 }
 
-/// `quant` on a rank: the slices that a row-parallel rank holds may cut groups.
+/// `quant` on a rank; the slice of a row-parallel rank may cut groups.
 pub(crate) fn on_rank(
     quant: &QuantConfig,
     tp: Option<TensorParallel>,
@@ -81,19 +82,18 @@ pub(crate) fn on_rank(
     }
 }
 
-/// A device on which no choice between Marlin and native FP8 hides a format: every Marlin kernel
-/// runs on compute capability 8.9.
+/// A device on which every Marlin kernel runs, so that native FP8 hides no format: compute
+/// capability 8.9.
 pub(crate) const DEVICE: Capability = Capability::cuda(8, 9);
 
-/// Answers of the packing functions for what does not depend on a shape. They are costly to ask
-/// and few.
+/// Cached results of the packing functions that do not depend on the shape: few and costly.
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
     types: HashMap<(CheckpointFormat, ScalarType, ScalarType, Option<ScalarType>), bool>,
 }
 
 impl Probe {
-    /// Whether the packing functions take these types, by packing one small matrix of them.
+    /// Whether the packing functions accept these types, tested with one small matrix.
     pub(crate) fn takes(&mut self, q: &QuantConfig) -> bool {
         let key = (q.checkpoint_format, q.weight_type, q.dtype, q.input_dtype);
         *self.types.entry(key).or_insert_with(|| pack_small(q).is_ok())
@@ -114,7 +114,7 @@ fn pack_small(q: &QuantConfig) -> Result<()> {
     prepare(&[weight], options).map(|_| ())
 }
 
-/// The config as selection knows it.
+/// The config as a scheme for kernel selection.
 pub(crate) fn scheme(q: &QuantConfig) -> Scheme {
     let container = FloatContainer::CompressedTensors;
     match q.checkpoint_format {
@@ -142,8 +142,8 @@ pub(crate) fn scheme(q: &QuantConfig) -> Scheme {
     }
 }
 
-/// 8-bit activations are not asked about here: a layer's method takes fewer pairs of types than
-/// the operators behind it, and a case is one operator's.
+/// Ignores 8-bit activations: a layer's method accepts fewer pairs of types than its operators, and
+/// a case describes one operator.
 pub(crate) fn deployment() -> Deployment {
     Deployment { force_fp8_marlin: true, ..Deployment::default() }
 }

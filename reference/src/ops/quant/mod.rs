@@ -1,4 +1,4 @@
-//! How the quantized matrices of `linear` and `moe` are stored: keys and what they say.
+//! The keys that describe the quantized matrices of `linear` and `moe`.
 
 pub(in crate::ops) mod keys;
 pub(in crate::ops) mod lattice;
@@ -20,12 +20,12 @@ use crate::ops::schema::{CaseError, Inputs, finite, in_range};
 use crate::products::Convention;
 use crate::{Error, Result};
 
-/// What `linear` and `moe` say about their quantized matrices.
+/// The description of the quantized matrices of `linear` and `moe`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantConfig {
     /// How the weight inputs are stored.
     pub checkpoint_format: CheckpointFormat,
-    /// What a code means.
+    /// Type of a code.
     pub weight_type: ScalarType,
     /// Activations, scales and output: [`ScalarType::FLOAT16`] or [`ScalarType::BFLOAT16`].
     pub dtype: ScalarType,
@@ -41,8 +41,7 @@ pub struct QuantConfig {
     pub has_bias: bool,
     /// Present on a tensor-parallel rank.
     pub tensor_parallel: Option<TensorParallel>,
-    /// Which numbers enter the products, and what is rounded; where absent, every known convention
-    /// is tried.
+    /// Convention of the products; `None` tries every known convention.
     pub convention: Option<Convention>,
 }
 
@@ -52,8 +51,8 @@ impl QuantConfig {
         self.desc_act && self.group_size != GroupSize::Channel
     }
 
-    /// Number of scale rows of a matrix with `size_k` rows; `None` where any number is right,
-    /// since the rank holds a slice of K and all scales of the whole matrix.
+    /// Number of scale rows of a matrix with `size_k` rows; `None` for a rank that holds a slice of
+    /// K but all scales of the matrix, where any number is valid.
     pub fn scale_rows(&self, size_k: usize) -> crate::Result<Option<usize>> {
         let cut = self.tensor_parallel.is_some_and(|tp| tp.style == ParallelStyle::Row);
         if self.has_act_order() && (cut || !self.is_k_full) {
@@ -62,7 +61,7 @@ impl QuantConfig {
         self.group_size.groups(LogicalK(size_k)).map(Some)
     }
 
-    /// The format in a few words.
+    /// A short description of the format.
     pub(super) fn describe(&self) -> String {
         let mut words = vec![
             self.checkpoint_format.to_string(),
@@ -88,13 +87,13 @@ impl QuantConfig {
     }
 }
 
-/// Checks scales, and under act-order the groups of rows.
+/// Checks scales and, with act-order, the groups of rows.
 pub(super) fn finite_scales(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<()> {
     for (name, tensor) in inputs {
         let bare = name.trim_start_matches("w13_").trim_start_matches("w2_");
         match bare {
             "scales" | "weight_scale" | "weight_global_scale" => finite(tensor)?,
-            // Without act-order nobody reads it.
+            // Without act-order, `g_idx` is not read.
             "g_idx" if quant.has_act_order() => {
                 let scales = name.replace("g_idx", "scales");
                 let groups = inputs
@@ -109,7 +108,7 @@ pub(super) fn finite_scales(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<
     Ok(())
 }
 
-/// Without act-order, row k is of group k / group_size. A slice of K may begin anywhere.
+/// Without act-order, row k belongs to group k / group_size. A slice of K may begin at any row.
 pub(super) fn unordered(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<()> {
     let cut = quant.tensor_parallel.is_some_and(|tp| tp.style == ParallelStyle::Row);
     if quant.has_act_order() || cut {
@@ -131,7 +130,8 @@ pub(super) fn unordered(quant: &QuantConfig, inputs: &Inputs<'_>) -> Result<()> 
     Ok(())
 }
 
-/// The map of an expert-parallel rank holds as many experts as upstream gives that rank.
+/// Checks that the map of an expert-parallel rank has as many experts as upstream assigns to that
+/// rank.
 pub(super) fn ranks(
     num_experts: usize,
     ep_size: usize,
@@ -148,7 +148,7 @@ pub(super) fn ranks(
     let Some(map) = inputs.get("expert_map") else {
         return contradiction("the absence of `in.expert_map`, which every rank has");
     };
-    // Which experts is a matter of placement, and of load balancing; how many is not.
+    // Placement and load balancing decide which experts a rank has, but not how many.
     let found = map.elements::<i32>().iter().filter(|&&local| local >= 0).count();
     let expected = num_experts / ep_size + usize::from(ep_rank < num_experts % ep_size);
     if found == expected {
@@ -160,7 +160,7 @@ pub(super) fn ranks(
     ))
 }
 
-/// Whether the kernel's format has a power of two in its block scales that a case states.
+/// Whether the kernel's format has a power of two in its block scales that the case must state.
 pub(super) fn states_factor(q: &QuantConfig) -> bool {
     q.checkpoint_format.has_global_scale() && q.dtype == ScalarType::BFLOAT16
 }

@@ -1,4 +1,4 @@
-//! Verdicts on packed matrices: the outputs of `linear` and `moe` that are layouts.
+//! Verdicts on packed matrices: the outputs of `linear` and `moe` in a kernel's layout.
 
 use super::variants::{self, Context};
 use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
@@ -39,7 +39,7 @@ pub(in crate::ops) fn matrices(
     let source = Source::new(case, quant, prefix, shape);
     let weights = source.weights()?;
     let stated = source.stated_perms()?;
-    // A valid order of the case's own is followed, so that only real differences are left.
+    // A valid order of the case is used, so that only real differences remain.
     let perms = stated.as_ref().filter(|(_, sorts)| *sorts).map(|(perms, _)| perms.as_slice());
     let options = Options {
         input_dtype: InputDtype::from_config(quant.input_dtype)?,
@@ -53,7 +53,7 @@ pub(in crate::ops) fn matrices(
         options,
         prepared: &prepared,
         intermediate_size,
-        // Without an up projection, halves of N have no names.
+        // Without an up projection, the halves of N are not gate and up.
         is_w13: intermediate_size.is_some_and(|i| shape.size_n == 2 * i),
         is_one_shard: intermediate_size.is_some_and(|i| shape.size_n == i),
         stated: stated.as_ref().map(|(perms, _)| perms.as_slice()),
@@ -159,7 +159,7 @@ pub(in crate::ops) fn matrices(
     Ok(reports)
 }
 
-/// What the outputs of one stack have in common.
+/// Parameters that all outputs of a stack share.
 struct Stack<'p> {
     prefix: &'static str,
     prepared: &'p Prepared,
@@ -172,7 +172,7 @@ impl<'p> Stack<'p> {
         format!("{}{name}", self.prefix)
     }
 
-    /// An output of scales' shape; the caller overrides what differs.
+    /// An output with the shape of scales; the caller overrides differing fields.
     fn subject<'c>(
         &self,
         name: &str,

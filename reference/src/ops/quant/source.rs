@@ -1,4 +1,4 @@
-//! A case's inputs as weights, ready to be packed.
+//! Reads the inputs of a case as weights.
 
 use crate::formats::transpose_words;
 use crate::num::dims::Shape;
@@ -55,7 +55,7 @@ impl<'c> Source<'c> {
     /// The matrices, in the order of this rank's experts.
     ///
     /// # Errors
-    /// For inputs that are missing or no weight.
+    /// Returns an error for missing or invalid inputs.
     pub fn weights(&self) -> Result<Vec<Weight<'c>>> {
         (0..self.experts()?).map(|e| self.weight(e)).collect()
     }
@@ -78,7 +78,8 @@ impl<'c> Source<'c> {
                 (codes, scales, zeros)
             }
             F::Fp8 | F::Block(_) => {
-                // Codes run along K in memory: the words of the packed form, transposed.
+                // Codes run along K in memory, so the words are those of the packed form,
+                // transposed.
                 let bytes = part("weight")?;
                 let words = bytemuck::allocation::pod_collect_to_vec(bytes.bytes());
                 let words =
@@ -134,11 +135,11 @@ impl<'c> Source<'c> {
         Ok(Some((stated, sorts)))
     }
 
-    /// The order of each matrix's rows in the kernel's loop: the case's own permutation where it
-    /// sorts, else the stable one. `None` without act-order.
+    /// The order of each matrix's rows in the kernel's loop: the permutation of the case if it
+    /// sorts, otherwise the stable one. `None` without act-order.
     ///
     /// # Errors
-    /// For a `g_idx` that is missing.
+    /// Returns an error for a missing `g_idx`.
     pub fn orders(&self, weights: &[Weight<'_>]) -> Result<Option<Vec<Vec<u32>>>> {
         if let Some((stated, true)) = self.stated_perms()? {
             return Ok(Some(stated));

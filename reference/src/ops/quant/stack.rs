@@ -1,4 +1,4 @@
-//! Weights as the inputs of a case, and what the reference packs them to as its outputs.
+//! Writes weights as inputs of a case, and their packed forms as outputs.
 
 use crate::formats::transpose_words;
 use crate::layouts::Layout;
@@ -7,13 +7,13 @@ use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
-use crate::ops::quant::{CheckpointFormat, QuantConfig};
+use crate::ops::quant::{CheckpointFormat, MatrixSource, QuantConfig};
 use crate::ops::tensors::{bytes_of, half};
 use crate::products::schedule::ScheduleError;
 use crate::weight::{Groups, Table, Weight};
 use crate::{Error, Result};
 
-/// One matrix (`prefix` empty) or a stack of experts (`w13_`, `w2_`) on its way into a case.
+/// One matrix (`prefix` empty) or a stack of experts (`w13_`, `w2_`) that is written into a case.
 pub(crate) struct Stack<'s> {
     pub(crate) prefix: &'static str,
     pub(crate) quant: &'s QuantConfig,
@@ -21,12 +21,29 @@ pub(crate) struct Stack<'s> {
     pub(crate) weights: Vec<Weight<'static>>,
 }
 
+impl<'s> Stack<'s> {
+    /// The matrices that a case's inputs hold.
+    ///
+    /// # Errors
+    /// For inputs that are missing or no weight.
+    pub(crate) fn of_case(
+        case: &Case<'_>,
+        quant: &'s QuantConfig,
+        prefix: &'static str,
+        shape: Shape,
+    ) -> Result<Self> {
+        let weights = MatrixSource::new(case, quant, prefix, shape).weights()?;
+        let weights = weights.into_iter().map(Weight::into_owned).collect();
+        Ok(Self { prefix, quant, shape, weights })
+    }
+}
+
 impl Stack<'_> {
     fn stacked(&self) -> bool {
         !self.prefix.is_empty()
     }
 
-    /// `shape` with the leading axis of experts where there is one.
+    /// `shape` with the leading axis of experts, if there is one.
     fn full(&self, shape: &[usize]) -> Vec<usize> {
         let lead = self.stacked().then_some(self.weights.len());
         lead.into_iter().chain(shape.iter().copied()).collect()
@@ -47,7 +64,7 @@ impl Stack<'_> {
         Ok(())
     }
 
-    /// Adds the matrices as the checkpoint format of the case stores them.
+    /// Adds the matrices in the checkpoint format of the case.
     pub(crate) fn add_inputs(&self, case: &mut Case<'_>) -> Result<()> {
         use CheckpointFormat as F;
         let Self { quant: q, shape: Shape { size_k, size_n }, .. } = *self;
@@ -113,7 +130,7 @@ impl Stack<'_> {
         Ok(())
     }
 
-    /// Packs the matrices and adds everything that a kernel is given as outputs.
+    /// Packs the matrices and adds all tensors of the kernel as outputs.
     pub(crate) fn add_outputs(&self, case: &mut Case<'_>) -> Result<Prepared> {
         let input_dtype = InputDtype::from_config(self.quant.input_dtype)?;
         let options = Options { input_dtype, ..Options::new(self.quant.dtype) };
@@ -167,7 +184,7 @@ impl Stack<'_> {
 
 /// Little-endian bytes of a table.
 fn table_bytes(table: &Table) -> Result<Vec<u8>> {
-    // The element type only has to have the right width.
+    // Only the width of the element type matters.
     let dtype = match table.ty().storage_bits() {
         8 => DType::U8,
         16 => DType::U16,
@@ -180,8 +197,8 @@ fn is_schedule(error: &Error) -> bool {
     error.downcast_ref::<ScheduleError>().is_some()
 }
 
-/// Whether the canonical schedule has such a product: under act-order, groups of any size need not
-/// fill the instructions of 8-bit activations, which sum each group apart.
+/// `None` if the canonical schedule does not define the product: with act-order, groups need not
+/// fill the instructions of 8-bit activations, which sum each group separately.
 pub(crate) fn defined<T>(q: &QuantConfig, made: Result<T>) -> Result<Option<T>> {
     match made {
         Err(e) if is_schedule(&e) && q.has_act_order() && q.input_dtype.is_some() => Ok(None),
@@ -191,7 +208,7 @@ pub(crate) fn defined<T>(q: &QuantConfig, made: Result<T>) -> Result<Option<T>> 
 
 /// A 16-bit output.
 pub(crate) fn add_halves(
-    case: &mut Case<'static>,
+    case: &mut Case<'_>,
     name: &str,
     dtype: ScalarType,
     shape: [usize; 2],

@@ -1,7 +1,7 @@
-//! Matrices, scales and permutations that look for trouble.
+//! Adversarial matrices, scales and permutations.
 //!
-//! Every value that a format can hold occurs; whole tensors are often of one kind (all smallest,
-//! all largest, all different), since a kernel's mistakes hide in random data.
+//! Every value of a format occurs. Whole tensors often follow one pattern (all smallest, all
+//! largest, all different), since random data hides mistakes of kernels.
 
 use crate::layers::ParallelStyle;
 use crate::num::dims::{GroupSize, LogicalK, Shape};
@@ -19,13 +19,13 @@ pub(crate) fn whole_k(quant: &QuantConfig, size_k: usize) -> usize {
     }
 }
 
-/// A random matrix of a rank, as `quant` stores it. `whole_k` is K of the matrix that the rank's
-/// `shape` is cut from: under act-order, groups are the whole matrix's.
+/// A random matrix of a rank, stored as `quant` states. `whole_k` is K of the matrix that the
+/// rank's `shape` is cut from; with act-order, groups refer to the whole matrix.
 ///
 /// Scales are finite, never negative, and at least one is positive; e4m3 codes are numbers.
 ///
 /// # Errors
-/// When K does not fill whole words or groups.
+/// Returns an error if K does not fill whole words or groups.
 pub fn weight(
     rng: &mut Rng,
     name: &str,
@@ -75,13 +75,13 @@ pub fn weight(
     Ok(weight)
 }
 
-/// Codes of one of several kinds: any, the extremes alone, one code everywhere, all positions
-/// different, or a single stranger.
+/// Codes of one of several patterns: random, only extremes, constant, all positions different, or
+/// constant with a single exception.
 fn codes(rng: &mut Rng, ty: ScalarType, shape: Shape) -> Result<Codes<'static>> {
     let bits = if ty.size_bits() <= 4 { 4 } else { 8 };
     let max = (1u32 << bits) - 1;
     let fp8 = ty == ScalarType::FLOAT8_E4M3FN;
-    // e4m3's NaN has no agreed meaning in the kernels.
+    // Kernels disagree on e4m3's NaN codes.
     let number = |c: u32| (if fp8 && c & 0x7f == 0x7f { c ^ 1 } else { c }) as u8;
     let kind = rng.below(8);
     let (a, b) = (rng.between(0, max), rng.between(0, max));
@@ -99,7 +99,7 @@ fn codes(rng: &mut Rng, ty: ScalarType, shape: Shape) -> Result<Codes<'static>> 
     })
 }
 
-/// Kinds of a table of scales.
+/// Number of patterns of a table of scales.
 const SCALE_KINDS: usize = 7;
 
 fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> Result<Table> {
@@ -107,7 +107,8 @@ fn scales(rng: &mut Rng, quant: &QuantConfig, groups: usize, size_n: usize) -> R
     let kind = rng.below(SCALE_KINDS);
     match quant.checkpoint_format {
         CheckpointFormat::Block(format) if format.scale == ScalarType::FLOAT8_E8M0FNU => {
-            // On its way through f16 a power above 2^15 would become NaN; fp8 activations add 6.
+            // The conversion through f16 would turn a power above 2^15 into NaN; fp8 activations
+            // add 6.
             let f16 = quant.dtype == ScalarType::FLOAT16;
             let max = match (f16, quant.input_dtype) {
                 (true, _) => 127 + 15,
@@ -146,7 +147,7 @@ fn eight_bits(rng: &mut Rng, kind: usize, len: usize, max: u8, usual: (u8, u8)) 
     bytes
 }
 
-/// f16 or bf16 scales that stay finite when the kernel's format multiplies them.
+/// f16 or bf16 scales that stay finite after the multiplications of the kernel's format.
 fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> Vec<u16> {
     let (exponent, mantissa) = fields(quant.dtype);
     let headroom = match (quant.checkpoint_format, quant.dtype, quant.input_dtype) {
@@ -161,7 +162,7 @@ fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> V
     let number = |e: u32, m: u32| (e << mantissa | m) as u16;
     let fraction = |rng: &mut Rng| rng.between(0, full);
     let same = number(usual - 3, fraction(rng));
-    // All different, as far as the type has numbers.
+    // All different, as far as the type has enough values.
     let first = number(usual - 9, 0);
     let span = usize::from(number(usual.min(largest), 0) - first);
     let mut bits: Vec<u16> = (0..len)
@@ -178,7 +179,7 @@ fn half_scales(rng: &mut Rng, kind: usize, quant: &QuantConfig, len: usize) -> V
     bits
 }
 
-/// Any finite number of a 16-bit type: often ordinary, sometimes zero, tiny or huge.
+/// Any finite value of a 16-bit type: often ordinary, sometimes zero, tiny or huge.
 pub(crate) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     let (exponent, mantissa) = fields(dtype);
     let top = (1u32 << exponent) - 2;
@@ -193,8 +194,8 @@ pub(crate) fn bias_bits(rng: &mut Rng, dtype: ScalarType) -> u16 {
     (sign | e << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
 }
 
-/// Group of each row of a rank: full groups in any order, in order, reversed or rotated; or
-/// groups of any size, some of them empty, or one that owns every row.
+/// Group of each row of a rank: full groups in random order, in order, reversed or rotated; or
+/// groups of any size, including empty ones and one with every row.
 fn g_idx(
     rng: &mut Rng,
     quant: &QuantConfig,

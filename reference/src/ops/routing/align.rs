@@ -1,4 +1,4 @@
-//! Blocks of tokens: lengths, labels and padding exactly, the order inside a run left free.
+//! Judges blocks of tokens: lengths, labels and padding exactly; any order inside a run.
 
 use super::{exact, mismatch, passing, picture};
 use crate::Result;
@@ -7,7 +7,7 @@ use crate::moe::align::{Absent, Align, Aligned, Run};
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 
-/// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, as far as there are any.
+/// Judges `sorted_token_ids`, `expert_ids` and `num_tokens_post_padded`, if present.
 pub(crate) fn judge(
     case: &Case<'_>,
     topk_ids: &[i32],
@@ -21,10 +21,10 @@ pub(crate) fn judge(
         return Ok(Vec::new());
     }
     let map = map.map(|m| m.elements::<i32>());
-    // Blocks of absent experts are either left out or marked; the case's own labels tell which.
+    // Blocks of absent experts are either omitted or marked; the labels of the case decide which.
     let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
     let absent = if marked { Absent::Mark } else { Absent::Ignore };
-    // A wrong id of the case's own routing has been reported; here it goes nowhere.
+    // A wrong id in the case's routing has its own report and is ignored here.
     let ids: Vec<i32> = topk_ids.iter().map(|&i| if i < 0 { i32::MAX } else { i }).collect();
     let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
     let aligned = align.run(&ids)?;
@@ -71,7 +71,7 @@ fn tokens(
         return exact(name, found, expected, |place| place);
     }
     let mut report = passing(name, values.len());
-    // The expert in whose run each entry belongs.
+    // The expert whose run each entry belongs to.
     let mut owners = vec![None; numel];
     for run in &aligned.runs {
         run.tokens.iter().for_each(|&token| owners[token as usize] = Some(run.expert));
@@ -107,8 +107,8 @@ fn tokens(
     Ok(report)
 }
 
-/// The wrong positions of one run. Positions that a token of the run fills for the first time are
-/// right; the others are matched with the tokens that are missing.
+/// The wrong positions of one run. A position is right if it holds a token of the run for the first
+/// time; the others are paired with the missing tokens.
 fn judge_run(
     run: &Run,
     values: &[i32],
@@ -140,7 +140,7 @@ fn judge_run(
             known => strange.push((position, value, known.is_ok())),
         }
     }
-    // As many positions as tokens: each strange value stands for one missing token.
+    // There are as many positions as tokens, so each foreign value replaces one missing token.
     let missing = run.tokens.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(t, _)| t);
     for ((position, value, known), token) in strange.into_iter().zip(missing) {
         let owner = usize::try_from(value).ok().and_then(|v| owners.get(v).copied().flatten());

@@ -6,8 +6,8 @@ use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::moe::families::{RouterTensors, RoutingRule};
 use crate::ops::case::Case;
 
-/// Judges `topk_ids` and `topk_weights`. Weights alone are judged with the routed ids, ids alone
-/// with the routed weights.
+/// Judges `topk_ids` and `topk_weights`. If the case has only weights, they are judged with the
+/// routed ids; if it has only ids, with the routed weights.
 pub(crate) fn judge(
     case: &Case<'_>,
     rule: &RoutingRule,

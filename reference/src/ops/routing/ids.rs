@@ -1,4 +1,4 @@
-//! Chosen experts: every value, except where rounding decides.
+//! Judges the chosen experts exactly, except where rounding decides.
 
 use std::collections::BTreeSet;
 
@@ -12,15 +12,15 @@ use crate::moe::router::{Router, Ties};
 use crate::num::interval::Interval;
 use crate::num::tensor::Tensor;
 
-/// Why an entry is wrong.
+/// A wrong entry with its reason.
 struct Wrong {
     index: usize,
     text: String,
 }
 
-/// Judges `topk_ids`. Entry j has to be a best of the experts that entries before j left. Where
-/// the bounds cannot order two experts either is accepted; of experts with the same logit and the
-/// same bias the lower id comes first, whatever the rounding.
+/// Judges `topk_ids`. Entry j must be a best expert among those that earlier entries left. If the
+/// bounds cannot order two experts, either is accepted; of experts with equal logit and bias, the
+/// lower id comes first.
 pub(crate) fn judge(c: &Context<'_>, found: &Tensor<'_>) -> Result<OutputReport> {
     let k = c.router.top_k;
     found.expect_shape(&[c.rows(), k])?;
@@ -58,7 +58,7 @@ pub(crate) fn judge(c: &Context<'_>, found: &Tensor<'_>) -> Result<OutputReport>
     Ok(report)
 }
 
-/// What can be said about which groups a correct selection may keep.
+/// The groups that a correct selection may or must keep.
 struct Reachable {
     /// Groups that it may keep.
     possible: Vec<bool>,
@@ -175,7 +175,7 @@ fn diagnose(c: &Context<'_>, ids: &[i32], wrong: &[Wrong]) -> Diagnosis {
     let expected = &c.routing.topk_ids;
     for (id, text, made) in variants {
         let Some(made) = made.filter(|m| m != expected) else { continue };
-        // Rows that the judge accepted need no explanation.
+        // Accepted rows need no explanation.
         let mut all = Comparison::default();
         let mut of_wrong = wrong.iter().map(|w| w.index).peekable();
         for i in 0..ids.len() {

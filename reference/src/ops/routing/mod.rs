@@ -16,7 +16,7 @@ use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::{Error, Result};
 
-/// One case's router, logits and what the reference makes of them.
+/// The router and logits of a case, and the reference's routing.
 struct Context<'c> {
     router: Router<'c>,
     logits: &'c [f32],
@@ -38,7 +38,7 @@ impl<'c> Context<'c> {
     }
 }
 
-/// Judges `token_expert_indices`, where there are any.
+/// Judges `token_expert_indices`, if present.
 pub(in crate::ops) fn entries(
     case: &Case<'_>,
     logits: &Tensor<'_>,
@@ -53,10 +53,10 @@ pub(in crate::ops) fn entries(
     Ok(Some(report))
 }
 
-/// `topk_ids` and `topk_weights` as the case states them; routed where it does not.
+/// `topk_ids` and `topk_weights` of the case, or routed from its logits.
 ///
 /// # Errors
-/// Where one is neither stated nor can be routed, or the logits cannot be used.
+/// Returns an error if one is neither stated nor can be routed, or if the logits are invalid.
 pub(in crate::ops) fn stated_or_routed(
     case: &Case<'_>,
     router: &Router<'_>,
@@ -113,7 +113,7 @@ pub(in crate::ops) fn widened(logits: &Tensor<'_>) -> Result<(Vec<f32>, ScalarTy
     Ok((values, ty))
 }
 
-/// A report of `elements` values, all right so far.
+/// A passing report on `elements` values.
 fn passing(name: &str, elements: usize) -> OutputReport {
     let mut report = OutputReport::unchecked(name, elements, "");
     report.note = None;
@@ -127,7 +127,7 @@ fn mismatch(index: Vec<usize>, expert: Option<usize>, expected: u32, found: u32)
     Mismatch::element(index, 32, expert, None, expected, found)
 }
 
-/// Marks the wrong ones of `rows` × `cols` values.
+/// Marks the wrong values of a `rows` × `cols` picture.
 fn picture(label: &'static str, rows: usize, cols: usize, wrong: &[usize]) -> Picture {
     let mut picture = Picture::new(label, 1, [rows, cols]);
     for &i in wrong {
@@ -136,7 +136,7 @@ fn picture(label: &'static str, rows: usize, cols: usize, wrong: &[usize]) -> Pi
     picture
 }
 
-/// Every value of an integer output. `explain` gets where the first mismatch is.
+/// Judges an integer output exactly. `explain` receives the place of the first mismatch.
 fn exact(
     name: &str,
     found: &Tensor<'_>,

@@ -1,4 +1,4 @@
-//! Router weights against their intervals.
+//! Judges router weights by their intervals.
 
 use super::{Context, mismatch, passing, picture};
 use crate::Result;
@@ -11,11 +11,11 @@ use crate::moe::router::Router;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 
-/// The class of operations that the bound allows, as the report states it.
+/// The class of operations that the bound allows, as printed in the report.
 const CLASS: &str = "bound: f32 with sums in any order; expf to 2 ulp, __expf to 2 + 1.173|x| ulp, \
                      tanhf to 2 ulp; results below 2^-126 may be zero";
 
-/// What came of comparing all weights.
+/// The result of comparing all weights.
 struct Outcome {
     wrong: Vec<usize>,
     max_ratio: f64,
@@ -23,14 +23,14 @@ struct Outcome {
     equal: usize,
 }
 
-/// Distance in units of the last place that f32 has at `exact`.
+/// Distance in units in the last place of f32 at `exact`.
 fn ulps(exact: f64, found: f32) -> f64 {
     let exponent = (exact.abs().max(f64::from(f32::MIN_POSITIVE)).to_bits() >> 52) as i32 - 1023;
     let error = (f64::from(found) - exact).abs() / 2f64.powi(exponent - 23);
     if error.is_nan() { f64::INFINITY } else { error }
 }
 
-/// The weights of the chosen `ids` under `router`, one row after the other.
+/// Compares the weights of the chosen `ids` under `router`, row by row.
 fn compare(
     c: &Context<'_>,
     router: &Router<'_>,
@@ -63,8 +63,8 @@ fn expected(c: &Context<'_>, router: &Router<'_>, t: usize, ids: &[usize]) -> Ve
     router.weights(&router.scores(&c.logits[t * c.experts..][..c.experts]), ids)
 }
 
-/// Judges the weights for the case's own ids. Where those are wrong and the weights belong to the
-/// right ids, only the ids are blamed.
+/// Judges the weights for the ids of the case. If those are wrong and the weights belong to the
+/// right ids, only the ids fail.
 pub(crate) fn judge(
     c: &Context<'_>,
     found: &Tensor<'_>,
@@ -116,12 +116,12 @@ pub(crate) fn judge(
     Ok(report)
 }
 
-/// The case's ids, where they can be used at all.
+/// The ids of the case, if they are valid.
 fn own_ids(ids: &[i32], experts: usize) -> Option<Vec<usize>> {
     ids.iter().map(|&id| usize::try_from(id).ok().filter(|&id| id < experts)).collect()
 }
 
-/// Routers that are wrong in a known way.
+/// Known mistakes in routers.
 fn variants<'a>(r: &Router<'a>) -> Vec<(&'static str, &'static str, Router<'a>)> {
     let with = |f: &dyn Fn(&mut Router<'a>)| {
         let mut changed = r.clone();
@@ -194,7 +194,7 @@ fn diagnose(
         return Diagnosis::explains(id, text);
     }
     let mut best: Option<(mistake::Outcome, Diagnosis)> = None;
-    // `left`: every weight that the mistake does not give.
+    // `left`: the weights that the mistake does not explain.
     let mut offer = |id: &str, text: &str, left: &[usize]| {
         let mut all = Comparison::default();
         all.broken = left.iter().filter(|i| wrong.binary_search(i).is_err()).count();
@@ -230,7 +230,7 @@ fn diagnose(
             free.iter().position(fits).map(|p| free.swap_remove(p)).is_some()
         })
     };
-    // Once for each token: a token may have as many weights as there are experts.
+    // Count once per token, since a token may have as many weights as experts.
     let of_tokens = wrong.chunk_by(|a, b| a / k == b / k).filter(|of| !moved(of[0] / k));
     let outside: Vec<usize> = of_tokens.flatten().copied().collect();
     offer(
@@ -252,13 +252,13 @@ fn diagnose(
     Diagnosis::place("outside-bound", text, wrong.len())
 }
 
-/// The chosen experts of the token that weight `i` belongs to.
+/// The chosen experts of the token of weight `i`.
 fn ids_of<'i>(c: &Context<'_>, ids: &'i [usize], i: usize) -> &'i [usize] {
     &ids[i / c.router.top_k * c.router.top_k..][..c.router.top_k]
 }
 
-/// Weights that are not what biased scores give, up to sixteen units in the last place (a
-/// diagnosis, not a verdict).
+/// Weights that differ from those of biased scores by more than sixteen units in the last place
+/// (for a diagnosis, not for a verdict).
 fn biased(c: &Context<'_>, ids: &[usize], found: &[f32]) -> Vec<usize> {
     let k = c.router.top_k;
     let rows = c.logits.chunks_exact(c.experts).zip(ids.chunks_exact(k));

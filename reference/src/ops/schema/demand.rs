@@ -1,4 +1,4 @@
-//! What checking a case takes beyond what its tensors bound.
+//! The memory and time of a check that its tensors do not bound.
 
 use super::TensorRule;
 use crate::ops::Op;
@@ -11,13 +11,13 @@ const PER_OPERAND: u64 = 16;
 /// Bytes per element of a packed output: expected, found, and a known mistake's.
 const PER_PACKED: u64 = 12;
 
-/// What a comparison of two scores weighs in multiply-adds: it is done for ids, weights and each known
-/// mistake, with their bounds.
+/// Cost of a comparison of two scores in multiply-adds, including bounds, for ids, weights and each
+/// known mistake.
 const PER_COMPARISON: u64 = 256;
 
-/// What a part of a check takes.
+/// The memory and time of a part of a check.
 pub(crate) struct Demand {
-    /// The part, with the config keys that decide it.
+    /// The part, with the config keys that determine it.
     pub(crate) what: String,
     pub(crate) bytes: u64,
     pub(crate) work: u64,
@@ -38,7 +38,7 @@ impl Demand {
         Self::work(what, times(&[m, n, k]))
     }
 
-    /// The outputs among `rules`, with their padding.
+    /// The padded outputs among `rules`.
     pub(crate) fn outputs(op: Op, rules: &[TensorRule]) -> Self {
         let outputs = rules.iter().filter(|r| r.name.starts_with("out."));
         let elements = outputs.map(TensorRule::elements).fold(0, u64::saturating_add);
@@ -53,8 +53,8 @@ impl Demand {
         Self::memory(what, times(&[padded, k + 64]).saturating_mul(PER_PACKED))
     }
 
-    /// Blocks of `entries` routed entries: a list of all experts, and up to a block of padding for
-    /// each that has tokens.
+    /// Blocks of `entries` routed entries: a list of all experts, and up to one block of padding
+    /// for each expert with tokens.
     pub(crate) fn align(
         case: &Case<'_>,
         entries: usize,

@@ -1,5 +1,5 @@
-//! What can be wrong with a case file, one variant per failure. Tensors of a wrong shape, type or
-//! value are [`crate::Error`]'s.
+//! Errors of case files, one variant per failure. [`crate::Error`] covers tensors of a wrong shape,
+//! type or value.
 
 /// A malformed case file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum CaseError {
         /// Value found.
         found: String,
     },
-    /// A version of the format that this reader does not know.
+    /// A version of the format that this reader does not support.
     #[error("metadata key `version`: found {found:?}, expected \"1\"")]
     Version {
         /// Value found.
@@ -34,16 +34,16 @@ pub enum CaseError {
     /// `config` is not a JSON object.
     #[error("metadata key `config` is not a JSON object: {problem}")]
     ConfigJson {
-        /// The parser's words.
+        /// The parser's message.
         problem: String,
     },
     /// `config` repeats a key.
-    #[error("config key `{key}` stands twice")]
+    #[error("config key `{key}` appears twice")]
     DuplicateConfigKey {
         /// The key.
         key: String,
     },
-    /// A config key that the operation needs is absent.
+    /// A required config key is missing.
     #[error("config key `{key}` is missing: operation `{op}` needs it")]
     MissingConfigKey {
         /// The key.
@@ -90,17 +90,17 @@ pub enum CaseError {
     /// The config asks for more memory or time than a check may take.
     #[error("config asks for too much: {what} takes {needed}; the limit is {limit}")]
     TooLarge {
-        /// What takes it, with the config keys that decide it.
+        /// The demanding part, with the config keys that determine it.
         what: String,
-        /// What it takes.
+        /// The memory or time that it needs.
         needed: String,
-        /// What it may take.
+        /// The limit.
         limit: String,
     },
     /// The case could not be written as a container.
     #[error("case cannot be written: {problem}")]
     Write {
-        /// The writer's words.
+        /// The writer's message.
         problem: String,
     },
 }

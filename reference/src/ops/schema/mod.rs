@@ -1,13 +1,16 @@
-//! What configs and tensors of a case are made of: keys, demands on tensors and their values, errors.
+//! The schema of case files: keys, requirements on tensors and values, errors.
 
 mod demand;
 mod error;
+mod keys;
 mod reader;
 mod rules;
 mod values;
 
 pub(crate) use demand::Demand;
 pub use error::CaseError;
+pub use keys::KeyKind;
+pub(crate) use keys::KeyLog;
 pub use reader::{CONFIG_BYTES, CONFIG_MEMORY};
 pub(crate) use reader::{Reader, hint, object};
 pub use rules::{Dim, TensorRule};

@@ -1,4 +1,4 @@
-//! A config's JSON object, read key by key so that every error names its key.
+//! Reads a config's JSON object key by key, so that every error names its key.
 
 use std::fmt;
 
@@ -6,6 +6,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::CaseError;
+use super::keys::{KeyKind, KeyLog};
 use crate::bounded_json::{BoundedValue, JsonError, Memory};
 use crate::products::schedule::{Schedule, ScheduleChoice};
 
@@ -15,7 +16,7 @@ pub const CONFIG_BYTES: usize = 4 << 20;
 /// Most memory that a parsed `config` takes, in bytes.
 pub const CONFIG_MEMORY: usize = 64 << 20;
 
-/// Parses a JSON object; a repeated key is an error, not the last one's win.
+/// Parses a JSON object; a repeated key is an error.
 pub(crate) fn object(text: &str) -> Result<Map<String, Value>, CaseError> {
     if text.len() > CONFIG_BYTES {
         let problem = format!("{} bytes, expected at most {CONFIG_BYTES}", text.len());
@@ -68,9 +69,28 @@ pub(crate) struct Reader<'m> {
     pub(crate) op: &'static str,
     /// Dotted prefix of a nested object's keys.
     pub(crate) prefix: &'static str,
+    /// Where each key that is read is noted, for the schema of the operation.
+    pub(crate) log: Option<&'m KeyLog>,
 }
 
 impl<'m> Reader<'m> {
+    /// A reader of a config's keys.
+    pub(crate) fn new(map: &'m Map<String, Value>, op: &'static str) -> Self {
+        Self { map, op, prefix: "", log: None }
+    }
+
+    /// Notes what `key` may hold; the last note of a key counts.
+    fn note(&self, key: &str, kind: impl FnOnce() -> KeyKind) {
+        if let Some(log) = self.log {
+            log.note(self.path(key), kind());
+        }
+    }
+
+    /// Notes that only these names are left of those that `key` was read with.
+    pub(crate) fn narrow<T>(&self, key: &str, table: &[(&str, T)]) {
+        self.note(key, || KeyKind::names(table));
+    }
+
     /// The value of `key`; null counts as absent.
     fn get(&self, key: &str) -> Option<&'m Value> {
         self.map.get(key).filter(|v| !v.is_null())
@@ -94,7 +114,7 @@ impl<'m> Reader<'m> {
         CaseError::ConfigValue { key: self.path(key), found, expected }
     }
 
-    /// An optional value through `read`, which gives `None` where it is not `expected`.
+    /// An optional value, parsed by `read`, which returns `None` unless the value is as `expected`.
     fn optional<T>(
         &self,
         key: &str,
@@ -113,6 +133,7 @@ impl<'m> Reader<'m> {
     }
 
     pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, CaseError> {
+        self.note(key, || KeyKind::Size);
         self.optional(key, "an integer from 1 to 2^31 - 1", |v| {
             v.as_u64().filter(|&v| v > 0 && v < 1 << 31).map(|v| v as usize)
         })
@@ -120,6 +141,7 @@ impl<'m> Reader<'m> {
 
     /// A list of sizes, one or more.
     pub(crate) fn sizes(&self, key: &str) -> Result<Option<Vec<usize>>, CaseError> {
+        self.note(key, || KeyKind::Sizes);
         let size = |v: &Value| v.as_u64().filter(|&v| v > 0 && v < 1 << 31).map(|v| v as usize);
         self.optional(key, "a list of integers from 1 to 2^31 - 1", |v| {
             let list = v.as_array().filter(|list| !list.is_empty())?;
@@ -129,25 +151,30 @@ impl<'m> Reader<'m> {
 
     /// An index: 0 to 2^31 − 1, 0 when absent.
     pub(crate) fn index(&self, key: &str) -> Result<usize, CaseError> {
+        self.note(key, || KeyKind::Index);
         let read = |v: &Value| v.as_u64().filter(|&v| v < 1 << 31).map(|v| v as usize);
         Ok(self.optional(key, "an integer from 0 to 2^31 - 1", read)?.unwrap_or(0))
     }
 
     pub(crate) fn integer(&self, key: &str) -> Result<i64, CaseError> {
+        self.note(key, || KeyKind::Integer);
         self.optional(key, "an integer", Value::as_i64)?.ok_or_else(|| self.missing(key))
     }
 
     pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, CaseError> {
+        self.note(key, || KeyKind::Flag);
         Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
     /// A finite number.
     pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, CaseError> {
+        self.note(key, || KeyKind::Number);
         self.optional(key, "a finite number", |v| v.as_f64().filter(|v| v.is_finite()))
     }
 
     /// A string.
     pub(crate) fn text(&self, key: &str) -> Result<Option<String>, CaseError> {
+        self.note(key, || KeyKind::Text);
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
     }
 
@@ -161,6 +188,7 @@ impl<'m> Reader<'m> {
         key: &str,
         table: &[(&str, T)],
     ) -> Result<Option<T>, CaseError> {
+        self.note(key, || KeyKind::names(table));
         let names: Vec<_> = table.iter().map(|(n, _)| *n).collect();
         self.optional(key, format!("one of {}", names.join(", ")), |v| {
             let v = v.as_str()?;
@@ -170,6 +198,7 @@ impl<'m> Reader<'m> {
 
     /// A schedule of a product: the name `canonical`, or an object.
     pub(crate) fn schedule(&self, key: &str) -> Result<Option<ScheduleChoice>, CaseError> {
+        self.note(key, || KeyKind::Schedule);
         match self.get(key) {
             None => Ok(None),
             Some(Value::String(name)) if name == "canonical" => Ok(Some(ScheduleChoice::Canonical)),
@@ -190,9 +219,10 @@ impl<'m> Reader<'m> {
         prefix: &'static str,
         known: &[&str],
     ) -> Result<Option<Reader<'m>>, CaseError> {
+        self.note(key, || KeyKind::Object);
         let Some(map) = self.optional(key, "an object", Value::as_object)? else { return Ok(None) };
         check_nested(prefix, map, known)?;
-        Ok(Some(Reader { map, op: self.op, prefix }))
+        Ok(Some(Reader { map, op: self.op, prefix, log: self.log }))
     }
 
     pub(crate) fn needed_object(
@@ -205,7 +235,7 @@ impl<'m> Reader<'m> {
     }
 }
 
-/// Fails at a key that the nested object at `prefix` (with its dot) does not have.
+/// Returns an error for a key that the nested object at `prefix` (with its dot) does not know.
 fn check_nested(prefix: &str, map: &Map<String, Value>, known: &[&str]) -> Result<(), CaseError> {
     match map.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
@@ -216,7 +246,7 @@ fn check_nested(prefix: &str, map: &Map<String, Value>, known: &[&str]) -> Resul
     }
 }
 
-/// The nearest of `known`, or all of them where none is near.
+/// A hint: the nearest of `known`, or all of them if none is near.
 pub(crate) fn hint(found: &str, known: &[&str]) -> String {
     match crate::error::nearest(found, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),

@@ -1,33 +1,33 @@
-//! Which tensors an operation has, with the shapes and types that a config demands.
+//! The tensors of an operation, with the shapes and types that a config requires.
 
 use crate::Error;
 use crate::Result;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 
-/// One dimension's demand.
+/// The requirement on one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dim {
-    /// Exactly this.
+    /// Exactly this size.
     Is(usize),
     /// 1 or more.
     Some,
-    /// Anything, 0 included (lists whose length the values decide).
+    /// Any size, including 0 (lists whose length depends on values).
     Any,
 }
 
-/// A tensor that an operation knows.
+/// A tensor of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorRule {
     /// Name in the file, `in.` or `out.` included.
     pub name: String,
     /// Element types allowed.
     pub dtypes: Vec<DType>,
-    /// Demanded shape.
+    /// Required shape.
     pub shape: Vec<Dim>,
     /// Whether a single value may stand for the whole shape, as `[1]` or without dimensions.
     pub or_single: bool,
-    /// Whether the operation cannot do without it.
+    /// Whether the tensor is required.
     pub required: bool,
 }
 
@@ -42,7 +42,7 @@ impl TensorRule {
         self
     }
 
-    /// Fails with [`Error::Dtype`] or [`Error::Shape`] unless `tensor` obeys.
+    /// Returns [`Error::Dtype`] or [`Error::Shape`] unless `tensor` satisfies the rule.
     pub fn check(&self, tensor: &Tensor<'_>) -> Result<()> {
         tensor.expect_dtype(&self.dtypes)?;
         if self.fits(tensor.shape()) {
@@ -64,7 +64,7 @@ impl TensorRule {
         self.or_single && matches!(shape, [] | [1])
     }
 
-    /// The demanded shape as errors print it: `[16, 1 or more]`.
+    /// The required shape as printed in errors: `[16, 1 or more]`.
     pub(crate) fn demanded(&self) -> String {
         let dims: Vec<String> = self
             .shape

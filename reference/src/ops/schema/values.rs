@@ -1,5 +1,5 @@
-//! Values of inputs that no recomputation could use. Outputs are not looked at: a wrong output is
-//! the checker's verdict, not an error.
+//! Checks the values of inputs. Outputs are not checked here: a wrong output gives a verdict, not
+//! an error.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(crate) type Inputs<'a> = BTreeMap<String, Tensor<'a>>;
 /// A scale that is NaN or infinite makes every product with it meaningless.
 pub(crate) fn finite(tensor: &Tensor<'_>) -> Result<()> {
     let ty = match tensor.dtype() {
-        // Where a scale is a byte, it is a power of two.
+        // A scale stored as a byte is a power of two.
         DType::U8 => crate::num::scalar::ScalarType::FLOAT8_E8M0FNU,
         other => match formats::float_type(other) {
             Some(ty) => ty,
@@ -23,7 +23,7 @@ pub(crate) fn finite(tensor: &Tensor<'_>) -> Result<()> {
     formats::expect_finite(tensor, ty)
 }
 
-/// f32 scales that everything is multiplied or divided by.
+/// Requires positive finite f32 scales, which multiply or divide everything.
 pub(crate) fn positive(tensor: &Tensor<'_>) -> Result<()> {
     let values = tensor.elements::<f32>();
     match values.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
@@ -35,7 +35,7 @@ pub(crate) fn positive(tensor: &Tensor<'_>) -> Result<()> {
     }
 }
 
-/// f32 scales that may be zero.
+/// Requires finite f32 scales that are not negative.
 pub(crate) fn not_negative(tensor: &Tensor<'_>) -> Result<()> {
     let values = tensor.elements::<f32>();
     match values.iter().position(|s| !(s.is_finite() && *s >= 0.0)) {
@@ -47,7 +47,8 @@ pub(crate) fn not_negative(tensor: &Tensor<'_>) -> Result<()> {
     }
 }
 
-/// e4m3 block scales of a product: units read no sign, and a NaN makes everything NaN.
+/// Requires e4m3 block scales without sign and NaN: units ignore the sign, and a NaN would make
+/// every result NaN.
 pub(crate) fn e4m3_scales(tensor: &Tensor<'_>) -> Result<()> {
     match tensor.bytes().iter().position(|&b| b > 0x7e) {
         None => Ok(()),
@@ -58,12 +59,12 @@ pub(crate) fn e4m3_scales(tensor: &Tensor<'_>) -> Result<()> {
     }
 }
 
-/// Global expert ids; −1 is none.
+/// Requires global expert ids; −1 is no expert.
 pub(crate) fn expert_ids(tensor: &Tensor<'_>, num_experts: usize) -> Result<()> {
     in_range(tensor, -1, num_experts, "an expert, or -1,")
 }
 
-/// i32 from `low` below `high`.
+/// Requires i32 values from `low` to below `high`.
 pub(crate) fn in_range(tensor: &Tensor<'_>, low: i32, high: usize, what: &str) -> Result<()> {
     let values = tensor.elements::<i32>();
     match values.iter().position(|&v| v < low || i64::from(v) >= high as i64) {

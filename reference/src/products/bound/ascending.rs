@@ -1,4 +1,4 @@
-//! Sets of known orders: contiguous ranges of k, ascending in each.
+//! Sets of known orders: contiguous ranges of k, each summed in ascending order.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,8 @@ use crate::{Error, Result};
 pub struct Ascending {
     /// Matrix units with sums in f32.
     pub units: Vec<UnitName>,
-    /// k after which the unit's sum is added to one in f32 and begins again from zero; 0: never.
+    /// k after which the unit's sum is promoted (added to an f32 sum and restarted from zero); 0:
+    /// never.
     pub promotions: Vec<usize>,
     /// How k is divided among thread blocks.
     pub splits: Vec<Split>,
@@ -25,11 +26,11 @@ pub struct Ascending {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Split {
-    /// Not at all.
+    /// Not divided.
     Whole,
-    /// In parts of this many k, the last one shorter where it must be.
+    /// In parts of this many k; the last part may be shorter.
     Length(usize),
-    /// In this many parts of equally many tiles of `tile` k, rounded up.
+    /// In this many parts with the same number of tiles of `tile` k, rounded up.
     Parts {
         /// Parts.
         parts: usize,
@@ -49,7 +50,7 @@ impl Split {
     }
 }
 
-/// The most members that a class may have: all are tried.
+/// Largest number of members of a class, since all are tried.
 const MOST_MEMBERS: usize = 4096;
 
 impl Ascending {
@@ -87,8 +88,8 @@ impl Ascending {
         Ok(())
     }
 
-    /// The only member's unit and where its sums over `size_k` begin from zero, ascending from 0;
-    /// `None` for a set of several members.
+    /// The unit of the only member, and the k at which its sums over `size_k` start from zero,
+    /// ascending; `None` for a set of several members.
     pub(in crate::products) fn single(&self, size_k: usize) -> Option<(UnitName, Vec<usize>)> {
         match (&self.units[..], &self.promotions[..], &self.splits[..]) {
             (&[unit], &[promotion], &[split]) => Some((unit, starts(promotion, split, size_k))),
@@ -97,7 +98,7 @@ impl Ascending {
     }
 }
 
-/// Where sums begin from zero.
+/// The k at which sums start from zero.
 fn starts(promotion: usize, split: Split, size_k: usize) -> Vec<usize> {
     let length = split.length(size_k).max(1);
     let step = if promotion == 0 { length } else { promotion };
@@ -106,8 +107,9 @@ fn starts(promotion: usize, split: Split, size_k: usize) -> Vec<usize> {
 }
 
 impl Class {
-    /// The class's members for products of `size_k`, each with a name that says what it is: those
-    /// that differ in the order of f32 additions alone are one. A class without members is its own.
+    /// The members of the class for products of `size_k`, each with a descriptive name. Members
+    /// that differ only in the order of f32 additions are merged. A class without members returns
+    /// itself.
     pub fn members(&self, size_k: usize) -> Vec<Self> {
         let Order::Ascending(set) = &self.order else { return vec![self.clone()] };
         let mut seen = HashSet::new();

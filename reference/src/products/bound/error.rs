@@ -1,4 +1,4 @@
-//! From a class to the error of one element: the derivation in [`super`], as code.
+//! Computes the error bound of one element from a class; [`super`] has the derivation.
 
 use super::{Adder, Class, Inputs, Order, Reduction};
 use crate::num::scalar::ScalarType;
@@ -7,22 +7,22 @@ use crate::products::exact::Element;
 /// Room for the f64 arithmetic that bounds are computed in.
 const SLACK: f64 = 1.0 + 1e-12;
 
-/// What roundings may add to partial sums: a factor of theirs, and something near zero.
+/// Growth of partial sums by roundings: a relative factor and an absolute term.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::products) struct Growth {
     factor: f64,
     tiny: f64,
 }
 
-/// What is known of an element's products, each with the uncertainty of the activations in it.
+/// Sums over an element's products, including the uncertainty of the activations.
 #[derive(Debug, Clone, Copy)]
 struct Sides {
     /// Upper bounds of the sums of the positive and of the negative products' magnitudes; infinite
-    /// where the class does not track Σ|a·w|.
+    /// if the class does not track Σ|a·w|.
     sums: [f64; 2],
     /// Factor by which roundings to nearest may enlarge a partial sum.
     growth: f64,
-    /// What roundings near zero may add.
+    /// Absolute growth by roundings near zero.
     tiny: f64,
 }
 
@@ -33,7 +33,8 @@ impl Sides {
         self.sums[0].max(self.sums[1]) * self.growth * SLACK + self.tiny
     }
 
-    /// How far the computed sum can be below and above the exact one, whatever its additions lose.
+    /// Limits on how far the computed sum can be below and above the exact one, independent of the
+    /// errors of its additions.
     fn caps(&self) -> [f64; 2] {
         let [p, n] = self.sums;
         let cap = |own: f64, other: f64| (own + other * (self.growth - 1.0)) * SLACK + self.tiny;
@@ -45,13 +46,13 @@ impl Class {
     /// How far the computed f32 sum of one element, `size_k` products long, may be below and above
     /// the exact one.
     ///
-    /// A class that fixes the order of its members ([`Order::Ascending`]) is bounded as if it did
-    /// not; [`Judge`](crate::products::Judge) follows the order of a single member instead.
+    /// This ignores the order of the members of [`Order::Ascending`];
+    /// [`Judge`](crate::products::Judge) follows the order of a single member.
     pub fn bound(&self, element: &Element<'_>, size_k: usize, inputs: Inputs) -> [f64; 2] {
         self.bound_with(element, size_k, inputs, self.growth(size_k, inputs.output))
     }
 
-    /// The same with what all elements share.
+    /// As [`Self::bound`], with the values that all elements share.
     pub(in crate::products) fn bound_with(
         &self,
         element: &Element<'_>,
@@ -71,21 +72,22 @@ impl Class {
         let grouped = self.grouped(&sides, element, inputs);
         let errors = [0, 1].map(|side: usize| f64::min(errors[side], grouped[side]));
         let caps = sides.caps();
-        // Past the largest f32 nothing is promised, and no cap holds.
+        // Above the largest f32 there is no bound, and the caps do not hold.
         std::array::from_fn(|side| match errors[side] {
             f64::INFINITY => f64::INFINITY,
             error => (error + element.carried).min(caps[side]),
         })
     }
 
-    /// What roundings may add to the partial sums of a product.
+    /// Growth of the partial sums of a product by roundings.
     pub(in crate::products) fn growth(&self, size_k: usize, output: ScalarType) -> Growth {
         let additions = self.additions(size_k) as f64;
         let half = match self.reduction {
             Reduction::Output { parts } => 2.0 * parts as f64 * power(-1 - mantissa(output).0),
             Reduction::F32 { .. } => 0.0,
         };
-        // Per addition at most a product with a scale, an addition, and one of a reduction.
+        // Per addition: at most one multiplication by a scale, one addition, and one addition of a
+        // reduction.
         let factor = (4.0 * (additions + 1.0) * power(-24) * SLACK + half).exp();
         Growth { factor, tiny: 4.0 * (size_k as f64 + 1.0) * power(-149) }
     }
@@ -101,7 +103,7 @@ impl Class {
         Sides { sums, growth: growth.factor, tiny: if none { 0.0 } else { growth.tiny } }
     }
 
-    /// Additions of the adder.
+    /// Number of additions of the adder.
     fn additions(&self, size_k: usize) -> usize {
         match self.adder {
             Adder::MatrixUnit { products, .. } => size_k.div_ceil(products),
@@ -111,8 +113,8 @@ impl Class {
         }
     }
 
-    /// Sums of ranges of k: their reach is known without errors, so that errors are taken at a
-    /// larger reach which they do not exceed themselves.
+    /// Sums of ranges of k. Their reach is known without rounding errors, so errors are computed at
+    /// a larger reach that includes them.
     fn striped(
         &self,
         sides: &Sides,
@@ -120,7 +122,7 @@ impl Class {
         size_k: usize,
         inputs: Inputs,
     ) -> [f64; 2] {
-        // Never below the sum itself.
+        // The bound is never below the sum itself.
         let partial = (element.reach.max(element.value().abs()) + element.carried) * SLACK;
         if partial == 0.0 {
             return [0.0; 2];
@@ -131,11 +133,11 @@ impl Class {
         let mut reach = partial.min(most);
         let once = worst(errors(reach));
         if once < partial / 4.0 {
-            // C + 2·once reaches at most one binade further, where no error is more than twice as
-            // large: errors there do not exceed it.
+            // C + 2·once is at most one binade higher, where errors at most double, so the reach
+            // includes its own errors.
             return errors((reach + 2.0 * once).min(most));
         }
-        // Sums as small as their own errors.
+        // Sums as small as their errors.
         for _ in 0..300 {
             let needed = partial + worst(errors(reach));
             if needed <= reach || reach == most {
@@ -146,7 +148,7 @@ impl Class {
         errors(reach)
     }
 
-    /// What the additions lose and gain when partial sums are at most `reach`.
+    /// Largest losses and gains of the additions if partial sums are at most `reach`.
     fn errors(&self, reach: f64, element: &Element<'_>, size_k: usize, inputs: Inputs) -> [f64; 2] {
         if reach == 0.0 {
             return [0.0; 2];
@@ -171,7 +173,7 @@ impl Class {
         };
         let products = match self.adder {
             Adder::SeparateF32 => power(-24) * element.absolute + size_k as f64 * power(-150),
-            // A little more for what the first roundings add to the later ones.
+            // The factor covers the effect of earlier roundings on later ones.
             Adder::IntegerGroups { .. } => {
                 (3.0 + power(-20)) * power(-24) * element.absolute + size_k as f64 * power(-150)
             }
@@ -192,13 +194,13 @@ impl Class {
         signs.map(|lost| lost + additions as f64 * each + products + reductions)
     }
 
-    /// What positive and negative products lose where each is truncated to a multiple of `unit`: less
-    /// than the unit, and no more than itself.
+    /// Losses of positive and negative products that are truncated to a multiple of `unit`: each is
+    /// less than the unit and at most the product itself.
     fn lost(&self, unit: f64, element: &Element<'_>, size_k: usize) -> [f64; 2] {
         let by_count = element.signs.map(|count| count as f64 * unit);
         let uncertain = element.carried.min(size_k as f64 * unit);
         let known = self.tracks_absolute();
-        // Units that are small beside the products need no second look at each of them.
+        // If the unit is small compared with the products, their number suffices.
         let eight_bits = matches!(self.adder, Adder::MatrixUnit { fraction_bits: ..20, .. });
         let small = 8.0 * (by_count[0] + by_count[1]) > element.absolute;
         let coarse = known && (eight_bits || small);
@@ -206,8 +208,8 @@ impl Class {
         std::array::from_fn(|side| lost[side].min(by_count[side]) + uncertain)
     }
 
-    /// Ascending runs of k, cut at any multiples of `block`: a run's sum before block j is the
-    /// difference of two prefix sums, so that each block has a unit of its own.
+    /// Ascending runs of k, cut at multiples of `block`. A run's sum before block j is the
+    /// difference of two prefix sums, so each block has its own unit.
     fn contiguous(
         &self,
         sides: &Sides,
@@ -224,14 +226,15 @@ impl Class {
         })
     }
 
-    /// Sums that end with each group, in any order within it; infinite without group scales.
+    /// Error of sums that end with each group, in any order within a group; infinite without group
+    /// scales.
     fn grouped(&self, sides: &Sides, element: &Element<'_>, inputs: Inputs) -> [f64; 2] {
         let Some(group) = inputs.group_scales else { return [f64::INFINITY; 2] };
         self.by_block(sides, group, element, inputs, |run, _| run.sums[0].max(run.sums[1]))
     }
 
-    /// What all additions lose where each block of k has a reach of its own, which `reach` says of
-    /// the block and the errors before it. Infinite where the class has no such blocks.
+    /// Losses of all additions if each block of k has its own reach; `reach` computes it from the
+    /// block and the errors before it. Infinite for a class without blocks.
     fn by_block(
         &self,
         sides: &Sides,
@@ -270,7 +273,7 @@ impl Class {
             let uncertain = element.carried.min(run.products.len() as f64 * unit);
             errors = errors.map(|e| e + each + uncertain);
         }
-        // Where a sum ends, it is scaled, and added in f32.
+        // At its end, a sum is scaled and added in f32.
         let rounded = 3.0 * (blocks * per_block) as f64 * nearest(most);
         errors.map(|e| (e + rounded) * SLACK)
     }
@@ -280,9 +283,9 @@ impl Class {
 #[derive(Default)]
 struct Run {
     products: Vec<f64>,
-    /// Sums of the positive ones, and of the negative ones' magnitudes.
+    /// Sums of the positive products and of the magnitudes of the negative ones.
     sums: [f64; 2],
-    /// 2^exponent of the one with the largest, in the unit's terms.
+    /// 2^exponent of the largest product, as the unit computes exponents.
     largest: f64,
 }
 
@@ -304,7 +307,7 @@ impl Run {
 /// Σ min(|p|, unit) over the positive products p, and over the negative ones.
 fn capped(unit: f64, element: &Element<'_>) -> [f64; 2] {
     let mut lost = [0.0; 2];
-    // Both sides at once: branches on random signs are mispredicted.
+    // Computes both sides without a branch, since random signs are mispredicted.
     for (a, w) in element.products() {
         let p = a * w;
         lost[0] += p.max(0.0).min(unit);
@@ -314,14 +317,15 @@ fn capped(unit: f64, element: &Element<'_>) -> [f64; 2] {
 }
 
 impl Inputs {
-    /// What a partial sum of at most `reach` counts with in the alignment: the power of two at or
-    /// below it; with group scales, which the unit does not see, up to the sum itself.
+    /// The value at which a partial sum of at most `reach` enters the alignment: the power of two
+    /// at or below it or, with group scales that the unit does not see, up to the sum itself.
     fn top(self, reach: f64) -> f64 {
-        // Alignment ends at 2^-133, f32's subnormals share one unit.
+        // Alignment ends at 2^-133: f32 subnormals share one unit.
         if self.group_scales.is_some() { reach } else { power(exponent(reach).max(-126)) }
     }
 
-    /// 2^exponent of a product in the unit's terms: a subnormal factor has its type's least exponent.
+    /// 2^exponent of a product as the unit computes it: a subnormal factor has the least exponent
+    /// of its type.
     fn product_exponent(self, a: f64, w: f64) -> f64 {
         let of = |x: f64, ty| power(exponent(x).max(least_exponent(ty)));
         if self.group_scales.is_some() {
@@ -333,18 +337,18 @@ impl Inputs {
         (of(a, self.activations) * of(w, self.weights)).max(power(-133))
     }
 
-    /// The largest that [`Self::product_exponent`] can be for a product of the element.
+    /// Upper bound of [`Self::product_exponent`] for the products of the element.
     fn largest_product(self, element: &Element<'_>) -> f64 {
         let (a, w) = (element.row.magnitude(), element.column.magnitude());
         if a == 0.0 || w == 0.0 {
             return 0.0;
         }
-        // Both are powers of two above the largest number.
+        // Both are powers of two above the largest value.
         self.product_exponent(a / 2.0, if self.group_scales.is_some() { w } else { w / 2.0 })
     }
 }
 
-/// The least exponent of a type's numbers: that of its subnormals.
+/// The least exponent of a type, that of its subnormals.
 fn least_exponent(ty: ScalarType) -> i32 {
     match ty {
         ScalarType::FLOAT16 | ScalarType::FLOAT8_E5M2 => -14,
@@ -353,7 +357,7 @@ fn least_exponent(ty: ScalarType) -> i32 {
     }
 }
 
-/// Mantissa bits and least exponent of a 16-bit type, and what rounds to infinity.
+/// Mantissa bits and least exponent of a 16-bit type, and the least value that rounds to infinity.
 fn mantissa(ty: ScalarType) -> (i32, i32, f64) {
     match ty {
         ScalarType::FLOAT16 => (10, -14, 65504.0),
@@ -366,7 +370,7 @@ fn nearest(reach: f64) -> f64 {
     power(exponent(reach).max(-126) - 24)
 }
 
-/// ⌊log₂ x⌋ of a positive normal number; for zero less than any.
+/// ⌊log₂ x⌋ of a positive normal number; for zero, less than any other.
 fn exponent(x: f64) -> i32 {
     ((x.to_bits() >> 52) as i32 & 0x7ff) - 1023
 }

@@ -1,8 +1,8 @@
-//! How far a correct kernel's sum may be from the exact one.
+//! Bounds on the error of a correct kernel's sum.
 //!
-//! A [`Class`] says which operations a kernel uses and in which orders it may use them; from it
-//! follows, for each element, a bound on the error of its f32 sum that no kernel of the class can
-//! exceed. Nothing in it is chosen by hand.
+//! A [`Class`] states the operations of a kernel and their possible orders. From it follows, for
+//! each element, a bound on the error of the f32 sum that no kernel of the class can exceed. The
+//! bound contains no chosen tolerance.
 //!
 //! # Derivation
 //!
@@ -10,17 +10,17 @@
 //! magnitudes, and Ĉ a bound on the magnitude of every partial sum that a kernel of the class can
 //! compute. Every kernel of the class makes `n` additions of the kind below.
 //!
-//! *Partial sums in any order.* A matrix unit truncates toward zero: a truncated term keeps its sign
-//! and does not grow, so that a computed partial sum stays between −N and P. Only roundings to
-//! nearest can enlarge it, each by 2^-24 of itself: Ĉ = max(P, N)·(1 + 2^-24)^m for m of them.
-//! The computed sum is in that interval, too, so that no bound reaches past it.
+//! *Partial sums in any order.* A matrix unit truncates toward zero: a truncated term keeps its
+//! sign and does not grow, so a computed partial sum stays between −N and P. Only roundings to
+//! nearest can enlarge it, each by 2^-24 of itself: Ĉ = max(P, N)·(1 + 2^-24)^m for m of them. The
+//! computed sum also lies in that interval, so no bound exceeds it.
 //!
-//! *Partial sums of ranges.* Where a kernel forms only sums over ranges of k, or of a warp's share of
-//! each tile of k, a partial sum is the difference of two prefix sums of that series: C is the
-//! largest prefix sum minus the least, over all the series that the class allows. For random data
-//! that is less by a factor of about √K. With its errors, a computed partial sum is at most
-//! Ĉ = C + B; since B depends on Ĉ, B is taken from errors at a larger reach that it does not
-//! exceed itself, never larger than that of any order.
+//! *Partial sums of ranges.* If a kernel forms only sums over ranges of k, or over a warp's share
+//! of each tile of k, a partial sum is the difference of two prefix sums of that series. C is the
+//! largest prefix sum minus the least, over all series that the class allows; for random data it is
+//! smaller by a factor of about √K. With its errors, a computed partial sum is at most Ĉ = C + B.
+//! Since B depends on Ĉ, B is computed at a larger reach that includes it, but never larger than
+//! that of any order.
 //!
 //! *A matrix unit* ([`super::tensor_core`]) with F fraction bits adds t products to an accumulator c.
 //! With E the largest exponent among them, each of the t + 1 terms loses less than u = 2^(E − F), and
@@ -29,44 +29,44 @@
 //! instruction may run as several such sums. The exponent of a product is the sum of its factors'
 //! exponents; a subnormal factor counts with its type's least exponent, every other with its own.
 //!
-//! Truncation takes from positive products and gives to negative ones: the sum is too low by less
-//! than Σ min(p, u) over the positive products p, and too high by less than the same sum over the
-//! negative ones, so that the bounds below and above S differ.
+//! Truncation lowers positive products and raises negative ones: the sum is too low by less than Σ
+//! min(p, u) over the positive products p, and too high by less than the same sum over the negative
+//! ones. The bounds below and above S therefore differ.
 //!
 //! *Contiguous runs of k* ([`Order::Contiguous`]), cut anywhere: before block j an accumulator is
-//! the difference of the prefix sum there and an earlier one, which gives each block a reach, and a
-//! u, of its own.
+//! the difference of the prefix sum there and an earlier one, so each block has its own reach and
+//! its own u.
 //!
 //! *Group scales that multiply sums* (8-bit activations): the unit's sums end with each group, so
-//! that each group has a Ĉ of its own. The unit sees codes, and aligns them without the scale s: in terms of the scaled sum, 2^⌊log₂ c⌋·s is at most Ĉ itself; ⌊log₂⌋ is not
-//! taken, neither of sums nor of weights. A group's multiply-add rounds by less than the truncation
-//! of the accumulator that its first sum does not have.
+//! each group has its own Ĉ. The unit aligns codes without the scale s: in terms of the scaled sum,
+//! 2^⌊log₂ c⌋·s is at most Ĉ itself, so ⌊log₂⌋ is not applied to sums or weights. The rounding of a
+//! group's multiply-add is smaller than the accumulator truncation that its first sum lacks.
 //!
 //! *Fused multiply-add*: each rounds once, by at most 2^(⌊log₂ Ĉ⌋ − 24). With a separate product,
 //! 2^-24·Σ|a·w| is added for the roundings of the products.
 //!
-//! *Integer groups*: the sum of a group, or of several with integer scales, is an integer, and exact.
-//! Made an f32, and multiplied by the scales of its group or column and of its row of
-//! activations, it is rounded at most three times, each by at most 2^-24 of it: together
-//! 3·2^-24·Σ|a·w|. The parts may be added after that, scaled, so that an addition rounds by at most
-//! 2^-24·Ĉ, whatever the scale. Kernels whose integers wrap at 2^31 are not of the class there.
+//! *Integer groups*: the sum of a group, or of several with integer scales, is an exact integer.
+//! Its conversion to f32 and the multiplications by the scales of its group or column and of its
+//! row of activations round at most three times, each by at most 2^-24 of it: together
+//! 3·2^-24·Σ|a·w|. The scaled parts are then added, each addition rounding by at most 2^-24·Ĉ.
+//! Kernels whose integers wrap at 2^31 do not belong to the class.
 //!
 //! *Reductions* of partial sums in f32 round by at most 2^(⌊log₂ Ĉ⌋ − 24) each, and there is at most
 //! one per partial sum; reductions through a 16-bit type of p mantissa bits by
 //! 2^(⌊log₂ Ĉ⌋ − p − 1), or half its smallest subnormal.
 //!
-//! *Activations that are uncertain themselves* by a radius r (a stage before this one had to be
-//! recomputed) move S by at most Σ r·|w|, and every partial sum with it.
+//! *Uncertain activations* with radius r (an earlier stage had to be recomputed) move S and every
+//! partial sum by at most Σ r·|w|.
 //!
-//! *Overflow.* Where Ĉ reaches the largest f32, nothing is promised: the bound is infinite, and NaN is
-//! admitted. So it is where an activation is infinite and numbers beside it may overflow.
+//! *Overflow.* If Ĉ reaches the largest f32, the bound is infinite and NaN is admitted. The same
+//! holds if an activation is infinite and other terms may overflow.
 //!
-//! # Orders that are known
+//! # Known orders
 //!
-//! [`Order::Ascending`] is a set of members, each of which fixes the order of k: then every loss of
-//! every fused sum is known, and what is left is the order in which f32 parts are added. A kernel
-//! uses one member for all elements of an output. [`Class::members`] lists them;
-//! [`Judge`](super::Judge) computes the interval of a single one.
+//! [`Order::Ascending`] is a set of members, each with a fixed order of k. Then the loss of every
+//! fused sum is known, and only the order of the f32 additions of parts is open. A kernel uses one
+//! member for all elements of an output. [`Class::members`] lists them; [`Judge`](super::Judge)
+//! computes the interval of a single member.
 
 mod ascending;
 mod error;
@@ -81,7 +81,7 @@ use super::kernel::Stripe;
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
 
-/// How products are added up.
+/// The arithmetic that sums products.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Adder {
@@ -91,15 +91,15 @@ pub enum Adder {
         products: usize,
         /// F: fraction bits kept below the largest exponent.
         fraction_bits: u32,
-        /// Significant bits of the result: 24, or fewer where the unit keeps fewer.
+        /// Significant bits of the result: at most 24.
         kept_bits: u32,
     },
     /// f32, a fused multiply-add for each product.
     FusedF32,
     /// f32, a rounded product and a rounded addition.
     SeparateF32,
-    /// Integers within a group or part of k; their sums as f32, times up to two scales, each
-    /// rounded, and added up, rounded.
+    /// Integer sums within a group or part of k; converted to f32, multiplied by up to two scales,
+    /// and added, with a rounding after each step.
     IntegerGroups {
         /// k per group.
         group_size: usize,
@@ -108,31 +108,31 @@ pub enum Adder {
     Exact,
 }
 
-/// In which orders partial sums may be formed.
+/// The orders in which partial sums may be formed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
     /// Any.
     Any,
-    /// Sums over contiguous ranges of k in blocks, or of such shares of them. The contiguous range
-    /// itself is always among them.
+    /// Sums over contiguous ranges of k in blocks, or over stripes of such ranges. The contiguous
+    /// range itself is always included.
     Striped {
         /// k per block: the k-step of the unit.
         block: usize,
-        /// The shares.
+        /// The stripes.
         stripes: Vec<Stripe>,
     },
-    /// Ascending sums over contiguous ranges of k, from zero each, cut at any multiples of `block`.
-    /// The ranges' sums are added in f32 in any order.
+    /// Ascending sums over contiguous ranges of k, each starting from zero and cut at multiples of
+    /// `block`. The sums of the ranges are added in f32 in any order.
     Contiguous {
         /// k per block: that of the instruction.
         block: usize,
     },
-    /// As [`Self::Contiguous`], cut in one of a set of known ways.
+    /// As [`Self::Contiguous`], with one of a set of known cuts.
     Ascending(Ascending),
 }
 
-/// Where partial sums are added up.
+/// The arithmetic that adds partial sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reduction {
@@ -163,7 +163,7 @@ pub struct Class {
 }
 
 impl Class {
-    /// Checks a class that was read from somewhere.
+    /// Checks a class from an untrusted source.
     ///
     /// # Errors
     /// [`Error::Size`] naming the number that is out of range.
@@ -212,7 +212,7 @@ impl Class {
         }
     }
 
-    /// Whether Σ|a·w| has to be known: for sums in any order, for what is rounded in proportion to
+    /// Whether the bound needs Σ|a·w|: for sums in any order, for roundings proportional to
     /// products, and for units so coarse that they lose whole products.
     fn tracks_absolute(&self) -> bool {
         let striped = matches!(self.order, Order::Striped { .. });
@@ -224,7 +224,7 @@ impl Class {
         }
     }
 
-    /// What a product has to track for this class.
+    /// The quantities that a product must track for this class.
     pub fn request<'r>(&self, stripes: &'r mut Vec<Stripe>) -> Request<'r> {
         let block = match &self.order {
             Order::Any | Order::Contiguous { .. } | Order::Ascending(_) => 0,
@@ -240,7 +240,7 @@ impl Class {
     }
 }
 
-/// The types of a product, as the matrix unit sees them.
+/// The types of a product in the matrix unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inputs {
     /// Activations.
@@ -249,7 +249,7 @@ pub struct Inputs {
     pub weights: ScalarType,
     /// Output.
     pub output: ScalarType,
-    /// k per group where the unit sums codes whose group scale multiplies the sum: a product's scale
-    /// is no part of what the unit aligns, and no sum of the unit goes on over groups.
+    /// k per group if the unit sums codes and the group scale multiplies the sum: then the unit
+    /// aligns products without their scale, and its sums end with each group.
     pub group_scales: Option<usize>,
 }

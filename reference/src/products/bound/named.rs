@@ -1,4 +1,4 @@
-//! Classes that have names.
+//! Named classes.
 
 use super::{Adder, Ascending, Class, Order, Reduction, Split};
 use crate::num::scalar::ScalarType;
@@ -7,7 +7,7 @@ use crate::products::schedule::{FP8_UNIT, MOST_PARTS, PROMOTIONS, SPLIT_TILES, U
 use crate::products::tensor_core::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit};
 
 impl Class {
-    /// The classes that have names of their own.
+    /// The named classes.
     pub fn named() -> Vec<Self> {
         let hopper = UNITS
             .iter()
@@ -35,9 +35,9 @@ impl Class {
         .collect()
     }
 
-    /// Every kernel that adds up f16 or bf16 products on a matrix unit from Turing on, or with fused
-    /// f32 multiply-adds, in any order, with partial sums reduced in f32: F = 24 is the fewest
-    /// fraction bits that such a unit is known to keep, and eight products the fewest per sum.
+    /// Every kernel that sums f16 or bf16 products on a matrix unit from Turing on, or with fused
+    /// f32 multiply-adds, in any order, with partial sums reduced in f32. Known units keep at least
+    /// F = 24 fraction bits and add at least eight products per sum.
     pub fn any_order() -> Self {
         Self {
             name: "f32-any-order".to_owned(),
@@ -47,26 +47,26 @@ impl Class {
         }
     }
 
-    /// Every kernel that adds up e4m3 products on a matrix unit from Ada on, in any order, with or
-    /// without promotion to f32: Hopper's `wgmma` keeps the fewest fraction bits that are known, 13, and
-    /// truncates its result to as many. Where sums begin again from zero (a group that is scaled
-    /// apart, a promotion), the truncation of an accumulator that is not there is more than a
-    /// multiplication or an f32 addition rounds.
+    /// Every kernel that sums e4m3 products on a matrix unit from Ada on, in any order, with or
+    /// without promotion to f32. Hopper's `wgmma` keeps the fewest fraction bits of all known
+    /// units, 13, and truncates its result to as many. If sums restart from zero (scaled groups,
+    /// promotion), the accumulator truncation that the bound counts covers the rounding of the
+    /// multiplication or f32 addition.
     pub fn fp8_any_order() -> Self {
         let adder = Adder::MatrixUnit { products: 16, fraction_bits: 13, kept_bits: 14 };
         Self { name: "fp8-any-order".to_owned(), adder, ..Self::any_order() }
     }
 
-    /// As [`Self::fp8_any_order`], for kernels that go through contiguous ranges of k in ascending
-    /// order, wherever they cut them at multiples of 32.
+    /// As [`Self::fp8_any_order`], for kernels that sum contiguous ranges of k in ascending order,
+    /// cut at any multiples of 32.
     pub fn fp8_contiguous() -> Self {
         let (name, order) = ("fp8-contiguous".to_owned(), Order::Contiguous { block: 32 });
         Self { name, order, ..Self::fp8_any_order() }
     }
 
     /// Kernels with e4m3 operands on Hopper: k ascending on `wgmma` or `mma.sync`, with or without
-    /// promotion to f32 every 32, 64 or 128 k; in 1 to 16 parts of equally many tiles of 64, 128 or
-    /// 256 k (the last part may have fewer), added in f32 in any order.
+    /// promotion to f32 every 32, 64 or 128 k; in 1 to 16 parts with the same number of tiles of
+    /// 64, 128 or 256 k (the last part may have fewer), added in f32 in any order.
     pub fn fp8_hopper() -> Self {
         let mma = UnitName { instruction: Instruction::Mma, ..FP8_UNIT };
         let parts = |tile| (2..=MOST_PARTS).map(move |parts| Split::Parts { parts, tile });
@@ -79,7 +79,7 @@ impl Class {
         Self { name: "fp8-hopper".to_owned(), order, ..Self::fp8_any_order() }
     }
 
-    /// Every kernel that adds up its products with one matrix unit of the table, in any order, with
+    /// Every kernel that sums its products with one matrix unit of the table, in any order, with
     /// partial sums reduced in f32.
     pub fn of_unit(unit: &Unit) -> Self {
         let products = match unit.split {
@@ -87,8 +87,8 @@ impl Class {
             KSplit::Blocks(len) => len,
             KSplit::Pairs => unit.size_k / 2,
         };
-        // An accumulator that is added last is one more rounded addition per sum, as many as the
-        // bound counts for reductions.
+        // An accumulator that is added last costs one more rounded addition per sum, which the
+        // bound counts as a reduction.
         let adder = match unit.accumulator {
             Accumulator::F32 { kept_bits } => {
                 let fraction_bits = unit.fraction_bits as u32;
@@ -105,9 +105,9 @@ impl Class {
         Self { name: "matrix-unit-any-order".to_owned(), adder, order, reduction }
     }
 
-    /// The Marlin kernels on Hopper: steps of 16 k; each tile of 64 or 128 k is shared by two or four
-    /// warps in runs of 32; thread blocks take contiguous ranges of at least two steps for each warp; all partial
-    /// sums are added in f32.
+    /// The Marlin kernels on Hopper: steps of 16 k; two or four warps share each tile of 64 or 128
+    /// k in runs of 32; thread blocks process contiguous ranges of at least two steps per warp; all
+    /// partial sums are added in f32.
     pub fn marlin_hopper() -> Self {
         let stripes = [(4, 2), (8, 2)].map(|(period, length)| Stripe { period, length });
         Self {
@@ -118,7 +118,7 @@ impl Class {
         }
     }
 
-    /// Integer sums of groups, scaled and added up in f32 in any order: int8 activations.
+    /// Integer sums of groups, scaled and added in f32 in any order: int8 activations.
     pub fn integer_groups(group_size: usize) -> Self {
         Self {
             name: "integer-groups".to_owned(),
@@ -129,13 +129,13 @@ impl Class {
     }
 
     /// int8 activations with `groups` group scales over `size_k`: integers per group; with one
-    /// group, per part of at least 64 k, since kernels scale the parts of warps and thread blocks
-    /// apart and add them in f32.
+    /// group, per part of at least 64 k, since kernels scale the sums of warps and thread blocks
+    /// separately and add them in f32.
     pub fn int8(size_k: usize, groups: usize) -> Self {
         Self::integer_groups(if groups > 1 { size_k / groups } else { 64 })
     }
 
-    /// Integer sums: no error at all.
+    /// Integer sums, which are exact.
     pub fn exact() -> Self {
         Self {
             name: "exact".to_owned(),

@@ -10,12 +10,12 @@ use crate::{Error, Result};
 pub enum ScheduleChoice {
     /// The name `canonical`: [`Schedule::canonical`] of the case's weight and types.
     Canonical,
-    /// A schedule that is stated.
+    /// A given schedule.
     Given(Box<Schedule>),
 }
 
 impl ScheduleChoice {
-    /// The schedule that is meant for these matrices, of activations `input` and output `dtype`.
+    /// Resolves the schedule for these matrices, activations of type `input` and output `dtype`.
     pub(crate) fn resolve(
         &self,
         weights: &[Weight<'_>],

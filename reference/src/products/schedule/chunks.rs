@@ -1,4 +1,4 @@
-//! Where the chunks of one output's k begin and end.
+//! The chunks of k of one output.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::parse::MAX_CHUNKS;
 use super::{Chunks, ScheduleError, Striped};
 
 impl Striped {
-    /// Which column of tiles, counted through all rows, the output (m, n) belongs to.
+    /// The column of tiles, counted over all rows, of the output (m, n).
     fn column(&self, m: usize, n: usize, size_n: usize) -> usize {
         let per = size_n.div_ceil(self.columns);
         self.rows.map_or(0, |rows| m / rows * per) + n / self.columns
@@ -14,7 +14,7 @@ impl Striped {
 }
 
 impl Chunks {
-    /// Which of its thread block's rows the row at `place` is.
+    /// The row within its thread block of the row at `place`.
     pub(super) fn row_of_block(&self, place: usize) -> usize {
         match self {
             Self::Striped(Striped { rows: Some(rows), .. }) => place % rows,
@@ -22,7 +22,7 @@ impl Chunks {
         }
     }
 
-    /// Fails unless the chunks of a product with `size_k` are of a number that can be kept.
+    /// Returns an error for a product with `size_k` whose chunks are invalid or too many.
     pub(super) fn fit(&self, size_k: usize) -> Result<(), ScheduleError> {
         let (key, step) = match self {
             Self::Whole => return Ok(()),

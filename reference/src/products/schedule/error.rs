@@ -1,4 +1,4 @@
-//! What can be wrong with a schedule.
+//! Errors of schedules.
 
 /// A schedule that cannot be read, or does not fit its product.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum ScheduleError {
     Json {
         /// The key, with dots; `.` for the whole.
         key: String,
-        /// The parser's words.
+        /// The parser's message.
         problem: String,
     },
     /// A value outside its domain.

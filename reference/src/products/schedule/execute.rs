@@ -1,5 +1,5 @@
-//! A schedule, carried out. Outputs do not depend on each other, so neither the number of threads
-//! nor the other rows of x change a bit.
+//! Executes a schedule. Outputs are independent of each other, so neither the number of threads nor
+//! other rows of x change a bit.
 
 use std::ops::Range;
 
@@ -13,33 +13,33 @@ use crate::products::tensor_core::{Accumulator, LANES, Lanes, Row};
 use crate::weight::Weight;
 use crate::{Error, Result};
 
-/// What a product takes besides x and the weight.
+/// The operands of a product besides x and the weight.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Extras<'a> {
     /// `[M]`: the scale of each row of x, for the step `activation_scale`.
     pub activation_scales: Option<&'a [f32]>,
     /// `[M]`: for the steps that apply a router weight.
     pub router_weights: Option<&'a [f32]>,
-    /// `[K]`: a permutation that sorts `g_idx`, for [`Rows::ByGroup`](super::Rows::ByGroup); the
-    /// stable one where absent.
+    /// `[K]`: a permutation that sorts `g_idx`, for [`Rows::ByGroup`](super::Rows::ByGroup); `None`
+    /// uses the stable one.
     pub order: Option<&'a [u32]>,
 }
 
-/// The matrices of a stack of experts, and which of them each row of x is for.
+/// The matrices of a stack of experts, and the expert of each row of x.
 #[derive(Debug, Clone, Copy)]
 pub struct Stack<'a> {
     /// This rank's experts.
     pub weights: &'a [Weight<'a>],
     /// `[M]`: the expert of each row; `None` gives a row of zeros.
     pub expert_of: &'a [Option<usize>],
-    /// For each expert the permutation that sorts its `g_idx`; stable ones where absent.
+    /// For each expert the permutation that sorts its `g_idx`; `None` uses stable ones.
     pub orders: Option<&'a [Vec<u32>]>,
-    /// `[M]`: where [`Striped::rows`](super::Striped::rows) counts each row: its place in the
-    /// aligned tokens. The row itself where absent.
+    /// `[M]`: position of each row in the aligned tokens, which
+    /// [`Striped::rows`](super::Striped::rows) counts; `None` uses the row itself.
     pub places: Option<&'a [usize]>,
 }
 
-/// Decoded rows of x that are kept at a time.
+/// Largest number of decoded values of x that are kept at a time.
 const ROW_VALUES: usize = 1 << 22;
 
 impl Schedule {
@@ -47,11 +47,10 @@ impl Schedule {
     /// of the unit's type `a`, zero-extended.
     ///
     /// # Errors
-    /// [`ScheduleError`](crate::products::schedule::ScheduleError) where the schedule contradicts itself or the weight; [`Error::Shape`]
-    /// for x and extras of another length; [`Error::Value`] for a weight that the unit's type
-    /// cannot hold where it must, and for a permutation that does not sort; what
-    /// [`Weight::validate`] refuses. `Extras` without a scale that a step needs is
-    /// [`Error::Missing`].
+    /// [`ScheduleError`](crate::products::schedule::ScheduleError) if the schedule contradicts
+    /// itself or the weight; [`Error::Shape`] for x and extras of another length; [`Error::Value`]
+    /// for a weight without a value in the unit's type and for a permutation that does not sort;
+    /// [`Error::Missing`] for a scale that a step needs; the errors of [`Weight::validate`].
     pub fn execute(&self, x: &[u32], weight: &Weight<'_>, extras: Extras<'_>) -> Result<Vec<u32>> {
         let plan = Plan::new(self, weight, extras.order, f32::NEG_INFINITY)?;
         let (size_k, size_n) = (weight.shape().size_k, weight.shape().size_n);
@@ -66,11 +65,11 @@ impl Schedule {
     }
 
     /// Like [`Schedule::execute`], with a matrix for each row: `y[m] = x[m] · W[expert_of[m]]`.
-    /// `extras.order` is not read: `stack.orders` has one for each expert.
+    /// Ignores `extras.order`; `stack.orders` has one for each expert.
     ///
     /// # Errors
-    /// As [`Schedule::execute`]; [`Error::Value`] for an expert that is not there;
-    /// [`Error::Shape`] for experts of several shapes.
+    /// As [`Schedule::execute`]; [`Error::Value`] for an unknown expert; [`Error::Shape`] for
+    /// experts of several shapes.
     pub fn execute_stack(
         &self,
         x: &[u32],
@@ -80,8 +79,8 @@ impl Schedule {
         self.execute_columns(x, stack, extras, |_| true)
     }
 
-    /// [`Schedule::execute_stack`] of those runs of [`LANES`] columns that `wanted` says, by their
-    /// first column; the other outputs are left 0.
+    /// [`Schedule::execute_stack`] for the runs of [`LANES`] columns that `wanted` selects by their
+    /// first column; other outputs stay 0.
     pub(crate) fn execute_columns(
         &self,
         x: &[u32],
@@ -152,7 +151,7 @@ impl Schedule {
     }
 }
 
-/// The outputs of `rows` into their places in `out`.
+/// Writes the outputs of `rows` to `out`.
 fn run(
     plan: &Plan<'_>,
     x: &[u32],
@@ -214,10 +213,10 @@ fn step(steps: &[Step], sum: &mut Lanes, operands: &[Operands; LANES]) {
     }
 }
 
-/// One warp's sum on its way.
+/// The partial sum of one warp.
 #[derive(Clone)]
 struct Warp {
-    /// In the unit's type.
+    /// The sum in the unit's type.
     part: Lanes,
     /// With group sums: the group of `part`, and the f32 sum.
     group: Option<usize>,
@@ -259,7 +258,7 @@ impl Plan<'_> {
         chunks.into_iter().map(sum).collect()
     }
 
-    /// The outputs that follow from the chunks' sums.
+    /// Computes the outputs from the sums of the chunks.
     pub(super) fn finish_chunks(
         &self,
         sums: &mut [Lanes],

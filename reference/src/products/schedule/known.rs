@@ -1,4 +1,4 @@
-//! The schedules of kernels that are known, for outputs whose case declares none.
+//! Known schedules of kernels, for outputs whose case declares none.
 
 use super::{
     Chunks, FP8_PROMOTION, FP8_UNIT, Fp8Kernel, Order, Related, Schedule, StepOp, Sum, UnitName,
@@ -9,17 +9,16 @@ use crate::weight::Weight;
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// The most parts of split-K.
+/// Largest number of split-K parts.
 pub(crate) const MOST_PARTS: usize = 16;
-/// k of the tiles that parts are made of.
+/// k of the tiles that form parts.
 pub(crate) const SPLIT_TILES: [usize; 3] = [128, 64, 256];
 /// k after which a sum is promoted to f32.
 pub(crate) const PROMOTIONS: [usize; 3] = [FP8_PROMOTION, 64, 32];
 
-/// Every known schedule of a product with one of `weights` (a matrix, or a stack of experts), whose
-/// activations enter the unit as `input` and whose output is `dtype`, with what it is; likely ones
-/// first. All that can be said without the output: whether one of them made it is for the caller
-/// to find out.
+/// Every known schedule of a product with one of `weights` (a matrix, or a stack of experts),
+/// activations of type `input` in the unit and output `dtype`, each with a description; likely ones
+/// first. The caller compares them with the output.
 pub fn known_schedules(
     weights: &[Weight<'_>],
     dtype: ScalarType,
@@ -45,10 +44,10 @@ pub fn known_schedules(
     known
 }
 
-/// How the text of [`Schedule::upstream`] begins.
+/// The first words of the text of [`Schedule::upstream`].
 const COMPUTED: &str = "upstream's Marlin kernel computed it: ";
 
-/// `mma.sync` with e4m3: of Blackwell, the arithmetic of every later unit.
+/// `mma.sync` with e4m3; Blackwell's arithmetic is that of every later unit.
 fn fp8_mma() -> [UnitName; 3] {
     [Architecture::Ada, Architecture::Hopper, Architecture::RtxBlackwell]
         .map(|architecture| UnitName { architecture, instruction: Instruction::Mma, ..FP8_UNIT })
@@ -78,7 +77,7 @@ fn canonical(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Vec<(
             Schedule { unit, ..schedule.clone() },
         ));
         all.push((format!("one chain over k on {on}"), Schedule { unit, ..whole.clone() }));
-        // The scales of several groups cut the sums already.
+        // The scales of several groups already cut the sums.
         if weight.scales.rows() == 1 {
             for n in PROMOTIONS {
                 let chunks = Chunks::Size(n);
@@ -117,7 +116,7 @@ fn w8a8(weight: &Weight<'_>, dtype: ScalarType) -> Vec<(String, Schedule)> {
                         Chunks::Size(n) => size_k.div_ceil(*n),
                         _ => 1,
                     };
-                    // Two parts have one order, and promotions are added as they come.
+                    // Two parts have only one order, and promotions are added in ascending order.
                     if order != Order::Ascending && (parts < 3 || cut.contains("promoted")) {
                         continue;
                     }

@@ -8,38 +8,38 @@ use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// One launch of the kernel: some rows of x with a thread block of their own.
+/// One launch of the kernel: a range of rows of x and its thread block.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
     /// Rows of x.
     pub rows: Range<usize>,
     /// The thread block.
     pub cta: Cta,
-    /// The schedule, for these rows alone: row 0 of it is the first of `rows`.
+    /// The schedule for only these rows; its row 0 is the first of `rows`.
     pub schedule: Schedule,
 }
 
-/// All launches of one call of vLLM 0.21.0's `marlin_gemm`, as its host code chooses them
-/// (`csrc/quantization/marlin/marlin.cu`), on a GPU whose thread blocks may take 227 KiB of shared
-/// memory, where every tile fits. The rule was compared with an H200's outputs: see
+/// All launches of one call of vLLM 0.21.0's `marlin_gemm`, as its host code selects them
+/// (`csrc/quantization/marlin/marlin.cu`), on a GPU with 227 KiB of shared memory per thread block,
+/// where every tile fits. The rule was compared with an H200's outputs: see
 /// `docs/src/internals/tensor-cores.md`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launches(Vec<Launch>);
 
-/// k, columns and threads of a tile, in the order of preference: for up to 16 rows, and for more.
+/// k, columns and threads of a tile, in order of preference, for up to 16 rows and for more.
 const SMALL: [(usize, usize, usize); 3] = [(128, 128, 256), (64, 128, 128), (128, 64, 128)];
 const LARGE: [(usize, usize, usize); 3] = [(64, 256, 256), (64, 128, 128), (128, 64, 128)];
-/// Taken instead where the preferred tiles would occupy at most a quarter of the GPU.
+/// Used instead if the preferred tiles would occupy at most a quarter of the GPU.
 const NARROW: (usize, usize, usize) = (128, 64, 128);
 
-/// Rows of a thread block at most.
+/// Largest number of rows of a thread block.
 const BLOCK_ROWS: usize = 64;
 
 impl Launches {
     /// The launches for `size_m` rows, on a GPU of `multiprocessors` (H200, H100 SXM: 132).
     ///
-    /// A weight with act-order whose scales have more groups than its k has (a rank's slice) is
-    /// taken for `is_k_full` false.
+    /// A weight with act-order whose scales have more groups than its k (a rank's slice) counts as
+    /// `is_k_full` false.
     ///
     /// # Errors
     /// [`Error::Size`] for a shape that no tile divides, [`Error::Unsupported`] as
@@ -71,16 +71,16 @@ impl Launches {
         &self.0
     }
 
-    /// The launches, to be changed.
+    /// The launches, mutable.
     pub fn all_mut(&mut self) -> &mut [Launch] {
         &mut self.0
     }
 
-    /// The output `[M, N]` of all launches, bits row-major; `x` and `extras` as
-    /// [`Schedule::execute`] takes them, for all rows.
+    /// The output `[M, N]` of all launches, bits row-major; `x` and `extras` as for
+    /// [`Schedule::execute`], for all rows.
     ///
     /// # Errors
-    /// As [`Schedule::execute`]; [`Error::Shape`] where x has not the launches' rows.
+    /// As [`Schedule::execute`]; [`Error::Shape`] if x does not have the launches' rows.
     pub fn execute(&self, x: &[u32], weight: &Weight<'_>, extras: Extras<'_>) -> Result<Vec<u32>> {
         let size_k = weight.shape().size_k;
         let size_m = self.0.last().map_or(0, |l| l.rows.end);
@@ -112,7 +112,7 @@ impl Launches {
     }
 }
 
-/// Rows of the next launch: whole blocks of 64 while there are any, then the rest.
+/// Rows of the next launch: whole blocks of 64 first, then the rest.
 fn next_rows(left: usize, size_n: usize) -> usize {
     let most = if size_n <= 4096 { 128 } else { 16 };
     match left / BLOCK_ROWS {
@@ -121,7 +121,7 @@ fn next_rows(left: usize, size_n: usize) -> usize {
     }
 }
 
-/// k per group, where runs of tiles must not begin inside a group.
+/// k per group if runs of tiles must not begin inside a group.
 fn group_of_tiles(weight: &Weight<'_>) -> Option<usize> {
     let shape = weight.shape();
     let groups = weight.scales.rows();
@@ -159,8 +159,8 @@ fn block(
     let warps_n = tile_n / if wide { 64 } else { 32 };
     let tiles = size_k / tile_k;
     let columns = size_n / tile_n * blocks;
-    // What exceeds whole rounds of the GPU is dealt in runs; with another round added, where it
-    // would be less than about a third of one.
+    // Tiles beyond whole waves of the GPU are dealt in runs, together with another wave if they
+    // fill less than about a third of one.
     let mut dealt = columns;
     if columns > multiprocessors {
         dealt = columns % multiprocessors;

@@ -1,22 +1,21 @@
-//! A matrix product `y[M, N] = x[M, K] · W[K, N]` said completely, as data.
+//! A matrix product `y[M, N] = x[M, K] · W[K, N]` described completely as data.
 //!
-//! A [`Schedule`] names the matrix unit, how weights become its operands, in which order k is
-//! gone through and partial sums are added, and where scales, bias, router weight and roundings
-//! stand. Two implementations of one schedule give the same bits, and [`Schedule::execute`]
-//! computes them.
+//! A [`Schedule`] states the matrix unit, the conversion of weights to its operands, the order of k
+//! and of additions of partial sums, and the position of scales, bias, router weight and roundings.
+//! Two implementations of one schedule give the same bits, which [`Schedule::execute`] computes.
 //!
-//! One output `y[m, n]` comes about like this:
+//! One output `y[m, n]` is computed in these steps:
 //!
-//! 1. k is taken as stored, or sorted by group ([`Rows`]), and cut into chunks ([`Chunks`]).
-//! 2. A chunk is cut into tiles of k that warps share ([`Stripes`]): each warp adds up its part of
+//! 1. k is used as stored or sorted by group ([`Rows`]), and cut into chunks ([`Chunks`]).
+//! 2. A chunk is cut into tiles of k that warps share ([`Stripes`]): each warp sums its part of
 //!    every tile, one instruction after the other, from zero.
 //! 3. With [`GroupSum`], a warp's sum ends with each group of k, and is multiplied by the group's
 //!    scale and added to an f32.
 //! 4. [`Schedule::warp_steps`] are applied, the warps' sums are added; [`Schedule::chunk_steps`] are
 //!    applied, the chunks' sums are added.
-//! 5. [`Schedule::epilogue`] gives the output.
+//! 5. [`Schedule::epilogue`] produces the output.
 //!
-//! f32 additions round to nearest even. A NaN that any step gives is 0x7FFFFFFF (16 bits: 0x7FFF).
+//! f32 additions round to nearest even. Every NaN result is 0x7FFFFFFF (16 bits: 0x7FFF).
 
 mod choice;
 mod chunks;
@@ -50,24 +49,24 @@ pub use w8a8::{FP8_PROMOTION, FP8_UNIT, Fp8Kernel};
 
 use crate::num::scalar::ScalarType;
 
-/// How a product is computed. Read from JSON with [`Schedule::parse`]; unknown keys are refused.
+/// The computation of a product. [`Schedule::parse`] reads it from JSON and rejects unknown keys.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
     /// The matrix unit: a row of [`UNITS`](super::tensor_core::UNITS).
     pub unit: UnitName,
-    /// What of a weight enters the unit.
+    /// The operands of the unit for a weight.
     pub weights: Weights,
     /// The order of k.
     #[serde(default)]
     pub rows: Rows,
-    /// How k is cut into sums that begin from zero.
+    /// How k is cut into sums that start from zero.
     #[serde(default)]
     pub chunks: Chunks,
-    /// How warps share a chunk; absent: one warp takes it all.
+    /// How warps share a chunk; `None`: one warp computes all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripes: Option<Stripes>,
-    /// Sums per group of k; absent: a sum goes on over groups.
+    /// Sums per group of k; `None`: sums continue across groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_sum: Option<GroupSum>,
     /// Applied to each warp's sum before the warps are added.
@@ -83,15 +82,15 @@ pub struct Schedule {
     pub epilogue: Vec<Step>,
 }
 
-/// What of a weight enters the unit.
+/// The operands of the unit for a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// Which number.
+    /// The value.
     pub form: WeightForm,
-    /// The number is multiplied by 2^exponent before it is rounded, and the channel scale (where
-    /// it is a step; else the global scale) by 2^−exponent: kernels move an 8-bit float's bits
-    /// into a wider one's and leave the difference of the biases to a scale.
+    /// The value is multiplied by 2^exponent before it is rounded, and the channel scale (if it is
+    /// a step; otherwise the global scale) by 2^−exponent: kernels move the bits of an 8-bit float
+    /// into a wider float and correct the exponent bias by a scale.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub exponent: i32,
 }
@@ -100,19 +99,19 @@ fn is_zero<T: Default + PartialEq>(x: &T) -> bool {
     *x == T::default()
 }
 
-/// Which number of a weight enters the unit. NVFP4's global scale is never part of it.
+/// The value of a weight that enters the unit. It never includes NVFP4's global scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightForm {
     /// (q − z) · s, rounded once to the unit's type, as kernels of the Marlin family do.
     Rounded,
-    /// (q − z) · s; a weight for which the unit's type has no such number is an error.
+    /// (q − z) · s; a weight whose value the unit's type cannot represent is an error.
     Exact,
     /// q − z: the scale is a step, or a group's.
     Unscaled,
 }
 
-/// The order in which the rows k of the weight are gone through.
+/// The order of the rows k of the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rows {
@@ -123,19 +122,19 @@ pub enum Rows {
     ByGroup,
 }
 
-/// How k is cut. All numbers are k and fill whole instructions.
+/// How k is cut. All values are in k and fill whole instructions.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Chunks {
     /// One chunk.
     #[default]
     Whole,
-    /// Chunks of this length, the last one shorter where it must be.
+    /// Chunks of this length; the last one may be shorter.
     Size(usize),
-    /// A chunk begins at 0 and at each of these, which ascend.
+    /// Chunks start at 0 and at each of these ascending values.
     Boundaries(Vec<usize>),
-    /// Marlin's stripes: the tiles of all columns, k ascending inside a column, are dealt to
-    /// blocks in runs of equal length, so that a column of tiles is cut wherever a run ends.
+    /// Marlin's stripes: the tiles of all columns, with k ascending within a column, are dealt to
+    /// thread blocks in runs of equal length. A column of tiles is cut wherever a run ends.
     Striped(Striped),
 }
 
@@ -149,10 +148,10 @@ pub struct Striped {
     pub columns: usize,
     /// Tiles of a run.
     pub run: usize,
-    /// Rows of x that share a tile; the columns of the next rows follow. Absent: all rows.
+    /// Rows of x that share a tile; the columns of the next rows follow. `None`: all rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<usize>,
-    /// So many columns of tiles, the first ones, are not cut; runs are dealt behind them.
+    /// Number of leading columns of tiles that are not cut; runs are dealt after them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub whole: usize,
 }
@@ -173,22 +172,22 @@ pub struct Stripes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSum {
-    /// What a group's sum is multiplied with.
+    /// The factor of a group's sum.
     pub scale: GroupScale,
     /// How it is added.
     pub multiply_add: MultiplyAdd,
 }
 
-/// What a group's sum is multiplied with.
+/// The factor of a group's sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupScale {
     /// The group's scale.
     Stored,
-    /// The scale as Marlin's int8 kernels take it: an int16, `scale · 4096 / max` rounded to
-    /// even, with max / 4096 in the activations' scales; the stored scale when there is one group.
+    /// The scale of Marlin's int8 kernels: an int16, `scale · 4096 / max` rounded to even, with max
+    /// / 4096 in the activations' scales; the stored scale if there is one group.
     Int16,
-    /// Nothing: an integer sum only becomes an f32.
+    /// No scale: an integer sum is only converted to f32.
     One,
 }
 
@@ -200,8 +199,8 @@ pub enum MultiplyAdd {
     Fused,
     /// Two.
     Separate,
-    /// None: sum and scales stay integers modulo 2^32, and the sum of all groups becomes an f32 at
-    /// the end. For integer units, with scales that are integers.
+    /// No rounding: sum and scales are integers modulo 2^32, and the sum of all groups is converted
+    /// to f32 at the end. For integer units with integer scales.
     Integer,
 }
 
@@ -209,9 +208,9 @@ pub enum MultiplyAdd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sum {
-    /// In which order.
+    /// The order.
     pub order: Order,
-    /// float32; or a 16-bit type, as which a running sum is stored before the next f32 addition.
+    /// float32, or a 16-bit type to which a running sum is rounded before the next f32 addition.
     #[serde(rename = "type", with = "names::scalar", default = "names::float32")]
     pub ty: ScalarType,
 }
@@ -222,7 +221,7 @@ impl Default for Sum {
     }
 }
 
-/// The order of an addition of p partial sums.
+/// The order in which p partial sums are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -230,11 +229,11 @@ pub enum Order {
     Ascending,
     /// ((s_last + s_before) + …) + s0.
     Descending,
-    /// Neighbours first: (s0 + s1) + (s2 + s3), and so on up; an odd one waits.
+    /// Neighbours first: (s0 + s1) + (s2 + s3), and so on; an odd one is added at the next level.
     Pairwise,
-    /// Marlin's warps: the upper half of p is stored; then, as long as halves are left, each of
-    /// the upper half of the rest adds to itself the sum of the two stored ones of its own place,
-    /// and is stored; s0 adds the last one. p is a power of two.
+    /// Marlin's warps, for p a power of two: the upper half stores its sums. Then, while more than
+    /// one warp remains, each warp of the upper half of the rest adds the sum of the two stored
+    /// values of its position to its own and stores the result. s0 adds the last one.
     Halving,
 }
 
@@ -245,13 +244,13 @@ pub enum Order {
 pub struct Step {
     /// What happens.
     pub op: StepOp,
-    /// float32, float16 or bfloat16; never wider than the step before.
+    /// float32, float16 or bfloat16; never wider than the previous step's type.
     #[serde(rename = "type", with = "names::scalar")]
     pub ty: ScalarType,
 }
 
-/// What a step does. An operand that the product lacks (no bias, no global scale, no router
-/// weight) leaves the value as it is.
+/// The operation of a step. A missing operand (no bias, no global scale, no router weight) leaves
+/// the value unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepOp {
@@ -262,9 +261,9 @@ pub enum StepOp {
     /// Times the column's scale, plus the column's bias, rounded once (a multiply-add). Without a
     /// bias: as [`Self::ChannelScale`].
     ChannelScaleBias,
-    /// As upstream's Marlin kernel was compiled: [`Self::ChannelScaleBias`], but product and sum are
-    /// rounded apart in the first eight rows of a thread block ([`Striped::rows`]; without it, of
-    /// all rows) where the column is one of the first eight of each 64.
+    /// As compiled in upstream's Marlin kernel: [`Self::ChannelScaleBias`], but product and sum are
+    /// rounded separately in the first eight rows of a thread block ([`Striped::rows`]; without it,
+    /// of all rows) for the first eight of each 64 columns.
     ChannelScaleBiasMarlin,
     /// Times NVFP4's global scale.
     GlobalScale,
@@ -277,7 +276,7 @@ pub enum StepOp {
     Bias,
     /// Times the row's router weight.
     RouterWeight,
-    /// Times router weight · global scale, a product that is rounded to f32 first. Without a
-    /// router weight: nothing.
+    /// Times router weight · global scale, whose product is rounded to f32 first. Without a router
+    /// weight, no operation.
     RouterWeightGlobal,
 }

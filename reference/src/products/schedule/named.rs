@@ -1,4 +1,4 @@
-//! Schedules by name: this project's canonical ones, and those of upstream's kernel.
+//! Named schedules: the canonical ones of this project, and those of upstream's kernel.
 
 use super::{
     AccumulatorType, Chunks, GroupScale, GroupSum, MultiplyAdd, Order, Rows, Schedule, Step,
@@ -11,9 +11,9 @@ use crate::{Error, Result};
 
 const F32: ScalarType = ScalarType::FLOAT32;
 
-/// No chunk of a canonical schedule but the last is shorter.
+/// Shortest chunk of a canonical schedule, except the last.
 const LEAST_CHUNK: usize = 256;
-/// Chunks are whole tiles of this many k.
+/// Chunks consist of tiles of this many k.
 const CHUNK_STEP: usize = 128;
 
 fn step(op: StepOp, ty: ScalarType) -> Step {
@@ -40,7 +40,7 @@ pub(super) fn half(dtype: ScalarType) -> Result<()> {
 }
 
 impl Schedule {
-    /// Chunks that a canonical schedule cuts k into at most.
+    /// Largest number of chunks of a canonical schedule.
     pub const CANONICAL_CHUNKS: usize = 8;
 
     /// k of each chunk of a canonical schedule: a multiple of 128 and at least 256. The last chunk
@@ -63,10 +63,10 @@ impl Schedule {
     /// Weights are rounded to the type of the activations. k, sorted by group, is cut into at most
     /// eight chunks of equal length (a multiple of 128, at least 256), each one chain of
     /// instructions, added in ascending order in f32: few enough for a prefill kernel to add them
-    /// as it goes, enough for a decode kernel to work on at once. int8 and e4m3 activations sum
-    /// each group apart, with one fused multiply-add to the f32 sum. Scales, bias and router weight
-    /// are applied in f32, in this order: activation, channel, global, bias, router weight; the
-    /// result is rounded once.
+    /// in sequence, enough for a decode kernel to compute in parallel. int8 and e4m3 activations
+    /// sum each group separately, with one fused multiply-add to the f32 sum. Scales, bias and
+    /// router weight are applied in f32, in this order: activation, channel, global, bias, router
+    /// weight; the result is rounded once.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for other types.
@@ -109,20 +109,19 @@ impl Schedule {
         })
     }
 
-    /// The schedule of vLLM 0.21.0's Marlin kernel for a thread block of `cta`: weights rounded, the
-    /// k of a tile shared by warps, warps added by halves, blocks added in f32 from the last k to
-    /// the first. With these, an H200's outputs of that kernel are reproduced bit for bit (tests
-    /// over the golden cases: 18 products). `input` as in [`Schedule::canonical`].
+    /// The schedule of vLLM 0.21.0's Marlin kernel for a thread block of `cta`: weights rounded,
+    /// the k of a tile shared by warps, warps added by halves, blocks added in f32 from the last k
+    /// to the first. It reproduces an H200's outputs of that kernel bit for bit (18 products in the
+    /// golden cases). `input` as in [`Schedule::canonical`].
     ///
-    /// Column scale and bias of 4-bit weights are one multiply-add, but for some rows and columns
-    /// ([`StepOp::ChannelScaleBiasMarlin`]), as the GPU computes it. int8: the
-    /// integer sums of groups times their int16 scales stay integers modulo 2^32 (so does a sum
-    /// that leaves that range); each warp's becomes an f32 and is multiplied by the activations'
-    /// scale before the warps are added.
+    /// Column scale and bias of 4-bit weights are one multiply-add, except in some rows and columns
+    /// ([`StepOp::ChannelScaleBiasMarlin`]). int8: the integer sums of groups times their int16
+    /// scales stay integers modulo 2^32, even if they overflow; the sum of each warp is converted
+    /// to f32 and multiplied by the activations' scale before the warps are added.
     ///
     /// e4m3fn: the sum of each group is multiplied by its scale and added in f32 by one fused
-    /// multiply-add; the rest is as with int8. The order of sums is
-    /// assumed to be that of 16-bit activations: no output of a GPU was compared.
+    /// multiply-add; the rest is as for int8. The order of sums is assumed to be that of 16-bit
+    /// activations; it has not been compared with a GPU.
     ///
     /// `weights.exponent` of NVFP4 in bf16 follows from this matrix's largest scale; of a stack of
     /// experts upstream takes the largest of all.
@@ -176,7 +175,7 @@ impl Schedule {
             }
             (false, false) => None,
         };
-        // 8-bit operands enter as they are.
+        // 8-bit operands enter unchanged.
         let exponent = if fp8 { 0 } else { exponent(weight, dtype, channel_wise) };
         Ok(Self {
             unit: unit(input),
@@ -199,9 +198,9 @@ impl Schedule {
     }
 }
 
-/// The power of two by which upstream's weights are off what they stand for, until the channel scale
-/// or the global scale: bits of an 8-bit or a 4-bit float are moved into a wider one's, whose
-/// exponents have another bias. It matters where sums become subnormal.
+/// The power of two by which upstream scales weights until the channel or global scale: it moves
+/// the bits of an 8-bit or 4-bit float into a wider float with another exponent bias. It matters if
+/// sums become subnormal.
 fn exponent(weight: &Weight<'_>, dtype: ScalarType, channel_wise: bool) -> i32 {
     let half = dtype == ScalarType::FLOAT16;
     match weight.ty {
@@ -216,7 +215,7 @@ fn exponent(weight: &Weight<'_>, dtype: ScalarType, channel_wise: bool) -> i32 {
             if half {
                 return -7;
             }
-            // bf16: the scales are brought to just below 448.
+            // bf16: the scales are multiplied up to just below 448.
             let scales = weight.scales.iter_bits().map(|b| weight.scales.ty().to_f64(b));
             let largest = scales.fold(0.0, f64::max);
             let room = if largest > 0.0 { (448.0 / largest).log2().floor() as i32 } else { 0 };
@@ -235,10 +234,11 @@ pub struct Cta {
     pub tile_n: usize,
     /// Warps that share the tile's k: threads / 32, over tile_n / 64.
     pub warps_k: usize,
-    /// Tiles that each block works through (`iters`).
+    /// Number of tiles per block (`iters`).
     pub run: usize,
-    /// Rows that a block works on; absent: all.
+    /// Rows per block; `None`: all.
     pub rows: Option<usize>,
-    /// Columns of tiles that one block each computes whole, before the rest is dealt in runs.
+    /// Number of columns of tiles that are not cut, each computed by one block; the rest is dealt
+    /// in runs.
     pub whole: usize,
 }

@@ -6,7 +6,7 @@ use super::ScheduleError;
 use crate::num::scalar::ScalarType;
 use crate::products::tensor_core::{self, Accumulator, Architecture, Instruction, Unit};
 
-/// A row of the table of matrix units, by what tells it from the others.
+/// The key of a row in the table of matrix units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnitName {
@@ -14,10 +14,10 @@ pub struct UnitName {
     pub architecture: Architecture,
     /// Instruction family.
     pub instruction: Instruction,
-    /// Type of x as the unit reads it.
+    /// Type of x in the unit.
     #[serde(with = "scalar")]
     pub a: ScalarType,
-    /// Type of the weights as the unit reads them.
+    /// Type of the weights in the unit.
     #[serde(with = "scalar")]
     pub b: ScalarType,
     /// Type of the sum.
@@ -70,7 +70,7 @@ impl UnitName {
     }
 }
 
-/// The type that a sum has when the key is absent.
+/// The default type of a sum.
 pub(super) fn float32() -> ScalarType {
     ScalarType::FLOAT32
 }

@@ -1,4 +1,4 @@
-//! A weight's columns as operands of the unit, and what the steps need of them.
+//! The columns of a weight as operands of the unit, with the operands of the steps.
 
 use super::steps::Operands;
 use super::{GroupScale, Rows, Schedule, ScheduleError, WeightForm};
@@ -8,7 +8,7 @@ use crate::products::tensor_core::{LANES, Panel, Unit};
 use crate::weight::{Groups, Table, Weight};
 use crate::{Error, Result, act_order};
 
-/// A weight under a schedule: checked, with everything that all columns share.
+/// A validated weight under a schedule, with the values that all columns share.
 pub(super) struct Plan<'p> {
     pub(super) schedule: &'p Schedule,
     pub(super) unit: &'static Unit,
@@ -17,7 +17,7 @@ pub(super) struct Plan<'p> {
     pub(super) order: Option<Vec<u32>>,
     /// With `group_sum`: the group of each instruction.
     groups: Vec<usize>,
-    /// The scales as int16, as values.
+    /// The values of the int16 scales.
     int16: Option<Table>,
     /// The value of each code.
     values: Vec<f64>,
@@ -26,14 +26,14 @@ pub(super) struct Plan<'p> {
 /// [`LANES`] columns.
 pub(super) struct Columns {
     pub(super) panel: Panel,
-    /// Operands of the steps, but those of the row.
+    /// Operands of the steps, except those of the row.
     pub(super) operands: [Operands; LANES],
     /// With `group_sum`: each group's scales.
     scales: Vec<[f32; LANES]>,
 }
 
 impl<'p> Plan<'p> {
-    /// `scale_max` is the largest scale of the stack that `weight` belongs to.
+    /// Prepares `weight`; `scale_max` is the largest scale of its stack.
     pub(super) fn new(
         schedule: &'p Schedule,
         weight: &'p Weight<'p>,
@@ -89,7 +89,7 @@ impl<'p> Plan<'p> {
         Ok(plan)
     }
 
-    /// Row of the weight that stands at `k` of the product.
+    /// The row of the weight at position `k` of the product.
     fn row(&self, k: usize) -> usize {
         self.order.as_ref().map_or(k, |o| o[k] as usize)
     }
@@ -121,7 +121,7 @@ impl<'p> Plan<'p> {
             .collect()
     }
 
-    /// The columns from `first`; beyond the last one, zeros.
+    /// The columns from `first`; zeros beyond the last column.
     pub(super) fn columns(&self, first: usize) -> Result<Columns> {
         let size_n = self.weight.shape().size_n;
         let lanes = (size_n - first).min(LANES);
@@ -186,7 +186,7 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// The unit's code for code `code` in `group`, column `n`; `None` where there is none.
+    /// The unit's code for code `code` in `group`, column `n`; `None` if there is none.
     fn encode(&self, code: u8, group: usize, n: usize) -> Option<u32> {
         let w = self.weight;
         let zero = w.zeros.as_ref().map_or(0.0, |z| f64::from(z.bits(group, n)));
@@ -204,16 +204,16 @@ impl<'p> Plan<'p> {
     }
 }
 
-/// The unit's codes of one row k: for 4-bit weights all sixteen, kept while the group lasts.
+/// The unit's codes of one row k; for 4-bit weights, all sixteen, reused within a group.
 struct CodeTable<'p> {
     plan: &'p Plan<'p>,
-    /// What the table holds: a group of columns from `first`.
+    /// The contents of the table: a group of the columns from `first`.
     group: usize,
     first: usize,
     codes: Option<Vec<[Option<u32>; 16]>>,
     /// Whether rows of one group follow each other.
     in_runs: bool,
-    /// Of codes that mean the same in every group and column.
+    /// The codes if they have the same value in every group and column.
     plain: Option<Vec<Option<u32>>>,
 }
 
@@ -250,7 +250,7 @@ impl<'p> CodeTable<'p> {
 }
 
 impl Columns {
-    /// The scales of a group; ones where a group's sum is only added.
+    /// The scales of a group; 1 if the group's sum is only added.
     pub(super) fn group_scales(&self, group: usize) -> [f32; LANES] {
         self.scales.get(group).copied().unwrap_or([1.0; LANES])
     }

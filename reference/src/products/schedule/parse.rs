@@ -1,4 +1,4 @@
-//! JSON to [`Schedule`], and the rules that need no weight.
+//! Parses [`Schedule`] from JSON and checks the rules that need no weight.
 
 use serde_json::Value;
 
@@ -11,20 +11,20 @@ use crate::products::tensor_core::{Accumulator, Unit};
 
 type Result<T, E = ScheduleError> = std::result::Result<T, E>;
 
-/// The largest k of a key: what kernels index with.
+/// The largest k of a key, the index range of kernels.
 const MAX_K: usize = (1 << 31) - 1;
-/// The most warps that share a tile, and the most steps.
+/// Largest number of warps that share a tile, and of steps.
 const MAX_WARPS: usize = 64;
 const MAX_STEPS: usize = 16;
-/// The most chunks: each takes memory in the executor.
+/// Largest number of chunks, since each takes memory in the executor.
 pub(super) const MAX_CHUNKS: usize = 1 << 16;
 
 impl Schedule {
     /// Reads a schedule from JSON text.
     ///
     /// # Errors
-    /// [`ScheduleError::Json`] for what is no schedule (the key says where), a repeated or unknown
-    /// key included; else as [`Schedule::validate`].
+    /// [`ScheduleError::Json`] for malformed JSON and for repeated or unknown keys, with the key;
+    /// otherwise as [`Schedule::validate`].
     pub fn parse(text: &str) -> Result<Self> {
         let mut de = serde_json::Deserializer::from_str(text);
         let schedule: Self = serde_path_to_error::deserialize(&mut de).map_err(json)?;
@@ -46,7 +46,7 @@ impl Schedule {
 
     /// The schedule as JSON.
     pub fn to_json(&self) -> Value {
-        // Names, integers and lists: nothing that JSON could not say.
+        // Serialization cannot fail: there are only names, integers and lists.
         serde_json::to_value(self).unwrap_or(Value::Null)
     }
 
@@ -195,7 +195,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// All steps, in the order in which a sum meets them.
+    /// All steps, in the order in which they are applied to a sum.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.warp_steps.iter().chain(&self.chunk_steps).chain(&self.epilogue)
     }

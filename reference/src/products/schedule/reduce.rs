@@ -1,4 +1,4 @@
-//! Partial sums to one, in the stated order.
+//! Reduces partial sums in the stated order.
 
 use super::{Order, Sum};
 use crate::num::scalar::ScalarType;
@@ -6,12 +6,12 @@ use crate::products::tensor_core::{LANES, Lanes, add_f32};
 
 use super::steps::round_bits;
 
-/// Lane by lane.
+/// Adds lane by lane.
 fn add(x: &Lanes, y: &Lanes) -> Lanes {
     std::array::from_fn(|l| add_f32(x[l], y[l]))
 }
 
-/// As which a sum is stored between two additions.
+/// Rounds a sum to the type in which it is stored between additions.
 fn stored(x: Lanes, ty: ScalarType) -> Lanes {
     if ty == ScalarType::FLOAT32 {
         return x;
@@ -21,7 +21,7 @@ fn stored(x: Lanes, ty: ScalarType) -> Lanes {
 }
 
 impl Sum {
-    /// The sum of `parts` (f32 bits), of which there is at least one; they are used up.
+    /// The sum of `parts` (f32 bits), which must not be empty; overwrites `parts`.
     pub(super) fn reduce(self, parts: &mut [Lanes]) -> Lanes {
         let ty = self.ty;
         let chain = |parts: &mut dyn Iterator<Item = Lanes>| {
@@ -49,7 +49,7 @@ impl Sum {
                 if half == 0 {
                     return parts[0];
                 }
-                // What stands in memory: first the upper half's own sums.
+                // Stored values: initially the sums of the upper half.
                 let mut memory: Vec<Lanes> = parts[half..].iter().map(|&p| stored(p, ty)).collect();
                 while half > 1 {
                     half /= 2;

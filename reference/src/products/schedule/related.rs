@@ -1,16 +1,16 @@
-//! Schedules near a given one, to find the one that explains an output.
+//! Variants of a schedule, to find the one that explains an output.
 
 use super::{Chunks, MultiplyAdd, Order, Rows, Schedule, Step, StepOp, WeightForm};
 use super::{Cta, FP8_PROMOTION};
 use crate::num::scalar::ScalarType;
 use crate::weight::Weight;
 
-/// A schedule and what tells it from the declared one.
+/// A variant and its difference from the declared schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Related {
     /// Short name, stable across versions (`schedule-chunk-order`).
     pub id: &'static str,
-    /// The difference, in a sentence.
+    /// Description of the difference.
     pub text: String,
     /// The schedule.
     pub schedule: Schedule,
@@ -55,7 +55,7 @@ impl Schedule {
         add("schedule-chunk-type", "the chunks' sums were added in float32".to_owned(), &|s| {
             s.chunk_sum.ty = ScalarType::FLOAT32;
         });
-        // A unit of few bits: what a chunk's end does is a promotion.
+        // In a unit with few bits, the end of a chunk is a promotion.
         let promotes = |s: &Self| s.unit.find().is_ok_and(|u| u.fraction_bits < 23);
         let text = "sums were not promoted to f32: one chain in the unit over all of k".to_owned();
         add("promotion-missing", text, &|s| {

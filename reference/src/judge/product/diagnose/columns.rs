@@ -7,12 +7,12 @@ use super::scene::{Sample, Scene, Setup, spread};
 use super::terms::{Line, Terms};
 use crate::weight::{Table, Weight};
 
-/// Wrong columns at most: more have another cause.
+/// Largest number of wrong columns; more have another cause.
 const MAX_COLUMNS: usize = 16;
-/// Columns that come nearest to the found numbers are computed.
+/// Number of columns, nearest to the found numbers, that are computed.
 const NEAREST: usize = 6;
 
-/// Bias or scales of another column, for each wrong column of each part.
+/// Finds, for each wrong column of each part, another column whose bias or scales explain it.
 pub(super) fn parameters(scene: &Scene<'_>) -> Option<Finding> {
     let count: usize = scene.bad.iter().map(|b| b.main_cols.len()).sum();
     if count > MAX_COLUMNS {
@@ -30,7 +30,7 @@ pub(super) fn parameters(scene: &Scene<'_>) -> Option<Finding> {
     })
 }
 
-/// The table with column `n` holding what column `from` does.
+/// The table with column `n` replaced by column `from`.
 fn with_column(table: &Table, n: usize, from: usize) -> Table {
     let mut i = 0;
     table.map(table.ty(), |bits| {
@@ -40,7 +40,7 @@ fn with_column(table: &Table, n: usize, from: usize) -> Table {
     })
 }
 
-/// Column `n` of bias and scales as `from` has it.
+/// Copies column `n` of bias and scales from `from`.
 fn merge_column(weight: &mut Weight<'_>, from: &Weight<'_>, n: usize) {
     let merged = |to: &Table, from: &Table| {
         let mut i = 0;
@@ -82,7 +82,7 @@ fn of(
         }
         let original = all.clone();
         for &(n, from) in &used[used.len() - bad.main_cols.len()..] {
-            // Each from the columns as they were.
+            // Each is taken from the original columns.
             let mut one = original.clone();
             change(&mut one, n, from)?;
             merge_column(&mut all, &one, n);
@@ -123,7 +123,7 @@ fn least(terms: &Terms<'_>, distance: impl Fn(usize) -> f64) -> Vec<usize> {
 fn nearest_biases(terms: &Terms<'_>) -> Vec<usize> {
     let Some(bias) = &terms.weight.bias else { return Vec::new() };
     let Some(first) = terms.lines.first() else { return Vec::new() };
-    // The bias is multiplied by the router weight alone.
+    // Only the router weight multiplies the bias.
     let wanted = bias.value(0, terms.n) + first.residual / first.router;
     least(terms, |n| (bias.value(0, n) - wanted).abs())
 }

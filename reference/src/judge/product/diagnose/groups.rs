@@ -1,5 +1,5 @@
-//! Known mistakes with groups of k and with shards: the scales of a rank, of another group size, or
-//! with a group size of -1 as a number.
+//! Known mistakes with groups of k and with shards: the scales of another rank or group size, or a
+//! group size of -1 used as a number.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::weight::Groups;
 
-/// Every suspect that makes sense for the product.
+/// Every mistake that is possible for the product.
 pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let mut all = sharded(scene);
     all.extend(other_size(scene));
@@ -25,7 +25,8 @@ fn stored<'s>(scene: &'s Scene<'s>, part: usize) -> impl Iterator<Item = usize> 
     (0..size_k).map(move |k| order.map_or(k, |o| o[k] as usize))
 }
 
-/// An act-order rank that has its own share of the scales: rows of other groups get one of those.
+/// An act-order rank that holds only its own share of the scales: rows of other groups get one of
+/// them.
 fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let Some(first) = scene.stage.parts.first() else { return Vec::new() };
     let Groups::Indexed { group_size: GroupSize::Of(size), .. } = first.weight.groups else {
@@ -43,12 +44,12 @@ fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let mut all = Vec::new();
     for rank in ranks {
         let start = (rank * own).min(rows - own);
-        // What a kernel reads for a group that is not among the rank's.
+        // The index that a kernel reads for a group outside the rank's.
         let reads: [fn(usize, usize, usize) -> usize; 5] = [
             |g, own, start| start + g % own,
             |g, own, start| start + g.min(own - 1),
             |g, own, start| start + g.saturating_sub(start).min(own - 1),
-            // Groups counted from the rank's first, in a table that has all of them.
+            // Groups counted from the rank's first group in a table of all groups.
             |g, _, start| g.saturating_sub(start),
             |g, own, start| g.saturating_sub(start).min(own - 1),
         ];
@@ -70,7 +71,7 @@ fn sharded<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// Groups of another size: half as many k, twice as many, or all group sizes that kernels know.
+/// Groups of another size: half, double, or any group size that kernels support.
 fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let Some(first) = scene.stage.parts.first() else { return Vec::new() };
     let (rows, size_k) = (first.weight.scales.rows(), first.weight.shape().size_k);
@@ -84,7 +85,7 @@ fn other_size<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     sizes.retain(|&s| s > 0 && s != size);
     let mut all = Vec::new();
     for other in sizes {
-        // Past the last group a kernel reads that one, or begins again.
+        // Past the last group, a kernel reads the last one or wraps around.
         let reads: [fn(usize, usize) -> usize; 2] = [|g, rows| g.min(rows - 1), |g, rows| g % rows];
         for read in reads.into_iter().take(if other < size { 2 } else { 1 }) {
             let (id, text) = if other == size_k {
@@ -148,8 +149,8 @@ fn stride<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     offsets.into_iter().map(suspect).collect()
 }
 
-/// Scales by a g_idx that the config says nothing of: rows in the order of their groups (`static`)
-/// taken for rows in any order (`group`).
+/// Scales by a g_idx that the config does not announce: rows in the order of their groups
+/// (`static`) treated as rows in any order (`group`).
 fn static_order<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     let Some(g_idx) = scene.stage.hints.unused_g_idx else { return Vec::new() };
     let text = "g_idx was followed, though the config has no act-order: rows of a matrix with static \

@@ -1,16 +1,16 @@
-//! What a case says beside the product itself.
+//! Facts about a case besides the product itself.
 
 use crate::layers::TensorParallel;
 
-/// Facts that a product does not depend on, and that a wrong one may be explained by.
+/// Facts that do not enter the product but may explain a wrong one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Hints<'c> {
-    /// Router weight of each row, also of the product that they do not multiply.
+    /// Router weight of each row, even for a product that they do not multiply.
     pub(crate) router_weights: Option<&'c [f32]>,
-    /// The shard that the matrix is.
+    /// The shard of the matrix.
     pub(crate) tensor_parallel: Option<TensorParallel>,
-    /// `in.g_idx` of a matrix whose rows are in the order of their groups all the same.
+    /// `in.g_idx` of a matrix whose rows are nevertheless in the order of their groups.
     pub(crate) unused_g_idx: Option<&'c [u32]>,
-    /// Whether the layer has an up projection beside the gate.
+    /// Whether the layer has an up projection next to the gate.
     pub(crate) is_gated: bool,
 }

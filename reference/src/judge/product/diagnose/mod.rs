@@ -1,16 +1,15 @@
-//! Why is this product wrong?
+//! Diagnosis of a wrong product.
 //!
-//! Suspects are tried one after the other, from the most particular to the most general: each says
-//! what the elements would be if one known thing had gone wrong, and the bounds of the declared
-//! class decide whether the found elements may be those. A sample of wrong and right elements sorts
-//! most of them out. Those that are left are compared with every element of the output; see
-//! [`Comparison`](crate::judge::mistake::Comparison) for when a suspect is the cause.
+//! Suspects are tried from the most specific to the most general. A suspect is a known mistake: it
+//! predicts the elements, and the bounds of the declared class decide whether the found elements
+//! match. A sample of wrong and right elements rules out most suspects; the others are compared
+//! with every element of the output. [`Comparison`](crate::judge::mistake::Comparison) decides
+//! whether a suspect is the cause.
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
-//! * [`suspects`]: the whole matrix, bias, scale or router weight read in another way;
-//!   [`order`]: act-order; [`groups`], [`shards`]: group sizes, ranks, gate and up;
-//!   [`overflow`]: integer sums.
-//! * [`moved`]: columns and rows that stand in each other's place, rows of another expert.
+//! * [`suspects`]: the whole matrix, bias, scales or router weights misread; [`order`]: act-order;
+//!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`overflow`]: integer sums.
+//! * [`moved`]: exchanged columns and rows, rows of another expert.
 //! * [`residual`]: found minus exact as the contribution of a group or a range of k;
 //!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
 //!   [`stale`]: of a tile of k that was read before it was written.
@@ -39,7 +38,7 @@ pub(crate) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
 
-/// What was found out.
+/// The result of a diagnosis.
 pub(super) struct Finding {
     pub(super) diagnosis: Diagnosis,
     /// The part of the sum that explains it.
@@ -51,7 +50,7 @@ impl Finding {
         Self { diagnosis, cause: None }
     }
 
-    /// Whether this one is surer than the other, or leaves less.
+    /// Whether this finding is more certain than the other, or leaves fewer values unexplained.
     fn says_more(&self, other: &Self) -> bool {
         let rank = |f: &Self| {
             let near = f.diagnosis.text.contains(NEARLY);
@@ -66,12 +65,12 @@ impl Finding {
     }
 }
 
-/// One thing that may have gone wrong everywhere: how a part is computed then, none where it makes
+/// A mistake that may affect the whole product: how a part is then computed, or `None` if it makes
 /// no difference.
 type Suspect<'s> = KnownMistake<'s, usize, Setup<'s>>;
 
-/// What explains the wrong elements under any known convention: a kernel may follow another one than the
-/// report does, and have a bug. Without a cause, where the wrong elements lie.
+/// Explains the wrong elements under any known convention, since a kernel with a bug may follow
+/// another convention than the report assumes. Without a cause, states their location.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut place = place::of(scene);
     let mut fewest = scene.wrong.len();
@@ -97,7 +96,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             break;
         }
         let other = scene.under(convention, &bounded, &wrong);
-        // The convention that leaves far fewer wrong elements is more likely the kernel's.
+        // A convention with far fewer wrong elements is more likely that of the kernel.
         if wrong.len() * 2 < fewest {
             fewest = wrong.len();
             place = place::of(&other).map(|p| format!("{p} (under the convention `{name}`)"));
@@ -126,7 +125,8 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     }
 }
 
-/// The first suspect that explains the wrong elements, else the one that leaves fewest.
+/// The first suspect that explains the wrong elements, otherwise the one that leaves the fewest
+/// unexplained.
 fn search(scene: &Scene<'_>) -> Option<Finding> {
     let finders: [fn(&Scene<'_>) -> Option<Finding>; 10] = [
         numbers::plain,
@@ -142,7 +142,7 @@ fn search(scene: &Scene<'_>) -> Option<Finding> {
     ];
     let mut best: Option<Finding> = None;
     for (i, find) in finders.into_iter().enumerate() {
-        // A known mistake that nearly fits says more than a factor without a name.
+        // A known mistake that nearly fits is more informative than an unnamed factor.
         let named = best.as_ref().is_some_and(|b| b.diagnosis.strength == Strength::Consistent);
         if named && i + 1 == finders.len() {
             break;

@@ -1,18 +1,18 @@
-//! Columns and rows that stand in each other's place, and rows of another expert, token or slot.
+//! Exchanged columns and rows, and rows of another expert, token or slot.
 
 use super::Finding;
 use super::scene::{Routers, Scene, Setup, explains, spread_to};
 use crate::layouts::marlin::ScalePermutation;
 use crate::products::Bounded;
 
-/// Columns or rows that are looked at one by one.
+/// Largest number of columns or rows that are examined one by one.
 const LOOKED_AT: usize = 64;
-/// Wrong rows that are computed in another way, at most.
+/// Largest number of wrong rows that are recomputed with other inputs.
 const MAX_ROWS: usize = 256;
-/// Columns of each that are looked at first.
+/// Columns of each row that are compared first.
 const COMPUTED: usize = 12;
 
-/// `3 and 9 are swapped`, or the first few pairs of place and what it holds.
+/// `3 and 9 are swapped`, or the first few pairs of position and content.
 fn pairs(moved: &[(usize, usize)]) -> String {
     if let [(a, from_a), (b, from_b)] = *moved
         && (from_a, from_b) == (b, a)
@@ -25,7 +25,7 @@ fn pairs(moved: &[(usize, usize)]) -> String {
     format!("{}{dots}", shown.join(", "))
 }
 
-/// Columns n that hold what belongs to column n'.
+/// Columns n that hold the values of column n'.
 pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
     let size_n = scene.size_n;
     let mut wrong: Vec<usize> =
@@ -41,7 +41,7 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
         .flat_map(|b| scene.stage.parts[b.part].rows.iter().copied())
         .take(4 * LOOKED_AT)
         .collect();
-    // Single elements may be wrong for another reason.
+    // Single elements may have another cause.
     let outliers = if rows.len() < 8 { 0 } else { rows.len() / 16 + 1 };
     let holds = |n: usize, from: usize| {
         let other = |row: &&usize| {
@@ -49,8 +49,8 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
         };
         rows.iter().filter(other).take(outliers + 1).count() <= outliers
     };
-    // Few rows let a column pass for many others by chance: then only wrong columns come into
-    // question, each once.
+    // With few rows, a column may match many others by chance; then only wrong columns are
+    // candidates, each once.
     let few = rows.len() < 4;
     let mut moved: Vec<(usize, usize)> = Vec::new();
     for n in spread_to(&wrong, LOOKED_AT) {
@@ -64,7 +64,7 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
     }
     let (id, text, map) = name_columns(scene, &moved, wrong.len());
     let all: Vec<(usize, usize)> = match &map {
-        // An order by name says where every column comes from.
+        // A named order determines the source of every column.
         Some(map) => (0..size_n).map(|n| (n, map(n))).collect(),
         None if wrong.len() <= LOOKED_AT => moved.clone(),
         None => {
@@ -85,10 +85,10 @@ pub(super) fn columns(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::new(outcome.named(id, &text)))
 }
 
-/// Where a column of an order by name comes from.
+/// Maps a column to its source in a named order.
 type ColumnMap = Box<dyn Fn(usize) -> usize>;
 
-/// What an order of columns is called.
+/// The name of an order of columns.
 fn name_columns(
     scene: &Scene<'_>,
     moved: &[(usize, usize)],
@@ -143,7 +143,7 @@ fn known_order(moved: &[(usize, usize)]) -> Option<&'static str> {
     })
 }
 
-/// Rows that hold what belongs to another row, or were computed with something that does.
+/// Rows that hold the values of another row, or were computed with its inputs.
 pub(super) fn rows(scene: &Scene<'_>) -> Option<Finding> {
     let wrong: Vec<(usize, usize)> =
         scene.bad.iter().flat_map(|b| b.main_rows.iter().map(|&row| (b.part, row))).collect();
@@ -165,7 +165,7 @@ pub(super) fn rows(scene: &Scene<'_>) -> Option<Finding> {
         .or_else(|| slots(scene, &rows))
 }
 
-/// The finding that rows were computed by these setups, where all of their elements say so.
+/// The finding that rows were computed by these setups, if all of their elements agree.
 fn confirmed<'s>(
     scene: &Scene<'s>,
     id: &str,
@@ -198,7 +198,7 @@ impl Row {
             .is_some_and(|b| self.explained(scene, &b))
     }
 
-    /// All of the columns but two, which may be wrong for another reason.
+    /// Whether all columns except at most two, which may have another cause, are explained.
     fn explained(&self, scene: &Scene<'_>, bounded: &[Bounded]) -> bool {
         let found = self.cols.iter().map(|n| scene.found[self.row * scene.size_n + n]);
         let outliers = if self.cols.len() < COMPUTED { 0 } else { 2 };
@@ -293,7 +293,7 @@ fn slots(scene: &Scene<'_>, sample: &[Row]) -> Option<Finding> {
     let mut used = Vec::new();
     for row in sample {
         let i = row.row * scene.size_n + row.cols[0];
-        // Router weights come last: found is in proportion to them.
+        // Router weights are applied last, so found values are proportional to them.
         let wanted = f64::from(weights[row.row]) * scene.found[i] / scene.bounded[i].exact;
         let near = |w: f32| (f64::from(w) / wanted - 1.0).abs() < 0.02;
         let from = (0..weights.len())

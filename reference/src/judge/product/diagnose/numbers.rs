@@ -1,4 +1,4 @@
-//! Suspects that need no other product: zeros, infinities, and factors.
+//! Mistakes that need no other product: zeros, infinities and factors.
 
 use super::Finding;
 use super::scene::Scene;
@@ -7,7 +7,7 @@ use crate::judge::plain::{self as plain_names, floats};
 use crate::judge::{Diagnosis, Strength};
 use crate::products::{Bounded, Convention};
 
-/// Zeros, NaN, infinities or one number in the place of numbers, and numbers in the place of zeros.
+/// Zeros, NaN, infinities or one constant in place of numbers, and numbers in place of zeros.
 pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     if let Some(finding) = constant_rows(scene) {
         return Some(finding);
@@ -21,7 +21,7 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     let pair = |&i: &usize| (scene.found[i], scene.bounded[i].exact);
     let pairs: Vec<(f64, f64)> = scene.wrong.iter().map(pair).collect();
     let (id, text) = floats(&pairs, scene.found.iter().all(|x| *x == 0.0))?;
-    // Of infinities alone a suspect may say which elements overflow, and why.
+    // If all wrong elements are infinite, a later suspect may state which overflow and why.
     let infinite = pairs.iter().all(|(x, _)| x.is_infinite());
     if id == "not-finite"
         && infinite
@@ -33,8 +33,8 @@ pub(super) fn plain(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::plain(id, text))
 }
 
-/// Rows of experts of other ranks, with `count` wrong elements: the product of an expert of this rank,
-/// or anything else.
+/// Rows of experts of other ranks with `count` wrong elements: they hold the product of an expert
+/// of this rank, or other values.
 fn absent(scene: &Scene<'_>, count: usize) -> Option<Finding> {
     let mut rows: Vec<usize> = scene.wrong.iter().map(|i| i / scene.size_n).collect();
     rows.retain(|&row| scene.home[row].is_none());
@@ -114,7 +114,7 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
         let (lo, hi) = (exact - radius, exact + radius);
         Some((i, Bounded { exact, lo, hi, below: radius, above: radius, ..*b }))
     };
-    // The factor itself is fitted to one element of each part.
+    // The factor is fitted to one element of each part.
     let cost = 12.0 * factors.len() as f64;
     let outcome = scene.weigh(scene.wrong.iter().filter_map(|&i| scaled(i)), cost)?;
     let named: Vec<String> = factors
@@ -146,8 +146,8 @@ pub(super) fn factor(scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding::new(outcome.named("constant-factor", &text)))
 }
 
-/// The factor that most of a part's wrong elements allow; none where that is 1, or where it makes
-/// zeros of numbers.
+/// The factor that most wrong elements of a part allow; `None` if it is 1 or turns numbers into
+/// zeros.
 fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
     let of = |&i: &usize| ratios(&scene.bounded[i], scene.found[i]);
     let mut all: Vec<(f64, f64)> = scene
@@ -156,7 +156,7 @@ fn of_part(scene: &Scene<'_>, part: usize) -> Option<f64> {
         .filter(|&&i| scene.home[i / scene.size_n] == Some(part))
         .filter_map(of)
         .collect();
-    // Narrow ranges say most; the median of them is one of those that agree.
+    // Narrow ranges are most informative; their median is among those that agree.
     all.sort_by(|a, b| (a.1 - a.0).total_cmp(&(b.1 - b.0)));
     all.truncate(all.len().div_ceil(2));
     let mut middles: Vec<f64> = all.iter().map(|(a, b)| (a + b) / 2.0).collect();
@@ -181,8 +181,8 @@ fn ratios(b: &Bounded, found: f64) -> Option<(f64, f64)> {
     Some((factor - radius, factor + radius))
 }
 
-/// How far from its exact number an element may be after a factor: the errors grow with the number, an
-/// ulp at most doubles them.
+/// How far an element may be from its exact value after a factor: errors scale with the value, and
+/// a change of the ulp at most doubles them.
 fn spread(b: &Bounded, factor: f64) -> f64 {
     b.below.max(b.above) * factor.abs() * 3.0
 }

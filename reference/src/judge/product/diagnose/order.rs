@@ -1,5 +1,5 @@
-//! Known mistakes with act-order: a kernel walks k in sorted order, with rows of the matrix,
-//! activations and groups of scales gathered to match.
+//! Known mistakes with act-order. A right kernel walks k in sorted order and gathers rows of the
+//! matrix, activations and groups of scales to match.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::weight::Groups;
 /// How vLLM 0.21.0's kernel reads the group scales of an act-ordered rank's slice of K.
 pub(super) const UPSTREAM_K_SLICE: &str = "upstream-k-slice-scales";
 
-/// Which row of the matrix, of the activations, or of g_idx stands at a place of the product.
+/// The row of the matrix, of the activations or of g_idx that is used at a position of the product.
 #[derive(Clone, Copy, PartialEq)]
 enum Walk {
     Sorted,
@@ -119,7 +119,7 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         0 => {
             ("act-order-ignored", "g_idx was ignored: row k got the scale of group k / group_size")
         }
-        // The first groups of the whole table belong to rank 0.
+        // The first groups of the table belong to rank 0.
         _ => (
             "scales-not-sharded",
             "row k of this rank got the scale of group k / group_size of the whole matrix: neither was \

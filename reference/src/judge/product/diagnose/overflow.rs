@@ -6,22 +6,22 @@ use crate::num::scalar::ScalarType;
 use crate::products::{Bounded, Extras, Recipe};
 use crate::weight::Weight;
 
-/// How products are added.
+/// Width and overflow of the additions.
 #[derive(Debug, Clone, Copy)]
 struct Adder {
-    /// Products of neighbouring k that are added in 16 bits; 0 where all are in 32.
+    /// Number of neighbouring products that are added in 16 bits; 0 if all are added in 32.
     run: usize,
     saturates: bool,
-    /// What products are multiplied with: 16 for codes in the high nibble of a byte.
+    /// Factor of each product: 16 for codes in the high nibble of a byte.
     factor: i64,
     /// Whether scaled sums of groups are added in 32 bits.
     scaled: bool,
 }
 
-/// Wrong elements that every adder is tried on.
+/// Number of wrong elements on which every adder is tried.
 const TRIED: usize = 24;
 
-/// The adder whose overflows explain the wrong elements.
+/// Finds the adder whose overflows explain the wrong elements.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     if scene.stage.input_dtype != Some(ScalarType::INT8) {
         return None;
@@ -62,7 +62,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     None
 }
 
-/// Element `i` under an adder, where that differs from the right one.
+/// Element `i` under an adder; `None` if it equals the right one.
 fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
     let (row, n) = (i / scene.size_n, i % scene.size_n);
     let part = scene.home[row]?;
@@ -101,7 +101,7 @@ fn element(scene: &Scene<'_>, i: usize, adder: Adder) -> Option<Bounded> {
     };
     let recipe = Recipe::new(scene.convention, weight, stage.dtype, extras).ok()?;
     let chain = recipe.chain(weight, extras, 0, n);
-    // f32 additions of a sum for each group.
+    // One f32 addition for each group.
     let error = sum.abs() * (groups + 1) as f64 * 2f64.powi(-24);
     let narrow = |x: f64| f64::from(x as f32);
     let ends = chain.interval(narrow(sum - error), narrow(sum + error));

@@ -1,4 +1,4 @@
-//! Where the wrong elements of a product lie, in words.
+//! Describes the location of a product's wrong elements.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::scene::Scene;
 /// Columns of a tile of Marlin's layout.
 const TILE_N: usize = 64;
 
-/// What the wrong elements have in common; none where they lie everywhere.
+/// What the positions of the wrong elements have in common; `None` if they lie everywhere.
 pub(super) fn of(scene: &Scene<'_>) -> Option<String> {
     let size_n = scene.size_n;
     let rows: BTreeSet<usize> = scene.wrong.iter().map(|i| i / size_n).collect();
@@ -66,7 +66,7 @@ fn columns(scene: &Scene<'_>, cols: &BTreeSet<usize>) -> Option<String> {
         return Some(format!("column n {first}"));
     }
     if scene.stage.name == "gate_up" {
-        // Halves; the formats that interleave them are told apart by parity.
+        // Halves; formats that interleave gate and up are recognized by parity.
         let half = size_n / 2;
         if count == half {
             let halves =

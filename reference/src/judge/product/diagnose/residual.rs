@@ -1,9 +1,9 @@
-//! What is left of a wrong element when the exact one is taken away, as the contribution of a part
-//! of the sum: a group or a range of k that was dropped or counted twice, a group with other
-//! scales, one wrong weight.
+//! Explains the residual of a wrong element (found minus exact) as the contribution of a part of
+//! the sum: a group or a range of k that was dropped or added twice, a group with other scales, one
+//! wrong weight.
 //!
-//! Contributions in f64 say which part comes into question; the bounds of the product without it
-//! (or with it twice) decide.
+//! Contributions in f64 select candidate parts; the bounds of the product without the part (or with
+//! it twice) decide.
 
 use std::borrow::Cow;
 
@@ -12,29 +12,29 @@ use super::terms::{Line, Terms};
 use super::{Finding, weights};
 use crate::judge::picture::Cause;
 
-/// Columns that a common cause is looked for in.
+/// Number of columns that are searched for a common cause.
 const COLUMNS: usize = 6;
 /// k per step of Marlin's kernels.
 const STEP: usize = 16;
 
-/// Parts of the sum that are tried: each costs a product, and a list of all k.
+/// Largest number of parts of the sum that are tried; each costs a product and a list of all k.
 const TRIED: usize = 8;
-/// Pairs of a first and a last step whose range is looked at: all of them up to a K of 92,000.
+/// Largest number of pairs of first and last step that are examined: all of them up to K = 92,000.
 const RANGES: usize = 1 << 24;
-/// Other scales of groups that are tried: each costs a copy of the weight.
+/// Largest number of other group scales that are tried; each costs a copy of the weight.
 const SCALES: usize = 64;
 
-/// A set of k whose products were left out or counted twice.
+/// A set of k whose products were dropped or added twice.
 struct Part {
     id: &'static str,
     text: String,
-    /// Of the k of the product.
+    /// Membership of each k of the product.
     k: Vec<bool>,
-    /// What the weights were multiplied by: 0 or 2.
+    /// Factor of the weights: 0 or 2.
     factor: f64,
 }
 
-/// The first part of the sum that explains the wrong elements.
+/// Finds the first part of the sum that explains the wrong elements.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut terms = Vec::new();
     for bad in scene.bad.iter().take(3) {
@@ -43,7 +43,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     }
     let first = terms.first()?;
     let mut parts = groups(&terms);
-    // A range is one of many: two elements may have it by chance.
+    // There are many ranges, so two elements may match one by chance.
     if terms.iter().map(|t| t.judged().count()).sum::<usize>() >= 3 {
         parts.extend(ranges(&terms));
         parts.extend(single(&terms));
@@ -64,7 +64,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
         .or_else(|| weights::one_scale(scene))
 }
 
-/// The picture of some k of the product.
+/// Marks some k of the product for the report.
 pub(super) fn cause(terms: &Terms<'_>, is: impl Fn(usize) -> bool) -> Cause {
     let size_k = terms.stored.len();
     let mut stored = vec![false; size_k];
@@ -73,20 +73,21 @@ pub(super) fn cause(terms: &Terms<'_>, is: impl Fn(usize) -> bool) -> Cause {
     Cause::new(size_k, group_size, |k| stored[k])
 }
 
-/// Parts of a sum that are tried, in bits: groups, ranges of steps, single k, each left out or twice.
+/// Logarithm of the number of parts that are tried: groups, ranges of steps and single k, each
+/// dropped or added twice.
 fn hypotheses(size_k: usize, groups: usize) -> f64 {
     let steps = size_k.div_ceil(STEP);
     ((2 * groups + steps * (steps + 1) + 2 * size_k) as f64).log2()
 }
 
-/// Whether `of(terms, line)` is what is left of every element; of many, one in 16 may be wrong for
-/// another reason.
+/// Whether `of(terms, line)` is the residual of every element; among many, one in 16 may have
+/// another cause.
 fn fits<'t, 's: 't>(terms: &'t [Terms<'s>], of: impl Fn(usize, usize, &Line) -> f64) -> bool {
     let count: usize = terms.iter().map(|t| t.judged().count()).sum();
     let mut outliers = count / 16;
     terms.iter().enumerate().all(|(t, terms)| {
         terms.judged().enumerate().all(|(l, line)| {
-            // Twice, since contributions are not rounded as the bound's numbers are.
+            // The tolerance is doubled, because contributions are not rounded as in the bound.
             let fits = (line.residual - of(t, l, line)).abs() <= 2.0 * line.tolerance;
             let outlier = !fits && outliers > 0;
             outliers -= usize::from(outlier);
@@ -175,7 +176,7 @@ fn ranges(terms: &[Terms<'_>]) -> Vec<Part> {
     parts
 }
 
-/// What a range of k is to a kernel.
+/// Describes a range of k in a kernel's terms.
 fn kind(a: usize, b: usize, size_k: usize) -> String {
     if b - a == STEP {
         return format!("k16 tile {}", a / STEP);
@@ -210,7 +211,7 @@ fn single(terms: &[Terms<'_>]) -> Vec<Part> {
     parts
 }
 
-/// One group of all wrong columns with the scales of another.
+/// Finds a group that has the scales of another group in all wrong columns.
 fn other_groups_scales(scene: &Scene<'_>, terms: &[Terms<'_>]) -> Option<Finding> {
     let first = &terms[0];
     let count = first.weight.scales.rows();

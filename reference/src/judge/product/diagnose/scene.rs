@@ -1,5 +1,5 @@
-//! What a diagnosis works on: a failed product, samples of its wrong elements, and the machinery
-//! that computes what the elements would be under a suspect.
+//! The input of a diagnosis: a failed product, samples of its wrong elements, and the computation
+//! of its elements under a suspect.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,40 +12,40 @@ use crate::products::columns::TILE;
 use crate::products::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::{Groups, Weight};
 
-/// Wrong rows and columns that a suspect is tried on, and as many of the others.
+/// Number of wrong rows and columns on which a suspect is tried, and number of others.
 const SAMPLE: usize = 8;
-/// Parts (experts) that a suspect is tried on.
+/// Number of parts (experts) on which a suspect is tried.
 const PARTS: usize = 4;
 
 /// A failed product.
 pub(in crate::judge::product) struct Scene<'s> {
     pub(super) stage: &'s Stage<'s>,
-    /// How the kernel is taken to compute.
+    /// The convention that the kernel is assumed to follow.
     pub(super) convention: Convention,
-    /// What each element should be.
+    /// The exact result and bound of each element.
     pub(in crate::judge::product) bounded: &'s [Bounded],
     pub(in crate::judge::product) found: &'s [f64],
     /// Elements out of bound, ascending.
     pub(in crate::judge::product) wrong: &'s [usize],
     pub(in crate::judge::product) size_n: usize,
-    /// Part of each row; none where the row belongs to an expert of another rank.
+    /// Part of each row; `None` if the row belongs to an expert of another rank.
     pub(super) home: Vec<Option<usize>>,
-    /// Parts with wrong elements: its wrong rows, and their wrong columns.
+    /// Parts with wrong elements, with their wrong rows and columns.
     pub(super) bad: Vec<Bad>,
-    /// Row order of each part's product: the case's own, else the stable sort of g_idx.
+    /// Row order of each part's product: that of the case, otherwise the stable sort of g_idx.
     pub(super) orders: Vec<Option<Cow<'s, [u32]>>>,
 }
 
 /// Rows and columns of one part that have wrong elements.
 pub(super) struct Bad {
     pub(super) part: usize,
-    /// Without those that have far fewer wrong elements than the others: single elements that may
-    /// be wrong for another reason.
+    /// Wrong rows, without those that have far fewer wrong elements than the others and may have
+    /// another cause.
     pub(super) main_rows: Vec<usize>,
     pub(super) main_cols: Vec<usize>,
 }
 
-/// Those of `of` with a quarter as many wrong elements as the most, at least.
+/// The entries of `of` with at least a quarter of the largest number of wrong elements.
 fn main(of: &BTreeMap<usize, usize>) -> Vec<usize> {
     let most = of.values().copied().max().unwrap_or(0);
     of.iter().filter(|(_, count)| **count * 4 >= most).map(|(&at, _)| at).collect()
@@ -79,7 +79,7 @@ pub(super) struct Setup<'s> {
     pub(super) groups: Option<Vec<u32>>,
     /// The activations of these rows instead of the rows' own.
     pub(super) sources: Option<Vec<usize>>,
-    /// Other activations altogether.
+    /// Other activations.
     pub(super) rows: Option<Rows>,
 }
 
@@ -137,7 +137,7 @@ impl<'s> Scene<'s> {
         Self::of(stage, stage.convention(), bounded, found, wrong)
     }
 
-    /// The same output under another convention.
+    /// The same output judged under another convention.
     pub(super) fn under<'o>(
         &'o self,
         convention: Convention,
@@ -147,7 +147,8 @@ impl<'s> Scene<'s> {
         Scene::of(self.stage, convention, bounded, self.found, wrong)
     }
 
-    /// What each element should be under another convention; none where the product has no such.
+    /// The exact result and bound of each element under another convention; `None` if the
+    /// convention does not apply to the product.
     pub(super) fn bounded_as(&self, convention: Convention) -> Option<Vec<Bounded>> {
         let other = Scene::of(self.stage, convention, self.bounded, self.found, &[]);
         let cols: Vec<usize> = (0..self.size_n).collect();
@@ -213,7 +214,7 @@ impl<'s> Scene<'s> {
         self.wrong.binary_search(&(row * self.size_n + n)).is_ok()
     }
 
-    /// The part's product as it should be.
+    /// The right computation of a part's product.
     pub(super) fn right(&self, part: usize) -> Setup<'s> {
         let order = self.orders[part].clone();
         Setup {
@@ -228,7 +229,7 @@ impl<'s> Scene<'s> {
         }
     }
 
-    /// Exact results and bounds of `rows` × `cols` under a suspect; none where its parts do not
+    /// Exact results and bounds of `rows` × `cols` under a suspect; `None` if its operands do not
     /// fit each other.
     pub(super) fn bounds(
         &self,
@@ -278,14 +279,15 @@ impl<'s> Scene<'s> {
         judge.bounds_of(&picked, &|i| cols[i], &activations, radius.as_ref()).ok()
     }
 
-    /// Samples that a suspect has to explain wholly: either all of them of the first list, wrong
-    /// rows with right columns among them, or all of the second, wrong columns with right rows.
+    /// Two lists of samples. A suspect must explain every sample of the first (wrong rows, with
+    /// some right columns) or of the second (wrong columns, with some right rows).
     pub(super) fn samples(&self) -> [Vec<Sample>; 2] {
         let of = |more_rows: bool| {
             let sample = |bad: &Bad| {
                 let part = &self.stage.parts[bad.part];
                 let (mut rows, mut cols) = (spread(&bad.main_rows), Vec::new());
-                // Columns that these rows have wrong, lest the sample should miss all of them.
+                // Include columns that are wrong in these rows, so that the sample does not miss
+                // all of them.
                 for &row in &rows {
                     let wrong: Vec<usize> =
                         bad.main_cols.iter().copied().filter(|&n| self.is_wrong(row, n)).collect();
@@ -304,8 +306,8 @@ impl<'s> Scene<'s> {
         [of(false), of(true)]
     }
 
-    /// Whether nearly every element of a sample may come out under `setup`. One wrong element in ten
-    /// may have another cause.
+    /// Whether nearly every element of a sample matches `setup`. One wrong element in ten may have
+    /// another cause.
     pub(super) fn holds(&self, sample: &Sample, setup: &Setup<'_>, edit: Option<Edit<'_>>) -> bool {
         let Some(bounded) = self.bounds(setup, &sample.rows, &sample.cols, edit) else {
             return false;
@@ -331,8 +333,8 @@ impl<'s> Scene<'s> {
         near(made, found, made.exact.abs(), self.stage.dtype)
     }
 
-    /// What `make`'s setups and `edit` say of all elements, where they hold for all elements of the
-    /// parts with wrong ones, or of the rows or columns with wrong ones. Samples come first.
+    /// Compares the setups of `make`, changed by `edit`, with all elements, if they hold for the
+    /// affected parts, rows or columns. Samples are tried first.
     pub(super) fn weigh_setups(
         &self,
         make: &dyn Fn(usize) -> Option<Setup<'s>>,
@@ -362,7 +364,8 @@ impl<'s> Scene<'s> {
         for (_, scope) in scopes.into_iter().filter(|s| s.0) {
             let predicted = self.predicted(make, edit, scope)?;
             let mut all = self.compared(predicted);
-            // Rows and columns were chosen for their wrong elements.
+            // Rows and columns were chosen by their wrong elements, so their location is no
+            // evidence.
             all.total = if matches!(scope, Scope::Parts) { self.found.len() } else { 0 };
             let Some(outcome) = all.outcome(cost) else { continue };
             if outcome.beats(best) {
@@ -375,7 +378,7 @@ impl<'s> Scene<'s> {
         best
     }
 
-    /// The elements that a suspect changes in a scope, as it would have them.
+    /// The elements that a suspect changes in a scope, with its predictions.
     fn predicted(
         &self,
         make: &dyn Fn(usize) -> Option<Setup<'s>>,
@@ -399,8 +402,8 @@ impl<'s> Scene<'s> {
         Some(predicted)
     }
 
-    /// What a prediction of some elements says of all of them: those that it lacks are as they should
-    /// be.
+    /// Compares a prediction of some elements with the output; all other elements are predicted to
+    /// be right.
     pub(super) fn weigh(
         &self,
         predicted: impl IntoIterator<Item = (usize, Bounded)>,
@@ -415,7 +418,7 @@ impl<'s> Scene<'s> {
     }
 }
 
-/// Where a suspect holds.
+/// The elements to which a suspect applies.
 #[derive(Clone, Copy)]
 enum Scope {
     /// All elements of the parts with wrong ones.

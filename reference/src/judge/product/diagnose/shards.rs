@@ -1,5 +1,5 @@
-//! Known mistakes with the halves of w13: gate and up in each other's place, or two shards where a
-//! layer has one.
+//! Known mistakes with the halves of w13: gate and up exchanged, or two shards in a layer that has
+//! one.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use super::Suspect;
 use super::scene::{Scene, Setup};
 use crate::weight::{Codes, Table, Weight};
 
-/// Parts of the matrix whose columns are mapped.
+/// The tensors of the matrix whose columns are mapped.
 #[derive(Clone, Copy)]
 struct Which {
     codes: bool,
@@ -15,9 +15,9 @@ struct Which {
     bias: bool,
 }
 
-/// The column that a column is taken from.
+/// Maps a column to its source.
 type ColumnMap = Box<dyn Fn(usize) -> usize>;
-/// The same, of a column and half of N.
+/// Maps a column and half of N to the source column.
 type HalfMap = fn(usize, usize) -> usize;
 
 /// Every suspect that makes sense for the product.
@@ -97,8 +97,8 @@ fn two_shards<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         .collect()
 }
 
-/// The matrix with column n of the chosen parts taken from column `map(n)`; `None` where that changes
-/// nothing that it has.
+/// The matrix with column n of the chosen tensors taken from column `map(n)`; `None` if that
+/// changes nothing.
 fn mapped<'w>(
     weight: &Weight<'w>,
     which: Which,

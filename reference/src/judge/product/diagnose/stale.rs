@@ -6,14 +6,15 @@ use super::residual::cause;
 use super::scene::{Scene, Setup, spread_to};
 use super::terms::Terms;
 
-/// Columns that are looked at.
+/// Number of columns that are examined.
 const COLUMNS: usize = 4;
 /// k per pipeline stage of known kernels.
 const TILES: [usize; 4] = [128, 64, 32, 16];
-/// Stages that a pipeline may be off by.
+/// Largest number of stages by which a pipeline may be off.
 const STAGES: usize = 4;
 
-/// The tile of k and the tile that its activations are of, which explain the wrong elements.
+/// Finds a tile of k and the tile whose activations it was multiplied with that explain the wrong
+/// elements.
 pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     let mut terms = Vec::new();
     for bad in scene.bad.iter().take(2) {
@@ -67,7 +68,8 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
     None
 }
 
-/// Whether a tile's products with another tile's activations are what is left of nearly every element.
+/// Whether a tile's products with another tile's activations explain the residual of nearly every
+/// element.
 fn fits(terms: &[Terms<'_>], judged: usize, [at, from, tile]: [usize; 3]) -> bool {
     let mut outliers = judged / 16;
     terms.iter().all(|terms| {

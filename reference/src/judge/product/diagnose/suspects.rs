@@ -1,5 +1,5 @@
-//! Known mistakes with a whole matrix: codes, zero points, scales, bias, router weights and global
-//! scales read in another way than the format says.
+//! Known mistakes with a whole matrix: codes, zero points, scales, bias, router weights or global
+//! scales that are read differently from the format.
 
 use std::borrow::Cow;
 
@@ -108,7 +108,7 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             replace(part, scene.stage.parts[part].weight.global_scale?.powi(2))
         }),
     ];
-    // Two experts may share a value: each is a suspect once.
+    // Experts may share a value; each value is tried once.
     let mut seen = Vec::new();
     for (part, global) in stage.parts.iter().zip(globals.into_iter().flatten()) {
         if stage.parts.len() > 1 && !seen.contains(&global) {
@@ -119,7 +119,7 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
             }));
         }
     }
-    // A kernel's sum is 2^power of the number that it stands for, or that number.
+    // A kernel's sum is either the value itself or the value times 2^power.
     let ways: [fn(&mut Recipe); 3] = [
         round_early,
         |recipe| {
@@ -160,7 +160,7 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// Moves the global scale's product from before the bias into the router weight's.
+/// Moves the multiplication by the global scale from before the bias into the router weight.
 fn fold_global(recipe: &mut Recipe) {
     recipe.steps.retain(|s| s.op != StepOp::GlobalScale);
     for step in &mut recipe.steps {
@@ -170,7 +170,7 @@ fn fold_global(recipe: &mut Recipe) {
     }
 }
 
-/// Takes the global scale out of the router weight, to where it is without router weights.
+/// Moves the global scale out of the router weight, to its position without router weights.
 fn unfold_global(recipe: &mut Recipe) {
     let folded = recipe.steps.iter_mut().find(|s| s.op == StepOp::RouterWeightGlobal);
     if let Some(step) = folded {
@@ -179,7 +179,7 @@ fn unfold_global(recipe: &mut Recipe) {
     }
 }
 
-/// Rounds the sum before its product with the global scale.
+/// Rounds the sum before the multiplication by the global scale.
 fn round_early(recipe: &mut Recipe) {
     let round = Step { op: StepOp::Round, ty: recipe.dtype };
     if let Some(at) = recipe.steps.iter().position(|s| s.op == StepOp::GlobalScale) {
@@ -233,7 +233,7 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// A table that was packed in one order of columns, or in none, and is read in another.
+/// A table that was packed in one order of columns, or unpermuted, and is read in another.
 fn misread(
     table: &Table,
     packed: Option<ScalePermutation>,
@@ -349,7 +349,7 @@ fn zeros<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all
 }
 
-/// Adds `step` to every zero point; of a type with a fixed offset that is one as well.
+/// Adds `step` to every zero point, or to the fixed offset of the type.
 fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
     let (ty, fixed) = match weight.ty {
         ScalarType::UINT4B8 => (ScalarType::UINT4, 8),
@@ -362,7 +362,7 @@ fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
         Some(zeros) => zeros.iter_bits().map(|z| z as i32).collect(),
         None => vec![fixed; rows * cols],
     };
-    // A zero point of none less one wraps around, as its bits do.
+    // A zero point of 0 minus one wraps around.
     let mask = if weight.codes.bits() == 4 { 15 } else { 255 };
     let moved = old.iter().map(|z| ((z + step) & mask) as u8).collect();
     weight.ty = ty;
@@ -370,7 +370,7 @@ fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
     Some(())
 }
 
-/// Ways to undo a format's order of columns wrongly: column c comes out as column `map[c]`.
+/// Wrong inverses of a format's column order: column c becomes column `map[c]`.
 fn column_mistakes() -> impl Iterator<Item = (MistakeName, [usize; 8])> {
     formats::interleaves().flat_map(Interleave::product_mistakes)
 }
@@ -419,7 +419,7 @@ fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         move |part| {
             recode(part, &|c, k, n| {
                 let pack = c.pack();
-                // Position p of a word holds value `order(p)`: even ones first.
+                // Position p of a word holds value `order(p)`: even values first.
                 let p = k % pack;
                 let value = if p < pack / 2 { 2 * p } else { 2 * (p - pack / 2) + 1 };
                 c.get(k / pack * pack + value, n)

@@ -1,4 +1,4 @@
-//! The products of a column's elements, one by one: what a part of the sum contributes to each.
+//! The single products of a column's elements, from which contributions of parts of the sum follow.
 
 use super::scene::{Scene, spread_to};
 use crate::num::scalar::ScalarType;
@@ -7,7 +7,7 @@ use crate::products::columns::TILE;
 use crate::products::{Columns, Extras, Recipe, Rule};
 use crate::weight::Weight;
 
-/// Rows that a column is looked at in.
+/// Number of rows in which a column is examined.
 pub(super) const ROWS: usize = 24;
 
 /// The products of one column, over some rows.
@@ -20,30 +20,30 @@ pub(super) struct Terms<'s> {
     /// Group and stored row of each k of the product.
     pub(super) groups: Vec<usize>,
     pub(super) stored: Vec<usize>,
-    /// What enters the product for each k.
+    /// The weight of each k in the product.
     pub(super) weights: Vec<f64>,
 }
 
-/// The products of one element, as they enter the output.
+/// The products of one element, scaled as in the output.
 pub(super) struct Line {
     pub(super) wrong: bool,
     /// Activations, for each k of the product.
     pub(super) x: Vec<f64>,
-    /// What multiplies the sum.
+    /// The factor of the sum.
     pub(super) factor: f64,
-    /// activation · weight times everything that multiplies the sum, for each k of the product.
+    /// activation · weight · factor for each k of the product.
     pub(super) products: Vec<f64>,
     /// The same for a weight whose q − z is one.
     pub(super) units: Vec<f64>,
     /// found − exact.
     pub(super) residual: f64,
-    /// How far `residual` may be from what explains it.
+    /// Largest distance of `residual` from its explanation.
     pub(super) tolerance: f64,
     pub(super) router: f64,
 }
 
 impl<'s> Terms<'s> {
-    /// Of column `n` of a part; none where parts do not fit each other.
+    /// The terms of column `n` of a part; `None` if the operands do not fit each other.
     pub(super) fn new(scene: &Scene<'s>, part: usize, n: usize) -> Option<Self> {
         let stage = scene.stage;
         let p = &stage.parts[part];
@@ -73,7 +73,7 @@ impl<'s> Terms<'s> {
         let one = weight.scales.rows() == 1;
         let groups: Vec<usize> =
             stored.iter().map(|&k| if one { 0 } else { weight.groups.group_of(k) }).collect();
-        // What the product holds in the place of a weight whose q − z is one.
+        // The weight in the product for q − z = 1.
         let offset = f64::from(recipe.power).exp2();
         let unit = |k: usize| match recipe.rule {
             Rule::Unscaled => offset,
@@ -109,14 +109,14 @@ impl<'s> Terms<'s> {
         Some(Self { part, n, weight, lines, groups, stored, weights })
     }
 
-    /// What each group contributes to an element.
+    /// The contribution of each group to an element.
     pub(super) fn by_group(&self, line: &Line) -> Vec<f64> {
         let mut sums = vec![0.0; self.weight.scales.rows()];
         self.groups.iter().zip(&line.products).for_each(|(&g, x)| sums[g] += x);
         sums
     }
 
-    /// The lines that a common cause has to explain: the wrong ones, or all where they are few.
+    /// The lines that a common cause must explain: the wrong ones, or all if there are few.
     pub(super) fn judged(&self) -> impl Iterator<Item = &Line> {
         let wrong = self.lines.iter().filter(|l| l.wrong).count();
         self.lines.iter().filter(move |l| l.wrong || wrong < 2)

@@ -10,14 +10,14 @@ use crate::num::scalar::ScalarType;
 use crate::products::Bounded;
 use crate::weight::{Codes, Weight};
 
-/// Wrong columns that may each have a cause of their own.
+/// Largest number of wrong columns that may have separate causes.
 const OWN_CAUSE: usize = 8;
-/// Numbers near a fitted scale that are tried.
+/// Number of values near a fitted scale that are tried.
 const SCALES_TRIED: usize = 16;
-/// Codes of a column that may explain it before the search is given up.
+/// The search ends if more codes than this explain a column.
 const FITTING_CODES: usize = 256;
 
-/// Part and column of every wrong column, where they are few and have enough rows.
+/// Part and column of every wrong column, if they are few and have enough rows.
 fn few_columns(scene: &Scene<'_>) -> Option<Vec<(usize, usize)>> {
     let all: Vec<_> =
         scene.bad.iter().flat_map(|b| b.main_cols.iter().map(|&n| (b.part, n))).collect();
@@ -46,7 +46,7 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let mut fitting = Vec::new();
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
-            // Each costs a copy of the weight, and of so many none is the clearest.
+            // Each candidate costs a copy of the weight, and among so many none is distinct.
             if fitting.len() > FITTING_CODES {
                 return None;
             }
@@ -64,8 +64,9 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
     Some(finding)
 }
 
-/// Of the fits that the bounds allow, the one that leaves least, where it leaves clearly less than
-/// any at another place. A fit is its place first, and comes with the sum of squares that it leaves.
+/// Among the fits that the bounds allow, the one with the smallest residual, if it is clearly
+/// smaller than at any other position. A fit is its position, its data and the sum of squared
+/// residuals.
 fn clearest<T: Copy>(mut fitting: Vec<(usize, T, f64)>) -> Option<T> {
     fitting.sort_by(|a, b| a.2.total_cmp(&b.2));
     let &(place, best, left) = fitting.first()?;
@@ -73,7 +74,7 @@ fn clearest<T: Copy>(mut fitting: Vec<(usize, T, f64)>) -> Option<T> {
     second.is_none_or(|f| f.2 > 2.0 * left).then_some(best)
 }
 
-/// What `of` leaves of a column's residuals, in tolerances, squared.
+/// The sum of a column's squared residuals after subtracting `of`, in units of the tolerance.
 fn left(terms: &Terms<'_>, of: impl Fn(usize, &Line) -> f64) -> f64 {
     let squared =
         |(i, line): (usize, &Line)| ((line.residual - of(i, line)) / line.tolerance).powi(2);
@@ -83,7 +84,7 @@ fn left(terms: &Terms<'_>, of: impl Fn(usize, &Line) -> f64) -> f64 {
 /// A stored k, the right code and the found one.
 type Code = (usize, u8, u8);
 
-/// The other codes at a place that explain a column.
+/// The other codes at a position that explain a column.
 fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, Code, f64)> {
     let (k, n, weight) = (terms.stored[at], terms.n, terms.weight);
     let group = terms.groups[at];
@@ -102,7 +103,7 @@ fn codes_at(scene: &Scene<'_>, terms: &Terms<'_>, at: usize) -> Vec<(usize, Code
         .collect()
 }
 
-/// Whether the column of a matrix with another code in it explains all its elements.
+/// Whether replacing one code explains all elements of the column.
 fn column_holds(scene: &Scene<'_>, terms: &Terms<'_>, k: usize, code: u8) -> bool {
     let part = &scene.stage.parts[terms.part];
     let Some(setup) = with_code(scene, terms.part, [k, terms.n], code) else { return false };
@@ -178,7 +179,7 @@ pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
                 let own = terms.groups.iter().zip(&line.products);
                 let absolute: f64 =
                     own.filter(|(group, _)| **group == g).map(|(_, x)| x.abs()).sum();
-                // Weights with another scale are rounded in another way.
+                // Weights with another scale are rounded differently.
                 let slack = line.tolerance + 2.0 * roundoff * absolute;
                 let (a, b) = ((line.residual - slack) / sums[g], (line.residual + slack) / sums[g]);
                 (lo, hi) = (lo.max(a.min(b)), hi.min(a.max(b)));
@@ -189,7 +190,7 @@ pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
                 fitting.push((g, fit, left(&terms, |i, _| sums[i][g] * change)));
             }
         }
-        // The scale is fitted to the elements: one of 2^16.
+        // The scale is fitted to the elements, one of 2^16 values.
         cost += (terms.weight.scales.rows() as f64).log2() + 16.0;
         let (g, [lo, change, hi]) = clearest(fitting)?;
         let old = terms.weight.scales.value(g, n);

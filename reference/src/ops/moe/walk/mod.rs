@@ -1,8 +1,8 @@
-//! From stage to stage of a layer: what each one must be, from the case's own stage before it, or
-//! from a recomputed one where the case has none.
+//! Judges a layer stage by stage, each from the previous stage of the case, or from a recomputed
+//! one if the case lacks it.
 //!
-//! A recomputed stage is either bits, where the case declares how it is computed, or the bounds
-//! of what any kernel may make of it; bounds are carried into the next stage.
+//! A recomputed stage is either exact, if the case declares its arithmetic, or given by bounds that
+//! hold for every kernel; bounds propagate to the next stage.
 
 mod products;
 
@@ -26,11 +26,11 @@ use crate::products::schedule::ScheduleChoice;
 /// The stages, first to last.
 const NAMES: [&str; 4] = ["gate_up", "activated", "down", "y"];
 
-/// What narrows a bound that was carried over recomputed stages.
+/// The remedy for bounds that were carried over recomputed stages.
 const CARRIED_REMEDY: &str =
     "record the stage before it, or declare `schedule_w13` and `schedule_w2` in the case's config";
 
-/// What is known of a stage.
+/// The values of a stage.
 enum Values<'c> {
     Bits(Cow<'c, [u16]>),
     Bounds(Vec<Bound>),
@@ -47,9 +47,9 @@ impl Values<'_> {
     }
 }
 
-/// Judges every stage that the case has, except the products that `product` judges. Stages that are
-/// carried over recomputed ones are judged under each convention that may be meant, until one
-/// explains them.
+/// Judges every stage of the case, except the products that `product` judges. Stages whose bounds
+/// are carried over recomputed stages are judged under each possible convention, until one explains
+/// them.
 pub(super) fn judge(
     case: &Case<'_>,
     c: &MoeConfig,
@@ -90,8 +90,8 @@ struct Judged {
     carried: bool,
 }
 
-/// Judges under one convention every stage that the case has, except the products that are judged from the case's own
-/// stage before them by their bound alone: those are [`super::product`]'s.
+/// Judges every stage of the case under one convention, except the products that [`super::product`]
+/// judges by their bound from the previous stage of the case.
 fn judge_as(
     case: &Case<'_>,
     c: &MoeConfig,
@@ -103,7 +103,7 @@ fn judge_as(
     };
     let walk = Walk::new(case, c, declared, strict);
     let mut reports = Vec::new();
-    // The stage before, and the last one of the case's own.
+    // The previous stage, and the last stage that the case has.
     let mut before = match case.inputs.get("x") {
         Some(x) => Some(Values::Bits(halves(x, [c.size_m, c.hidden_size])?)),
         None => None,
@@ -171,9 +171,9 @@ struct Walk<'c> {
     case: &'c Case<'c>,
     config: &'c MoeConfig,
     declared: &'c Declared,
-    /// The convention that the caller declares, if any: known schedules have to follow it.
+    /// The convention that the caller declares, if any; known schedules must follow it.
     strict: Option<Convention>,
-    /// Both products canonical: then the activation and the sum are, too.
+    /// Both products are canonical; then the activation and the sum are also canonical.
     canonical: bool,
 }
 
@@ -189,7 +189,7 @@ impl<'c> Walk<'c> {
         Self { case, config, declared, strict, canonical }
     }
 
-    /// The layer, read when it is first needed.
+    /// The layer, read on first use.
     fn source<'s>(&self, source: &'s mut Option<Source<'c>>) -> Result<&'s Source<'c>> {
         Ok(match source {
             Some(source) => source,
@@ -222,7 +222,7 @@ impl<'c> Walk<'c> {
         self.canonical || self.schedule(stage).is_some()
     }
 
-    /// The bits of a stage that is declared.
+    /// The bits of a stage whose arithmetic is declared.
     fn recompute(&self, stage: usize, before: &[u16], source: &Source<'_>) -> Result<Vec<u16>> {
         let (layer, routed) = (source.layer(), source.routed());
         match (stage, self.schedule(stage)) {
@@ -233,7 +233,7 @@ impl<'c> Walk<'c> {
         }
     }
 
-    /// What any kernel may make of a stage.
+    /// Bounds on a stage that hold for every kernel.
     fn bounds(&self, stage: usize, before: &Values<'_>, source: &Source<'_>) -> Result<Vec<Bound>> {
         let (layer, routed): (Layer<'_>, Routed<'_>) = (source.layer(), source.routed());
         layer.validate()?;
@@ -248,7 +248,7 @@ impl<'c> Walk<'c> {
         }
     }
 
-    /// Compares a declared stage for every bit.
+    /// Compares a declared stage bit for bit.
     fn exact(
         &self,
         stage: usize,
@@ -271,7 +271,7 @@ impl<'c> Walk<'c> {
         let stage_of = Stage { name, class, remedy: "", ty, found, shape, expected, chain };
         let exactly = |bits: u16| Bound::exactly(ty.to_f64(bits.into()));
         let (mut report, _) = stage_of.judge(|i| exactly(stage_of.expected[i]));
-        // Also the sign of a zero and the bits of a NaN.
+        // This includes the sign of a zero and the bits of a NaN.
         let wrong: Vec<usize> =
             (0..found.len()).filter(|&i| found[i] != stage_of.expected[i]).collect();
         report.note = Some("compared for every bit with the canonical arithmetic".to_owned());
@@ -281,7 +281,7 @@ impl<'c> Walk<'c> {
         let Some(place) = self.place(&mut report, &stage_of, stage, &wrong) else {
             return Ok(report);
         };
-        // Only the bounds know what is commonly done wrong.
+        // Known mistakes are searched for by the bounds.
         let rest: Rest = |stage, wrong, place| stage.place(wrong, place);
         let bounded = match stage {
             1 => activated::bounded,
@@ -290,7 +290,7 @@ impl<'c> Walk<'c> {
         let (bounded, outside) = bounded(self.case, &self.config.stages(), before, found, rest)?;
         stage_of.look(&wrong, |values| pattern::explain(&mut report, &values, Some(bounded)));
         let unexplained = report.diagnosis.as_ref().map_or(wrong.len(), |d| d.unexplained);
-        // What is outside the bounds may follow a pattern that last bits inside of them hide.
+        // Values outside the bounds may follow a pattern that differences inside the bounds hide.
         if unexplained == wrong.len() && outside.len() < wrong.len() {
             let inside = wrong.len() - outside.len();
             let pattern = stage_of.pattern(&outside).map(|d| Diagnosis {
@@ -323,10 +323,10 @@ impl<'c> Walk<'c> {
         report
     }
 
-    /// What the bounds carried from stage `from` allow, in words.
+    /// Describes the bounds carried from stage `from`.
     fn carried_class(&self, from: &str, bounds: &[Bound]) -> String {
         let ty = self.config.quant.dtype;
-        // Half of each bound's width, in steps of the type; infinite where nothing is promised.
+        // Half the width of each bound in steps of the type; infinite without a bound.
         let mut widths: Vec<f64> = bounds
             .iter()
             .filter(|b| !b.interval.is_empty())
@@ -349,7 +349,7 @@ impl<'c> Walk<'c> {
         )
     }
 
-    /// Reports the first wrong value, and says where it is.
+    /// Reports the first wrong value and its place.
     fn place(
         &self,
         report: &mut OutputReport,

@@ -1,4 +1,4 @@
-//! The products of a layer, for every bit: by the schedule that the case declares, or by a known one.
+//! Judges the products of a layer bit for bit, by the declared schedule or by a known one.
 
 use super::{NAMES, Walk};
 use crate::Result;
@@ -12,7 +12,7 @@ use crate::products::Class;
 use crate::products::schedule::ScheduleChoice;
 
 impl Walk<'_> {
-    /// Compares a stage with the schedule that the case declares for it.
+    /// Compares a stage with its declared schedule.
     pub(super) fn scheduled(
         &self,
         stage: usize,
@@ -27,8 +27,8 @@ impl Walk<'_> {
         })
     }
 
-    /// A pass where no schedule is declared and a known one gives every bit of a product of e4m3
-    /// activations, as they are quantized from the case's own stage before it.
+    /// Without a declared schedule: a pass if a known schedule gives every bit of a product of e4m3
+    /// activations, quantized from the previous stage of the case.
     pub(super) fn known_schedule(
         &self,
         stage: usize,
@@ -44,7 +44,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Hands `with` the stage's output, and the product that it has to be.
+    /// Calls `with` with the stage's output and the inputs of its product.
     fn with_product<R>(
         &self,
         stage: usize,

@@ -1,6 +1,6 @@
-//! Wrong ways to prepare a layer that are known to happen, each with the output it would give.
+//! Known mistakes in preparing a layer, each with the output that it gives.
 //!
-//! When a kernel's output differs from the reference, being equal to one of these says why.
+//! A wrong output that equals one of these has that mistake as its cause.
 
 mod other;
 mod ranks;
@@ -16,13 +16,13 @@ use crate::judge::compare::{Candidate, Elements};
 use crate::layouts::marlin::{Options, Prepared};
 use crate::weight::Weight;
 
-/// What a variant may look at.
+/// The inputs of a variant.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'c> {
     pub(super) weights: &'c [Weight<'c>],
     pub(super) options: Options<'c>,
     pub(super) prepared: &'c Prepared,
-    /// Of a MoE's w13: the rank's intermediate size.
+    /// Intermediate size of the rank, for w13 of a MoE layer.
     pub(super) intermediate_size: Option<usize>,
     pub(super) is_w13: bool,
     /// Whether this is a MoE's w13 without an up projection.
@@ -39,10 +39,10 @@ fn candidate<'c>(
     Candidate::of(id, text, make)
 }
 
-/// Ways to take columns of a MoE's w13 for others: id, what happened, and the column whose place n is.
+/// Known mistakes with columns of w13: id, text, and a map from column n to its source.
 type ColumnMistake = (&'static str, &'static str, fn(usize, usize) -> usize);
 
-/// The halves, or the pairs of interleaved columns, that a matrix of N columns has.
+/// The mistakes that apply to a matrix of N columns, in halves or interleaved.
 fn column_mistakes(c: &Context<'_>) -> Vec<ColumnMistake> {
     let pairs: ColumnMistake =
         ("gate-up-swapped", "gate and up, in interleaved columns, are swapped", |n, _| n ^ 1);
@@ -66,7 +66,7 @@ fn column_mistakes(c: &Context<'_>) -> Vec<ColumnMistake> {
     }
 }
 
-/// Each packed word with its values in another order: position p takes position `order[p]`.
+/// Reorders the values in each packed word: position p takes position `order[p]`.
 fn reorder_in_words(words: &[u32], bits: u32, order: &[usize]) -> Elements {
     let mask = u32::MAX >> (32 - bits);
     words

@@ -30,7 +30,7 @@ pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let undo = inverse_order(&grouped);
     let order = evens_first(bits);
     let single: Vec<usize> = (0..64).map(|p| p / 32 * 32 + SINGLE[p % 32]).collect();
-    // What another order of columns looks like before the right one is applied to it.
+    // The columns before the right permutation is applied.
     let before = |wanted: &[usize]| undo.iter().map(|&p| wanted[p]).collect::<Vec<_>>();
     let (inverse, single) = (before(&undo), before(&single));
     let not_permuted = undo.clone();

@@ -1,4 +1,4 @@
-//! Scales of a rank that have the rows of all ranks, or of one where all belong.
+//! Scales of a rank with the rows of all ranks, or of one rank where all are required.
 
 use super::Context;
 use crate::judge::compare::elements;
@@ -6,8 +6,8 @@ use crate::judge::{Diagnosis, OutputReport, Verdict};
 use crate::num::tensor::Tensor;
 use crate::ops::quant::QuantConfig;
 
-/// The report on scales that have another number of groups than they should, where the values say which
-/// groups those are; `None` for scales of the right shape, and for others.
+/// The report on scales with a wrong number of groups, if their values identify the groups;
+/// otherwise `None`.
 pub(in crate::ops) fn scales_of_a_rank(
     c: &Context<'_>,
     quant: &QuantConfig,
@@ -26,7 +26,7 @@ pub(in crate::ops) fn scales_of_a_rank(
     let slice = |of: &[u32], per: usize, expert: usize, from: usize, count: usize| {
         of[(expert * per + from) * cols..][..count * cols].to_vec()
     };
-    // Which rows of the larger table are the smaller one, for every expert.
+    // The rows of the larger table that equal the smaller one, for every expert.
     let (less, more) = (rows.min(found_rows), rows.max(found_rows));
     let at = (0..=more - less).find(|&from| {
         (0..experts).all(|e| match found_rows < rows {

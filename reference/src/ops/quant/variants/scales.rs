@@ -9,7 +9,7 @@ use crate::layouts::marlin::{
 };
 use crate::num::scalar::ScalarType;
 use crate::weight::Table;
-/// The scales after everything but the permutation of columns (and the reordering in fours).
+/// The scales before the permutation of columns and the reordering in fours.
 fn unpermuted(c: &Context<'_>) -> Option<Vec<Table>> {
     let groups = c.prepared.groups();
     let layout = scale_layout(c);
@@ -20,7 +20,7 @@ fn unpermuted(c: &Context<'_>) -> Option<Vec<Table>> {
         .collect()
 }
 
-/// The layout of the scales, the reordering in fours included.
+/// The layout of the scales, including the reordering in fours.
 fn scale_layout(c: &Context<'_>) -> ScaleLayout {
     let byte = c.prepared.scales.ty().storage_bits() == 8;
     if byte && c.options.input_dtype != InputDtype::Fp8 {
@@ -94,8 +94,8 @@ pub(in crate::ops) fn scales<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     );
     add(
         "scales-not-permuted",
-        // Both permutations are transpositions of index bits, their own inverses; only the
-        // reordering in fours makes twice and inverse something else.
+        // Both permutations are involutions (transpositions of index bits). Only with the
+        // reordering in fours do applying twice and the inverse differ.
         "the scale columns were not permuted (or permuted twice)".to_owned(),
         Box::new(move || each(unpermuted(&c), |t| Some(t.clone()))),
     );
@@ -181,7 +181,7 @@ fn columns_from(t: &Table, from: fn(usize, usize) -> usize) -> Table {
     })
 }
 
-/// Offsets into scales of whole columns that a group size of -1 leads to.
+/// Offsets into channel-wise scales that follow from a group size of -1.
 fn strides(c: &Context<'_>) -> Vec<usize> {
     let (shape, rows) = (c.weights[0].shape(), c.weights[0].scales.rows());
     let size_n = shape.size_n.max(1);
@@ -192,13 +192,13 @@ fn strides(c: &Context<'_>) -> Vec<usize> {
     offsets
 }
 
-/// Wrong scale values: a processing step left out or done otherwise.
+/// Wrong scale values: a processing step that is missing or different.
 fn scale_values<'c>(
     c: &Context<'c>,
     add: &mut impl FnMut(&'static str, String, Box<dyn Fn() -> Option<Elements> + 'c>),
 ) {
     let c = *c;
-    // Scales as they come from the checkpoint, in kernel order.
+    // The checkpoint's scales in kernel order.
     let plain = move |c: Context<'c>| {
         let mut out = Vec::new();
         for weight in c.weights {

@@ -28,7 +28,7 @@ fn repack<'c>(
     Some(out)
 }
 
-/// The codes that are packed: int4 under fp8 activations is rewritten first.
+/// The codes that are packed; int4 codes for fp8 activations are rewritten first.
 fn kernel_codes(c: &Context<'_>, weight: &Weight<'_>) -> Codes<'static> {
     if c.options.input_dtype != InputDtype::Fp8 || weight.ty == ScalarType::FLOAT4_E2M1F {
         return weight.codes.clone().into_owned();
@@ -137,7 +137,7 @@ pub(in crate::ops) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
                 id,
                 text,
                 Box::new(move || {
-                    // Applying the permutation twice where once and its inverse belong.
+                    // The permutation is applied twice instead of being undone.
                     let from = move |n: usize| n / 8 * 8 + order[order[n % 8]];
                     repack(&c, activations, |w| map_columns(&codes(w)?, from), sorted)
                 }),

@@ -1,13 +1,15 @@
 //! Products with 8-bit activations and 4-bit weights in Marlin's layout for them, by the reference's
 //! canonical schedule: the same bits as [`Schedule::execute`], whatever M is.
 
-mod weight;
-
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
 
-pub use weight::MarlinWeightA8;
+use marlinspike_kernels::constant;
 
+use super::{
+    check,
+    gemm::{Form, MarlinWeight, Routed, checks},
+};
 use crate::{
     device::Device,
     error::AccelError,
@@ -15,18 +17,15 @@ use crate::{
     memory::Buffer,
     nvrtc::{Arch, Parameter},
     operation::{Law, Needs, Row},
-    ops::{
-        check,
-        gemm::{Routed, checks},
-    },
-    parameters::size,
+    parameters::{Codes, Memo},
 };
-use weight::Form;
+
+const SOURCE: &str = "marlin_gemm_a8";
 
 /// Upstream: `marlin_gemm`, `moe_wna16_marlin_gemm` with int8 activations.
 pub(crate) static INT8: Row = Row {
     name: "marlin_gemm, int8 activations",
-    source: "marlin_gemm_a8",
+    source: SOURCE,
     needs: Needs { compute_capability: (8, 0) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::INT8),
@@ -36,7 +35,7 @@ pub(crate) static INT8: Row = Row {
 /// Upstream: `marlin_gemm`, `moe_wna16_marlin_gemm` with e4m3 activations.
 pub(crate) static FP8: Row = Row {
     name: "marlin_gemm, float8_e4m3fn activations",
-    source: "marlin_gemm_a8",
+    source: SOURCE,
     needs: Needs { compute_capability: (8, 9) },
     law: Law::EqualBits,
     variants: |arch| variants(arch, ScalarType::FLOAT8_E4M3FN),
@@ -47,69 +46,117 @@ fn row_of(input: ScalarType) -> &'static Row {
     if input == ScalarType::INT8 { &INT8 } else { &FP8 }
 }
 
-fn variants(arch: Arch, input: ScalarType) -> Vec<Vec<Parameter>> {
+fn variants(arch: Arch, input: ScalarType) -> Result<Vec<Vec<Parameter>>, AccelError> {
     let mut all = Vec::new();
-    for is_bf16 in [0, 1] {
-        for form in Form::all(input).into_iter().filter(|form| is_bf16 == 1 || !form.is_float) {
-            for is_moe in [0, 1] {
+    for dtype in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
+        let is_taken = |form: &Form| dtype == ScalarType::BFLOAT16 || form.codes != Codes::E2m1;
+        for form in Form::all_bytes(input).into_iter().filter(is_taken) {
+            for is_moe in [false, true] {
                 for size_m in [8, 16, 32, 64] {
-                    let defined =
-                        parameters(is_bf16, form, is_moe, Rows::choose(arch, size_m, form));
-                    if !all.contains(&defined) {
-                        all.push(defined);
+                    let tiling = TilingA8::choose(arch, size_m, form, input)?;
+                    let parameters = parameters(dtype, input, form, is_moe, tiling);
+                    if !all.contains(&parameters) {
+                        all.push(parameters);
                     }
                 }
             }
         }
     }
-    all
+    Ok(all)
 }
 
-fn parameters(is_bf16: u32, form: Form, is_moe: u32, rows: Rows) -> Vec<Parameter> {
-    let mut parameters = vec![("IS_BF16", is_bf16)];
-    parameters.extend(form.parameters());
-    parameters.extend([("IS_MOE", is_moe), ("M_TILES", rows.m_tiles), ("STAGES", rows.stages)]);
-    parameters
+fn parameters(
+    dtype: ScalarType,
+    input: ScalarType,
+    form: Form,
+    is_moe: bool,
+    tiling: TilingA8,
+) -> Vec<Parameter> {
+    let [codes, groups, m_tiles, stages] = tiling.parameters(form);
+    let is_bf16 = ("IS_BF16", u32::from(dtype == ScalarType::BFLOAT16));
+    let is_fp8 = ("IS_FP8", u32::from(input == ScalarType::FLOAT8_E4M3FN));
+    vec![is_bf16, is_fp8, codes, groups, ("IS_MOE", is_moe.into()), m_tiles, stages]
 }
 
 /// How the work of a product is divided. No bit of a result depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rows {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct TilingA8 {
     /// Eights of rows that a thread block computes.
     m_tiles: u32,
     /// Stages of 128 k that a warp keeps in flight, with the one it works on.
     stages: u32,
 }
 
-impl Rows {
-    fn choose(arch: Arch, size_m: usize, form: Form) -> Self {
+/// Shared memory of a warp.
+static WARP_BYTES: Memo<(TilingA8, Form), u32> = Memo::new();
+
+impl TilingA8 {
+    fn choose(
+        arch: Arch,
+        size_m: usize,
+        form: Form,
+        input: ScalarType,
+    ) -> Result<Self, AccelError> {
         // Fragments of e4m3 take registers for their two halves: 64 rows do not fit.
-        let most = if form.is_fp8 { 4 } else { 8 };
+        let most = if input == ScalarType::FLOAT8_E4M3FN { 4 } else { 8 };
         let m_tiles = (size_m.clamp(1, 64).div_ceil(8).next_power_of_two() as u32).min(most);
-        Self::of(arch, m_tiles, form)
+        Self::with_rows(arch, m_tiles, form)
     }
 
     /// For so many eights of rows, or fewer where they do not fit the device's shared memory. On an H200,
     /// over K x N of 4096 x 4096, 14336 x 4096 and 4096 x 28672, these stages were the fastest of 2, 3, 4
     /// and 6 or within a twentieth of it.
-    fn of(arch: Arch, m_tiles: u32, form: Form) -> Self {
-        let mut rows = Self { m_tiles, stages: if m_tiles <= 2 { 3 } else { 2 } };
-        while rows.shared_bytes(form, Schedule::CANONICAL_CHUNKS as u32) > arch.shared_memory() {
-            match rows {
-                Self { stages: 3.., .. } => rows.stages -= 1,
-                Self { m_tiles: 2.., .. } => rows.m_tiles /= 2,
+    fn with_rows(arch: Arch, m_tiles: u32, form: Form) -> Result<Self, AccelError> {
+        let mut tiling = Self { m_tiles, stages: if m_tiles <= 2 { 3 } else { 2 } };
+        let most_chunks = Schedule::CANONICAL_CHUNKS as u32;
+        while tiling.shared_bytes(form, most_chunks)? > arch.shared_memory() {
+            match tiling {
+                Self { stages: 3.., .. } => tiling.stages -= 1,
+                Self { m_tiles: 2.., .. } => tiling.m_tiles /= 2,
                 _ => break,
             }
         }
-        rows
+        Ok(tiling)
     }
 
-    /// Dynamic shared memory of a thread block, with a warp for each chunk: the source's own.
-    fn shared_bytes(self, form: Form, chunks: u32) -> u32 {
-        let own = [("M_TILES", self.m_tiles), ("STAGES", self.stages)];
-        let parameters = [&form.parameters()[..], &own].concat();
-        size("marlin_gemm_a8", "WARP_BYTES", &parameters).saturating_mul(chunks)
+    /// Rows that a thread block computes.
+    fn rows(self) -> usize {
+        self.m_tiles as usize * 8
     }
+
+    /// Dynamic shared memory of a thread block, with a warp for each chunk.
+    fn shared_bytes(self, form: Form, chunks: u32) -> Result<u32, AccelError> {
+        let evaluate = || constant(SOURCE, "WARP_BYTES", &self.parameters(form));
+        Ok(WARP_BYTES.get((self, form), evaluate)?.saturating_mul(chunks))
+    }
+
+    fn parameters(self, form: Form) -> [Parameter; 4] {
+        [
+            ("CODES", form.codes as u32),
+            ("GROUPS", form.groups),
+            ("M_TILES", self.m_tiles),
+            ("STAGES", self.stages),
+        ]
+    }
+}
+
+impl MarlinWeight {
+    /// Rows of a block of one expert for `size_m` rows of each, with 8-bit activations.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] for a weight packed for 16-bit activations; [`AccelError::Constant`].
+    pub fn block_size(&self, device: &Device, size_m: usize) -> Result<usize, AccelError> {
+        let tiling = TilingA8::choose(device.arch(), size_m, self.form(), input_of(self)?)?;
+        Ok(tiling.rows())
+    }
+}
+
+/// Type of the activations that the weight is packed for.
+fn input_of(weight: &MarlinWeight) -> Result<ScalarType, AccelError> {
+    weight.input_dtype().ok_or_else(|| {
+        let found = "packed for 16-bit activations";
+        INT8.refuse("weight", found, "packed for int8 or float8_e4m3fn activations")
+    })
 }
 
 /// Quantized rows in a device's memory.
@@ -156,7 +203,7 @@ arguments! {
 pub fn marlin_gemm_a8(
     device: &Device,
     x: RowsA8<'_>,
-    weight: &MarlinWeightA8,
+    weight: &MarlinWeight,
     y: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     launch(device, x, weight, y, None)
@@ -167,12 +214,12 @@ pub fn marlin_gemm_a8(
 ///
 /// # Errors
 /// As [`marlin_gemm_a8`]; [`AccelError::Argument`] also for blocks of other sizes than
-/// [`MarlinWeightA8::block_size`] gives for some M, and where router weights are not one for each row
+/// [`MarlinWeight::block_size`] gives for some M, and where router weights are not one for each row
 /// of y.
 pub fn moe_marlin_gemm_a8(
     device: &Device,
     x: RowsA8<'_>,
-    weight: &MarlinWeightA8,
+    weight: &MarlinWeight,
     y: &mut Buffer<u16>,
     routed: Routed<'_>,
 ) -> Result<(), AccelError> {
@@ -184,7 +231,7 @@ fn on_device(
     row: &'static Row,
     device: &Device,
     x: RowsA8<'_>,
-    weight: &MarlinWeightA8,
+    weight: &MarlinWeight,
     y: &Buffer<u16>,
     routed: Option<Routed<'_>>,
 ) -> Result<(), AccelError> {
@@ -200,15 +247,36 @@ fn on_device(
     check::same_device(row, device, &parts)
 }
 
+/// The tiling of blocks made for a product, and how many there may be.
+fn routed_tiling(
+    row: &Row,
+    device: &Device,
+    weight: &MarlinWeight,
+    size_m: usize,
+    routed: Routed<'_>,
+) -> Result<(TilingA8, usize), AccelError> {
+    let Routed { blocks, topk_weights, .. } = routed;
+    let block_size = blocks.block_size();
+    let tiling = TilingA8::with_rows(device.arch(), (block_size / 8) as u32, weight.form())?;
+    if ![8, 16, 32, 64].contains(&block_size) || tiling.rows() != block_size {
+        let expected = "blocks of `block_size` of some M";
+        return Err(row.refuse("blocks", format!("{blocks:?}"), expected));
+    }
+    checks::blocks(row, blocks, block_size, size_m, weight.experts())?;
+    checks::router_weights(row, "topk_weights", topk_weights, size_m)?;
+    Ok((tiling, blocks.most_blocks()))
+}
+
 /// Checks a product, then launches it.
 fn launch(
     device: &Device,
     x: RowsA8<'_>,
-    weight: &MarlinWeightA8,
+    weight: &MarlinWeight,
     y: &mut Buffer<u16>,
     routed: Option<Routed<'_>>,
 ) -> Result<(), AccelError> {
-    let row = row_of(weight.input_dtype());
+    let input = input_of(weight)?;
+    let row = row_of(input);
     let refuse = |what, found: String, expected: String| Err(row.refuse(what, found, expected));
     let shape = weight.shape();
     on_device(row, device, x, weight, y, routed)?;
@@ -222,21 +290,13 @@ fn launch(
     if size_m == 0 {
         return Ok(());
     }
-    let arch = device.arch();
-    let form = weight.form();
-    let mut rows = Rows::choose(arch, size_m, form);
-    let mut blocks = size_m.div_ceil(rows.m_tiles as usize * 8);
-    if let Some(Routed { blocks: of, topk_weights, .. }) = routed {
-        let block_size = of.block_size();
-        rows = Rows::of(arch, (block_size / 8) as u32, form);
-        if ![8, 16, 32, 64].contains(&block_size) || rows.m_tiles as usize * 8 != block_size {
-            let expected = "blocks of `block_size` of some M";
-            return refuse("blocks", format!("{of:?}"), expected.into());
+    let (tiling, blocks) = match routed {
+        Some(routed) => routed_tiling(row, device, weight, size_m, routed)?,
+        None => {
+            let tiling = TilingA8::choose(device.arch(), size_m, weight.form(), input)?;
+            (tiling, size_m.div_ceil(tiling.rows()))
         }
-        checks::blocks(row, of, block_size, size_m, weight.experts())?;
-        checks::router_weights(row, "topk_weights", topk_weights, size_m)?;
-        blocks = of.most_blocks();
-    }
+    };
     // The second dimension of a grid.
     if blocks > 65535 {
         return refuse("rows", format!("{blocks} blocks of them"), "at most 65535".into());
@@ -244,8 +304,6 @@ fn launch(
     let chunk_k = Schedule::canonical_chunk(shape.size_k);
     // At most 8.
     let chunks = shape.size_k.div_ceil(chunk_k) as u32;
-    let is_bf16 = u32::from(weight.dtype() == ScalarType::BFLOAT16);
-    let is_moe = u32::from(routed.is_some());
     let routed_blocks = routed.map(|routed| routed.blocks);
     // x has rows of size_k codes and as many scales, y size_m rows of size_n; the weight's buffers are what the reference
     // packs for that shape; there are `chunks` chunks of chunk_k, at most 8. Blocks are room for this M and block size.
@@ -258,7 +316,7 @@ fn launch(
         x_scales: x.scales.into(),
         y: y.into(),
         x_factor: weight.input_global_scale(),
-        // `MarlinWeightA8` holds both sizes below 2^31, and M was checked above, with it top_k.
+        // `MarlinWeight` holds both sizes below 2^31, and M was checked above, with it top_k.
         size_m: size_m as u32,
         size_n: shape.size_n as u32,
         size_k: shape.size_k as u32,
@@ -272,10 +330,11 @@ fn launch(
     let grid = Grid {
         blocks: (shape.size_n as u32 / 32, blocks as u32, 1),
         threads: (chunks * 32, 1, 1),
-        shared_bytes: rows.shared_bytes(form, chunks),
+        shared_bytes: tiling.shared_bytes(weight.form(), chunks)?,
     };
-    let kernel = if form.is_fp8 { &FP8_KERNEL } else { &INT8_KERNEL };
-    kernel.launch(device, &parameters(is_bf16, form, is_moe, rows), grid, arguments)
+    let kernel = if input == ScalarType::INT8 { &INT8_KERNEL } else { &FP8_KERNEL };
+    let (dtype, is_moe) = (weight.dtype(), routed.is_some());
+    kernel.launch(device, &parameters(dtype, input, weight.form(), is_moe, tiling), grid, arguments)
 }
 
 #[cfg(test)]
@@ -287,14 +346,17 @@ mod tests {
         for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
             let arch = Arch::of_device(capability);
             for input in [ScalarType::INT8, ScalarType::FLOAT8_E4M3FN] {
-                for form in Form::all(input) {
+                for form in Form::all_bytes(input) {
                     for size_m in [1, 8, 9, 17, 33, 64, 4096] {
-                        let rows = Rows::choose(arch, size_m, form);
-                        let context = format!("{arch} {form:?} {size_m}: {rows:?}");
-                        assert!(rows.shared_bytes(form, 8) <= arch.shared_memory(), "{context}");
-                        assert!(rows.stages >= 2 && rows.m_tiles.is_power_of_two(), "{context}");
+                        let tiling = TilingA8::choose(arch, size_m, form, input).unwrap();
+                        let context = format!("{arch} {form:?} {size_m}: {tiling:?}");
+                        let shared_bytes = tiling.shared_bytes(form, 8).unwrap();
+                        assert!(shared_bytes <= arch.shared_memory(), "{context}");
+                        let TilingA8 { m_tiles, stages } = tiling;
+                        assert!(stages >= 2 && m_tiles.is_power_of_two(), "{context}");
                         // Blocks that alignment made for it are taken.
-                        assert_eq!(Rows::of(arch, rows.m_tiles, form), rows, "{context}");
+                        let of_blocks = TilingA8::with_rows(arch, m_tiles, form);
+                        assert_eq!(of_blocks, Ok(tiling), "{context}");
                     }
                 }
             }

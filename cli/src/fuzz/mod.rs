@@ -1,0 +1,340 @@
+//! `marlinspike fuzz`: a kernel of any language on generated cases.
+
+mod junit;
+mod text;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+use marlinspike::case::Op;
+use marlinspike_proptests::campaign::{
+    Campaign, CampaignError, Event, Filter, Judgement, Kernel, LibraryKernel, Limit, ProcessKernel,
+    Protocol, Summary, Trial, keep, kept, serve,
+};
+use serde_json::{Map, Value, json};
+
+use crate::check::declared;
+use crate::error::Explained;
+use crate::style::ColorChoice;
+use crate::{Outcome, args, output};
+
+const ABOUT: &str = "\
+Runs a kernel on generated cases, checks its outputs, and shrinks each distinct failure to a small \
+case that is kept in a file.
+
+--cmd PROGRAM reads a case file with inputs and writes a safetensors file with its outputs: \
+`PROGRAM INPUT OUTPUT`. Exit code 77 leaves out a configuration that the kernel does not support. \
+With --persistent, one process answers many cases: it reads a line `INPUT<tab>OUTPUT` and prints `ok`, \
+`skip REASON` or `error REASON`. --lib LIBRARY calls a C function (marlinspike_kernel.h) in a process of \
+its own, between guard pages.
+
+The input file holds `in.*`; the config as JSON under the metadata key `config`; the outputs that are \
+asked for, with type and shape, under `outputs`; and as `ref.*` the reference's packed weights, so that \
+a kernel may take Marlin's layout without packing it.
+
+A crash, a hang, an unwritten byte and a write outside of a tensor are findings, too. The run goes on \
+after each. Kept cases run first the next time.";
+
+const EXAMPLES: &str = "\
+Examples:
+  marlinspike fuzz --op linear --cmd ./kernel --where weight_type=uint4b8,dtype=bfloat16
+  marlinspike fuzz --op linear --cmd 'python3 kernel.py' --persistent --time 600
+  marlinspike fuzz --op moe --lib ./libkernel.so --seed 0x2a --case 17
+      one case again
+  marlinspike vectors --op linear --list
+      the configurations; their keys are those of --where
+
+Exit codes:
+  0  at least one case was judged, and all judged cases passed
+  1  a finding, or nothing was judged
+  2  bad input or usage";
+
+/// Arguments of `fuzz`.
+#[derive(Debug, clap::Args)]
+#[command(long_about = ABOUT, after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Operation, as of `marlinspike vectors`
+    #[arg(long, value_parser = crate::vectors::operation)]
+    op: Op,
+
+    /// The kernel: a program with its arguments
+    #[arg(long, value_name = "PROGRAM", required_unless_present = "lib", conflicts_with = "lib")]
+    cmd: Option<String>,
+
+    /// The kernel: a shared library with the functions of marlinspike_kernel.h
+    #[arg(long, value_name = "LIBRARY")]
+    lib: Option<PathBuf>,
+
+    /// The program answers many cases, line by line
+    #[arg(long, requires = "cmd")]
+    persistent: bool,
+
+    /// Configurations to draw from: key=value|value,key=value
+    #[arg(long = "where", value_name = "FILTER", default_value = "")]
+    filter: String,
+
+    /// A config key that every case gets: --set schedule=canonical (the value is JSON or text)
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// An output that the kernel writes; may be repeated [default: y where the operation has it, else
+    /// every output]
+    #[arg(long = "output", value_name = "NAME")]
+    outputs: Vec<String>,
+
+    /// Give the kernel inputs alone, without the reference's packed weights
+    #[arg(long)]
+    no_reference: bool,
+
+    /// 64-bit seed, decimal or 0x...; drawn and printed when left out
+    #[arg(long, value_parser = crate::vectors::seed)]
+    seed: Option<u64>,
+
+    /// Number of cases
+    #[arg(long, default_value_t = 200, value_parser = args::cases)]
+    cases: u64,
+
+    /// Run case number INDEX alone
+    #[arg(long, value_name = "INDEX", conflicts_with_all = ["cases", "shard"])]
+    case: Option<u64>,
+
+    /// Seconds after which no new case begins
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+
+    /// Seconds that the kernel may take for one case
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    timeout: Duration,
+
+    /// Part I of N of the cases, for runs on several machines: --shard 0/4
+    #[arg(long, value_name = "I/N", default_value = "0/1", value_parser = shard)]
+    shard: (u64, u64),
+
+    /// Folder of failing cases, which run first
+    #[arg(long, value_name = "DIR", default_value = ".marlinspike")]
+    keep: PathBuf,
+
+    /// Write a JUnit report
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+
+    /// Print one JSON object: counts, findings, coverage
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    declared: declared::Args,
+}
+
+/// Arguments of the process that calls a library.
+#[derive(Debug, clap::Args)]
+pub struct WorkerArgs {
+    /// The library.
+    library: PathBuf,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<f64>().ok().filter(|s| (0.001..=1e7).contains(s));
+    parsed
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("found {text}, expected seconds from 0.001 to 10000000"))
+}
+
+fn shard(text: &str) -> Result<(u64, u64), String> {
+    let parsed = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+    parsed
+        .filter(|(i, n): &(u64, u64)| i < n)
+        .ok_or_else(|| format!("found {text}, expected I/N with I below N"))
+}
+
+/// Calls a library's kernel for [`run`], case by case.
+///
+/// # Errors
+/// For a library that cannot be loaded.
+pub fn worker(args: &WorkerArgs) -> Result<Outcome> {
+    serve(&args.library).map_err(explained)?;
+    Ok(Outcome::Pass)
+}
+
+fn explained(error: CampaignError) -> Explained {
+    let help = match &error {
+        CampaignError::Filter { .. } => {
+            "`marlinspike vectors --op OP --list` prints all configurations"
+        }
+        CampaignError::Kernel { .. } => "`marlinspike help fuzz` describes what a kernel is given",
+        _ => "`marlinspike help fuzz` has examples",
+    };
+    Explained::new(error, help)
+}
+
+/// Fuzzes the kernel.
+///
+/// # Errors
+/// For a filter, a kernel or a folder that cannot be used.
+pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
+    let seed = args.seed.unwrap_or_else(crate::vectors::drawn_seed);
+    let campaign = campaign(args, seed)?;
+    let mut kernel = kernel(args)?;
+    let mut kernel = Given { kernel: kernel.as_mut(), reference: !args.no_reference };
+    let paint = color.for_stdout();
+    if !args.json {
+        output::print(&text::head(&campaign, seed))?;
+    }
+    if let Some(index) = args.case {
+        let judgement = campaign.judge(&mut kernel, &campaign.trial(index)?)?;
+        output::print(&text::single(index, &judgement, paint))?;
+        return Ok(if matches!(judgement, Judgement::Pass) {
+            Outcome::Pass
+        } else {
+            Outcome::Mismatch
+        });
+    }
+    let mut seen_again = Vec::new();
+    for (path, trial) in kept(&campaign, &args.keep).map_err(explained)? {
+        let judgement = campaign.judge(&mut kernel, &trial)?;
+        if !args.json {
+            output::print(&text::kept(&path, &judgement, paint))?;
+        }
+        if matches!(judgement, Judgement::Wrong(_)) {
+            seen_again.push(path.display().to_string());
+        }
+    }
+    let bar = bar(args);
+    let limit = Limit { cases: args.cases, time: args.time, findings: 8 };
+    let summary = campaign.run(&mut kernel, &limit, &mut |event| show(&bar, &event));
+    bar.finish_and_clear();
+    let summary = summary.map_err(explained)?;
+    let own = own_options(args);
+    let again = |index: u64| text::replay(args.op, &own, seed, &args.filter, index);
+    let mut files = Vec::new();
+    for finding in &summary.findings {
+        let path = keep(&args.keep, finding).map_err(explained)?;
+        if !args.json {
+            output::print(&text::finding(finding, &path, &again(finding.index), paint))?;
+        }
+        files.push(path.display().to_string());
+    }
+    if let Some(path) = &args.junit {
+        output::write_whole(path, junit::report(&summary, &files).as_bytes())?;
+    }
+    if args.json {
+        let line =
+            json!({ "summary": summary, "files": files, "kept_cases_that_fail": seen_again });
+        output::print(&format!("{line}\n"))?;
+    } else {
+        output::print(&text::summary(&summary, &seen_again, paint))?;
+    }
+    Ok(outcome(&summary, &seen_again))
+}
+
+/// The options that name the kernel and what it is given.
+fn own_options(args: &Args) -> Vec<String> {
+    let mut own = Vec::new();
+    let mut option = |name: &str, value: &str| own.extend([name.to_owned(), value.to_owned()]);
+    if let Some(command) = &args.cmd {
+        option("--cmd", command);
+    }
+    if let Some(library) = &args.lib {
+        option("--lib", &library.display().to_string());
+    }
+    args.set.iter().for_each(|pair| option("--set", pair));
+    args.outputs.iter().for_each(|name| option("--output", name));
+    own.extend(args.persistent.then(|| "--persistent".to_owned()));
+    own.extend(args.no_reference.then(|| "--no-reference".to_owned()));
+    own
+}
+
+fn outcome(summary: &Summary, seen_again: &[String]) -> Outcome {
+    let judged = summary.passed > 0;
+    if judged && summary.failed == 0 && summary.unchecked == 0 && seen_again.is_empty() {
+        Outcome::Pass
+    } else {
+        Outcome::Mismatch
+    }
+}
+
+fn campaign(args: &Args, seed: u64) -> Result<Campaign> {
+    let filter = Filter::parse(&args.filter).map_err(explained)?;
+    let mut campaign = Campaign::new(args.op, seed, filter).map_err(explained)?;
+    campaign.set = set(&args.set)?;
+    campaign.outputs = args.outputs.clone();
+    campaign.declared = args.declared.read()?;
+    campaign.shard = args.shard;
+    Ok(campaign)
+}
+
+/// `--set KEY=VALUE`, the value as JSON where it is, else as text.
+fn set(pairs: &[String]) -> Result<Map<String, Value>> {
+    let mut map = Map::new();
+    for pair in pairs {
+        let Some((key, value)) = pair.split_once('=') else {
+            let message = format!("--set: found `{pair}`, expected KEY=VALUE");
+            return Err(Explained::new(message, "for example --set schedule=canonical").into());
+        };
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        map.insert(key.to_owned(), value);
+    }
+    Ok(map)
+}
+
+fn kernel(args: &Args) -> Result<Box<dyn Kernel>> {
+    if let Some(library) = &args.lib {
+        let program = std::env::current_exe()?.display().to_string();
+        let library = library.display().to_string();
+        // A bare name would be searched for in the system's folders.
+        let library = if library.contains('/') { library } else { format!("./{library}") };
+        let worker = [program, "fuzz-worker".to_owned(), library];
+        return Ok(Box::new(LibraryKernel::new(&worker, args.timeout).map_err(explained)?));
+    }
+    let command = args.cmd.as_deref().unwrap_or_default();
+    let words = shlex::split(command).ok_or_else(|| {
+        Explained::new(format!("--cmd: found `{command}`, a quote is open"), "close the quote")
+    })?;
+    let protocol = if args.persistent { Protocol::Persistent } else { Protocol::PerCase };
+    Ok(Box::new(ProcessKernel::new(&words, protocol, args.timeout).map_err(explained)?))
+}
+
+/// A kernel that is given the reference's packed weights, or not.
+struct Given<'k> {
+    kernel: &'k mut dyn Kernel,
+    reference: bool,
+}
+
+impl Kernel for Given<'_> {
+    fn run(
+        &mut self,
+        trial: &Trial,
+    ) -> Result<marlinspike_proptests::campaign::Outputs, marlinspike_proptests::campaign::Fault>
+    {
+        if self.reference {
+            return self.kernel.run(trial);
+        }
+        self.kernel.run(&Trial { reference: Default::default(), ..trial.clone() })
+    }
+}
+
+fn bar(args: &Args) -> ProgressBar {
+    if args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let template = "{bar:30} {pos}/{len} cases, {msg} {elapsed}";
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(args.cases).with_style(style).with_message("0 failed")
+}
+
+fn show(bar: &ProgressBar, event: &Event<'_>) {
+    match event {
+        Event::Judged(index, judgement) => {
+            bar.set_position(index + 1);
+            if let Judgement::Wrong(failure) = judgement {
+                bar.set_message(format!("last failure: {}", failure.signature()));
+            }
+        }
+        Event::Shrinking(signature) => bar.set_message(format!("shrinking {signature}")),
+        Event::Found(_) => {}
+    }
+}

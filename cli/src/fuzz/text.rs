@@ -1,0 +1,126 @@
+//! What people read of a campaign.
+
+use std::path::Path;
+
+use marlinspike::case::Op;
+use marlinspike_proptests::campaign::{Campaign, Failure, Finding, Judgement, Summary};
+
+use crate::style::{Paint, printable};
+
+pub(super) fn head(campaign: &Campaign, seed: u64) -> String {
+    let configurations = campaign.lattice().len();
+    format!("{}: {configurations} configurations, seed {seed:#018x}\n", campaign.op())
+}
+
+/// The command that runs one case again.
+pub(super) fn replay(op: Op, kernel: &[String], seed: u64, filter: &str, index: u64) -> String {
+    let mut words =
+        vec!["marlinspike".to_owned(), "fuzz".to_owned(), "--op".to_owned(), op.to_string()];
+    words.extend_from_slice(kernel);
+    words.extend(["--seed".to_owned(), format!("{seed:#x}")]);
+    if !filter.is_empty() {
+        words.extend(["--where".to_owned(), filter.to_owned()]);
+    }
+    words.extend(["--case".to_owned(), index.to_string()]);
+    let quoted = words.iter().map(|word| shlex::try_quote(word).unwrap_or(word.into()));
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+pub(super) fn kept(path: &Path, judgement: &Judgement, paint: Paint) -> String {
+    let path = path.display().to_string();
+    let path = printable(&path);
+    match judgement {
+        Judgement::Pass => format!("{} {path}\n", paint.good("passes now:")),
+        Judgement::Unchecked(reason) => format!("{} {path}: {reason}\n", paint.odd("unchecked:")),
+        Judgement::Skipped(reason) => format!("{} {path}: {reason}\n", paint.odd("skipped:")),
+        Judgement::Wrong(failure) => {
+            format!("{} {path}\n{}", paint.bad("still fails:"), failing(failure))
+        }
+    }
+}
+
+pub(super) fn single(index: u64, judgement: &Judgement, paint: Paint) -> String {
+    match judgement {
+        Judgement::Pass => format!("case {index}: {}\n", paint.good("pass")),
+        Judgement::Unchecked(reason) => {
+            format!("case {index}: {}: {reason}\n", paint.odd("unchecked"))
+        }
+        Judgement::Skipped(reason) => format!("case {index}: {}: {reason}\n", paint.odd("skipped")),
+        Judgement::Wrong(failure) => {
+            let name = printable(&failure.case.name).into_owned();
+            format!("case {index}: {}: {name}\n{}", paint.bad("FAIL"), failing(failure))
+        }
+    }
+}
+
+pub(super) fn finding(finding: &Finding, path: &Path, again: &str, paint: Paint) -> String {
+    let title = printable(&finding.signature).into_owned();
+    let mut text = format!("\n{} {title}\n", paint.bad("finding:"));
+    if let Some(cause) = &finding.cause {
+        text += &format!("  cause        {}\n", cause.text);
+    }
+    text += &failing(&finding.failure);
+    text += &format!("  minimal      {}\n", finding.minimal.join(" "));
+    text += &format!("  kept in      {}\n", printable(&path.display().to_string()));
+    text += &format!(
+        "  first seen   {} ({} runs to shrink)\n",
+        printable(&finding.first),
+        finding.runs
+    );
+    text += &format!("  again        {again}\n");
+    text
+}
+
+/// The failing outputs, or the fault.
+fn failing(failure: &Failure) -> String {
+    let mut text = String::new();
+    if let Some(fault) = &failure.fault {
+        // A process's last words have lines of their own.
+        let fault = fault.to_string();
+        let lines: Vec<_> = fault.lines().map(printable).collect();
+        text += &format!("  fault        {}\n", lines.join("\n               "));
+    }
+    for output in failure.failed() {
+        text += &format!(
+            "  {:<12} {} of {} values are wrong",
+            output.name, output.mismatches, output.elements
+        );
+        if let Some(first) = &output.first_mismatch {
+            let at: Vec<String> = first.index.iter().map(ToString::to_string).collect();
+            text += &format!(
+                ", the first at [{}]: expected {}, found {}",
+                at.join(", "),
+                first.expected,
+                first.found
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+pub(super) fn summary(summary: &Summary, seen_again: &[String], paint: Paint) -> String {
+    let Summary { passed, failed, skipped, unchecked, seconds, .. } = summary;
+    let cases = passed + failed + skipped + unchecked;
+    let verdict = match (failed, passed) {
+        (0, 0) => paint.odd("nothing was judged"),
+        (0, _) => paint.good("no failure"),
+        _ => paint.bad(&format!("{failed} fail ({} distinct)", summary.findings.len())),
+    };
+    let mut text = format!("\n{cases} cases in {seconds:.1} s: {passed} pass, {verdict}");
+    if *skipped > 0 {
+        text += &format!(", {skipped} not supported by the kernel");
+    }
+    if *unchecked > 0 {
+        let reason = summary.unchecked_reason.as_deref().unwrap_or_default();
+        text += &format!(", {unchecked} unchecked ({reason})");
+    }
+    if !seen_again.is_empty() {
+        text += &format!(", {} kept cases still fail", seen_again.len());
+    }
+    text += "\ncoverage\n";
+    for line in summary.coverage.lines() {
+        text += &format!("  {line}\n");
+    }
+    text
+}

@@ -1,0 +1,123 @@
+//! What a campaign found.
+
+use marlinspike::case::Case;
+use marlinspike::check::{CaseReport, Diagnosis, OutputReport, Verdict};
+use serde::{Serialize, Serializer};
+
+use super::{Campaign, Fault, Trial, axes};
+
+/// One case on which the kernel is wrong.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The case: its inputs, and the kernel's outputs where it gave any.
+    pub case: Case<'static>,
+    /// The verdict on the outputs.
+    pub report: Option<CaseReport>,
+    /// What the kernel did instead of giving outputs.
+    pub fault: Option<Fault>,
+}
+
+impl Failure {
+    pub(super) fn wrong(case: Case<'static>, report: CaseReport) -> Self {
+        Self { case, report: Some(report), fault: None }
+    }
+
+    pub(super) fn fault(trial: &Trial, fault: Fault) -> Self {
+        Self { case: trial.case.clone(), report: None, fault: Some(fault) }
+    }
+
+    /// The outputs that failed.
+    pub fn failed(&self) -> impl Iterator<Item = &OutputReport> {
+        let outputs = self.report.iter().flat_map(|report| &report.outputs);
+        outputs.filter(|output| output.verdict == Verdict::Fail)
+    }
+
+    /// The first output whose diagnosis names a cause.
+    pub fn cause(&self) -> Option<&Diagnosis> {
+        let causes = self.failed().filter_map(|output| output.diagnosis.as_ref());
+        causes.filter(|diagnosis| diagnosis.unexplained == 0).min_by_key(|d| d.strength as u8)
+    }
+
+    /// What failures with the same cause have in common: the failing output and the diagnosis, or
+    /// the kind of fault.
+    pub fn signature(&self) -> String {
+        if let Some(fault) = &self.fault {
+            return fault.kind().to_owned();
+        }
+        let output = self.failed().next().map_or("", |output| output.name.as_str());
+        match self.cause() {
+            Some(cause) => format!("{output}: {}", cause.id),
+            None => format!("{output}: wrong values"),
+        }
+    }
+
+    /// Whether both failed at the same output, or with the same kind of fault.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        match (&self.fault, &other.fault) {
+            (Some(a), Some(b)) => a.kind() == b.kind(),
+            (None, None) => {
+                self.failed().any(|output| other.failed().any(|o| o.name == output.name))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A distinct failure, shrunk.
+#[derive(Debug, Serialize)]
+pub struct Finding {
+    /// [`Failure::signature`] of the first failing case, or of the minimal one where only that has a
+    /// cause.
+    pub signature: String,
+    /// Number of the first failing case.
+    pub index: u64,
+    /// What the first failing case is, in a few words.
+    pub first: String,
+    /// The cause, as the diagnosis of the minimal or of the first case names it.
+    pub cause: Option<Diagnosis>,
+    /// The config of the minimal case, one `key=value` per key.
+    pub minimal: Vec<String>,
+    /// Kernel runs that shrinking took.
+    pub runs: u32,
+    /// The minimal case's verdict.
+    #[serde(serialize_with = "reported")]
+    pub failure: Failure,
+}
+
+fn reported<S: Serializer>(failure: &Failure, serializer: S) -> Result<S::Ok, S::Error> {
+    (&failure.report, &failure.fault).serialize(serializer)
+}
+
+impl Finding {
+    pub(super) fn new(
+        campaign: &Campaign,
+        index: u64,
+        first: Failure,
+        mut minimal: Failure,
+        runs: u32,
+    ) -> Self {
+        // A minimal case often has too few values for a diagnosis; the first one has them.
+        let (cause, signature) = match (first.cause(), minimal.cause()) {
+            (None, Some(cause)) => (Some(cause.clone()), minimal.signature()),
+            (cause, _) => (cause.cloned(), first.signature()),
+        };
+        let name = format!("{signature}, shrunk from case {index}");
+        minimal.case.name = name;
+        minimal.case.provenance = format!(
+            "kernel under test; marlinspike {} fuzz, seed {:#018x}, case {index}, {}",
+            env!("CARGO_PKG_VERSION"),
+            campaign.generator.seed(),
+            campaign.filter
+        );
+        let config = axes(&minimal.case.config);
+        Self {
+            signature,
+            index,
+            first: first.case.name.clone(),
+            cause,
+            minimal: config.into_iter().map(|(key, value)| format!("{key}={value}")).collect(),
+            runs,
+            failure: minimal,
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A kernel under test, and what it is given.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use marlinspike::case::{Case, Dim, TensorRule};
+use marlinspike::container::write_container;
+use marlinspike::num::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::CampaignError;
+
+/// Outputs by bare name (`y`).
+pub type Outputs = BTreeMap<String, Tensor<'static>>;
+
+/// A kernel under test: computes the outputs of a case from its inputs.
+pub trait Kernel {
+    /// Runs the kernel once.
+    ///
+    /// # Errors
+    /// [`Fault`]: what happened instead of outputs. [`Fault::Unsupported`] leaves the case out;
+    /// every other fault is a finding.
+    fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault>;
+}
+
+impl<F: FnMut(&Trial) -> Result<Outputs, Fault>> Kernel for F {
+    fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault> {
+        self(trial)
+    }
+}
+
+/// What a kernel is given.
+#[derive(Debug, Clone)]
+pub struct Trial {
+    /// The config and the inputs; no outputs.
+    pub case: Case<'static>,
+    /// Outputs of the reference that are not asked of the kernel: packed weights, permuted scales,
+    /// sorted indices. A kernel may take them instead of computing them.
+    pub reference: Outputs,
+    /// The outputs asked of the kernel.
+    pub wanted: Vec<Wanted>,
+}
+
+/// An output that is asked of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Bare name.
+    pub name: String,
+    /// safetensors name of the element type.
+    pub dtype: String,
+    /// Shape; absent where the values decide it.
+    pub shape: Option<Vec<usize>>,
+}
+
+/// What a kernel did instead of giving outputs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(tag = "fault", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Fault {
+    /// The kernel does not take this configuration. The case is left out and counted.
+    #[error("not supported by the kernel: {reason}")]
+    Unsupported {
+        /// The kernel's words.
+        reason: String,
+    },
+    /// The kernel reported an error or its process ended.
+    #[error("crashed: {detail}")]
+    Crashed {
+        /// Exit status or signal, and the end of what was printed.
+        detail: String,
+    },
+    /// The kernel did not answer in time.
+    #[error("no answer within {limit:?}")]
+    TimedOut {
+        /// The time limit.
+        limit: Duration,
+    },
+    /// The outputs could not be read.
+    #[error("unreadable outputs: {detail}")]
+    Unreadable {
+        /// What is wrong with them.
+        detail: String,
+    },
+    /// The kernel wrote outside of a tensor.
+    #[error("wrote outside of {tensor}: {detail}")]
+    OutOfBounds {
+        /// Name of the tensor.
+        tensor: String,
+        /// Where.
+        detail: String,
+    },
+    /// The kernel left bytes of an output unwritten.
+    #[error("left {bytes} of {of} bytes of {tensor} unwritten, the first at byte {first}")]
+    Unwritten {
+        /// Name of the tensor.
+        tensor: String,
+        /// Unwritten bytes.
+        bytes: usize,
+        /// Bytes of the tensor.
+        of: usize,
+        /// Offset of the first.
+        first: usize,
+    },
+    /// Two runs on the same inputs gave other bits.
+    #[error("two runs on the same inputs differ: {tensor}, first at byte {first}")]
+    Nondeterministic {
+        /// Name of the tensor.
+        tensor: String,
+        /// Offset of the first byte that differs.
+        first: usize,
+    },
+}
+
+impl Fault {
+    /// A name that is the same for all faults of a kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unsupported { .. } => "unsupported",
+            Self::Crashed { .. } => "crash",
+            Self::TimedOut { .. } => "timeout",
+            Self::Unreadable { .. } => "unreadable outputs",
+            Self::OutOfBounds { .. } => "out-of-bounds write",
+            Self::Unwritten { .. } => "unwritten output",
+            Self::Nondeterministic { .. } => "nondeterminism",
+        }
+    }
+}
+
+impl Trial {
+    /// Splits a case: `outputs` names those asked of the kernel. Where it is empty, that is `y` if the
+    /// operation has it, else every output.
+    ///
+    /// # Errors
+    /// [`CampaignError::Output`] for a name that the operation does not have.
+    pub fn new(case: Case<'static>, outputs: &[String]) -> Result<Self, CampaignError> {
+        let rules = case.rules()?;
+        let names = match outputs {
+            [] => default_outputs(&case, &rules),
+            names => names.to_vec(),
+        };
+        let mut wanted = Vec::new();
+        for name in names {
+            let full = format!("out.{name}");
+            let Some(rule) = rules.iter().find(|rule| rule.name == full) else {
+                let known = rules.iter().filter_map(|rule| rule.name.strip_prefix("out."));
+                let known = known.collect::<Vec<_>>().join(", ");
+                return Err(CampaignError::Output { found: name, expected: known });
+            };
+            let given = case.outputs.get(&name);
+            let shape: Option<Vec<usize>> = rule.shape.iter().map(size).collect();
+            let shape = shape.or_else(|| given.map(|tensor| tensor.shape().to_vec()));
+            let dtype = given.map(Tensor::dtype).filter(|ty| rule.dtypes.contains(ty));
+            let dtype = dtype.or_else(|| rule.dtypes.first().copied()).unwrap_or(DType::F32);
+            wanted.push(Wanted { name, dtype: dtype.name().to_owned(), shape });
+        }
+        let mut case = case;
+        let mut reference = std::mem::take(&mut case.outputs);
+        reference.retain(|name, _| !wanted.iter().any(|w| w.name == *name));
+        Ok(Self { case, reference, wanted })
+    }
+
+    /// A file for another process: the case with its inputs, the reference's other outputs as
+    /// `ref.NAME`, and the wanted outputs as JSON in the metadata key `outputs`.
+    ///
+    /// # Errors
+    /// None for a case of a campaign.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, CampaignError> {
+        let text = |s: &str| s.to_owned();
+        let metadata = BTreeMap::from([
+            (text("format"), text(marlinspike::case::FORMAT)),
+            (text("version"), text(marlinspike::case::VERSION)),
+            (text("op"), text(self.case.op.name())),
+            (text("name"), self.case.name.clone()),
+            (text("provenance"), self.case.provenance.clone()),
+            (text("config"), serde_json::Value::Object(self.case.config.to_json()).to_string()),
+            (text("outputs"), serde_json::to_string(&self.wanted).unwrap_or_default()),
+        ]);
+        let named = |prefix: &'static str, tensors: &Outputs| {
+            let rename =
+                |(n, t): (&String, &Tensor<'static>)| t.clone().renamed(format!("{prefix}{n}"));
+            tensors.iter().map(rename).collect::<Vec<_>>()
+        };
+        let mut tensors = named("in.", &self.case.inputs);
+        tensors.extend(named("ref.", &self.reference));
+        write_container(&tensors, &metadata, Vec::new())
+            .map_err(|error| CampaignError::Write { problem: error.to_string() })
+    }
+}
+
+/// The outputs asked of a kernel by default: `y` where the operation has it, else all that the case
+/// has, else all that the operation has.
+fn default_outputs(case: &Case<'_>, rules: &[TensorRule]) -> Vec<String> {
+    let outputs = rules.iter().filter_map(|rule| rule.name.strip_prefix("out."));
+    let known: Vec<String> = outputs.map(str::to_owned).collect();
+    if known.iter().any(|name| name == "y") {
+        return vec!["y".to_owned()];
+    }
+    if case.outputs.is_empty() { known } else { case.outputs.keys().cloned().collect() }
+}
+
+/// The size, where the rule fixes it.
+pub(super) fn size(dim: &Dim) -> Option<usize> {
+    match *dim {
+        Dim::Is(size) => Some(size),
+        _ => None,
+    }
+}
+
+/// The element type of a [`Wanted`].
+pub(super) fn dtype(wanted: &Wanted) -> DType {
+    DType::from_name(&wanted.dtype).unwrap_or(DType::U8)
+}

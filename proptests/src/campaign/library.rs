@@ -1,0 +1,463 @@
+//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a process of its own.
+//!
+//! Tensors lie between inaccessible pages and end where a page ends, to 16 bytes: an access past the
+//! end ends the process, which is a finding. The bytes around them are checked. Each case runs twice
+//! on outputs filled with two patterns, so that unwritten bytes and differing runs show.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::io::{BufRead as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use libloading::Library;
+use marlinspike::container::{Container, write_container};
+use marlinspike::num::tensor::{DType, Tensor};
+
+use super::kernel::dtype;
+use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Trial, Wanted};
+
+/// Version of `marlinspike_kernel.h`.
+pub const ABI_VERSION: i32 = 1;
+/// `MARLINSPIKE_UNSUPPORTED`.
+const UNSUPPORTED: c_int = 77;
+/// What outputs are filled with before the first and the second run.
+const FILLS: [u8; 2] = [0xa5, 0x5a];
+/// What lies around tensors.
+const CANARY: u8 = 0xc3;
+/// Alignment of tensors, in bytes: what vector loads need.
+const ALIGNMENT: usize = 16;
+/// Bytes for a kernel's message.
+const MESSAGE_BYTES: usize = 1024;
+
+/// A kernel in a shared library.
+#[derive(Debug)]
+pub struct LibraryKernel(ProcessKernel);
+
+impl LibraryKernel {
+    /// The kernel of `library`, run by `worker`: a command that calls [`serve`] with the library.
+    ///
+    /// # Errors
+    /// As [`ProcessKernel::new`].
+    pub fn new(worker: &[String], timeout: Duration) -> Result<Self, CampaignError> {
+        ProcessKernel::new(worker, Protocol::Persistent, timeout).map(Self)
+    }
+}
+
+impl Kernel for LibraryKernel {
+    fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault> {
+        if let Some(open) = trial.wanted.iter().find(|wanted| wanted.shape.is_none()) {
+            let reason = format!("the values decide the shape of `{}`: use --cmd", open.name);
+            return Err(Fault::Unsupported { reason });
+        }
+        self.0.run(trial)
+    }
+}
+
+/// The fault that a worker reports in JSON.
+pub(super) fn reported(json: &str) -> Fault {
+    serde_json::from_str(json).unwrap_or_else(|_| Fault::Crashed { detail: json.to_owned() })
+}
+
+#[repr(C)]
+struct DlDevice {
+    device_type: i32,
+    device_id: i32,
+}
+
+#[repr(C)]
+struct DlDataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    ndim: i32,
+    dtype: DlDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct NamedTensor {
+    name: *const c_char,
+    tensor: DlTensor,
+}
+
+#[repr(C)]
+struct Call {
+    size: usize,
+    op: *const c_char,
+    config: *const c_char,
+    inputs: *const NamedTensor,
+    num_inputs: usize,
+    reference: *const NamedTensor,
+    num_reference: usize,
+    outputs: *const NamedTensor,
+    num_outputs: usize,
+    message: *mut c_char,
+    message_bytes: usize,
+}
+
+// The sizes of marlinspike_kernel.h on a 64-bit system.
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(size_of::<DlTensor>() == 48);
+    assert!(size_of::<NamedTensor>() == 56);
+    assert!(size_of::<Call>() == 88);
+};
+
+/// Pages of which the first and the last are inaccessible.
+struct Guarded {
+    base: *mut c_void,
+    mapped: usize,
+    /// From the first accessible byte.
+    offset: usize,
+    accessible: usize,
+    len: usize,
+}
+
+impl Guarded {
+    fn new(len: usize) -> std::io::Result<Self> {
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+        let page = rustix::param::page_size();
+        let accessible = len.max(1).next_multiple_of(page);
+        let mapped = accessible + 2 * page;
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh anonymous mapping at an address that the system chooses overlaps nothing.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, flags, MapFlags::PRIVATE)?
+        };
+        let offset = (accessible - len) / ALIGNMENT * ALIGNMENT;
+        let guarded = Self { base, mapped, offset, accessible, len };
+        for at in [0, mapped - page] {
+            // SAFETY: both pages lie inside the mapping, and nothing refers to them.
+            unsafe {
+                rustix::mm::mprotect(base.byte_add(at), page, MprotectFlags::empty())?;
+            }
+        }
+        guarded.pages().fill(CANARY);
+        Ok(guarded)
+    }
+
+    fn first(&self) -> *mut u8 {
+        // SAFETY: the first page is inside the mapping, and the accessible ones follow it.
+        unsafe { self.base.cast::<u8>().add(rustix::param::page_size()) }
+    }
+
+    /// The accessible bytes: the tensor and what lies around it.
+    #[expect(clippy::mut_from_ref, reason = "the memory is the mapping's, not the struct's")]
+    fn pages(&self) -> &mut [u8] {
+        // SAFETY: `accessible` bytes from `first` are mapped, readable and writable until
+        // `protect`; callers hold one slice at a time and none while the kernel runs.
+        unsafe { std::slice::from_raw_parts_mut(self.first(), self.accessible) }
+    }
+
+    fn data(&self) -> &[u8] {
+        &self.pages()[self.offset..self.offset + self.len]
+    }
+
+    fn fill(&self, with: impl Fn(&mut [u8])) {
+        with(&mut self.pages()[self.offset..self.offset + self.len]);
+    }
+
+    /// Makes the bytes read-only; [`Guarded::fill`] must not follow.
+    fn protect(&self) -> std::io::Result<()> {
+        // SAFETY: the range is the accessible part of the mapping, and no slice of it is alive.
+        unsafe {
+            let flags = rustix::mm::MprotectFlags::READ;
+            rustix::mm::mprotect(self.first().cast(), self.accessible, flags)?;
+        }
+        Ok(())
+    }
+
+    /// Where the bytes around the tensor were overwritten, from the tensor's start.
+    fn overwritten(&self) -> Option<isize> {
+        let at = |&(_, byte): &(usize, &u8)| *byte != CANARY;
+        let outside = |&(i, _): &(usize, &u8)| i < self.offset || i >= self.offset + self.len;
+        let (i, _) = self.pages().iter().enumerate().filter(outside).find(at)?;
+        Some(i as isize - self.offset as isize)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `mapped` are those of the mapping, which nothing refers to any more.
+        let _ = unsafe { rustix::mm::munmap(self.base, self.mapped) };
+    }
+}
+
+/// A tensor in guarded memory, as C sees it.
+struct Given {
+    name: CString,
+    bare: String,
+    dtype: DType,
+    shape: Vec<i64>,
+    memory: Guarded,
+}
+
+impl Given {
+    fn new(bare: &str, dtype: DType, shape: &[usize]) -> Result<Self, String> {
+        let elements = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
+        let bytes = elements.and_then(|n| n.checked_mul(dtype.bytes()));
+        let bytes = bytes.ok_or_else(|| format!("`{bare}`: shape {shape:?} overflows"))?;
+        let memory = Guarded::new(bytes).map_err(|e| format!("memory for `{bare}`: {e}"))?;
+        let name = CString::new(bare).map_err(|_| format!("`{bare}`: a name with NUL"))?;
+        let shape = shape.iter().map(|size| *size as i64).collect();
+        Ok(Self { name, bare: bare.to_owned(), dtype, shape, memory })
+    }
+
+    fn filled(tensor: &Tensor<'_>, bare: &str) -> Result<Self, String> {
+        let given = Self::new(bare, tensor.dtype(), tensor.shape())?;
+        given.memory.fill(|data| data.copy_from_slice(tensor.bytes()));
+        given.memory.protect().map_err(|e| format!("memory for `{bare}`: {e}"))?;
+        Ok(given)
+    }
+
+    fn as_c(&mut self) -> NamedTensor {
+        let (code, bits) = (code(self.dtype), self.dtype.bits() as u8);
+        // SAFETY: `offset` is at most `accessible`, so the address is inside the mapping.
+        let data = unsafe { self.memory.first().add(self.memory.offset) };
+        NamedTensor {
+            name: self.name.as_ptr(),
+            tensor: DlTensor {
+                data: data.cast(),
+                device: DlDevice { device_type: 1, device_id: 0 },
+                ndim: self.shape.len() as i32,
+                dtype: DlDataType { code, bits, lanes: 1 },
+                shape: self.shape.as_mut_ptr(),
+                strides: std::ptr::null_mut(),
+                byte_offset: 0,
+            },
+        }
+    }
+}
+
+/// DLPack's code of an element type.
+const fn code(dtype: DType) -> u8 {
+    match dtype {
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::F16 | DType::F32 | DType::F64 => 2,
+        DType::BF16 => 4,
+        DType::Bool => 6,
+        DType::F8E4M3 => 10,
+        DType::F8E5M2 => 12,
+        DType::F8E8M0 => 14,
+        _ => 1,
+    }
+}
+
+type Run = unsafe extern "C" fn(*const Call) -> c_int;
+
+/// A loaded kernel.
+struct Loaded {
+    run: Run,
+    /// The functions are valid as long as this is.
+    _library: Library,
+}
+
+impl Loaded {
+    fn new(path: &Path) -> Result<Self, String> {
+        type Abi = unsafe extern "C" fn() -> c_int;
+        // SAFETY: the user names the library to be run: its initializers are as trusted as the
+        // kernel itself, and this process has no other task.
+        let library = unsafe { Library::new(path) }.map_err(|e| e.to_string())?;
+        let missing = |e: libloading::Error| format!("{e}; see marlinspike_kernel.h");
+        // SAFETY: the header declares both functions with these types.
+        let (abi, run) = unsafe {
+            let abi = library.get::<Abi>(b"marlinspike_kernel_abi\0").map_err(missing)?;
+            let run = library.get::<Run>(b"marlinspike_kernel_run\0").map_err(missing)?;
+            (*abi, *run)
+        };
+        // SAFETY: as declared by the header; it takes no arguments.
+        let found = unsafe { abi() };
+        if found != ABI_VERSION {
+            return Err(format!("found ABI version {found}, expected {ABI_VERSION}"));
+        }
+        Ok(Self { run, _library: library })
+    }
+
+    /// Calls the kernel once.
+    fn call(&self, file: &InputFile, tensors: &mut Tensors) -> Result<(), Fault> {
+        let inputs: Vec<_> = tensors.inputs.iter_mut().map(Given::as_c).collect();
+        let reference: Vec<_> = tensors.reference.iter_mut().map(Given::as_c).collect();
+        let outputs: Vec<_> = tensors.outputs.iter_mut().map(Given::as_c).collect();
+        let mut message = vec![0u8; MESSAGE_BYTES];
+        let call = Call {
+            size: size_of::<Call>(),
+            op: file.op.as_ptr(),
+            config: file.config.as_ptr(),
+            inputs: inputs.as_ptr(),
+            num_inputs: inputs.len(),
+            reference: reference.as_ptr(),
+            num_reference: reference.len(),
+            outputs: outputs.as_ptr(),
+            num_outputs: outputs.len(),
+            message: message.as_mut_ptr().cast(),
+            message_bytes: MESSAGE_BYTES - 1,
+        };
+        // SAFETY: every pointer of `call` is valid for the call, and what the kernel does beyond
+        // the header's contract ends this process or is found by the checks that follow.
+        let status = unsafe { (self.run)(&call) };
+        let end = message.iter().position(|byte| *byte == 0).unwrap_or(MESSAGE_BYTES);
+        let said = String::from_utf8_lossy(&message[..end]).into_owned();
+        match status {
+            0 => Ok(()),
+            UNSUPPORTED => Err(Fault::Unsupported { reason: said }),
+            status => Err(Fault::Crashed { detail: format!("returned {status}: {said}") }),
+        }
+    }
+}
+
+/// What a worker read of an input file besides tensors.
+struct InputFile {
+    op: CString,
+    config: CString,
+}
+
+#[derive(Default)]
+struct Tensors {
+    inputs: Vec<Given>,
+    reference: Vec<Given>,
+    outputs: Vec<Given>,
+}
+
+impl Tensors {
+    fn read(container: &Container<'_>) -> Result<Self, String> {
+        let mut all = Self::default();
+        for tensor in container.tensors() {
+            let tensor = tensor.map_err(|e| e.to_string())?;
+            let name = tensor.name().to_owned();
+            if let Some(bare) = name.strip_prefix("in.") {
+                all.inputs.push(Given::filled(&tensor, bare)?);
+            } else if let Some(bare) = name.strip_prefix("ref.") {
+                all.reference.push(Given::filled(&tensor, bare)?);
+            }
+        }
+        let wanted = container.metadata().get("outputs").map_or("[]", String::as_str);
+        let wanted: Vec<Wanted> = serde_json::from_str(wanted).map_err(|e| e.to_string())?;
+        for output in &wanted {
+            let shape = output.shape.as_deref().unwrap_or(&[]);
+            all.outputs.push(Given::new(&output.name, dtype(output), shape)?);
+        }
+        Ok(all)
+    }
+
+    /// Fails where bytes around a tensor were overwritten.
+    fn expect_intact(&self) -> Result<(), Fault> {
+        for given in self.inputs.iter().chain(&self.reference).chain(&self.outputs) {
+            if let Some(at) = given.memory.overwritten() {
+                let tensor = format!("`{}`", given.bare);
+                let bytes = given.memory.len;
+                let detail = format!("byte {at} of a tensor of {bytes} bytes");
+                return Err(Fault::OutOfBounds { tensor, detail });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs the kernel twice and returns its outputs.
+fn outputs(loaded: &Loaded, file: &InputFile, tensors: &mut Tensors) -> Result<Outputs, Fault> {
+    let mut runs: Vec<Vec<Vec<u8>>> = Vec::new();
+    for fill in FILLS {
+        tensors.outputs.iter().for_each(|given| given.memory.fill(|data| data.fill(fill)));
+        loaded.call(file, tensors)?;
+        tensors.expect_intact()?;
+        runs.push(tensors.outputs.iter().map(|given| given.memory.data().to_vec()).collect());
+    }
+    let mut outputs = Outputs::new();
+    for (i, given) in tensors.outputs.iter().enumerate() {
+        let (one, two) = (&runs[0][i], &runs[1][i]);
+        let tensor = format!("`{}`", given.bare);
+        let kept = |&at: &usize| one[at] == FILLS[0] && two[at] == FILLS[1];
+        let unwritten: Vec<usize> = (0..one.len()).filter(kept).collect();
+        if let Some(&first) = unwritten.first() {
+            return Err(Fault::Unwritten { tensor, bytes: unwritten.len(), of: one.len(), first });
+        }
+        if let Some(first) = (0..one.len()).find(|&at| one[at] != two[at]) {
+            return Err(Fault::Nondeterministic { tensor, first });
+        }
+        let shape = given.shape.iter().map(|size| *size as usize).collect();
+        let tensor = Tensor::new(given.bare.clone(), given.dtype, shape, one.clone());
+        let tensor = tensor.map_err(|e| Fault::Unreadable { detail: e.to_string() })?;
+        outputs.insert(given.bare.clone(), tensor);
+    }
+    Ok(outputs)
+}
+
+/// Answers the lines of [`Protocol::Persistent`] with the kernel of a library, until standard input
+/// ends. What the kernel prints goes to standard error.
+///
+/// # Errors
+/// [`CampaignError::Kernel`] for a library that cannot be loaded.
+pub fn serve(library: &Path) -> Result<(), CampaignError> {
+    let failed =
+        |problem: String| CampaignError::Kernel { kernel: library.display().to_string(), problem };
+    let loaded = Loaded::new(library).map_err(failed)?;
+    let answers = rustix::io::dup(rustix::stdio::stdout()).map_err(|e| failed(e.to_string()))?;
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr()).map_err(|e| failed(e.to_string()))?;
+    let mut answers = std::fs::File::from(answers);
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        let Some((input, output)) = line.split_once('\t') else { break };
+        let answer = match answer(&loaded, Path::new(input), &PathBuf::from(output)) {
+            Ok(()) => "ok".to_owned(),
+            Err(fault) => match serde_json::to_string(&fault) {
+                Ok(json) => format!("fault {json}"),
+                Err(_) => format!("error {fault}"),
+            },
+        };
+        if writeln!(answers, "{answer}").is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn answer(loaded: &Loaded, input: &Path, output: &Path) -> Result<(), Fault> {
+    let unreadable = |detail: String| Fault::Unreadable { detail };
+    let bytes = std::fs::read(input).map_err(|e| unreadable(e.to_string()))?;
+    let container = Container::parse(&bytes).map_err(|e| unreadable(e.to_string()))?;
+    let text = |key: &str| {
+        let text = container.metadata().get(key).cloned().unwrap_or_default();
+        CString::new(text).map_err(|e| unreadable(e.to_string()))
+    };
+    let file = InputFile { op: text("op")?, config: text("config")? };
+    let mut tensors = Tensors::read(&container).map_err(unreadable)?;
+    let outputs = outputs(loaded, &file, &mut tensors)?;
+    let outputs: Vec<_> = outputs.into_values().collect();
+    let written = write_container(&outputs, &Default::default(), Vec::new());
+    let written = written.map_err(|e| unreadable(e.to_string()))?;
+    std::fs::write(output, written).map_err(|e| unreadable(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_around_a_tensor_are_watched() {
+        for len in [0, 1, 20, 4096, 4100] {
+            let memory = Guarded::new(len).unwrap();
+            memory.fill(|data| data.fill(0));
+            assert_eq!(memory.overwritten(), None, "{len}");
+            let (start, end) = (memory.offset, memory.offset + len);
+            assert!(memory.accessible - end < ALIGNMENT && start.is_multiple_of(ALIGNMENT));
+            if end < memory.accessible {
+                memory.pages()[end] = 0;
+                assert_eq!(memory.overwritten(), Some(len as isize));
+                memory.pages()[end] = CANARY;
+            }
+            if start > 0 {
+                memory.pages()[start - 1] = 0;
+                assert_eq!(memory.overwritten(), Some(-1));
+            }
+        }
+    }
+}

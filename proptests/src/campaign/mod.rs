@@ -1,0 +1,366 @@
+//! Fuzzing of a whole kernel through cases: generated inputs, the kernel's outputs, the verdict of
+//! [`check`](marlinspike::check), a minimal failing case with its cause.
+//!
+//! ```
+//! use marlinspike::case::Op;
+//! use marlinspike_proptests::campaign::{Campaign, Filter, Limit, Outputs, Trial};
+//!
+//! // A kernel that returns the expected bits, with one column's bias forgotten.
+//! let campaign = Campaign::new(Op::Preprocess, 7, Filter::default())?;
+//! let mut wrong = |trial: &Trial| {
+//!     let mut qweight = trial.case.inputs["qweight"].elements::<u32>().into_owned();
+//!     qweight.iter_mut().for_each(|word| *word ^= 0x8888_8888);
+//!     let shape = trial.wanted[0].shape.clone().unwrap();
+//!     let dtype = marlinspike::num::tensor::DType::I32;
+//!     let y = marlinspike::num::tensor::Tensor::from_vec("qweight", dtype, shape, qweight).unwrap();
+//!     Ok(Outputs::from([("qweight".to_owned(), y)]))
+//! };
+//! let summary = campaign.run(&mut wrong, &Limit::cases(4), &mut |_| ())?;
+//! assert!(!summary.findings.is_empty());
+//! # Ok::<(), marlinspike_proptests::campaign::CampaignError>(())
+//! ```
+//!
+//! A kernel is anything that implements [`Kernel`]: a closure, another process ([`ProcessKernel`]) or
+//! a shared library ([`LibraryKernel`]).
+
+mod coverage;
+mod filter;
+mod finding;
+mod kernel;
+#[cfg(unix)]
+mod library;
+#[cfg(unix)]
+mod process;
+mod regressions;
+mod shrink;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use marlinspike::case::{Case, CaseConfig, Op};
+use marlinspike::check::{CaseReport, Declared, Verdict, check_case_as};
+use marlinspike::vectors::Generator;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+pub use coverage::Coverage;
+pub use filter::{Filter, axes};
+pub use finding::{Failure, Finding};
+pub use kernel::{Fault, Kernel, Outputs, Trial, Wanted};
+#[cfg(unix)]
+pub use library::{ABI_VERSION, LibraryKernel, serve};
+#[cfg(unix)]
+pub use process::{ProcessKernel, Protocol};
+pub use regressions::{keep, kept};
+
+use shrink::Shrinker;
+
+/// Why a campaign cannot run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CampaignError {
+    /// The filter asks for what does not exist.
+    #[error("filter: {problem}")]
+    Filter {
+        /// What was found and what was expected.
+        problem: String,
+    },
+    /// An output that the operation does not have.
+    #[error("output `{found}` is unknown, expected one of {expected}")]
+    Output {
+        /// The name.
+        found: String,
+        /// The operation's outputs.
+        expected: String,
+    },
+    /// A kernel that cannot be started.
+    #[error("{kernel}: {problem}")]
+    Kernel {
+        /// The command or the library.
+        kernel: String,
+        /// What went wrong.
+        problem: String,
+    },
+    /// A file or a pipe.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A case that cannot be written.
+    #[error("a case cannot be written: {problem}")]
+    Write {
+        /// The writer's reason.
+        problem: String,
+    },
+    /// The reference's error.
+    #[error(transparent)]
+    Reference(#[from] marlinspike::Error),
+}
+
+/// What is fuzzed, and from where.
+#[derive(Debug, Clone)]
+pub struct Campaign {
+    generator: Generator,
+    op: Op,
+    filter: Filter,
+    /// Config keys that every case gets, such as a declared `schedule`.
+    pub set: Map<String, Value>,
+    /// The outputs asked of the kernel; where empty, `y` if the operation has it, else all.
+    pub outputs: Vec<String>,
+    /// What is declared about the kernel's arithmetic.
+    pub declared: Declared,
+    /// Only cases whose number is `shard.0` modulo `shard.1`.
+    pub shard: (u64, u64),
+    /// Kernel runs and time that shrinking one finding may take.
+    pub shrink: (u32, Duration),
+}
+
+/// When a campaign ends, at the latest.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// Cases.
+    pub cases: u64,
+    /// Time; a case that has begun is finished.
+    pub time: Option<Duration>,
+    /// Distinct findings.
+    pub findings: usize,
+}
+
+impl Limit {
+    /// A number of cases and 8 distinct findings, without a limit of time.
+    pub fn cases(cases: u64) -> Self {
+        Self { cases, time: None, findings: 8 }
+    }
+}
+
+/// What became of one case.
+#[derive(Debug, Clone)]
+pub enum Judgement {
+    /// Every output passed.
+    Pass,
+    /// No output failed, and some could not be judged.
+    Unchecked(String),
+    /// The kernel does not support the configuration.
+    Skipped(String),
+    /// The kernel is wrong, or did not answer properly.
+    Wrong(Box<Failure>),
+}
+
+/// Progress of a campaign.
+#[derive(Debug)]
+pub enum Event<'e> {
+    /// A case was judged.
+    Judged(u64, &'e Judgement),
+    /// A finding is being shrunk.
+    Shrinking(&'e str),
+    /// A finding that is distinct from those before.
+    Found(&'e Finding),
+}
+
+/// What a campaign did.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// Operation.
+    pub op: String,
+    /// Seed.
+    pub seed: u64,
+    /// The filter's text.
+    pub filter: String,
+    /// Cases that passed.
+    pub passed: u64,
+    /// Cases that were left unchecked; the first reason follows.
+    pub unchecked: u64,
+    /// Why the first of them was.
+    pub unchecked_reason: Option<String>,
+    /// Cases that the kernel does not support.
+    pub skipped: u64,
+    /// Cases with a wrong output or a fault, those of the findings included.
+    pub failed: u64,
+    /// Distinct findings, each shrunk.
+    pub findings: Vec<Finding>,
+    /// Values of config keys that were judged.
+    pub coverage: Coverage,
+    /// Number of the first case that was not tried.
+    pub next: u64,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+impl Campaign {
+    /// A campaign over the configurations of `op` that pass `filter`.
+    ///
+    /// # Errors
+    /// [`CampaignError::Filter`]; [`CampaignError::Reference`] where the operation's cases cannot be
+    /// generated.
+    pub fn new(op: Op, seed: u64, filter: Filter) -> Result<Self, CampaignError> {
+        let generator = Generator::new(op, seed)?;
+        filter.check(op, generator.lattice())?;
+        let generator = generator.only(|config| filter.takes(config))?;
+        Ok(Self {
+            generator,
+            op,
+            filter,
+            set: Map::new(),
+            outputs: Vec::new(),
+            declared: Declared::default(),
+            shard: (0, 1),
+            shrink: (400, Duration::from_secs(60)),
+        })
+    }
+
+    /// The operation.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// The configurations that cases are drawn from.
+    pub fn lattice(&self) -> &[CaseConfig] {
+        self.generator.lattice()
+    }
+
+    /// Case `index` as a kernel is given it.
+    ///
+    /// # Errors
+    /// [`CampaignError::Output`]; the reference's errors for keys of [`Campaign::set`].
+    pub fn trial(&self, index: u64) -> Result<Trial, CampaignError> {
+        self.trial_of(self.generator.case(index)?)
+    }
+
+    /// A drawn case as a kernel is given it: without the canonical schedule that generated cases
+    /// declare, with the keys of [`Campaign::set`].
+    fn trial_of(&self, mut case: Case<'static>) -> Result<Trial, CampaignError> {
+        let mut map = case.config.to_json();
+        map.retain(|key, _| !key.starts_with("schedule"));
+        map.extend(self.set.clone());
+        case.config = CaseConfig::from_json(case.op, &map).map_err(marlinspike::Error::from)?;
+        Trial::new(case, &self.outputs)
+    }
+
+    /// Runs the kernel on cases until a limit is reached.
+    ///
+    /// # Errors
+    /// Those of [`Campaign::trial`]; what a kernel does is never one.
+    pub fn run(
+        &self,
+        kernel: &mut dyn Kernel,
+        limit: &Limit,
+        on: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Summary, CampaignError> {
+        let start = Instant::now();
+        let mut summary = Summary {
+            op: self.op.to_string(),
+            seed: self.generator.seed(),
+            filter: self.filter.to_string(),
+            passed: 0,
+            unchecked: 0,
+            unchecked_reason: None,
+            skipped: 0,
+            failed: 0,
+            findings: Vec::new(),
+            coverage: Coverage::of(self.generator.lattice()),
+            next: 0,
+            seconds: 0.0,
+        };
+        let mut shrunk = BTreeSet::new();
+        let (shard, shards) = self.shard;
+        let indices = (0..limit.cases).filter(|index| index % shards.max(1) == shard);
+        for index in indices {
+            let late = limit.time.is_some_and(|time| start.elapsed() >= time);
+            if late || summary.findings.len() >= limit.findings {
+                break;
+            }
+            summary.next = index + 1;
+            let trial = self.trial(index)?;
+            let judgement = self.judge(kernel, &trial)?;
+            on(Event::Judged(index, &judgement));
+            match judgement {
+                Judgement::Pass => summary.passed += 1,
+                Judgement::Skipped(_) => summary.skipped += 1,
+                Judgement::Unchecked(reason) => {
+                    summary.unchecked += 1;
+                    summary.unchecked_reason.get_or_insert(reason);
+                }
+                Judgement::Wrong(failure) => {
+                    summary.failed += 1;
+                    if shrunk.insert(failure.signature()) {
+                        on(Event::Shrinking(&failure.signature()));
+                        let finding = self.shrunk(kernel, index, trial, *failure)?;
+                        // Two failures may differ until shrinking shows their common cause.
+                        if !summary.findings.iter().any(|f| f.signature == finding.signature) {
+                            shrunk.insert(finding.signature.clone());
+                            on(Event::Found(&finding));
+                            summary.findings.push(finding);
+                        }
+                    }
+                }
+            }
+            summary.coverage.count(self.generator.configuration(index));
+        }
+        summary.seconds = start.elapsed().as_secs_f64();
+        Ok(summary)
+    }
+
+    /// Runs the kernel on one case and judges its outputs.
+    ///
+    /// # Errors
+    /// The reference's, for inputs that it refuses.
+    pub fn judge(
+        &self,
+        kernel: &mut dyn Kernel,
+        trial: &Trial,
+    ) -> Result<Judgement, CampaignError> {
+        let outputs = match kernel.run(trial) {
+            Ok(outputs) => outputs,
+            Err(Fault::Unsupported { reason }) => return Ok(Judgement::Skipped(reason)),
+            Err(fault) => return Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault)))),
+        };
+        let mut case = trial.case.clone();
+        for (name, tensor) in outputs {
+            if !trial.wanted.iter().any(|wanted| wanted.name == name) {
+                let expected: Vec<_> = trial.wanted.iter().map(|w| w.name.as_str()).collect();
+                let detail = format!("found output `{name}`, expected {}", expected.join(", "));
+                let fault = Fault::Unreadable { detail };
+                return Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault))));
+            }
+            case.add_output(&name, tensor);
+        }
+        if let Some(absent) = trial.wanted.iter().find(|w| !case.outputs.contains_key(&w.name)) {
+            let detail = format!("output `{}` is absent", absent.name);
+            let fault = Fault::Unreadable { detail };
+            return Ok(Judgement::Wrong(Box::new(Failure::fault(trial, fault))));
+        }
+        let report = check_case_as(&case, &self.declared)?;
+        Ok(match report.verdict {
+            Verdict::Pass => Judgement::Pass,
+            Verdict::Fail => Judgement::Wrong(Box::new(Failure::wrong(case, report))),
+            Verdict::Unchecked => Judgement::Unchecked(unchecked_reason(&report)),
+        })
+    }
+
+    /// The smallest failing case that shrinking finds.
+    fn shrunk(
+        &self,
+        kernel: &mut dyn Kernel,
+        index: u64,
+        trial: Trial,
+        failure: Failure,
+    ) -> Result<Finding, CampaignError> {
+        let mut shrinker = Shrinker::new(self, kernel, failure.clone());
+        let (trial, mut minimal) = shrinker.minimal(trial, failure.clone())?;
+        let runs = shrinker.runs();
+        // A kept case gives the kernel the same reference outputs again.
+        for (name, tensor) in trial.reference {
+            minimal.case.outputs.entry(name).or_insert(tensor);
+        }
+        Ok(Finding::new(self, index, failure, minimal, runs))
+    }
+}
+
+fn unchecked_reason(report: &CaseReport) -> String {
+    let unchecked = report.outputs.iter().find(|o| o.verdict == Verdict::Unchecked);
+    unchecked.and_then(|o| o.note.clone()).unwrap_or_else(|| "there is no output".to_owned())
+}

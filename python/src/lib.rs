@@ -1,0 +1,35 @@
+//! The extension module `marlinspike._core`. The package's Python code converts arrays and gives these
+//! functions their public form.
+
+mod arrays;
+mod cases;
+mod error;
+mod layouts;
+mod products;
+mod quantize;
+mod routing;
+
+
+#[pyo3::pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::cases::{
+        check, draw, lattice, operations, read_case, reference, schema, schema_text, tensors,
+        write_case,
+    };
+    #[pymodule_export]
+    use super::error::Error;
+    #[pymodule_export]
+    use super::layouts::{
+        awq_marlin_repack, gptq_marlin_repack, marlin_int4_fp8_preprocess, marlin_permute_bias,
+        marlin_permute_scales,
+    };
+    #[pymodule_export]
+    use super::products::{fused_marlin_moe, marlin_gemm};
+    #[pymodule_export]
+    use super::quantize::{
+        gptq_quantize_weights, per_tensor_fp8, per_token_fp8, per_token_int8,
+    };
+    #[pymodule_export]
+    use super::routing::{moe_align_block_size, topk};
+}

@@ -1,0 +1,135 @@
+//! Quantizers, by upstream's functions.
+
+use marlinspike::num::dims::GroupSize;
+use marlinspike::num::scalar::{ScalarType, float_type};
+use marlinspike::num::tensor::{DType, Tensor};
+use marlinspike::quantize as quantizers;
+use marlinspike::weight::Groups;
+use marlinspike::{Error, Result};
+use pyo3::prelude::*;
+
+use crate::arrays::{Input, Output, output};
+use crate::error::{Failed, raised};
+
+/// A matrix as f32, its columns, and its own type.
+fn widened(x: &Tensor<'_>) -> Result<(Vec<f32>, [usize; 2], ScalarType)> {
+    let shape = x.dims2()?;
+    let ty = float_type(x.dtype()).filter(|_| x.dtype().bytes() > 1);
+    let Some(ty) = ty else {
+        return Err(Error::dtype(x.name(), x.dtype(), "F32, F16 or BF16"));
+    };
+    let values = match x.dtype().bytes() {
+        2 => x.elements::<u16>().iter().map(|&bits| ty.to_f64(bits.into()) as f32).collect(),
+        _ => x.elements::<f32>().into_owned(),
+    };
+    Ok((values, shape, ty))
+}
+
+/// int8 with one scale per row: codes and scales `[M, 1]`.
+#[pyfunction]
+pub(crate) fn per_token_int8<'py>(
+    py: Python<'py>,
+    x: Input<'py>,
+    rule: &str,
+) -> PyResult<[Output<'py>; 2]> {
+    let x = x.tensor("x")?;
+    let rule = match rule {
+        "quotient" => quantizers::Int8Rule::Quotient,
+        "product" => quantizers::Int8Rule::Product,
+        other => return Err(raised(format!("rule: found {other}, expected quotient or product"))),
+    };
+    let made = py.detach(|| -> Result<_> {
+        let (values, [rows, cols], _) = widened(&x)?;
+        let made = quantizers::per_token_int8(&values, cols, rule)?;
+        let codes = Tensor::from_vec("codes", DType::I8, vec![rows, cols], made.codes)?;
+        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![rows, 1], made.scales)?])
+    });
+    Ok(made.failed()?.map(|tensor| output(py, tensor)))
+}
+
+/// e4m3fn with one scale per row: codes and scales `[M, 1]`.
+#[pyfunction]
+pub(crate) fn per_token_fp8<'py>(
+    py: Python<'py>,
+    x: Input<'py>,
+    scale_ub: Option<f32>,
+) -> PyResult<[Output<'py>; 2]> {
+    let x = x.tensor("x")?;
+    let made = py.detach(|| -> Result<_> {
+        let (values, [rows, cols], _) = widened(&x)?;
+        let made = quantizers::per_token_fp8(&values, cols, scale_ub)?;
+        let codes = Tensor::from_vec("codes", DType::F8E4M3, vec![rows, cols], made.codes)?;
+        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![rows, 1], made.scales)?])
+    });
+    Ok(made.failed()?.map(|tensor| output(py, tensor)))
+}
+
+/// e4m3fn with one scale for all: codes and scale `[1]`.
+#[pyfunction]
+pub(crate) fn per_tensor_fp8<'py>(
+    py: Python<'py>,
+    x: Input<'py>,
+    scale: Option<f32>,
+) -> PyResult<[Output<'py>; 2]> {
+    let x = x.tensor("x")?;
+    let made = py.detach(|| -> Result<_> {
+        let (values, [rows, cols], _) = widened(&x)?;
+        let made = quantizers::per_tensor_fp8(&values, scale)?;
+        let codes = Tensor::from_vec("codes", DType::F8E4M3, vec![rows, cols], made.codes)?;
+        Ok([codes, Tensor::from_vec("scales", DType::F32, vec![1], made.scales)?])
+    });
+    Ok(made.failed()?.map(|tensor| output(py, tensor)))
+}
+
+/// Symmetric integer weights: dequantized `w`, codes `[K, N]`, scales `[groups, N]`, `g_idx` (empty
+/// without act-order).
+#[pyfunction]
+pub(crate) fn gptq_quantize_weights<'py>(
+    py: Python<'py>,
+    w: Input<'py>,
+    quant_type: &str,
+    group_size: i64,
+    perm: Option<Input<'py>>,
+) -> PyResult<[Output<'py>; 4]> {
+    let w = w.tensor("w")?;
+    let perm = perm.as_ref().map(|p| p.tensor("perm")).transpose()?;
+    let named = ScalarType::NAMED.iter().find(|(name, _)| *name == quant_type);
+    let &(_, weight_type) = named
+        .ok_or_else(|| raised(format!("quant_type: found {quant_type}, expected uint4b8 or uint8b128")))?;
+    let made = py.detach(|| -> Result<_> {
+        let (values, [size_k, size_n], ty) = widened(&w)?;
+        let perm = match &perm {
+            None => None,
+            Some(perm) => Some(perm.expect_dtype(&[DType::I32, DType::U32])?.elements::<u32>()),
+        };
+        let group_size = GroupSize::from_config(group_size)?;
+        let made = quantizers::gptq_quantize_weights(
+            &values, size_n, ty, weight_type, group_size, perm.as_deref(),
+        )?;
+        let codes = (0..size_k * size_n).map(|i| made.codes.get(i / size_n, i % size_n).into());
+        let codes: Vec<i32> = codes.collect();
+        let dequantized = made.dequantize_all();
+        let matrix = vec![size_k, size_n];
+        let reference = match w.dtype().bytes() {
+            2 => {
+                let bits = dequantized.iter().map(|&v| ty.encode_rne(v) as u16).collect();
+                Tensor::from_vec("w_ref", w.dtype(), matrix.clone(), bits)?
+            }
+            _ => {
+                let values: Vec<f32> = dequantized.iter().map(|&v| v as f32).collect();
+                Tensor::from_vec("w_ref", w.dtype(), matrix.clone(), values)?
+            }
+        };
+        let g_idx = match &made.groups {
+            Groups::Indexed { g_idx, .. } => g_idx.clone(),
+            Groups::Uniform(_) => Vec::new(),
+        };
+        Ok([
+            reference,
+            Tensor::from_vec("w_q", DType::I32, matrix, codes)?,
+            made.scales.to_tensor("w_s", w.dtype())?,
+            Tensor::from_vec("g_idx", DType::I32, vec![g_idx.len()], g_idx)?,
+        ])
+    });
+    Ok(made.failed()?.map(|tensor| output(py, tensor)))
+}

@@ -1,0 +1,190 @@
+//! What config keys and tensors mean: a name has one meaning in every operation.
+
+/// What a config key means.
+pub(super) fn key(path: &str) -> &'static str {
+    find(KEYS, path)
+}
+
+/// What a tensor holds, by its full name. The tensors of both matrices of a layer share a meaning.
+pub(super) fn tensor(name: &str) -> &'static str {
+    let bare = name.trim_start_matches("in.").trim_start_matches("out.");
+    let of_layer = ["w13_", "w2_"].iter().find_map(|prefix| bare.strip_prefix(prefix));
+    let table = if name.starts_with("in.") { INPUTS } else { OUTPUTS };
+    match (find(table, bare), of_layer) {
+        ("", Some(rest)) => find(table, rest),
+        (found, _) => found,
+    }
+}
+
+fn find(table: &[(&'static str, &'static str)], name: &str) -> &'static str {
+    table.iter().find(|(known, _)| *known == name).map_or("", |(_, about)| about)
+}
+
+const KEYS: &[(&str, &str)] = &[
+    ("activation", "activation between the two products, by upstream's name"),
+    ("activation_rounding", "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before"),
+    ("adversarial_rows", "a remark of the producer; not read"),
+    ("apply_router_weight_on_input", "whether router weights multiply `gate_up` instead of `down`"),
+    ("backend", "the kernel that the experts are prepared for"),
+    ("block_size", "tokens per block"),
+    ("block_size_m", "tokens per block of `sorted_token_ids`"),
+    ("checkpoint_format", "how the weight inputs are stored"),
+    ("convention", "which roundings the kernel makes; without it, every known convention is tried"),
+    ("desc_act", "act-order: rows belong to groups by `g_idx`"),
+    ("dtype", "type of activations, scales and outputs"),
+    ("ep_rank", "this expert-parallel rank"),
+    ("ep_size", "expert-parallel ranks"),
+    ("fp8_type", "meaning of the FP8 codes"),
+    ("gate_up", "order of the gate and up rows in the kernel's w13"),
+    ("group_size", "k per scale; -1: one scale per column"),
+    ("groups", "scales per row"),
+    ("has_bias", "whether there is a bias"),
+    ("hidden_size", "K of w13 and N of w2"),
+    ("input_dtype", "type of 8-bit activations; null: the product reads `x` itself"),
+    ("intermediate_size", "K of w2; w13 has as many rows for each of gate and up"),
+    ("is_act_and_mul", "whether w13 holds gate and up, or up alone"),
+    ("is_k_full", "false on a rank that holds a slice of K under act-order"),
+    ("is_sf_swizzled_layout", "whether block scales are interleaved in tiles of 128x4"),
+    ("kleidiai_variant", "the micro-kernel; information only"),
+    ("logical_widths", "columns of each of the matrices that were merged along N; they add up to `size_n`"),
+    ("num_expert_group", "groups of experts; divides the number of experts"),
+    ("num_experts", "experts of all ranks"),
+    ("num_local_experts", "experts of this rank, whose weights the case holds"),
+    ("num_scales", "scales of the weight"),
+    ("packing", "block sizes of KleidiAI's packed matrices"),
+    ("packing.kr", "k per block"),
+    ("packing.mr", "rows of x per block"),
+    ("packing.nr", "columns of the weight per block"),
+    ("packing.sr", "splits of a block's k"),
+    ("per_act_token_quant", "whether each row of activations has its own scale"),
+    ("per_out_ch_quant", "whether each output feature has its own scale"),
+    ("platform", "the platform that the kernel runs on"),
+    ("quantizer", "the rule that made `in.a_q` of `in.x`; without it, every known rule is tried"),
+    ("reciprocal", "whether the kernel divides exactly or by an approximate reciprocal"),
+    ("renormalize", "whether the chosen weights are divided by their sum"),
+    ("requantize", "how codes move to the common scale"),
+    ("routed_scaling_factor", "factor on the chosen weights"),
+    ("scale_factor", "the power of two that NVFP4 block scales were multiplied by"),
+    ("scale_factor_w13", "the power of two that w13's NVFP4 block scales were multiplied by"),
+    ("scale_factor_w2", "the power of two that w2's NVFP4 block scales were multiplied by"),
+    ("scale_type", "type of the block scales"),
+    ("schedule", "the order and rounding of the sum, which makes every bit of `y` comparable; see [Schedules](schedules.md)"),
+    ("schedule.architecture", "the matrix unit that computes the product"),
+    ("schedule_w13", "the schedule of `gate_up`"),
+    ("schedule_w2", "the schedule of `down`"),
+    ("scoring_func", "logits to scores"),
+    ("sf_layout", "tile of the interleaved scales"),
+    ("size_k", "K: input features"),
+    ("size_m", "M: rows of activations"),
+    ("size_n", "N: output features"),
+    ("tensor_parallel", "the tensor-parallel rank that holds this slice of the matrix"),
+    ("tensor_parallel.rank", "this rank"),
+    ("tensor_parallel.size", "ranks"),
+    ("tensor_parallel.style", "whether columns (N) or rows (K) are divided among ranks"),
+    ("top_k", "experts per token"),
+    ("topk_group", "groups that are chosen"),
+    ("tp_rank", "this tensor-parallel rank"),
+    ("tp_size", "tensor-parallel ranks"),
+    ("use_grouped_topk", "whether groups of experts are chosen before experts"),
+    ("weight_type", "what a code of the weight means"),
+];
+
+const INPUTS: &[(&str, &str)] = &[
+    ("a", "activations, quantized"),
+    ("a_global_scale", "global scale of the activations; greater than 0"),
+    ("a_q", "the quantized activations that the product read; with `in.a_scales`"),
+    ("a_scale", "block scales of the activations; 0 or more, no NaN"),
+    ("a_scales", "scales of the activations; greater than 0"),
+    ("bias", "bias"),
+    ("e_score_correction_bias", "added to the scores for the choice alone"),
+    ("expert_map", "global to local expert ids, -1 for experts of other ranks"),
+    ("expert_scale", "factor on the weights of each expert"),
+    ("g_idx", "group of each row of K"),
+    ("gemm1_scales", "scales of w13, one per 32 k"),
+    ("gemm1_weights", "int4 codes of w13, 8 to a word"),
+    ("gemm2_scales", "scales of w2, one per 32 k"),
+    ("gemm2_weights", "int4 codes of w2, 8 to a word"),
+    ("input_global_scale", "factor on the activations before they are quantized; greater than 0"),
+    ("input_scale", "static scale of the activations; greater than 0"),
+    ("qweight", "packed codes: GPTQ packs along K, AWQ along N in its interleaved order"),
+    ("qzeros", "packed zero points, in AWQ's interleaved order"),
+    ("router_logits", "router logits; -inf masks an expert"),
+    ("scale", "block scales"),
+    ("scales", "group scales; finite"),
+    ("topk_ids", "global ids of the chosen experts"),
+    ("topk_weights", "weights of the chosen experts; finite"),
+    ("weight", "codes of the weight; of 4-bit codes, even k in the low nibble"),
+    ("weight_global_scale", "global scale of the weight"),
+    ("weight_scale", "scales of the weight; finite, e8m0 without NaN (255)"),
+    ("weight_scale_2", "global scales of the weight, one per shard; greater than 0"),
+    ("weight_u4", "int4 codes plus 8, even k in the low nibble"),
+    ("x", "activations"),
+];
+
+const OUTPUTS: &[(&str, &str)] = &[
+    ("a1q", "`x`, quantized"),
+    ("a1q_scale", "scales of `a1q`"),
+    ("a2q", "`activated`, quantized"),
+    ("a2q_scale", "scales of `a2q`"),
+    ("activated", "`gate_up` after the activation"),
+    ("bias", "bias, padded for the kernel"),
+    ("down", "second product, router weight applied"),
+    ("expert_ids", "expert of each block of `sorted_token_ids`"),
+    ("g1_alphas", "input scale times weight scale of w13"),
+    ("g1_scale_c", "scale of the first product's output"),
+    ("g2_alphas", "input scale times weight scale of w2"),
+    ("g_idx_sort_indices", "stable sort order of `g_idx`"),
+    ("gate_up", "first product, one row for each token and slot"),
+    ("gemm1_scales", "scales of w13 in the kernel's layout"),
+    ("gemm1_weights", "codes of w13 in the kernel's layout"),
+    ("gemm2_scales", "scales of w2 in the kernel's layout"),
+    ("gemm2_weights", "codes of w2 in the kernel's layout"),
+    ("input_global_scale", "what int8 scales were divided by"),
+    ("input_scale", "static scale of the activations, as the kernel reads it"),
+    ("lhs_packed", "activations, quantized and packed"),
+    ("marlin_bias", "bias in Marlin's order"),
+    ("marlin_global_scale", "global scale with the kernel's exponent bias"),
+    ("marlin_qweight", "codes in Marlin's layout"),
+    ("marlin_scales", "scales in Marlin's order"),
+    ("marlin_zeros", "zero points in Marlin's layout"),
+    ("num_tokens_post_padded", "length of `sorted_token_ids` with its padding"),
+    ("qweight", "rewritten codes"),
+    ("rhs_packed", "weight, packed with its scales and sums"),
+    ("sorted_g_idx", "`g_idx` in sorted order"),
+    ("sorted_token_ids", "entries of `topk_ids` by expert, padded to blocks"),
+    ("swizzled_scale", "interleaved scales, padded to tiles"),
+    ("token_expert_indices", "position of each choice in the list of all choices, slot by slot"),
+    ("topk_ids", "ids of the chosen experts"),
+    ("topk_weights", "weights of the chosen experts"),
+    ("weight", "codes as the kernel reads them"),
+    ("weight_scale", "scales as the kernel reads them"),
+    ("weight_scale_2", "global scales as the kernel reads them"),
+    ("x_fp4", "e2m1 codes, even k in the low nibble"),
+    ("x_scale", "e4m3 block scales"),
+    ("y", "result"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema;
+
+    /// Every key and tensor has a meaning, and no meaning is left of one that is gone.
+    #[test]
+    fn every_name_has_a_meaning() {
+        let mut used = Vec::new();
+        for op in schema::all().unwrap() {
+            for key in &op.keys {
+                assert!(!key.about.is_empty(), "{}: key {}", op.op, key.name);
+                used.push(key.about);
+            }
+            for tensor in &op.tensors {
+                assert!(!tensor.about.is_empty(), "{}: tensor {}", op.op, tensor.name);
+                used.push(tensor.about);
+            }
+        }
+        for (name, about) in [KEYS, INPUTS, OUTPUTS].concat() {
+            assert!(used.contains(&about), "no operation has {name}");
+        }
+    }
+}
