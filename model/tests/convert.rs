@@ -13,7 +13,7 @@ use common::runs::{golden, run, settings};
 use common::{Converted, EXPERTS, Format, HIDDEN, INTER, files, write_model};
 use marlinspike::container::Container;
 use marlinspike::layouts::marlin::{
-    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
+    Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scales_inverse,
 };
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -170,7 +170,7 @@ fn check(
     let factor = info["scale_factor"].as_f64().unwrap_or(1.0) as f32;
     let table = match ty {
         ScalarType::FLOAT8_E8M0FNU => layout.with_quads().unpack(&packed).unwrap(),
-        ScalarType::FLOAT8_E4M3FN => nvfp4_scales_inverse(&packed, layout, factor).unwrap(),
+        ScalarType::FLOAT8_E4M3FN => e4m3_scales_inverse(&packed, layout, factor).unwrap(),
         _ => layout.unpack(&packed).unwrap(),
     };
     // e4m3 weights: the kernel wants 2^120 in bf16 scales.

@@ -9,7 +9,7 @@ use marlinspike::case::{CaseConfig, LinearConfig, Op};
 use marlinspike::layouts::Layout;
 use marlinspike::layouts::marlin::{
     Activations, InputDtype, Options, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout,
-    nvfp4_scales, nvfp4_scales_inverse, prepare,
+    e4m3_scales, e4m3_scales_inverse, prepare,
 };
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::ScalarType;
@@ -134,8 +134,8 @@ fn nvfp4_scales_come_back() {
         let scales = Table::new(ty, 2, size_n, TableData::B8(bytes)).unwrap();
         for order in [ScalePermutation::Grouped, ScalePermutation::Single] {
             let layout = ScaleLayout::new(2, size_n, order, ty).unwrap();
-            let packed = nvfp4_scales(&scales, layout, 1.0).unwrap();
-            assert_eq!(nvfp4_scales_inverse(&packed, layout, 1.0).unwrap(), scales);
+            let packed = e4m3_scales(&scales, layout, 1.0).unwrap();
+            assert_eq!(e4m3_scales_inverse(&packed, layout, 1.0).unwrap(), scales);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A mistake is the diagnosis if its outputs equal the found ones. [`mistaken`] provides these
 //! outputs to tests and to the fuzzing kit.
 
+use crate::Result;
 use crate::formats::transpose_words;
 use crate::judge::compare::{Candidate, Elements, Lines, Plain, Rows, Subject, elements};
 use crate::judge::mistake::KnownMistake;
@@ -13,7 +14,6 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::Op;
 use crate::ops::case::Case;
 use crate::weight::{Codes, Table};
-use crate::Result;
 
 /// The computation of an operation's outputs from a case's inputs.
 pub(super) trait Computation: Clone + 'static {

@@ -197,9 +197,11 @@ impl OpSchema {
     /// None for the operations in the table.
     pub fn python_example(&self) -> Result<String> {
         let config = &self.example;
-        let mut text = "import numpy as np\nfrom case_file import bf16, rng, topk_ids, write_case\n\n"
-            .to_owned();
-        let json = Value::Object(config.to_json().into_iter().filter(|(_, v)| !v.is_null()).collect());
+        let mut text =
+            "import numpy as np\nfrom case_file import bf16, rng, topk_ids, write_case\n\n"
+                .to_owned();
+        let json =
+            Value::Object(config.to_json().into_iter().filter(|(_, v)| !v.is_null()).collect());
         text += &format!("config = {}\n", python_value(&json, ""));
         text += "inputs = {\n";
         for rule in inputs(config)? {
@@ -214,7 +216,10 @@ impl OpSchema {
         let (name, dtype, shape) = (bare(&y), python_dtype(y.dtypes[0]), sizes(&y).join(", "));
         text += &format!("# Add the outputs of your kernel: \"{name}\" is {dtype} [{shape}].\n");
         text += "outputs = {}\n";
-        text += &format!("write_case(\"case.safetensors\", \"{}\", config, inputs, outputs)\n", self.op);
+        text += &format!(
+            "write_case(\"case.safetensors\", \"{}\", config, inputs, outputs)\n",
+            self.op
+        );
         Ok(text)
     }
 
@@ -224,7 +229,8 @@ impl OpSchema {
     /// None for the operations in the table.
     pub fn cpp_example(&self) -> Result<String> {
         let config = &self.example;
-        let json = Value::Object(config.to_json().into_iter().filter(|(_, v)| !v.is_null()).collect());
+        let json =
+            Value::Object(config.to_json().into_iter().filter(|(_, v)| !v.is_null()).collect());
         let mut text = "#include \"case_file.hpp\"\n\nint main() {\n".to_owned();
         text += &format!("    CaseFile file(\"{}\", R\"({json})\");\n", self.op);
         for rule in inputs(config)? {
@@ -234,7 +240,10 @@ impl OpSchema {
             text += &match fill {
                 Fill::TopkIds => format!("    {call}\n"),
                 _ => {
-                    format!("    file.add(\"{}\", \"{}\", {shape}, {call});\n", rule.name, rule.dtypes[0])
+                    format!(
+                        "    file.add(\"{}\", \"{}\", {shape}, {call});\n",
+                        rule.name, rule.dtypes[0]
+                    )
                 }
             };
         }

@@ -22,7 +22,10 @@ fn find(table: &[(&'static str, &'static str)], name: &str) -> &'static str {
 
 const KEYS: &[(&str, &str)] = &[
     ("activation", "activation between the two products, by upstream's name"),
-    ("activation_rounding", "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before"),
+    (
+        "activation_rounding",
+        "how activations are rounded to int8: `half_away` since KleidiAI 1.22, `half_even` before",
+    ),
     ("adversarial_rows", "a remark of the producer; not read"),
     ("apply_router_weight_on_input", "whether router weights multiply `gate_up` instead of `down`"),
     ("backend", "the kernel that the experts are prepared for"),
@@ -46,7 +49,10 @@ const KEYS: &[(&str, &str)] = &[
     ("is_k_full", "false on a rank that holds a slice of K under act-order"),
     ("is_sf_swizzled_layout", "whether block scales are interleaved in tiles of 128x4"),
     ("kleidiai_variant", "the micro-kernel; information only"),
-    ("logical_widths", "columns of each of the matrices that were merged along N; they add up to `size_n`"),
+    (
+        "logical_widths",
+        "columns of each of the matrices that were merged along N; they add up to `size_n`",
+    ),
     ("num_expert_group", "groups of experts; divides the number of experts"),
     ("num_experts", "experts of all ranks"),
     ("num_local_experts", "experts of this rank, whose weights the case holds"),
@@ -68,7 +74,10 @@ const KEYS: &[(&str, &str)] = &[
     ("scale_factor_w13", "the power of two that w13's NVFP4 block scales were multiplied by"),
     ("scale_factor_w2", "the power of two that w2's NVFP4 block scales were multiplied by"),
     ("scale_type", "type of the block scales"),
-    ("schedule", "the order and rounding of the sum, which makes every bit of `y` comparable; see [Schedules](schedules.md)"),
+    (
+        "schedule",
+        "the order and rounding of the sum, which makes every bit of `y` comparable; see [Schedules](schedules.md)",
+    ),
     ("schedule.architecture", "the matrix unit that computes the product"),
     ("schedule_w13", "the schedule of `gate_up`"),
     ("schedule_w2", "the schedule of `down`"),

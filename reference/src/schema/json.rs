@@ -18,7 +18,9 @@ impl OpSchema {
         let mut config = self.config_json("");
         if let Some(properties) = config["properties"].as_object_mut() {
             for remark in REMARKS {
-                properties.entry(remark).or_insert_with(|| json!({"description": "a remark; not read"}));
+                properties
+                    .entry(remark)
+                    .or_insert_with(|| json!({"description": "a remark; not read"}));
             }
         }
         json!({
@@ -42,7 +44,8 @@ impl OpSchema {
         let mut properties = Map::new();
         let mut required = Vec::new();
         for key in &self.keys {
-            let Some(name) = key.name.strip_prefix(prefix).filter(|name| !name.contains('.')) else {
+            let Some(name) = key.name.strip_prefix(prefix).filter(|name| !name.contains('.'))
+            else {
                 continue;
             };
             let mut schema = self.key_json(key);
@@ -89,7 +92,8 @@ impl OpSchema {
         for tensor in &self.tensors {
             let Some(name) = tensor.name.strip_prefix(prefix) else { continue };
             properties.insert(name.to_owned(), tensor_json(tensor));
-            if matches!(tensor.forms.as_slice(), [(when, form)] if when.is_always() && form.required) {
+            if matches!(tensor.forms.as_slice(), [(when, form)] if when.is_always() && form.required)
+            {
                 required.push(name);
             }
         }

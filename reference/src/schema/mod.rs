@@ -105,7 +105,9 @@ impl KeySchema {
         let mut names = Vec::new();
         for (_, form) in &self.forms {
             let KeyKind::Name(more) = &form.kind else { continue };
-            names.extend(more.iter().map(String::as_str).filter(|n| !names.contains(n)).collect::<Vec<_>>());
+            names.extend(
+                more.iter().map(String::as_str).filter(|n| !names.contains(n)).collect::<Vec<_>>(),
+            );
         }
         names
     }

@@ -36,7 +36,10 @@ examples import this module:
 pub fn page(schemas: &[OpSchema]) -> Result<String> {
     let mut page = HEAD.to_owned();
     page += &format!("```python\n# case_file.py\n{}```\n\n", example::PYTHON);
-    page += &format!("The C++ examples include this header:\n\n```cpp\n// case_file.hpp\n{}```\n", example::CPP);
+    page += &format!(
+        "The C++ examples include this header:\n\n```cpp\n// case_file.hpp\n{}```\n",
+        example::CPP
+    );
     for schema in schemas {
         page += &format!("\n## `{}`\n\n{}\n", schema.op, schema.about);
         page += "\n| key | value | without it | meaning |\n| --- | --- | --- | --- |\n";
@@ -61,7 +64,9 @@ fn kind(form: &KeyForm) -> String {
         KeyKind::Flag => "true or false".to_owned(),
         KeyKind::Number => "number".to_owned(),
         KeyKind::Text => "text".to_owned(),
-        KeyKind::Name(names) => names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", "),
+        KeyKind::Name(names) => {
+            names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+        }
         KeyKind::Schedule => "`canonical` or an object".to_owned(),
         KeyKind::Object => "object".to_owned(),
     }

@@ -133,9 +133,19 @@ fn candidates(sizes: &[String]) -> Vec<Extent> {
     let key = |name: &String, times, over| Extent::Key { name: name.clone(), times, over };
     let mut all = vec![Extent::Some, Extent::Any];
     all.extend(sizes.iter().map(|n| key(n, 1, 1)));
-    for (times, over) in
-        [(1, 2), (1, 4), (1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (1, 256), (2, 1), (4, 1), (8, 1)]
-    {
+    for (times, over) in [
+        (1, 2),
+        (1, 4),
+        (1, 8),
+        (1, 16),
+        (1, 32),
+        (1, 64),
+        (1, 128),
+        (1, 256),
+        (2, 1),
+        (4, 1),
+        (8, 1),
+    ] {
         all.extend(sizes.iter().map(|n| key(n, times, over)));
     }
     all.extend(sizes.iter().map(|n| Extent::Groups(n.clone())));
@@ -270,7 +280,8 @@ impl Fitted {
                 return None;
             }
             fitting.iter_mut().zip(&seen.fitting).for_each(|(a, b)| a.and(b));
-            for (same, (a, b)) in same_dtypes.iter_mut().zip(seen.dtypes.iter().zip(&first.dtypes)) {
+            for (same, (a, b)) in same_dtypes.iter_mut().zip(seen.dtypes.iter().zip(&first.dtypes))
+            {
                 *same &= a == b && !a.is_empty();
             }
             for (same, (a, b)) in same_dims.iter_mut().zip(seen.dims.iter().zip(&first.dims)) {

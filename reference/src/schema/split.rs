@@ -157,7 +157,8 @@ fn condition(names: &[&str], class: &[Vec<&str>], observed: &[Vec<&str>]) -> Whe
     // Whole products may fit together as well.
     let mut i = 0;
     while i < products.len() {
-        let fitting = (i + 1..products.len()).find(|&j| allowed(&union(&products[i], &products[j])));
+        let fitting =
+            (i + 1..products.len()).find(|&j| allowed(&union(&products[i], &products[j])));
         match fitting {
             Some(j) => {
                 products[i] = union(&products[i], &products[j]);

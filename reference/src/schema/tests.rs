@@ -16,7 +16,8 @@ fn the_schema_agrees_with_every_config_of_the_lattice() {
         for (turn, config) in lattice.iter().enumerate() {
             let sample = Sample::read(op, &config.to_json(), turn).expect(name);
             for key in &schema.keys {
-                let forms: Vec<_> = key.forms.iter().filter(|(when, _)| when.holds(&sample)).collect();
+                let forms: Vec<_> =
+                    key.forms.iter().filter(|(when, _)| when.holds(&sample)).collect();
                 let read = sample.keys.iter().find(|(path, _)| *path == key.name);
                 let kinds: Vec<_> = forms.iter().map(|(_, form)| &form.kind).collect();
                 let expected: Vec<_> = read.iter().map(|(_, kind)| kind).collect();
@@ -27,7 +28,11 @@ fn the_schema_agrees_with_every_config_of_the_lattice() {
                 agrees(tensor, rule, &sample);
             }
             for rule in &sample.rules {
-                assert!(schema.tensors.iter().any(|t| t.name == rule.name), "{name}: {}", rule.name);
+                assert!(
+                    schema.tensors.iter().any(|t| t.name == rule.name),
+                    "{name}: {}",
+                    rule.name
+                );
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use marlinspike::config::Scheme;
 use marlinspike::layouts::marlin::{
-    InputDtype, Options, Prepared, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
+    InputDtype, Options, Prepared, ScalePermutation, WeightLayout, e4m3_scale_factor, prepare,
 };
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
@@ -98,9 +98,9 @@ impl Target for Marlin {
     fn constants(&self, plan: &StackPlan, context: Context<'_>) -> Result<Constants> {
         let Context { model, settings, .. } = context;
         let mut constants = Constants::default();
-        let nvfp4 = plan.output(Kind::GlobalScale).is_some();
+        let has_global = plan.output(Kind::GlobalScale).is_some();
         let int8 = plan.output(Kind::InputGlobalScale).is_some();
-        if !nvfp4 && !int8 {
+        if !has_global && !int8 {
             return Ok(constants);
         }
         let mut largest_code = 0u8;
@@ -110,7 +110,7 @@ impl Target for Marlin {
             let Some(scale) = scale else {
                 return Err(Error::missing(format!("{}: scales", plan.module), "its scheme"));
             };
-            if nvfp4 {
+            if has_global {
                 scale.expect_dtype(&[DType::F8E4M3])?;
                 // Positive e4m3 values are ordered as their codes; 0x7f is NaN and refused later.
                 let codes = scale.bytes().iter().copied().filter(|&b| b < 0x7f);
@@ -127,8 +127,8 @@ impl Target for Marlin {
                 max = values.filter(|v| v.is_finite()).fold(max, f64::max);
             }
         }
-        if nvfp4 {
-            constants.scale_factor = Some(nvfp4_scale_factor([largest_code], settings.dtype));
+        if has_global {
+            constants.scale_factor = Some(e4m3_scale_factor([largest_code], settings.dtype));
         }
         if int8 {
             // Rounding keeps the order, so the largest rounded scale is the largest one, rounded.

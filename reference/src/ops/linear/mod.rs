@@ -253,11 +253,7 @@ impl LinearConfig {
 
 /// Adds `y` of a linear case and, for 8-bit activations, their codes and scales as inputs. Returns
 /// whether there is a `y`.
-fn add_product(
-    case: &mut Case<'_>,
-    c: &LinearConfig,
-    weight: &Weight<'static>,
-) -> Result<bool> {
+fn add_product(case: &mut Case<'_>, c: &LinearConfig, weight: &Weight<'static>) -> Result<bool> {
     let x = case.input("x")?.elements::<u16>().into_owned();
     let (dtype, m, k) = (c.quant.dtype, c.size_m, c.size_k);
     let factor = input_global_scale(std::slice::from_ref(weight));
@@ -266,7 +262,9 @@ fn add_product(
         let ty = if input == ScalarType::INT8 { DType::I8 } else { DType::F8E4M3 };
         let codes: Vec<u8> = rows.codes.iter().map(|&c| c as u8).collect();
         let scales = Tensor::from_vec("a_scales", DType::F32, vec![m, 1], scales.clone())?;
-        for (name, made) in [("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?), ("a_scales", scales)] {
+        for (name, made) in
+            [("a_q", Tensor::new("a_q", ty, vec![m, k], codes)?), ("a_scales", scales)]
+        {
             if case.inputs.get(name).is_some_and(|stated| stated.bytes() != made.bytes()) {
                 let what = format!("`in.{name}`, which another rule made of `in.x`");
                 return Err(Error::unsupported(what, "the reference computes `y` from `in.x`"));

@@ -6,7 +6,7 @@ use crate::formats;
 use crate::formats::integers::Interleave;
 use crate::formats::mistake::MistakeName;
 use crate::judge::compare::{Candidate, Elements};
-use crate::layouts::marlin::{GROUPED, SINGLE, evens_first, nvfp4_global_scale, to_dtype};
+use crate::layouts::marlin::{GROUPED, SINGLE, evens_first, kernel_global_scale, to_dtype};
 use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Table};
 /// Wrong zero points.
@@ -111,7 +111,7 @@ pub(in crate::ops) fn global_scale<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let with = move |f: &dyn Fn(f32) -> f32| {
         c.weights.iter().map(|w| Some(f(w.global_scale?).to_bits())).collect::<Option<Elements>>()
     };
-    let scale = move |dtype, factor: f32| move |g: f32| nvfp4_global_scale(g, dtype, factor);
+    let scale = move |dtype, factor: f32| move |g: f32| kernel_global_scale(g, dtype, factor);
     let (dtype, factor) = (c.options.dtype, c.prepared.scale_factor);
     let other = match dtype {
         ScalarType::FLOAT16 => ScalarType::BFLOAT16,
