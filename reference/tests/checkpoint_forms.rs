@@ -1,6 +1,6 @@
 //! Forms of scales and codes beside the lattice of `checkpoint_roundtrip`.
 
-use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::GlobalStorage;
 use marlinspike::formats::global_scale::{GlobalScale, Shards};
 use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
@@ -27,7 +27,7 @@ fn fp8_tensor_and_shard_scales() {
     let unpack = |weight_scale, widths: &[usize]| {
         // 1.0 everywhere.
         let weight = Tensor::new("weight", DType::F8E4M3, vec![n, k], vec![0x38u8; n * k]).unwrap();
-        let scheme = fp8::Scheme::Tensor { widths: widths.to_vec() };
+        let scheme = Fp8Scales::Tensor { widths: widths.to_vec() };
         let w = Fp8Tensors { weight, weight_scale, bias: None }.unpack("w", &scheme).unwrap();
         assert_eq!(w.groups, Groups::Uniform(GroupSize::Channel));
         (0..n).map(|c| w.dequantize(3, c)).collect::<Vec<_>>()

@@ -3,7 +3,7 @@
 use marlinspike::container::Container;
 use marlinspike::formats::awq::AwqTensors;
 use marlinspike::formats::compressed_tensors::{ByteTensors, PackedTensors};
-use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::GlobalStorage;
 use marlinspike::formats::global_scale::{GlobalScale, Shards};
 use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
@@ -139,10 +139,10 @@ fn compressed_tensors_models() {
 fn fp8_models() {
     compare("ct-fp8-channel", K_PROJ, &needle("weight"), |t| {
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale"), bias: None }
-            .unpack("fp8", &fp8::Scheme::Channel)
+            .unpack("fp8", &Fp8Scales::Channel)
     });
     compare("fp8-block", K_PROJ, &needle("weight"), |t| {
-        let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+        let scheme = Fp8Scales::Block { block_n: 128, block_k: 128 };
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale_inv"), bias: None }
             .unpack("fp8", &scheme)
     });
@@ -151,11 +151,11 @@ fn fp8_models() {
     compare("ct-fp8-moe", w2, &format!("{w2}.weight"), |t| {
         let widths = vec![128];
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale"), bias: None }
-            .unpack("fp8", &fp8::Scheme::Tensor { widths })
+            .unpack("fp8", &Fp8Scales::Tensor { widths })
     });
     let down = "model.layers.0.mlp.experts.1.down_proj";
     compare("fp8-block-moe", down, &format!("{down}.weight"), |t| {
-        let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+        let scheme = Fp8Scales::Block { block_n: 128, block_k: 128 };
         Fp8Tensors { weight: t("weight"), weight_scale: t("weight_scale_inv"), bias: None }
             .unpack("fp8", &scheme)
     });

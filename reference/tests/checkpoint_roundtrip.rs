@@ -3,7 +3,7 @@
 
 use marlinspike::formats::awq::AwqTensors;
 use marlinspike::formats::compressed_tensors::{ByteTensors, PackedTensors};
-use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::GlobalStorage;
 use marlinspike::formats::global_scale::{GlobalScale, Shards};
 use marlinspike::formats::gptq::{GptqTensors, ZeroPoints};
@@ -228,7 +228,7 @@ proptest! {
     fn fp8_channel_there_and_back(r in recipe(&[T::FLOAT8_E4M3FN], FLOATS, None)) {
         let r = Recipe { act_order: None, group_size: GroupSize::Channel, ..r };
         let weight = r.weight();
-        let tensors = Fp8Tensors::pack(&weight, &fp8::Scheme::Channel).unwrap();
+        let tensors = Fp8Tensors::pack(&weight, &Fp8Scales::Channel).unwrap();
         prop_assert_eq!(tensors.weight_scale.shape(), [r.shape.size_n, 1]);
         let bytes = tensors.weight.bytes();
         for n in 0..r.shape.size_n {
@@ -236,7 +236,7 @@ proptest! {
                 prop_assert_eq!(bytes[n * r.shape.size_k + k], weight.codes.get(k, n));
             }
         }
-        assert_same(&tensors.unpack("model.layer", &fp8::Scheme::Channel).unwrap(), &weight);
+        assert_same(&tensors.unpack("model.layer", &Fp8Scales::Channel).unwrap(), &weight);
     }
 
     /// Blocks that do not divide N, against the definition: element (k, n) has the scale of block
@@ -257,7 +257,7 @@ proptest! {
             ).unwrap(),
             bias: None,
         };
-        let scheme = fp8::Scheme::Block { block_n, block_k };
+        let scheme = Fp8Scales::Block { block_n, block_k };
         let weight = tensors.clone().unpack("", &scheme).unwrap();
         for nn in 0..n {
             for kk in 0..k {

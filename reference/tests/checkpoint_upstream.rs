@@ -5,7 +5,7 @@ use marlinspike::case::{Case, CaseConfig, CheckpointFormat, LinearConfig};
 use marlinspike::formats::awq::{self, AwqTensors};
 use marlinspike::formats::compressed_tensors::PackedTensors;
 use marlinspike::formats::float_type;
-use marlinspike::formats::fp8::{self, Fp8Tensors};
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::{GlobalScale, GlobalStorage, Shards};
 use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};
 use marlinspike::formats::integers::IntStorage;
@@ -256,8 +256,8 @@ fn weight_of(case: &Case<'_>, c: &LinearConfig) -> Weight<'static> {
             let dtype = scales.dtype();
             let scale = Tensor::from_vec("weight_scale", dtype, vec![n, groups], turned).unwrap();
             let scheme = match group_size {
-                GroupSize::Channel => fp8::Scheme::Channel,
-                GroupSize::Of(block_k) => fp8::Scheme::Block { block_n: 1, block_k },
+                GroupSize::Channel => Fp8Scales::Channel,
+                GroupSize::Of(block_k) => Fp8Scales::Block { block_n: 1, block_k },
             };
             Fp8Tensors { weight: t("weight"), weight_scale: scale, bias: maybe("bias") }
                 .unpack(name, &scheme)

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, ScaleStrategy, Scheme};
 use marlinspike::formats::blocks::BlockTensors;
-use marlinspike::formats::fp8;
+use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::global_scale::{
     GlobalStorage, Shards, W13Scale, W13Scales, w13_global_scales,
 };
@@ -229,11 +229,11 @@ fn fp8<'m>(
         _ => (weight, scale, widths),
     };
     let scheme = match strategy {
-        ScaleStrategy::Tensor => fp8::Scheme::Tensor { widths },
-        ScaleStrategy::Channel => fp8::Scheme::Channel,
-        ScaleStrategy::Block { block_n, block_k } => fp8::Scheme::Block { block_n, block_k },
+        ScaleStrategy::Tensor => Fp8Scales::Tensor { widths },
+        ScaleStrategy::Channel => Fp8Scales::Channel,
+        ScaleStrategy::Block { block_n, block_k } => Fp8Scales::Block { block_n, block_k },
     };
-    let mut weight = fp8::Fp8Tensors { weight, weight_scale, bias }.unpack(name, &scheme)?;
+    let mut weight = Fp8Tensors { weight, weight_scale, bias }.unpack(name, &scheme)?;
     if weight.scales.ty() == ScalarType::FLOAT8_E8M0FNU {
         // Power-of-two scales are real numbers here, not MX block scales.
         let real = |b: u32| e8m0_to_f32(b as u8).to_bits();

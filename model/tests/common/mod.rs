@@ -235,11 +235,11 @@ impl Format {
                 list.into_iter().flatten().collect()
             }
             Self::Fp8Channel => {
-                let t = fp8::Fp8Tensors::pack(w, &fp8::Scheme::Channel).unwrap();
+                let t = fp8::Fp8Tensors::pack(w, &fp8::Fp8Scales::Channel).unwrap();
                 float(t.weight, t.weight_scale)
             }
             Self::Fp8Block => {
-                let scheme = fp8::Scheme::Block { block_n: 128, block_k: 128 };
+                let scheme = fp8::Fp8Scales::Block { block_n: 128, block_k: 128 };
                 let t = fp8::Fp8Tensors::pack(w, &scheme).unwrap();
                 float(t.weight, t.weight_scale)
             }
