@@ -13,6 +13,8 @@ const ABOUT: &str = "\
 Prints what case files of an operation hold: config keys with their values and defaults, tensors \
 with their types and shapes. Without --op, lists the operations.
 
+Example: marlinspike schema --op linear
+
 With --config, prints the exact tensors, types and shapes under one config.";
 
 const EXAMPLES: &str = "\

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{candle, ggml};
 
-/// K that candle's Q4_K takes a multiple of.
+/// K must be a multiple of this for candle's Q4_K.
 const Q4_K_ROWS: usize = 256;
 
 /// What to measure, all with one number of threads.
@@ -22,9 +22,9 @@ pub struct Plan {
     pub shapes: Vec<Workload>,
     /// Rows of a call.
     pub tokens: Vec<usize>,
-    /// Of this project's weights; the others have 32.
+    /// Group size of this project's weights; the others use 32.
     pub group: GroupSize,
-    /// As many as there are threads.
+    /// One CPU per thread.
     pub cpus: Vec<usize>,
     /// Whether threads stay on their CPUs.
     pub pinned: bool,
@@ -62,9 +62,9 @@ pub struct Found {
     pub median: f64,
     /// Calls.
     pub calls: usize,
-    /// How many times as long as this project's quickest call its quickest took.
+    /// Its best time over this project's best time.
     pub ratio_best: f64,
-    /// How many times as long as this project's median call its median took.
+    /// Its median time over this project's median time.
     pub ratio_median: f64,
     /// Root mean square of the difference to this project's result, over the result's. What is
     /// left are the roundings of activations to 8 bits (by rows here, by blocks there) and, for

@@ -1,4 +1,4 @@
-//! Times this project's int4 product and layer beside candle's and ggml's, in one process.
+//! Times this project's int4 product and layer, candle's and ggml's in one process.
 
 use std::process::{Command, ExitCode, Stdio};
 

@@ -14,14 +14,14 @@ use serde_json::{Map, Value};
 use crate::arrays::{Named, Output, output};
 use crate::error::{Failed, raised};
 
-fn operation(name: &str) -> PyResult<Op> {
+pub(crate) fn operation(name: &str) -> PyResult<Op> {
     Op::from_name(name).ok_or_else(|| {
         let known: Vec<_> = Op::NAMED.iter().map(|(name, _)| *name).collect();
         raised(format!("op: found {name}, expected one of {}", known.join(", ")))
     })
 }
 
-fn object(config: &str) -> PyResult<Map<String, Value>> {
+pub(crate) fn object(config: &str) -> PyResult<Map<String, Value>> {
     serde_json::from_str(config).map_err(|e| raised(format!("config: {e}")))
 }
 

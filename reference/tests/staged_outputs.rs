@@ -33,7 +33,12 @@ fn added_routings_and_alignments_pass() {
             add_outputs(&mut case).unwrap();
             let report = marlinspike::check::check_case(&case).unwrap();
             assert!(report.outputs.len() >= 3 && report.outputs.iter().all(|o| o.mismatches == 0));
-            assert_eq!(report.verdict, marlinspike::check::Verdict::Pass, "{}: {report:?}", case.name);
+            assert_eq!(
+                report.verdict,
+                marlinspike::check::Verdict::Pass,
+                "{}: {report:?}",
+                case.name
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 /// Imports that are allowed, by importer.
 pub type Allowed = BTreeMap<String, BTreeSet<String>>;
 
-/// The block fenced as ```` ```edges ```` of ARCHITECTURE.md: lines `a -> b, c`, and
-/// `#` comments. `*` stands for every importer.
+/// The block fenced as ```` ```edges ```` of ARCHITECTURE.md: lines `a -> b,
+/// c`, and `#` comments. `* means every importer.
 ///
 /// # Errors
 /// When the block is missing or a line has no arrow.

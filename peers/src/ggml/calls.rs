@@ -13,7 +13,7 @@ use marlinspike_bench::{Contender, Workload};
 
 use super::{BLOCK_BYTES, GROUP, q4_0};
 
-/// `struct peer`, of which C alone knows what it is.
+/// `struct peer`, an opaque C type.
 #[repr(C)]
 struct Peer {
     _private: [u8; 0],

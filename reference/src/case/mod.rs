@@ -87,6 +87,14 @@ impl<'a> Case<'a> {
         Ok(case)
     }
 
+    /// Every tensor that the operation knows under the case's config and number of experts.
+    ///
+    /// # Errors
+    /// For sizes that the operation cannot have.
+    pub fn rules(&self) -> Result<Vec<TensorRule>> {
+        self.config.rules(self.local_experts())
+    }
+
     /// Checks the names of all tensors. Of the inputs it also checks presence, types, shapes, and
     /// the values that a recomputation depends on (finite scales; `g_idx`, `expert_map` and
     /// `topk_ids` in range). Outputs are judged instead: see [`Case::misfits`].

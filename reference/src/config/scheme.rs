@@ -1,4 +1,4 @@
-//! What a config says about one module, as plain data: enough to read its tensors.
+//! The storage scheme of one module as plain data, sufficient to read its tensors.
 
 use crate::formats::blocks::BlockFormat;
 use crate::formats::global_scale::GlobalScale;
@@ -12,7 +12,7 @@ use crate::num::scalar::ScalarType;
 pub enum Scheme {
     /// Plain 16- or 32-bit weights.
     Unquantized {
-        /// Which rule says so.
+        /// The rule that excludes the module.
         reason: String,
     },
     /// 4- or 8-bit integers with 16-bit activations.
@@ -21,9 +21,9 @@ pub enum Scheme {
     Fp8(Fp8Scheme),
     /// Small floats with a scale of one byte per block.
     Block {
-        /// Which of the block formats.
+        /// The block format.
         format: &'static BlockFormat,
-        /// Who defines the tensors' names.
+        /// Container that defines the names of the tensors.
         container: FloatContainer,
         /// Whether activations stay 16 bits wide; true where configs do not say it
         /// ([`BlockFormat::quantizes_activations`]).
@@ -50,7 +50,7 @@ pub enum Scheme {
     },
 }
 
-/// Whose naming a floating-point checkpoint follows.
+/// Container of a floating-point checkpoint; defines its tensor names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FloatContainer {
     /// `quant_method: fp8`: `weight`, `weight_scale` or `weight_scale_inv`.
@@ -71,7 +71,7 @@ impl FloatContainer {
         matches!(self, Self::GptOss)
     }
 
-    /// What its global scales do to a number.
+    /// Whether its global scales multiply or divide.
     pub const fn global_scale(self) -> GlobalScale {
         match self {
             Self::ModelOpt => GlobalScale::Multiplier,
@@ -80,7 +80,7 @@ impl FloatContainer {
     }
 }
 
-/// What the zero-point tensor holds.
+/// Contents of the zero-point tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ZeroPoints {
     /// The type's own bias; a zero-point tensor, if the file has one, is not read.
@@ -112,9 +112,9 @@ pub struct Wna16Scheme {
     pub group_size: GroupSize,
     /// Whether rows belong to groups through a `g_idx` tensor.
     pub desc_act: bool,
-    /// compressed-tensors' `actorder` as configured; `desc_act` is true for `Group` alone.
+    /// compressed-tensors' `actorder` as configured; `desc_act` is true only for `Group`.
     pub actorder: Option<ActOrder>,
-    /// What the zero-point tensor holds.
+    /// Contents of the zero-point tensor.
     pub zeros: ZeroPoints,
 }
 
@@ -149,7 +149,7 @@ pub enum ScaleStrategy {
 /// How activations are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActivationScheme {
-    /// They are not.
+    /// Not quantized.
     None,
     /// A scale from the file, one per tensor.
     StaticTensor,
@@ -164,7 +164,7 @@ pub enum ActivationScheme {
 /// e4m3fn weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fp8Scheme {
-    /// Whose naming the tensors follow.
+    /// Container that defines the names of the tensors.
     pub container: FloatContainer,
     /// Scales of the weights.
     pub strategy: ScaleStrategy,
@@ -180,7 +180,7 @@ impl Scheme {
         !matches!(self, Self::Unquantized { .. })
     }
 
-    /// Rows of a weight per scale; [`GroupSize::Channel`] where a scale serves a column or more.
+    /// Rows of a weight per scale; [`GroupSize::Channel`] if a scale covers at least a column.
     pub fn group_size(&self) -> GroupSize {
         match self {
             Self::Wna16(w) => w.group_size,
@@ -216,7 +216,7 @@ impl Scheme {
         }
     }
 
-    /// Short name as reports print it: `gptq uint4b8`, `fp8 block 128x128`, `nvfp4`, ...
+    /// Short name for reports: `gptq uint4b8`, `fp8 block 128x128`, `nvfp4`, ...
     pub fn label(&self) -> String {
         match self {
             Self::Unquantized { .. } => "unquantized".to_owned(),

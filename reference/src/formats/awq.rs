@@ -16,7 +16,7 @@ use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// What configs, selection, cases and loaders read.
+/// The descriptor for configs, selection, cases and loaders.
 pub static FORMAT: IntFormat = IntFormat {
     name: "awq",
     case_types: &[ScalarType::UINT4, ScalarType::UINT8],
@@ -61,7 +61,7 @@ static INTERLEAVE: Interleave = Interleave {
     },
 };
 
-/// The column of a group of eight (four at 8 bits) that each field of a word holds.
+/// The column, within a group of eight (four for 8 bits), of each field of a word.
 pub fn column_order(bits: u32) -> &'static [usize] {
     if bits == 4 { &[0, 2, 4, 6, 1, 3, 5, 7] } else { &[0, 2, 1, 3] }
 }
@@ -84,7 +84,7 @@ impl AwqTensors<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for scales that are not finite;
-    /// [`Error::Size`] where K fills no whole words or groups.
+    /// [`Error::Size`] if K does not fill whole words or groups.
     pub fn unpack(self, name: &str, bits: u32, group_size: GroupSize) -> Result<Weight<'static>> {
         check_bits("AWQ", bits)?;
         let pack = (32 / bits) as usize;
@@ -114,8 +114,8 @@ impl AwqTensors<'_> {
     /// The tensors of `weight`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for types without zero points and for act-order, [`Error::Size`]
-    /// where N fills no whole words, and what [`Weight::validate`] refuses.
+    /// [`Error::Unsupported`] for types without zero points and for act-order, [`Error::Size`] if N
+    /// does not fill whole words, and the errors of [`Weight::validate`].
     pub fn pack(weight: &Weight<'_>) -> Result<AwqTensors<'static>> {
         let name = &weight.name;
         expect_type("AWQ", name, weight.ty, &[ScalarType::UINT4, ScalarType::UINT8])?;

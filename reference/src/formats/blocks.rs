@@ -1,8 +1,8 @@
 //! The block formats: small floats, each block of k with a scale of one byte. Microscaling formats
 //! (OCP MX) have powers of two; others have a float scale under a global one.
 //!
-//! A [`BlockFormat`] says everything about one of them, so that configs, selection, cases and loaders
-//! read it there and name no format. A new one is a file with a `FORMAT` and an entry of
+//! A [`BlockFormat`] describes one of them completely, so configs, selection, cases and loaders name
+//! no format. A new format is a file with a `FORMAT` and an entry in
 //! [`BLOCK_FORMATS`](super::BLOCK_FORMATS).
 
 use std::fmt;
@@ -33,7 +33,7 @@ pub struct BlockTensors<'a> {
     pub global: Option<(Tensor<'a>, GlobalStorage)>,
     /// `[size_n]`.
     pub bias: Option<Tensor<'a>>,
-    /// Whether the codes have one more axis for the blocks.
+    /// Whether the codes have an additional axis for the blocks.
     pub in_blocks: bool,
 }
 
@@ -63,24 +63,24 @@ pub struct BlockFormat {
     pub modelopt: &'static [(&'static str, bool)],
     /// Value of `quant_method` that ModelOpt uses for the format.
     pub quant_method: Option<&'static str>,
-    /// Ends of the names of the codes' tensor, the first that exists counts.
+    /// Possible suffixes of the codes' tensor; the first that exists is used.
     pub weight_suffixes: &'static [&'static str],
-    /// Ends of the names of the scales' tensor.
+    /// Possible suffixes of the scales' tensor.
     pub scale_suffixes: &'static [&'static str],
-    /// Ends of the names of the global scale's tensor; none: the format has no global scale.
+    /// Possible suffixes of the global scale's tensor; empty if the format has no global scale.
     pub global_suffixes: &'static [&'static str],
-    /// Ends of the names of the activations' global scale; none: configs do not say whether
+    /// Possible suffixes of the activations' global scale; empty if configs do not say whether
     /// activations are quantized.
     pub input_suffixes: &'static [&'static str],
-    /// Whether Marlin multiplies the format with e4m3 activations too.
+    /// Whether Marlin also supports the format with e4m3 activations.
     pub fp8_activations: bool,
     /// The mistake of upstream's kernel that multiplies the bias by the global scale.
     pub bias_scaled: Option<MistakeName>,
     /// The mistake of block scales that stay where the checkpoint has them.
     pub scales_not_raised: Option<MistakeName>,
-    /// The weight of one matrix.
+    /// Builds the weight of one matrix.
     pub unpack: UnpackBlocks,
-    /// Quantizes rows of so many columns under a global scale.
+    /// Quantizes rows of the given number of columns under a global scale.
     pub quantize: fn(&[f32], usize, f32) -> Result<Quantized>,
 }
 

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 pub static NAMES: IntNames =
     IntNames { weight: "qweight", scales: "scales", zeros: "qzeros", g_idx: "g_idx" };
 
-/// What configs, selection, cases and loaders read of `qzeros` that hold zero − 1.
+/// The descriptor for `qzeros` that hold zero − 1.
 pub static FORMAT: IntFormat = IntFormat {
     name: "gptq",
     case_types: &[ScalarType::UINT4B8, ScalarType::UINT8B128],
@@ -32,7 +32,7 @@ pub static FORMAT: IntFormat = IntFormat {
     unpack: |t, name, storage| tensors(t).unpack(name, storage, ZeroPoints::V1),
 };
 
-/// The same of `qzeros` that hold the zero point itself.
+/// The descriptor for `qzeros` that hold the zero point itself.
 pub static FORMAT_V2: IntFormat = IntFormat {
     name: "gptq_v2",
     case_types: &[],
@@ -61,25 +61,25 @@ pub struct GptqTensors<'a> {
     pub qweight: Tensor<'a>,
     /// `[groups, size_n]` f16, bf16 or f32.
     pub scales: Tensor<'a>,
-    /// `[groups, size_n / pack]` int32. Needed without `sym`. With it the zero points are checked;
-    /// a caller that, like upstream, does not want to know leaves them out.
+    /// `[groups, size_n / pack]` int32. Required without `sym`. With `sym` the zero points are
+    /// checked; a caller that ignores them, like upstream, passes `None`.
     pub qzeros: Option<Tensor<'a>>,
-    /// `[size_k]` int32. Needed with `desc_act`, unless scales are channel-wise.
+    /// `[size_k]` int32. Required with `desc_act`, unless scales are channel-wise.
     pub g_idx: Option<Tensor<'a>>,
     /// `[size_n]`.
     pub bias: Option<Tensor<'a>>,
 }
 
 impl<'a> GptqTensors<'a> {
-    /// The weight; its codes borrow `qweight`'s bytes where they are aligned.
+    /// The weight; its codes borrow the bytes of `qweight` if these are aligned.
     ///
-    /// With `desc_act` any number of scale rows is right: a row-parallel rank holds all of the
-    /// whole matrix's.
+    /// With `desc_act` any number of scale rows is valid: a row-parallel rank holds all scales of
+    /// the whole matrix.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::Missing`]; [`Error::Value`] for scales that are
     /// not finite, a group out of range, and zero points of a symmetric matrix that are not the
-    /// middle of the range; [`Error::Size`] where groups do not divide K.
+    /// middle of the range; [`Error::Size`] if groups do not divide K.
     pub fn unpack(self, name: &str, scheme: &IntStorage, stored: ZeroPoints) -> Result<Weight<'a>> {
         check_bits("GPTQ", scheme.bits)?;
         let pack = (32 / scheme.bits) as usize;
@@ -197,7 +197,7 @@ fn unpack_zeros(
     Ok(codes)
 }
 
-/// A symmetric matrix whose zero points are elsewhere would dequantize to other numbers.
+/// Other zero points of a symmetric matrix would dequantize to other values.
 fn expect_middle(
     qzeros: Option<&Tensor<'_>>,
     ty: ScalarType,

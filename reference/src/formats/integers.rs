@@ -1,8 +1,8 @@
 //! The integer formats: codes of 4 or 8 bits with real scales, and zero points or none.
 //!
-//! An [`IntFormat`] says how one of them stores a matrix, so that configs, selection, cases and
-//! loaders read it there and name no format. A new one is a file with a `FORMAT` and, where cases
-//! hold it, an entry of [`ALL`](super::ALL).
+//! An [`IntFormat`] describes how one of them stores a matrix, so configs, selection, cases and
+//! loaders name no format. A new format is a file with a `FORMAT` and, if cases hold it, an entry in
+//! [`ALL`](super::ALL).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -31,7 +31,7 @@ pub struct IntStorage {
 }
 
 impl IntStorage {
-    /// What a code means.
+    /// Type of a code.
     pub fn ty(&self) -> ScalarType {
         match (self.bits, self.symmetric) {
             (4, true) => ScalarType::UINT4B8,
@@ -41,7 +41,7 @@ impl IntStorage {
         }
     }
 
-    /// With channel-wise scales there is one group only, so no order.
+    /// With channel-wise scales there is only one group and no order.
     pub(super) fn has_act_order(&self) -> bool {
         self.act_order && self.group_size != GroupSize::Channel
     }
@@ -134,7 +134,7 @@ pub struct IntFormat {
     pub moe_zero_points: bool,
     /// Whether upstream's method of experts asks its integer oracle for a kernel.
     pub moe_oracle: bool,
-    /// The weight of one matrix.
+    /// Builds the weight of one matrix.
     pub unpack: UnpackInt,
 }
 

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// k per scale.
 pub const BLOCK: usize = 16;
 
-/// What configs, selection, cases and loaders read.
+/// The descriptor for configs, selection, cases and loaders.
 pub static FORMAT: BlockFormat = BlockFormat {
     name: "nvfp4",
     element: ScalarType::FLOAT4_E2M1F,
@@ -44,7 +44,7 @@ pub static FORMAT: BlockFormat = BlockFormat {
     }),
     scales_not_raised: Some(MistakeName {
         id: "nvfp4-factor-missing",
-        text: "the block scales were not brought to the top of their range",
+        text: "the block scales were not scaled to the top of their range",
     }),
     unpack: |t, name| {
         let (weight, weight_scale, bias) = (t.weight, t.weight_scale, t.bias);
@@ -75,7 +75,7 @@ impl Nvfp4Tensors<'_> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a block scale that is NaN or
     /// negative (the kernel has no bit for its sign), a global scale that is not positive and
-    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] where K fills no
+    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] if K does not fill
     /// whole blocks.
     pub fn unpack(self, name: &str, scheme: GlobalStorage) -> Result<Weight<'static>> {
         let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
@@ -97,11 +97,11 @@ impl Nvfp4Tensors<'_> {
         Ok(weight)
     }
 
-    /// The tensors of `weight`. A divisor is the reciprocal of the multiplier in float32, which
-    /// need not give the same multiplier back to the last bit.
+    /// The tensors of `weight`. A divisor is the reciprocal of the multiplier in float32, so a
+    /// round trip may change its last bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the weight is not e2m1 with e4m3fn scales per 16 k,
+    /// [`Error::Unsupported`] unless the weight is e2m1 with e4m3fn scales per 16 k,
     /// [`Error::Missing`] without a global scale.
     pub fn pack(weight: &Weight<'_>, global: GlobalScale) -> Result<Nvfp4Tensors<'static>> {
         let name = &weight.name;

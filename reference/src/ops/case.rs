@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::schema::TensorRule;
 use super::{CaseConfig, Op};
 use crate::num::tensor::Tensor;
 use crate::{Error, Result};
@@ -61,14 +60,6 @@ impl<'a> Case<'a> {
     /// Adds an output under its bare name.
     pub fn add_output(&mut self, name: &str, tensor: Tensor<'a>) {
         self.outputs.insert(name.to_owned(), tensor.renamed(format!("out.{name}")));
-    }
-
-    /// Every tensor that the operation knows under the case's config and number of experts.
-    ///
-    /// # Errors
-    /// For sizes that the operation cannot have.
-    pub fn rules(&self) -> Result<Vec<TensorRule>> {
-        self.config.rules(self.local_experts())
     }
 
     /// The experts whose weights a MoE case holds: the leading axis of w13.

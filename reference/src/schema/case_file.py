@@ -1,9 +1,9 @@
-"""Writes case files from numpy arrays: pip install numpy safetensors."""
+"""Writes case files, which are safetensors files, from numpy arrays."""
 
 import json
+import struct
 
 import numpy as np
-from safetensors import serialize_file
 
 rng = np.random.default_rng(0)
 
@@ -21,12 +21,16 @@ def topk_ids(shape, num_experts):
 
 
 def write_case(path, op, config, inputs, outputs):
-    """Writes one case. Tensors are pairs of an element type's name and an array of its bits."""
-    tensors = {f"in.{name}": tensor for name, tensor in inputs.items()}
-    tensors |= {f"out.{name}": tensor for name, tensor in outputs.items()}
-    data = {
-        name: {"dtype": dtype, "shape": list(array.shape), "data": array.tobytes()}
-        for name, (dtype, array) in tensors.items()
-    }
+    """Writes one case. Tensors are pairs of a safetensors type and an array of its bits."""
     metadata = {"format": "marlinspike-case", "version": "1", "op": op, "name": "example"}
-    serialize_file(data, path, metadata | {"config": json.dumps(config)})
+    header = {"__metadata__": dict(metadata, config=json.dumps(config))}
+    data = b""
+    for prefix, tensors in [("in", inputs), ("out", outputs)]:
+        for name, (dtype, array) in tensors.items():
+            offsets = [len(data), len(data) + array.nbytes]
+            header[f"{prefix}.{name}"] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+            data += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)

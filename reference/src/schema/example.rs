@@ -123,30 +123,8 @@ impl Fill {
             Self::F16 => "random_f16".to_owned(),
             Self::Bf16 => "random_bf16".to_owned(),
             Self::F32 | Self::Normal => "random_f32".to_owned(),
-            Self::TopkIds => return format!("file.add_topk_ids({shape}, {experts});"),
+            Self::TopkIds => format!("file.add_topk_ids({shape}, {experts});"),
         }
-    }
-}
-
-/// safetensors's name of an element type in Python.
-const fn python_dtype(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Bool => "bool",
-        DType::U8 => "uint8",
-        DType::I8 => "int8",
-        DType::F8E5M2 => "float8_e5m2",
-        DType::F8E4M3 => "float8_e4m3fn",
-        DType::F8E8M0 => "float8_e8m0fnu",
-        DType::I16 => "int16",
-        DType::U16 => "uint16",
-        DType::F16 => "float16",
-        DType::BF16 => "bfloat16",
-        DType::I32 => "int32",
-        DType::U32 => "uint32",
-        DType::F32 => "float32",
-        DType::I64 => "int64",
-        DType::U64 => "uint64",
-        DType::F64 => "float64",
     }
 }
 
@@ -207,13 +185,13 @@ impl OpSchema {
         for rule in inputs(config)? {
             let shape = format!("({},)", sizes(&rule).join(", ")).replace(",,", ",");
             let shape = if rule.shape.len() > 1 { shape.replace(",)", ")") } else { shape };
-            let (fill, dtype) = (Fill::of(&rule), python_dtype(rule.dtypes[0]));
+            let (fill, dtype) = (Fill::of(&rule), rule.dtypes[0]);
             let value = fill.python(&shape, experts(config));
             text += &format!("    \"{}\": (\"{dtype}\", {value}),\n", bare(&rule));
         }
         text += "}\n";
         let y = result(config)?;
-        let (name, dtype, shape) = (bare(&y), python_dtype(y.dtypes[0]), sizes(&y).join(", "));
+        let (name, dtype, shape) = (bare(&y), y.dtypes[0], sizes(&y).join(", "));
         text += &format!("# Add the outputs of your kernel: \"{name}\" is {dtype} [{shape}].\n");
         text += "outputs = {}\n";
         text += &format!(

@@ -161,7 +161,6 @@ impl Report {
         let peers = self.peers();
         let mut table = Table::new();
         table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        table.force_no_tty();
         let mut header: Vec<String> = [
             "shape",
             "M",

@@ -1,5 +1,6 @@
 //! A Mixture-of-Experts layer: tokens and their experts in, `y` out.
 
+mod draw;
 pub mod laws;
 
 use std::fmt;
@@ -16,26 +17,27 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::ScheduleError;
 use marlinspike::products::{Class, Convention};
 use marlinspike::vectors::{self, Rng};
-use marlinspike::weight::{Groups, Weight};
+use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use proptest::prelude::*;
 
 use crate::{Failure, Law, Mismatch, Operation};
+pub(crate) use draw::{activations, stable};
 
 /// The layer as an operation: `y` `[M, H]`, bits of `config.quant.dtype`.
 #[derive(Debug)]
 pub struct MoeLayer;
 
-/// Arguments of [`MoeLayer`]: the whole model's matrices, and which rank is to be computed.
+/// Arguments of [`MoeLayer`]: the matrices of the whole model, and the rank to compute.
 ///
-/// A rank holds what [`LayerInput::local`] cuts out; a subject that loads its own shard cuts it
-/// itself. `y` of a rank is its share of the sum: the ranks' outputs add up to the whole layer's.
+/// [`LayerInput::local`] cuts out the part of a rank; a subject may also cut it itself. `y` of a
+/// rank is its share of the sum: the outputs of all ranks add up to those of the whole layer.
 #[derive(Clone)]
 pub struct LayerInput {
-    /// Sizes and types of the whole layer; `quant.tensor_parallel` and `ep_size`, `ep_rank` say
-    /// which rank is meant.
+    /// Sizes and types of the whole layer; `quant.tensor_parallel`, `ep_size` and `ep_rank` select
+    /// the rank.
     pub config: MoeConfig,
-    /// What everything was drawn from.
+    /// The seed of all values.
     pub seed: u64,
     /// Gate and up of every expert, `[H, N of w13]`.
     pub w13: Vec<Weight<'static>>,
@@ -51,7 +53,7 @@ pub struct LayerInput {
     pub topk_weights: Vec<f32>,
 }
 
-/// The data is made again from the seed; printing it would help nobody.
+/// Omits the data, which the seed reproduces.
 impl fmt::Debug for LayerInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerInput")
@@ -275,34 +277,6 @@ impl LayerInput {
         let several = self.w13.iter().chain(&self.w2).any(|w| w.scales.rows() > 1);
         self.config.quant.input_dtype == Some(ScalarType::INT8) && several
     }
-}
-
-/// Activations between 2^-8 and 2 in magnitude; now and then a row of zeros or of one value.
-pub(crate) fn activations(rng: &mut Rng, dtype: ScalarType, rows: usize, cols: usize) -> Vec<u16> {
-    let (bias, mantissa) = if dtype == ScalarType::FLOAT16 { (15, 10) } else { (127, 7) };
-    let number = |rng: &mut Rng| {
-        let (sign, exponent) = (rng.between(0, 1), rng.between(bias - 8, bias));
-        (sign << 15 | exponent << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
-    };
-    let mut all = Vec::with_capacity(rows * cols);
-    for _ in 0..rows {
-        let (kind, same) = (rng.below(8), number(rng));
-        all.extend((0..cols).map(|_| match kind {
-            0 => 0,
-            1 => same,
-            _ => number(rng),
-        }));
-    }
-    all
-}
-
-/// The stable permutations of matrices with a `g_idx`.
-pub(crate) fn stable(weights: &[Weight<'_>]) -> Option<Vec<Vec<u32>>> {
-    let of = |w: &Weight<'_>| match &w.groups {
-        Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
-        Groups::Uniform(_) => None,
-    };
-    weights.iter().map(of).collect()
 }
 
 /// Every configuration of a layer that cases are made of.

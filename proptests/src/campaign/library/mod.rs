@@ -1,9 +1,12 @@
-//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a process of its own.
+//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a separate process.
 //!
-//! Tensors lie between inaccessible pages and end where a page ends, to 16 bytes: an access past the
-//! end ends the process, which is a finding. The bytes around them are checked. Each case runs twice
-//! on outputs filled with two patterns, so that unwritten bytes and differing runs show.
+//! Tensors lie between inaccessible pages and end at the end of a page, up to 16 bytes: an access
+//! past the end kills the process, which is a finding. The bytes around tensors are checked. Each
+//! case runs twice on outputs filled with two patterns, which reveals unwritten bytes and
+//! nondeterminism.
 #![allow(unsafe_code)]
+
+mod memory;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::{BufRead as _, Write as _};
@@ -14,6 +17,8 @@ use libloading::Library;
 use marlinspike::container::{Container, write_container};
 use marlinspike::num::tensor::{DType, Tensor};
 
+use memory::Guarded;
+
 use super::kernel::dtype;
 use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Trial, Wanted};
 
@@ -21,12 +26,8 @@ use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Tria
 pub const ABI_VERSION: i32 = 1;
 /// `MARLINSPIKE_UNSUPPORTED`.
 const UNSUPPORTED: c_int = 77;
-/// What outputs are filled with before the first and the second run.
+/// Fill patterns of outputs before the first and the second run.
 const FILLS: [u8; 2] = [0xa5, 0x5a];
-/// What lies around tensors.
-const CANARY: u8 = 0xc3;
-/// Alignment of tensors, in bytes: what vector loads need.
-const ALIGNMENT: usize = 16;
 /// Bytes for a kernel's message.
 const MESSAGE_BYTES: usize = 1024;
 
@@ -35,7 +36,8 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// The kernel of `library`, run by `worker`: a command that calls [`serve`] with the library.
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the
+    /// library.
     ///
     /// # Errors
     /// As [`ProcessKernel::new`].
@@ -52,11 +54,6 @@ impl Kernel for LibraryKernel {
         }
         self.0.run(trial)
     }
-}
-
-/// The fault that a worker reports in JSON.
-pub(super) fn reported(json: &str) -> Fault {
-    serde_json::from_str(json).unwrap_or_else(|_| Fault::Crashed { detail: json.to_owned() })
 }
 
 #[repr(C)]
@@ -112,86 +109,6 @@ const _: () = {
     assert!(size_of::<Call>() == 88);
 };
 
-/// Pages of which the first and the last are inaccessible.
-struct Guarded {
-    base: *mut c_void,
-    mapped: usize,
-    /// From the first accessible byte.
-    offset: usize,
-    accessible: usize,
-    len: usize,
-}
-
-impl Guarded {
-    fn new(len: usize) -> std::io::Result<Self> {
-        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
-        let page = rustix::param::page_size();
-        let accessible = len.max(1).next_multiple_of(page);
-        let mapped = accessible + 2 * page;
-        let flags = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh anonymous mapping at an address that the system chooses overlaps nothing.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, flags, MapFlags::PRIVATE)?
-        };
-        let offset = (accessible - len) / ALIGNMENT * ALIGNMENT;
-        let guarded = Self { base, mapped, offset, accessible, len };
-        for at in [0, mapped - page] {
-            // SAFETY: both pages lie inside the mapping, and nothing refers to them.
-            unsafe {
-                rustix::mm::mprotect(base.byte_add(at), page, MprotectFlags::empty())?;
-            }
-        }
-        guarded.pages().fill(CANARY);
-        Ok(guarded)
-    }
-
-    fn first(&self) -> *mut u8 {
-        // SAFETY: the first page is inside the mapping, and the accessible ones follow it.
-        unsafe { self.base.cast::<u8>().add(rustix::param::page_size()) }
-    }
-
-    /// The accessible bytes: the tensor and what lies around it.
-    #[expect(clippy::mut_from_ref, reason = "the memory is the mapping's, not the struct's")]
-    fn pages(&self) -> &mut [u8] {
-        // SAFETY: `accessible` bytes from `first` are mapped, readable and writable until
-        // `protect`; callers hold one slice at a time and none while the kernel runs.
-        unsafe { std::slice::from_raw_parts_mut(self.first(), self.accessible) }
-    }
-
-    fn data(&self) -> &[u8] {
-        &self.pages()[self.offset..self.offset + self.len]
-    }
-
-    fn fill(&self, with: impl Fn(&mut [u8])) {
-        with(&mut self.pages()[self.offset..self.offset + self.len]);
-    }
-
-    /// Makes the bytes read-only; [`Guarded::fill`] must not follow.
-    fn protect(&self) -> std::io::Result<()> {
-        // SAFETY: the range is the accessible part of the mapping, and no slice of it is alive.
-        unsafe {
-            let flags = rustix::mm::MprotectFlags::READ;
-            rustix::mm::mprotect(self.first().cast(), self.accessible, flags)?;
-        }
-        Ok(())
-    }
-
-    /// Where the bytes around the tensor were overwritten, from the tensor's start.
-    fn overwritten(&self) -> Option<isize> {
-        let at = |&(_, byte): &(usize, &u8)| *byte != CANARY;
-        let outside = |&(i, _): &(usize, &u8)| i < self.offset || i >= self.offset + self.len;
-        let (i, _) = self.pages().iter().enumerate().filter(outside).find(at)?;
-        Some(i as isize - self.offset as isize)
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        // SAFETY: `base` and `mapped` are those of the mapping, which nothing refers to any more.
-        let _ = unsafe { rustix::mm::munmap(self.base, self.mapped) };
-    }
-}
-
 /// A tensor in guarded memory, as C sees it.
 struct Given {
     name: CString,
@@ -221,12 +138,11 @@ impl Given {
 
     fn as_c(&mut self) -> NamedTensor {
         let (code, bits) = (code(self.dtype), self.dtype.bits() as u8);
-        // SAFETY: `offset` is at most `accessible`, so the address is inside the mapping.
-        let data = unsafe { self.memory.first().add(self.memory.offset) };
+        let data = self.memory.address();
         NamedTensor {
             name: self.name.as_ptr(),
             tensor: DlTensor {
-                data: data.cast(),
+                data,
                 device: DlDevice { device_type: 1, device_id: 0 },
                 ndim: self.shape.len() as i32,
                 dtype: DlDataType { code, bits, lanes: 1 },
@@ -257,7 +173,7 @@ type Run = unsafe extern "C" fn(*const Call) -> c_int;
 /// A loaded kernel.
 struct Loaded {
     run: Run,
-    /// The functions are valid as long as this is.
+    /// Keeps the functions valid.
     _library: Library,
 }
 
@@ -314,7 +230,7 @@ impl Loaded {
     }
 }
 
-/// What a worker read of an input file besides tensors.
+/// Metadata that a worker reads from an input file.
 struct InputFile {
     op: CString,
     config: CString,
@@ -348,12 +264,12 @@ impl Tensors {
         Ok(all)
     }
 
-    /// Fails where bytes around a tensor were overwritten.
+    /// Returns a fault if bytes around a tensor were overwritten.
     fn expect_intact(&self) -> Result<(), Fault> {
         for given in self.inputs.iter().chain(&self.reference).chain(&self.outputs) {
             if let Some(at) = given.memory.overwritten() {
                 let tensor = format!("`{}`", given.bare);
-                let bytes = given.memory.len;
+                let bytes = given.memory.len();
                 let detail = format!("byte {at} of a tensor of {bytes} bytes");
                 return Err(Fault::OutOfBounds { tensor, detail });
             }
@@ -435,29 +351,4 @@ fn answer(loaded: &Loaded, input: &Path, output: &Path) -> Result<(), Fault> {
     let written = write_container(&outputs, &Default::default(), Vec::new());
     let written = written.map_err(|e| unreadable(e.to_string()))?;
     std::fs::write(output, written).map_err(|e| unreadable(e.to_string()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_around_a_tensor_are_watched() {
-        for len in [0, 1, 20, 4096, 4100] {
-            let memory = Guarded::new(len).unwrap();
-            memory.fill(|data| data.fill(0));
-            assert_eq!(memory.overwritten(), None, "{len}");
-            let (start, end) = (memory.offset, memory.offset + len);
-            assert!(memory.accessible - end < ALIGNMENT && start.is_multiple_of(ALIGNMENT));
-            if end < memory.accessible {
-                memory.pages()[end] = 0;
-                assert_eq!(memory.overwritten(), Some(len as isize));
-                memory.pages()[end] = CANARY;
-            }
-            if start > 0 {
-                memory.pages()[start - 1] = 0;
-                assert_eq!(memory.overwritten(), Some(-1));
-            }
-        }
-    }
 }
