@@ -123,7 +123,7 @@ const FAULTS: [Fault; 9] = [
 const POWER: [Power; 5] =
     [Power::Durable, Power::NamesOnly, Power::Some(1), Power::Some(2), Power::Some(3)];
 
-/// At each call one fault of so many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test`
+/// At each call one fault in a sample: every fault with `MARLINSPIKE_TESTS=full`, which `scripts/test`
 /// sets. The faults take turns from call to call.
 fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 4 }

@@ -1,4 +1,4 @@
-//! Mutants: wrong variants of operations, many of which have shipped. The kit must reject every
+//! Mutants: wrong variants of operations, many of which have shipped. The properties must reject every
 //! one.
 
 mod cases;
@@ -18,24 +18,24 @@ use crate::{Config, Report, run};
 pub struct Mutant {
     /// What is wrong with it.
     pub name: &'static str,
-    /// Operation's name.
+    /// Name of the operation.
     pub operation: &'static str,
-    /// Tries it.
+    /// Runs the properties of the operation on it.
     pub run: Box<dyn Fn(&Config) -> Report>,
 }
 
-/// A subject made of a function.
-struct Made<F>(F);
+/// A function as a subject.
+struct FnSubject<F>(F);
 
-impl<O, F> Subject<O> for Made<F>
+impl<O, F> Subject<O> for FnSubject<F>
 where
     O: Operation,
     F: Fn(&O::Input) -> Result<Vec<O::Element>, marlinspike::Error>,
 {
     /// An output that is too long is truncated, one that is too short is repeated.
     fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError> {
-        let made = (self.0)(input).map_err(|e| SubjectError(e.to_string()))?;
-        for (slot, &value) in out.iter_mut().zip(made.iter().cycle()) {
+        let values = (self.0)(input).map_err(|e| SubjectError(e.to_string()))?;
+        for (slot, &value) in out.iter_mut().zip(values.iter().cycle()) {
             *slot = value;
         }
         Ok(())
@@ -46,7 +46,7 @@ fn mutant<O: Operation>(
     name: &'static str,
     make: impl Fn(&O::Input) -> Result<Vec<O::Element>, marlinspike::Error> + 'static,
 ) -> Mutant {
-    let subject = Made(make);
+    let subject = FnSubject(make);
     Mutant { name, operation: O::NAME, run: Box::new(move |c| run::<O, _>(&subject, c)) }
 }
 

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 /// Imports that are allowed, by importer.
 pub type Allowed = BTreeMap<String, BTreeSet<String>>;
 
-/// The block fenced as ```` ```edges ```` of ARCHITECTURE.md: lines `a -> b,
-/// c`, and `#` comments. `* means every importer.
+/// The block fenced as ```` ```edges ```` of ARCHITECTURE.md: lines `a -> b, c`, and
+/// `#` comments. `*` means every importer.
 ///
 /// # Errors
 /// When the block is missing or a line has no arrow.
@@ -39,7 +39,7 @@ pub struct Limits {
     pub parameters: BTreeMap<String, String>,
     /// Circles among siblings: parent and members.
     pub circles: BTreeMap<(String, BTreeSet<String>), String>,
-    /// How many files may name a thing.
+    /// Ceilings on the number of files that name a thing.
     pub counts: Vec<Count>,
     /// Upstream's own names, with where they are from: they do not count as names of a format.
     pub upstream: BTreeMap<String, String>,
@@ -48,7 +48,7 @@ pub struct Limits {
 /// The ceiling of one cost.
 #[derive(Debug)]
 pub struct Count {
-    /// What is counted.
+    /// The thing.
     pub thing: String,
     /// Its names.
     pub names: Vec<String>,

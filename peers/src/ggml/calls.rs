@@ -49,7 +49,7 @@ unsafe extern "C" {
     fn peer_resume(peer: *mut Peer);
 }
 
-/// A workload on repacked weights. Not `Send`: the thread that made it is one of ggml's.
+/// A workload on repacked weights. Not `Send`: the thread that created it is one of ggml's.
 #[derive(Debug)]
 pub struct Ggml {
     peer: NonNull<Peer>,

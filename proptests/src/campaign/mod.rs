@@ -79,7 +79,7 @@ pub enum CampaignError {
     Kernel {
         /// The command or the library.
         kernel: String,
-        /// What went wrong.
+        /// Description of the violation.
         problem: String,
     },
     /// A file or a pipe.

@@ -1,5 +1,5 @@
-//! Products with quantized matrices by the canonical schedule: every bit is determined, whatever M
-//! is and however the work is dealt out.
+//! Products with quantized matrices by the canonical schedule, which determines every bit for any M
+//! and any division of the work.
 
 mod experts;
 
@@ -12,7 +12,7 @@ use marlinspike::formats;
 use marlinspike::moe::layer::input_global_scale;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Schedule, Stack};
+use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::{Groups, Weight};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ use crate::laws::{call, compare};
 use crate::{Failure, Law, Operation, Subject};
 pub use experts::{ExpertInput, ExpertProduct};
 
-/// What the matrices of a product are drawn from.
+/// The configuration of a product's matrices.
 #[derive(Debug, Clone)]
 pub struct ProductWeight {
     /// Format, types, groups, act-order, bias.
@@ -32,14 +32,14 @@ pub struct ProductWeight {
     pub shape: Shape,
 }
 
-/// Formats with a weight type of each.
+/// Formats, each with a weight type.
 fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
     let of = |&format: &CheckpointFormat| format.weight_types().iter().map(move |&t| (format, t));
     formats::ALL.iter().flat_map(of).collect()
 }
 
-/// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
-/// none of 128 among them.
+/// K of one chunk of the canonical schedule, of a part of one, and of two and more; includes odd
+/// multiples of 64.
 const SIZES_K: &[usize] = &[64, 128, 192, 256, 320, 512, 576, 1152];
 
 impl ProductWeight {
@@ -60,7 +60,7 @@ impl ProductWeight {
             let (desc_act, has_bias, input_dtype) = flags;
             let shape = Shape::new(size_k, size_n);
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
-            // Codes whose numbers the 8-bit type holds.
+            // Codes whose values the 8-bit type can represent.
             let fits = |input: &ScalarType| match checkpoint_format {
                 CheckpointFormat::Int(_) => weight_type.size_bits() == 4,
                 CheckpointFormat::Block(format) => {
@@ -75,7 +75,7 @@ impl ProductWeight {
                 dtype,
                 input_dtype,
                 group_size,
-                // Groups of 8-bit products are sums of their own, which sorted rows would cut.
+                // Groups of 8-bit products are separate sums, which sorted rows would cut.
                 desc_act: desc_act && input_dtype.is_none() && checkpoint_format.has_act_order(),
                 is_k_full: true,
                 has_bias,
@@ -86,7 +86,7 @@ impl ProductWeight {
         })
     }
 
-    /// `count` matrices of it, where the reference has a canonical product with them.
+    /// Draws `count` matrices, if the reference has a canonical product with them.
     fn draw(&self, rng: &mut Rng, count: usize) -> Option<Vec<Weight<'static>>> {
         let Self { quant, shape } = self;
         let weights: Option<Vec<_>> = (0..count)
@@ -140,28 +140,28 @@ impl fmt::Display for ProductWeight {
     }
 }
 
-/// Rows: one tile of eight, around tiles, around a block of 64, now and then more.
+/// Row counts: one tile of eight, around tiles, around a block of 64, sometimes more.
 fn size_m() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..18, 2 => 31usize..34, 2 => 63usize..67, 1 => 127usize..131]
 }
 
-/// `marlin_gemm`, for 8-bit activations too: y = x · W, plus bias.
+/// `marlin_gemm`, also for 8-bit activations: y = x · W, plus bias.
 #[derive(Debug)]
 pub struct DenseProduct;
 
 /// Arguments of [`DenseProduct`].
 #[derive(Clone)]
 pub struct DenseInput {
-    /// What the weight is.
+    /// Configuration of the weight.
     pub form: ProductWeight,
     /// `[K, N]`.
     pub weight: Weight<'static>,
-    /// `[M, K]`, bits of the form's `dtype`, columns in the model's order; of 8-bit activations codes,
-    /// zero-extended.
+    /// `[M, K]`, bits of the form's `dtype` or zero-extended 8-bit codes, columns in the model's
+    /// order.
     pub x: Vec<u16>,
     /// `[M]`: for 8-bit activations, the scale of each row.
     pub x_scales: Option<Vec<f32>>,
-    /// A number from which a subject may choose how it divides the work.
+    /// A number from which a subject may derive its division of the work.
     pub choice: u64,
 }
 
@@ -171,7 +171,7 @@ impl DenseInput {
         self.x.len() / self.form.shape.size_k
     }
 
-    /// These rows of x, in this order.
+    /// The same input with the rows `rows` of x, in that order.
     pub fn with_rows(&self, rows: &[usize]) -> Self {
         let size_k = self.form.shape.size_k;
         let x = rows.iter().flat_map(|&m| self.x[m * size_k..][..size_k].iter().copied()).collect();
@@ -224,7 +224,8 @@ impl Operation for DenseProduct {
         let (dtype, input) = (i.form.quant.dtype, i.form.input());
         let x: Vec<u32> = i.x.iter().map(|&bits| bits.into()).collect();
         let order = i.order();
-        // int8 activations take integers for the scales of groups, and their unit into their own.
+        // With int8 activations, group scales are integers, and their unit multiplies the
+        // activation scales.
         let factor = match input {
             ScalarType::INT8 => input_global_scale(std::slice::from_ref(&i.weight)),
             _ => 1.0,

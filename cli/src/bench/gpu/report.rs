@@ -166,7 +166,7 @@ impl Report {
             "M",
             "experts",
             "µs",
-            "quickest",
+            "fastest",
             "GB/s",
             "TFLOP/s",
             "FLOP/byte",

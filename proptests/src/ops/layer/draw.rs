@@ -5,7 +5,7 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::{Groups, Weight};
 
-/// Activations between 2^-8 and 2 in magnitude; now and then a row of zeros or of one value.
+/// Activations between 2^-8 and 2 in magnitude; some rows are all zeros or all one value.
 pub(crate) fn activations(rng: &mut Rng, dtype: ScalarType, rows: usize, cols: usize) -> Vec<u16> {
     let (bias, mantissa) = if dtype == ScalarType::FLOAT16 { (15, 10) } else { (127, 7) };
     let number = |rng: &mut Rng| {

@@ -15,15 +15,15 @@ use crate::ops::Distribution;
 use crate::ops::layer::stable;
 use crate::{Failure, Law, Operation, Subject};
 
-/// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is x's row `token` times the matrix of
-/// the expert that the slot names, plus bias, times the router weight; zeros where it names none.
+/// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is row `token` of x times the matrix of
+/// the slot's expert, plus bias, times the router weight; zeros without an expert.
 #[derive(Debug)]
 pub struct ExpertProduct;
 
 /// Arguments of [`ExpertProduct`].
 #[derive(Clone)]
 pub struct ExpertInput {
-    /// What each expert's weight is.
+    /// Configuration of each expert's weight.
     pub form: ProductWeight,
     /// `[K, N]` of each expert.
     pub weights: Vec<Weight<'static>>,
@@ -33,11 +33,11 @@ pub struct ExpertInput {
     pub top_k: usize,
     /// `[M, top_k]`, −1 for none.
     pub topk_ids: Vec<i32>,
-    /// `[M, top_k]`, where rows are weighted.
+    /// `[M, top_k]`, if rows are weighted.
     pub topk_weights: Option<Vec<f32>>,
     /// How `topk_ids` were drawn.
     pub distribution: Distribution,
-    /// A number from which a subject may choose how it divides the work.
+    /// A number from which a subject may derive its division of the work.
     pub choice: u64,
 }
 
@@ -47,7 +47,7 @@ impl ExpertInput {
         self.x.len() / self.form.shape.size_k
     }
 
-    /// The token of number `m` alone.
+    /// The same input with only token `m`.
     fn token(&self, m: usize) -> Self {
         let (size_k, top_k) = (self.form.shape.size_k, self.top_k);
         let slots = m * top_k..(m + 1) * top_k;
