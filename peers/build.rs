@@ -1,5 +1,5 @@
-//! Builds ggml from the source that `GGML_DIR` names, and what this crate calls it through; without
-//! it there is nothing to build.
+//! Builds ggml from the source in `GGML_DIR`, and the C wrapper that this crate calls; without
+//! `GGML_DIR` it builds nothing.
 
 use std::env;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn main() {
         println!("cargo::error=GGML_DIR: {} is missing: not ggml's source", header.display());
         return;
     }
-    // As its users build it, but for OpenMP: ggml's own threads can be pinned.
+    // Uses the default options except for OpenMP, since only ggml's own threads can be pinned.
     let built = cmake::Config::new(dir)
         .profile("Release")
         .define("GGML_NATIVE", "ON")

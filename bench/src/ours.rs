@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use marlinspike::Result;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::layouts::kleidi::{NR, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer, Workspace};
+use marlinspike::w4a8::packed::{NR, RhsLayout};
 use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Rows, RowsMut};
 use rayon::ThreadPool;
 

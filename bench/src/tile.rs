@@ -7,10 +7,10 @@
 use std::ops::Range;
 
 use marlinspike::Result;
-use marlinspike::layouts::kleidi::{Columns, NR, PackedRhs, PackedStack, RhsLayout};
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::f32_to_bf16_rne;
 use marlinspike::vectors::Rng;
+use marlinspike::w4a8::packed::{Columns, NR, PackedRhs, PackedStack, RhsLayout};
 
 /// Columns per block, as in PyTorch.
 const BLOCK: usize = NR[1];

@@ -34,7 +34,7 @@ impl Budget {
 /// Times of one contender's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Seconds {
-    /// Of the quickest call.
+    /// Of the fastest call.
     pub best: f64,
     /// Of the median call.
     pub median: f64,

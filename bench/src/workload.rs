@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use marlinspike::layouts::kleidi::CHUNK;
+use marlinspike::w4a8::packed::CHUNK;
 
 /// The computation of one call for a number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

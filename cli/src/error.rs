@@ -31,9 +31,9 @@ pub(crate) fn of_gpu(error: AccelError) -> anyhow::Error {
             "install NVIDIA's NVRTC (PyPI: nvidia-cuda-nvrtc-cu12) or set {LIBRARY_VARIABLE} to \
              its library; kernels that `marlinspike warm` compiled do not need it"
         ),
-        error if error.is_no_device() => "use a machine with an NVIDIA GPU and its \
-            driver"
-            .to_owned(),
+        error if error.is_no_device() => {
+            "use a machine with an NVIDIA GPU and its driver".to_owned()
+        }
         AccelError::Argument { .. } => "choose arguments that the kernels support".to_owned(),
         _ => "check the state of the device with `nvidia-smi`".to_owned(),
     };

@@ -1,4 +1,4 @@
-//! The `marlinspike` program; everything it does is in the library of this crate.
+//! The `marlinspike` program. The library of this crate implements it.
 
 use std::process::ExitCode;
 

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::io::Write as _;
+use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
@@ -321,7 +323,39 @@ fn only_selects_outputs_and_skips_cases_without() {
     let nothing = run(["check", "--only", "qweigth", folder.path().to_str().unwrap()]);
     assert_eq!((nothing.status.code(), stdout(&nothing)), (Some(2), ""));
     assert!(stderr(&nothing).contains("error: no output of 2 cases matches `qweigth`"));
-    assert!(stderr(&nothing).contains("help: "));
+    assert!(stderr(&nothing).contains("help: similar names: "), "{}", stderr(&nothing));
+    assert!(stderr(&nothing).contains("`marlin_qweight`"), "{}", stderr(&nothing));
+}
+
+/// A dash names standard input: the verdict is that of the file; anything else is an error of that
+/// case alone.
+#[test]
+fn a_case_is_read_from_standard_input() {
+    let check = |input: Vec<u8>, others: &[&Path]| {
+        let mut command = command();
+        command.args(["check", "--json", "-"]).args(others);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&input).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let lines: Vec<Value> =
+            stdout(&output).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        (output.status.code().unwrap(), lines)
+    };
+    let right = golden(PASSING);
+    let (code, lines) = check(std::fs::read(&right).unwrap(), &[]);
+    assert_eq!((code, &lines[0]["path"], &lines[0]["verdict"]), (0, &json!("-"), &json!("pass")));
+    let (_, of_file) = check_json(&[&right]);
+    assert_eq!(lines[0]["outputs"], of_file[0]["outputs"]);
+    let (code, lines) = check(flipped().bytes, &[&right]);
+    let verdicts: Vec<_> = lines[..2].iter().map(|l| &l["verdict"]).collect();
+    assert_eq!((code, verdicts), (1, vec![&json!("fail"), &json!("pass")]));
+    for bad in [Vec::new(), b"not a case".to_vec()] {
+        let (code, lines) = check(bad, &[&right]);
+        assert_eq!((code, &lines[1]["verdict"]), (2, &json!("pass")));
+        let error = lines[0]["error"].as_str().unwrap();
+        assert!(error.starts_with("-: "), "{error}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `check --json`: every line is as docs/src/check.schema.json says, whatever became of the run.
 
+#[path = "schema/mod.rs"]
 mod schema;
 mod support;
 

@@ -100,7 +100,7 @@ fn a_second_writer_fails_at_once_and_names_the_first() {
     assert!(!world.out.join(LOCK).exists());
 }
 
-/// A lock file that a killed process left is nobody's.
+/// A lock file that a killed process left holds no lock.
 #[test]
 fn a_left_lock_file_locks_nothing() {
     let world = World::new();
@@ -187,7 +187,7 @@ fn other_ranks_models_and_files_are_refused_by_name() {
     assert!(reason.contains("tp_size is 2, asked for is 1"), "{reason}");
     let before = contents(&world.out);
 
-    // A file that is named like a shard and that nobody lists; `--force` does not remove it.
+    // A file that is named like a shard but not listed; `--force` does not remove it.
     fs::write(world.out.join("model-00001-of-00009.safetensors"), b"another model's").unwrap();
     for result in
         [run(&world.model, &world.out, &rank(0)), force(&world.model, &world.out, &rank(1))]
@@ -320,7 +320,7 @@ fn a_snapshot_of_the_hugging_face_cache_is_read() {
     let alias = world.temp.path().join("alias");
     symlink(&snapshot, &alias).unwrap();
     assert!(run(&alias, &world.out, &settings()).unwrap().already_complete);
-    // Beside the blobs, or through a blob to elsewhere.
+    // Next to the blobs, or through a blob to another place.
     fs::write(cache.join("secret"), b"secret").unwrap();
     symlink("../secret", blobs.join("b")).unwrap();
     for target in ["../../secret", "../../blobs/b"] {
@@ -362,7 +362,7 @@ fn special_files_are_refused() {
     fs::remove_file(world.model.join("tokenizer.model")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(world.model.join("socket")).unwrap();
     refused(&world, "socket");
-    // In the output folder: a FIFO in the place of a shard counts as damaged.
+    // In the output folder: a FIFO instead of a shard counts as damaged.
     let world = World::new();
     run(&world.model, &world.out, &settings()).unwrap();
     let shard = world.out.join("model.safetensors");

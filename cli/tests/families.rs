@@ -15,7 +15,8 @@ use common::{Format, write_model};
 use marlinspike::container::{Container, write_container};
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_model::convert::parallel::Ranks;
-use marlinspike_model::convert::plan::{self, Settings};
+use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::target::int4;
 use serde_json::{Value, json};
 use support::{run, stderr, stdout};
 
@@ -74,7 +75,7 @@ impl Block {
         self.file().get(name).is_some()
     }
 
-    /// The module of the block's experts below the layer, by the tensors that there are.
+    /// The module of the block's experts below the layer, found by its tensors.
     fn parent(&self) -> String {
         let names = ["mlp", "block_sparse_moe", "feed_forward"];
         let file = self.file();
@@ -460,7 +461,7 @@ fn a_ranks_output_is_labelled() {
     let temp = tempfile::tempdir().unwrap();
     let model = temp.path().join("model");
     write_model(Format::CtPack, &model);
-    let kleidi = Settings { format: plan::Format::Kleidi { nr: 8 }, ..settings() };
+    let kleidi = Settings { format: int4::FORMAT, ..settings() };
     let experts = "model.layers.0.mlp.experts";
     let linear = "model.layers.0.self_attn.o_proj";
     let report = |model: &Path, layer: &str| -> Value {
@@ -519,7 +520,7 @@ fn arithmetic_that_differs_from_the_method_is_announced() {
     let temp = tempfile::tempdir().unwrap();
     let model = temp.path().join("model");
     write_model(Format::CtPack, &model);
-    let kleidi = Settings { format: plan::Format::Kleidi { nr: 8 }, ..settings() };
+    let kleidi = Settings { format: int4::FORMAT, ..settings() };
     let said = |model: &Path, more: &[&str]| {
         let arguments = [&["run", model.to_str().unwrap()], more].concat();
         let text = stdout(&run(&arguments)).to_owned();

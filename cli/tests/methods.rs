@@ -21,7 +21,7 @@ use marlinspike::num::dims::Shape;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike::weight::Table;
-use marlinspike_model::convert::plan::{self, Settings};
+use marlinspike_model::convert::plan::Settings;
 use marlinspike_model::convert::target::flashinfer;
 use marlinspike_model::load::preparation::Preparation;
 use serde_json::{Value, json};
@@ -320,7 +320,7 @@ fn fp8_experts_convert_as_upstream_prepares_them() {
             assert!(found.bytes() == expected.bytes(), "{stack} {role}");
         }
     }
-    // Each its own: codes as stored, two scales in a row of w13's.
+    // Separate scales: codes as stored, two scales in a row of w13.
     let (own, notes) = with("own", None);
     assert!(notes.is_empty());
     let tensor =
@@ -387,8 +387,8 @@ fn gpt_oss_is_padded_as_upstream_pads_it() {
 }
 
 /// Converts to FlashInfer's form; the tensors and what the file says of the layer.
-fn flashinfer(model: &Path, out: &Path, backend: Nvfp4Backend) -> (Converted, Value) {
-    let format = plan::Format::Flashinfer { backend };
+fn flashinfer(model: &Path, out: &Path, backend: &str) -> (Converted, Value) {
+    let format = flashinfer::FORMAT.with("nvfp4-backend", backend).expect("a backend");
     let preparation = Preparation::UPSTREAM;
     let own = Settings { format, preparation, skip_unsupported: true, ..settings() };
     convert(model, out, &own).unwrap();
@@ -446,7 +446,7 @@ fn experts_convert_to_flashinfers_forms() {
     let model = temp.path().join("mxint4");
     let weights = write_model(Format::Mxint4, &model);
     let out = temp.path().join("mxint4-out");
-    let (converted, described) = flashinfer(&model, &out, Nvfp4Backend::FlashInferTrtllm);
+    let (converted, described) = flashinfer(&model, &out, "FLASHINFER_TRTLLM");
     assert_eq!(described["layout"], "mxint4");
     assert_eq!(described["group_size"], 32);
     assert_eq!(described["w13"]["rows"], json!(["swap_halves", "interleave 1", "shuffle 32"]));
@@ -461,7 +461,7 @@ fn experts_convert_to_flashinfers_forms() {
     let model = temp.path().join("nvfp4");
     let weights = write_model(Format::Nvfp4, &model);
     for (name, backend) in Nvfp4Backend::NAMED {
-        let (converted, described) = flashinfer(&model, &temp.path().join(name), backend);
+        let (converted, described) = flashinfer(&model, &temp.path().join(name), name);
         assert_eq!(described["layout"], name);
         for (stack, projection) in projections {
             let layout = ExpertLayout::nvfp4(backend, projection, HIDDEN, INTER, true).unwrap();
@@ -523,9 +523,9 @@ fn converted_layers_run_with_the_checkpoints_bits() {
     assert_eq!(digest(&out, &[]), digest(&gpt_oss, &[]), "its padding adds nothing");
     // FlashInfer's forms, with NVFP4 activations and without.
     let nvfp4 = checkpoint("ct-nvfp4-moe");
-    for (name, backend) in Nvfp4Backend::NAMED {
+    for name in Nvfp4Backend::NAMES {
         let out = temp.path().join(name);
-        let format = plan::Format::Flashinfer { backend };
+        let format = flashinfer::FORMAT.with("nvfp4-backend", name).expect("a backend");
         let own = Settings { format, skip_unsupported: true, ..upstream.clone() };
         convert(&nvfp4, &out, &own).unwrap();
         let packed = report(&out, &["--check"]);
@@ -538,7 +538,7 @@ fn converted_layers_run_with_the_checkpoints_bits() {
         );
     }
     let (model, out) = (temp.path().join("Mxint4"), temp.path().join("mxint4"));
-    let _ = flashinfer(&model, &out, Nvfp4Backend::FlashInferTrtllm);
+    let _ = flashinfer(&model, &out, "FLASHINFER_TRTLLM");
     assert_eq!(digest(&out, &[]), digest(&model, &["--arithmetic", "exact"]));
     let output = run(["run".as_ref(), out.as_os_str(), "--list".as_ref()]);
     assert_eq!(stdout(&output), format!("{EXPERT_LAYER}\n"));

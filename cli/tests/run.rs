@@ -23,7 +23,8 @@ use marlinspike::w4a8::moe::{Layer, Mode};
 use marlinspike::w4a8::scalar::Scalar;
 use marlinspike::w4a8::{self, Values};
 use marlinspike::weight::Weight;
-use marlinspike_model::convert::plan::{self, Settings};
+use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::target::int4;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use support::{golden, run, stderr, stdout};
@@ -34,7 +35,8 @@ const ROUNDING: ActivationRounding = ActivationRounding::HalfAway;
 const TOKENS: usize = 5;
 
 fn kleidi(nr: usize) -> Settings {
-    Settings { format: plan::Format::Kleidi { nr }, ..settings() }
+    let format = int4::FORMAT.with("nr", &nr.to_string()).expect("4 or 8");
+    Settings { format, ..settings() }
 }
 
 /// The weights side by side, packed by the definition.

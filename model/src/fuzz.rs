@@ -12,12 +12,12 @@ use std::sync::LazyLock;
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::container::Container;
-use marlinspike::layouts::kleidi::PackedStack;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Mode, MoeLayer};
+use marlinspike::w4a8::packed::{PackedStack, RhsLayout};
 use marlinspike::w4a8::stored::MoeDescription;
 use marlinspike::w4a8::{Values, fastest};
 
@@ -26,6 +26,7 @@ use crate::convert::io::Disk;
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::Plan;
 use crate::convert::settings::{Execution, Format, Settings};
+use crate::convert::target::int4;
 use crate::convert::{Output, Summary, convert_model};
 use crate::model::layers::Layers;
 use crate::model::{Model, ModelError, ModelFiles};
@@ -55,7 +56,7 @@ fn small_layer() -> marlinspike::Result<Layer<'static>> {
     };
     let mut rng = Rng::new(1);
     // Bytes below 0x3c keep every scale, sum and bias at or below 1/128.
-    let mut stack = |name, layout: marlinspike::layouts::kleidi::RhsLayout| {
+    let mut stack = |name, layout: RhsLayout| {
         let len = EXPERTS * layout.packed_len();
         let bytes: Vec<u8> = (0..len).map(|_| rng.below(0x3c) as u8).collect();
         PackedStack::new(name, layout, bytes)
@@ -189,7 +190,7 @@ pub fn model(data: &[u8], temp: &Path) -> Result<(), RunError> {
         Model::new(&ModelFiles::open(&out)?)?;
     }
     runs(&folder)?;
-    let packed = temp.join(Format::Kleidi { nr: 8 }.name());
+    let packed = temp.join(int4::FORMAT.name());
     if packed.join("config.json").exists() { runs(&packed) } else { Ok(()) }
 }
 

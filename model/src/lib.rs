@@ -9,7 +9,8 @@
 //! | [`run`](run()) | runs one layer and can compare it with its definition |
 //!
 //! ```
-//! use marlinspike_model::convert::settings::{Format, Options};
+//! use marlinspike_model::convert::settings::Options;
+//! use marlinspike_model::convert::target::int4;
 //! use marlinspike_model::run::options::Options as RunOptions;
 //! use marlinspike_model::{convert, inspect, run, verify};
 //! # use marlinspike::num::tensor::{DType, Tensor};
@@ -32,7 +33,7 @@
 //! assert_eq!(found.layers[0].chosen, Some("marlin"));
 //!
 //! // Convert into KleidiAI's layout for a CPU, then verify every byte against the manifest.
-//! convert(&model, &packed, &Options::new(Format::Kleidi { nr: 8 }), &())?;
+//! convert(&model, &packed, &Options::new(int4::FORMAT), &())?;
 //! assert!(verify(&packed, None)?.damaged.is_empty());
 //!
 //! // Run one layer on seeded activations and compare it with its definition bit for bit.

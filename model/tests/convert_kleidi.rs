@@ -19,11 +19,13 @@ use marlinspike::weight::Weight;
 use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::Execution;
 use marlinspike_model::convert::parallel::Ranks;
-use marlinspike_model::convert::plan::{self, Settings};
+use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::target::int4;
 use serde_json::{Value, json};
 
 fn kleidi(nr: usize) -> Settings {
-    Settings { format: plan::Format::Kleidi { nr }, ..settings() }
+    let format = int4::FORMAT.with("nr", &nr.to_string()).expect("4 or 8");
+    Settings { format, ..settings() }
 }
 
 /// Columns by their codes and bf16 scales.

@@ -22,7 +22,7 @@ const INTERMEDIATE: usize = 256;
 const EXPERTS: usize = 8;
 const TOP_K: usize = 2;
 
-/// One layer: what is shared is what `apply_op1_arc` and `apply_op2_arc` want.
+/// One layer. `apply_op1_arc` and `apply_op2_arc` take shared operators.
 struct Model {
     embedding: Embedding,
     norm: RmsNorm,
@@ -94,7 +94,7 @@ fn main() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A row's logits depend on its token alone, in whatever batch: there is no attention here.
+    /// Without attention, the logits of a row depend only on its token, in any batch.
     #[test]
     fn tokens_do_not_depend_on_each_other() {
         let model = Model::new(&Device::Cpu).unwrap();
@@ -106,7 +106,7 @@ mod tests {
         for (&id, row) in [3, 200, 77].iter().zip(&all) {
             let alone = logits(&[id]);
             assert_eq!((alone.len(), row.len()), (1, VOCABULARY));
-            // candle's own product may add in another order for another number of rows.
+            // candle's product may add in another order for another number of rows.
             let apart = |(a, b): (&f32, &f32)| (a - b).abs() < 0.05 * (1.0 + b.abs());
             assert!(alone[0].iter().zip(row).all(apart), "token {id}");
         }

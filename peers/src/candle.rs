@@ -13,7 +13,7 @@ use marlinspike_bench::tile::Tile;
 #[derive(Debug)]
 pub struct Weights(Vec<QMatMul>);
 
-/// A call: one of the matrices by all rows.
+/// A call: the product of all rows with one of the matrices.
 #[derive(Debug)]
 pub struct Candle<'w> {
     weights: &'w Weights,
@@ -22,7 +22,7 @@ pub struct Candle<'w> {
 }
 
 impl Weights {
-    /// As many matrices as [`copies`] says.
+    /// Builds the number of matrices that [`copies`] returns.
     ///
     /// # Errors
     /// candle's, for K that is no multiple of 256.
@@ -51,7 +51,7 @@ impl<'w> Candle<'w> {
     /// candle's, for an `x` of another length.
     pub fn new(weights: &'w Weights, x: &[f32], tokens: usize) -> Result<Self> {
         let x = Tensor::from_slice(x, (tokens, x.len() / tokens), &Device::Cpu)?;
-        // What candle packs anew, it packs in the first call on a matrix.
+        // candle repacks a matrix in the first call that uses it.
         for matrix in &weights.0 {
             matrix.forward(&x)?;
         }

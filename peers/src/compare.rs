@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{candle, ggml};
 
-/// K that candle's Q4_K takes a multiple of.
+/// K must be a multiple of this for candle's Q4_K.
 const Q4_K_ROWS: usize = 256;
 
 /// What to measure, all with one number of threads.
@@ -22,13 +22,13 @@ pub struct Plan {
     pub shapes: Vec<Workload>,
     /// Rows of a call.
     pub tokens: Vec<usize>,
-    /// Of this project's weights; the others have 32.
+    /// Group size of this project's weights; the others use 32.
     pub group: GroupSize,
-    /// As many as there are threads.
+    /// One CPU per thread.
     pub cpus: Vec<usize>,
     /// Whether threads stay on their CPUs.
     pub pinned: bool,
-    /// Calls of each contender that are enough.
+    /// Calls of each contender.
     pub calls: usize,
     /// Seconds for a case.
     pub seconds: f64,
@@ -62,13 +62,13 @@ pub struct Found {
     pub median: f64,
     /// Calls.
     pub calls: usize,
-    /// How many times as long as this project's quickest call its quickest took.
+    /// Its best time over this project's best time.
     pub ratio_best: f64,
-    /// How many times as long as this project's median call its median took.
+    /// Its median time over this project's median time.
     pub ratio_median: f64,
-    /// Root mean square of the difference to this project's result, over the result's. What is
-    /// left are the roundings of activations to 8 bits (by rows here, by blocks there) and, for
-    /// Q4_K, of weights that were quantized twice.
+    /// Root mean square of the difference to this project's result, over the result's. It consists
+    /// of the roundings of activations to 8 bits (by rows here, by blocks elsewhere) and, for Q4_K,
+    /// of weights that were quantized twice.
     pub difference: f64,
 }
 
@@ -76,13 +76,13 @@ impl Plan {
     /// Every shape with every number of tokens.
     ///
     /// # Errors
-    /// What a contender says of a shape that it does not take.
+    /// Returns the error of a contender that does not support a shape.
     pub fn measure(&self) -> Result<Vec<Case>> {
         let mut cases = Vec::new();
         for &shape in &self.shapes {
             let cold = if self.warm { 0 } else { machine::cold_bytes() };
             let weights = Weights::new(shape, self.group, cold, fastest)?;
-            // What the others multiply by: Q4_0's groups.
+            // The others use the groups of Q4_0.
             let tiles = tiles(shape, GroupSize::Of(ggml::GROUP))?;
             let of_candle = match shape {
                 Workload::Dense { size_k, .. } if size_k.is_multiple_of(Q4_K_ROWS) => {

@@ -1,5 +1,5 @@
-//! The int4 path among other libraries: as operators on candle's tensors, and timed beside candle's
-//! and ggml's own 4-bit products.
+//! The int4 path next to other libraries: as operators on candle's tensors, and compared in speed
+//! with candle's and ggml's own 4-bit products.
 //!
 //! | module | knows |
 //! | --- | --- |

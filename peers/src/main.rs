@@ -1,4 +1,4 @@
-//! Times this project's int4 product and layer beside candle's and ggml's, in one process.
+//! Times this project's int4 product and layer, candle's and ggml's in one process.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -13,8 +13,8 @@ use serde_json::json;
 /// Times dense products and Mixture-of-Experts layers with 4-bit weights: this project's, candle's
 /// Q4_K (dense) and, built with GGML_DIR, ggml's repacked Q4_0, on the same matrices, in turns.
 ///
-/// Weights are cold: calls take turns over more than 160 MB of them. candle decides about its
-/// threads once per process, so that each number of threads is a process of its own.
+/// Weights are cold: calls take turns over more than 160 MB of them. candle fixes its number of
+/// threads once per process, so each number of threads gets a separate process.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 struct Args {
@@ -28,7 +28,7 @@ struct Args {
           value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     tokens: Vec<u32>,
 
-    /// Threads of every contender [default: 1 and as many as can run at once]
+    /// Threads of every contender [default: 1 and the number of CPUs that the process may use]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=512))]
     threads: Vec<u32>,
 
@@ -36,7 +36,7 @@ struct Args {
     #[arg(long, default_value_t = 32, allow_negative_numbers = true)]
     group: i64,
 
-    /// Calls of each contender that are enough
+    /// Calls of each contender
     #[arg(long, default_value_t = 50)]
     calls: u32,
 
@@ -48,7 +48,7 @@ struct Args {
     #[arg(long)]
     warm: bool,
 
-    /// Leave it to the system where threads run
+    /// Do not pin threads to CPUs
     #[arg(long)]
     no_pin: bool,
 

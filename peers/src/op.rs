@@ -92,7 +92,7 @@ impl CustomOp2 for Int4Moe {
     }
 }
 
-/// A workspace holds nothing between calls, so that a panic in one does not spoil it.
+/// A workspace holds no state between calls, so a panic in one call does not affect the next.
 fn lock<T>(workspace: &Mutex<T>) -> MutexGuard<'_, T> {
     workspace.lock().unwrap_or_else(PoisonError::into_inner)
 }

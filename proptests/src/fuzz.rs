@@ -1,6 +1,7 @@
-//! Entry points for fuzzers: whatever the bytes, no panic, and what was accepted is consistent.
-//! `fuzz/` calls them under libFuzzer; the stable tests replay a corpus and its mutations.
+//! Fuzz targets. No input may panic, and every accepted input must be consistent. `fuzz/` calls
+//! them under libFuzzer; the tests on stable Rust replay a corpus and mutations of it.
 
+pub mod corpus;
 pub mod mutate;
 
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, Linear, LinearWorkspace, Values};
 
-/// The safetensors door. A container that is accepted has its tensors inside the file, one after
-/// the other, each as long as its shape says.
+/// Fuzzes the safetensors reader. The tensors of an accepted container lie inside the file, one
+/// after the other, with the lengths of their shapes.
 ///
 /// # Errors
 /// The container's.
@@ -37,11 +38,11 @@ pub fn container(data: &[u8]) -> Result<(), ContainerError> {
     Ok(())
 }
 
-/// Bytes above which a fuzzer's case is parsed but not recomputed.
+/// Largest size at which a fuzzed case is recomputed; larger ones are only parsed.
 const CHECKED_BYTES: usize = 1 << 20;
 
-/// The case reader and the checker. A case that is accepted is the same after writing and reading
-/// again; checking it gives a verdict or an error.
+/// Fuzzes the case reader and the checker. An accepted case must survive writing and reading;
+/// checking it must give a verdict or an error.
 ///
 /// # Errors
 /// The reader's.
@@ -66,7 +67,7 @@ pub fn case(data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Why a config was not accepted.
+/// The reason why a config was rejected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigFailure {
     /// Not JSON.
@@ -77,7 +78,7 @@ pub enum ConfigFailure {
     Config(#[from] ConfigError),
 }
 
-/// The config parsers, with a few modules asked about. The same question has the same answer.
+/// Fuzzes the config parsers and looks up a few modules. Equal lookups must give equal results.
 ///
 /// # Errors
 /// The parsers'.
@@ -106,8 +107,8 @@ pub fn config(data: &[u8]) -> Result<(), ConfigFailure> {
     Ok(())
 }
 
-/// The reader of `model.safetensors.index.json`. Joined to any folder, an accepted index's files
-/// lie directly in it; read a second time it is the same.
+/// Fuzzes the reader of `model.safetensors.index.json`. The files of an accepted index must lie
+/// directly in the model's folder, and a second read must give the same index.
 ///
 /// # Errors
 /// The reader's.
@@ -128,12 +129,12 @@ pub fn index(data: &[u8]) -> Result<(), IndexError> {
     Ok(())
 }
 
-/// Bytes above which the layers of a fuzzer's packed file are loaded but not run.
+/// Largest size at which the layers of a fuzzed packed file are run; larger ones are only loaded.
 const RUN_BYTES: usize = 1 << 16;
 
-/// Packed files of the int4 path. A description that is accepted is the same when written and read
-/// again. A layer that loads runs without a panic, whatever its bytes are, and every kernel of this
-/// CPU gives the same finite numbers.
+/// Fuzzes packed files of the int4 path. An accepted description must survive writing and reading.
+/// A layer that loads must run without a panic, and every kernel of this CPU must give the same
+/// finite values.
 ///
 /// # Errors
 /// The container's, the first description's or the first layer's.
@@ -186,7 +187,7 @@ fn run_linear(layer: &Linear<'_>, data: &[u8]) -> Result<Vec<f32>> {
 }
 
 fn run_experts(layer: &MoeLayer<'_>, data: &[u8]) -> Result<Vec<f32>> {
-    // Sizes without experts on this rank follow from no bytes: they may be any.
+    // Without experts on this rank, no bytes determine the sizes, so they may be arbitrary.
     let width = layer.hidden_size().max(layer.intermediate_size()).max(layer.config().num_experts);
     if data.len() > RUN_BYTES || width > RUN_BYTES {
         return Ok(Vec::new());

@@ -1,10 +1,10 @@
-//! What must hold of every implementation of an operation.
+//! Properties of every implementation of an operation.
 
 use crate::report::{Failure, Mismatch};
 pub use crate::subject::Law;
 use crate::subject::{Element, Operation, Subject};
 
-/// The laws of an operation: those that all share, then its own.
+/// The properties of an operation: the common ones, then its own.
 pub fn laws<O: Operation>() -> Vec<Law<O>> {
     let mut laws = vec![
         Law { name: "equals the reference bit for bit", check: equals_reference },
@@ -94,7 +94,7 @@ fn deterministic<O: Operation>(s: &dyn Subject<O>, input: &O::Input) -> Result<(
     compare::<O>(input, &first, &second, "a second call gave other bits")
 }
 
-/// From buffers with different contents the same output comes: what stays unwritten shows.
+/// Buffers with different contents must give the same output, which reveals unwritten elements.
 fn writes_everything<O: Operation>(s: &dyn Subject<O>, input: &O::Input) -> Result<(), Failure> {
     let (first, second) = (call(s, input, 0x5a)?, call(s, input, 0xc3)?);
     compare::<O>(input, &first, &second, "the output depends on what its buffer held before")

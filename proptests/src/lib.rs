@@ -1,5 +1,5 @@
-//! Fuzzing kit for quantized kernels: point it at your own implementation of a Marlin layout
-//! operation and learn whether it is right, and where not.
+//! Fuzzing kit for quantized kernels: tests your implementation of a Marlin layout operation and
+//! reports where it is wrong.
 //!
 //! Implement [`Subject`] for the operations you have, then [`run`] it:
 //!
@@ -21,8 +21,8 @@
 //! ```
 //!
 //! Inputs are drawn over the whole lattice of shapes and types and shrink to a minimal case; the
-//! report names the law broken, the first wrong value in storage order with its (k, n), tile, lane
-//! and register, and the seed that shows it again.
+//! report names the violated property, the first wrong value in storage order with its (k, n),
+//! tile, lane and register, and the seed that reproduces it.
 
 pub mod campaign;
 #[cfg(feature = "properties")]

@@ -1,4 +1,5 @@
-//! Wrong variants that really shipped, or nearly did: a kit that passes one of them is no kit.
+//! Mutants: wrong variants of operations, many of which have shipped. The properties must reject every
+//! one.
 
 mod cases;
 mod layer;
@@ -17,24 +18,24 @@ use crate::{Config, Report, run};
 pub struct Mutant {
     /// What is wrong with it.
     pub name: &'static str,
-    /// Operation's name.
+    /// Name of the operation.
     pub operation: &'static str,
-    /// Tries it.
+    /// Runs the properties of the operation on it.
     pub run: Box<dyn Fn(&Config) -> Report>,
 }
 
-/// A subject made of a function.
-struct Made<F>(F);
+/// A function as a subject.
+struct FnSubject<F>(F);
 
-impl<O, F> Subject<O> for Made<F>
+impl<O, F> Subject<O> for FnSubject<F>
 where
     O: Operation,
     F: Fn(&O::Input) -> Result<Vec<O::Element>, marlinspike::Error>,
 {
-    /// What is too long is cut, what is too short is repeated, as a wrong buffer would look.
+    /// An output that is too long is truncated, one that is too short is repeated.
     fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError> {
-        let made = (self.0)(input).map_err(|e| SubjectError(e.to_string()))?;
-        for (slot, &value) in out.iter_mut().zip(made.iter().cycle()) {
+        let values = (self.0)(input).map_err(|e| SubjectError(e.to_string()))?;
+        for (slot, &value) in out.iter_mut().zip(values.iter().cycle()) {
             *slot = value;
         }
         Ok(())
@@ -45,7 +46,7 @@ fn mutant<O: Operation>(
     name: &'static str,
     make: impl Fn(&O::Input) -> Result<Vec<O::Element>, marlinspike::Error> + 'static,
 ) -> Mutant {
-    let subject = Made(make);
+    let subject = FnSubject(make);
     Mutant { name, operation: O::NAME, run: Box::new(move |c| run::<O, _>(&subject, c)) }
 }
 
@@ -59,7 +60,7 @@ impl<O: Operation> Subject<O> for Constant {
     }
 }
 
-/// Right, but for a last element that stays as it was.
+/// Right, except that the last element is not written.
 struct Unwritten;
 
 impl<O: Operation> Subject<O> for Unwritten {
@@ -73,7 +74,7 @@ impl<O: Operation> Subject<O> for Unwritten {
     }
 }
 
-/// Right at first, and with a flipped bit in each later call, as a race would have it.
+/// Right in the first call, with a flipped bit in each later call, as with a race.
 struct Drifting(std::cell::Cell<u32>);
 
 impl<O: Operation> Subject<O> for Drifting {
@@ -87,7 +88,7 @@ impl<O: Operation> Subject<O> for Drifting {
     }
 }
 
-/// Mutants that any operation can have.
+/// Mutants of every operation.
 fn common<O: Operation>() -> [Mutant; 5] {
     let made = |name, run| Mutant { name, operation: O::NAME, run };
     [
@@ -118,7 +119,7 @@ fn swap_nibbles(word: u32) -> u32 {
     (word & 0x0f0f_0f0f) << 4 | word >> 4 & 0x0f0f_0f0f
 }
 
-/// All mutants of layouts; [`layers`] has those of whole layers, which take longer to try.
+/// All mutants of layouts; [`layers`] has those of whole layers, which take longer.
 pub fn all() -> Vec<Mutant> {
     let mut all = vec![
         // act-order

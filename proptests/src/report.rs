@@ -1,4 +1,4 @@
-//! What a run found.
+//! The report of a run.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct Mismatch {
     pub element: usize,
     /// Lowest bit of the value in it.
     pub bit: u32,
-    /// (k, n), tile, lane, register; or (group, n); or whatever the output's values are.
+    /// (k, n), tile, lane and register, or (group, n), or the position in another kind of output.
     pub place: String,
     /// Expected bits.
     pub expected: u32,
@@ -33,7 +33,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Why a law was broken, on the smallest input that shows it.
+/// A violated property, with the smallest failing input.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Failure {
@@ -41,31 +41,31 @@ pub struct Failure {
     pub input: String,
     /// The arguments.
     pub minimal: String,
-    /// What went wrong.
+    /// Description of the violation.
     pub what: String,
-    /// The first wrong value, where outputs were compared.
+    /// The first wrong value, if outputs were compared.
     pub mismatch: Option<Box<Mismatch>>,
 }
 
-/// One law's outcome.
+/// The result of one property.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LawReport {
-    /// The law.
+    /// The property.
     pub law: &'static str,
-    /// Inputs that obeyed.
+    /// Inputs that passed.
     pub passed: u32,
-    /// Inputs that the subject does not take: [`Subject::takes`](crate::Subject::takes).
+    /// Inputs that the subject does not support: [`Subject::takes`](crate::Subject::takes).
     pub left_out: u32,
-    /// Elements that the subject was asked for in all its calls.
+    /// Number of output elements of all calls.
     pub outputs: usize,
-    /// The seed of this law's inputs.
+    /// The seed of this property's inputs.
     pub seed: u64,
     /// The failure, if any.
     pub failure: Option<Failure>,
 }
 
-/// A run's outcome: one line per law when displayed.
+/// The result of a run; displays one line per property.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
@@ -73,12 +73,12 @@ pub struct Report {
     pub operation: &'static str,
     /// The seed of the run.
     pub seed: u64,
-    /// Laws in the order they were tried.
+    /// Properties in the order in which they were tested.
     pub laws: Vec<LawReport>,
 }
 
 impl Report {
-    /// Whether every law held.
+    /// Whether every property passed.
     pub fn passed(&self) -> bool {
         !self.laws.is_empty() && self.laws.iter().all(|l| l.failure.is_none())
     }

@@ -1,4 +1,4 @@
-//! Tries every law on many inputs.
+//! Tests every property on many inputs.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -12,15 +12,15 @@ use crate::laws::{broken, laws};
 use crate::report::{LawReport, Report};
 use crate::subject::{Operation, Subject, SubjectError};
 
-/// How much is tried.
+/// The configuration of a run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Inputs per law.
+    /// Inputs per property.
     pub cases: u32,
-    /// Where the inputs come from; print it, and a failure can be seen again.
+    /// Seed of the inputs; reproduces a failure.
     pub seed: u64,
-    /// A folder where the seed and the minimal input of a failure are written, one file per
-    /// operation and law; nothing is written without one.
+    /// A folder for the seed and the minimal input of each failure, one file per operation and
+    /// property; `None` writes nothing.
     pub regressions: Option<PathBuf>,
 }
 
@@ -30,8 +30,8 @@ impl Default for Config {
     }
 }
 
-/// A subject, how many elements it was asked for, and whether it was asked for an input that it does
-/// not take: laws make others of the one that was drawn (a rank's part).
+/// A subject with the number of elements it computed and whether it was called with an unsupported
+/// input, since properties derive inputs from the drawn one (such as a rank's part).
 struct Counted<'s, S> {
     subject: &'s S,
     outputs: Cell<usize>,
@@ -47,8 +47,8 @@ impl<O: Operation, S: Subject<O>> Subject<O> for Counted<'_, S> {
     }
 }
 
-/// Tries every law of `O` on `subject`; the report says which held. Each law stops at its first
-/// failure, shrunk to a minimal input.
+/// Tests every property of `O` on `subject` and reports the results. Each property stops at its
+/// first failure, which is shrunk to a minimal input.
 pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report {
     let mut report = Report { operation: O::NAME, seed: config.seed, laws: Vec::new() };
     for (i, law) in laws::<O>().into_iter().enumerate() {
@@ -58,9 +58,9 @@ pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report 
             ProptestConfig {
                 cases: config.cases,
                 failure_persistence: None,
-                // A subject may be slow; a minimal case is worth some calls, not any number.
+                // A subject may be slow, so shrinking is limited to a number of calls.
                 max_shrink_iters: 512,
-                // What a subject does not take is drawn again; most of a lattice may be that.
+                // Unsupported inputs are drawn again; a subject may not support most of a lattice.
                 max_global_rejects: config.cases.saturating_mul(64).max(1024),
                 ..ProptestConfig::default()
             },
@@ -68,7 +68,7 @@ pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report 
         );
         let counted = Counted { subject, outputs: Cell::new(0), refused: Cell::new(false) };
         let (passed, left_out) = (Cell::new(0), Cell::new(0));
-        // The last failure seen is the minimal one's: shrinking only keeps what fails.
+        // The last failure is the minimal one, since shrinking keeps only failing inputs.
         let last = RefCell::new(None);
         let outcome = runner.run(&O::inputs(), |input| {
             let leave_out = || {
@@ -115,7 +115,7 @@ pub fn run<O: Operation, S: Subject<O>>(subject: &S, config: &Config) -> Report 
         if let (Some(folder), Some(failure)) = (&config.regressions, &law.failure) {
             let name = format!("{}-{i}-{:016x}.txt", O::NAME, config.seed);
             let text = format!("seed {:#018x}\nlaw {}\n{failure:#?}\n", config.seed, law.law);
-            // A report matters more than its copy on a full disk.
+            // A failed write must not hide the report.
             let _ = std::fs::create_dir_all(folder)
                 .and_then(|()| std::fs::write(folder.join(name), text));
         }

@@ -1,4 +1,4 @@
-//! Operations, and what implements them.
+//! Operations and their implementations.
 
 use std::fmt::Debug;
 
@@ -33,9 +33,9 @@ macro_rules! elements {
 
 elements!(u8, u16, u32);
 
-/// A layout operation: inputs to draw, and what must come out.
+/// An operation: a strategy for its inputs, and its expected output.
 pub trait Operation: Sized + 'static {
-    /// Upstream's name, or what it would be called.
+    /// Upstream's name, or a similar one.
     const NAME: &'static str;
     /// Arguments of one call.
     type Input: Clone + Debug;
@@ -48,7 +48,7 @@ pub trait Operation: Sized + 'static {
     /// The output that the reference defines, row-major.
     ///
     /// # Errors
-    /// None for what [`Self::inputs`] draws.
+    /// Returns no error for inputs of [`Self::inputs`].
     fn expected(input: &Self::Input) -> Result<Vec<Self::Element>>;
 
     /// Elements of the output.
@@ -64,18 +64,19 @@ pub trait Operation: Sized + 'static {
         Self::Element::BITS
     }
 
-    /// Where the value at bit `bit` of output element `element` belongs, for people.
+    /// Describes the place of the value at bit `bit` of output element `element`.
     fn place(input: &Self::Input, element: usize, bit: u32) -> String;
 
-    /// The arguments without their data, for people.
+    /// Describes the arguments without their data.
     fn describe(input: &Self::Input) -> String;
 
-    /// Whether `found` is as right as the expected output though it differs (another valid sort).
+    /// Whether `found` is also right although it differs from the expected output (another valid
+    /// sort).
     fn accepts(_input: &Self::Input, _found: &[Self::Element]) -> bool {
         false
     }
 
-    /// Laws that only this operation has.
+    /// Properties of this operation only.
     fn own_laws() -> Vec<Law<Self>> {
         Vec::new()
     }
@@ -86,7 +87,8 @@ pub trait Subject<O: Operation> {
     /// Fills `out`, which has the length of the expected output and arbitrary contents.
     ///
     /// # Errors
-    /// When the implementation refuses or fails; that counts as a failure of the law.
+    /// Returns an error if the implementation refuses or fails, which counts as a failure of the
+    /// property.
     fn call(&self, input: &O::Input, out: &mut [O::Element]) -> Result<(), SubjectError>;
 
     /// Whether the implementation is meant for such an input at all (a weight type that it has no

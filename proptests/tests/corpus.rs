@@ -1,118 +1,54 @@
 //! The fuzzers' corpus and many mutations of it, on stable: nothing panics, and every hostile
 //! file gives the error of its own name.
 
-use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::path::Path;
-use std::time::Instant;
 
 use marlinspike::Error;
 use marlinspike::case::CaseError as C;
 use marlinspike::config::ConfigError as Q;
 use marlinspike::container::{ContainerError as E, IndexError as I};
-use marlinspike::vectors::Rng;
-use marlinspike_proptests::fuzz::mutate::mutate;
+use marlinspike_proptests::fuzz::corpus::{Corpus, MutatedFormat, mutations};
 use marlinspike_proptests::fuzz::{self, ConfigFailure as F};
 
-/// Mutations per target, unless a variable says more: for a longer run by hand.
-fn mutations() -> usize {
-    let given = std::env::var("MARLINSPIKE_MUTATIONS").ok();
-    given.map_or(25_000, |text| text.parse().expect("a number of mutations"))
+fn corpus<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>) -> Corpus<X> {
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    Corpus::read(&corpora, target, entry)
 }
 
-fn corpus(target: &str) -> BTreeMap<String, Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
-    let files: BTreeMap<_, _> = std::fs::read_dir(&folder)
-        .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
-        .map(|f| f.unwrap().path())
-        .map(|p| (p.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(p).unwrap()))
-        .collect();
-    assert!(files.len() > 15, "{target}: {} files", files.len());
-    files
-}
-
-/// A hostile file and the error that it must give.
-type Named<X> = (&'static str, fn(&X) -> bool);
-
-/// Replays a target's corpus: `valid_*` is accepted, `hostile_*` gives the error that `table`
-/// names it by, and the table and the folder hold the same files.
-fn replay<X: Debug>(target: &str, door: fn(&[u8]) -> Result<(), X>, table: &[Named<X>]) {
-    let mut files = corpus(target);
-    for (name, is_named) in table {
-        let name = format!("hostile_{name}");
-        let data = files.remove(&name).unwrap_or_else(|| panic!("{target}/{name} is not there"));
-        let error = door(&data).expect_err(&name);
-        assert!(is_named(&error), "{target}/{name}: {error:?}");
-    }
-    for (name, data) in &files {
-        assert!(name.starts_with("valid_"), "{target}/{name} is in no table");
-        door(data).unwrap_or_else(|e| panic!("{target}/{name}: {e:?}"));
-    }
-}
-
-/// Panics are caught one by one so that the seed of the first can be told.
-fn hammer<X>(target: &str, door: fn(&[u8]) -> Result<(), X>, binary: bool) {
-    let files: Vec<_> = corpus(target).into_iter().collect();
-    let start = Instant::now();
-    let (count, mut accepted) = (mutations(), 0);
-    for i in 0..count {
-        let mut rng = Rng::for_case(0xf022, i as u64);
-        // Two changes in three start from a file that is right.
-        let valid = rng.chance(2, 3);
-        let seeds: Vec<_> =
-            files.iter().filter(|(n, _)| !valid || n.starts_with("valid")).collect();
-        let (name, seed) = rng.pick(&seeds);
-        let (_, other) = &files[rng.below(files.len())];
-        let data = mutate(&mut rng, seed, other, binary);
-        match std::panic::catch_unwind(|| door(&data).is_ok()) {
-            Ok(ok) => accepted += usize::from(ok),
-            Err(_) => panic!("{target}: mutation {i} of {name} panics"),
-        }
-    }
-    println!("{target}: {count} mutations, {accepted} accepted, in {:.1?}", start.elapsed());
-    // Mutations that are all refused at the first byte would test little.
-    assert!(accepted > count / 100, "{target}: only {accepted} accepted");
-    assert!(
-        count > 25_000 || start.elapsed().as_secs() < 120,
-        "{target} took {:?}",
-        start.elapsed()
-    );
+fn hammer<X>(target: &str, entry: fn(&[u8]) -> Result<(), X>, format: MutatedFormat) {
+    corpus(target, entry).hammer(0xf022, format, mutations(5_000, 25_000));
 }
 
 #[test]
 fn container_corpus() {
-    replay(
-        "container",
-        fuzz::container,
-        &[
-            ("nothing", |e| matches!(e, E::Truncated { found: 0, expected: 8 })),
-            ("short_length", |e| matches!(e, E::Truncated { found: 3, .. })),
-            ("huge_header", |e| matches!(e, E::HeaderTooLarge { found: u64::MAX, .. })),
-            ("header_past_end", |e| matches!(e, E::HeaderPastEnd { header: 0x10_0000, .. })),
-            ("not_utf8", |e| matches!(e, E::NotUtf8 { offset: 2 })),
-            ("not_an_object", |e| matches!(e, E::NotAnObject { .. })),
-            ("not_json", |e| matches!(e, E::Json { .. })),
-            ("overlap", |e| matches!(e, E::Overlap { begin: 2, expected: 4, .. })),
-            ("gap", |e| matches!(e, E::Gap { begin: 6, expected: 4, .. })),
-            ("past_end", |e| matches!(e, E::OutOfBounds { end: 400, data_len: 4, .. })),
-            ("negative_offset", |e| matches!(e, E::BadInteger { key: "data_offsets", .. })),
-            ("reversed_offsets", |e| matches!(e, E::ReversedOffsets { begin: 4, end: 0, .. })),
-            ("wrong_shape", |e| matches!(e, E::SizeMismatch { found: 4, expected: 5, .. })),
-            ("shape_overflow", |e| matches!(e, E::ShapeOverflow { .. })),
-            ("fraction", |e| matches!(e, E::BadInteger { key: "shape", .. })),
-            ("sub_byte", |e| matches!(e, E::SubByteDtype { .. })),
-            ("unknown_dtype", |e| matches!(e, E::UnknownDtype { .. })),
-            ("duplicate_tensor", |e| matches!(e, E::DuplicateTensor { .. })),
-            ("duplicate_key", |e| matches!(e, E::DuplicateKey { .. })),
-            ("duplicate_metadata", |e| matches!(e, E::DuplicateMetadata { .. })),
-            ("metadata_number", |e| matches!(e, E::Metadata { .. })),
-            ("missing_key", |e| matches!(e, E::MissingKey { key: "data_offsets", .. })),
-            ("unknown_key", |e| matches!(e, E::UnknownKey { .. })),
-            ("entry_is_a_list", |e| matches!(e, E::BadEntry { key: "", .. })),
-            ("trailing_bytes", |e| matches!(e, E::TrailingBytes { found: 9, expected: 4 })),
-            ("deep", |e| matches!(e, E::BadEntry { .. })),
-        ],
-    );
+    corpus("container", fuzz::container).replay(&[
+        ("nothing", |e| matches!(e, E::Truncated { found: 0, expected: 8 })),
+        ("short_length", |e| matches!(e, E::Truncated { found: 3, .. })),
+        ("huge_header", |e| matches!(e, E::HeaderTooLarge { found: u64::MAX, .. })),
+        ("header_past_end", |e| matches!(e, E::HeaderPastEnd { header: 0x10_0000, .. })),
+        ("not_utf8", |e| matches!(e, E::NotUtf8 { offset: 2 })),
+        ("not_an_object", |e| matches!(e, E::NotAnObject { .. })),
+        ("not_json", |e| matches!(e, E::Json { .. })),
+        ("overlap", |e| matches!(e, E::Overlap { begin: 2, expected: 4, .. })),
+        ("gap", |e| matches!(e, E::Gap { begin: 6, expected: 4, .. })),
+        ("past_end", |e| matches!(e, E::OutOfBounds { end: 400, data_len: 4, .. })),
+        ("negative_offset", |e| matches!(e, E::BadInteger { key: "data_offsets", .. })),
+        ("reversed_offsets", |e| matches!(e, E::ReversedOffsets { begin: 4, end: 0, .. })),
+        ("wrong_shape", |e| matches!(e, E::SizeMismatch { found: 4, expected: 5, .. })),
+        ("shape_overflow", |e| matches!(e, E::ShapeOverflow { .. })),
+        ("fraction", |e| matches!(e, E::BadInteger { key: "shape", .. })),
+        ("sub_byte", |e| matches!(e, E::SubByteDtype { .. })),
+        ("unknown_dtype", |e| matches!(e, E::UnknownDtype { .. })),
+        ("duplicate_tensor", |e| matches!(e, E::DuplicateTensor { .. })),
+        ("duplicate_key", |e| matches!(e, E::DuplicateKey { .. })),
+        ("duplicate_metadata", |e| matches!(e, E::DuplicateMetadata { .. })),
+        ("metadata_number", |e| matches!(e, E::Metadata { .. })),
+        ("missing_key", |e| matches!(e, E::MissingKey { key: "data_offsets", .. })),
+        ("unknown_key", |e| matches!(e, E::UnknownKey { .. })),
+        ("entry_is_a_list", |e| matches!(e, E::BadEntry { key: "", .. })),
+        ("trailing_bytes", |e| matches!(e, E::TrailingBytes { found: 9, expected: 4 })),
+        ("deep", |e| matches!(e, E::BadEntry { .. })),
+    ]);
 }
 
 /// Whether `key` is the config key that is refused.
@@ -122,9 +58,7 @@ fn refused(e: &Error, key: &str) -> bool {
 
 #[test]
 fn case_corpus() {
-    replay(
-        "case",
-        fuzz::case,
+    corpus("case", fuzz::case).replay(
         &[
             (
                 "no_op",
@@ -185,97 +119,85 @@ fn case_corpus() {
 
 #[test]
 fn config_corpus() {
-    replay(
-        "config",
-        fuzz::config,
-        &[
-            ("not_json", |e| matches!(e, F::Json(_))),
-            (
-                "absent_method",
-                |e| matches!(e, F::Config(Q::MissingKey { key }) if key.ends_with("quant_method")),
-            ),
-            ("unknown_method", |e| matches!(e, F::Config(Q::UnknownMethod { .. }))),
-            ("bits_type", |e| matches!(e, F::Config(Q::WrongType { .. }))),
-            ("bits_3", |e| matches!(e, F::Config(Q::UnsupportedType { bits: 3, .. }))),
-            ("bits_missing", |e| matches!(e, F::Config(Q::MissingKey { .. }))),
-            ("group_zero", |e| matches!(e, F::Config(Q::BadValue { .. }))),
-            ("pattern", |e| matches!(e, F::Config(Q::InvalidPattern { .. }))),
-            ("ct_list", |e| matches!(e, F::Config(Q::WrongType { .. }))),
-            ("fp8_block", |e| matches!(e, F::Config(Q::BadValue { .. }))),
-            ("deep", |e| matches!(e, F::Json(_))),
-            ("number", |e| matches!(e, F::Json(_))),
-        ],
-    );
+    corpus("config", fuzz::config).replay(&[
+        ("not_json", |e| matches!(e, F::Json(_))),
+        (
+            "absent_method",
+            |e| matches!(e, F::Config(Q::MissingKey { key }) if key.ends_with("quant_method")),
+        ),
+        ("unknown_method", |e| matches!(e, F::Config(Q::UnknownMethod { .. }))),
+        ("bits_type", |e| matches!(e, F::Config(Q::WrongType { .. }))),
+        ("bits_3", |e| matches!(e, F::Config(Q::UnsupportedType { bits: 3, .. }))),
+        ("bits_missing", |e| matches!(e, F::Config(Q::MissingKey { .. }))),
+        ("group_zero", |e| matches!(e, F::Config(Q::BadValue { .. }))),
+        ("pattern", |e| matches!(e, F::Config(Q::InvalidPattern { .. }))),
+        ("ct_list", |e| matches!(e, F::Config(Q::WrongType { .. }))),
+        ("fp8_block", |e| matches!(e, F::Config(Q::BadValue { .. }))),
+        ("deep", |e| matches!(e, F::Json(_))),
+        ("number", |e| matches!(e, F::Json(_))),
+    ]);
 }
 
 #[test]
 fn index_corpus() {
     let outside = |e: &I| matches!(e, I::FileName { tensor, .. } if tensor == "a");
-    replay(
-        "index",
-        fuzz::index,
-        &[
-            ("nothing", |e| matches!(e, I::Json { .. })),
-            ("truncated", |e| matches!(e, I::Json { .. })),
-            ("not_utf8", |e| matches!(e, I::Json { .. })),
-            ("deep", |e| matches!(e, I::Form { .. })),
-            ("deep_map", |e| matches!(e, I::Form { .. })),
-            ("not_an_object", |e| matches!(e, I::Form { .. })),
-            ("no_map", |e| matches!(e, I::Form { reason } if reason.contains("weight_map"))),
-            ("two_maps", |e| matches!(e, I::Form { reason } if reason.contains("duplicate"))),
-            ("map_is_a_list", |e| matches!(e, I::Form { .. })),
-            ("file_is_a_number", |e| matches!(e, I::Form { .. })),
-            ("file_is_null", |e| matches!(e, I::Form { .. })),
-            ("twice", |e| matches!(e, I::DuplicateTensor { tensor } if tensor == "a")),
-            ("twice_escaped", |e| matches!(e, I::DuplicateTensor { tensor } if tensor == "a")),
-            ("parent", outside),
-            ("parent_escaped", outside),
-            ("absolute", outside),
-            ("folder", outside),
-            ("backslash", outside),
-            ("drive", outside),
-            ("hidden", outside),
-            ("zero_byte", outside),
-            ("line_break", outside),
-            ("itself", outside),
-            ("long", outside),
-            ("empty_name", outside),
-        ],
-    );
+    corpus("index", fuzz::index).replay(&[
+        ("nothing", |e| matches!(e, I::Json { .. })),
+        ("truncated", |e| matches!(e, I::Json { .. })),
+        ("not_utf8", |e| matches!(e, I::Json { .. })),
+        ("deep", |e| matches!(e, I::Form { .. })),
+        ("deep_map", |e| matches!(e, I::Form { .. })),
+        ("not_an_object", |e| matches!(e, I::Form { .. })),
+        ("no_map", |e| matches!(e, I::Form { reason } if reason.contains("weight_map"))),
+        ("two_maps", |e| matches!(e, I::Form { reason } if reason.contains("duplicate"))),
+        ("map_is_a_list", |e| matches!(e, I::Form { .. })),
+        ("file_is_a_number", |e| matches!(e, I::Form { .. })),
+        ("file_is_null", |e| matches!(e, I::Form { .. })),
+        ("twice", |e| matches!(e, I::DuplicateTensor { tensor } if tensor == "a")),
+        ("twice_escaped", |e| matches!(e, I::DuplicateTensor { tensor } if tensor == "a")),
+        ("parent", outside),
+        ("parent_escaped", outside),
+        ("absolute", outside),
+        ("folder", outside),
+        ("backslash", outside),
+        ("drive", outside),
+        ("hidden", outside),
+        ("zero_byte", outside),
+        ("line_break", outside),
+        ("itself", outside),
+        ("long", outside),
+        ("empty_name", outside),
+    ]);
 }
 
 #[test]
 fn packed_corpus() {
-    replay(
-        "packed",
-        fuzz::packed,
-        &[
-            ("not_json", |e| is_value(e, "w4a8.m")),
-            ("list", |e| is_value(e, "w4a8.m")),
-            ("version", |e| is_value(e, "version")),
-            ("layer", |e| is_value(e, "layer")),
-            ("unknown_key", |e| is_value(e, "bias")),
-            ("missing_key", |e| is_value(e, "w4a8.m")),
-            ("nr_zero", |e| is_size(e, "nr")),
-            ("group_zero", |e| is_value(e, "group_size")),
-            ("sizes_overflow", |e| is_size(e, "w4a8.m")),
-            ("size_negative", |e| is_value(e, "size_n")),
-            ("bytes_missing", |e| is_shape(e, "m.rhs_packed")),
-            ("no_tensor", |e| matches!(e.downcast_ref(), Some(E::NoSuchTensor { .. }))),
-            ("shape", |e| is_shape(e, "m.rhs_packed")),
-            ("dtype", |e| matches!(e, Error::Dtype { .. })),
-            ("no_w2", |e| matches!(e.downcast_ref(), Some(E::NoSuchTensor { .. }))),
-            ("experts_many", |e| is_value(e, "num_experts")),
-            ("experts_fewer", |e| is_shape(e, "m.w13_packed")),
-            ("top_k", |e| is_value(e, "top_k")),
-            ("map_twice", |e| is_value(e, "expert_map")),
-            ("map_short", |e| is_shape(e, "expert_map")),
-            ("map_negative", |e| is_value(e, "expert_map")),
-            ("activation", |e| is_value(e, "activation")),
-            ("no_bytes", |e| is_value(e, "hidden_size")),
-            ("doubled", |e| is_size(e, "intermediate_size")),
-        ],
-    );
+    corpus("packed", fuzz::packed).replay(&[
+        ("not_json", |e| is_value(e, "w4a8.m")),
+        ("list", |e| is_value(e, "w4a8.m")),
+        ("version", |e| is_value(e, "version")),
+        ("layer", |e| is_value(e, "layer")),
+        ("unknown_key", |e| is_value(e, "bias")),
+        ("missing_key", |e| is_value(e, "w4a8.m")),
+        ("nr_zero", |e| is_size(e, "nr")),
+        ("group_zero", |e| is_value(e, "group_size")),
+        ("sizes_overflow", |e| is_size(e, "w4a8.m")),
+        ("size_negative", |e| is_value(e, "size_n")),
+        ("bytes_missing", |e| is_shape(e, "m.rhs_packed")),
+        ("no_tensor", |e| matches!(e.downcast_ref(), Some(E::NoSuchTensor { .. }))),
+        ("shape", |e| is_shape(e, "m.rhs_packed")),
+        ("dtype", |e| matches!(e, Error::Dtype { .. })),
+        ("no_w2", |e| matches!(e.downcast_ref(), Some(E::NoSuchTensor { .. }))),
+        ("experts_many", |e| is_value(e, "num_experts")),
+        ("experts_fewer", |e| is_shape(e, "m.w13_packed")),
+        ("top_k", |e| is_value(e, "top_k")),
+        ("map_twice", |e| is_value(e, "expert_map")),
+        ("map_short", |e| is_shape(e, "expert_map")),
+        ("map_negative", |e| is_value(e, "expert_map")),
+        ("activation", |e| is_value(e, "activation")),
+        ("no_bytes", |e| is_value(e, "hidden_size")),
+        ("doubled", |e| is_size(e, "intermediate_size")),
+    ]);
 }
 
 /// Whether a value of this tensor or key is refused.
@@ -293,25 +215,25 @@ fn is_size(e: &Error, name: &str) -> bool {
 
 #[test]
 fn packed_mutations() {
-    hammer("packed", fuzz::packed, true);
+    hammer("packed", fuzz::packed, MutatedFormat::Safetensors);
 }
 
 #[test]
 fn container_mutations() {
-    hammer("container", fuzz::container, true);
+    hammer("container", fuzz::container, MutatedFormat::Safetensors);
 }
 
 #[test]
 fn case_mutations() {
-    hammer("case", fuzz::case, true);
+    hammer("case", fuzz::case, MutatedFormat::Safetensors);
 }
 
 #[test]
 fn config_mutations() {
-    hammer("config", fuzz::config, false);
+    hammer("config", fuzz::config, MutatedFormat::Text);
 }
 
 #[test]
 fn index_mutations() {
-    hammer("index", fuzz::index, false);
+    hammer("index", fuzz::index, MutatedFormat::Text);
 }

@@ -14,7 +14,8 @@ fn reference(input: &LayerInput) -> Result<Vec<u16>, SubjectError> {
     stages.map(|s| s.y).map_err(|e| SubjectError(e.to_string()))
 }
 
-/// One configuration of so many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
+/// One configuration in this many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test`
+/// sets.
 fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 5 }
 }

@@ -68,7 +68,7 @@ impl<'t> Parts<'t> {
         })
     }
 
-    /// The weight that the packed bytes stand for, and the order of its rows in the kernel.
+    /// The weight that the packed bytes represent, and the order of its rows in the kernel.
     fn restore(
         self,
         name: String,

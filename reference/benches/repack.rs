@@ -1,4 +1,4 @@
-//! Repacking beside a plain copy of the same bytes: it is a permutation, so the copy is its
+//! Repacking compared with a plain copy of the same bytes: it is a permutation, so the copy is its
 //! limit. Run with `cargo bench -p marlinspike --bench repack`.
 
 use divan::counter::BytesCount;

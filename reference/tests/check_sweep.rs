@@ -53,7 +53,7 @@ struct Sweep {
     checked: usize,
     /// Checks that gave a verdict.
     verdicts: usize,
-    /// What must not be, at most so many.
+    /// Largest allowed number of unwanted results.
     wrong: Vec<String>,
     /// Largest share of the stated memory.
     memory: (f64, String),
@@ -121,7 +121,7 @@ impl Sweep {
             for (dtype, shape) in changes {
                 let what = format!("{} as {dtype} {shape:?}", tensor.name());
                 let changed = raw.reshaped(i, dtype, shape.clone());
-                // One value may stand for a stack of experts.
+                // One value may represent a stack of experts.
                 let single = shape.is_empty() && tensor.name().ends_with("input_global_scale");
                 let output = tensor.name().strip_prefix("out.").filter(|_| !single);
                 match output {
@@ -140,7 +140,7 @@ impl Sweep {
     }
 }
 
-/// One config of so many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
+/// One config in this many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
 fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 4 }
 }

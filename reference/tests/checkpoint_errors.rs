@@ -77,7 +77,7 @@ fn gptq_values() {
         g_idx[9] = bad;
         t.g_idx = Some(ints("g_idx", &[16], g_idx));
         value(t.clone().unpack("m", &GPTQ), "g_idx", &[9]);
-        // Nobody reads it without act-order.
+        // It is not read without act-order.
         assert!(t.unpack("m", &gptq::Scheme { desc_act: false, ..GPTQ }).is_ok());
     }
 }
@@ -97,7 +97,7 @@ fn gptq_symmetric_zero_points() {
     let hint = value(unpack([v1, v1], ZeroPoints::V2), "qzeros", &[0, 0]);
     assert!(hint.contains("stored as v1"), "{hint}");
     value(unpack([v1, 0x77577777], ZeroPoints::V1), "qzeros", &[1, 5]);
-    // Without qzeros nobody can know.
+    // Without qzeros the zero points are unknown.
     let t = GptqTensors { qzeros: None, ..gptq() };
     assert!(t.unpack("m", &gptq::Scheme { sym: true, ..GPTQ }).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Forms of scales and codes beside the lattice of `checkpoint_roundtrip`.
+//! Forms of scales and codes outside the lattice of `checkpoint_roundtrip`.
 
 use marlinspike::formats::fp8::{self, Fp8Tensors};
 use marlinspike::formats::gptq::{self, GptqTensors, ZeroPoints};

@@ -81,8 +81,8 @@ fn every_stage_is_diagnosed() {
     }
 }
 
-/// Other roundings than the declared ones, all within their bounds, do not hide what is wrong beside
-/// them.
+/// Other roundings than the declared ones, all within their bounds, do not hide what is wrong next
+/// to them.
 #[test]
 #[cfg_attr(
     target_arch = "aarch64",

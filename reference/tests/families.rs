@@ -96,7 +96,7 @@ fn check_judges_the_files() {
         let CaseConfig::Router(config) = &case.config else { panic!("a router") };
         let experts = case.input("router_logits").unwrap().shape()[1] as u32;
         let k = config.top_k;
-        // An expert that was not chosen in the place of one that was.
+        // An expert that was not chosen instead of one that was.
         let other = |w: &mut Vec<u32>| {
             let free = (0..experts).find(|e| !w[..k].contains(e)).unwrap();
             w[0] = free;

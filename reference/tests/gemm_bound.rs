@@ -362,8 +362,9 @@ fn damage_within_the_customary_tolerance_is_rejected() {
     }
 }
 
-/// One infinity makes a sum infinite; large numbers beside it may overflow to the other one, and the two
-/// meet in NaN. An infinity that nothing can meet, and infinities that do meet, leave one result each.
+/// One infinity makes a sum infinite; large other terms may overflow to the opposite one, and the
+/// two meet in NaN. An infinity that nothing can meet, and infinities that do meet, leave one
+/// result each.
 #[test]
 fn infinities_that_may_meet() {
     let mut random = Rng::new(9);

@@ -135,7 +135,7 @@ fn a_difference_is_found_where_it_is() {
     let diff = compare(&layout, 8, 1, expected, &found);
     let first = diff.first.expect("a difference");
     assert_eq!((diff.count, first.place.row, first.place.col), (1, 4, 128));
-    // Dirt in the padding is told apart from scales.
+    // Nonzero padding is distinguished from scales.
     let dirty = (0..layout.packed_len()).find(|&e| layout.is_padding(e)).expect("padding");
     let mut found = expected.clone();
     found[dirty] = 3;

@@ -1,4 +1,4 @@
-//! What `prepare` makes, brought back to the hub: the same weight, where the kernel's types hold it.
+//! Restoring the output of `prepare` gives the same weight, if the kernel's types can represent it.
 #![allow(missing_docs)]
 
 use marlinspike::Error;

@@ -147,8 +147,8 @@ fn nvfp4_is_upstreams() {
     }
 }
 
-/// Every backend around the edges of its padding: a stack comes back, each code and scale lies where the
-/// layouts say, and nothing but zeros beside them.
+/// Every backend around the edges of its padding: a stack comes back, each code and scale lies
+/// where the layouts say, and zeros everywhere else.
 #[test]
 fn layers_come_back_around_every_edge() {
     let mut seen = 0;

@@ -196,7 +196,8 @@ fn column(size_k: usize, code: impl Fn(usize) -> u8) -> Weight<'static> {
 #[test]
 fn promotion_keeps_what_fourteen_bits_lose() {
     // 448 · 448 = 200704 lies in [2^17, 2^18), so that a sum that holds it is a multiple of 2^4:
-    // products of 1 · 1 vanish beside it, 16 of an instruction's 32 together with it and all later.
+    // products of 1 · 1 vanish next to it, 16 of an instruction's 32 together with it and all
+    // later.
     let one = 0x38;
     let mut w = column(256, |k| if k == 0 { 0x7e } else { one });
     w.scales = Table::new(ScalarType::FLOAT32, 1, 1, TableData::B32(vec![(1f32 / 64.0).to_bits()]))

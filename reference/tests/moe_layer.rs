@@ -317,7 +317,7 @@ fn canonical_bits_are_those_of_plain_loops() {
     }
 }
 
-/// Rows of nobody are zero in the products, and so is their part of y.
+/// Rows without an expert are zero in the products and contribute zero to y.
 #[test]
 fn rows_without_an_expert_are_zero() {
     let (_, small) = layers().pop().expect("the last one");

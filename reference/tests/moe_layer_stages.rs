@@ -23,7 +23,7 @@ fn layers(mut visit: impl FnMut(&str, &MoeConfig, &Case<'_>)) {
     }
 }
 
-/// The case with these outputs of its own, beside routing and permutations.
+/// The case with these outputs in addition to routing and permutations.
 fn only<'a>(case: &Case<'a>, stages: &[&str]) -> Case<'a> {
     let mut case = case.clone();
     let needed = |n: &str| n.starts_with("topk_") || n.ends_with("g_idx_sort_indices");

@@ -232,7 +232,7 @@ fn a_case_keeps_its_schedule() {
 }
 
 /// A kernel that follows the canonical schedule passes; the GPU's outputs, which follow another,
-/// are told apart wherever a bit differs.
+/// are distinguished wherever a bit differs.
 #[test]
 fn canonical_by_name() {
     let (mut same, mut differ) = (0, 0);

@@ -194,7 +194,7 @@ fn scales_round_to_even() {
     assert_eq!(judge(&case(&x, 1.0, up)).verdict, Verdict::Fail);
 }
 
-/// `exact`, or so many units from it by the mantissa of `x`; multiples of an eighth are exact.
+/// `exact`, or that many units from it by the mantissa of `x`; multiples of an eighth are exact.
 fn stepped(x: f32, steps: impl Fn(u32) -> i32) -> f32 {
     let mantissa = x.to_bits() & 0x7f_ffff;
     let step = if mantissa & 0xf_ffff == 0 { 0 } else { steps(mantissa) };

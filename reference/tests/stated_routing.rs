@@ -87,7 +87,7 @@ fn masked_experts_have_probability_zero() {
             let right = case(scoring, top_k, renormalize, logits);
             let report = check_case(&right).expect("legal logits");
             assert_eq!(report.verdict, Verdict::Pass, "{scoring:?} {top_k}: {report:#?}");
-            // A masked expert in the place of the best one.
+            // A masked expert instead of the best one.
             let mut wrong = right.clone();
             let mut ids = right.outputs["topk_ids"].elements::<i32>().into_owned();
             let row = ids[top_k..2 * top_k].to_vec();

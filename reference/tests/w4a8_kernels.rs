@@ -96,7 +96,7 @@ fn panels(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
         let rhs = layout.pack(&given.columns).unwrap();
         let run = Run { layout, bytes: rhs.bytes(), columns: size_n };
         for kernel in kernels() {
-            // What stands between the rows must stay.
+            // Bytes between the rows must not change.
             let stride = size_n + 3;
             let mut y = vec![f32::NAN; rows.size_m * stride];
             let (mut first, mut count) = (0, 1);
@@ -123,7 +123,7 @@ fn pairs(given: &Given, rows: &QuantizedRows) -> Vec<(String, Vec<u32>)> {
         let rhs = layout.pack(&given.columns).unwrap();
         let run = Run { layout, bytes: rhs.bytes(), columns: size_n };
         for kernel in kernels() {
-            // What stands between the rows must stay.
+            // Bytes between the rows must not change.
             let stride = size_n + 3;
             let mut y = vec![f32::NAN; size_m * stride];
             for first in (0..size_m).step_by(2 * MAX_ROWS) {

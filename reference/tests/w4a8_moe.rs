@@ -187,7 +187,7 @@ fn nothing_else_changes_a_bit() {
     for cut in 0..=TOKENS {
         assert_eq!([part(0..cut), part(cut..TOKENS)].concat(), whole.bits(), "cut at {cut}");
     }
-    // Two more experts, whom nobody chose: before, and after.
+    // Two more experts without tokens: one before and one after the others.
     for at in [0, EXPERTS] {
         let mut packed = given.packed.clone();
         packed.iter_mut().for_each(|stack| {
@@ -313,7 +313,7 @@ fn parts_that_do_not_fit_are_refused() {
     let refused = run(layer, &x, Routed { topk_ids: &ids, ..routed });
     let Error::Value { index, .. } = &refused else { panic!("{refused}") };
     assert_eq!(index, &[1, 1]);
-    // −1 is nobody, beyond upstream; upstream has no such id.
+    // −1 means no expert, an extension of upstream, which has no such id.
     ids[3] = -1;
     let routed = Routed { topk_ids: &ids, ..routed };
     assert!(layer.forward(kernel.as_ref(), &x, routed).is_ok());

@@ -52,7 +52,7 @@ fn resolve(modules: &[Module], from: usize, path: &[String], aliases: usize) -> 
     }
 }
 
-/// [`resolve`] of a path inside module `at`: what is unknown there belongs to it.
+/// [`resolve`] of a path inside module `at`: unknown names belong to `at`.
 fn descend(modules: &[Module], at: usize, path: &[String], aliases: usize) -> Option<usize> {
     if path.is_empty() {
         return Some(at);
@@ -84,7 +84,7 @@ fn step(modules: &[Module], at: usize, path: &[String], aliases: usize) -> Optio
     })
 }
 
-/// Which top modules of a crate import which, with the files that do.
+/// Imports between the top modules of a crate, with the importing files.
 pub fn top_edges(of: &Crate) -> BTreeMap<(String, String), BTreeSet<String>> {
     let mut edges: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (from, to) in imports(of) {
@@ -100,13 +100,13 @@ pub fn top_edges(of: &Crate) -> BTreeMap<(String, String), BTreeSet<String>> {
 
 /// Every circle among siblings of a crate.
 pub fn circles(of: &Crate) -> Vec<Circle> {
-    // By parent: from sibling to sibling, and the imports behind it.
+    // For each parent: edges between siblings, with the imports that cause them.
     type Siblings = BTreeMap<(String, String), BTreeSet<String>>;
     let mut families: BTreeMap<Vec<String>, Siblings> = BTreeMap::new();
     for (from, to) in imports(of) {
         let (a, b) = (&of.modules[from], &of.modules[to]);
         let common = a.path.iter().zip(&b.path).take_while(|(x, y)| x == y).count();
-        // A parent and what is below it are no siblings.
+        // A parent and its descendants are not siblings.
         if common == a.path.len() || common == b.path.len() {
             continue;
         }

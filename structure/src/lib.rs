@@ -10,6 +10,7 @@
 //! | [`size`] | lines of files and functions, parameters of functions |
 //! | [`naming`] | which files name a format, a layout or an operation |
 //! | [`rules`] | what ARCHITECTURE.md and `limits.txt` allow |
+//! | [`wording`] | phrases that comments, strings and documents must not use |
 
 pub mod graph;
 pub mod naming;
@@ -17,3 +18,4 @@ pub mod rules;
 pub mod size;
 pub mod source;
 mod tokens;
+pub mod wording;

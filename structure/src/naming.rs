@@ -1,4 +1,4 @@
-//! Which files name a thing.
+//! Files that name a thing.
 
 use crate::source::Workspace;
 use crate::tokens::plain;

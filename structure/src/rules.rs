@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 pub type Allowed = BTreeMap<String, BTreeSet<String>>;
 
 /// The block fenced as ```` ```edges ```` of ARCHITECTURE.md: lines `a -> b, c`, and
-/// `#` comments. `*` stands for every importer.
+/// `#` comments. `*` means every importer.
 ///
 /// # Errors
 /// When the block is missing or a line has no arrow.
@@ -39,14 +39,14 @@ pub struct Limits {
     pub parameters: BTreeMap<String, String>,
     /// Circles among siblings: parent and members.
     pub circles: BTreeMap<(String, BTreeSet<String>), String>,
-    /// How many files may name a thing.
+    /// Ceilings on the number of files that name a thing.
     pub counts: Vec<Count>,
 }
 
 /// The ceiling of one cost.
 #[derive(Debug)]
 pub struct Count {
-    /// What is counted.
+    /// The thing.
     pub thing: String,
     /// Its names.
     pub names: Vec<String>,

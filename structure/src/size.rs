@@ -12,7 +12,7 @@ pub struct Function {
     pub name: String,
     /// Lines from its signature to its closing brace.
     pub lines: usize,
-    /// Parameters, the receiver included.
+    /// Parameters, including the receiver.
     pub parameters: usize,
 }
 

@@ -229,7 +229,7 @@ fn flatten(tree: &UseTree, prefix: &mut Vec<String>, module: &mut Module) {
     prefix.truncate(depth);
 }
 
-/// Whether an attribute leaves its item to tests: `cfg(test)`, `cfg(all(test, ...))`.
+/// Whether an attribute compiles its item only for tests: `cfg(test)`, `cfg(all(test, ...))`.
 pub(crate) fn is_test(attr: &Attribute) -> bool {
     let syn::Meta::List(list) = &attr.meta else { return false };
     let text = list.tokens.to_string();

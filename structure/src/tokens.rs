@@ -1,4 +1,4 @@
-//! What the tokens of an item name.
+//! Names in the tokens of an item.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ pub(crate) fn item_name(item: &Item) -> Option<String> {
     Some(ident.to_string())
 }
 
-/// Paths of at least two segments in an item, bodies and macro arguments included.
+/// Paths of at least two segments in an item, including bodies and macro arguments.
 pub(crate) fn paths(item: &Item) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
     scan_paths(item.to_token_stream(), &mut paths);

@@ -118,7 +118,6 @@ impl Report {
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        table.force_no_tty();
         table.set_header([
             "shape",
             "group",

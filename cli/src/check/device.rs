@@ -140,7 +140,7 @@ mod tests {
             path: "x.safetensors".into(),
             label: "x".into(),
             result: Ok(CaseReport::new(&case, outputs)),
-            left_out: 0,
+            left_out: Vec::new(),
             known_fault: None,
         };
         let count = |differing| Count { calls: 2, outputs: 10, differing };

@@ -44,52 +44,46 @@ pub(super) fn map(map: &ErrorMap, mark: Option<(usize, usize)>) -> String {
     let (w, h) = ((px * cols as f64).round(), (py * rows as f64).round());
     let longest = map.names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let label = "error over bound of each element of the product";
-    let mut out = Svg::new(LEFT + CHARACTER * longest, w, h.max(40.0), label);
+    let mut out = Svg::new(LEFT + CHARACTER * longest, w, h, label);
     let levels = map.largest.chunks(cols).map(|row| row.iter().map(|&x| Some(level(x))).collect());
-    out.cells("e", [px, py], levels);
-    out.rect("frame", w, h);
+    out.cells("e", [rows, cols], levels);
+    out.rect("frame");
     let every = (MIN_NAMES / py).ceil().max(1.0) as usize;
     for (cell, name) in map.names.iter().enumerate().step_by(every) {
         out.tick_y((cell as f64 + 0.5) * py, name);
     }
-    axis(&mut out, map.cols, w, h, "n");
+    axis(&mut out, map.cols, "n");
     if let Some((row, n)) = mark.filter(|&(r, n)| r < map.rows && n < map.cols) {
-        let x = ((n * cols / map.cols) as f64 + 0.5) * px;
+        let x = ((n * cols / map.cols) as f64 + 0.5) / cols as f64;
         let y = ((row * rows / map.rows) as f64 + 0.5) * py;
-        out.ring([x, y], [px, py]);
+        out.ring(x, y, [px, py]);
     }
     out.finish()
 }
 
 /// The strip of k; the ranges that explain the errors are filled.
 pub(super) fn strip(cause: &Cause) -> String {
-    let (w, h) = (MAX_WIDTH, 22.0);
-    let mut out = Svg::new(LEFT, w, h, "the part of k that explains the errors");
-    out.rect("plot", w, h);
-    let at = |k: usize| k as f64 * w / cause.size_k.max(1) as f64;
+    let mut out = Svg::new(LEFT, MAX_WIDTH, 22.0, "the part of k that explains the errors");
+    out.rect("plot");
+    let at = |k: usize| k as f64 / cause.size_k.max(1) as f64;
     for range in &cause.ranges {
         // A single k stays visible.
-        let width = (at(range.end) - at(range.start)).max(2.0);
-        let x = at(range.start);
-        out.push(format_args!(
-            "<rect class=\"e5\" x=\"{x:.1}\" width=\"{width:.1}\" height=\"{h}\"/>"
-        ));
+        out.band("e5", [at(range.start), at(range.end)], 2.0);
     }
     let group = cause.group_size.max(1);
-    let step = group * ((MIN_NAMES / at(group).max(1e-9)).ceil().max(1.0) as usize);
+    let pixels = at(group) * MAX_WIDTH;
+    let step = group * ((MIN_NAMES / pixels.max(1e-9)).ceil().max(1.0) as usize);
     for k in (step..cause.size_k).step_by(step) {
-        out.push(format_args!("<path class=\"lines\" d=\"M{:.1} 0v{h}\"/>", at(k)));
+        out.line_x(at(k));
     }
-    out.rect("frame", w, h);
-    axis(&mut out, cause.size_k, w, h, "k");
+    out.rect("frame");
+    axis(&mut out, cause.size_k, "k");
     out.finish()
 }
 
-fn axis(out: &mut Svg, len: usize, w: f64, h: f64, name: &str) {
-    for i in ticks(len) {
-        out.tick_x(i as f64 * w / len.max(1) as f64, h, i);
-    }
-    out.name_x(w, h, name);
+fn axis(out: &mut Svg, len: usize, name: &str) {
+    out.ticks_x(ticks(len).map(|i| (i as f64 / len.max(1) as f64, i)));
+    out.name_x(name);
 }
 
 #[cfg(test)]
@@ -119,11 +113,11 @@ mod tests {
         };
         let svg = map(&plane, Some((1, 2)));
         assert!(svg.contains("<path class=\"e4\" d=\"M2 1h1v1h-1z\"/>"), "{svg}");
-        assert!(svg.contains(names[1]) && svg.contains("cx=\"60.0\" cy=\"36.0\""), "{svg}");
+        assert!(svg.contains(names[1]) && svg.contains("cx=\"62.500%\" cy=\"36.0\""), "{svg}");
         let ranges = vec![64..128, 200..201];
         let svg = strip(&Cause { size_k: 256, group_size: 64, ranges });
-        assert!(svg.contains("x=\"128.0\" width=\"128.0\""), "{svg}");
-        assert!(svg.contains("x=\"400.0\" width=\"2.0\""), "{svg}");
+        assert!(svg.contains("x=\"25.000%\" style=\"width:max(25.000%,2px)\""), "{svg}");
+        assert!(svg.contains("x=\"78.125%\" style=\"width:max(0.391%,2px)\""), "{svg}");
         // Every group except the first starts with a line.
         assert_eq!(svg.matches("class=\"lines\"").count(), 3);
     }

@@ -1,6 +1,7 @@
 //! Finds the case files of the command line, reads them and judges them.
 
 use std::ffi::OsStr;
+use std::io::{self, IsTerminal as _, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,6 +36,12 @@ pub(super) enum InputError {
     EmptyFolder {
         /// The folder.
         path: PathBuf,
+    },
+    /// Standard input could not be read as one case.
+    #[error("standard input: {reason}")]
+    Stdin {
+        /// What is wrong.
+        reason: String,
     },
     /// A golden case differs from the manifest's entry.
     #[error(transparent)]
@@ -72,6 +79,7 @@ impl InputError {
             Self::EmptyFolder { .. } => {
                 "name a folder of case files; `marlinspike vectors` writes examples"
             }
+            Self::Stdin { .. } => "pipe one case into `marlinspike check -`, or name its file",
             Self::Golden(_) => "restore the golden data from the repository: `git checkout golden`",
             Self::Case { source, .. } => help_with_case(source),
             Self::Device { .. } => "check the case without --backend, then the device",
@@ -92,6 +100,34 @@ fn help_with_case(error: &Error) -> &'static str {
     }
 }
 
+/// The path that names standard input.
+const STDIN: &str = "-";
+
+/// Bytes of a case from standard input, which is held in memory; files are mapped.
+const STDIN_BYTES: u64 = 1 << 30;
+
+/// Everything from standard input.
+fn stdin() -> Result<Vec<u8>, InputError> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        let reason = "found a terminal, expected the bytes of a case file".to_owned();
+        return Err(InputError::Stdin { reason });
+    }
+    read_bounded(stdin.lock(), STDIN_BYTES)
+}
+
+fn read_bounded(from: impl Read, limit: u64) -> Result<Vec<u8>, InputError> {
+    let mut bytes = Vec::new();
+    match from.take(limit + 1).read_to_end(&mut bytes) {
+        Err(e) => Err(InputError::Stdin { reason: format!("cannot be read: {e}") }),
+        Ok(read) if read as u64 > limit => {
+            let reason = format!("found more than {limit} bytes, expected a case of at most that");
+            Err(InputError::Stdin { reason })
+        }
+        Ok(_) => Ok(bytes),
+    }
+}
+
 /// A file to check, or the error that occurred while looking for it.
 pub(super) struct Source {
     pub(super) path: PathBuf,
@@ -100,6 +136,7 @@ pub(super) struct Source {
 
 enum Kind {
     File,
+    Stdin,
     /// A golden case; its length and hash are verified before it is judged.
     Golden(Arc<Manifest>, CaseEntry),
     Error(InputError),
@@ -136,8 +173,19 @@ pub(super) fn golden() -> Result<Vec<Source>, GoldenError> {
 /// The named files and every case file below the named folders, sorted within each folder.
 pub(super) fn find(paths: &[PathBuf]) -> Vec<Source> {
     let mut sources = Vec::new();
-    for path in paths {
-        if path.is_dir() { walk(path, &mut sources) } else { sources.push(Source::file(path)) }
+    for (at, path) in paths.iter().enumerate() {
+        if path.as_os_str() == STDIN {
+            sources.push(if paths[..at].contains(path) {
+                let reason = "named twice, expected once: it is read only once".to_owned();
+                Source::error(path, InputError::Stdin { reason })
+            } else {
+                Source { path: path.clone(), kind: Kind::Stdin }
+            });
+        } else if path.is_dir() {
+            walk(path, &mut sources);
+        } else {
+            sources.push(Source::file(path));
+        }
     }
     sources
 }
@@ -189,14 +237,23 @@ pub(super) fn check(
     source: Source,
     judge: impl Fn(&Case<'_>) -> Judged,
 ) -> Result<(CaseReport, Counts), InputError> {
+    let path = source.path;
     match source.kind {
         Kind::Error(error) => return Err(error),
+        Kind::Stdin => return check_bytes(path, &stdin()?, judge),
         Kind::Golden(manifest, entry) => manifest.verify_file(&entry.file())?,
         Kind::File => {}
     }
-    let path = source.path;
     let bytes = MappedFile::open(&path)?;
-    let checked = panics::catch(|| judge(&Case::parse(&bytes)?));
+    check_bytes(path, &bytes, judge)
+}
+
+fn check_bytes(
+    path: PathBuf,
+    bytes: &[u8],
+    judge: impl Fn(&Case<'_>) -> Judged,
+) -> Result<(CaseReport, Counts), InputError> {
+    let checked = panics::catch(|| judge(&Case::parse(bytes)?));
     checked.map_err(|error| match error {
         BackendError::Accel(source) => InputError::Device { path, source },
         BackendError::Case(source) => InputError::Case { path, source },
@@ -231,6 +288,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [source] = find(&[folder.path().to_owned()]).try_into().ok().unwrap();
         assert!(matches!(check(source, unread), Err(InputError::EmptyFolder { .. })));
+    }
+
+    #[test]
+    fn standard_input_is_bounded_and_read_once() {
+        assert_eq!(read_bounded(&[7; 8][..], 8).unwrap(), [7; 8]);
+        let error = read_bounded(&[7; 9][..], 8).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "standard input: found more than 8 bytes, expected a case of at most that"
+        );
+        // An endless pipe ends at the limit.
+        assert!(matches!(read_bounded(io::repeat(7), 8), Err(InputError::Stdin { .. })));
+        let found = find(&["-", "./-", "-"].map(PathBuf::from));
+        let kinds: Vec<_> = found.iter().map(|s| &s.kind).collect();
+        assert!(matches!(
+            kinds[..],
+            [Kind::Stdin, Kind::File, Kind::Error(InputError::Stdin { .. })]
+        ));
     }
 
     #[cfg(unix)]

@@ -2,8 +2,6 @@
 //! and a ring around the first mismatch. The SVG holds only numbers and fixed words, so nothing
 //! needs escaping.
 
-use std::fmt::Write as _;
-
 use marlinspike::check::Grid;
 
 use super::svg::Svg;
@@ -59,14 +57,14 @@ impl Axis {
         position * self.pixels() as f64 / self.len as f64
     }
 
-    /// Positions and indices of the ticks: every index if there are at most ten, else multiples of
-    /// a power of two.
+    /// Positions between 0 and `len` and indices of the ticks: every index if there are at most ten,
+    /// else multiples of a power of two.
     fn ticks(&self) -> Vec<(f64, usize)> {
         if self.len <= 10 {
-            return (0..self.len).map(|i| (self.at(i as f64 + 0.5), i)).collect();
+            return (0..self.len).map(|i| (i as f64 + 0.5, i)).collect();
         }
         let step = self.len.div_ceil(6).next_power_of_two();
-        (0..=self.len).step_by(step).map(|i| (self.at(i as f64), i)).collect()
+        (0..=self.len).step_by(step).map(|i| (i as f64, i)).collect()
     }
 
     /// The distance between drawn lines: a multiple of `every` that leaves room between them.
@@ -109,44 +107,36 @@ impl Drawing<'_> {
     /// The `<svg>` element.
     pub(super) fn render(&self) -> String {
         let [y, x] = &self.axes();
-        let (w, h) = (x.pixels() as f64, y.pixels() as f64);
-        let mut out = Svg::new(LEFT, w.max(64.0), h.max(40.0), &self.label);
-        out.rect("plot", w, h);
+        let mut out = Svg::new(LEFT, (x.pixels() as f64).max(64.0), y.pixels() as f64, &self.label);
+        out.rect("plot");
         let cells = self.grid.counts.chunks(self.grid.cell_cols.max(1));
         let levels = cells.enumerate().map(|(r, row)| {
             let values = |c| (y.covered(r) * x.covered(c)) as f64 * self.density;
             row.iter().enumerate().map(|(c, &count)| level(count, values(c))).collect()
         });
-        out.cells("l", [x.px, y.px], levels);
+        out.cells("l", [y.cells, x.cells], levels);
         let steps = self.line_steps();
-        let mut lines = String::new();
-        // Writing to a string cannot fail.
         for p in steps[0].iter().flat_map(|&s| (s..y.len).step_by(s)) {
-            let _ = write!(lines, "M0 {:.1}h{w}", y.at(p as f64));
+            out.line_y(y.at(p as f64));
         }
         for p in steps[1].iter().flat_map(|&s| (s..x.len).step_by(s)) {
-            let _ = write!(lines, "M{:.1} 0v{h}", x.at(p as f64));
+            out.line_x(p as f64 / x.len as f64);
         }
-        if !lines.is_empty() {
-            out.push(format_args!("<path class=\"lines\" d=\"{lines}\"/>"));
-        }
-        out.rect("frame", w, h);
-        for (at, name) in x.ticks() {
-            out.tick_x(at, h, name);
-        }
+        out.rect("frame");
+        out.ticks_x(x.ticks().into_iter().map(|(at, name)| (at / x.len as f64, name)));
         for (at, name) in y.ticks() {
-            out.tick_y(at, name);
+            out.tick_y(y.at(at), name);
         }
-        out.name_x(w, h, self.cols);
+        out.name_x(self.cols);
         out.push(format_args!(
             "<text transform=\"translate(-48 {}) rotate(-90)\" class=\"x axis\">{}</text>",
-            (h / 2.0).floor(),
+            y.pixels() / 2,
             self.rows
         ));
         if let Some((row, col)) = self.mark.filter(|&(r, c)| r < y.len && c < x.len) {
             // The ring surrounds the cell that counts the mismatch.
-            let centre = |a: &Axis, p: usize| ((p * a.cells / a.len) as f64 + 0.5) * a.px;
-            out.ring([centre(x, col), centre(y, row)], [x.px, y.px]);
+            let centre = |a: &Axis, p: usize| (p * a.cells / a.len) as f64 + 0.5;
+            out.ring(centre(x, col) / x.cells as f64, centre(y, row) * y.px, [x.px, y.px]);
         }
         out.finish()
     }
@@ -206,9 +196,9 @@ mod tests {
         };
         let svg = drawing.render();
         // One run of three cells, in row 1 from column 1 on; every value wrong.
-        assert!(svg.contains("<g transform=\"scale(24 24)\""));
+        assert!(svg.contains("viewBox=\"0 0 4 3\"") && svg.contains("max-width:176px"));
         assert!(svg.contains("<path class=\"l4\" d=\"M1 1h3v1h-3z\"/>"));
-        assert!(svg.contains("class=\"mark\" cx=\"36.0\" cy=\"36.0\""));
+        assert!(svg.contains("class=\"mark\" cx=\"37.500%\" cy=\"36.0\""));
         assert_eq!(drawing.line_steps(), [Some(1), Some(2)]);
     }
 }

@@ -12,6 +12,7 @@ mod html;
 mod input;
 mod json;
 mod mismatch_map;
+mod only;
 mod paragraph;
 mod shown;
 mod summary;
@@ -66,6 +67,8 @@ Examples:
       the repository's golden cases, their hashes verified first
   marlinspike check mine.safetensors more/
       a file, and every *.safetensors below a folder
+  python3 make_case.py | marlinspike check -
+      one case from standard input
   marlinspike check --only '*marlin*' more/
       packed weights and scales only
   marlinspike check --class marlin-hopper mine.safetensors
@@ -89,6 +92,8 @@ Exit codes:
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// Case files, or folders whose *.safetensors files are cases [default: the golden cases]
+    ///
+    /// `-` reads one case from standard input.
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
 
@@ -143,15 +148,15 @@ struct Checked {
     /// Short name: the path without the folders and extension that all paths share.
     label: String,
     result: Result<CaseReport, InputError>,
-    /// Number of outputs that `--only` excludes; the case is skipped if it excludes all.
-    left_out: usize,
+    /// Names of the outputs that `--only` excludes; the case is skipped if it excludes all.
+    left_out: Vec<String>,
     /// The fault that the golden manifest records for this case.
     known_fault: Option<String>,
 }
 
 impl Checked {
     fn skipped(&self) -> bool {
-        self.left_out > 0 && self.result.as_ref().is_ok_and(|r| r.outputs.is_empty())
+        !self.left_out.is_empty() && self.result.as_ref().is_ok_and(|r| r.outputs.is_empty())
     }
 
     /// The known fault, if it explains every failed output completely and no output is unchecked.
@@ -205,13 +210,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     }
     device::without_compiler(&checked)?;
     if !args.only.is_empty() && !checked.is_empty() && checked.iter().all(Checked::skipped) {
-        let patterns: Vec<_> = args.only.iter().map(|p| format!("`{p}`")).collect();
-        let cases = if checked.len() == 1 { "case" } else { "cases" };
-        let message =
-            format!("no output of {} {cases} matches {}", checked.len(), patterns.join(", "));
-        let help =
-            "patterns match whole names without `out.`, as `marlinspike check -v` shows them";
-        return Err(Explained::new(message, help).into());
+        return Err(only::no_match(&args.only, &checked).into());
     }
     let summary = Summary::of(&checked);
     let device = device.map(|device| device::Tally::new(&device, counts, &checked));
@@ -263,32 +262,17 @@ fn check_all(
                 Err(error) => (Err(error), Counts::new()),
             };
             bar.inc(1);
-            let mut checked = Checked { path, label, result, left_out: 0, known_fault };
+            let mut checked = Checked { path, label, result, left_out: Vec::new(), known_fault };
             if !only.is_empty()
                 && let Ok(report) = &mut checked.result
             {
-                checked.left_out = select(report, only);
+                checked.left_out = only::select(report, only);
             }
             (checked, counts)
         })
         .collect();
     bar.finish_and_clear();
     checked
-}
-
-/// Removes outputs that do not match, updates the case's verdict, and returns the number removed.
-fn select(report: &mut CaseReport, only: &[glob::Pattern]) -> usize {
-    let before = report.outputs.len();
-    report.outputs.retain(|o| only.iter().any(|p| p.matches(&o.name)));
-    let any = |v| report.outputs.iter().any(|o| o.verdict == v);
-    report.verdict = if any(Verdict::Fail) {
-        Verdict::Fail
-    } else if report.outputs.is_empty() || any(Verdict::Unchecked) {
-        Verdict::Unchecked
-    } else {
-        Verdict::Pass
-    };
-    before - report.outputs.len()
 }
 
 #[cfg(test)]

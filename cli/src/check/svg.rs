@@ -1,4 +1,7 @@
 //! A builder for the inline SVGs of the report.
+//!
+//! A plot is as wide as the page allows, up to its own width. Horizontal positions are shares of that
+//! width, so text keeps its size in pixels on a narrow page; only cells and lines are stretched.
 
 use std::fmt::{self, Write as _};
 
@@ -6,20 +9,28 @@ use std::fmt::{self, Write as _};
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
+/// Width that a plot keeps on a narrow page, without its labels; below it the page scrolls.
+const NARROWEST: f64 = 160.0;
 
 /// An inline SVG under construction. The origin is the plot's upper left corner.
 pub(super) struct Svg {
     text: String,
+    h: f64,
 }
 
 impl Svg {
-    /// Starts a plot of `w` by `h` pixels with a left margin of `left` pixels.
+    /// Starts a plot of at most `w` by `h` pixels with a left margin of `left` pixels.
     pub(super) fn new(left: usize, w: f64, h: f64, label: &str) -> Self {
-        let (full_w, full_h) = (left as f64 + w + RIGHT, TOP + h + BOTTOM);
-        let mut svg = Self { text: String::new() };
+        let mut svg = Self { text: String::new(), h };
+        let sides = left as f64 + RIGHT;
+        // The padding holds the labels: inside it, percentages are of the plot's width alone.
         svg.push(format_args!(
-            "<svg role=\"img\" aria-label=\"{label}\" width=\"{full_w}\" height=\"{full_h}\" \
-             viewBox=\"0 0 {full_w} {full_h}\"><g transform=\"translate({left} {TOP})\">"
+            "<svg role=\"img\" aria-label=\"{label}\" \
+             style=\"padding:{TOP}px {RIGHT}px {BOTTOM}px {left}px;height:{}px;max-width:{}px;\
+             min-width:{}px\">",
+            TOP + h + BOTTOM,
+            sides + w,
+            sides + w.min(NARROWEST),
         ));
         svg
     }
@@ -30,20 +41,21 @@ impl Svg {
     }
 
     /// A rectangle that covers the plot.
-    pub(super) fn rect(&mut self, class: &str, w: f64, h: f64) {
-        self.push(format_args!("<rect class=\"{class}\" width=\"{w}\" height=\"{h}\"/>"));
+    pub(super) fn rect(&mut self, class: &str) {
+        let h = self.h;
+        self.push(format_args!("<rect class=\"{class}\" width=\"100%\" height=\"{h}\"/>"));
     }
 
-    /// Draws rows of cells of `scale` pixels. All cells of a level form one path, whose class is
+    /// Draws rows of cells that fill the plot. All cells of a level form one path, whose class is
     /// `prefix` followed by the level; cells without a level are not drawn.
     pub(super) fn cells<'r>(
         &mut self,
         prefix: &str,
-        scale: [f64; 2],
-        rows: impl Iterator<Item = Vec<Option<usize>>> + 'r,
+        [rows, cols]: [usize; 2],
+        levels: impl Iterator<Item = Vec<Option<usize>>> + 'r,
     ) {
         let mut paths: Vec<String> = Vec::new();
-        for (r, row) in rows.enumerate() {
+        for (r, row) in levels.enumerate() {
             let mut start = 0;
             for run in row.chunk_by(|a, b| a == b) {
                 let len = run.len();
@@ -55,21 +67,48 @@ impl Svg {
                 start += len;
             }
         }
-        let [px, py] = scale;
+        let h = self.h;
         self.push(format_args!(
-            "<g transform=\"scale({px} {py})\" shape-rendering=\"crispEdges\">"
+            "<svg width=\"100%\" height=\"{h}\" viewBox=\"0 0 {cols} {rows}\" \
+             preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\">"
         ));
         for (level, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
             self.push(format_args!("<path class=\"{prefix}{level}\" d=\"{path}\"/>"));
         }
-        self.push(format_args!("</g>"));
+        self.push(format_args!("</svg>"));
     }
 
-    /// A tick with a label below a plot of height `h`.
-    pub(super) fn tick_x(&mut self, x: f64, h: f64, name: impl fmt::Display) {
-        self.push(format_args!("<path class=\"tick\" d=\"M{x:.1} {h}v4\"/>"));
-        let y = h + 16.0;
-        self.push(format_args!("<text x=\"{x:.1}\" y=\"{y}\" class=\"x\">{name}</text>"));
+    /// A filled part of the width, at least `least` pixels wide.
+    pub(super) fn band(&mut self, class: &str, [from, to]: [f64; 2], least: f64) {
+        let (h, x, width) = (self.h, 100.0 * from, 100.0 * (to - from));
+        self.push(format_args!(
+            "<rect class=\"{class}\" x=\"{x:.3}%\" style=\"width:max({width:.3}%,{least}px)\" \
+             height=\"{h}\"/>"
+        ));
+    }
+
+    /// A line across the plot at a share of its width.
+    pub(super) fn line_x(&mut self, at: f64) {
+        let (h, x) = (self.h, 100.0 * at);
+        self.push(format_args!("<line class=\"lines\" x1=\"{x:.3}%\" x2=\"{x:.3}%\" y2=\"{h}\"/>"));
+    }
+
+    /// A line across the plot at `y` pixels.
+    pub(super) fn line_y(&mut self, y: f64) {
+        self.push(format_args!("<line class=\"lines\" x2=\"100%\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));
+    }
+
+    /// The ticks below the plot with their labels, each at a share of its width. A narrow page shows
+    /// every other tick.
+    pub(super) fn ticks_x(&mut self, ticks: impl Iterator<Item = (f64, usize)>) {
+        for (i, (at, name)) in ticks.enumerate() {
+            let class = if i % 2 == 1 { " class=\"odd\"" } else { "" };
+            let (h, x, y) = (self.h, 100.0 * at, self.h + 16.0);
+            self.push(format_args!(
+                "<svg x=\"{x:.3}%\" overflow=\"visible\"{class}><path class=\"tick\" d=\"M0 {h}v4\"/>\
+                 <text y=\"{y}\" class=\"x\">{name}</text></svg>"
+            ));
+        }
     }
 
     /// A tick with a label left of a plot.
@@ -80,24 +119,51 @@ impl Svg {
     }
 
     /// The label of the horizontal axis.
-    pub(super) fn name_x(&mut self, w: f64, h: f64, name: &str) {
-        let (x, y) = ((w / 2.0).floor(), h + 33.0);
-        self.push(format_args!("<text x=\"{x}\" y=\"{y}\" class=\"x axis\">{name}</text>"));
+    pub(super) fn name_x(&mut self, name: &str) {
+        let y = self.h + 33.0;
+        self.push(format_args!("<text x=\"50%\" y=\"{y}\" class=\"x axis\">{name}</text>"));
     }
 
-    /// Draws a ring around a cell of `scale` pixels with its centre at `(x, y)`.
-    pub(super) fn ring(&mut self, [x, y]: [f64; 2], [px, py]: [f64; 2]) {
-        let radius = (px.hypot(py) / 2.0 + 3.0).max(6.0);
+    /// Draws a ring around a cell of `px` by `py` pixels. Its centre is at a share of the width and
+    /// at `y` pixels.
+    pub(super) fn ring(&mut self, at: f64, y: f64, [px, py]: [f64; 2]) {
+        let (x, radius) = (100.0 * at, (px.hypot(py) / 2.0 + 3.0).max(6.0));
         for class in ["halo", "mark"] {
             self.push(format_args!(
-                "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius:.1}\"/>"
+                "<circle class=\"{class}\" cx=\"{x:.3}%\" cy=\"{y:.1}\" r=\"{radius:.1}\"/>"
             ));
         }
     }
 
     /// The complete `<svg>` element.
     pub(super) fn finish(mut self) -> String {
-        self.text.push_str("</g></svg>");
+        self.text.push_str("</svg>");
         self.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a page of 400 pixels the plot shrinks and its text does not: no text is inside an element
+    /// that scales its contents.
+    #[test]
+    fn text_is_not_scaled_with_the_plot() {
+        let mut svg = Svg::new(62, 448.0, 320.0, "test");
+        svg.cells("l", [2, 3], vec![vec![Some(0); 3]; 2].into_iter());
+        svg.ticks_x([(0.0, 0), (0.5, 4096)].into_iter());
+        svg.tick_y(10.0, "row 0");
+        svg.name_x("n");
+        let text = svg.finish();
+        assert!(text.contains("max-width:528px;min-width:240px"), "{text}");
+        // Inside a viewBox are only paths.
+        let mut scaled = text.split("viewBox").skip(1);
+        let cells = scaled.next().and_then(|part| part.split("</svg>").next()).expect("cells");
+        assert!(cells.contains("<path") && !cells.contains("<text"), "{cells}");
+        assert_eq!((scaled.next(), text.contains("transform=\"scale")), (None, false));
+        assert_eq!(text.matches("<text").count(), 4);
+        assert_eq!(text.matches("class=\"odd\"").count(), 1);
+        assert_eq!(text.matches("<svg").count(), text.matches("</svg>").count());
     }
 }

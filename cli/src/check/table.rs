@@ -1,6 +1,6 @@
 //! The text report: a block per case with a row per output, then the summary.
 
-use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use marlinspike::check::{OutputReport, Verdict};
 use textwrap::core::display_width;
 
@@ -132,24 +132,11 @@ fn table_lines(outputs: &[&OutputReport], view: &View) -> Vec<String> {
     // No borders and no wrapping: each row is one line, so that details fit between rows.
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Disabled);
-    if view.paint.on {
-        table.enforce_styling()
-    } else {
-        table.force_no_tty()
-    };
-    table.set_header(HEADER.map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
+    table.set_header(HEADER);
     let cells: Vec<[String; 5]> = outputs.iter().map(|o| numbers(o)).collect();
     let name = name_width(outputs, &cells, view.width);
     for (o, cells) in outputs.iter().zip(cells) {
-        let mut row = vec![Cell::new(cut(&printable(&o.name), name))];
-        row.extend(cells[..4].iter().map(Cell::new));
-        let verdict = Cell::new(&cells[4]);
-        row.push(match o.verdict {
-            Verdict::Pass => verdict.fg(Color::Green),
-            Verdict::Fail => verdict.fg(Color::Red).add_attribute(Attribute::Bold),
-            Verdict::Unchecked => verdict.fg(Color::Yellow),
-        });
-        table.add_row(row);
+        table.add_row([cut(&printable(&o.name), name)].into_iter().chain(cells));
     }
     for (i, column) in table.column_iter_mut().enumerate() {
         let gap = if i + 1 < HEADER.len() { GAP } else { 0 };
@@ -158,7 +145,23 @@ fn table_lines(outputs: &[&OutputReport], view: &View) -> Vec<String> {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    table.lines().map(|line| line.trim_end().to_owned()).collect()
+    let mut lines = table.lines();
+    let header = lines.next().map(|line| view.paint.strong(line.trim_end()));
+    let rows = outputs.iter().zip(lines).map(|(o, line)| painted(o, line.trim_end(), view));
+    header.into_iter().chain(rows).collect()
+}
+
+/// A row whose last cell, the verdict, has its colour.
+fn painted(o: &OutputReport, row: &str, view: &View) -> String {
+    let paint = view.paint;
+    let verdict = text::verdict(o.verdict);
+    let Some(before) = row.strip_suffix(verdict) else { return row.to_owned() };
+    let verdict = match o.verdict {
+        Verdict::Pass => paint.good(verdict),
+        Verdict::Fail => paint.bad(verdict),
+        Verdict::Unchecked => paint.odd(verdict),
+    };
+    format!("{before}{verdict}")
 }
 
 /// The cells after the name.
@@ -207,6 +210,20 @@ mod tests {
     fn long_names_are_cut() {
         assert_eq!(cut("marlin_qweight", 14), "marlin_qweight");
         assert_eq!(cut("marlin_qweight", 8), "marlin_…");
+    }
+
+    #[test]
+    fn a_verdict_alone_has_its_colour() {
+        let output = OutputReport::unchecked("y", 8, "");
+        let mut view =
+            View { paint: Paint { on: false }, width: 80, verbose: false, has_report: false };
+        let plain = table_lines(&[&output], &view);
+        assert!(plain[1].ends_with("not checked"), "{plain:?}");
+        view.paint.on = true;
+        let coloured = table_lines(&[&output], &view);
+        assert_eq!(coloured[0], view.paint.strong(&plain[0]));
+        let before = plain[1].strip_suffix("not checked").unwrap();
+        assert_eq!(coloured[1], format!("{before}{}", view.paint.odd("not checked")));
     }
 
     #[test]

@@ -4,31 +4,17 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::layouts::marlin::InputDtype;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike_model::convert::parallel::Ranks;
 use marlinspike_model::convert::settings::{Format, Options};
 use marlinspike_model::model::ModelError;
 
-use super::preparation::{self, PreparationArgs};
+use super::choices::ChoiceArgs;
+use super::preparation::PreparationArgs;
 use crate::args;
 
-pub(super) const DETAILS: &str = "\
-Example: marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
-
-Names of the converted tensors (experts have a leading dimension E):
-  GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
-  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
-    integers           g_idx_sort_indices, bias
-  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
-  MXFP8, MXFP4         weight, weight_scale, bias
-  NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
-  int8 activations     also input_global_scale
-  --to flashinfer      experts' weight_packed or weight, weight_scale, of NVFP4 weight_scale_2 and
-                       input_scale
-  --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
-                       biases inside)
+const LAYERS: &str = "\
 A dense layer has <module>.<name>; experts <...experts>.w13_<name> and w2_<name>, gate before up
 (gpt-oss keeps its rows of gate and up alternating, as its activation reads them).
 
@@ -37,22 +23,9 @@ Tensor parallelism, by the module's name:
   K is cut       o_proj down_proj w2 out_proj fc2
   not cut        every other module, and every tensor that is not quantized
 A row-parallel rank keeps the whole bias, which only rank 0 may add; with act-order it keeps all
-scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts only dense layers.
+scales. With --ep-size above 1 each rank gets whole experts, and --tp-size cuts only dense layers.";
 
-Examples:
-  marlinspike convert ./Qwen3-30B-A3B-GPTQ ./out --to marlin
-  marlinspike convert model out --to marlin --tp-size 2 --tp-rank 1
-  marlinspike convert model out --to marlin --input-dtype int8
-  marlinspike convert model out --to kleidiai
-  marlinspike convert model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported
-
---to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
-W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Each file describes its layers in its
-metadata, so `marlinspike run` needs only the file.
-
---to flashinfer takes NVFP4 experts and compressed-tensors W4A16 experts in groups of 32 (mxint4).
---skip-unsupported copies the rest of the model unchanged.
-
+const WORK: &str = "\
 Experts are prepared as upstream prepares them. FP8 experts with one scale per tensor are
 requantized to the larger scale of w1 and w3 (--requantize). NVFP4 experts take the global scale of
 w1 (--w13-scale). The sizes of gpt-oss are rounded up to multiples of 256 and 128 (--no-padding).
@@ -68,6 +41,24 @@ Exit codes:
      SHA-256; with --verify: every file has the SHA-256 of the manifest
   1  --verify: files are damaged, missing or not in the manifest; each is named
   2  bad input or usage, or modules that the format does not support";
+
+/// The long help: common parts, and what each format says of itself.
+fn details() -> String {
+    let formats = || Format::ALL.iter().map(|format| format.descriptor());
+    let tensors: Vec<_> = formats().map(|d| d.tensors).collect();
+    let examples = formats().flat_map(|d| d.examples);
+    let examples: Vec<_> = examples.map(|e| format!("  marlinspike convert {e}")).collect();
+    let takes: Vec<_> = formats().map(|d| d.takes).filter(|takes| !takes.is_empty()).collect();
+    format!(
+        "Example: marlinspike convert {}\n\n\
+         Names of the converted tensors (experts have a leading dimension E):\n{}\n{LAYERS}\n\n\
+         Examples:\n{}\n\n{}\n\n{WORK}",
+        formats().flat_map(|d| d.examples).next().unwrap_or(&""),
+        tensors.join("\n"),
+        examples.join("\n"),
+        takes.join("\n\n"),
+    )
+}
 
 /// The model's 16-bit type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -95,11 +86,9 @@ pub enum InputArg {
 
 /// A parser of format names.
 fn formats() -> impl TypedValueParser<Value = Format> {
-    let value = |f: &Format| PossibleValue::new(f.name()).help(f.about());
-    PossibleValuesParser::new(Format::ALL.iter().map(value)).map(|name| {
-        let found = Format::ALL.into_iter().find(|f| f.name() == name);
-        found.unwrap_or(Format::Marlin)
-    })
+    let value = |f: &Format| PossibleValue::new(f.name()).help(f.descriptor().about);
+    let found = |name: String| Format::from_name(&name).ok_or("no format has this name");
+    PossibleValuesParser::new(Format::ALL.iter().map(value)).try_map(found)
 }
 
 /// Options of the formats.
@@ -120,12 +109,9 @@ pub struct FormatArgs {
     /// kleidiai: routing rule as JSON, instead of the model family's (see `run --help`).
     #[arg(long, value_name = "FILE")]
     pub routing: Option<PathBuf>,
-    /// flashinfer: upstream's name of the kernel that NVFP4 experts are packed for.
-    #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = preparation::backend, value_name = "NAME")]
-    pub nvfp4_backend: Nvfp4Backend,
-    /// kleidiai: columns of a block, 4 or 8 [default: 8, as PyTorch packs].
-    #[arg(long, value_name = "N", value_parser = clap::builder::PossibleValuesParser::new(["4", "8"]))]
-    pub nr: Option<String>,
+    /// The options of single formats.
+    #[command(flatten)]
+    pub choices: ChoiceArgs,
 }
 
 /// The rank whose part of the model is converted.
@@ -147,7 +133,7 @@ pub struct RankArgs {
 
 /// Convert a checkpoint into kernel format.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_long_help = DETAILS)]
+#[command(after_long_help = details())]
 pub struct Args {
     /// Folder with config.json and safetensors files.
     #[arg(required_unless_present = "verify")]
@@ -193,21 +179,7 @@ impl Args {
     /// # Errors
     /// Returns an error for an option that the format does not have.
     pub(super) fn options(&self, to: Format) -> Result<Options, ModelError> {
-        let FormatArgs { nr, nvfp4_backend, .. } = &self.format;
-        let mut options = Options::new(match to {
-            Format::Kleidi { .. } => {
-                Format::Kleidi { nr: if nr.as_deref() == Some("4") { 4 } else { 8 } }
-            }
-            _ if nr.is_some() => {
-                return Err(ModelError::module(
-                    "--nr",
-                    "found --nr with another format, expected \
-                    --to kleidiai",
-                ));
-            }
-            Format::Flashinfer { .. } => Format::Flashinfer { backend: *nvfp4_backend },
-            other => other,
-        });
+        let mut options = Options::new(self.format.choices.apply(to)?);
         options.dtype = match self.format.dtype {
             DtypeArg::Auto => None,
             DtypeArg::Float16 => Some(ScalarType::FLOAT16),

@@ -2,6 +2,7 @@
 //! it.
 
 mod args;
+mod choices;
 pub mod preparation;
 mod progress;
 mod verify;

@@ -1,7 +1,6 @@
 //! Options that `convert` and `run` share: how experts' numbers are prepared.
 
 use marlinspike::formats::nvfp4::W13Scale;
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::prepare::requantize::Requantize;
 use marlinspike_model::load::preparation::Preparation;
 
@@ -62,13 +61,4 @@ impl PreparationArgs {
         };
         Preparation { requantize: self.requantize.rule(), w13_scale, padding }
     }
-}
-
-/// Parses upstream's name of a backend.
-pub(crate) fn backend(name: &str) -> Result<Nvfp4Backend, String> {
-    let found = Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
-    found.map(|(_, backend)| *backend).ok_or_else(|| {
-        let names: Vec<_> = Nvfp4Backend::NAMED.iter().map(|(n, _)| *n).collect();
-        format!("found {name:?}, expected one of {}", names.join(", "))
-    })
 }

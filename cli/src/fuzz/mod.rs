@@ -25,27 +25,29 @@ const ABOUT: &str = "\
 Runs a kernel on generated cases, checks its outputs, and shrinks each distinct failure to a small \
 case that is kept in a file.
 
+Example: marlinspike fuzz --op linear --cmd ./kernel
+
 --cmd PROGRAM reads a case file with inputs and writes a safetensors file with its outputs: \
 `PROGRAM INPUT OUTPUT`. Exit code 77 leaves out a configuration that the kernel does not support. \
 With --persistent, one process answers many cases: it reads a line `INPUT<tab>OUTPUT` and prints `ok`, \
 `skip REASON` or `error REASON`. --lib LIBRARY calls a C function (marlinspike_kernel.h) in a process of \
 its own, between guard pages.
 
-The input file holds `in.*`; the config as JSON under the metadata key `config`; the outputs that are \
-asked for, with type and shape, under `outputs`; and as `ref.*` the reference's packed weights, so that \
-a kernel may take Marlin's layout without packing it.
+The input file holds the inputs (`in.*`), the config (JSON under the metadata key `config`), the wanted \
+outputs with their types and shapes (metadata key `outputs`), and the reference's packed weights (`ref.*`), \
+so that a kernel can read Marlin's layout without packing it.
 
-A crash, a hang, an unwritten byte and a write outside of a tensor are findings, too. The run goes on \
-after each. Kept cases run first the next time.";
+A crash, a hang, an unwritten byte and a write outside of a tensor are findings, too; the run continues \
+after each. The next run starts with the kept cases.";
 
 const EXAMPLES: &str = "\
 Examples:
   marlinspike fuzz --op linear --cmd ./kernel --where weight_type=uint4b8,dtype=bfloat16
   marlinspike fuzz --op linear --cmd 'python3 kernel.py' --persistent --time 600
   marlinspike fuzz --op moe --lib ./libkernel.so --seed 0x2a --case 17
-      one case again
+      repeats one case
   marlinspike vectors --op linear --list
-      the configurations; their keys are those of --where
+      lists the configurations, whose keys --where takes
 
 Exit codes:
   0  at least one case was judged, and all judged cases passed
@@ -68,7 +70,7 @@ pub struct Args {
     #[arg(long, value_name = "LIBRARY")]
     lib: Option<PathBuf>,
 
-    /// The program answers many cases, line by line
+    /// Start the program once and send it one line for each case
     #[arg(long, requires = "cmd")]
     persistent: bool,
 
@@ -76,7 +78,7 @@ pub struct Args {
     #[arg(long = "where", value_name = "FILTER", default_value = "")]
     filter: String,
 
-    /// A config key that every case gets: --set schedule=canonical (the value is JSON or text)
+    /// Set a config key in every case: --set schedule=canonical (the value is JSON or text)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 

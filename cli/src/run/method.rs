@@ -1,11 +1,10 @@
 //! Options of layers outside the int4 path.
 
 use marlinspike::formats::mxfp8;
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
-use marlinspike_model::run::options::{Activations, MethodOptions};
+use marlinspike_model::run::options::{Activations, MethodOptions, Nvfp4Backend};
 
-use crate::convert::preparation::{PreparationArgs, backend};
+use crate::convert::preparation::PreparationArgs;
 
 /// Order and precision in which products are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -55,7 +54,7 @@ pub struct MethodArgs {
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     pub activations: ActivationsArg,
     /// NVFP4: upstream's name of the kernel whose rule gives the global scales of the activations.
-    #[arg(long, default_value = "FLASHINFER_TRTLLM", value_parser = backend, value_name = "NAME")]
+    #[arg(long, default_value = Nvfp4Backend::NAMES[0], value_parser = backend, value_name = "NAME")]
     pub nvfp4_backend: Nvfp4Backend,
     /// How experts are prepared.
     #[command(flatten)]
@@ -83,4 +82,13 @@ impl MethodArgs {
             preparation: self.preparation.preparation(false),
         }
     }
+}
+
+/// Parses upstream's name of a backend.
+fn backend(name: &str) -> Result<Nvfp4Backend, String> {
+    let found = Nvfp4Backend::NAMED.iter().find(|(n, _)| *n == name);
+    found.map(|(_, backend)| *backend).ok_or_else(|| {
+        let names: Vec<_> = Nvfp4Backend::NAMED.iter().map(|(n, _)| *n).collect();
+        format!("found {name:?}, expected one of {}", names.join(", "))
+    })
 }

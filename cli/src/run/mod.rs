@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::write_container;
 use marlinspike::num::scalar::ScalarType;
+use marlinspike_model::convert::target::int4;
 use marlinspike_model::run::error::RunError;
 use marlinspike_model::run::options::{Options, Source};
 use marlinspike_model::run::output::Output;
@@ -24,15 +25,15 @@ use method::MethodArgs;
 const DETAILS: &str = "\
 Example: marlinspike run ./packed --tokens 512 --check
 
-MODEL is a folder that `marlinspike convert` wrote, one safetensors file that it wrote with
---to kleidiai, or an original checkpoint. Int4 layers run on the int4 path: a checkpoint's layer is
-packed first, a packed layer is mapped and used in place.
+MODEL is a folder that `marlinspike convert` wrote, one safetensors file that it wrote for the int4
+path, or an original checkpoint. Int4 layers run on the int4 path: a checkpoint's layer is packed
+first, a packed layer is mapped and used in place.
 
 FP8, MXFP8, MXFP4 and NVFP4 layers of a checkpoint, linear or experts, run by their quantization
 method: activations are quantized as the config states, experts are prepared as upstream prepares
 them, and --arithmetic determines every bit of the output. --check computes the output again, one
 product after the other. A folder converted for Marlin runs with 16-bit activations, one converted
-for FlashInfer as its files state; the packed bytes of the kernel format are decoded.
+for another GPU kernel as its files state; the packed bytes of the kernel format are decoded.
 
 Activations come from --input, a safetensors file (or a case file: names may begin with `in.`):
   x               [M, H] bfloat16; on the int4 path also float32, elsewhere also float16
@@ -211,9 +212,8 @@ fn explain(error: RunError) -> anyhow::Error {
             "`marlinspike run MODEL --list` lists the layers".to_owned()
         }
         RunError::PackedRouting => {
-            "convert the model with `marlinspike convert --to kleidiai`, or run the \
-             checkpoint"
-                .to_owned()
+            let to = int4::FORMAT.name();
+            format!("convert the model with `marlinspike convert --to {to}`, or run the checkpoint")
         }
         RunError::Fused { .. } => "select a linear layer of this model with --layer".to_owned(),
         RunError::Kernel { known, .. } => format!("this CPU has {}", known.join(", ")),

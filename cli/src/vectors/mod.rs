@@ -31,7 +31,7 @@ Examples:
   marlinspike vectors --op linear --count 1000 --out cases/
       a thousand cases from a random seed, which is printed
   marlinspike vectors --op moe --seed 0x2a --start 17 --count 1 --out cases/
-      one case again
+      writes one case again
   marlinspike vectors --op linear --seed 1 --count 10 --out cases/ && marlinspike check cases/
       write, then check
   marlinspike vectors --op moe --list

@@ -9,9 +9,11 @@
 pub mod budget;
 pub mod config;
 mod copy;
+pub(crate) mod entry;
 pub mod error;
 pub mod execute;
 pub mod folder;
+pub mod format;
 pub mod inputs;
 pub mod io;
 pub mod job;

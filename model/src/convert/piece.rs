@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use marlinspike::layouts::kleidi::PackedRhs;
+use marlinspike::w4a8::packed::PackedRhs;
 use marlinspike::weight::{Table, TableData};
 
 use super::names::Kind;
@@ -14,7 +14,7 @@ pub struct Constants {
     pub scale_factor: Option<f32>,
     /// int8 activations: the largest scale in the model's type.
     pub int8_scale_max: Option<f32>,
-    /// FlashInfer: the multiplier of the quantized activations that all experts share.
+    /// NVFP4: the multiplier of the quantized activations that all experts share.
     pub input_scale: Option<f32>,
 }
 

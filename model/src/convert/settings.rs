@@ -3,12 +3,12 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::layouts::marlin::InputDtype;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::Capability;
 
 use super::error::ConvertError;
+pub use super::format::Format;
 use super::parallel::Ranks;
 use crate::load::preparation::Preparation;
 use crate::model::Model;
@@ -18,23 +18,6 @@ pub const MEMORY: u64 = 1 << 30;
 
 /// Most bytes of an output file unless the caller says otherwise.
 const SHARD_BYTES: u64 = 5_000_000_000;
-
-/// The kernel format that comes out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// Marlin's tiles.
-    Marlin,
-    /// Blocks of `nr` columns of the int4 path.
-    Kleidi {
-        /// Columns of a block: 4 or 8.
-        nr: usize,
-    },
-    /// FlashInfer's and CUTLASS's 4-bit experts.
-    Flashinfer {
-        /// The kernel that NVFP4 is for; integers have one alone.
-        backend: Nvfp4Backend,
-    },
-}
 
 /// What decides the output, besides the model. [`Options::settings`] makes it.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,7 +131,7 @@ impl Options {
     /// # Errors
     /// [`ConvertError::Dtype`], [`ConvertError::Rank`], [`ConvertError::Activations`].
     pub fn settings(&self, model: &Model<'_>) -> Result<Settings, ConvertError> {
-        if self.format != Format::Marlin && self.input != InputDtype::Model {
+        if !self.format.descriptor().model_dtype && self.input != InputDtype::Model {
             return Err(ConvertError::Activations { format: self.format.name() });
         }
         for (name, Ranks { size, rank }) in [("tp_rank", self.tp), ("ep_rank", self.ep)] {
@@ -156,10 +139,11 @@ impl Options {
                 return Err(ConvertError::Rank { name, rank, size });
             }
         }
-        let dtype = match self.format {
-            Format::Marlin => self.dtype.map_or_else(|| dtype(model), Ok)?,
+        let dtype = match (self.format.descriptor().model_dtype, self.dtype) {
+            (true, Some(dtype)) => dtype,
+            (true, None) => dtype(model)?,
             // Its scales and biases have types of their own.
-            Format::Kleidi { .. } | Format::Flashinfer { .. } => ScalarType::BFLOAT16,
+            (false, _) => ScalarType::BFLOAT16,
         };
         let device = match self.input {
             InputDtype::Model | InputDtype::Int8 => Capability::cuda(8, 0),

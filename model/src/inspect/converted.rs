@@ -38,10 +38,10 @@ pub(super) fn inspection(model: &Model<'_>, section: &Value) -> Result<Inspectio
         one(model, (name, value), role, &layout, &mut owned)
     };
     let layers = entries.iter().map(layer).collect::<Result<Vec<_>, _>>()?;
-    let target = Format::ALL.into_iter().find(|f| f.name() == layout);
+    let target = Format::from_name(&layout);
     let verdict = target.map(|format| Verdict {
         target: format.name(),
-        column: format.column(),
+        column: format.descriptor().column,
         reasons: vec![Vec::new(); layers.len()],
     });
     let source = &section["source_quantization_config"]["quant_method"];
@@ -111,7 +111,7 @@ fn one(
         shape: Shape::new(number(value, name, "size_k")?, number(value, name, "size_n")?),
         experts: number(value, name, "experts")?,
         bytes,
-        chosen: Format::ALL.iter().map(|f| f.name()).find(|n| *n == layout),
+        chosen: Format::from_name(layout).map(Format::name),
         reasons: Vec::new(),
     })
 }

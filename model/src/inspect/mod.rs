@@ -14,7 +14,7 @@ use marlinspike::select::{Capability, MoeDesc, Selection};
 
 use crate::convert::config::weight_type;
 use crate::convert::parallel::Ranks;
-use crate::convert::settings::{Format, Settings};
+use crate::convert::settings::Settings;
 use crate::convert::target::marlin;
 use crate::convert::verdict;
 use crate::model::bind::{self, Bound};
@@ -126,7 +126,7 @@ pub fn inspect(dir: &Path, options: &Options) -> Result<Inspection, ModelError> 
     }
     let groups = Layers::group(&model)?;
     let tp = Ranks { size: options.tp_size, rank: 0 };
-    let settings = Settings { tp, device: options.device, ..Settings::new(Format::Marlin) };
+    let settings = Settings { tp, device: options.device, ..Settings::new(marlin::FORMAT) };
     let stacks = groups.stacks.iter().map(|s| layer(&model, s, &settings));
     let layers = stacks.collect::<Result<Vec<_>, ModelError>>()?;
     let verdicts = verdicts::all(&model, &groups, &layers, options);

@@ -2,18 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use marlinspike::num::dims::GroupSize;
-use marlinspike::select::Capability;
+use marlinspike::select::{CUDA_CAPABILITY, CUDA_WEIGHTS, Capability, CudaWeight};
 
 use super::{Layer, Options};
 use crate::convert::parallel::Ranks;
 use crate::convert::plan::{Plan, refused_name};
 use crate::convert::settings::{Format, Settings};
+use crate::convert::target::marlin;
 use crate::model::Model;
 use crate::model::layers::Layers;
-
-/// Least compute capability of this project's CUDA kernels.
-pub const CUDA_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The verdict of one kernel format, or of the CUDA kernels, on every layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,11 +41,11 @@ pub(super) fn all(
         .iter()
         .map(|&format| Verdict {
             target: format.name(),
-            column: format.column(),
-            reasons: match format {
+            column: format.descriptor().column,
+            reasons: match format == marlin::FORMAT {
                 // The kernel selection already considers the device.
-                Format::Marlin => layers.iter().map(|l| l.reasons.clone()).collect(),
-                _ => planned(model, groups, format, options),
+                true => layers.iter().map(|l| l.reasons.clone()).collect(),
+                false => planned(model, groups, format, options),
             },
         })
         .collect();
@@ -86,23 +83,16 @@ fn cuda(layer: &Layer, device: Capability) -> Result<(), String> {
     if layer.chosen.is_none() {
         return Err("Marlin's format, which these kernels read, does not take it".to_owned());
     }
-    let multiple_of_64 = |g: usize| g.is_multiple_of(64);
-    let (fits, expected) = match (layer.weight_type.as_str(), layer.group_size) {
-        ("uint4b8" | "uint8b128", _) if layer.act_order => (true, ""),
-        ("uint4b8" | "uint8b128" | "uint4", GroupSize::Of(g)) => {
-            (g == 32 || multiple_of_64(g), "groups of 32, of a multiple of 64, or of all k")
-        }
-        ("float8_e4m3fn", GroupSize::Of(g)) => {
-            (g == 32 || multiple_of_64(g), "groups of a multiple of 64, or of all k")
-        }
-        ("uint4b8" | "uint8b128" | "uint4" | "float8_e4m3fn" | "float4_e2m1f", _) => (true, ""),
-        _ => (false, "uint4b8, uint8b128, uint4, float8_e4m3fn or float4_e2m1f"),
-    };
-    match fits {
-        true => Ok(()),
-        false => {
-            let (ty, group_size) = (&layer.weight_type, layer.group_size);
-            Err(format!("found {ty} in groups of {group_size}, expected {expected}"))
-        }
+    let kinds: Vec<_> = CUDA_WEIGHTS.iter().filter(|w| w.ty.name() == layer.weight_type).collect();
+    let takes =
+        |w: &&CudaWeight| layer.act_order && w.act_order || w.groups.contain(layer.group_size);
+    if kinds.iter().any(takes) {
+        return Ok(());
     }
+    let expected = match kinds.first() {
+        Some(kind) => kind.groups.to_string(),
+        None => "uint4b8, uint8b128, uint4, float8_e4m3fn or float4_e2m1f".to_owned(),
+    };
+    let (ty, group_size) = (&layer.weight_type, layer.group_size);
+    Err(format!("found {ty} in groups of {group_size}, expected {expected}"))
 }

@@ -269,6 +269,38 @@ impl Bound {
         let Some(shape) = shape.filter(fits) else {
             return Err(ModelError::module(name, "the sizes of its weight overflow"));
         };
-        Ok(Self { name, tensors, shape, bytes })
+        let bound = Self { name, tensors, shape, bytes };
+        bound.check_groups(scheme)?;
+        Ok(bound)
+    }
+
+    /// Under act-order a slice of K keeps the scales of the whole matrix, so only the whole matrix
+    /// says how many groups there are.
+    fn check_groups(&self, scheme: &Scheme) -> Result<(), ModelError> {
+        let Scheme::Wna16(w) = scheme else { return Ok(()) };
+        if !act_order(scheme) {
+            return Ok(());
+        }
+        let refused = |message: String| Err(ModelError::module(&self.name, message));
+        let groups = match w.group_size.groups(self.shape.k()) {
+            Ok(groups) => groups,
+            Err(e) => return refused(e.to_string()),
+        };
+        // GPTQ stores [groups, N], compressed-tensors [N, groups].
+        let (dim, form) = match w.checkpoint_format {
+            IntContainer::CtPackQuantized | IntContainer::CtIntQuantized => (1, "[N, groups]"),
+            _ => (0, "[groups, N]"),
+        };
+        for found in [Part::Scale, Part::Zeros].into_iter().filter_map(|part| self.get(part)) {
+            if found.shape.get(dim) != Some(&groups) {
+                let (name, shape) = (&found.name, &found.shape);
+                return refused(format!(
+                    "tensor `{name}`: found shape {shape:?}, expected {form} with {groups} groups, \
+                     {} values of K each",
+                    w.group_size
+                ));
+            }
+        }
+        Ok(())
     }
 }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
-use marlinspike::layouts::kleidi::{PackedRhs, PackedStack, RhsLayout};
 use marlinspike::moe::layer::Routed;
 use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
+use marlinspike::w4a8::packed::{PackedRhs, PackedStack, RhsLayout};
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Values};
 use marlinspike::{Error, Result};
@@ -19,6 +19,7 @@ use crate::convert::error::{ConvertError, Refused};
 use crate::convert::job::packed_stack;
 use crate::convert::plan::Plan;
 use crate::convert::settings::{Format, Settings};
+use crate::convert::target::int4;
 use crate::map::MappedFile;
 use crate::model::layers::{Layers, Role};
 use crate::model::routing::MoeRouting;
@@ -91,7 +92,7 @@ pub struct Loaded<'f> {
 
 /// The int4 path without ranks, for one layer.
 fn settings() -> Settings {
-    Settings::new(Format::Kleidi { nr: 8 })
+    Settings::new(int4::FORMAT)
 }
 
 /// The wanted module, or the first that `is_moe` says yes to, or the first.
@@ -146,10 +147,10 @@ impl Opened {
             }
             Self::Folder(files) => {
                 let model = Model::new(files)?;
-                let packed = model.config.pointer("/marlinspike/layout");
-                match packed.and_then(|v| v.as_str()) {
-                    Some("kleidiai") => model.shards.iter().map(|s| s.container()).collect(),
-                    _ => Ok(Vec::new()),
+                let format = model.config.get("marlinspike").and_then(Format::of_section);
+                match format.is_some_and(|format| format.target().runs_packed()) {
+                    true => model.shards.iter().map(|s| s.container()).collect(),
+                    false => Ok(Vec::new()),
                 }
             }
         }

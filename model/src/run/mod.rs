@@ -44,12 +44,12 @@ pub fn run(model: &Path, options: &Options) -> Result<Run, RunError> {
     let wanted = options.layer.as_deref();
     if let Some(files) = opened.original()? {
         let model = Model::new(files)?;
-        if let Some(section) = packed::section(&model) {
+        if let Some((format, section)) = packed::section(&model) {
             let modules = packed::modules(section);
             let is_moe = |m: &str| packed::is_moe(section, m);
             packed::refuse_copied(section, wanted)?;
             let module = layer::choose(&modules, wanted, is_moe)?;
-            let loaded = pool.install(|| packed::load(&model, section, module))?;
+            let loaded = pool.install(|| packed::load(&model, (format, section), module))?;
             return method::run(options, loaded, true, &pool);
         }
         let layers = Layers::group(&model)?;
@@ -136,7 +136,7 @@ pub fn list(model: &Path, routing: Option<&Path>) -> Result<Vec<String>, RunErro
     let opened = Opened::open(model, routing)?;
     let Some(files) = opened.original()? else { return opened.modules() };
     let model = Model::new(files)?;
-    if let Some(section) = packed::section(&model) {
+    if let Some((_, section)) = packed::section(&model) {
         return Ok(packed::modules(section));
     }
     let mut names = opened.modules()?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use marlinspike::case::ActivationRounding;
 use marlinspike::formats::mx::MxFormat;
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
+pub use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::method::Arithmetic;
 use marlinspike::num::scalar::ScalarType;
 

@@ -8,6 +8,7 @@ use marlinspike::w4a8::stored::MoeDescription;
 use serde_json::Value;
 
 use crate::convert::parallel::Style;
+use crate::convert::settings::Format;
 
 /// The key of a file's `__metadata__` under which `convert` says whose ranks' part it is.
 pub use crate::convert::plan::RANKS_KEY;
@@ -52,7 +53,8 @@ pub fn section_beside(file: &Path) -> Option<Value> {
     }
     let value: Value = serde_json::from_slice(&std::fs::read(&config).ok()?).ok()?;
     let section = value.get("marlinspike")?;
-    (section["layout"].as_str() == Some("kleidiai")).then(|| section.clone())
+    let format = Format::of_section(section)?;
+    format.target().runs_packed().then(|| section.clone())
 }
 
 /// Which part of its layer `module` is: by the file's own metadata, else by the config's section.

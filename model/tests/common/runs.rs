@@ -10,7 +10,8 @@ use marlinspike_model::convert::error::ConvertError;
 use marlinspike_model::convert::execute::{Execution, MEMORY};
 use marlinspike_model::convert::io::Disk;
 use marlinspike_model::convert::parallel::Ranks;
-use marlinspike_model::convert::plan::{Format, Settings};
+use marlinspike_model::convert::plan::Settings;
+use marlinspike_model::convert::target::marlin;
 use marlinspike_model::convert::{Output, Summary, convert_model};
 use marlinspike_model::load::preparation::Preparation;
 use marlinspike_model::model::{Model, ModelFiles};
@@ -20,7 +21,7 @@ pub const EXECUTION: Execution =
 
 pub fn settings() -> Settings {
     Settings {
-        format: Format::Marlin,
+        format: marlin::FORMAT,
         dtype: ScalarType::BFLOAT16,
         input: InputDtype::Model,
         tp: Ranks::ONE,

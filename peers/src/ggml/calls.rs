@@ -13,7 +13,7 @@ use marlinspike_bench::{Contender, Workload};
 
 use super::{BLOCK_BYTES, GROUP, q4_0};
 
-/// `struct peer`, of which C alone knows what it is.
+/// `struct peer`, an opaque C type.
 #[repr(C)]
 struct Peer {
     _private: [u8; 0],
@@ -49,7 +49,7 @@ unsafe extern "C" {
     fn peer_resume(peer: *mut Peer);
 }
 
-/// A workload on repacked weights. Not `Send`: the thread that made it is one of ggml's.
+/// A workload on repacked weights. Not `Send`: the thread that created it is one of ggml's.
 #[derive(Debug)]
 pub struct Ggml {
     peer: NonNull<Peer>,

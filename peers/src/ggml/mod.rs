@@ -14,7 +14,7 @@ pub const GROUP: usize = 32;
 /// Bytes of a block: an f16 scale and 32 codes.
 pub const BLOCK_BYTES: usize = 2 + GROUP / 2;
 
-/// Why there is no ggml here; `None` where there is.
+/// The reason why ggml is missing; `None` if it is available.
 pub fn missing() -> Option<&'static str> {
     if cfg!(ggml) { None } else { Some("not built: set GGML_DIR to ggml's source") }
 }

@@ -1,4 +1,4 @@
-//! Which values of each config key a campaign has tried.
+//! The values of each config key that a campaign has tried.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::filter::{axes, values_by_axis};
 
-/// Keys with more values than this are sizes, of which only the count is told.
+/// Keys with more values than this are sizes; only their number of values is reported.
 const LISTED: usize = 16;
 
 /// How often each value of each config key was judged.
@@ -18,7 +18,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Nothing tried yet of the configurations.
+    /// Coverage of the configurations before any case.
     pub(super) fn of(lattice: &[CaseConfig]) -> Self {
         let mut axes = values_by_axis(lattice);
         axes.values_mut().flat_map(BTreeMap::values_mut).for_each(|count| *count = 0);

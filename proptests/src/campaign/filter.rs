@@ -1,4 +1,4 @@
-//! Which configurations of an operation a campaign draws from.
+//! Selects the configurations that a campaign draws from.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::CampaignError;
 
-/// Demands on config keys: `weight_type=uint4b8|uint8b128,desc_act=true`.
+/// Requirements on config keys: `weight_type=uint4b8|uint8b128,desc_act=true`.
 ///
 /// A configuration passes if every named key has one of the values given for it. Keys of nested
 /// objects are joined with a dot: `tensor_parallel.style=row`. `null` names an absent key.
@@ -40,7 +40,7 @@ impl Filter {
         self.0.iter().all(|(key, values)| values.iter().any(|v| v == value(key)))
     }
 
-    /// Checks that every demand can be met by a configuration of `lattice`.
+    /// Checks that a configuration of `lattice` meets the requirements.
     ///
     /// # Errors
     /// [`CampaignError::Filter`] for an unknown key or a value that no configuration has; the
@@ -70,9 +70,7 @@ impl Filter {
         if lattice.iter().any(|config| self.takes(config)) {
             return Ok(());
         }
-        Err(CampaignError::Filter {
-            problem: "no configuration meets all demands at once".to_owned(),
-        })
+        Err(CampaignError::Filter { problem: "no configuration meets all requirements".to_owned() })
     }
 }
 

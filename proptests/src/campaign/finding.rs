@@ -1,4 +1,4 @@
-//! What a campaign found.
+//! The findings of a campaign.
 
 use marlinspike::case::Case;
 use marlinspike::check::{CaseReport, Diagnosis, OutputReport, Verdict};
@@ -9,11 +9,11 @@ use super::{Campaign, Fault, Trial, axes};
 /// One case on which the kernel is wrong.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// The case: its inputs, and the kernel's outputs where it gave any.
+    /// The case: its inputs and, if there are any, the kernel's outputs.
     pub case: Case<'static>,
     /// The verdict on the outputs.
     pub report: Option<CaseReport>,
-    /// What the kernel did instead of giving outputs.
+    /// The kernel's fault, if it gave no outputs.
     pub fault: Option<Fault>,
 }
 
@@ -38,8 +38,8 @@ impl Failure {
         causes.filter(|diagnosis| diagnosis.unexplained == 0).min_by_key(|d| d.strength as u8)
     }
 
-    /// What failures with the same cause have in common: the failing output and the diagnosis, or
-    /// the kind of fault.
+    /// A key that failures with the same cause share: the failing output and the diagnosis, or the
+    /// kind of fault.
     pub fn signature(&self) -> String {
         if let Some(fault) = &self.fault {
             return fault.kind().to_owned();
@@ -66,12 +66,12 @@ impl Failure {
 /// A distinct failure, shrunk.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// [`Failure::signature`] of the first failing case, or of the minimal one where only that has a
+    /// [`Failure::signature`] of the first failing case, or of the minimal one if only that has a
     /// cause.
     pub signature: String,
     /// Number of the first failing case.
     pub index: u64,
-    /// What the first failing case is, in a few words.
+    /// Short description of the first failing case.
     pub first: String,
     /// The cause, as the diagnosis of the minimal or of the first case names it.
     pub cause: Option<Diagnosis>,
@@ -96,7 +96,7 @@ impl Finding {
         mut minimal: Failure,
         runs: u32,
     ) -> Self {
-        // A minimal case often has too few values for a diagnosis; the first one has them.
+        // A minimal case often has too few values for a diagnosis, unlike the first one.
         let (cause, signature) = match (first.cause(), minimal.cause()) {
             (None, Some(cause)) => (Some(cause.clone()), minimal.signature()),
             (cause, _) => (cause.cloned(), first.signature()),

@@ -1,4 +1,4 @@
-//! A kernel under test, and what it is given.
+//! The kernel under test and its inputs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,8 +18,8 @@ pub trait Kernel {
     /// Runs the kernel once.
     ///
     /// # Errors
-    /// [`Fault`]: what happened instead of outputs. [`Fault::Unsupported`] leaves the case out;
-    /// every other fault is a finding.
+    /// [`Fault`] if there are no outputs. [`Fault::Unsupported`] skips the case; every other fault
+    /// is a finding.
     fn run(&mut self, trial: &Trial) -> Result<Outputs, Fault>;
 }
 
@@ -29,38 +29,38 @@ impl<F: FnMut(&Trial) -> Result<Outputs, Fault>> Kernel for F {
     }
 }
 
-/// What a kernel is given.
+/// The inputs of a kernel.
 #[derive(Debug, Clone)]
 pub struct Trial {
     /// The config and the inputs; no outputs.
     pub case: Case<'static>,
-    /// Outputs of the reference that are not asked of the kernel: packed weights, permuted scales,
-    /// sorted indices. A kernel may take them instead of computing them.
+    /// Outputs of the reference that the kernel need not compute: packed weights, permuted scales,
+    /// sorted indices.
     pub reference: Outputs,
-    /// The outputs asked of the kernel.
+    /// The outputs that the kernel must compute.
     pub wanted: Vec<Wanted>,
 }
 
-/// An output that is asked of a kernel.
+/// An output that a kernel must compute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// Bare name.
     pub name: String,
     /// safetensors name of the element type.
     pub dtype: String,
-    /// Shape; absent where the values decide it.
+    /// Shape; `None` if it depends on values.
     pub shape: Option<Vec<usize>>,
 }
 
-/// What a kernel did instead of giving outputs.
+/// A fault of a kernel that gave no valid outputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "fault", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Fault {
-    /// The kernel does not take this configuration. The case is left out and counted.
+    /// The kernel does not support this configuration. The case is skipped and counted.
     #[error("not supported by the kernel: {reason}")]
     Unsupported {
-        /// The kernel's words.
+        /// The kernel's message.
         reason: String,
     },
     /// The kernel reported an error or its process ended.
@@ -101,7 +101,7 @@ pub enum Fault {
         /// Offset of the first.
         first: usize,
     },
-    /// Two runs on the same inputs gave other bits.
+    /// Two runs on the same inputs gave different bits.
     #[error("two runs on the same inputs differ: {tensor}, first at byte {first}")]
     Nondeterministic {
         /// Name of the tensor.
@@ -117,7 +117,7 @@ impl Fault {
         serde_json::from_str(json).unwrap_or_else(|_| Self::Crashed { detail: json.to_owned() })
     }
 
-    /// A name that is the same for all faults of a kind.
+    /// The name of the kind of fault.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Unsupported { .. } => "unsupported",
@@ -132,8 +132,8 @@ impl Fault {
 }
 
 impl Trial {
-    /// Splits a case: `outputs` names those asked of the kernel. Where it is empty, that is `y` if the
-    /// operation has it, else every output.
+    /// Splits a case into inputs and wanted `outputs`. If `outputs` is empty, `y` is wanted, or
+    /// every output of an operation without `y`.
     ///
     /// # Errors
     /// [`CampaignError::Output`] for a name that the operation does not have.
@@ -192,8 +192,8 @@ impl Trial {
     }
 }
 
-/// The outputs asked of a kernel by default: `y` where the operation has it, else all that the case
-/// has, else all that the operation has.
+/// The default outputs: `y` if the operation has it, otherwise all outputs of the case or, if there
+/// are none, of the operation.
 fn default_outputs(case: &Case<'_>, rules: &[TensorRule]) -> Vec<String> {
     let outputs = rules.iter().filter_map(|rule| rule.name.strip_prefix("out."));
     let known: Vec<String> = outputs.map(str::to_owned).collect();
@@ -203,7 +203,7 @@ fn default_outputs(case: &Case<'_>, rules: &[TensorRule]) -> Vec<String> {
     if case.outputs.is_empty() { known } else { case.outputs.keys().cloned().collect() }
 }
 
-/// The size, where the rule fixes it.
+/// The size, if the rule fixes it.
 pub(super) fn size(dim: &Dim) -> Option<usize> {
     match *dim {
         Dim::Is(size) => Some(size),

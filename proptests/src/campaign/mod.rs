@@ -1,5 +1,5 @@
-//! Fuzzing of a whole kernel through cases: generated inputs, the kernel's outputs, the verdict of
-//! [`check`](marlinspike::check), a minimal failing case with its cause.
+//! Fuzzes a whole kernel through cases: generates inputs, judges the kernel's outputs by
+//! [`check`](marlinspike::check), and shrinks a failing case to a minimal one with its cause.
 //!
 //! ```
 //! use marlinspike::case::Op;
@@ -56,11 +56,11 @@ pub use regressions::{keep, kept};
 
 use shrink::Shrinker;
 
-/// Why a campaign cannot run.
+/// An error of a campaign.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CampaignError {
-    /// The filter asks for what does not exist.
+    /// The filter names unknown keys or values.
     #[error("filter: {problem}")]
     Filter {
         /// What was found and what was expected.
@@ -79,7 +79,7 @@ pub enum CampaignError {
     Kernel {
         /// The command or the library.
         kernel: String,
-        /// What went wrong.
+        /// Description of the violation.
         problem: String,
     },
     /// A file or a pipe.
@@ -101,7 +101,7 @@ pub enum CampaignError {
     Reference(#[from] marlinspike::Error),
 }
 
-/// What is fuzzed, and from where.
+/// The configuration of a campaign.
 #[derive(Debug, Clone)]
 pub struct Campaign {
     generator: Generator,
@@ -109,22 +109,23 @@ pub struct Campaign {
     filter: Filter,
     /// Config keys that every case gets, such as a declared `schedule`.
     pub set: Map<String, Value>,
-    /// The outputs asked of the kernel; where empty, `y` if the operation has it, else all.
+    /// The outputs that the kernel must compute; if empty, `y`, or all outputs of an operation
+    /// without `y`.
     pub outputs: Vec<String>,
-    /// What is declared about the kernel's arithmetic.
+    /// The declared arithmetic of the kernel.
     pub declared: Declared,
     /// Only cases whose number is `shard.0` modulo `shard.1`.
     pub shard: (u64, u64),
-    /// Kernel runs and time that shrinking one finding may take.
+    /// Limits on kernel runs and time for shrinking one finding.
     pub shrink: (u32, Duration),
 }
 
-/// When a campaign ends, at the latest.
+/// Limits at which a campaign ends.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
     /// Cases.
     pub cases: u64,
-    /// Time; a case that has begun is finished.
+    /// Time; a case that has started is finished.
     pub time: Option<Duration>,
     /// Distinct findings.
     pub findings: usize,
@@ -137,16 +138,16 @@ impl Limit {
     }
 }
 
-/// What became of one case.
+/// The result of one case.
 #[derive(Debug, Clone)]
 pub enum Judgement {
     /// Every output passed.
     Pass,
-    /// No output failed, and some could not be judged.
+    /// No output failed, but some could not be judged.
     Unchecked(String),
     /// The kernel does not support the configuration.
     Skipped(String),
-    /// The kernel is wrong, or did not answer properly.
+    /// The kernel is wrong or violated the protocol.
     Wrong(Box<Failure>),
 }
 
@@ -157,11 +158,11 @@ pub enum Event<'e> {
     Judged(u64, &'e Judgement),
     /// A finding is being shrunk.
     Shrinking(&'e str),
-    /// A finding that is distinct from those before.
+    /// A finding that differs from all previous ones.
     Found(&'e Finding),
 }
 
-/// What a campaign did.
+/// The result of a campaign.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     /// Operation.
@@ -172,13 +173,13 @@ pub struct Summary {
     pub filter: String,
     /// Cases that passed.
     pub passed: u64,
-    /// Cases that were left unchecked; the first reason follows.
+    /// Cases that were not checked.
     pub unchecked: u64,
-    /// Why the first of them was.
+    /// The reason for the first of them.
     pub unchecked_reason: Option<String>,
     /// Cases that the kernel does not support.
     pub skipped: u64,
-    /// Cases with a wrong output or a fault, those of the findings included.
+    /// Cases with a wrong output or a fault, including those of findings.
     pub failed: u64,
     /// Distinct findings, each shrunk.
     pub findings: Vec<Finding>,
@@ -222,7 +223,7 @@ impl Campaign {
         self.generator.lattice()
     }
 
-    /// Case `index` as a kernel is given it.
+    /// The inputs of case `index`.
     ///
     /// # Errors
     /// [`CampaignError::Output`]; the reference's errors for keys of [`Campaign::set`].
@@ -230,8 +231,8 @@ impl Campaign {
         self.trial_of(self.generator.case(index)?)
     }
 
-    /// A drawn case as a kernel is given it: without the canonical schedule that generated cases
-    /// declare, with the keys of [`Campaign::set`].
+    /// The inputs of a drawn case, without the canonical schedule that generated cases declare and
+    /// with the keys of [`Campaign::set`].
     fn trial_of(&self, mut case: Case<'static>) -> Result<Trial, CampaignError> {
         let mut map = case.config.to_json();
         map.retain(|key, _| !key.starts_with("schedule"));
@@ -243,7 +244,7 @@ impl Campaign {
     /// Runs the kernel on cases until a limit is reached.
     ///
     /// # Errors
-    /// Those of [`Campaign::trial`]; what a kernel does is never one.
+    /// The errors of [`Campaign::trial`]. A fault of the kernel is a finding, not an error.
     pub fn run(
         &self,
         kernel: &mut dyn Kernel,
@@ -289,7 +290,7 @@ impl Campaign {
                     if shrunk.insert(failure.signature()) {
                         on(Event::Shrinking(&failure.signature()));
                         let finding = self.shrunk(kernel, index, trial, *failure)?;
-                        // Two failures may differ until shrinking shows their common cause.
+                        // Shrinking may reveal a common cause of two different failures.
                         if !summary.findings.iter().any(|f| f.signature == finding.signature) {
                             shrunk.insert(finding.signature.clone());
                             on(Event::Found(&finding));
@@ -307,7 +308,7 @@ impl Campaign {
     /// Runs the kernel on one case and judges its outputs.
     ///
     /// # Errors
-    /// The reference's, for inputs that it refuses.
+    /// Returns the reference's error for inputs that it refuses.
     pub fn judge(
         &self,
         kernel: &mut dyn Kernel,
@@ -352,7 +353,7 @@ impl Campaign {
         let mut shrinker = Shrinker::new(self, kernel, failure.clone());
         let (trial, mut minimal) = shrinker.minimal(trial, failure.clone())?;
         let runs = shrinker.runs();
-        // A kept case gives the kernel the same reference outputs again.
+        // A kept case passes the same reference outputs to the kernel.
         for (name, tensor) in trial.reference {
             minimal.case.outputs.entry(name).or_insert(tensor);
         }

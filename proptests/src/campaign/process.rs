@@ -1,5 +1,5 @@
-//! A kernel in another process. A crash, a hang or a malformed answer is a finding; the next case
-//! gets a fresh process.
+//! A kernel in another process. A crash, a hang or a malformed answer is a finding, after which the
+//! next case gets a new process.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -18,10 +18,10 @@ use super::{CampaignError, Fault, Kernel, Outputs, Trial};
 const SKIP_CODE: i32 = 77;
 /// Bytes of a process's output that a finding quotes.
 const QUOTED: u64 = 2000;
-/// Largest file of outputs: this, and 16 times the expected bytes.
+/// Largest file of outputs: this plus 16 times the expected bytes.
 const SPARE_BYTES: u64 = 1 << 20;
 
-/// How a process is given its cases.
+/// How a process receives its cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// One process per case: `program INPUT OUTPUT`. `{input}` and `{output}` in the arguments are
@@ -60,11 +60,11 @@ impl Drop for Running {
 
 impl ProcessKernel {
     /// A kernel that `command` runs; its first word is the program. Files are exchanged in memory
-    /// (`/dev/shm`) where the system has it.
+    /// (`/dev/shm`) if the system has it.
     ///
     /// # Errors
-    /// [`CampaignError::Kernel`] for an empty command; [`CampaignError::Io`] where no temporary
-    /// folder can be made.
+    /// [`CampaignError::Kernel`] for an empty command; [`CampaignError::Io`] if no temporary folder
+    /// can be created.
     pub fn new(
         command: &[String],
         protocol: Protocol,
@@ -98,7 +98,7 @@ impl ProcessKernel {
                 return Err(Fault::TimedOut { limit: self.timeout });
             }
         };
-        // What a kernel leaves running must not write into the next case.
+        // Processes that a kernel leaves running must not write into the next case.
         end(&mut child);
         match status.code() {
             Some(0) => Ok(()),
@@ -161,7 +161,7 @@ impl ProcessKernel {
             let mut reader = BufReader::new(stdout);
             loop {
                 let mut line = Vec::new();
-                // A line of a kernel that prints without end must not fill the memory.
+                // An endless line of output must not exhaust the memory.
                 let read = (&mut reader).take(1 << 16).read_until(b'\n', &mut line);
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 if read.unwrap_or(0) == 0 || send.send(text).is_err() {
@@ -181,7 +181,7 @@ impl Kernel for ProcessKernel {
         let bytes = trial.to_bytes().map_err(|e| unreadable(e.to_string()))?;
         let written = fs::write(&input, &bytes);
         written.map_err(|e| unreadable(format!("the inputs were not written: {e}")))?;
-        // An old answer must not pass for a new one.
+        // An old file of outputs must not be read as a new one.
         let _ = fs::remove_file(&output);
         match self.protocol {
             Protocol::PerCase => self.per_case(&input, &output)?,
@@ -213,7 +213,7 @@ fn outputs(path: &Path, inputs: u64) -> Result<Outputs, Fault> {
     Ok(outputs)
 }
 
-/// The arguments with both paths in their places, or at the end.
+/// The arguments with both paths substituted, or appended.
 fn placed(arguments: &[String], input: &Path, output: &Path) -> Vec<String> {
     let (input, output) = (input.display().to_string(), output.display().to_string());
     let has_place = arguments.iter().any(|a| a.contains("{input}") || a.contains("{output}"));
@@ -244,13 +244,13 @@ fn wait(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
 /// Ends the process and those that it started.
 fn end(child: &mut Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        // Already gone, or never a group's leader: then there is nothing to end.
+        // The process may already be gone or may never have led a group; both are fine.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
     let _ = child.wait();
 }
 
-/// How a process ended, in words.
+/// Describes how a process ended.
 fn ending(status: ExitStatus) -> String {
     let past_end = "; every tensor ends where its pages end, so that an access past it does this";
     match (status.code(), status.signal()) {

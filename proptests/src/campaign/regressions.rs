@@ -1,4 +1,4 @@
-//! Failing cases in files, which run first the next time.
+//! Files with failing cases, which run first in the next campaign.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use super::{Campaign, CampaignError, Finding, Trial};
 /// Largest file that is read back.
 const LIMIT: u64 = 1 << 30;
 
-/// Writes the minimal case of a finding into `folder`; the name follows from its contents, so that
-/// a finding that is seen again does not add a file.
+/// Writes the minimal case of a finding into `folder`; the name follows from its contents, so a
+/// repeated finding does not add a file.
 ///
 /// # Errors
 /// [`CampaignError::Io`]; [`CampaignError::Reference`] for a case that cannot be written.
@@ -42,10 +42,10 @@ fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The kept cases of `op` in `folder`, as a kernel is given them; none if there is no folder.
+/// The inputs of the kept cases of `op` in `folder`; empty if the folder does not exist.
 ///
 /// # Errors
-/// [`CampaignError::Io`], and [`CampaignError::Reference`] for a file that is no case.
+/// [`CampaignError::Io`], and [`CampaignError::Reference`] for a file that is not a case.
 pub fn kept(campaign: &Campaign, folder: &Path) -> Result<Vec<(PathBuf, Trial)>, CampaignError> {
     let io = |path: &Path| {
         let path = path.to_owned();

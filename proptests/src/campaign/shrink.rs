@@ -1,6 +1,6 @@
-//! From a failing case to a small one: fewer configuration values, smaller sizes, fewer rows,
-//! simpler values. A smaller case is kept if the kernel fails on it at the same output, or with the
-//! same kind of fault.
+//! Shrinks a failing case: fewer configuration values, smaller sizes, fewer rows, simpler values. A
+//! smaller case is kept if the kernel fails on it at the same output or with the same kind of
+//! fault.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{Campaign, CampaignError, Failure, Judgement, Kernel, Trial};
 
-/// Draws of a configuration before it is given up: a mistake may need certain values.
+/// Number of draws per configuration, since a mistake may need certain values.
 const DRAWS: u64 = 3;
 /// Sizes that are tried, beyond those of the lattice.
 const SIZES: [u64; 12] = [1, 2, 3, 4, 8, 16, 32, 48, 64, 96, 128, 256];
@@ -52,7 +52,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
     /// The smallest failing case.
     ///
     /// # Errors
-    /// The reference's, for a case that it made itself.
+    /// Returns an error of the reference for a case that it generated.
     pub(super) fn minimal(
         &mut self,
         trial: Trial,
@@ -68,14 +68,14 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         Ok((at.trial, at.failure))
     }
 
-    /// The failing trial of `case`, if the kernel fails on it as it did first.
+    /// The trial, if the kernel fails on it in the same way as before.
     fn fails(&mut self, trial: Trial) -> Result<Option<Failing>, CampaignError> {
         self.runs += 1;
         match self.campaign.judge(self.kernel, &trial) {
             Ok(Judgement::Wrong(failure)) if failure.is_like(&self.first) => {
                 Ok(Some(Failing { trial, failure: *failure }))
             }
-            // A shrunk case that the reference refuses is not smaller, it is invalid.
+            // A shrunk case that the reference refuses is invalid and is dropped.
             Ok(_) | Err(CampaignError::Reference(_)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -111,7 +111,8 @@ impl<'c, 'k> Shrinker<'c, 'k> {
             .filter(|(volume, _)| *volume < size)
             .collect();
         smaller.sort_by(|a, b| a.0.total_cmp(&b.0));
-        // Evenly over the sizes, so that one family of small configurations cannot use up all tries.
+        // Selects configurations evenly over the sizes, so that one family of small ones does not
+        // use all tries.
         let step = smaller.len().div_ceil(LATTICE).max(1);
         for (_, config) in smaller.into_iter().step_by(step) {
             if let Some(failing) = self.redraw(config)? {
@@ -122,7 +123,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         Ok(())
     }
 
-    /// Each whole number of the configuration, made as small as the failure allows.
+    /// Makes each integer of the configuration as small as the failure allows.
     fn by_sizes(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
         let map = at.trial.case.config.to_json();
         let mut keys: Vec<(String, u64)> = map
@@ -145,7 +146,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         Ok(())
     }
 
-    /// Each switch off, each optional key absent.
+    /// Turns each flag off and removes each optional key.
     fn by_flags(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
         let map = at.trial.case.config.to_json();
         for (key, value) in map {
@@ -171,7 +172,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         value: Value,
     ) -> Result<Option<Failing>, CampaignError> {
         let mut map: Map<String, Value> = at.trial.case.config.to_json();
-        // What belongs to the values that were drawn, not to the configuration.
+        // Keys that belong to the drawn values, not to the configuration.
         map.remove("scale_factor");
         match value {
             Value::Null => map.remove(key),
@@ -183,7 +184,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
         }
     }
 
-    /// The first rows alone, and of one row the first wrong one.
+    /// Keeps only the first rows, or only the first wrong row.
     fn by_rows(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
         let by_row = row_inputs(&at.trial.case)?;
         let tensors = by_row.iter().filter_map(|name| at.trial.case.inputs.get(name));
@@ -244,7 +245,8 @@ impl<'c, 'k> Shrinker<'c, 'k> {
             let shape = rule.and_then(|r| r.shape.iter().map(super::kernel::size).collect());
             output.shape = shape.or(output.shape.take());
         }
-        // Packed weights do not depend on rows or values that were edited; others are left out.
+        // Packed weights do not depend on edited rows or values; other reference outputs are
+        // dropped.
         let mut reference = of.reference.clone();
         reference.retain(|name, _| name.contains("marlin_") || name.ends_with("rhs_packed"));
         case.outputs.clear();
@@ -253,7 +255,7 @@ impl<'c, 'k> Shrinker<'c, 'k> {
 
     /// Simpler values: whole inputs constant, then halves, quarters and so on.
     fn by_values(&mut self, at: &mut Failing) -> Result<(), CampaignError> {
-        // Packed reference outputs belong to the weights as drawn.
+        // Packed reference outputs belong to the drawn weights.
         let editable: Vec<String> = at
             .trial
             .case
@@ -288,8 +290,8 @@ impl<'c, 'k> Shrinker<'c, 'k> {
     }
 }
 
-/// The inputs whose leading axis is the rows: those whose shape follows `size_m`, else those whose
-/// leading axis the config leaves open.
+/// The inputs whose leading axis is the rows: those whose shape follows `size_m`, otherwise those
+/// whose leading axis the config does not fix.
 fn row_inputs(case: &Case<'_>) -> Result<Vec<String>, CampaignError> {
     let shapes = |rows: Option<usize>| -> Result<Vec<(String, Option<Dim>)>, CampaignError> {
         let mut map = case.config.to_json();
@@ -326,8 +328,8 @@ fn leading(tensor: &Tensor<'static>, first: usize, kept: usize) -> Option<Tensor
     Tensor::new(tensor.name(), tensor.dtype(), shape, data).ok()
 }
 
-/// Bytes of the simplest elements: one for floats, zero for the rest; for 32-bit words of packed
-/// codes their middle, too.
+/// Bytes of the simplest elements: one for floats, zero for others, and also the middle code for
+/// 32-bit words of packed codes.
 fn bases(tensor: &Tensor<'_>) -> Vec<Vec<u8>> {
     match tensor.dtype() {
         DType::F32 => vec![1f32.to_le_bytes().to_vec()],
@@ -338,7 +340,7 @@ fn bases(tensor: &Tensor<'_>) -> Vec<Vec<u8>> {
     }
 }
 
-/// The tensor with part `part` of `parts` filled with `base`; `None` if it is so already.
+/// The tensor with part `part` of `parts` filled with `base`; `None` if nothing changes.
 fn filled(
     tensor: &Tensor<'static>,
     part: usize,

@@ -1,8 +1,8 @@
-//! Deterministic changes of a corpus's files, for tests on a stable compiler.
+//! Deterministic mutations of a corpus's files, for tests on a stable compiler.
 
 use marlinspike::vectors::Rng;
 
-/// Pieces of JSON that readers stumble over.
+/// Fragments of JSON that are hard on readers.
 const TOKENS: [&str; 24] = [
     "null",
     "true",
@@ -36,8 +36,8 @@ fn splice(data: &mut Vec<u8>, at: usize, remove: usize, insert: &[u8]) {
 }
 
 /// A changed copy of `seed`: bits flipped, bytes cut or moved, another file's bytes spliced in, a
-/// digit or a JSON value replaced by another. Three times in four the header's length follows its
-/// text, so that changes reach what lies behind it.
+/// digit or a JSON value replaced by another. In three of four copies the header's length is
+/// corrected, so that mutations reach the data behind it.
 pub fn mutate(rng: &mut Rng, seed: &[u8], other: &[u8], binary: bool) -> Vec<u8> {
     let mut data = seed.to_vec();
     for _ in 0..rng.pick(&[1, 1, 1, 2, 4]) {

@@ -1,4 +1,4 @@
-//! Wrong variants of operations over whole cases: the mistakes that `check` knows, and some that are no
+//! Mutants of operations over whole cases: the known mistakes of `check`, and some that are not a
 //! change of an input.
 
 use marlinspike::case::Op;
@@ -9,7 +9,7 @@ use super::{Mutant, common, mutant};
 use crate::ops::{self, CaseInput};
 use crate::{Operation, Subject, SubjectError, run};
 
-/// What the mistake `id` gives, and what is right where it does not show.
+/// The outputs with mistake `id`, or the right outputs if the mistake changes nothing.
 struct Mistaken(&'static str);
 
 impl<O: Operation<Input = CaseInput, Element = u8>> Subject<O> for Mistaken {
@@ -35,8 +35,8 @@ fn known<O: Operation<Input = CaseInput, Element = u8>>() -> Vec<Mutant> {
     all
 }
 
-/// A product whose K is cut otherwise in batches of one: right numbers, and a row that depends on its
-/// batch.
+/// A product whose K is cut differently in batches of one: the values are right, but a row depends
+/// on its batch.
 fn split_by_batch<O: Operation<Input = CaseInput, Element = u8>>() -> Mutant {
     mutant::<O>("K cut otherwise for a single row", |input| {
         let mut case = input.case.clone();
@@ -54,7 +54,7 @@ macro_rules! all {
     }) => { [$(known::<ops::$name>()),+] };
 }
 
-/// All of them, by operation; products take longer to try than layouts.
+/// All mutants by operation; products take longer than layouts.
 pub fn cases() -> Vec<Mutant> {
     marlinspike::operations!(all).into_iter().flatten().collect()
 }

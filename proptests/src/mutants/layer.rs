@@ -1,4 +1,4 @@
-//! Whole layers that are wrong in a known way.
+//! Mutants of whole layers.
 
 use std::cell::Cell;
 
@@ -22,7 +22,7 @@ use crate::ops::{LayerInput, Local};
 pub struct WrongLayer {
     /// What is wrong with it.
     pub name: &'static str,
-    /// Configurations in which that can show.
+    /// Configurations in which the mistake changes the result.
     pub shows: fn(&MoeConfig) -> bool,
     /// The implementation.
     pub forward: Box<Forward<'static>>,
@@ -92,14 +92,14 @@ fn each(
     weights.iter_mut().try_for_each(change)
 }
 
-/// What a kernel reads when scales were stored in the order that K = `taken` asks for.
+/// The scales that a kernel reads if they were stored in the order for K = `taken`.
 fn misread_scales(w: &mut Weight<'static>, taken: usize) -> Result<()> {
     let order = |k| {
         ScalePermutation::choose(w.groups.group_size(), LogicalK(k), Activations::Bits16).columns()
     };
     let (right, wrong) = (order(w.shape().size_k), order(taken));
     if right != wrong {
-        // Stored place p holds column wrong[p]; the kernel takes it for column right[p].
+        // Position p stores column wrong[p]; the kernel reads it as column right[p].
         let at = |order: &[usize], p: usize| p / order.len() * order.len() + order[p % order.len()];
         let mut back = vec![0; 64];
         for p in 0..64 {
@@ -118,7 +118,7 @@ fn swap_nibbles(w: &mut Weight<'static>) -> Result<()> {
     Ok(())
 }
 
-/// `table` with all values times 2^`power`, where its type is a 16-bit float.
+/// `table` with all values doubled, if its type is a 16-bit float.
 fn doubled(table: &Table) -> Table {
     let shift = if table.ty() == ScalarType::FLOAT16 { 10 } else { 7 };
     match table.data() {
@@ -375,7 +375,7 @@ pub fn layers() -> Vec<WrongLayer> {
     ]
 }
 
-/// The last block of each expert runs to its end: what is padding there writes the last token's row.
+/// The last block of each expert runs to its end, so padding writes the row of the last token.
 fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
     let local = input.local()?;
     let layer = local.layer(input);
@@ -400,7 +400,7 @@ fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
     sum::sum(&stages.down, layer.dtype, input.config.top_k, layer.hidden_size(), Chain::Canonical)
 }
 
-/// Partial sums added in whatever order they arrive, which is another one in each call.
+/// Partial sums added in the order of their arrival, which differs between calls.
 fn atomics() -> WrongLayer {
     let calls = Cell::new(0u32);
     mutant("partial sums added in any order", always, move |input| {
@@ -410,7 +410,7 @@ fn atomics() -> WrongLayer {
         let order = [Order::Ascending, Order::Descending, Order::Pairwise];
         for schedule in [&mut how.w13, &mut how.w2] {
             schedule.chunks = Chunks::Size(32);
-            // As additions in the memory of the output are.
+            // As with atomic additions to the output.
             schedule.chunk_sum.ty = layer.dtype;
             schedule.chunk_sum.order = order[calls.get() as usize % 3];
         }
@@ -419,7 +419,7 @@ fn atomics() -> WrongLayer {
     })
 }
 
-/// A bias times a factor, as its own type has it.
+/// A bias times a factor, rounded to its type.
 fn scaled(bias: &Table, factor: f32) -> Table {
     let ty = bias.ty();
     bias.map(ty, |b| round(ty, ty.to_f64(b) * f64::from(factor)).into())

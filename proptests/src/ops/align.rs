@@ -16,13 +16,13 @@ pub struct AlignBlocks;
 /// Arguments of [`AlignBlocks`].
 #[derive(Debug, Clone)]
 pub struct AlignInput {
-    /// Flattened; ids of `num_experts` and above are no expert's.
+    /// Flattened; ids of `num_experts` and above belong to no expert.
     pub topk_ids: Vec<i32>,
     /// Experts of all ranks.
     pub num_experts: usize,
     /// Global to local expert, −1 for those of other ranks.
     pub expert_map: Option<Vec<i32>>,
-    /// What becomes of experts of other ranks.
+    /// Treatment of experts of other ranks.
     pub absent: Absent,
     /// Entries of a block.
     pub block_size: usize,
@@ -48,7 +48,8 @@ impl Operation for AlignBlocks {
             .prop_map(|((tokens, top_k, num_experts, block_size), spread, kind, seed)| {
                 let mut rng = Rng::new(seed);
                 let mut topk_ids = spread.topk_ids(&mut rng, tokens, top_k, num_experts);
-                // Alignment knows no negative ids; what is nobody's lies beyond the experts.
+                // Alignment does not accept negative ids; entries without an expert use ids beyond
+                // the experts.
                 topk_ids.iter_mut().filter(|id| **id < 0).for_each(|id| *id = num_experts as i32);
                 let expert_map = (kind > 0).then(|| {
                     let mut places: Vec<i32> = (0..num_experts as i32).collect();

@@ -1,6 +1,6 @@
-//! Operations over whole cases: a subject reads a case's inputs and config, and writes the bytes of all
-//! outputs, one after the other in the order of their names. There is one for each row of the reference's
-//! table whose outputs are computed bit by bit.
+//! Operations over whole cases: a subject reads a case's inputs and config and writes the bytes of
+//! all outputs in the order of their names. There is one for each row of the reference's table with
+//! a bit-exact computation.
 
 use marlinspike::Result;
 use marlinspike::case::{Case, Op};
@@ -21,7 +21,7 @@ pub struct CaseInput {
 }
 
 impl CaseInput {
-    /// The outputs' bytes, as a subject writes them.
+    /// The bytes of the outputs.
     pub(crate) fn bytes(case: &Case<'_>) -> Vec<u8> {
         case.outputs.values().flat_map(|t| t.bytes().iter().copied()).collect()
     }
@@ -56,7 +56,7 @@ impl CaseInput {
         "after the outputs".to_owned()
     }
 
-    /// The same with the first row of x alone.
+    /// The same input with only the first row of x.
     fn first_row(&self) -> Option<Self> {
         let (config, rows) = self.case.config.with_one_row()?;
         let mut case = Case::new("", config, "");
@@ -117,10 +117,12 @@ macro_rules! subjects {
                 let points = 0..configs.len();
                 let made = move |(point, seed): (usize, u64)| {
                     let config = configs[point].clone();
-                    // A lattice holds nothing that is refused: a test goes through all of them.
+                    // The reference accepts every configuration of a lattice, which a test
+                    // verifies.
                     case_of(config, &mut Rng::new(seed)).ok().map(|case| CaseInput { case })
                 };
-                // A lattice's first points are its smallest; no seed is simpler than another.
+                // The first points of a lattice are its smallest; seeds are not ordered by
+                // simplicity.
                 (points, any::<u64>().no_shrink())
                     .prop_filter_map("a case", made)
                     .boxed()

@@ -1,24 +1,24 @@
-//! How tokens may be spread over experts.
+//! Distributions of tokens over experts.
 
 use marlinspike::vectors::Rng;
 use proptest::prelude::*;
 
 use super::one_of;
 
-/// Experts for each token, as they may come.
+/// A distribution of tokens over experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Distribution {
     /// Every token goes to the same experts.
     One,
-    /// Tokens take turns, so that each expert has about as many.
+    /// Tokens take turns, so each expert has about the same number.
     Turns,
     /// Any experts, each once for a token.
     Random,
     /// Half of the tokens to the same expert, the rest anywhere.
     Skewed,
-    /// As random, but a quarter of the entries is of no expert (−1).
+    /// As random, but a quarter of the entries have no expert (−1).
     Gaps,
-    /// No entry is of an expert.
+    /// No entry has an expert.
     None,
 }
 

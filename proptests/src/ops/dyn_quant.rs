@@ -1,11 +1,11 @@
-//! The Arm int4 path: what its packing operators write.
+//! The packing operators of the Arm int4 path.
 
 use marlinspike::Result;
 use marlinspike::case::ActivationRounding;
-use marlinspike::layouts::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
+use marlinspike::w4a8::packed::{Columns, LhsLayout, MR, NR, RhsLayout};
 use marlinspike::w4a8::{Values, quantize};
 use proptest::prelude::*;
 
@@ -122,7 +122,7 @@ pub struct DynQuantActivationsInput {
     pub size_k: usize,
     /// Rows per block.
     pub mr: usize,
-    /// How halves are rounded.
+    /// Rounding of ties.
     pub rounding: ActivationRounding,
 }
 

@@ -1,4 +1,4 @@
-//! Between the two products of an expert, and after them.
+//! The activation between the two products of an expert, and the sum after them.
 
 use marlinspike::Result;
 use marlinspike::case::Activation;

@@ -1,4 +1,4 @@
-//! The operations that the kit knows, with their arguments.
+//! The operations of the kit, with their arguments.
 
 mod align;
 mod awq;
@@ -110,7 +110,7 @@ impl Fill {
     }
 }
 
-/// Any bits of 16-bit floats, NaN and infinities among them.
+/// Any bits of 16-bit floats, including NaN and infinities.
 pub(crate) fn any_halves(fill: Fill, len: usize) -> Vec<u16> {
     fill.words(len).iter().map(|&word| word as u16).collect()
 }

@@ -1,5 +1,7 @@
-//! Products with quantized matrices by the canonical schedule: every bit is determined, whatever M
-//! is and however the work is dealt out.
+//! Products with quantized matrices by the canonical schedule, which determines every bit for any M
+//! and any division of the work.
+
+mod experts;
 
 use std::fmt;
 
@@ -7,20 +9,20 @@ use marlinspike::Result;
 use marlinspike::act_order;
 use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::moe::layer::input_global_scale;
-use marlinspike::moe::to_slots;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
-use marlinspike::products::schedule::{Extras, Schedule, Stack};
+use marlinspike::products::schedule::{Extras, Schedule};
 use marlinspike::vectors::{self, Rng};
 use marlinspike::weight::{Groups, Weight};
 use proptest::prelude::*;
 
-use super::layer::{activations, stable};
-use super::{Distribution, Fill, dtype, finite_halves, one_of};
+use super::layer::activations;
+use super::{Fill, dtype, finite_halves, one_of};
 use crate::laws::{call, compare};
 use crate::{Failure, Law, Operation, Subject};
+pub use experts::{ExpertInput, ExpertProduct};
 
-/// What the matrices of a product are drawn from.
+/// The configuration of a product's matrices.
 #[derive(Debug, Clone)]
 pub struct ProductWeight {
     /// Format, types, groups, act-order, bias.
@@ -29,7 +31,7 @@ pub struct ProductWeight {
     pub shape: Shape,
 }
 
-/// Formats with a weight type of each.
+/// Formats, each with a weight type.
 fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
     let of = |&(_, format): &(_, CheckpointFormat)| {
         format.weight_types().iter().map(move |&t| (format, t))
@@ -37,8 +39,8 @@ fn forms() -> Vec<(CheckpointFormat, ScalarType)> {
     CheckpointFormat::NAMED.iter().flat_map(of).collect()
 }
 
-/// One chunk of the canonical schedule, parts of one, two and several; multiples of 64 that are
-/// none of 128 among them.
+/// K of one chunk of the canonical schedule, of a part of one, and of two and more; includes odd
+/// multiples of 64.
 const SIZES_K: &[usize] = &[64, 128, 192, 256, 320, 512, 576, 1152];
 
 impl ProductWeight {
@@ -59,7 +61,7 @@ impl ProductWeight {
             let (desc_act, has_bias, input_dtype) = flags;
             let shape = Shape::new(size_k, size_n);
             let group_size = checkpoint_format.fixed_group().unwrap_or(group_size);
-            // Codes whose numbers the 8-bit type holds.
+            // Codes whose values the 8-bit type can represent.
             let fits = |input: &ScalarType| match checkpoint_format {
                 CheckpointFormat::Gptq | CheckpointFormat::Awq => weight_type.size_bits() == 4,
                 CheckpointFormat::Mx(format) => {
@@ -74,7 +76,7 @@ impl ProductWeight {
                 dtype,
                 input_dtype,
                 group_size,
-                // Groups of 8-bit products are sums of their own, which sorted rows would cut.
+                // Groups of 8-bit products are separate sums, which sorted rows would cut.
                 desc_act: desc_act
                     && input_dtype.is_none()
                     && checkpoint_format == CheckpointFormat::Gptq,
@@ -87,7 +89,7 @@ impl ProductWeight {
         })
     }
 
-    /// `count` matrices of it, where the reference has a canonical product with them.
+    /// Draws `count` matrices, if the reference has a canonical product with them.
     fn draw(&self, rng: &mut Rng, count: usize) -> Option<Vec<Weight<'static>>> {
         let Self { quant, shape } = self;
         let weights: Option<Vec<_>> = (0..count)
@@ -141,28 +143,28 @@ impl fmt::Display for ProductWeight {
     }
 }
 
-/// Rows: one tile of eight, around tiles, around a block of 64, now and then more.
+/// Row counts: one tile of eight, around tiles, around a block of 64, sometimes more.
 fn size_m() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..18, 2 => 31usize..34, 2 => 63usize..67, 1 => 127usize..131]
 }
 
-/// `marlin_gemm`, for 8-bit activations too: y = x · W, plus bias.
+/// `marlin_gemm`, also for 8-bit activations: y = x · W, plus bias.
 #[derive(Debug)]
 pub struct DenseProduct;
 
 /// Arguments of [`DenseProduct`].
 #[derive(Clone)]
 pub struct DenseInput {
-    /// What the weight is.
+    /// Configuration of the weight.
     pub form: ProductWeight,
     /// `[K, N]`.
     pub weight: Weight<'static>,
-    /// `[M, K]`, bits of the form's `dtype`, columns in the model's order; of 8-bit activations codes,
-    /// zero-extended.
+    /// `[M, K]`, bits of the form's `dtype` or zero-extended 8-bit codes, columns in the model's
+    /// order.
     pub x: Vec<u16>,
-    /// `[M]`: what a code of each row stands for, of 8-bit activations.
+    /// `[M]`: for 8-bit activations, the scale of each row.
     pub x_scales: Option<Vec<f32>>,
-    /// A number from which a subject may choose how it divides the work.
+    /// A number from which a subject may derive its division of the work.
     pub choice: u64,
 }
 
@@ -172,7 +174,7 @@ impl DenseInput {
         self.x.len() / self.form.shape.size_k
     }
 
-    /// These rows of x, in this order.
+    /// The same input with the rows `rows` of x, in that order.
     pub fn with_rows(&self, rows: &[usize]) -> Self {
         let size_k = self.form.shape.size_k;
         let x = rows.iter().flat_map(|&m| self.x[m * size_k..][..size_k].iter().copied()).collect();
@@ -195,7 +197,7 @@ impl DenseInput {
     }
 }
 
-/// The data is made again from the seed; printing it would help nobody.
+/// Omits the data, which the seed reproduces.
 impl fmt::Debug for DenseInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&DenseProduct::describe(self))
@@ -225,7 +227,8 @@ impl Operation for DenseProduct {
         let (dtype, input) = (i.form.quant.dtype, i.form.input());
         let x: Vec<u32> = i.x.iter().map(|&bits| bits.into()).collect();
         let order = i.order();
-        // int8 activations take integers for the scales of groups, and their unit into their own.
+        // With int8 activations, group scales are integers, and their unit multiplies the
+        // activation scales.
         let factor = match input {
             ScalarType::INT8 => input_global_scale(std::slice::from_ref(&i.weight)),
             _ => 1.0,
@@ -284,146 +287,4 @@ fn divided(s: &dyn Subject<DenseProduct>, i: &DenseInput) -> Result<(), Failure>
         let found = call(s, &other, 0xff)?;
         compare::<DenseProduct>(&other, &expected, &found, "another division of the work")
     })
-}
-
-/// `moe_wna16_marlin_gemm`: row `token · top_k + slot` of y is x's row `token` times the matrix of
-/// the expert that the slot names, plus bias, times the router weight; zeros where it names none.
-#[derive(Debug)]
-pub struct ExpertProduct;
-
-/// Arguments of [`ExpertProduct`].
-#[derive(Clone)]
-pub struct ExpertInput {
-    /// What each expert's weight is.
-    pub form: ProductWeight,
-    /// `[K, N]` of each expert.
-    pub weights: Vec<Weight<'static>>,
-    /// `[M, K]`.
-    pub x: Vec<u16>,
-    /// Slots of a token.
-    pub top_k: usize,
-    /// `[M, top_k]`, −1 for none.
-    pub topk_ids: Vec<i32>,
-    /// `[M, top_k]`, where rows are weighted.
-    pub topk_weights: Option<Vec<f32>>,
-    /// How `topk_ids` were drawn.
-    pub distribution: Distribution,
-    /// A number from which a subject may choose how it divides the work.
-    pub choice: u64,
-}
-
-impl ExpertInput {
-    /// Tokens.
-    pub fn size_m(&self) -> usize {
-        self.x.len() / self.form.shape.size_k
-    }
-
-    /// The token of number `m` alone.
-    fn token(&self, m: usize) -> Self {
-        let (size_k, top_k) = (self.form.shape.size_k, self.top_k);
-        let slots = m * top_k..(m + 1) * top_k;
-        Self {
-            x: self.x[m * size_k..][..size_k].to_vec(),
-            topk_ids: self.topk_ids[slots.clone()].to_vec(),
-            topk_weights: self.topk_weights.as_ref().map(|w| w[slots].to_vec()),
-            ..self.clone()
-        }
-    }
-}
-
-impl fmt::Debug for ExpertInput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; topk_ids {:?}", ExpertProduct::describe(self), self.topk_ids)
-    }
-}
-
-impl Operation for ExpertProduct {
-    const NAME: &'static str = "moe_wna16_marlin_gemm";
-    type Input = ExpertInput;
-    type Element = u16;
-
-    fn inputs() -> BoxedStrategy<ExpertInput> {
-        let sizes = (1usize..7, 1usize..5, prop_oneof![3 => 1usize..10, 1 => 16usize..40]);
-        (
-            ProductWeight::any(),
-            sizes,
-            Distribution::any(),
-            any::<bool>(),
-            any::<u64>(),
-            any::<u64>(),
-        )
-            .prop_filter_map(
-                "a canonical product",
-                |(mut form, (experts, top_k, tokens), distribution, weighted, seed, choice)| {
-                    form.quant.input_dtype = None;
-                    let (mut rng, top_k) = (Rng::new(seed), top_k.min(experts));
-                    let weights = form.draw(&mut rng, experts)?;
-                    let x = form.rows(&mut rng, tokens);
-                    let topk_ids = distribution.topk_ids(&mut rng, tokens, top_k, experts);
-                    let weight = |_: &i32| rng.between(1, 1 << 20) as f32 / (1 << 20) as f32;
-                    let topk_weights = weighted.then(|| topk_ids.iter().map(weight).collect());
-                    Some(ExpertInput {
-                        form,
-                        weights,
-                        x,
-                        top_k,
-                        topk_ids,
-                        topk_weights,
-                        distribution,
-                        choice,
-                    })
-                },
-            )
-            .boxed()
-    }
-
-    fn expected(i: &ExpertInput) -> Result<Vec<u16>> {
-        let (dtype, size_k) = (i.form.quant.dtype, i.form.shape.size_k);
-        let x: Vec<u32> = to_slots(&i.x, size_k, i.top_k).into_iter().map(u32::from).collect();
-        let expert_of: Vec<_> = i.topk_ids.iter().map(|&id| usize::try_from(id).ok()).collect();
-        let orders = stable(&i.weights);
-        let (weights, orders) = (&i.weights[..], orders.as_deref());
-        let stack = Stack { weights, expert_of: &expert_of, orders, places: None };
-        let router_weights = i.topk_weights.as_deref();
-        let extras = Extras { router_weights, ..Extras::default() };
-        let schedule = Schedule::canonical(&i.weights[0], dtype, dtype)?;
-        let y = schedule.execute_stack(&x, stack, extras)?;
-        Ok(y.into_iter().map(|bits| bits as u16).collect())
-    }
-
-    fn len(i: &ExpertInput) -> Result<usize> {
-        Ok(i.topk_ids.len() * i.form.shape.size_n)
-    }
-
-    fn place(i: &ExpertInput, element: usize, _bit: u32) -> String {
-        let (row, n) = (element / i.form.shape.size_n, element % i.form.shape.size_n);
-        let expert = i.topk_ids.get(row).copied().unwrap_or(-1);
-        format!("token {} slot {} (expert {expert}) column {n}", row / i.top_k, row % i.top_k)
-    }
-
-    fn describe(i: &ExpertInput) -> String {
-        format!(
-            "M {} top_k {} of {} experts, {:?}, router weights {}, {} choice {:#x}",
-            i.size_m(),
-            i.top_k,
-            i.weights.len(),
-            i.distribution,
-            i.topk_weights.is_some(),
-            i.form,
-            i.choice
-        )
-    }
-
-    fn own_laws() -> Vec<Law<Self>> {
-        let name = "a token alone has the bits that it has among others";
-        vec![Law { name, check: token_alone }]
-    }
-}
-
-fn token_alone(s: &dyn Subject<ExpertProduct>, i: &ExpertInput) -> Result<(), Failure> {
-    let m = i.choice as usize % i.size_m();
-    let alone = i.token(m);
-    let width = i.top_k * i.form.shape.size_n;
-    let expected = call(s, i, 0)?[m * width..][..width].to_vec();
-    compare::<ExpertProduct>(&alone, &expected, &call(s, &alone, 0xff)?, "a token alone")
 }

@@ -10,18 +10,18 @@ use proptest::prelude::*;
 use super::{Fill, dtype, fill, finite_halves, one_of};
 use crate::Operation;
 
-/// What distinguishes the quantizers: how a row becomes codes and a scale.
+/// The rule of a quantizer: how a row becomes codes and a scale.
 pub trait QuantizeRule: std::fmt::Debug + 'static {
     /// Upstream's name.
     const NAME: &'static str;
-    /// What else the rule takes.
+    /// Parameter of the rule.
     type Choice: Copy + std::fmt::Debug + 'static;
-    /// All values of it.
+    /// All values of the parameter.
     const CHOICES: &'static [Self::Choice];
     /// Codes, zero-extended, of rows of `size_k`, and the rows' scales.
     ///
     /// # Errors
-    /// For rows that are not whole or not finite.
+    /// Returns an error for incomplete rows and values that are not finite.
     fn apply(x: &[f32], size_k: usize, choice: Self::Choice) -> Result<(Vec<u32>, Vec<f32>)>;
 }
 
@@ -46,7 +46,7 @@ impl QuantizeRule for Int8 {
 
 impl QuantizeRule for Fp8 {
     const NAME: &'static str = "per_token_quant_fp8";
-    /// An upper bound of the magnitude that a scale counts.
+    /// Upper bound of the magnitude used for a scale.
     type Choice = Option<f32>;
     const CHOICES: &'static [Option<f32>] = &[None, Some(0.5), Some(1e-4)];
 
@@ -74,7 +74,7 @@ pub struct PerTokenInput<C> {
     pub dtype: ScalarType,
     /// Columns.
     pub size_k: usize,
-    /// The rule's choice.
+    /// The rule's parameter.
     pub choice: C,
 }
 
@@ -84,14 +84,14 @@ impl<R: QuantizeRule> Operation for PerToken<R> {
     type Element = u32;
 
     fn inputs() -> BoxedStrategy<Self::Input> {
-        // Around a warp, a thread block, and what both miss by one.
+        // Sizes around a warp and a thread block, and one more or less.
         let columns = one_of(&[1usize, 31, 32, 33, 127, 128, 129, 257, 512, 1000]);
         let choices = (0..R::CHOICES.len()).prop_map(|i| R::CHOICES[i]);
         (1usize..6, columns, dtype(), choices, fill(), 0u32..4)
             .prop_map(|(rows, size_k, dtype, choice, fill, kind)| {
                 let mut x = finite_halves(fill, rows * size_k, dtype);
                 match kind {
-                    // Subnormals alone, and a row of zeros.
+                    // Only subnormals, and a row of zeros.
                     0 => x.iter_mut().for_each(|bits| *bits &= 0x807f),
                     1 => x[..size_k].fill(0),
                     // About equal magnitudes.

@@ -16,12 +16,12 @@ use crate::{Failure, Law, Operation, Subject};
 const SIZES_K: &[usize] = &[32, 64, 128, 256];
 const SIZES_N: &[usize] = &[64, 128, 192, 320];
 
-/// Activations that the packed weight will meet.
+/// Width class of the activations.
 fn activations(is_a_8bit: bool) -> Activations {
     if is_a_8bit { Activations::Bits8 } else { Activations::Bits16 }
 }
 
-/// Where (element, bit) of a stack of packed weights belongs.
+/// The place of (element, bit) of a stack of packed weights.
 fn place(layout: &WeightLayout, element: usize, bit: u32) -> String {
     let len = layout.packed_len();
     format!("expert {} {}", element / len, layout.locate(element % len, bit))
@@ -80,7 +80,7 @@ impl RepackInput {
     /// The layout of each expert's output.
     ///
     /// # Errors
-    /// Sizes that no tile takes.
+    /// Returns an error for sizes that do not fill tiles.
     pub fn layout(&self) -> Result<WeightLayout> {
         WeightLayout::new(self.shape(), self.num_bits, activations(self.is_a_8bit))
     }
@@ -88,7 +88,7 @@ impl RepackInput {
     /// The codes of expert `e`.
     ///
     /// # Errors
-    /// When `qweight` has another length.
+    /// Returns an error if `qweight` has another length.
     pub fn codes(&self, e: usize) -> Result<Codes<'_>> {
         let words = self.words();
         Codes::from_words(self.num_bits, self.shape(), &self.qweight[e * words..][..words])
@@ -185,7 +185,7 @@ fn unpacks(s: &dyn Subject<Repack>, input: &RepackInput) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The subject against itself: the rows gathered beforehand, and no permutation.
+/// Compares the subject with itself on rows gathered in advance, without a permutation.
 fn gathers(s: &dyn Subject<Repack>, input: &RepackInput) -> Result<(), Failure> {
     let refused = |e: marlinspike::Error| broken::<Repack>(input, e.to_string());
     let Some(perm) = &input.perm else { return Ok(()) };
@@ -222,7 +222,7 @@ fn local(s: &dyn Subject<Repack>, input: &RepackInput) -> Result<(), Failure> {
     Err(broken::<Repack>(input, what))
 }
 
-/// Weights of e2m1 codes, two to a byte, as NVFP4 and MXFP4 checkpoints have them.
+/// Weights of e2m1 codes, two per byte, as in NVFP4 and MXFP4 checkpoints.
 #[derive(Debug)]
 pub struct Fp4Repack;
 
@@ -279,7 +279,7 @@ impl Operation for Fp4Repack {
     }
 }
 
-/// Gate and up as the one matrix w13, packed: gate's columns first.
+/// Packs gate and up as the matrix w13, gate's columns first.
 #[derive(Debug)]
 pub struct MergeW13;
 
@@ -297,7 +297,7 @@ pub struct MergeInput {
 }
 
 impl MergeInput {
-    /// `left` and `right` side by side, packed.
+    /// Packs `left` and `right`, concatenated along N.
     pub(crate) fn merged(&self, left: &[u32], right: &[u32]) -> Result<Vec<u32>> {
         let rows = left.chunks_exact(self.size).zip(right.chunks_exact(self.size));
         let words: Vec<u32> = rows.flat_map(|(l, r)| [l, r].concat()).collect();

@@ -26,13 +26,13 @@ pub struct RouterInput {
     pub scoring_func: ScoringFunc,
     /// Experts per token.
     pub top_k: usize,
-    /// Whether the chosen weights are made to sum to one.
+    /// Whether the chosen weights are divided by their sum.
     pub renormalize: bool,
     /// Groups of experts, and how many of them are kept.
     pub groups: Option<Groups>,
     /// Factor on the weights.
     pub routed_scaling_factor: f32,
-    /// `[experts]`: added to the scores for the choice alone.
+    /// `[experts]`: added to the scores for the selection only.
     pub bias: Option<Vec<f32>>,
     /// float32, float16 or bfloat16.
     pub logits_type: ScalarType,
@@ -85,7 +85,7 @@ impl Operation for TopkRouter {
                 let (mut rng, logits_type) = (Rng::new(seed), types[ty]);
                 let mut number = |spread: f64| {
                     let x = (rng.next_u32() as f64 / 2f64.powi(31) - 1.0) * spread;
-                    // Kind 0: whole numbers, so that the lower id decides between equals.
+                    // Kind 0: integers, which give ties that the lower id decides.
                     let x = if kind == 0 { x.round() } else { x };
                     logits_type.to_f64(logits_type.encode_rne(x)) as f32
                 };

@@ -1,4 +1,4 @@
-//! What goes to which rank, and in which order.
+//! Sorting by `g_idx`, sharding of scales, and global scales.
 
 use marlinspike::act_order;
 use marlinspike::layouts::marlin::nvfp4_global_scale;
@@ -67,8 +67,8 @@ impl Operation for Sort {
     }
 }
 
-/// The scale rows that a row-parallel rank holds: all of them under act-order or channel-wise,
-/// else those of its slice of K.
+/// The scale rows of a row-parallel rank: all of them with act-order or channel-wise scales,
+/// otherwise those of its slice of K.
 #[derive(Debug)]
 pub struct ShardScales;
 
@@ -85,7 +85,7 @@ pub struct ShardInput {
     pub group_size: i64,
     /// Whether rows belong to groups by a `g_idx` (compressed-tensors: `actorder` `group`).
     pub desc_act: bool,
-    /// compressed-tensors' `actorder` `static` (`weight`): groups are uniform all the same.
+    /// compressed-tensors' `actorder` `static` (`weight`): groups are uniform nevertheless.
     pub static_order: bool,
     /// Ranks.
     pub tp_size: usize,
@@ -147,22 +147,22 @@ impl Operation for ShardScales {
 }
 
 /// `nvfp4_marlin_process_global_scale` of a w13, which has one value for gate and one for up; the
-/// kernel is given the first.
+/// kernel gets the first.
 #[derive(Debug)]
 pub struct Nvfp4GlobalScale;
 
 /// Arguments of [`Nvfp4GlobalScale`].
 #[derive(Debug, Clone)]
 pub struct GlobalInput {
-    /// Gate's, as the file has it.
+    /// Gate's global scale in the file.
     pub gate: f32,
-    /// Up's.
+    /// Up's global scale in the file.
     pub up: f32,
     /// Whether the file stores the divisor (compressed-tensors) and not the multiplier (ModelOpt).
     pub divisor: bool,
     /// Activations.
     pub dtype: ScalarType,
-    /// What went into the block scales.
+    /// The factor that went into the block scales.
     pub scale_factor: f32,
 }
 

@@ -121,7 +121,7 @@ impl Operation for GptqZeroPoints {
             .boxed()
     }
 
-    /// Through the checkpoint reader, on a matrix of groups of 32 rows.
+    /// Uses the checkpoint reader on a matrix with groups of 32 rows.
     fn expected(i: &GptqZerosInput) -> Result<Vec<u8>> {
         let (n, pack, k) = (i.size_n, 32 / i.num_bits as usize, i.groups * 32);
         let tensors = gptq::GptqTensors {

@@ -75,7 +75,7 @@ impl AwqConfig {
         })
     }
 
-    /// How one module's tensors are to be read.
+    /// The scheme of one module's tensors.
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         if module.kind == ModuleKind::LmHead && !self.lm_head {
             return Ok(Scheme::Unquantized { reason: "lm_head is not quantized".to_owned() });

@@ -1,4 +1,4 @@
-//! What can be wrong with a quantization config, one variant per failure.
+//! Errors of quantization configs, one variant per failure.
 
 use super::limits::MAX_STEPS;
 
@@ -14,7 +14,7 @@ pub enum ConfigError {
         /// The key.
         key: String,
     },
-    /// A value has another JSON type than its key demands.
+    /// A value has the wrong JSON type.
     #[error("config key `{key}`: found {found}, expected {expected}")]
     WrongType {
         /// The key.
@@ -79,17 +79,17 @@ pub enum ConfigError {
         /// Module name it was matched against.
         module: String,
     },
-    /// The rules of a config cost more together than is allowed.
+    /// The rules of a config together exceed a limit.
     #[error("at rule `{rule}` the rules need more than {limit} {what} together")]
     PatternBudget {
         /// The rule that passes the limit.
         rule: String,
         /// What is counted.
         what: &'static str,
-        /// Most of it.
+        /// The limit.
         limit: u64,
     },
-    /// The shards of a fused layer would get different treatment.
+    /// The shards of a fused layer would be treated differently.
     #[error("fused layer `{module}`: some but not all of its shards ({shards}) are {what}")]
     MixedShards {
         /// Name of the fused layer.
@@ -104,15 +104,15 @@ pub enum ConfigError {
     Conflict {
         /// Module or target.
         subject: String,
-        /// Who disagrees.
+        /// The contradicting parts.
         reason: String,
     },
-    /// Quantization arguments that no scheme reads.
+    /// Quantization arguments that match no scheme.
     #[error("no scheme for `{module}`: {reason}")]
     NoScheme {
         /// Module asked about.
         module: String,
-        /// The arguments that fit nowhere.
+        /// The arguments.
         reason: String,
     },
     /// A combination of well-formed values that upstream's constructors refuse.

@@ -82,7 +82,7 @@ impl Fp8Config {
         Ok(Self { static_activations, weight_block_size, ignored_layers })
     }
 
-    /// How one module's tensors are to be read.
+    /// The scheme of one module's tensors.
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         if module.kind == ModuleKind::LmHead {
             return Ok(Scheme::Unquantized { reason: "lm_head is not quantized".to_owned() });
@@ -122,8 +122,8 @@ impl Mxfp4Config {
         Ok(Self { modules_to_not_convert: obj.strings("modules_to_not_convert")? })
     }
 
-    /// How one module's tensors are to be read: experts alone are quantized, whatever the list
-    /// says (upstream has no MXFP4 linear layer and does not read the list for experts).
+    /// The scheme of one module's tensors: only experts are quantized, regardless of the list
+    /// (upstream has no MXFP4 linear layer and ignores the list for experts).
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         Ok(match module.kind {
             ModuleKind::Expert | ModuleKind::FusedMoe => {

@@ -1,4 +1,4 @@
-//! GPTQ configs as Marlin reads them (vLLM 0.21.0 `gptq_marlin.py`, `utils/gptq_utils.py`).
+//! GPTQ configs for Marlin (vLLM 0.21.0 `gptq_marlin.py`, `utils/gptq_utils.py`).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::num::scalar::ScalarType;
 /// The pairs of [`weight_type`].
 const TYPES: &str = "(4, true) or (8, true)";
 
-/// Weight type of a (bits, sym) pair: upstream's `TYPE_MAP` has symmetric 4 and 8 bits alone.
+/// Weight type of a (bits, sym) pair: upstream's `TYPE_MAP` has only symmetric 4 and 8 bits.
 pub const fn weight_type(bits: i64, symmetric: bool) -> Option<ScalarType> {
     match (bits, symmetric) {
         (4, true) => Some(ScalarType::UINT4B8),
@@ -30,7 +30,7 @@ pub struct GptqParams {
     pub bits: u32,
     /// −1 or the group.
     pub group_size: GroupSize,
-    /// act-order; false when there is one group only.
+    /// act-order; false if there is only one group.
     pub desc_act: bool,
     /// Whether zero points are the type's bias.
     pub sym: bool,
@@ -71,7 +71,7 @@ impl DynamicRule {
     }
 }
 
-/// What the `dynamic` rules say about a name.
+/// The result of the `dynamic` rules for a name.
 #[derive(Debug, Clone, Copy)]
 pub enum DynamicMatch<'a> {
     /// No rule matches.
@@ -99,7 +99,7 @@ pub struct GptqMarlinConfig {
     pub autoround_version: String,
     /// [`IntContainer::GptqV2`] when `checkpoint_format` is `gptq_v2`.
     pub checkpoint_format: IntContainer,
-    /// Of the patterns of `dynamic`.
+    /// Budget of the patterns of `dynamic`.
     budget: Arc<PatternBudget>,
 }
 
@@ -168,14 +168,13 @@ impl GptqMarlinConfig {
 
     /// Parameters of one module, or why it stays unquantized.
     ///
-    /// `modules_in_block_to_quantize` speaks of linear layers; experts are quantized whatever
-    /// it says (upstream `get_moe_quant_method` does not read it). An empty list means that
-    /// every module asked about is quantized.
+    /// `modules_in_block_to_quantize` applies to linear layers; experts are always quantized
+    /// (upstream `get_moe_quant_method` does not read it). An empty list means that every module is
+    /// quantized.
     ///
-    /// A rule that gives a module more than one group restores the file's `desc_act`: its
-    /// tensors were written that way. vLLM 0.21.0 keeps the base value, which is false when the
-    /// base group is −1; and it keeps true when a rule sets the group to −1, where one group
-    /// leaves no order to speak of.
+    /// A rule that gives a module more than one group restores the file's `desc_act`: its tensors
+    /// were written that way. vLLM 0.21.0 keeps the base value, which is false if the base group is
+    /// −1; it also keeps true if a rule sets the group to −1, where a single group has no order.
     pub fn params_for(&self, module: &Module<'_>) -> ConfigResult<Result<GptqParams, String>> {
         if module.kind == ModuleKind::LmHead && !self.lm_head {
             return Ok(Err("lm_head is not quantized".to_owned()));
@@ -205,7 +204,7 @@ impl GptqMarlinConfig {
         .map(Ok)
     }
 
-    /// How one module's tensors are to be read.
+    /// The scheme of one module's tensors.
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         Ok(match self.params_for(module)? {
             Err(reason) => Scheme::Unquantized { reason },
@@ -215,7 +214,7 @@ impl GptqMarlinConfig {
                 group_size: p.group_size,
                 desc_act: p.desc_act,
                 actorder: None,
-                // TYPE_MAP knows symmetric types alone: the file's qzeros are not read.
+                // TYPE_MAP has only symmetric types, so the file's qzeros are not read.
                 zeros: ZeroPoints::Symmetric,
             }),
         })
@@ -256,8 +255,8 @@ pub(super) fn group_size(obj: &Obj<'_>, value: i64) -> ConfigResult<GroupSize> {
     }
 }
 
-/// Most rules and list entries accepted: far above real files, so that a hostile one cannot
-/// make every question cost minutes.
+/// Largest number of rules and list entries: far above real files, but small enough that a hostile
+/// file cannot make every lookup take minutes.
 const MAX_RULES: usize = 16_384;
 
 fn dynamic_rules(obj: &Obj<'_>, budget: &Arc<PatternBudget>) -> ConfigResult<Vec<DynamicRule>> {

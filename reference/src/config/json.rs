@@ -1,4 +1,4 @@
-//! Typed access to a JSON object: every miss names the path of the key.
+//! Typed access to a JSON object; every error names the path of the key.
 
 use serde_json::{Map, Value};
 
@@ -51,7 +51,7 @@ impl<'a> Obj<'a> {
         self.map.iter().map(|(k, v)| (k.as_str(), v))
     }
 
-    /// The value of `key`, absent and null alike being `None`.
+    /// The value of `key`; `None` if it is absent or null.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -117,7 +117,7 @@ impl<'a> Obj<'a> {
         items.iter().enumerate().map(|(i, v)| string(self.path(key), i, v)).collect()
     }
 
-    /// Fails with [`ConfigError::UnknownKey`] when a key is none of `known`.
+    /// Returns [`ConfigError::UnknownKey`] for a key that is not in `known`.
     pub(super) fn only(&self, known: &[&str]) -> ConfigResult<()> {
         match self.map.keys().find(|k| !known.contains(&k.as_str())) {
             None => Ok(()),

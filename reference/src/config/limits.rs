@@ -1,4 +1,4 @@
-//! What the patterns of an untrusted config may cost.
+//! Limits on the patterns of an untrusted config.
 
 /// Longest pattern accepted, in bytes.
 pub const MAX_PATTERN: usize = 64 * 1024;
@@ -13,10 +13,10 @@ pub const MAX_PROGRAMS: u64 = 1 << 20;
 /// Most steps of matching one pattern against one name.
 pub const MAX_STEPS: u64 = 1 << 20;
 
-/// Steps that all patterns of a config have together, before any name is asked about.
+/// Matching steps of all patterns of a config together, before any lookup.
 pub const BASE_STEPS: u64 = 1 << 28;
 
-/// Further steps for each byte of the names that the config is asked about.
+/// Additional steps for each byte of the names that are looked up.
 pub const STEPS_PER_BYTE: u64 = 2048;
 
 /// Most steps of comparing one name with a list of names and wildcards.

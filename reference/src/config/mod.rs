@@ -1,10 +1,9 @@
 //! Quantization configs as found in model folders.
 //!
-//! [`QuantConfig::from_model_config`] takes `config.json` and picks the family by
-//! `quant_method`; [`QuantConfig::scheme_for`] then says of one module how its tensors are
-//! stored. Configs are untrusted: every defect gives the named [`ConfigError`], with the path of
-//! the key; patterns are bounded in size and in steps, each
-//! and together ([`PatternBudget`]).
+//! [`QuantConfig::from_model_config`] reads `config.json` and selects the family by `quant_method`;
+//! [`QuantConfig::scheme_for`] then returns the storage scheme of one module's tensors. Configs are
+//! untrusted: every defect gives a [`ConfigError`] with the path of the key, and patterns are
+//! bounded in size and steps, individually and together ([`PatternBudget`]).
 
 mod awq;
 mod ct;
@@ -73,8 +72,8 @@ fn methods() -> String {
 }
 
 impl QuantConfig {
-    /// The quantization config inside a `config.json`: `quantization_config`, else
-    /// `compression_config`, at the top level or inside `text_config`. `None` when there is none.
+    /// The quantization config inside a `config.json`: `quantization_config`, otherwise
+    /// `compression_config`, at the top level or inside `text_config`; `None` without either.
     ///
     /// # Errors
     /// The named [`ConfigError`].
@@ -147,7 +146,7 @@ impl QuantConfig {
     /// How the tensors of `module`, a linear layer under its checkpoint name
     /// (`model.layers.0.mlp.experts.3.up_proj`), are stored.
     ///
-    /// Ask about linear layers only: a config that quantizes "every linear layer" does not know
+    /// Use it for linear layers only: a config that quantizes "every linear layer" does not state
     /// which modules are norms or embeddings.
     ///
     /// # Errors

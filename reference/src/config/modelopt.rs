@@ -10,7 +10,7 @@ use super::{ConfigError, ConfigResult, Module, ModuleKind};
 use crate::formats::MX_FORMATS;
 use crate::formats::mx::MxFormat;
 
-/// What ModelOpt did to every module that is not excluded.
+/// ModelOpt's quantization of every module that is not excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelOptAlgo {
     /// `FP8`: one scale per tensor, static activations.
@@ -21,7 +21,7 @@ pub enum ModelOptAlgo {
     Fp8PerBlock,
     /// `NVFP4`: weights and activations.
     Nvfp4,
-    /// `W4A16_NVFP4`: weights alone.
+    /// `W4A16_NVFP4`: only weights.
     W4A16Nvfp4,
     /// A Microscaling format.
     Mx(&'static MxFormat),
@@ -30,7 +30,7 @@ pub enum ModelOptAlgo {
 /// A ModelOpt quantization config.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelOptConfig {
-    /// What was done.
+    /// The quantization algorithm.
     pub algo: ModelOptAlgo,
     /// Names, parts of names and wildcards of unquantized modules.
     pub exclude: Vec<String>,
@@ -102,7 +102,7 @@ impl ModelOptConfig {
         Ok(false)
     }
 
-    /// How one module's tensors are to be read.
+    /// The scheme of one module's tensors.
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         if module.kind == ModuleKind::LmHead {
             return Ok(Scheme::Unquantized { reason: "lm_head is not quantized".to_owned() });
@@ -129,13 +129,13 @@ impl ModelOptConfig {
     }
 }
 
-/// Shell wildcards as Python's `fnmatch` reads them, in time proportional to the product of the
-/// lengths: `*` any run, `?` one character, `[...]` one of a set (`!` negates, `a-z` ranges).
+/// Shell wildcards with the syntax of Python's `fnmatch`, in time proportional to the product of
+/// the lengths: `*` any run, `?` one character, `[...]` one of a set (`!` negates, `a-z` ranges).
 pub fn wildcard(pattern: &str, name: &str) -> bool {
     wildcard_within(pattern, name, |_| Ok(())).unwrap_or(false)
 }
 
-/// [`wildcard`], which calls `take` with its steps and ends with its error.
+/// [`wildcard`], which calls `take` with its steps and returns its errors.
 fn wildcard_within(
     pattern: &str,
     name: &str,

@@ -1,9 +1,9 @@
-//! Which module is asked about, and the skip lists that name modules literally.
+//! Names and kinds of modules, and skip lists that name modules literally.
 
 use super::limits::MAX_LIST_STEPS;
 use super::{ConfigError, ConfigResult};
 
-/// What kind of layer a name belongs to; configs match layer classes as well as names.
+/// The kind of layer of a module; configs match layer classes as well as names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ModuleKind {
     /// A linear layer.
@@ -83,14 +83,14 @@ fn replace_all(module: &str, fused: &str, shards: &[String]) -> Vec<String> {
     shards.iter().map(|s| module.replace(fused, s)).collect()
 }
 
-/// A module as a config sees it.
+/// A module, as described to a config.
 #[derive(Debug, Clone, Copy)]
 pub struct Module<'a> {
     /// Full name, for example `model.layers.0.self_attn.q_proj`.
     pub name: &'a str,
     /// Kind of layer.
     pub kind: ModuleKind,
-    /// Which names are fused layers.
+    /// Names of fused layers.
     pub fused: &'a FusedMapping,
 }
 
@@ -126,11 +126,11 @@ pub(super) fn unanimous(
     Ok(first)
 }
 
-/// Steps that are left for comparing one name with a list.
+/// Remaining steps for comparing one name with a list.
 pub(super) struct ListSteps(u64);
 
 impl ListSteps {
-    /// The steps of comparing `name` with every entry literally are taken at once.
+    /// Takes the steps of comparing `name` literally with every entry in advance.
     ///
     /// Fails with [`ConfigError::PatternBudget`].
     pub(super) fn new(list: &[String], name: &str) -> ConfigResult<Self> {
@@ -168,9 +168,9 @@ pub(super) enum SkipMatch {
 
 /// Whether a literal list names `module` (upstream `is_layer_skipped`).
 ///
-/// With [`SkipMatch::Exact`], a name with `experts` in it is skipped when it is part of some
-/// entry with `experts` in it, since entries may name single projections of a fused layer.
-/// All experts of a layer share its fate, so one projection asks for its whole layer.
+/// With [`SkipMatch::Exact`], a name with `experts` in it is skipped when it is part of some entry
+/// with `experts` in it, since entries may name single projections of a fused layer. Experts of a
+/// layer are skipped together, so the name of one projection is replaced by that of its layer.
 pub(super) fn is_skipped(
     module: &Module<'_>,
     list: &[String],

@@ -1,9 +1,9 @@
 //! Python regular expressions as model configs use them, read with `fancy-regex`'s parser.
 //!
-//! The configs were written for Python's `re.match` (vLLM 0.21.0 imports the `regex` module,
-//! which agrees with it on this part of the syntax): anchored at the start of the name only,
-//! with lookaround and backreferences. Constructs that the two engines spell differently are
-//! translated; what has no equivalent is refused by name instead of matching something else.
+//! The configs were written for Python's `re.match` (vLLM 0.21.0 imports the `regex` module, which
+//! agrees with it on this part of the syntax): anchored at the start of the name only, with
+//! lookaround and backreferences. Constructs that the two engines spell differently are translated;
+//! constructs without an equivalent are an error that names them.
 //!
 //! Configs are untrusted, so the size of compiled patterns and the steps of matching are counted,
 //! for each pattern and for all of a config together ([`PatternBudget`]).
@@ -39,8 +39,8 @@ impl fmt::Debug for PyPattern {
 }
 
 impl PyPattern {
-    /// Compiles `pattern` with a budget of its own; `rule` is what error messages quote (the
-    /// pattern with its prefix).
+    /// Compiles `pattern` with a separate budget; error messages quote `rule` (the pattern with its
+    /// prefix).
     ///
     /// Fails with [`ConfigError::InvalidPattern`].
     pub fn new(rule: &str, pattern: &str) -> ConfigResult<Self> {
@@ -83,7 +83,7 @@ impl PyPattern {
     }
 }
 
-/// As much of a rule or name as an error message quotes.
+/// The part of a rule or name that an error message quotes.
 fn shown(text: &str) -> String {
     text.chars().take(200).collect()
 }
@@ -205,7 +205,7 @@ fn octal(chars: &[char], i: usize) -> bool {
     chars.get(i..i + 3).is_some_and(|d| d.iter().all(|c| ('0'..='7').contains(c)))
 }
 
-/// `c` as a literal, whatever it would mean unescaped.
+/// Appends `c` as a literal.
 fn push_literal(c: char, out: &mut String) {
     if c.is_ascii_alphanumeric() || c == '_' || !c.is_ascii() {
         out.push(c);

@@ -1,4 +1,4 @@
-//! What a config says about one module, as plain data: enough to read its tensors.
+//! The storage scheme of one module as plain data, sufficient to read its tensors.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::num::scalar::ScalarType;
 pub enum Scheme {
     /// Plain 16- or 32-bit weights.
     Unquantized {
-        /// Which rule says so.
+        /// The rule that excludes the module.
         reason: String,
     },
     /// 4- or 8-bit integers with 16-bit activations.
@@ -21,14 +21,14 @@ pub enum Scheme {
     Fp8(Fp8Scheme),
     /// Small floats with one e8m0 scale per 32 k.
     Mx {
-        /// Which of the Microscaling formats.
+        /// The Microscaling format.
         format: &'static MxFormat,
-        /// Who defines the tensors' names.
+        /// Container that defines the names of the tensors.
         container: FloatContainer,
     },
     /// e2m1 weights with one e4m3 scale per 16 k and a float32 global scale.
     Nvfp4 {
-        /// Who defines the tensors' names.
+        /// Container that defines the names of the tensors.
         container: FloatContainer,
         /// Whether activations stay 16 bits wide (W4A16) rather than NVFP4 (W4A4).
         weight_only: bool,
@@ -54,7 +54,7 @@ pub enum Scheme {
     },
 }
 
-/// How integer weights lie in the file.
+/// Storage of integer weights in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IntContainer {
     /// `qweight`, `qzeros` holding zero − 1, `scales`, `g_idx`.
@@ -70,7 +70,7 @@ pub enum IntContainer {
 }
 
 impl IntContainer {
-    /// Name as reports print it.
+    /// Name for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gptq => "gptq",
@@ -88,7 +88,7 @@ impl fmt::Display for IntContainer {
     }
 }
 
-/// Whose naming a floating-point checkpoint follows.
+/// Container of a floating-point checkpoint; defines its tensor names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FloatContainer {
     /// `quant_method: fp8`: `weight`, `weight_scale` or `weight_scale_inv`.
@@ -102,7 +102,7 @@ pub enum FloatContainer {
     GptOss,
 }
 
-/// What the zero-point tensor holds.
+/// Contents of the zero-point tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ZeroPoints {
     /// The type's own bias; a zero-point tensor, if the file has one, is not read.
@@ -134,9 +134,9 @@ pub struct Wna16Scheme {
     pub group_size: GroupSize,
     /// Whether rows belong to groups through a `g_idx` tensor.
     pub desc_act: bool,
-    /// compressed-tensors' `actorder` as configured; `desc_act` is true for `Group` alone.
+    /// compressed-tensors' `actorder` as configured; `desc_act` is true only for `Group`.
     pub actorder: Option<ActOrder>,
-    /// What the zero-point tensor holds.
+    /// Contents of the zero-point tensor.
     pub zeros: ZeroPoints,
 }
 
@@ -171,7 +171,7 @@ pub enum ScaleStrategy {
 /// How activations are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActivationScheme {
-    /// They are not.
+    /// Not quantized.
     None,
     /// A scale from the file, one per tensor.
     StaticTensor,
@@ -186,7 +186,7 @@ pub enum ActivationScheme {
 /// e4m3fn weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fp8Scheme {
-    /// Whose naming the tensors follow.
+    /// Container that defines the names of the tensors.
     pub container: FloatContainer,
     /// Scales of the weights.
     pub strategy: ScaleStrategy,
@@ -202,7 +202,7 @@ impl Scheme {
         !matches!(self, Self::Unquantized { .. })
     }
 
-    /// Rows of a weight per scale; [`GroupSize::Channel`] where a scale serves a column or more.
+    /// Rows of a weight per scale; [`GroupSize::Channel`] if a scale covers at least a column.
     pub fn group_size(&self) -> GroupSize {
         match self {
             Self::Wna16(w) => w.group_size,
@@ -240,7 +240,7 @@ impl Scheme {
         }
     }
 
-    /// Short name as reports print it: `gptq uint4b8`, `fp8 block 128x128`, `nvfp4`, ...
+    /// Short name for reports: `gptq uint4b8`, `fp8 block 128x128`, `nvfp4`, ...
     pub fn label(&self) -> String {
         match self {
             Self::Unquantized { .. } => "unquantized".to_owned(),

@@ -15,7 +15,7 @@ use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Codes, Groups, Weight};
 use crate::{Error, Result};
 
-/// What a config says about an AWQ matrix.
+/// The storage of an AWQ matrix according to its config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
     /// 4 or 8.
@@ -24,7 +24,7 @@ pub struct Scheme {
     pub group_size: GroupSize,
 }
 
-/// The column of a group of eight (four at 8 bits) that each field of a word holds.
+/// The column, within a group of eight (four for 8 bits), of each field of a word.
 pub fn column_order(bits: u32) -> &'static [usize] {
     if bits == 4 { &[0, 2, 4, 6, 1, 3, 5, 7] } else { &[0, 2, 1, 3] }
 }
@@ -47,7 +47,7 @@ impl AwqTensors<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for scales that are not finite;
-    /// [`Error::Size`] where K fills no whole words or groups.
+    /// [`Error::Size`] if K does not fill whole words or groups.
     pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
         check_bits("AWQ", scheme.bits)?;
         let bits = scheme.bits;
@@ -78,8 +78,8 @@ impl AwqTensors<'_> {
     /// The tensors of `weight`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for types without zero points and for act-order, [`Error::Size`]
-    /// where N fills no whole words, and what [`Weight::validate`] refuses.
+    /// [`Error::Unsupported`] for types without zero points and for act-order, [`Error::Size`] if N
+    /// does not fill whole words, and the errors of [`Weight::validate`].
     pub fn pack(weight: &Weight<'_>) -> Result<AwqTensors<'static>> {
         let name = &weight.name;
         expect_type("AWQ", name, weight.ty, &[ScalarType::UINT4, ScalarType::UINT8])?;
@@ -108,7 +108,7 @@ impl AwqTensors<'_> {
     }
 }
 
-/// Words `[size_k, size_n / pack]` packed along N to codes packed along K.
+/// Converts words `[size_k, size_n / pack]` packed along N to codes packed along K.
 fn along_k(bits: u32, shape: Shape, words: &[u32]) -> Result<Codes<'static>> {
     let rows = shape.k().packed(bits)?.0;
     let mut out = vec![0u32; rows * shape.size_n];
@@ -119,7 +119,7 @@ fn along_k(bits: u32, shape: Shape, words: &[u32]) -> Result<Codes<'static>> {
     Codes::from_words(bits, shape, out)
 }
 
-/// For each `P` rows and each word column, the square of fields is transposed.
+/// Transposes the square of fields of each `P` rows and each column of words.
 fn turn<const P: usize>(words: &[u32], out: &mut [u32], size_n: usize, order: &[usize]) {
     let per_row = size_n / P;
     out.par_chunks_mut(size_n).zip(words.par_chunks(size_n)).for_each(|(line, square)| {

@@ -19,7 +19,7 @@ use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Codes, Groups, Table, Weight};
 use crate::{Error, Result};
 
-/// What a config says about a compressed-tensors matrix (`weights` of its group).
+/// The storage of a compressed-tensors matrix according to its config (`weights` of its group).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
     /// `num_bits`: 4 or 8.
@@ -33,7 +33,7 @@ pub struct Scheme {
 }
 
 impl Scheme {
-    /// What a code means.
+    /// Type of a code.
     pub fn ty(&self) -> ScalarType {
         match (self.bits, self.symmetric) {
             (4, true) => ScalarType::UINT4B8,
@@ -59,11 +59,11 @@ pub struct PackedTensors<'a> {
     pub weight_packed: Tensor<'a>,
     /// `[size_n, groups]` f16, bf16 or f32.
     pub weight_scale: Tensor<'a>,
-    /// `[ceil(size_n / pack), groups]` int32, packed along N. Needed unless symmetric.
+    /// `[ceil(size_n / pack), groups]` int32, packed along N. Required unless symmetric.
     pub weight_zero_point: Option<Tensor<'a>>,
-    /// `[2]` int64: size_n, size_k. Of a rank's part, the part's own.
+    /// `[2]` int64: size_n, size_k. For a part of a rank, the shape of the part.
     pub weight_shape: Option<Tensor<'a>>,
-    /// `[size_k]` int32. Needed with act-order. All −1 says that there is none.
+    /// `[size_k]` int32. Required with act-order. If all entries are −1, there is no act-order.
     pub weight_g_idx: Option<Tensor<'a>>,
     /// `[size_n]`.
     pub bias: Option<Tensor<'a>>,
@@ -76,15 +76,15 @@ pub struct IntTensors<'a> {
     pub weight: Tensor<'a>,
     /// `[size_n, groups]` f16, bf16 or f32.
     pub weight_scale: Tensor<'a>,
-    /// `[size_n, groups]` int8. Needed unless symmetric.
+    /// `[size_n, groups]` int8. Required unless symmetric.
     pub weight_zero_point: Option<Tensor<'a>>,
-    /// `[size_k]` int32. Needed with act-order. All −1 says that there is none.
+    /// `[size_k]` int32. Required with act-order. If all entries are −1, there is no act-order.
     pub weight_g_idx: Option<Tensor<'a>>,
     /// `[size_n]`.
     pub bias: Option<Tensor<'a>>,
 }
 
-/// Scales and groups, which both forms store alike.
+/// Reads scales and groups, which both forms store in the same way.
 fn scales_and_groups(
     name: &str,
     scheme: &Scheme,
@@ -112,7 +112,7 @@ fn scales_and_groups(
     }
 }
 
-/// The zero points that the scheme reads: none where it is symmetric.
+/// The zero points of the scheme; `None` if it is symmetric.
 fn zeros_of<'t, 'a>(
     name: &str,
     scheme: &Scheme,
@@ -126,7 +126,7 @@ fn zeros_of<'t, 'a>(
     }
 }
 
-/// The parts as a weight that has been looked through.
+/// Builds and validates the weight.
 fn weight_of(
     name: &str,
     scheme: &Scheme,
@@ -146,9 +146,9 @@ impl PackedTensors<'_> {
     /// The weight.
     ///
     /// # Errors
-    /// [`Error::Shape`] (also where `weight_shape` says something else), [`Error::Dtype`],
-    /// [`Error::Missing`]; [`Error::Value`] for scales that are not finite and a group out of range;
-    /// [`Error::Size`] where K fills no whole groups.
+    /// [`Error::Shape`] (also if `weight_shape` contradicts it), [`Error::Dtype`],
+    /// [`Error::Missing`]; [`Error::Value`] for scales that are not finite and a group out of
+    /// range; [`Error::Size`] if K does not fill whole groups.
     pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
         check_bits("pack-quantized", scheme.bits)?;
         let pack = (32 / scheme.bits) as usize;
@@ -177,7 +177,8 @@ impl PackedTensors<'_> {
     /// The tensors of `weight`; `weight_g_idx` only with act-order.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for types that are no integers, and what [`Weight::validate`] refuses.
+    /// [`Error::Unsupported`] for types that are not integers, and the errors of
+    /// [`Weight::validate`].
     pub fn pack(weight: &Weight<'_>) -> Result<PackedTensors<'static>> {
         expect_type("pack-quantized", &weight.name, weight.ty, TYPES)?;
         weight.validate()?;
@@ -211,7 +212,7 @@ impl PackedTensors<'_> {
     }
 }
 
-/// `weight_shape` must say what `weight_packed` holds.
+/// Checks `weight_shape` against `weight_packed`.
 fn check_declared(declared: &Tensor<'_>, shape: Shape) -> Result<()> {
     declared.expect_dtype(&[DType::I64, DType::I32])?.expect_shape(&[2])?;
     let found: Vec<i64> = match declared.dtype() {
@@ -235,7 +236,7 @@ fn pack_g_idx(weight: &Weight<'_>) -> Result<Option<Tensor<'static>>> {
     }
 }
 
-/// 2^(bits − 1): what packing adds to a signed value.
+/// 2^(bits − 1), the offset that packing adds to a signed value.
 fn offset(bits: u32) -> u8 {
     1 << (bits - 1)
 }
@@ -258,8 +259,8 @@ impl IntTensors<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::Missing`]; [`Error::Value`] for 4-bit values
-    /// outside −8..=7, scales that are not finite, a group out of range; [`Error::Size`] where K
-    /// fills no whole groups or words.
+    /// outside −8..=7, scales that are not finite, a group out of range; [`Error::Size`] if K does
+    /// not fill whole groups or words.
     pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
         check_bits("int-quantized", scheme.bits)?;
         let bits = scheme.bits;
@@ -289,7 +290,8 @@ impl IntTensors<'_> {
     /// The tensors of `weight`; `weight_g_idx` only with act-order.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for types that are no integers, and what [`Weight::validate`] refuses.
+    /// [`Error::Unsupported`] for types that are not integers, and the errors of
+    /// [`Weight::validate`].
     pub fn pack(weight: &Weight<'_>) -> Result<IntTensors<'static>> {
         expect_type("int-quantized", &weight.name, weight.ty, TYPES)?;
         weight.validate()?;

@@ -1,7 +1,7 @@
 //! FP8: e4m3fn weights with real scales per tensor, shard, channel or block.
 //!
-//! Source: vLLM 0.21.0 `fp8.py`, `marlin_utils_fp8.py`. Whatever the file has becomes one scale per
-//! group and column, the table that the kernel wants.
+//! Source: vLLM 0.21.0 `fp8.py`, `marlin_utils_fp8.py`. All forms are expanded to one scale per
+//! group and column, the table that the kernel expects.
 
 use crate::formats::parts::{
     FLOATS, bias_table, bias_tensor, expect_type, float_tensor, full, sizes,
@@ -14,7 +14,7 @@ use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
-/// What one scale of the file covers.
+/// The part of the matrix that one scale of the file covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scheme {
     /// The whole matrix, or each shard of a fused one: `widths` are the shards' columns, in order
@@ -49,11 +49,11 @@ pub struct Fp8Tensors<'a> {
 impl Fp8Tensors<'_> {
     /// The weight, its scales expanded to `[groups, size_n]` in their own type.
     ///
-    /// NaN codes are kept: what a kernel makes of them is its own business.
+    /// NaN codes are kept; their treatment depends on the kernel.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for scales that are not finite;
-    /// [`Error::Size`] where K fills no whole words or blocks, and for widths that are not N's.
+    /// [`Error::Size`] if K does not fill whole words or blocks, or the widths do not sum to N.
     pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'static>> {
         self.weight.expect_dtype(&[DType::F8E4M3])?;
         let [size_n, size_k] = sizes(&self.weight)?;
@@ -77,8 +77,8 @@ impl Fp8Tensors<'_> {
     /// The tensors of `weight`, its scales gathered to one for each shard, channel or block.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for other types, [`Error::Value`] where columns that should share a
-    /// scale do not, [`Error::Size`] where the blocks are not the weight's groups.
+    /// [`Error::Unsupported`] for other types, [`Error::Value`] if columns that must share a scale
+    /// differ, [`Error::Size`] if the blocks differ from the weight's groups.
     pub fn pack(weight: &Weight<'_>, scheme: &Scheme) -> Result<Fp8Tensors<'static>> {
         let name = &weight.name;
         expect_type("FP8", name, weight.ty, &[ScalarType::FLOAT8_E4M3FN])?;
@@ -131,7 +131,7 @@ fn expand(
     };
     expect_finite(scale, ty)?;
     let size_n = shape.size_n;
-    // Axes of one carry nothing; files differ in them.
+    // Axes of length one are ignored; files differ in them.
     let axes: Vec<usize> = scale.shape().iter().copied().filter(|&d| d != 1).collect();
     let line = |len: usize, expected: String| {
         let fits = if len == 1 { axes.is_empty() } else { axes == [len] };
@@ -165,12 +165,12 @@ fn expand(
     }
 }
 
-/// Each value as often as its run is wide.
+/// Repeats each value by the width of its run.
 fn repeat(values: &[u32], widths: &[usize]) -> Vec<u32> {
     values.iter().zip(widths).flat_map(|(&v, &w)| std::iter::repeat_n(v, w)).collect()
 }
 
-/// The columns of each block: the last one may be cut.
+/// The width of each block; the last one may be shorter.
 fn block_widths(size_n: usize, block_n: usize) -> Vec<usize> {
     (0..size_n).step_by(block_n.max(1)).map(|n| block_n.min(size_n - n)).collect()
 }

@@ -22,14 +22,14 @@ pub enum ZeroPoints {
     V2,
 }
 
-/// What a config says about a GPTQ matrix.
+/// The storage of a GPTQ matrix according to its config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
     /// 4 or 8.
     pub bits: u32,
     /// k per scale.
     pub group_size: GroupSize,
-    /// Whether `g_idx` is to be followed; without it `g_idx` is ignored, as upstream does.
+    /// Whether `g_idx` is used; otherwise it is ignored, as in upstream.
     pub desc_act: bool,
     /// Whether all zero points are the middle of the range.
     pub sym: bool,
@@ -38,7 +38,7 @@ pub struct Scheme {
 }
 
 impl Scheme {
-    /// What a code means.
+    /// Type of a code.
     pub fn ty(&self) -> ScalarType {
         match (self.bits, self.sym) {
             (4, true) => ScalarType::UINT4B8,
@@ -48,7 +48,7 @@ impl Scheme {
         }
     }
 
-    /// With channel-wise scales there is one group only, so no order.
+    /// With channel-wise scales there is only one group and no order.
     fn act_order(&self) -> bool {
         self.desc_act && self.group_size != GroupSize::Channel
     }
@@ -65,25 +65,25 @@ pub struct GptqTensors<'a> {
     pub qweight: Tensor<'a>,
     /// `[groups, size_n]` f16, bf16 or f32.
     pub scales: Tensor<'a>,
-    /// `[groups, size_n / pack]` int32. Needed without `sym`. With it the zero points are checked;
-    /// a caller that, like upstream, does not want to know leaves them out.
+    /// `[groups, size_n / pack]` int32. Required without `sym`. With `sym` the zero points are
+    /// checked; a caller that ignores them, like upstream, passes `None`.
     pub qzeros: Option<Tensor<'a>>,
-    /// `[size_k]` int32. Needed with `desc_act`, unless scales are channel-wise.
+    /// `[size_k]` int32. Required with `desc_act`, unless scales are channel-wise.
     pub g_idx: Option<Tensor<'a>>,
     /// `[size_n]`.
     pub bias: Option<Tensor<'a>>,
 }
 
 impl<'a> GptqTensors<'a> {
-    /// The weight; its codes borrow `qweight`'s bytes where they are aligned.
+    /// The weight; its codes borrow the bytes of `qweight` if these are aligned.
     ///
-    /// With `desc_act` any number of scale rows is right: a row-parallel rank holds all of the
-    /// whole matrix's.
+    /// With `desc_act` any number of scale rows is valid: a row-parallel rank holds all scales of
+    /// the whole matrix.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`], [`Error::Missing`]; [`Error::Value`] for scales that are
     /// not finite, a group out of range, and zero points of a symmetric matrix that are not the
-    /// middle of the range; [`Error::Size`] where groups do not divide K.
+    /// middle of the range; [`Error::Size`] if groups do not divide K.
     pub fn unpack(self, name: &str, scheme: &Scheme) -> Result<Weight<'a>> {
         check_bits("GPTQ", scheme.bits)?;
         let pack = (32 / scheme.bits) as usize;
@@ -198,7 +198,7 @@ fn unpack_zeros(
     Ok(codes)
 }
 
-/// A symmetric matrix whose zero points are elsewhere would dequantize to other numbers.
+/// Other zero points of a symmetric matrix would dequantize to other values.
 fn expect_middle(
     qzeros: Option<&Tensor<'_>>,
     scheme: &Scheme,

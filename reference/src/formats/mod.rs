@@ -1,8 +1,8 @@
 //! Checkpoint bytes to [`crate::weight::Weight`], one file per format, and back.
 //!
-//! Each format is a struct of its tensors with two verbs: `unpack` gives a weight, `pack` makes the
-//! tensors of one. They are inverses. Names, shapes and element types are checked first, then the
-//! values that no weight can have; every error names the tensor.
+//! Each format is a struct of its tensors with two methods: `unpack` builds a weight, and its
+//! inverse `pack` builds the tensors. Names, shapes and element types are checked first, then
+//! invalid values; every error names the tensor.
 //!
 //! | format | weight | scales | more |
 //! | --- | --- | --- | --- |

@@ -1,7 +1,8 @@
 //! The Microscaling formats (OCP MX): small floats in blocks of 32 k, each block with a power of two.
 //!
-//! An [`MxFormat`] says everything about one of them, so that configs, selection, cases and loaders
-//! read it there and name no format. A new one is a file with a `FORMAT` and an entry of [`MX_FORMATS`](super::MX_FORMATS).
+//! An [`MxFormat`] describes one of them completely, so configs, selection, cases and loaders name
+//! no format. A new format is a file with a `FORMAT` and an entry in
+//! [`MX_FORMATS`](super::MX_FORMATS).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -30,7 +31,7 @@ pub struct MxTensors<'a> {
     pub weight_scale: Tensor<'a>,
     /// `[size_n]`.
     pub bias: Option<Tensor<'a>>,
-    /// Whether the codes have gpt-oss's form, one more axis for the blocks.
+    /// Whether the codes have gpt-oss's form, with an additional axis for the blocks.
     pub in_blocks: bool,
 }
 
@@ -51,15 +52,16 @@ pub struct MxFormat {
     pub modelopt: Option<&'static str>,
     /// Value of `quant_method` that ModelOpt uses for the format.
     pub quant_method: Option<&'static str>,
-    /// Ends of the names of the codes' tensor, the first that exists counts.
+    /// Possible suffixes of the codes' tensor; the first that exists is used.
     pub weight_suffixes: &'static [&'static str],
-    /// Ends of the names of the scales' tensor.
+    /// Possible suffixes of the scales' tensor.
     pub scale_suffixes: &'static [&'static str],
-    /// Whether Marlin multiplies the format with e4m3 activations too.
+    /// Whether Marlin also supports the format with e4m3 activations.
     pub fp8_activations: bool,
-    /// The weight of one matrix.
+    /// Builds the weight of one matrix.
     pub unpack: for<'a> fn(MxTensors<'a>, &str) -> Result<Weight<'static>>,
-    /// The exponent of a scale is that of the block's largest magnitude less this.
+    /// Subtracted from the exponent of the block's largest magnitude to get the exponent of the
+    /// scale.
     pub exponent_below: i32,
 }
 

@@ -16,7 +16,7 @@ use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// What configs, selection, cases and loaders read.
+/// The descriptor for configs, selection, cases and loaders.
 pub static FORMAT: MxFormat = MxFormat {
     name: "mxfp4",
     element: ScalarType::FLOAT4_E2M1F,
@@ -38,7 +38,7 @@ pub static FORMAT: MxFormat = MxFormat {
     exponent_below: 2,
 };
 
-/// Bytes that hold a block's codes.
+/// Bytes of a block's codes.
 const BLOCK_BYTES: usize = BLOCK / 2;
 
 /// The tensors of one matrix.
@@ -56,7 +56,7 @@ impl<'a> Mxfp4Tensors<'a> {
     /// The same tensors from gpt-oss's form: `blocks` `[size_n, size_k / 32, 16]` uint8.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the last axis is not 16.
+    /// [`Error::Shape`] if the last axis is not 16.
     pub fn from_blocks(
         blocks: Tensor<'a>,
         scales: Tensor<'a>,
@@ -76,7 +76,7 @@ impl<'a> Mxfp4Tensors<'a> {
     /// The tensors in gpt-oss's form: `blocks`, `scales` and bias.
     ///
     /// # Errors
-    /// [`Error::Shape`] where a row of `weight` holds no whole blocks.
+    /// [`Error::Shape`] if a row of `weight` does not fill whole blocks.
     pub fn into_blocks(self) -> Result<[Option<Tensor<'a>>; 3]> {
         let [size_n, row] = self.weight.dims2()?;
         if !row.is_multiple_of(BLOCK_BYTES) {
@@ -92,8 +92,8 @@ impl<'a> Mxfp4Tensors<'a> {
     /// The weight.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a NaN scale; [`Error::Size`] where
-    /// K fills no whole blocks.
+    /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a NaN scale; [`Error::Size`] if K
+    /// does not fill whole blocks.
     pub fn unpack(self, name: &str) -> Result<Weight<'static>> {
         let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
         let e8m0 = ScalarType::FLOAT8_E8M0FNU;
@@ -119,7 +119,7 @@ impl<'a> Mxfp4Tensors<'a> {
     /// The tensors of `weight`, its scales as bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the weight is not e2m1 with e8m0 scales per 32 k.
+    /// [`Error::Unsupported`] unless the weight is e2m1 with e8m0 scales per 32 k.
     pub fn pack(weight: &Weight<'_>) -> Result<Mxfp4Tensors<'static>> {
         let name = &weight.name;
         expect_type("MXFP4", name, weight.ty, &[ScalarType::FLOAT4_E2M1F])?;
@@ -138,7 +138,7 @@ pub(super) fn nibble_shape(weight: &Tensor<'_>, block: usize) -> Result<(Shape, 
     let [size_n, bytes] = sizes(weight)?;
     let shape = Shape::new(unpacked(weight, bytes, 2)?, size_n);
     let groups = GroupSize::Of(block).groups(shape.k())?;
-    // Blocks of 16 fill whole words, so this holds wherever the line above does.
+    // Blocks of 16 fill whole words, so the check above implies this.
     shape.k().packed(4)?;
     Ok((shape, groups))
 }

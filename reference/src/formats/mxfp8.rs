@@ -15,7 +15,7 @@ use crate::num::tensor::{DType, Tensor};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result};
 
-/// What configs, selection, cases and loaders read.
+/// The descriptor for configs, selection, cases and loaders.
 pub static FORMAT: MxFormat = MxFormat {
     name: "mxfp8",
     element: ScalarType::FLOAT8_E4M3FN,
@@ -45,11 +45,11 @@ pub struct Mxfp8Tensors<'a> {
 
 impl<'a> Mxfp8Tensors<'a> {
     /// The same tensors without padding around the scales: the first `size_n` rows and
-    /// `size_k / 32` columns. Some writers round the scales' shape up to what a kernel's tiles
-    /// want; what lies there is never read (upstream cuts it off in `prepare_mxfp8_*_for_marlin`).
+    /// `size_k / 32` columns. Some writers pad the scales to a kernel's tiles; the padding is never
+    /// read (upstream removes it in `prepare_mxfp8_*_for_marlin`).
     ///
     /// # Errors
-    /// [`Error::Shape`] where the scales are too few.
+    /// [`Error::Shape`] if there are too few scales.
     pub fn without_padding(self) -> Result<Mxfp8Tensors<'a>> {
         let [size_n, size_k] = self.weight.dims2()?;
         let [rows, columns] = self.weight_scale.dims2()?;
@@ -75,8 +75,8 @@ impl Mxfp8Tensors<'_> {
     /// The weight. NaN codes are kept.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a NaN scale; [`Error::Size`] where
-    /// K fills no whole blocks.
+    /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a NaN scale; [`Error::Size`] if K
+    /// does not fill whole blocks.
     pub fn unpack(self, name: &str) -> Result<Weight<'static>> {
         self.weight.expect_dtype(&[DType::F8E4M3])?;
         let [size_n, size_k] = sizes(&self.weight)?;
@@ -100,7 +100,7 @@ impl Mxfp8Tensors<'_> {
     /// The tensors of `weight`, its scales as bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the weight is not e4m3fn with e8m0 scales per 32 k.
+    /// [`Error::Unsupported`] unless the weight is e4m3fn with e8m0 scales per 32 k.
     pub fn pack(weight: &Weight<'_>) -> Result<Mxfp8Tensors<'static>> {
         let name = &weight.name;
         expect_type("MXFP8", name, weight.ty, &[ScalarType::FLOAT8_E4M3FN])?;

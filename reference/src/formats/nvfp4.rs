@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// k per scale.
 pub const BLOCK: usize = 16;
 
-/// What the file's global scale does to a dequantized value.
+/// Whether the file's global scale divides or multiplies a dequantized value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GlobalScale {
     /// Divides it (`weight_global_scale` of compressed-tensors): the weight's multiplier is 1/x.
@@ -27,15 +27,15 @@ pub enum GlobalScale {
     Multiplier,
 }
 
-/// What to do where the shards of a fused matrix have different global scales, of which a kernel
-/// takes one.
+/// The choice of the global scale if the shards of a fused matrix differ, since a kernel takes only
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shards {
-    /// Refuse: any choice makes some shard's numbers wrong.
+    /// Return an error, since any choice makes the values of some shard wrong.
     Equal,
-    /// The largest stored one, as upstream's linear layers do.
+    /// The largest, as in upstream's linear layers.
     Largest,
-    /// The first, as upstream's w13 (gate and up) does.
+    /// The first, as in upstream's w13 (gate and up).
     First,
 }
 
@@ -44,7 +44,7 @@ pub enum Shards {
 pub struct Scheme {
     /// Divisor or multiplier.
     pub global: GlobalScale,
-    /// Which of several.
+    /// Choice among several.
     pub shards: Shards,
 }
 
@@ -67,7 +67,7 @@ impl Nvfp4Tensors<'_> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a block scale that is NaN or
     /// negative (the kernel has no bit for its sign), a global scale that is not positive and
-    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] where K fills no
+    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] if K does not fill
     /// whole blocks.
     pub fn unpack(self, name: &str, scheme: Scheme) -> Result<Weight<'static>> {
         let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
@@ -89,11 +89,11 @@ impl Nvfp4Tensors<'_> {
         Ok(weight)
     }
 
-    /// The tensors of `weight`. A divisor is the reciprocal of the multiplier in float32, which
-    /// need not give the same multiplier back to the last bit.
+    /// The tensors of `weight`. A divisor is the reciprocal of the multiplier in float32, so a
+    /// round trip may change its last bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the weight is not e2m1 with e4m3fn scales per 16 k,
+    /// [`Error::Unsupported`] unless the weight is e2m1 with e4m3fn scales per 16 k,
     /// [`Error::Missing`] without a global scale.
     pub fn pack(weight: &Weight<'_>, global: GlobalScale) -> Result<Nvfp4Tensors<'static>> {
         let name = &weight.name;
@@ -114,13 +114,13 @@ impl Nvfp4Tensors<'_> {
     }
 }
 
-/// Which multiplier the halves of an expert's w13 get, where their stored global scales differ.
+/// The multipliers of the halves of an expert's w13 if their stored global scales differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum W13Scale {
-    /// w1's for both, as upstream does, whose kernels take one for an expert: w3's numbers are then
+    /// w1's for both, as in upstream, whose kernels take one per expert: the values of w3 are then
     /// wrong by the quotient of the two.
     First,
-    /// Each its own: what the checkpoint says.
+    /// Each keeps its own, as in the checkpoint.
     Own,
 }
 
@@ -138,9 +138,9 @@ pub struct ShardMismatch {
 }
 
 impl ShardMismatch {
-    /// Whether upstream warns of it: unless |w1 − w3| ≤ 1e-8 + 1e-5 · |w3| (`torch.allclose`). Its
-    /// limit does not know how large a scale is, so that multipliers of 1e-8 pass for equal to any
-    /// other; [`w13_global_scales`] names every difference.
+    /// Whether upstream warns about it: unless |w1 − w3| ≤ 1e-8 + 1e-5 · |w3| (`torch.allclose`).
+    /// The absolute part of this limit exceeds small scales, so multipliers of about 1e-8 always
+    /// count as equal; [`w13_global_scales`] reports every difference.
     pub fn upstream_warns(&self) -> bool {
         (self.w1 - self.w3).abs() > 1e-8 + (1e-5 * self.w3).abs()
     }
@@ -156,7 +156,7 @@ impl std::fmt::Display for ShardMismatch {
 /// The multipliers of a layer's w13.
 #[derive(Debug, Clone, PartialEq)]
 pub struct W13Scales {
-    /// Of w1 and of w3, for each expert.
+    /// Multipliers of w1 and w3 for each expert.
     pub multipliers: Vec<[f32; 2]>,
     /// The experts whose two stored values differ.
     pub mismatches: Vec<ShardMismatch>,
@@ -191,8 +191,8 @@ pub fn w13_global_scales(
     Ok(W13Scales { multipliers, mismatches: pairs().filter_map(mismatch).collect() })
 }
 
-/// The multipliers that a tensor's stored global scales stand for, of weights or of quantized
-/// activations (`input_global_scale`, a divisor; ModelOpt's `input_scale`, a multiplier).
+/// Converts a tensor's stored global scales, of weights or of quantized activations, to multipliers
+/// (`input_global_scale`, a divisor; ModelOpt's `input_scale`, a multiplier).
 ///
 /// # Errors
 /// [`Error::Dtype`]; [`Error::Value`] for a scale that is not positive and finite, or whose reciprocal
@@ -203,7 +203,7 @@ pub fn multipliers(tensor: &Tensor<'_>, global: GlobalScale) -> Result<Vec<f32>>
 }
 
 impl GlobalScale {
-    /// The multiplier that a stored value stands for.
+    /// The multiplier of a stored value.
     fn multiplier(self, stored: f32) -> f32 {
         match self {
             Self::Divisor => 1.0 / stored,
@@ -212,7 +212,7 @@ impl GlobalScale {
     }
 }
 
-/// The stored values, each positive and finite, and its multiplier too.
+/// The stored values, which must be positive and finite, as must their multipliers.
 fn usable_values(tensor: &Tensor<'_>, global: GlobalScale) -> Result<Vec<f32>> {
     tensor.expect_dtype(&[DType::F32])?;
     let fine = |x: f32| x > 0.0 && x.is_finite();
@@ -227,7 +227,7 @@ fn usable_values(tensor: &Tensor<'_>, global: GlobalScale) -> Result<Vec<f32>> {
     }
 }
 
-/// The one multiplier of a file's global scales.
+/// The multiplier of a file's global scales.
 fn multiplier(tensor: &Tensor<'_>, scheme: Scheme) -> Result<f32> {
     let values = usable_values(tensor, scheme.global)?;
     let Some(&first) = values.first() else {

@@ -1,4 +1,4 @@
-//! What the formats share: sizes, scale tables, zero points, groups, biases.
+//! Helpers shared by the formats: sizes, scale tables, zero points, groups, biases.
 
 use crate::formats::values::expect_finite;
 use crate::num::dims::{GroupSize, Shape};
@@ -32,14 +32,14 @@ pub(super) fn sizes(tensor: &Tensor<'_>) -> Result<[usize; 2]> {
     Ok(dims)
 }
 
-/// `stored · factor`, a dimension in codes; fails where it overflows.
+/// `stored · factor`, a dimension in codes; an error on overflow.
 pub(super) fn unpacked(tensor: &Tensor<'_>, stored: usize, factor: usize) -> Result<usize> {
     stored.checked_mul(factor).ok_or_else(|| {
         Error::shape(tensor.name(), tensor.shape(), format!("sizes whose {factor}-fold is a size"))
     })
 }
 
-/// Finite scales `[groups, size_n]`; `groups` is free (1 or more) where `None`.
+/// Finite scales `[groups, size_n]`; `None` accepts any number of groups except 0.
 pub(super) fn scale_table(
     tensor: &Tensor<'_>,
     groups: Option<usize>,
@@ -57,7 +57,7 @@ pub(super) fn scale_columns(
     finite_table(tensor, [Some(size_n), groups]).map(|t| t.transposed())
 }
 
-/// A table of finite numbers of these sizes; `None` is any but 0.
+/// A table of finite values of these sizes; `None` accepts any size except 0.
 fn finite_table(tensor: &Tensor<'_>, sizes: [Option<usize>; 2]) -> Result<Table> {
     let ty = float_scales(tensor)?;
     let dims = tensor.dims2()?;
@@ -125,7 +125,7 @@ pub(super) fn zero_table(
     Table::new(ty, groups, size_n, TableData::B8(codes))
 }
 
-/// The codes of a weight's zero points, which must be there.
+/// The codes of a weight's zero points, which are required.
 pub(super) fn zero_codes<'w>(name: &str, zeros: Option<&'w Table>) -> Result<&'w [u8]> {
     match zeros.map(Table::data) {
         Some(TableData::B8(codes)) => Ok(codes),
@@ -136,8 +136,8 @@ pub(super) fn zero_codes<'w>(name: &str, zeros: Option<&'w Table>) -> Result<&'w
     }
 }
 
-/// Groups from a `g_idx` tensor `[size_k]` and `groups` scale rows. One that says k / group_size
-/// throughout is no act-order.
+/// Groups from a `g_idx` tensor `[size_k]` and `groups` scale rows. A `g_idx` that equals k /
+/// group_size throughout is not act-order.
 pub(super) fn groups_from(
     g_idx: &Tensor<'_>,
     shape: Shape,
@@ -169,7 +169,7 @@ pub(super) fn g_idx_tensor(
     Tensor::from_vec(name, DType::I32, vec![size_k], values)
 }
 
-/// Refuses a weight that `format` cannot hold.
+/// Returns an error for a weight that `format` cannot store.
 pub(super) fn expect_type(
     format: &str,
     name: &str,
@@ -184,7 +184,7 @@ pub(super) fn expect_type(
     Err(Error::unsupported(format!("{name}: type {ty}"), reason))
 }
 
-/// Refuses a weight whose scales are not of type `scale` for each `block` k.
+/// Returns an error unless the weight has scales of type `scale` for each `block` k.
 pub(super) fn expect_blocks(
     format: &str,
     weight: &Weight<'_>,

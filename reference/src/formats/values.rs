@@ -1,13 +1,13 @@
-//! Values that no weight may have, found fast.
+//! Fast search for values that no weight may have.
 
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::Tensor;
 use crate::{Error, Result};
 
-/// Fails with [`Error::Value`] at the first element of `tensor`, read as `ty`, that is NaN or
+/// Returns [`Error::Value`] for the first element of `tensor`, read as `ty`, that is NaN or
 /// infinite. The tensor's elements must have `ty`'s width.
 pub fn expect_finite(tensor: &Tensor<'_>, ty: ScalarType) -> Result<()> {
-    // Nearly always all of them are: exponents alone are looked at first.
+    // Nearly always all values are finite, so only the exponents are examined first.
     let finite = match ty {
         ScalarType::FLOAT16 if tensor.dtype().bytes() == 2 => {
             tensor.elements::<u16>().iter().all(|b| b & 0x7c00 != 0x7c00)
@@ -26,7 +26,7 @@ pub fn expect_finite(tensor: &Tensor<'_>, ty: ScalarType) -> Result<()> {
     find(tensor, ty, |v| !v.is_finite(), "a finite number")
 }
 
-/// Fails with [`Error::Value`] at the first element for which `bad` holds.
+/// Returns [`Error::Value`] for the first element for which `bad` holds.
 pub(crate) fn find(
     tensor: &Tensor<'_>,
     ty: ScalarType,

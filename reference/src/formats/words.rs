@@ -1,4 +1,4 @@
-//! Moving codes between the packings of files and the hub's words along K.
+//! Converts codes between the packings of files and the hub's words along K.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ const TILE_ROWS: usize = 64;
 /// Transposes `[rows, cols]` words to `[cols, rows]`, on rayon's threads.
 ///
 /// # Panics
-/// When `src` does not have `rows · cols` words: a programming error.
+/// Panics if `src` does not have `rows · cols` words, which is a programming error.
 pub fn transpose_words(src: &[u32], rows: usize, cols: usize) -> Vec<u32> {
     assert_eq!(src.len(), rows * cols, "words of a {rows} x {cols} matrix");
     let mut dst = vec![0u32; src.len()];
@@ -28,8 +28,8 @@ pub fn transpose_words(src: &[u32], rows: usize, cols: usize) -> Vec<u32> {
     dst.par_chunks_mut(TILE_COLS * rows).enumerate().for_each(|(block, stripe)| {
         let first = block * TILE_COLS;
         let width = stripe.len() / rows;
-        // Row lengths are often multiples of a page, so that one column's lines all fall into one
-        // set of the cache: a tile goes through a buffer, and either side is touched in whole lines.
+        // Row lengths are often multiples of a page, so all lines of a column map to one cache set.
+        // A tile therefore goes through a buffer, and both sides are accessed in whole cache lines.
         let mut tile = [[0u32; TILE_ROWS]; TILE_COLS];
         for r0 in (0..rows).step_by(TILE_ROWS) {
             let height = TILE_ROWS.min(rows - r0);
@@ -51,7 +51,7 @@ pub fn transpose_words(src: &[u32], rows: usize, cols: usize) -> Vec<u32> {
 /// fields, 8 of 4 bits or 4 of 8.
 pub(super) fn transpose_fields<const P: usize>(square: &mut [u32; P]) {
     let bits = 32 / P;
-    // Quarters are swapped across the diagonal: halves of the words first, then halves of those.
+    // Swaps quarters across the diagonal: first halves of the words, then halves of those.
     for (shift, mask) in [(16, 0x0000_ffffu32), (8, 0x00ff_00ff), (4, 0x0f0f_0f0f)] {
         let distance = shift / bits;
         if distance == 0 {
@@ -65,7 +65,7 @@ pub(super) fn transpose_fields<const P: usize>(square: &mut [u32; P]) {
     }
 }
 
-/// Codes of 4 bits, one to a byte, as words of eight: `codes` fill whole words.
+/// Packs 4-bit codes, one per byte, into words of eight; `codes` must fill whole words.
 pub(super) fn pack_nibbles(codes: &[u8]) -> Vec<u32> {
     let (eights, _) = codes.as_chunks::<8>();
     let squeeze = |&bytes: &[u8; 8]| {
@@ -96,7 +96,7 @@ pub(super) fn words(bytes: Cow<'_, [u8]>) -> Cow<'_, [u32]> {
     }
 }
 
-/// Codes from a file that has columns first: words `[size_n, size_k / pack]`, packed along K.
+/// Codes from a column-major file: words `[size_n, size_k / pack]`, packed along K.
 pub(super) fn codes_from_columns(bits: u32, shape: Shape, words: &[u32]) -> Result<Codes<'static>> {
     let rows = shape.k().packed(bits)?.0;
     if rows.checked_mul(shape.size_n) != Some(words.len()) {
@@ -117,7 +117,7 @@ pub(super) fn plain_order(bits: u32) -> &'static [usize] {
 }
 
 /// Takes codes out of `[rows, ceil(cols / pack)]` words packed along the last axis: field i of a
-/// word holds column `order[i]` of its group. Codes past `cols` are padding and left out.
+/// word holds column `order[i]` of its group. Codes past `cols` are padding and skipped.
 pub(super) fn unpack_rows(words: &[u32], cols: usize, bits: u32, order: &[usize]) -> Vec<u8> {
     let pack = order.len();
     let per_row = cols.div_ceil(pack);

@@ -10,14 +10,12 @@ use crate::Result;
 use crate::num::tensor::Tensor;
 use crate::products::schedule::{self, Extras, Schedule, known_schedules};
 use crate::products::tensor_core::LANES;
-use crate::products::{self, Class, Convention, Recipe};
+use crate::products::{self, Convention, Recipe};
 
 /// Most schedules that match the sample and are executed in full.
 const WHOLE_CANDIDATES: usize = 16;
 /// Rows of the sample; each contributes its first and last columns.
 const SPOT_ROWS: usize = 4;
-/// Rows per part of the sample on which members of a class are tried.
-const SAMPLE_ROWS: usize = 2;
 
 /// The verdict on a product of two e4m3 operands that declares neither a schedule nor a class: a
 /// pass if a known schedule gives every bit, otherwise the verdict of the stage's classes.
@@ -118,55 +116,4 @@ fn distinct(numbers: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut numbers: Vec<usize> = numbers.into_iter().collect();
     numbers.dedup();
     numbers
-}
-
-/// The members of a class, compared with a sample of an output.
-pub(super) struct Members {
-    /// Members whose intervals contain the sample under one of the conventions, in the order of the
-    /// class.
-    pub(super) holding: Vec<Class>,
-    /// The member that comes nearest to the sample.
-    pub(super) nearest: Class,
-}
-
-/// Compares the members of `class` with a sample of the stage's output; `None` if the class has no
-/// members or the stage has no rows.
-pub(super) fn members(
-    stage: &Stage<'_>,
-    class: &Class,
-    conventions: &[Convention],
-) -> Result<Option<Members>> {
-    let Some(part) = stage.parts.iter().find(|p| !p.rows.is_empty()) else { return Ok(None) };
-    let members = class.members(part.weight.shape().size_k);
-    if members.len() < 2 {
-        return Ok(None);
-    }
-    let bits = elements(stage.found);
-    let found: Vec<f64> = bits.iter().map(|&b| stage.dtype.to_f64(b)).collect();
-    // For each member and convention: the number of elements outside their bounds, and the largest
-    // error over bound.
-    let mut distances = vec![vec![(0, 0f64); conventions.len()]; members.len()];
-    for sample in stage.spread_samples(SAMPLE_ROWS)? {
-        let bounds = sample.member_bounds(stage, (conventions, class), &members)?;
-        for (distance, bounded) in distances.iter_mut().flatten().zip(bounds.iter().flatten()) {
-            for (bound, &i) in bounded.iter().zip(&sample.places) {
-                let ratio = bound.ratio(found[i]);
-                distance.0 += usize::from(ratio > 1.0);
-                distance.1 = distance.1.max(ratio);
-            }
-        }
-    }
-    let nearer = |a: (usize, f64), b: (usize, f64)| if b < a { b } else { a };
-    let mut holding = Vec::new();
-    let mut nearest: Option<((usize, f64), Class)> = None;
-    for (member, all) in members.into_iter().zip(distances) {
-        let distance = all.into_iter().fold((usize::MAX, f64::INFINITY), nearer);
-        if nearest.as_ref().is_none_or(|n| distance < n.0) {
-            nearest = Some((distance, member.clone()));
-        }
-        if distance.0 == 0 {
-            holding.push(member);
-        }
-    }
-    Ok(nearest.map(|(_, nearest)| Members { holding, nearest }))
 }

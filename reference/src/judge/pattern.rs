@@ -243,7 +243,7 @@ mod tests {
         assert_eq!((&*id_of, &*text), ("columns-moved", wanted));
         let halves = |v: &mut [u32]| v.chunks_exact_mut(COLS).for_each(|row| row.rotate_left(4));
         assert_eq!(id(halves).as_deref(), Some("halves-exchanged"));
-        // Also of one row alone, and beside equal values.
+        // Also in a single row, and next to equal values.
         assert_eq!(id(|v| v[COLS..2 * COLS].rotate_left(4)).as_deref(), Some("halves-exchanged"));
         let (id_of, text) = explained(|v| v.rotate_left(COLS)).expect("a pattern");
         let wanted = "3 rows are in another order: 0 holds 1, 1 holds 2, 2 holds 0";

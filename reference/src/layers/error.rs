@@ -1,4 +1,4 @@
-//! What a layer's constructor or shape rule refuses, one variant per failure.
+//! Errors of a layer's constructor or shape rules, one variant per failure.
 
 use crate::num::scalar::ScalarType;
 use crate::select::{MarlinRefusal, Platform};
@@ -29,13 +29,13 @@ pub enum LayerError {
         /// Layer method.
         method: &'static str,
     },
-    /// A scale's shape was asked for without its number of groups.
+    /// The shape of a scale was requested without its number of groups.
     #[error("the shape of {weight} needs its number of groups")]
     GroupsMissing {
         /// `w13_scale` or `w2_scale`.
         weight: &'static str,
     },
-    /// A size is not a multiple of what it is cut into.
+    /// A size is not divisible.
     #[error("{what} = {found} is not divisible by {by} = {of}")]
     NotDivisible {
         /// Which size.
@@ -47,13 +47,13 @@ pub enum LayerError {
         /// Divisor.
         of: usize,
     },
-    /// A size is zero where at least one is needed.
+    /// A size is zero.
     #[error("{what} is 0")]
     Zero {
         /// Which size.
         what: &'static str,
     },
-    /// Sizes whose product does not fit.
+    /// The product of sizes overflows.
     #[error("{what}: the size overflows")]
     Overflow {
         /// Which size.
@@ -75,7 +75,7 @@ pub enum LayerError {
         /// What the config says.
         found: String,
     },
-    /// A method of CPUs alone.
+    /// A method that runs only on CPUs.
     #[error("{method} runs on CPUs only, not on {platform}")]
     CpuOnly {
         /// Layer method.
@@ -83,7 +83,7 @@ pub enum LayerError {
         /// Platform found.
         platform: Platform,
     },
-    /// FP8 experts take per-tensor, per-channel with per-token, or block scales.
+    /// FP8 experts with an unsupported pair of weight and activation scales.
     #[error("FP8 experts: weight scales {weights} do not go with activation scales {activations}")]
     StrategyPair {
         /// Scales of the weights.

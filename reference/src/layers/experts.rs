@@ -1,8 +1,8 @@
-//! Which experts live on which rank (upstream `determine_expert_map`).
+//! Placement of experts on ranks (upstream `determine_expert_map`).
 
 use super::LayerError;
 
-/// How experts are dealt to ranks.
+/// How experts are distributed over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertPlacement {
     /// Consecutive experts share a rank.
@@ -16,15 +16,15 @@ pub enum ExpertPlacement {
 pub struct ExpertMap {
     /// Number of experts on this rank.
     pub local_num_experts: usize,
-    /// `[global_num_experts]` local index of each expert, −1 for those elsewhere; `None` when
-    /// one rank has them all.
+    /// `[global_num_experts]` local index of each expert, −1 for experts of other ranks; `None` if
+    /// one rank has all.
     pub map: Option<Vec<i32>>,
     /// Global ids of the local experts, in local order.
     pub global_ids: Vec<usize>,
 }
 
-/// Deals `global_num_experts` experts to `ep_size` ranks: as evenly as possible, the first ranks
-/// taking one more when there is a remainder.
+/// Distributes `global_num_experts` experts over `ep_size` ranks as evenly as possible; with a
+/// remainder, the first ranks get one more.
 ///
 /// # Errors
 /// [`LayerError::Zero`], [`LayerError::Rank`]; [`LayerError::Overflow`] above 2^20 experts.

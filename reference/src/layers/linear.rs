@@ -8,7 +8,7 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::select::{Capability, check_marlin_supported, check_marlin_supports_shape};
 
-/// How a linear layer is spread over ranks.
+/// How a linear layer is distributed over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Parallel {
     /// Every rank has the whole matrix.
@@ -30,7 +30,7 @@ pub struct OutputPart {
     pub replicas: usize,
 }
 
-/// A linear layer as one tensor-parallel rank sees it.
+/// The part of a linear layer on one tensor-parallel rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinearShard {
     /// Input features of the whole layer.
@@ -39,7 +39,7 @@ pub struct LinearShard {
     pub input_size_per_partition: usize,
     /// The merged matrices.
     pub parts: Vec<OutputPart>,
-    /// How it is spread.
+    /// How the layer is distributed.
     pub parallel: Parallel,
     /// Number of ranks.
     pub tp_size: usize,
@@ -95,7 +95,7 @@ impl LinearShard {
     /// Merged query, key and value projections; key and value heads fewer than ranks repeat.
     ///
     /// # Errors
-    /// [`LayerError::NotDivisible`] unless heads and ranks divide each other as upstream asks.
+    /// [`LayerError::NotDivisible`] unless heads and ranks divide each other as upstream requires.
     pub fn qkv(
         hidden_size: usize,
         head_size: usize,
@@ -136,7 +136,7 @@ impl LinearShard {
     }
 }
 
-/// The kernel's `is_k_full`: false when act-order's rows are spread over ranks
+/// The kernel's `is_k_full`: false if the rows of an act-order matrix are distributed over ranks
 /// (upstream `marlin_is_k_full`).
 pub const fn is_k_full(act_order: bool, is_row_parallel: bool) -> bool {
     !(act_order && is_row_parallel)
@@ -226,8 +226,8 @@ pub fn gptq_linear(
 }
 
 /// Parameters of a compressed-tensors WNA16 linear layer: `weight_packed` `[N, K/pack]`,
-/// `weight_scale` `[N, G]`, `weight_shape` `[2]`, and where they apply `weight_zero_point`
-/// `[N/pack, G]`, `weight_g_idx` `[K]`.
+/// `weight_scale` `[N, G]`, `weight_shape` `[2]`, and, if applicable, `weight_zero_point`
+/// `[N/pack, G]` and `weight_g_idx` `[K]`.
 ///
 /// # Errors
 /// As [`gptq_linear`].
@@ -275,7 +275,7 @@ pub fn ct_wna16_linear(
 /// activations are static.
 ///
 /// # Errors
-/// [`LayerError::NotDivisible`] where a block would straddle ranks or merged matrices (upstream
+/// [`LayerError::NotDivisible`] if a block would cross ranks or merged matrices (upstream
 /// `validate_fp8_block_shape`; the last merged matrix may end inside a block when N is not cut);
 /// [`LayerError::StrategyPair`] for block scales with static activations.
 pub fn fp8_linear(scheme: &Fp8Scheme, shard: &LinearShard) -> Result<LayerParams, LayerError> {

@@ -1,10 +1,10 @@
 //! Parameters of a layer on one rank: names, shapes, dtypes, and how a checkpoint's tensors are
 //! cut into them.
 //!
-//! Each function answers for one layer kind what upstream's `create_weights` registers, and
-//! refuses what its constructor or `create_weights` refuses (vLLM 0.21.0 `gptq_marlin.py`,
-//! `compressed_tensors_moe*.py`, `fp8.py`, `modelopt.py`). [`slices`] says which part of a full
-//! tensor lands in which part of a rank's parameter (`parameter.py`, `fused_moe/layer.py`).
+//! Each function returns the parameters that upstream's `create_weights` registers for one kind of
+//! layer, and returns an error where its constructor or `create_weights` does (vLLM 0.21.0
+//! `gptq_marlin.py`, `compressed_tensors_moe*.py`, `fp8.py`, `modelopt.py`). [`slices`] maps parts
+//! of a full tensor to parts of a rank's parameter (`parameter.py`, `fused_moe/layer.py`).
 
 mod error;
 mod experts;
@@ -31,12 +31,12 @@ pub use moe_ct::{
 pub use moe_float::{ct_fp8_moe, ct_nvfp4_moe};
 pub use parallel::{ParallelStyle, TensorParallel};
 
-/// What a parameter holds; decides how it is loaded.
+/// The role of a parameter; determines how it is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Codes, packed or not.
     Weight,
-    /// Scales or zero points of weights, by what shares one.
+    /// Scales or zero points of weights, with their granularity.
     Scale(ScaleKind),
     /// Static activation scale: one value per expert or shard.
     InputScale,
@@ -83,7 +83,7 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: DType,
-    /// What it holds.
+    /// Its role.
     pub role: Role,
     /// Linear layers: the dimension that row parallelism cuts, if any.
     pub input_dim: Option<usize>,
@@ -91,9 +91,9 @@ pub struct ParamSpec {
     pub output_dim: Option<usize>,
     /// Packing.
     pub packed: Option<Packed>,
-    /// `[block_n, block_k]` that one element stands for.
+    /// `[block_n, block_k]` covered by one element.
     pub block: Option<[usize; 2]>,
-    /// MoE layers: the parameter is `[E, in, out]`, so the cut dimensions trade places.
+    /// MoE layers: the parameter is `[E, in, out]`, so the cut dimensions are exchanged.
     pub is_transposed: bool,
     /// MoE layers: the file stores each expert's matrix transposed to the parameter.
     pub transpose_on_load: bool,
@@ -129,12 +129,12 @@ impl ParamSpec {
         self
     }
 
-    /// Number of elements, `None` when it does not fit.
+    /// Number of elements; `None` on overflow.
     pub fn elements(&self) -> Option<usize> {
         self.shape.iter().try_fold(1usize, |a, &d| a.checked_mul(d))
     }
 
-    /// Bytes, `None` when they do not fit.
+    /// Number of bytes; `None` on overflow.
     pub fn bytes(&self) -> Option<usize> {
         self.elements()?.checked_mul(self.dtype.bytes())
     }
@@ -145,10 +145,10 @@ impl ParamSpec {
 pub struct LayerParams {
     /// In the order of registration.
     pub params: Vec<ParamSpec>,
-    /// Whether this rank sees every row of the matrix that act-order permutes; the kernel's
-    /// argument `is_k_full` (of MoE layers: about w2).
+    /// Whether this rank holds every row of the matrix that act-order permutes: the kernel's
+    /// argument `is_k_full` (for MoE layers, of w2).
     pub is_k_full: bool,
-    /// MoE layers: scale groups of w13, where grouped or channel-wise.
+    /// MoE layers: scale groups of w13, if grouped or channel-wise.
     pub num_groups_w13: Option<usize>,
     /// MoE layers: scale groups of w2 held by this rank.
     pub num_groups_w2: Option<usize>,

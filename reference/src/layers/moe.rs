@@ -1,4 +1,4 @@
-//! MoE layers as one rank sees them, and GPTQ-Marlin experts.
+//! The part of a MoE layer on one rank, and GPTQ-Marlin experts.
 
 use super::{LayerError, LayerParams, ParamSpec, Role, ScaleKind, div, mul};
 use crate::config::GptqParams;
@@ -6,7 +6,7 @@ use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 
-/// A MoE layer as one rank sees it.
+/// The part of a MoE layer on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoeShard {
     /// Experts on this rank.
@@ -19,7 +19,7 @@ pub struct MoeShard {
     pub intermediate_size_per_partition: usize,
     /// Tensor-parallel ranks that share the intermediate size.
     pub tp_size: usize,
-    /// Whether w13 holds gate and up (else up alone).
+    /// Whether w13 holds gate and up (otherwise only up).
     pub is_act_and_mul: bool,
     /// Whether experts have biases.
     pub has_bias: bool,
@@ -74,14 +74,14 @@ impl MoeShard {
 /// Parameters of GPTQ-Marlin experts, `[E, K/pack, N]` per matrix. `w13` always holds gate and
 /// up: the method has no ungated form.
 ///
-/// Under act-order every rank holds all of w2's scales, since its rows may belong to any group.
-/// The zero points have the 16-bit type of the scales, not int32 as in linear layers; they are
-/// never read.
+/// With act-order every rank holds all scales of w2, since its rows may belong to any group. The
+/// zero points have the 16-bit type of the scales, not int32 as in linear layers; they are never
+/// read.
 ///
 /// # Errors
 /// [`LayerError::Bits`] unless 4 or 8; [`LayerError::EightBitActivations`];
-/// [`LayerError::NotDivisible`] when a size is not whole groups or words (upstream rounds
-/// down there and fails when the file's tensor does not fit).
+/// [`LayerError::NotDivisible`] if a size does not fill whole groups or words (upstream rounds down
+/// and fails when it loads the tensor).
 pub fn gptq_moe(
     params: &GptqParams,
     shard: &MoeShard,

@@ -6,16 +6,16 @@ use crate::num::dims::GroupSize;
 use crate::num::tensor::DType;
 use crate::select::Capability;
 
-/// Kernel that reads WNA16 experts; it decides the orientation of every tensor.
+/// Kernel of WNA16 experts; determines the orientation of every tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wna16Kernel {
     /// `[E, K/pack, N]`, the file's matrices transposed.
     Marlin,
-    /// `[E, N, K/pack]`, as the file has them; 4 bits in groups of 32 alone.
+    /// `[E, N, K/pack]`, as in the file; only 4 bits in groups of 32.
     FlashInfer,
 }
 
-/// Tensors whose shape [`wna16_weight_shape`] knows.
+/// Tensors whose shape [`wna16_weight_shape`] computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wna16Weight {
     /// Packed gate and up.
@@ -28,12 +28,12 @@ pub enum Wna16Weight {
     W2Scale,
 }
 
-/// Shape of one WNA16 tensor for `kernel` (upstream `get_weight_shape`); `num_groups` of the
-/// scale asked for.
+/// Shape of one WNA16 tensor for `kernel` (upstream `get_weight_shape`); scales require
+/// `num_groups`.
 ///
 /// # Errors
-/// [`LayerError::GroupsMissing`] for a scale without `num_groups`;
-/// [`LayerError::NotDivisible`] when K is not whole words (upstream rounds down).
+/// [`LayerError::GroupsMissing`] for a scale without `num_groups`; [`LayerError::NotDivisible`] if
+/// K does not fill whole words (upstream rounds down).
 pub fn wna16_weight_shape(
     kernel: Wna16Kernel,
     weight: Wna16Weight,
@@ -58,15 +58,15 @@ pub fn wna16_weight_shape(
     })
 }
 
-/// Which activation orderings count as act-order in the shape rules.
+/// The activation orderings that count as act-order in the shape rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ActOrderRule {
-    /// `group` alone: the other ordering leaves uniform groups and no `g_idx`.
+    /// Only `group`; the other ordering has uniform groups and no `g_idx`.
     #[default]
     GroupOnly,
     /// Any ordering, as vLLM 0.21.0 tests it (`if self.actorder`). With `weight` (`static`) and
-    /// several ranks, each then loads all of w2's scales but its slice of the rows, and
-    /// multiplies every rank's rows by the first groups' scales.
+    /// several ranks, each rank then loads all scales of w2 but only its slice of the rows, and
+    /// multiplies its rows by the scales of the first groups.
     Upstream,
 }
 
@@ -77,7 +77,7 @@ pub struct CtWna16Moe<'a> {
     pub weights: &'a CtArgs,
     /// Kernel.
     pub kernel: Wna16Kernel,
-    /// What counts as act-order.
+    /// The orderings that count as act-order.
     pub act_order_rule: ActOrderRule,
 }
 
@@ -115,7 +115,7 @@ fn ct_wna16_group(weights: &CtArgs, kernel: Wna16Kernel) -> Result<GroupSize, La
 ///
 /// # Errors
 /// [`LayerError::Asymmetric`]; [`LayerError::Bits`] unless 4 or 8 (FlashInfer: 4);
-/// [`LayerError::NotDivisible`] when a size is not whole groups or words;
+/// [`LayerError::NotDivisible`] if a size does not fill whole groups or words;
 /// [`LayerError::StrategyPair`] for scales that are neither per channel nor per group, or, with
 /// FlashInfer, not in groups of 32.
 pub fn ct_wna16_moe(
@@ -130,7 +130,8 @@ pub fn ct_wna16_moe(
         ActOrderRule::GroupOnly => weights.actorder == Some(ActOrder::Group),
         ActOrderRule::Upstream => weights.actorder.is_some(),
     };
-    // Upstream compares the configured group with −1, so channels without a group size count.
+    // Upstream compares the configured group with −1, so channel-wise scales without a group size
+    // count as grouped.
     let load_full_w2 = act_order && weights.group_size != Some(-1);
     let pack = 32 / bits as usize;
     let (h, i) = (shard.hidden_size, shard.intermediate_size_per_partition);
@@ -213,7 +214,7 @@ pub fn w4a8_int8_group(
 /// gated.
 ///
 /// # Errors
-/// [`LayerError::NotDivisible`] when K is not whole groups (upstream rounds down).
+/// [`LayerError::NotDivisible`] if K does not fill whole groups (upstream rounds down).
 pub fn ct_w4a8_int8_moe(
     group_size: GroupSize,
     shard: &MoeShard,

@@ -3,7 +3,7 @@
 use crate::named::named;
 
 named! {
-    /// Which dimension tensor parallelism cuts.
+    /// The dimension that tensor parallelism cuts.
     ParallelStyle {
         /// N is cut.
         Column "column",
@@ -12,13 +12,13 @@ named! {
     }
 }
 
-/// A rank's place among the ranks that share a matrix.
+/// The rank and number of the ranks that share a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorParallel {
     /// Number of ranks.
     pub size: usize,
     /// This rank, below `size`.
     pub rank: usize,
-    /// Which dimension is cut.
+    /// The dimension that is cut.
     pub style: ParallelStyle,
 }

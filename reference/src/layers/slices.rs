@@ -1,7 +1,7 @@
-//! Which part of a checkpoint's tensor lands in which part of a rank's parameter.
+//! Maps parts of a checkpoint's tensor to parts of a rank's parameter.
 //!
-//! Upstream's loaders take what fits from a tensor of any size; here the full tensor must have
-//! exactly the size that the layer implies, so that a wrong file is an error and not a slice.
+//! Upstream's loaders slice a tensor of any size. Here the tensor must have exactly the size that
+//! the layer implies, so a wrong file is an error.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use crate::{Error, Result};
 pub struct Slice {
     /// Part of the tensor as the file stores it, one range per dimension.
     pub source: Vec<Range<usize>>,
-    /// Part of the parameter (of MoE layers: of one expert's parameter), one range per
-    /// dimension. Empty for one number.
+    /// Part of the parameter (of MoE layers: of one expert's parameter), one range per dimension.
+    /// Empty for a scalar.
     pub dest: Vec<Range<usize>>,
-    /// Whether the part is transposed on its way.
+    /// Whether the copy transposes the part.
     pub transpose: bool,
 }
 
@@ -47,8 +47,8 @@ fn wrong(spec: &ParamSpec, found: &[usize], expected: &[usize]) -> Error {
 /// tensor belongs to (0 when nothing is merged); `full` the tensor's shape in the file.
 ///
 /// # Errors
-/// [`LayerError::Rank`]; [`Error::Shape`] when `full` is not what the layer implies, with the
-/// expected shape; [`Error::Size`] when there is no such part.
+/// [`LayerError::Rank`]; [`Error::Shape`] with the expected shape if `full` is not what the layer
+/// implies; [`Error::Size`] if `part` does not exist.
 pub fn linear(
     spec: &ParamSpec,
     shard: &LinearShard,

@@ -1,12 +1,14 @@
 //! Kernel formats as objects: offset, pack, unpack, compare, locate.
 //!
 //! A layout is a bijection between elements of a matrix (a weight code at (k, n), a scale at
-//! (group, n)) and bit ranges of a packed tensor. That it is right means `unpack(pack(w)) == w`
-//! and equality with the bytes that upstream's operators wrote; no product is needed to know.
+//! (group, n)) and bit ranges of a packed tensor. A layout is right if `unpack(pack(w)) == w` and
+//! its bytes equal those of upstream's operators; no product is needed to test it.
 
+pub mod block_scale;
 pub mod flashinfer;
 pub mod kleidi;
 pub mod marlin;
+pub mod rows;
 
 use std::fmt;
 
@@ -23,7 +25,7 @@ pub struct Slot {
     pub width: u32,
 }
 
-/// Where a value of a packed weight lives on the machine that will read it.
+/// The lane and register that hold a value of a packed weight in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Fragment {
     /// Row of tiles: k / tile height.
@@ -32,7 +34,7 @@ pub struct Fragment {
     pub tile_n: usize,
     /// Lane of the warp that loads it.
     pub lane: u32,
-    /// Which m16n8 product of the tile's columns it feeds (8 columns each).
+    /// Index of the m16n8 product, 8 of the tile's columns each, that it enters.
     pub mma_n: u32,
     /// Register of that product's B fragment, 0 or 1.
     pub register: u32,
@@ -69,12 +71,12 @@ pub trait Layout {
     /// Shape `[rows, cols]` of the packed tensor, in storage elements.
     fn packed_shape(&self) -> [usize; 2];
 
-    /// Where the matrix element (`row`, `col`) is stored. `row` is k for weights and the group
-    /// for scales and zero points. Panics when the element is outside the matrix.
+    /// Where the matrix element (`row`, `col`) is stored. `row` is k for weights and the group for
+    /// scales and zero points. Panics if the element is outside the matrix.
     fn offset(&self, row: usize, col: usize) -> Slot;
 
-    /// Which matrix element bit `bit` of storage element `element` belongs to. Panics when it is
-    /// outside the packed tensor.
+    /// The matrix element of bit `bit` of storage element `element`. Panics if it is outside the
+    /// packed tensor.
     fn locate(&self, element: usize, bit: u32) -> Place;
 
     /// Number of storage elements.

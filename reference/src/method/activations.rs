@@ -1,4 +1,4 @@
-//! Activations as the products of a method take them.
+//! Quantization of activations for the products of a method.
 
 use crate::formats::mx::{self, MxFormat};
 use crate::moe::{half_type, to_slots, widen};
@@ -11,14 +11,15 @@ const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 /// How activations are quantized before a product.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Quantizer {
-    /// Not at all.
+    /// Not quantized.
     None,
     /// e4m3fn, a scale for each row ([`crate::quantize::per_token_fp8`]).
     Fp8Token,
-    /// e4m3fn, one scale for all rows: this one, or the largest value's
-    /// ([`crate::quantize::per_tensor_fp8`]). Without a given scale a row's codes depend on the batch.
+    /// e4m3fn, one scale for all rows: a given one, or one from the largest value
+    /// ([`crate::quantize::per_tensor_fp8`]). Without a given scale a row's codes depend on the
+    /// batch.
     Fp8Tensor(Option<f32>),
-    /// e4m3fn, a scale for each group of so many k of a row ([`crate::quantize::per_group_fp8`]).
+    /// e4m3fn, a scale for each group of this many k of a row ([`crate::quantize::per_group_fp8`]).
     Fp8Group(usize),
     /// A Microscaling format: a power of two for each 32 k ([`MxFormat::quantize`]).
     Mx(&'static MxFormat),
@@ -38,7 +39,7 @@ impl Quantizer {
         }
     }
 
-    /// Short name as reports print it.
+    /// Short name for reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::None => "16-bit",
@@ -51,17 +52,16 @@ impl Quantizer {
         }
     }
 
-    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the expert
-    /// of each row, which [`Quantizer::Nvfp4`] alone reads; a row without one is quantized with the
+    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the
+    /// expert of each row, which only [`Quantizer::Nvfp4`] reads; a row without an expert uses the
     /// multiplier 1.
     ///
-    /// A row that holds an infinity or a NaN has NaN for the scales that are computed from it, so that
-    /// its products are NaN; with one computed scale for all rows, all are. A static scale
-    /// (`Fp8Tensor(Some(_))`) stays, and limits such values as upstream does:
-    /// [`crate::quantize::per_tensor_fp8`].
+    /// Scales computed from a row with an infinity or NaN are NaN, so its products are NaN; a
+    /// computed scale for all rows makes all products NaN. A static scale (`Fp8Tensor(Some(_))`) is
+    /// unchanged and saturates such values as upstream does: [`crate::quantize::per_tensor_fp8`].
     ///
     /// # Errors
-    /// As the functions of [`crate::quantize`]; [`Error::Shape`] where the parts are not of as many rows;
+    /// As the functions of [`crate::quantize`]; [`Error::Shape`] if the parts differ in their rows;
     /// [`Error::Value`] for an expert without a multiplier.
     pub fn quantize(
         &self,
@@ -123,7 +123,7 @@ impl Quantizer {
     }
 }
 
-/// The numbers of 8-bit codes, exactly.
+/// The exact values of 8-bit codes.
 fn decoded(ty: ScalarType, codes: &[u8]) -> Vec<f32> {
     codes.iter().map(|&c| ty.to_f64(c.into()) as f32).collect()
 }
@@ -155,7 +155,7 @@ fn nvfp4_rows(
 /// Scales of quantized rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scales {
-    /// None: the codes are the numbers.
+    /// No scales: the codes are the values.
     None,
     /// `[M]`.
     Row(Vec<f32>),
@@ -177,7 +177,7 @@ pub struct Activations {
     pub size_k: usize,
     /// `[M, size_k]`, zero-extended.
     pub codes: Vec<u32>,
-    /// What the codes are multiplied with.
+    /// Scales of the codes.
     pub scales: Scales,
     /// `[M]`: NVFP4's multiplier of each row's sum.
     pub globals: Option<Vec<f32>>,
@@ -189,7 +189,7 @@ impl Activations {
         self.codes.len() / self.size_k
     }
 
-    /// Rows of slots, where these are rows of tokens ([`to_slots`]).
+    /// Repeats rows of tokens as rows of slots ([`to_slots`]).
     #[must_use]
     pub fn to_slots(&self, top_k: usize) -> Self {
         let each = |values: &[f32], per_row: usize| to_slots(values, per_row, top_k);
@@ -212,7 +212,7 @@ impl Activations {
         &self.codes[m * self.size_k..][..self.size_k]
     }
 
-    /// The scale at (`m`, `k`); 1 where there are none.
+    /// The scale at (`m`, `k`); 1 without scales.
     pub fn scale(&self, m: usize, k: usize) -> f32 {
         match &self.scales {
             Scales::None => 1.0,
@@ -221,8 +221,8 @@ impl Activations {
         }
     }
 
-    /// The number at (`m`, `k`), exactly, without the row's global multiplier: a code of at most 11
-    /// bits times a scale of 24.
+    /// The exact value at (`m`, `k`) without the row's global multiplier: a code of at most 11 bits
+    /// times a scale of 24.
     pub fn value(&self, m: usize, k: usize) -> f64 {
         self.ty.to_f64(self.codes[m * self.size_k + k]) * f64::from(self.scale(m, k))
     }

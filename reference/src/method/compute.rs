@@ -1,4 +1,4 @@
-//! The ways to compute a product.
+//! The algorithms that compute a product.
 
 use rayon::prelude::*;
 
@@ -12,10 +12,11 @@ impl Product<'_> {
     /// The output `[M, N]`, bits of `dtype`.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape), [`Error::Size`](crate::Error::Size) where the parts do not fit; [`Error::Value`](crate::Error::Value) where an alpha is
-    /// not a positive normal number or an expert is not there; [`Error::Unsupported`](crate::Error::Unsupported) for an arithmetic
-    /// that the quantized rows or the weights do not allow; what
-    /// [`Schedule::execute_stack`] refuses.
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::Size`](crate::Error::Size) for inconsistent
+    /// parts; [`Error::Value`](crate::Error::Value) for an alpha that is not a positive normal
+    /// number or an unknown expert; [`Error::Unsupported`](crate::Error::Unsupported) for an
+    /// arithmetic that the quantized rows or the weights do not allow; the errors of
+    /// [`Schedule::execute_stack`].
     pub fn compute(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         match arithmetic {
@@ -43,24 +44,24 @@ impl Product<'_> {
         (0..self.expert_of.len() * size_n).into_par_iter().map(output).collect()
     }
 
-    /// The output `[M, N]` in the order of additions that `schedule` says, for operands that are not
-    /// scaled in groups of k on both sides.
+    /// The output `[M, N]` in the order of additions of `schedule`, for operands that are not both
+    /// scaled in groups of k.
     ///
     /// # Errors
-    /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for rows with scales in groups, and for `halves`
-    /// that are not their matrix's own multiplier.
+    /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for rows with
+    /// scales in groups, and for `halves` that differ from the multiplier of their matrix.
     pub fn execute(&self, schedule: &Schedule) -> Result<Vec<u16>> {
         self.validate()?;
         scheduled::execute(self, schedule)
     }
 
-    /// Exact result and bounds of every output for kernels that add up with the matrix unit of a
-    /// scheduled `arithmetic`, in any order, partial sums in f32
+    /// Exact result and bounds of every output for kernels that use the matrix unit of a scheduled
+    /// `arithmetic` in any order, with partial sums in f32
     /// ([`Class::of_unit`](crate::products::Class::of_unit)).
     ///
     /// # Errors
-    /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for [`Arithmetic::Exact`], which is no kernel's,
-    /// and where scales are applied group by group.
+    /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for
+    /// [`Arithmetic::Exact`], which no kernel uses, and for scales that are applied group by group.
     pub fn bounds(&self, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
         self.validate()?;
         scheduled::bounds(self, arithmetic)

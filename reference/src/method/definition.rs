@@ -1,4 +1,4 @@
-//! One output at a time, by the letter of its definition: no blocks, no vectors, no ranges.
+//! Computes one output at a time, literally by its definition: without blocks, vectors or ranges.
 
 use super::activations::Scales;
 use super::product::{Arithmetic, Product, half_bits};
@@ -12,18 +12,18 @@ use crate::products::tensor_core::{Operand, Unit};
 use crate::weight::{Groups, Weight};
 use crate::{Error, Result, act_order};
 
-/// The order of one expert's products, found once for all of its outputs.
+/// The order of one expert's products, determined once for all of its outputs.
 pub(super) enum Order {
-    /// None: sums are exact.
+    /// No order: sums are exact.
     Exact,
-    /// A schedule's, over these rows of the weight.
+    /// The order of a schedule, over these rows of the weight.
     Scheduled(Box<Schedule>, Vec<u32>),
     /// Group by group.
     Groups,
 }
 
 impl Order {
-    /// The order that `arithmetic` gives expert `e`.
+    /// The order of `arithmetic` for expert `e`.
     ///
     /// # Errors
     /// As [`Product::compute`].
@@ -57,7 +57,7 @@ impl Order {
     }
 }
 
-/// q times scale of a weight, exactly, without its global scale.
+/// The exact value of a weight without its global scale.
 fn weight_value(weight: &Weight<'_>, k: usize, n: usize) -> f64 {
     let group = weight.groups.group_of(k);
     let q = weight.ty.to_f64(weight.codes.get(k, n).into());
@@ -84,7 +84,7 @@ fn exact(product: &Product<'_>, at @ [m, e, n]: [usize; 3]) -> u16 {
     half_bits(product.dtype, sum.round(product.dtype))
 }
 
-/// A chain of instructions over places of k, from zero.
+/// A chain of instructions over positions of k, starting from zero.
 fn chain(unit: &Unit, terms: impl Iterator<Item = (u32, u32)>) -> f32 {
     let decode = |ty, code| Operand::decode(ty, code, unit.through_f16);
     let (a, b): (Vec<_>, Vec<_>) =

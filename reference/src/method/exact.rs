@@ -1,8 +1,8 @@
 //! Products without error, rounded once.
 //!
-//! Of quantized rows the sum over one segment of k, in which no scale changes, is a sum of products of
-//! small codes: f64 holds it. Only the segments' sums, each times its two scales, need a wider number.
-//! 16-bit rows go to [`products::product`](crate::products::product()).
+//! For quantized rows, the sum over one segment of k, in which no scale changes, is a sum of
+//! products of small codes, which f64 represents exactly. Only the scaled sums of segments need a
+//! wider accumulator. 16-bit rows use [`products::product`](crate::products::product()).
 
 use rayon::prelude::*;
 
@@ -13,11 +13,11 @@ use crate::num::dims::GroupSize;
 use crate::products::{self, Request, Rows, Rule, WeightColumns, Wide};
 use crate::weight::{Groups, Weight};
 
-/// Most k of a segment: e4m3 times e4m3 is a multiple of 2^-18 and below 2^18, so that 2^15 of them
-/// fill 51 bits.
+/// Most k of a segment: a product of two e4m3 values is a multiple of 2^-18 and below 2^18, so 2^15
+/// of them fill 51 bits.
 const MOST: usize = 1 << 15;
 
-/// The outputs, rows of no expert zero.
+/// The outputs; rows without an expert are zero.
 pub(super) fn compute(product: &Product<'_>) -> Result<Vec<u16>> {
     let size_n = product.size_n();
     let mut out = vec![0u16; product.expert_of.len() * size_n];
@@ -38,8 +38,8 @@ pub(super) fn compute(product: &Product<'_>) -> Result<Vec<u16>> {
     Ok(out)
 }
 
-/// k over which the scales of rows and columns stay; none where the rows are not quantized, or groups
-/// have an order of their own.
+/// k over which the scales of rows and columns are constant; `None` for rows that are not quantized
+/// and for act-order.
 fn segment(product: &Product<'_>, weight: &Weight<'_>) -> Option<usize> {
     let size_k = product.rows.size_k;
     let of_rows = match product.rows.scales {
@@ -52,7 +52,7 @@ fn segment(product: &Product<'_>, weight: &Weight<'_>) -> Option<usize> {
         Groups::Uniform(GroupSize::Channel) => size_k,
         Groups::Indexed { .. } => return None,
     };
-    // Every multiple of either begins a segment.
+    // Segments start at every multiple of either.
     let (mut a, mut b) = (of_rows, of_columns);
     while b != 0 {
         (a, b) = (b, a % b);
@@ -95,7 +95,8 @@ fn segments(product: &Product<'_>, e: usize, mine: &[usize], segment: usize) -> 
     (0..mine.len() * size_n).map(place).collect()
 }
 
-/// Σ a·b, free of error by the callers' choice of codes; in four sums, which a processor adds at once.
+/// Σ a·b, exact by the caller's choice of codes; four independent sums, which a processor adds in
+/// parallel.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 4];
     let (a, b) = (a.chunks_exact(4), b.chunks_exact(4));
@@ -108,7 +109,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     (sums[0] + sums[1]) + (sums[2] + sums[3]) + rest
 }
 
-/// The same for rows that are numbers of their own.
+/// The outputs of rows that are not quantized.
 fn values(product: &Product<'_>, e: usize, mine: &[usize]) -> Result<Vec<u16>> {
     let size_k = product.rows.size_k;
     let values = mine.iter().flat_map(|&m| (0..size_k).map(move |k| product.rows.value(m, k)));

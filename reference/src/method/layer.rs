@@ -6,27 +6,27 @@ use crate::moe::layer::{Layer, Routed, Stages};
 use crate::moe::{Chain, to_slots};
 use crate::{Error, Result};
 
-/// A layer whose activations are quantized as its checkpoint's method says.
+/// A layer whose activations are quantized by its checkpoint's method.
 #[derive(Debug, Clone)]
 pub struct MethodLayer<'w> {
-    /// Weights, routing, activation. Its own `input_dtype` must be absent, and `orders` are not read:
+    /// Weights, routing, activation. Its `input_dtype` must be `None`, and `orders` are ignored:
     /// act-order is sorted stably.
     pub layer: Layer<'w>,
-    /// Of x, and of what leaves the activation.
+    /// Quantizers of x and of the activation's output.
     pub quantizers: [Quantizer; 2],
-    /// NVFP4: multipliers of gate and up of each expert, where they are not the weight's own.
+    /// NVFP4: multipliers of gate and up of each expert, if they differ from those of the weight.
     pub w13_multipliers: Option<&'w [[f32; 2]]>,
 }
 
 impl MethodLayer<'_> {
-    /// Computes the layer of `x` `[M, H]`, bits of the layer's type. `multiply` says how the product
-    /// with w13 (0) and the one with w2 (1) are computed: [`Product::compute`], [`Product::define`],
+    /// Computes the layer of `x` `[M, H]`, bits of the layer's type. `multiply` computes the
+    /// products with w13 (0) and w2 (1): [`Product::compute`], [`Product::define`],
     /// [`Product::execute`]. Activation and sum are [`Chain::Canonical`].
     ///
     /// # Errors
     /// As [`Layer::validate`], [`Layer::local_experts`], [`Quantizer::quantize`], `multiply`;
-    /// [`Error::Shape`] when x has not the rows that `routed` has;
-    /// [`Error::Unsupported`] where multipliers of gate and up are given for columns that are no halves.
+    /// [`Error::Shape`] if x and `routed` differ in their rows; [`Error::Unsupported`] for
+    /// multipliers of gate and up if these are not halves.
     pub fn forward(
         &self,
         x: &[u16],

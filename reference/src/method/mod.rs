@@ -1,5 +1,5 @@
-//! Layers as a checkpoint's method runs them: how activations are quantized before each product, what
-//! the product is, and the Mixture-of-Experts layer of both.
+//! Layers computed by a checkpoint's quantization method: the quantization of activations before
+//! each product, the product itself, and the Mixture-of-Experts layer.
 //!
 //! | method | activations | product |
 //! | --- | --- | --- |
@@ -9,11 +9,11 @@
 //! | W8A8-MXFP8 | [`Quantizer::Mx`] | e4m3 by e4m3, powers of two |
 //! | W4A4-NVFP4 | [`Quantizer::Nvfp4`] | e2m1 by e2m1, alpha |
 //!
-//! Every result is defined bit for bit, under an [`Arithmetic`] that has a name: [`Arithmetic::Exact`]
-//! is the product of the quantized numbers rounded once; the others state an order of additions on an
-//! emulated matrix unit. [`Product::compute`] and [`Product::define`] give the same bits by paths that
-//! share nothing but the quantized rows and the hub's codes and scales: block sums by ranges of bits
-//! and vector loops here, one product after the other into a wide accumulator there.
+//! Every result is defined bit for bit under a named [`Arithmetic`]: [`Arithmetic::Exact`] is the
+//! product of the quantized values rounded once; the others state an order of additions on an
+//! emulated matrix unit. [`Product::compute`] and [`Product::define`] give the same bits and share
+//! only the quantized rows and the hub's codes and scales: the former uses block sums and vector
+//! loops, the latter adds one product after the other to a wide accumulator.
 //!
 //! Source: vLLM 0.21.0 `fused_moe/utils.py` (`moe_kernel_quantize_input`), `fused_moe/config.py`.
 

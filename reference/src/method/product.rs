@@ -1,4 +1,4 @@
-//! One product of a method: rows, each with the matrix of its expert.
+//! One product of a method: rows times the matrices of their experts.
 
 use super::activations::Activations;
 use crate::moe::half_type;
@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 const F32: ScalarType = ScalarType::FLOAT32;
 
-/// Whether `wgmma`'s sums of 8-bit floats, which keep 14 bits, are moved to f32 registers on the way.
+/// Promotion of `wgmma`'s sums of 8-bit floats, which keep 14 bits, to f32 registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Promotion {
     /// Never: one chain over all of k (`FP8FastAccum` of CUTLASS).
@@ -18,27 +18,29 @@ pub enum Promotion {
     Every128,
 }
 
-/// How products are added up. Each gives bits that are defined everywhere.
+/// The arithmetic of products. Each variant defines every bit on every machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// Every output is the exact sum of products of the quantized numbers, times alpha (NVFP4: the f32
-    /// product of the multipliers of weight and row), plus bias, times router weight, rounded once.
+    /// Every output is the exact sum of products of the quantized values, times alpha (NVFP4: the
+    /// f32 product of the multipliers of weight and row), plus bias, times router weight, rounded
+    /// once.
     Exact,
     /// This project's canonical schedule
-    /// ([`Schedule::canonical`](crate::products::schedule::Schedule::canonical)), whose bits the CUDA
-    /// kernels give: 16-bit activations, or e4m3 ones with a scale for each row.
+    /// ([`Schedule::canonical`](crate::products::schedule::Schedule::canonical)), which the CUDA
+    /// kernels follow bit for bit: 16-bit activations, or e4m3 activations with a scale for each
+    /// row.
     Canonical,
-    /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied by the
-    /// row's scale, then by the column's, as upstream's Triton kernel does
-    /// ([`Schedule::w8a8_fp8`](crate::products::schedule::Schedule::w8a8_fp8)); bias and router weight
-    /// follow, everything in f32 and rounded once at the end. With scales for groups of 128 k, which ask
-    /// for [`Promotion::Every128`], the f32 sum is fma(part, row scale · column scale, sum) for each
-    /// group.
+    /// Hopper's `wgmma` with e4m3, F = 13, k ascending in instructions of 32. Sums are multiplied
+    /// by the row's scale, then by the column's, as upstream's Triton kernel does
+    /// ([`Schedule::w8a8_fp8`](crate::products::schedule::Schedule::w8a8_fp8)); bias and router
+    /// weight follow, everything in f32 and rounded once at the end. With scales for groups of 128
+    /// k, which require [`Promotion::Every128`], the f32 sum is fma(part, row scale · column scale,
+    /// sum) for each group.
     Wgmma(Promotion),
 }
 
 impl Arithmetic {
-    /// Every way by the name that it has on the command line.
+    /// Every arithmetic with its name on the command line.
     pub const NAMED: [(&'static str, Self); 4] = [
         ("exact", Self::Exact),
         ("canonical", Self::Canonical),
@@ -61,10 +63,10 @@ pub struct Product<'p> {
     pub expert_of: &'p [Option<usize>],
     /// The matrices, of one shape.
     pub weights: &'p [Weight<'p>],
-    /// Global multipliers of the first and the second half of each matrix's columns, in the place of
-    /// its own: gate and up that were quantized apart.
+    /// Global multipliers of the first and the second half of each matrix's columns, instead of the
+    /// matrix's multiplier, for gate and up that were quantized separately.
     pub halves: Option<&'p [[f32; 2]]>,
-    /// A factor of each row.
+    /// Router weight of each row.
     pub router_weights: Option<&'p [f32]>,
     /// Type of the output: float16 or bfloat16.
     pub dtype: ScalarType,
@@ -83,7 +85,7 @@ impl Product<'_> {
         }
     }
 
-    /// What the sum of (`m`, `n`) is multiplied with.
+    /// The factor of the sum of (`m`, `n`).
     pub(super) fn alpha(&self, [m, e, n]: [usize; 3]) -> f32 {
         let of_row = self.rows.globals.as_ref().map_or(1.0, |g| g[m]);
         self.multiplier(e, n).map_or(of_row, |w| w * of_row)
@@ -136,7 +138,7 @@ impl Product<'_> {
         Ok(())
     }
 
-    /// What follows the sum of one output, as exact steps.
+    /// The steps after the sum of one output.
     pub(super) fn chain(&self, at @ [m, e, n]: [usize; 3]) -> Chain {
         let bias = self.weights[e].bias.as_ref().map(|b| Step::add(b.value(0, n), F32));
         let router = self.router_weights.map(|r| Step::multiply(r[m].into(), F32));
@@ -145,7 +147,7 @@ impl Product<'_> {
     }
 }
 
-/// Bits of a 16-bit type with its one NaN, 0x7fff.
+/// Bits of a 16-bit type; every NaN becomes 0x7fff.
 pub(super) fn half_bits(ty: ScalarType, bits: u32) -> u16 {
     if ty.to_f64(bits).is_nan() { 0x7fff } else { bits as u16 }
 }

@@ -15,15 +15,16 @@ use crate::{Error, Result};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// What a product runs under.
+/// The plan of a product.
 pub(super) enum Plan {
-    /// Row scales, or none: a schedule says everything.
+    /// Row scales or none: a schedule defines everything.
     Schedule(Box<Schedule>),
     /// Scales of both operands for each group of [`FP8_PROMOTION`] k, on [`FP8_UNIT`].
     Groups,
 }
 
-/// Fails where gate and up have other global scales than their matrix: a schedule knows only that one.
+/// Returns an error if gate and up have other global scales than their matrix, since a schedule
+/// only applies that one.
 fn expect_own_scales(product: &Product<'_>) -> Result<()> {
     let Some(halves) = product.halves else { return Ok(()) };
     for (weight, halves) in product.weights.iter().zip(halves) {
@@ -89,7 +90,7 @@ pub(super) fn compute(product: &Product<'_>, arithmetic: Arithmetic) -> Result<V
     match plan(product, &weights[0], arithmetic)? {
         Plan::Schedule(schedule) => execute(product, &schedule),
         Plan::Groups => {
-            // Every expert must be of the kind that the first one is.
+            // Every expert must have the same kind of plan as the first one.
             for weight in weights {
                 plan(product, weight, arithmetic)?;
             }
@@ -116,10 +117,10 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
     Ok(bits.into_iter().map(|b| b as u16).collect())
 }
 
-/// What any kernel may give that adds up with the unit of `arithmetic`, in any order.
+/// Bounds for every kernel that uses the unit of `arithmetic` in any order.
 ///
 /// # Errors
-/// As [`plan`]; [`Error::Unsupported`] where scales are applied group by group.
+/// As [`plan`]; [`Error::Unsupported`] for scales that are applied group by group.
 pub(super) fn bounds(product: &Product<'_>, arithmetic: Arithmetic) -> Result<Vec<Bounded>> {
     let (rows, size_n) = (product.rows, product.size_n());
     let mut out = vec![Bounded::ZERO; product.expert_of.len() * size_n];

@@ -1,4 +1,4 @@
-//! Named, typed, shaped bytes: what stands between a container and a format.
+//! Named, typed, shaped bytes: the form of data between a container and a format.
 
 use std::borrow::Cow;
 

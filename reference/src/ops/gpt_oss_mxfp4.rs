@@ -21,14 +21,6 @@ use crate::prepare::pad::Mxfp4Backend;
 use crate::select::Platform;
 use crate::weight::{Groups, Table, Weight};
 
-const BACKENDS: &[(&str, Mxfp4Backend)] = &[
-    ("DEEPGEMM_MXFP4", Mxfp4Backend::DeepGemm),
-    ("MARLIN", Mxfp4Backend::Marlin),
-    ("FLASHINFER_TRTLLM_MXFP4_BF16", Mxfp4Backend::FlashInferTrtllm),
-    ("FLASHINFER_CUTLASS_MXFP4_BF16", Mxfp4Backend::FlashInferCutlass),
-    ("TRITON", Mxfp4Backend::Other),
-];
-
 const PLATFORMS: &[(&str, Platform)] =
     &[("cuda", Platform::Cuda), ("rocm", Platform::Rocm), ("xpu", Platform::Xpu)];
 
@@ -101,7 +93,7 @@ impl Operation for GptOssConfig {
             intermediate_size: r.size("intermediate_size")?,
             tp_size: r.optional_size("tp_size")?.unwrap_or(1),
             tp_rank: r.index("tp_rank")?,
-            backend: r.name("backend", BACKENDS)?,
+            backend: r.name("backend", &Mxfp4Backend::NAMED)?,
             platform: r.optional_name("platform", PLATFORMS)?.unwrap_or(Platform::Cuda),
         };
         whole(r, "hidden_size", shard.hidden_size, 32)?;
@@ -121,7 +113,7 @@ impl Operation for GptOssConfig {
         json!({
             "num_experts": self.num_experts, "hidden_size": s.hidden_size,
             "intermediate_size": s.intermediate_size, "tp_size": s.tp_size, "tp_rank": s.tp_rank,
-            "backend": name_of(BACKENDS, &s.backend), "platform": name_of(PLATFORMS, &s.platform),
+            "backend": name_of(&Mxfp4Backend::NAMED, &s.backend), "platform": name_of(PLATFORMS, &s.platform),
             "gate_up": name_of(ORDERS, &self.gate_up),
         })
     }
@@ -152,15 +144,8 @@ impl Operation for GptOssConfig {
     /// The padding of every kernel, ranks with equal and with fewer blocks, and all orders of gate
     /// and up.
     fn lattice() -> Result<Vec<Self>> {
-        let backends = [
-            Mxfp4Backend::DeepGemm,
-            Mxfp4Backend::Marlin,
-            Mxfp4Backend::FlashInferTrtllm,
-            Mxfp4Backend::FlashInferCutlass,
-            Mxfp4Backend::Other,
-        ];
         let mut all = Vec::new();
-        for backend in backends {
+        for (_, backend) in Mxfp4Backend::NAMED {
             for platform in [Platform::Cuda, Platform::Rocm, Platform::Xpu] {
                 for gate_up in [GateUp::Interleaved, GateUp::Halves, GateUp::SwappedHalves] {
                     for (hidden_size, intermediate_size, tp_size) in

@@ -4,7 +4,7 @@
 use crate::Result;
 use crate::judge::compare::Elements;
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::BlockScaleLayout;
+use crate::layouts::block_scale::BlockScaleLayout;
 use crate::weight::Table;
 
 /// How scales were interleaved.

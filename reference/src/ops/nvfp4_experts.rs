@@ -3,10 +3,12 @@
 use serde_json::{Value, json};
 
 use super::interleaving::Interleaving;
-use super::projected::{Experts, Projected, stack, swap_nibbles};
+use super::projected::{
+    Alphas, ExpertLayout, Experts, Forgotten, Nvfp4Backend, Projected, Projection,
+    activation_scales, stack, swap_nibbles,
+};
 use crate::Result;
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::{Alphas, ExpertLayout, Forgotten, Nvfp4Backend, Projection};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::ops::Operation;
@@ -186,7 +188,8 @@ impl Operation for Nvfp4ExpertsConfig {
 /// `convert_to_nvfp4_moe_kernel_format`, and the factors of the sums.
 #[derive(Debug, Clone)]
 struct Nvfp4 {
-    backend: Nvfp4Backend,
+    /// Whether all experts share the scale of the activations.
+    shared: bool,
     gated: bool,
     experts: Experts,
     /// `[expert][shard]` multipliers of w13 and w2.
@@ -218,7 +221,7 @@ impl Nvfp4 {
         }
         let [scale_2, input_scale] = tables;
         Ok(Self {
-            backend: c.backend,
+            shared: c.backend.shares_activation_scale(),
             gated: c.is_act_and_mul,
             experts: Experts { projections },
             scale_2,
@@ -236,8 +239,8 @@ impl Computation for Nvfp4 {
         let merged = |table: &[Vec<f32>]| table.iter().map(|s| (self.merged)(s)).collect();
         let scale_2: [Vec<f32>; 2] = [merged(&self.scale_2[0]), merged(&self.scale_2[1])];
         let inputs = [
-            self.backend.activation_scales(&self.input_scale[0])?,
-            self.backend.activation_scales(&self.input_scale[1])?,
+            activation_scales(&self.input_scale[0], self.shared)?,
+            activation_scales(&self.input_scale[1], self.shared)?,
         ];
         for (i, name) in ["w13", "w2"].into_iter().enumerate() {
             all.push(Expected::floats(format!("{name}_weight_scale_2"), &experts, &scale_2[i]));
@@ -275,10 +278,7 @@ impl Computation for Nvfp4 {
                 |c| c.merged = |shards| 1.0 / shards[0];
             "input-scale-not-shared",
             "the activations' scale is each expert's own; the backend's is shared, or the reverse" =>
-                |c| c.backend = match c.backend.shares_activation_scale() {
-                    true => Nvfp4Backend::VllmCutlass,
-                    false => Nvfp4Backend::FlashInferCutlass,
-                };
+                |c| c.shared = !c.shared;
             "input-scale-first", "w1's activation scale was taken, not the largest" =>
                 |c| c.input_scale[0].iter_mut().for_each(|shards| shards.truncate(1));
             "alphas-without-input-scale", "the factors lack the activations' global scale" =>

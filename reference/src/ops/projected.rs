@@ -5,7 +5,10 @@ use super::interleaving::Interleaving;
 use crate::Result;
 use crate::judge::compare::{Elements, Rows};
 use crate::layouts::Layout;
-use crate::layouts::flashinfer::{BlockScaleLayout, ExpertLayout, Forgotten};
+use crate::layouts::block_scale::BlockScaleLayout;
+pub(super) use crate::layouts::flashinfer::{
+    Alphas, ExpertLayout, Forgotten, Nvfp4Backend, Projection, activation_scales,
+};
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};

@@ -10,7 +10,7 @@ use crate::judge::power::{Accepted, Power, rejects_sample};
 use crate::judge::product::{REMEDY, measure};
 use crate::judge::{Declared, Diagnosis, OutputReport, Verdict, plain};
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;

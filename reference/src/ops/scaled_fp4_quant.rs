@@ -8,7 +8,7 @@ use crate::Result;
 use crate::judge::compare::{Elements, Rows};
 use crate::judge::{Declared, Diagnosis, OutputReport, Verdict};
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
 use crate::moe::widen;
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};

@@ -6,7 +6,7 @@ use super::interleaving::Interleaving;
 use crate::Result;
 use crate::judge::compare::{Elements, Rows};
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::{BlockScaleLayout, ScaleTile};
+use crate::layouts::block_scale::{BlockScaleLayout, ScaleTile};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::Operation;

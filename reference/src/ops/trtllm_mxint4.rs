@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 use super::interleaving::Interleaving;
-use super::projected::{Experts, Projected, stack, swap_nibbles};
+use super::projected::{
+    ExpertLayout, Experts, Forgotten, Projected, Projection, stack, swap_nibbles,
+};
 use crate::Result;
 use crate::layouts::Layout as _;
-use crate::layouts::flashinfer::{ExpertLayout, Forgotten, Projection};
 use crate::num::scalar::ScalarType;
 use crate::num::tensor::DType;
 use crate::ops::Operation;

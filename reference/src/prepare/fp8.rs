@@ -1,5 +1,5 @@
-//! W8A8-FP8 experts from a rank's loaded tensors to those that kernels take, in upstream's order:
-//! e4m3fnuz where the device has it, the largest static activation scale, one scale for w1 and w3.
+//! Prepares the loaded tensors of W8A8-FP8 experts for kernels in upstream's order: e4m3fnuz if the
+//! device uses it, the largest static activation scale, one scale for w1 and w3.
 //!
 //! Source: vLLM 0.21.0 `process_weights_after_loading` of
 //! `compressed_tensors_moe_w8a8_fp8.py` and `fp8.py`, `process_fp8_input_tensor_strategy_moe`.
@@ -31,16 +31,16 @@ pub struct Fp8Experts<'a> {
     pub w2_input_scale: Option<Tensor<'a>>,
 }
 
-/// Choices of the preparation.
+/// Options of the preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fp8Options {
     /// FP8 type of the device: e4m3fnuz on MI300.
     pub device_type: Fp8Type,
-    /// How codes move to the larger of two scales.
+    /// How codes are requantized to the larger of two scales.
     pub requantize: Requantize,
 }
 
-/// Which matrix of an expert.
+/// A matrix of an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertMatrix {
     /// Gate and up.
@@ -49,11 +49,11 @@ pub enum ExpertMatrix {
     W2,
 }
 
-/// Experts as kernels take them, before any kernel layout.
+/// Prepared experts, before any kernel layout.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PreparedFp8Experts {
-    /// The tensors. Per tensor, `w13_scale` has become `[experts]`; static activation scales have
-    /// become one number, `[]`.
+    /// The tensors. Per-tensor `w13_scale` is `[experts]`; static activation scales are scalars,
+    /// `[]`.
     pub tensors: Fp8Experts<'static>,
     /// Meaning of the codes.
     pub ty: Fp8Type,
@@ -64,11 +64,11 @@ impl Fp8Experts<'_> {
     /// Runs every step that upstream runs before the kernel's own layout.
     ///
     /// # Errors
-    /// [`LayerError`](crate::layers::LayerError) for pairs of strategies and sizes that upstream refuses, blocks that do
-    /// not divide the rank's intermediate size among them; [`Error::Shape`], [`Error::Dtype`];
-    /// [`Error::Missing`] and [`Error::Unsupported`] for activation scales that are absent or not
-    /// expected; [`Error::Value`] for scales that are not positive and finite (upstream computes
-    /// with them and makes NaN of zeros).
+    /// [`LayerError`](crate::layers::LayerError) for pairs of strategies and sizes that upstream
+    /// refuses, including blocks that do not divide the rank's intermediate size; [`Error::Shape`],
+    /// [`Error::Dtype`]; [`Error::Missing`] and [`Error::Unsupported`] for activation scales that
+    /// are absent or not expected; [`Error::Value`] for scales that are not positive and finite
+    /// (upstream uses them and gets NaN from zeros).
     pub fn prepare(
         self,
         scheme: &Fp8Scheme,
@@ -133,8 +133,8 @@ impl PreparedFp8Experts {
     /// One matrix of every expert as weights, for a layout to pack.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for e4m3fnuz, which no layout here takes; as
-    /// [`Fp8Tensors::unpack`], where K holds no whole blocks.
+    /// [`Error::Unsupported`] for e4m3fnuz, which no layout supports; as [`Fp8Tensors::unpack`] if
+    /// K does not fill whole blocks.
     pub fn matrices(&self, matrix: ExpertMatrix) -> Result<Vec<Weight<'static>>> {
         let (weight, scale) = match matrix {
             ExpertMatrix::W13 => (&self.tensors.w13, &self.tensors.w13_scale),
@@ -160,13 +160,13 @@ impl PreparedFp8Experts {
     }
 }
 
-/// The largest scale of all experts: kernels take one (upstream `.max()`).
+/// The largest scale of all experts, since kernels take only one (upstream `.max()`).
 pub fn largest_scale(scales: &[f32]) -> f32 {
     scales.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// Requantizes w1 and w3 of each expert to the larger of their scales, which is returned for each
-/// expert. Without a gate there is one scale, and nothing to do.
+/// Requantizes w1 and w3 of each expert to the larger of their scales and returns it for each
+/// expert. Without a gate there is only one scale and nothing changes.
 fn one_scale_per_expert(
     name: &str,
     w13: &mut [u8],
@@ -187,7 +187,7 @@ fn one_scale_per_expert(
         .collect()
 }
 
-/// The tensor has the shape and type of the parameter `name`.
+/// Checks that the tensor has the shape and type of the parameter `name`.
 fn expect(tensor: &Tensor<'_>, params: &LayerParams, name: &str) -> Result<()> {
     let Some(spec) = params.get(name) else {
         return Err(Error::missing(name, "the layer's parameters"));

@@ -1,4 +1,4 @@
-//! Where gate and up stand in w13.
+//! The order of gate and up in w13.
 
 use crate::weight::Weight;
 use crate::{Error, Result};

@@ -1,8 +1,8 @@
-//! gpt-oss: what a rank loads of MXFP4 experts, with its padding.
+//! gpt-oss: the padded part of MXFP4 experts on a rank.
 //!
 //! Source: vLLM 0.21.0 `models/gpt_oss.py` (`_load_weights_mxfp4`) and `oracle/mxfp4.py`. The
-//! file's w13 interleaves gate and up, so that a rank's part is one range of columns; ranges are
-//! whole blocks of 32, so that the last rank may hold less than the others.
+//! file's w13 interleaves gate and up, so a rank's part is one range of columns. Ranges are whole
+//! blocks of 32, so the last rank may hold fewer than the others.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// k per scale.
 const BLOCK: usize = 32;
 
-/// One rank of a tensor-parallel group, and the kernel that it runs.
+/// One rank of a tensor-parallel group, and its kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GptOssShard {
     /// Hidden size of the model.
@@ -36,7 +36,7 @@ pub struct GptOssShard {
 
 impl GptOssShard {
     /// The features of the intermediate size that this rank holds: ceil(blocks / ranks) blocks of
-    /// 32, fewer on the last ranks, which may be left with none.
+    /// 32, fewer or none on the last ranks.
     ///
     /// # Errors
     /// [`Error::Size`] for no ranks, a rank outside them, or an intermediate size that is not
@@ -55,9 +55,9 @@ impl GptOssShard {
         Ok(at(tp_rank)..at(tp_rank + 1))
     }
 
-    /// Hidden size and intermediate size per rank as the kernel takes them. The intermediate size
-    /// is rounded up from its share of the whole (upstream's
-    /// `intermediate_size_per_partition`), which always leaves room for [`GptOssShard::features`].
+    /// Hidden size and intermediate size per rank in the kernel. The intermediate size is rounded
+    /// up from its share of the whole (upstream's `intermediate_size_per_partition`), which always
+    /// leaves room for [`GptOssShard::features`].
     ///
     /// # Errors
     /// [`Error::Size`] unless the ranks divide the intermediate size.
@@ -70,12 +70,12 @@ impl GptOssShard {
         self.backend.round_up(self.platform, [self.hidden_size, intermediate_size / tp_size])
     }
 
-    /// This rank's part of one expert's w13 (hidden rows, interleaved columns), padded, in the
-    /// order that the kernel takes.
+    /// This rank's padded part of one expert's w13 (hidden rows, interleaved columns), in the
+    /// kernel's order.
     ///
     /// # Errors
-    /// [`Error::Size`] when `w13` has other sizes than the shard says, and as
-    /// [`GptOssShard::features`], [`GptOssShard::sizes`] and [`pad`] say.
+    /// [`Error::Size`] if `w13` does not have the shard's sizes; as [`GptOssShard::features`],
+    /// [`GptOssShard::sizes`] and [`pad`].
     pub fn w13(&self, w13: &Weight<'_>, order: GateUp) -> Result<Weight<'static>> {
         self.expect(w13, Shape::new(self.hidden_size, 2 * self.intermediate_size))?;
         let Range { start, end } = self.features()?;
@@ -83,8 +83,8 @@ impl GptOssShard {
         pad_w13(&reorder(&part, GateUp::Interleaved, order)?, order, self.sizes()?)
     }
 
-    /// This rank's part of one expert's w2 (intermediate rows, hidden columns), padded. The bias
-    /// is the first rank's; the others have zeros, so that the sum over ranks adds it once.
+    /// This rank's part of one expert's w2 (intermediate rows, hidden columns), padded. Only the
+    /// first rank has the bias; the others have zeros, so the sum over ranks adds it once.
     ///
     /// # Errors
     /// As [`GptOssShard::w13`].

@@ -1,6 +1,5 @@
-//! Steps between a checkpoint's experts and what a kernel takes, for FP8 and MXFP4 layers: the
-//! part of upstream's `process_weights_after_loading` that changes codes, scales or sizes before
-//! any kernel layout.
+//! Steps that prepare a checkpoint's FP8 and MXFP4 experts for a kernel: the part of upstream's
+//! `process_weights_after_loading` that changes codes, scales or sizes before any kernel layout.
 //!
 //! | step | file |
 //! | --- | --- |
@@ -8,7 +7,7 @@
 //! | e4m3fn to e4m3fnuz | [`fnuz`] |
 //! | all steps of W8A8-FP8 experts | [`fp8`] |
 //! | gate and up interleaved or in halves | [`gate_up`] |
-//! | sizes rounded up for a kernel, zeros in the new places | [`pad`] |
+//! | sizes rounded up for a kernel, padded with zeros | [`pad`] |
 //! | gpt-oss: a rank's part, its order and its padding | [`gpt_oss`] |
 
 pub mod fnuz;

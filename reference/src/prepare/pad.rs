@@ -1,10 +1,10 @@
-//! Sizes rounded up for a kernel: zero codes, zero scale bytes and zero biases in the new places.
+//! Pads sizes for a kernel with zero codes, zero scale bytes and zero biases.
 //!
 //! Source: vLLM 0.21.0 `mxfp4_round_up_hidden_size_and_intermediate_size` (`oracle/mxfp4.py`);
 //! upstream allocates zeros of the rounded shape and copies the file's part over them.
 //!
-//! A zero code times any finite scale is zero, and e8m0's zero byte is 2^−127, no NaN: what is
-//! padded adds nothing to a product over K, and the columns that are padded are zero.
+//! A zero code times any finite scale is zero, and e8m0's zero byte is 2^−127, not NaN: padding
+//! adds nothing to a product over K, and padded columns are zero.
 
 use super::gate_up::{GateUp, intermediate};
 use crate::num::dims::Shape;
@@ -13,7 +13,7 @@ use crate::select::Platform;
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
 
-/// Kernels of MXFP4 experts, as far as their sizes differ.
+/// Kernels of MXFP4 experts, grouped by their padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mxfp4Backend {
     /// `DEEPGEMM_MXFP4`.
@@ -29,7 +29,16 @@ pub enum Mxfp4Backend {
 }
 
 impl Mxfp4Backend {
-    /// What hidden size and intermediate size per rank must be multiples of on `platform`.
+    /// Every backend with upstream's name; `TRITON` is any other.
+    pub const NAMED: [(&'static str, Self); 5] = [
+        ("DEEPGEMM_MXFP4", Self::DeepGemm),
+        ("MARLIN", Self::Marlin),
+        ("FLASHINFER_TRTLLM_MXFP4_BF16", Self::FlashInferTrtllm),
+        ("FLASHINFER_CUTLASS_MXFP4_BF16", Self::FlashInferCutlass),
+        ("TRITON", Self::Other),
+    ];
+
+    /// The units of hidden size and intermediate size per rank on `platform`.
     pub const fn multiples(self, platform: Platform) -> [usize; 2] {
         match (self, platform) {
             (Self::DeepGemm | Self::FlashInferCutlass, _) => [128, 128],
@@ -43,7 +52,7 @@ impl Mxfp4Backend {
     /// Hidden size and intermediate size per rank, rounded up.
     ///
     /// # Errors
-    /// [`Error::Size`] when a rounded size overflows.
+    /// [`Error::Size`] if a rounded size overflows.
     pub fn round_up(self, platform: Platform, sizes: [usize; 2]) -> Result<[usize; 2]> {
         let [hidden, inner] = self.multiples(platform);
         let round = |what, size: usize, of| {
@@ -57,19 +66,18 @@ impl Mxfp4Backend {
     }
 }
 
-/// `weight` with zeros from its own sizes up to `to`. K grows by rows of zero codes with their
-/// own groups, N by columns.
+/// `weight` padded with zeros to `to`. K grows by rows of zero codes in new groups, N by columns.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for types whose code 0 is not the number zero, and for act-order;
-/// [`Error::Size`] when a size shrinks or `to` holds no whole groups.
+/// [`Error::Unsupported`] for types whose code 0 is not zero, and for act-order; [`Error::Size`] if
+/// a size shrinks or `to` does not fill whole groups.
 pub fn pad(weight: &Weight<'_>, to: Shape) -> Result<Weight<'static>> {
     let columns: Vec<_> = (0..weight.shape().size_n).collect();
     place(weight, to, &columns)
 }
 
-/// w13 with `intermediate` features in gate and in up, and `hidden` rows: gate and up are padded
-/// each at its end, in their order.
+/// w13 padded to `sizes` (hidden rows, intermediate features); gate and up are padded separately,
+/// each at its end.
 ///
 /// # Errors
 /// As [`pad`].
@@ -97,8 +105,8 @@ pub fn unpad_w13(w13: &Weight<'_>, order: GateUp, sizes: [usize; 2]) -> Result<W
 /// The inverse of [`pad`]: the first `to.size_k` rows and `to.size_n` columns.
 ///
 /// # Errors
-/// [`Error::Value`] where what is cut off is not zero; [`Error::Size`] when `to` is larger or
-/// cuts a group.
+/// [`Error::Value`] if the removed part is not zero; [`Error::Size`] if `to` is larger or cuts a
+/// group.
 pub fn unpad(weight: &Weight<'_>, to: Shape) -> Result<Weight<'static>> {
     let size_n = weight.shape().size_n;
     if to.size_n > size_n {
@@ -108,7 +116,7 @@ pub fn unpad(weight: &Weight<'_>, to: Shape) -> Result<Weight<'static>> {
     remove(weight, to.size_k, &(0..to.size_n).collect::<Vec<_>>())
 }
 
-/// The columns that the unpadded features take in the padded matrix.
+/// The columns of the unpadded features in the padded matrix.
 fn features(order: GateUp, from: usize, to: usize) -> Vec<usize> {
     let mut columns = vec![0; 2 * from];
     for i in 0..from {
@@ -119,7 +127,7 @@ fn features(order: GateUp, from: usize, to: usize) -> Vec<usize> {
     columns
 }
 
-/// `weight` inside a matrix of zeros: its column n at `columns[n]`.
+/// `weight` inside a matrix of zeros, with column n at `columns[n]`.
 fn place(weight: &Weight<'_>, to: Shape, columns: &[usize]) -> Result<Weight<'static>> {
     let from = weight.shape();
     let zero_is_zero = matches!(weight.ty, ScalarType::FLOAT4_E2M1F | ScalarType::FLOAT8_E4M3FN);
@@ -156,7 +164,7 @@ fn place(weight: &Weight<'_>, to: Shape, columns: &[usize]) -> Result<Weight<'st
     })
 }
 
-/// A table inside one of zero bits.
+/// A table padded with zero bits.
 fn padded(table: &Table, rows: usize, source: &[Option<usize>]) -> Result<Table> {
     let bits = (0..rows).flat_map(|row| {
         source.iter().map(move |n| match n {
@@ -172,7 +180,7 @@ fn padded(table: &Table, rows: usize, source: &[Option<usize>]) -> Result<Table>
     Table::new(table.ty(), rows, source.len(), data)
 }
 
-/// The first `size_k` rows of `columns`, where everything else is zero.
+/// The first `size_k` rows of `columns`; everything else must be zero.
 fn remove(weight: &Weight<'_>, size_k: usize, columns: &[usize]) -> Result<Weight<'static>> {
     let Shape { size_k: padded_k, size_n } = weight.shape();
     if size_k > padded_k {

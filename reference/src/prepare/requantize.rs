@@ -1,5 +1,4 @@
-//! One scale for w1 and w3, or for any fused shards: codes with a smaller scale are requantized to
-//! the largest.
+//! Requantizes w1 and w3, or any fused shards, to the largest of their scales.
 //!
 //! Source: vLLM 0.21.0 `process_fp8_weight_tensor_strategy_moe`, `requantize_with_max_scale`,
 //! `per_tensor_dequantize` (`w8a8_utils.py`) and the operator `static_scaled_fp8_quant`.
@@ -13,16 +12,16 @@ use crate::{Error, Result};
 
 use super::fnuz::{e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating};
 
-/// Requantizes the shards of a fused matrix to the largest of their scales, which is returned.
-/// `codes` are `[sum of widths, size_k]`, each shard's rows (output features) after those of the
-/// one before; a zero width is skipped. With one scale nothing changes.
+/// Requantizes the shards of a fused matrix to the largest of their scales and returns it. `codes`
+/// are `[sum of widths, size_k]`, the rows (output features) of one shard after another; a zero
+/// width is skipped. With one scale nothing changes.
 ///
 /// Experts' w13 has two shards; linear layers have those of QKV or gate and up
-/// (`requantize_with_max_scale`; upstream tells a file that is fused already by scales that were
-/// never loaded, here it has one scale).
+/// (`requantize_with_max_scale`; upstream recognizes an already fused file by scales that were
+/// never loaded; here it has one scale).
 ///
 /// # Errors
-/// [`Error::Size`] where `codes`, `widths` and `scales` do not fit; [`Error::Value`] for a scale
+/// [`Error::Size`] if `codes`, `widths` and `scales` are inconsistent; [`Error::Value`] for a scale
 /// that is not positive and finite.
 pub fn merge_shards(
     name: &str,
@@ -58,17 +57,17 @@ pub fn merge_shards(
     Ok(largest)
 }
 
-/// How a code moves from its own scale to another.
+/// How a code is requantized to another scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Requantize {
-    /// The code that is nearest to code · own / other, rounded once, to even, limited to ±448. A
-    /// NaN stays one.
+    /// The code nearest to code · own / other, rounded once, to even, limited to ±448. NaN stays
+    /// NaN.
     #[default]
     Exact,
-    /// Upstream on a GPU. The scale is rounded to f16 before it multiplies, since it lies on the
-    /// device as the codes do; the product is rounded to f16, multiplied by fl(1 / other) in f32,
-    /// limited and rounded. Three things follow: a scale of at most 2⁻²⁵ makes every number zero,
-    /// one of 65520 or more makes zeros NaN on the way, and a NaN becomes 448.
+    /// Upstream on a GPU. The scale is rounded to f16 before the multiplication; the product is
+    /// rounded to f16, multiplied by fl(1 / other) in f32, limited and rounded. A scale of at most
+    /// 2⁻²⁵ therefore gives only zeros, a scale of 65520 or more turns zeros into NaN, and NaN
+    /// becomes 448.
     UpstreamCuda,
     /// Upstream on a CPU: as on a GPU, but the scale keeps its 24 bits.
     UpstreamCpu,
@@ -80,17 +79,17 @@ pub enum Fp8Type {
     /// OCP's: NaN 0x7f and 0xff, largest 448.
     #[default]
     E4m3fn,
-    /// AMD's on MI300: no negative zero, NaN 0x80, largest 240. Upstream's quantizer stops at 224.
+    /// AMD's on MI300: no negative zero, NaN 0x80, largest 240. Upstream's quantizer saturates at
+    /// 224.
     E4m3fnuz,
 }
 
 impl Requantize {
-    /// The code that each of the 256 codes becomes when it leaves scale `own` for `other`; both
-    /// positive and finite. A scale that does not change leaves every number as it is, but
-    /// upstream's ways take NaN to 448.
+    /// Maps each of the 256 codes under scale `own` to a code under scale `other`; both are
+    /// positive and finite. Equal scales keep every number, but upstream's rules map NaN to 448.
     ///
-    /// e4m3fnuz goes upstream's way whichever is asked for, except that [`Requantize::Exact`]
-    /// keeps the scale's 24 bits.
+    /// e4m3fnuz always follows upstream's rule, except that [`Requantize::Exact`] keeps the scale's
+    /// 24 bits.
     pub fn table(self, ty: Fp8Type, own: f32, other: f32) -> [u8; 256] {
         let through_f16 = |code: f32, scale: f32| f16_to_f32(f32_to_f16_rne(code * scale));
         let scale = match self {

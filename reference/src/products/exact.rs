@@ -11,7 +11,8 @@ use rayon::prelude::*;
 
 use super::Wide;
 use super::columns::{Columns, TILE};
-use super::kernel::{self, Pass, ROWS, SignLanes, Stripe, Track};
+use super::dispatch;
+use super::kernel::{Pass, ROWS, SignLanes, Stripe, Track};
 use super::rows::{Range, Rows};
 use crate::{Error, Result};
 
@@ -209,10 +210,10 @@ impl<'r> Worker<'r> {
     ) -> Vec<R> {
         let width = TILE.min(columns.size_n() - n0);
         columns.tile(n0, &mut self.tile);
-        let ranges = kernel::ranges(&self.tile);
+        let ranges = dispatch::ranges(&self.tile);
         if self.request.signs {
             self.signs.clear();
-            kernel::signs(&self.tile, &mut self.signs);
+            dispatch::signs(&self.tile, &mut self.signs);
         }
         let mut out = Vec::with_capacity(rows.rows() * width);
         for first in (0..rows.rows()).step_by(ROWS) {
@@ -242,7 +243,7 @@ impl<'r> Worker<'r> {
         let all = plans.iter().all(|p| *p == Plan::Direct);
         let (absolute, stripes) = (request.absolute, request.stripes);
         let pass = Pass { block, exact: all, absolute, stripes };
-        kernel::run(std::array::from_fn(|r| rows.row(at(r))), &self.tile, pass, &mut self.tracks);
+        dispatch::run(std::array::from_fn(|r| rows.row(at(r))), &self.tile, pass, &mut self.tracks);
         for r in 0..count {
             let m = first + r;
             if !all {
@@ -285,7 +286,7 @@ impl<'r> Worker<'r> {
         let pass = Pass { block: self.block, exact: false, absolute: true, stripes: &[] };
         let radii = std::array::from_fn(|r| radius.row(at(r)));
         let plain = &mut std::array::from_fn(|_| Track::new(&[]));
-        kernel::run(radii, &self.tile, pass, plain);
+        dispatch::run(radii, &self.tile, pass, plain);
         std::array::from_fn(|r| plain[r].absolute.map(|x| x * SLACK))
     }
 
@@ -348,7 +349,7 @@ impl<'r> Worker<'r> {
                 filled += 1;
             }
             let mut tracks: [Track; ROWS] = std::array::from_fn(|_| Track::new(&[]));
-            kernel::run(self.slices.each_ref().map(Vec::as_slice), &self.tile, pass, &mut tracks);
+            dispatch::run(self.slices.each_ref().map(Vec::as_slice), &self.tile, pass, &mut tracks);
             for track in &tracks[..filled] {
                 self.tracks[r].merge(track);
             }

@@ -121,21 +121,7 @@ pub(super) struct Pass<'p> {
     pub(super) stripes: &'p [Stripe],
 }
 
-/// One pass of `rows` over a tile of columns `[size_k, TILE]`.
-pub(super) fn run(
-    rows: [&[f64]; ROWS],
-    tile: &[Lanes],
-    pass: Pass<'_>,
-    tracks: &mut [Track; ROWS],
-) {
-    #[cfg(target_arch = "x86_64")]
-    if super::simd::run(rows, tile, pass, tracks) {
-        return;
-    }
-    body(rows, tile, pass, tracks);
-}
-
-/// The body of [`run`], compiled for each instruction set.
+/// The pass, compiled for each instruction set.
 #[inline(always)]
 pub(super) fn body(
     rows: [&[f64]; ROWS],
@@ -190,15 +176,6 @@ fn blocks<const ABSOLUTE: bool>(
     }
 }
 
-/// The range of each column of a tile.
-pub(super) fn ranges(tile: &[Lanes]) -> [Range; TILE] {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(ends) = super::simd::ends(tile) {
-        return ends.ranges();
-    }
-    ends(tile).ranges()
-}
-
 /// For each column: the smallest lowest set bit, the largest magnitude, and whether it has
 /// infinities or NaN.
 pub(super) struct Ends {
@@ -208,7 +185,8 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    fn ranges(&self) -> [Range; TILE] {
+    /// The ranges of the columns.
+    pub(super) fn ranges(&self) -> [Range; TILE] {
         let exponent = |x: f64| (x.to_bits() >> 52) as i32 - 1023;
         std::array::from_fn(|j| {
             let special = self.special[j] != 0.0;
@@ -222,7 +200,7 @@ impl Ends {
     }
 }
 
-/// The body of [`ranges`], compiled for each instruction set.
+/// The [`Ends`] of a tile, compiled for each instruction set.
 #[inline(always)]
 pub(super) fn ends(tile: &[Lanes]) -> Ends {
     const MANTISSA: u64 = (1 << 52) - 1;
@@ -245,16 +223,8 @@ pub(super) fn ends(tile: &[Lanes]) -> Ends {
     Ends { least, greatest, special }
 }
 
-/// Appends to `out`, for each 64 rows of a tile, the masks of negative and of nonzero values.
-pub(super) fn signs(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
-    #[cfg(target_arch = "x86_64")]
-    if super::simd::signs(tile, out) {
-        return;
-    }
-    sign_words(tile, out);
-}
-
-/// The body of [`signs`], compiled for each instruction set.
+/// Appends to `out`, for each 64 rows of a tile, the masks of negative and of nonzero values; compiled
+/// for each instruction set.
 #[inline(always)]
 pub(super) fn sign_words(tile: &[Lanes], out: &mut Vec<[SignLanes; 2]>) {
     for rows in tile.chunks(64) {

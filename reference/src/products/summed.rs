@@ -33,7 +33,7 @@ pub(super) enum Errors {
     Sides([f64; 2]),
 }
 
-/// The number that a chain stands for.
+/// The exact result of a chain.
 struct Exact {
     /// To within f64's precision.
     value: f64,
@@ -64,8 +64,8 @@ impl Summed {
         let ends =
             chain.interval(narrow(below(self.value - lower)), narrow(above(self.value + upper)));
         let Exact { value, rounded, is_finite } = exact;
-        // An infinite activation makes the result infinite, unless the numbers beside it overflow to
-        // the other infinity.
+        // An infinite activation makes the result infinite, unless the other terms overflow to the
+        // other infinity.
         let meets = value.is_infinite() && self.numbers >= f64::from(f32::MAX);
         if is_finite && lower.is_infinite() || meets {
             let (lo, hi) = (f64::NEG_INFINITY, f64::INFINITY);

@@ -4,7 +4,7 @@ use super::{absmax, expect_rows};
 use crate::num::scalar::f32_to_e4m3fn_rne_saturating;
 use crate::{Error, Result};
 
-/// Codes, row-major like the input, and their scales.
+/// Codes in the order of the input, and their scales.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Quantized<C> {
     /// One code per value.
@@ -17,8 +17,8 @@ pub struct Quantized<C> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Int8Rule {
     /// q = x / scale, halves to even, with scale = max · fl(1/127) (a tensor divided by a constant
-    /// on a GPU is multiplied by the rounded reciprocal). The golden cases' `a_q` and `a_scales`
-    /// are of this form.
+    /// on a GPU is multiplied by the rounded reciprocal). The golden cases use this rule for `a_q`
+    /// and `a_scales`.
     Quotient,
     /// The source text of vLLM 0.21.0's `per_token_quant_int8`, every operation correctly rounded:
     /// scale = max / 127, q = x · (127 / max), halves away from zero. (A compiled kernel may divide
@@ -29,10 +29,11 @@ pub enum Int8Rule {
 /// Symmetric int8 with one scale per row of `cols` values; the largest magnitude of a row counts
 /// as at least 1e-10. Upstream: `per_token_quant_int8`.
 ///
-/// A kernel of the Marlin family gets these scales times its `input_global_scale`.
+/// Kernels of the Marlin family take these scales times `input_global_scale`.
 ///
 /// # Errors
-/// [`Error::Size`], [`Error::Shape`]: not rows of `cols`; [`Error::Value`]: not finite.
+/// [`Error::Size`] or [`Error::Shape`] unless x is rows of `cols`; [`Error::Value`] for a value
+/// that is not finite.
 pub fn per_token_int8(x: &[f32], cols: usize, rule: Int8Rule) -> Result<Quantized<i8>> {
     expect_rows(x, cols, 1)?;
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
@@ -78,14 +79,14 @@ pub fn per_token_fp8(x: &[f32], cols: usize, upper: Option<f32>) -> Result<Quant
     Ok(Quantized { codes, scales })
 }
 
-/// e4m3fn codes with one scale: `scale`, or max / 448 where there is none; q = x · fl(1 / scale),
+/// e4m3fn codes with one scale: `scale`, or max / 448 if it is `None`; q = x · fl(1 / scale),
 /// saturating, to nearest even. Upstream: `static_scaled_fp8_quant`, `dynamic_scaled_fp8_quant`.
 ///
-/// A given scale is the checkpoint's and says nothing of the values, so that they may be anything:
-/// infinities become ±448 and every NaN 448, as the operator's `fmax(-448, fmin(v, 448))` has it
-/// (`scaled_fp8_conversion` in `csrc/quantization/w8a8/fp8/common.cuh`).
+/// A given scale comes from the checkpoint, so values may be out of range: infinities become ±448
+/// and NaN becomes 448, as in the operator's `fmax(-448, fmin(v, 448))` (`scaled_fp8_conversion` in
+/// `csrc/quantization/w8a8/fp8/common.cuh`).
 ///
-/// Of zeros alone the scale is zero and so are the codes (upstream multiplies by infinity there).
+/// If all values are zero, the scale and the codes are zero (upstream multiplies by infinity).
 ///
 /// # Errors
 /// Without a given scale as [`per_token_int8`]; [`Error::Size`] for one that is not positive and finite.

@@ -1,16 +1,16 @@
-//! Blocks along the row with a small scale each: MX (32 values, a power of two) and NVFP4 (16
-//! values, an e4m3 scale under a global one). Codes come unpacked, one per byte.
+//! Quantization in blocks along the row: MX (32 values, a power-of-two scale) and NVFP4 (16 values,
+//! an e4m3 scale under a global scale). Codes are unpacked, one per byte.
 
 use super::{absmax, expect_rows};
 use crate::num::scalar::{ScalarType, e4m3fn_to_f32, f32_to_e4m3fn_rne_saturating};
 use crate::{Error, Result};
 
-/// The exponent of the largest magnitude, of at least 2^-126: ⌊log₂⌋.
+/// ⌊log₂⌋ of the largest magnitude, or of 2^-126 if that is larger.
 fn exponent(block: &[f32]) -> i32 {
     (absmax(block).max(f32::MIN_POSITIVE).to_bits() >> 23) as i32 - 127
 }
 
-/// 2^e as a factor in f64, where dividing by it is exact.
+/// 2^e in f64, where dividing by it is exact.
 fn power(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
 }
@@ -36,7 +36,7 @@ pub fn mx(x: &[f32], cols: usize, ty: ScalarType, below: i32) -> Result<(Vec<u8>
     Ok((codes, scales))
 }
 
-/// 1 / x, and 1e-8 for zero, as upstream's emulation has it.
+/// 1 / x, or 1e-8 for zero, as in upstream's emulation.
 fn reciprocal(x: f32) -> f32 {
     1.0 / if x == 0.0 { 1e8 } else { x }
 }
@@ -45,9 +45,9 @@ fn reciprocal(x: f32) -> f32 {
 /// usually): scale = e4m3(global · (max · fl(1/6))), limited to 448; q = x · 1/(scale · 1/global),
 /// to nearest even, limited to 6. Upstream: `ref_nvfp4_quant`.
 ///
-/// Every operation is an f32 one, and the reciprocal of 0 is 1e-8. Activations of 16 bits give what
-/// they give widened. A negative value that rounds to zero is −0 (code 8), as a conversion
-/// instruction has it. A GPU's own reciprocals are not these: see [`super::nvfp4_kernel_difference`].
+/// Every operation is in f32, and the reciprocal of 0 is 1e-8. 16-bit activations are widened
+/// first. A negative value that rounds to zero is −0 (code 8), as with the conversion instruction.
+/// GPU kernels use approximate reciprocals: see [`super::nvfp4_kernel_difference`].
 ///
 /// # Errors
 /// As [`mx`], in blocks of 16; [`Error::Size`] for a global scale that is not positive and

@@ -1,4 +1,4 @@
-//! Integer weights with a scale, and perhaps a zero point, per group of k and column.
+//! Integer weights with a scale and optionally a zero point per group of k and column.
 
 use super::expect_rows;
 use crate::num::dims::{GroupSize, LogicalK, Shape};
@@ -13,11 +13,11 @@ pub struct GroupQuantized {
     pub codes: Vec<u8>,
     /// [G, N].
     pub scales: Vec<f32>,
-    /// [G, N], where the type has run-time zero points; else empty.
+    /// [G, N] if the type has run-time zero points; otherwise empty.
     pub zeros: Vec<u8>,
 }
 
-/// Quantizes `w` [K, N], whose values and operations are of type `ty` (each result rounded to it).
+/// Quantizes `w` [K, N] with values of type `ty`; every operation is rounded to `ty`.
 ///
 /// `uint4b8`, `uint8b128`: scale = max(|largest / qmax|, |smallest / qmin|), code = w / scale
 /// rounded to even, limited, plus the bias. `uint4`, `uint8`: scale = max(largest − smallest,
@@ -46,11 +46,11 @@ pub fn quantize_weights(
     quantize_groups(w, size_n, ty, weight_type, &rows)
 }
 
-/// [`quantize_weights`] where row k belongs to group `g_idx[k]`: each group has at least one row.
+/// [`quantize_weights`] with row k in group `g_idx[k]`; each group must have at least one row.
 ///
 /// # Errors
 /// As [`quantize_weights`]; [`Error::Shape`] for a `g_idx` of another length than K,
-/// [`Error::Value`] where a group below the largest has no row.
+/// [`Error::Value`] if a group below the largest has no row.
 pub fn quantize_by_group(
     w: &[f32],
     size_n: usize,
@@ -79,13 +79,13 @@ pub fn quantize_by_group(
     quantize_groups(w, size_n, ty, weight_type, &rows)
 }
 
-/// GPTQ's weights as a loader finds them, symmetric, with act-order where `perm` is given: groups
-/// are runs of the rows of `w`, and row i of the result is row `perm[i]`.
-/// Upstream: `gptq_quantize_weights`, whose `test_perm` this is.
+/// Symmetric GPTQ weights as stored in a checkpoint. With `perm`, they have act-order: groups are
+/// runs of the rows of `w`, and row i of the result is row `perm[i]`. Upstream:
+/// `gptq_quantize_weights`, whose `test_perm` this is.
 ///
 /// # Errors
-/// As [`quantize_weights`]; [`Error::Unsupported`] for a type with zero points; what
-/// [`act_order::expect_permutation`] refuses; [`Error::Size`] for act-order with one group.
+/// As [`quantize_weights`]; [`Error::Unsupported`] for a type with zero points; the errors of
+/// [`act_order::expect_permutation`]; [`Error::Size`] for act-order with one group.
 pub fn gptq_quantize_weights(
     w: &[f32],
     size_n: usize,
@@ -117,11 +117,11 @@ pub fn gptq_quantize_weights(
 }
 
 impl GroupQuantized {
-    /// The hub's form of these codes, scales (stored as `ty`, which they are values of) and zero
-    /// points; `groups` says which row belongs to which.
+    /// Converts codes, scales (values of `ty`) and zero points to the hub's form; `groups` maps
+    /// rows to groups.
     ///
     /// # Errors
-    /// [`Error::Size`] when K does not fill packed words; what [`Weight::validate`] refuses.
+    /// [`Error::Size`] if K does not fill packed words; the errors of [`Weight::validate`].
     pub fn into_weight(
         self,
         size_n: usize,

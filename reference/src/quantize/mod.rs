@@ -1,7 +1,7 @@
-//! The door for floats: activations and weights to codes and scales, by upstream's definitions.
+//! Quantizes activations and weights to codes and scales by upstream's definitions.
 //!
-//! Values come as f32 (16-bit floats widened, which is exact); every operation is an IEEE one in
-//! the order stated, so codes and scales are defined bit for bit.
+//! Values are f32 (16-bit floats are widened exactly). Every operation is an IEEE operation in the
+//! stated order, so codes and scales are defined bit for bit.
 
 mod activation;
 mod block;
@@ -20,7 +20,7 @@ pub use rules::{ActivationRule, RuleFit, StatedActivations};
 
 use crate::{Error, Result};
 
-/// Fails unless `x` is rows of `cols` finite values, `cols` a multiple of `block`.
+/// Checks that `x` is rows of `cols` finite values, with `cols` a multiple of `block`.
 fn expect_rows(x: &[f32], cols: usize, block: usize) -> Result<()> {
     if cols == 0 || !cols.is_multiple_of(block) {
         return Err(Error::size("columns", cols, format!("a positive multiple of {block}")));
@@ -34,8 +34,8 @@ fn expect_rows(x: &[f32], cols: usize, block: usize) -> Result<()> {
     }
 }
 
-/// Fills rows of `cols` that are not all finite with zeros and says which they were: activations whose
-/// scales become NaN.
+/// Fills rows with an infinity or NaN with zeros and returns their indices; their scales become
+/// NaN.
 pub(crate) fn clear_broken(values: &mut [f32], cols: usize) -> Vec<usize> {
     let mut broken = Vec::new();
     for (row, values) in values.chunks_mut(cols.max(1)).enumerate() {

@@ -1,14 +1,15 @@
-//! What a GPU's NVFP4 quantizer may give.
+//! The possible results of a GPU's NVFP4 quantizer.
 //!
-//! The kernels (FlashInfer 0.6.8.post1 `cvt_warp_fp16_to_fp4`, vLLM's `scaled_fp4_quant`) compute what
-//! [`super::nvfp4`] does, with r(x) the instruction `rcp.approx.ftz.f32` in the place of 1 / x:
+//! The kernels (FlashInfer 0.6.8.post1 `cvt_warp_fp16_to_fp4`, vLLM's `scaled_fp4_quant`) compute
+//! [`super::nvfp4`] with the instruction r(x) = `rcp.approx.ftz.f32` instead of 1 / x:
 //!
 //! scale = e4m3(global · (max · r(6))), factor = r(scale · r(global)), code = e2m1(x · factor).
 //!
-//! Measured on an H200 for every mantissa: r(x) is at most one unit in the last place from the correctly
-//! rounded 1 / x, depends on the mantissa of x alone, and is correctly rounded where x is a multiple of
-//! an eighth of a power of two. So r(6) and thus every block scale is defined; a tensor has one r(global)
-//! among three, and the blocks whose scales share a mantissa have one factor among three.
+//! Measured on an H200 for every mantissa: r(x) is at most one unit in the last place from the
+//! correctly rounded 1 / x, depends only on the mantissa of x, and is correctly rounded if x is a
+//! multiple of an eighth of a power of two. Therefore r(6) and every block scale are determined;
+//! r(global) has three possible values, and blocks whose scales share a mantissa share one of three
+//! factors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,18 +23,18 @@ const E2M1: ScalarType = ScalarType::FLOAT4_E2M1F;
 const BELOW_EIGHTHS: u32 = (1 << 20) - 1;
 const MANTISSA: u32 = (1 << 23) - 1;
 
-/// A scale or code that no such kernel gives.
+/// A scale or code that no such kernel produces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nvfp4Difference {
     /// Row.
     pub row: usize,
-    /// First column of the block where its scale is wrong, else the code's.
+    /// First column of the block if its scale is wrong, otherwise the column of the code.
     pub col: usize,
     /// Whether it is the scale.
     pub is_scale: bool,
     /// e4m3 or e2m1 bits found.
     pub found: u8,
-    /// The least and the greatest bits that a kernel gives, by magnitude.
+    /// The smallest and the largest possible bits, by magnitude.
     pub possible: [u8; 2],
 }
 
@@ -49,7 +50,7 @@ impl fmt::Display for Nvfp4Difference {
     }
 }
 
-/// What the instruction may give for 1 / x: the correctly rounded value first.
+/// The possible results of the instruction for 1 / x; the correctly rounded value first.
 fn reciprocals(x: f32) -> Vec<f32> {
     let exact = 1.0 / x;
     if x.to_bits() & BELOW_EIGHTHS == 0 || !exact.is_normal() {
@@ -58,12 +59,12 @@ fn reciprocals(x: f32) -> Vec<f32> {
     vec![exact, exact.next_down(), exact.next_up()]
 }
 
-/// Codes of a block whose scale rounds to zero though its values are not all zero.
+/// Codes of a block whose scale rounds to zero although it has nonzero values.
 #[derive(Clone, Copy)]
 enum ZeroScale {
     /// Zeros: kernels that test the scale.
     Zeros,
-    /// The largest magnitude, r(0) being infinite: kernels that test the largest value.
+    /// The largest magnitude, since r(0) is infinite: kernels that test the largest value.
     Infinite,
 }
 
@@ -98,7 +99,7 @@ impl QuantizedRows<'_> {
         Nvfp4Difference { row, col, is_scale, found, possible }
     }
 
-    /// The first scale that is not the one that every kernel gives.
+    /// The first scale that differs from that of every kernel.
     fn wrong_scale(&self, global_scale: f32) -> Option<Nvfp4Difference> {
         self.blocks().find_map(|(i, x, _, found)| {
             let scale = global_scale * (absmax(x) * (1.0 / 6.0));
@@ -109,7 +110,7 @@ impl QuantizedRows<'_> {
 
     /// The first code that no kernel with this r(global) gives.
     fn wrong_code(&self, global: f32, zero: ZeroScale) -> Option<Nvfp4Difference> {
-        // For each mantissa of scale · r(global): which of the three factors are left.
+        // For each mantissa of scale · r(global): the factors that remain possible.
         let mut left: BTreeMap<u32, [bool; 3]> = BTreeMap::new();
         for (i, x, codes, scale) in self.blocks() {
             if scale == 0 {
@@ -143,13 +144,13 @@ impl QuantizedRows<'_> {
     }
 }
 
-/// The first scale or code of quantized rows that no such kernel gives; `None` where there is none.
-/// Where each code alone is possible, the difference is the first code that no one reciprocal explains
-/// together with the codes before it.
+/// The first scale or code of quantized rows that no such kernel produces; `None` if all are
+/// possible. If each code is possible on its own, the difference is the first code that no single
+/// reciprocal explains together with the previous codes.
 ///
-/// `codes` hold one value a byte, `scales` one e4m3 per 16 values, both row by row as `x`. Under a scale of
-/// zero, codes are zeros with the sign of x; or, for all such blocks that are not all zero, ±6 (r(0) is
-/// infinite, and a NaN converts to 6).
+/// `codes` hold one value a byte, `scales` one e4m3 per 16 values, both row by row as `x`. Under a
+/// scale of zero, codes are zeros with the sign of x; or, in every such block with a nonzero value,
+/// ±6 (r(0) is infinite, and NaN converts to 6).
 ///
 /// # Errors
 /// As [`super::nvfp4`]; [`Error::Shape`] for codes or scales of another number.
@@ -185,18 +186,20 @@ pub fn nvfp4_kernel_difference(
     Ok(furthest)
 }
 
-/// Where v · factor lies exactly between two codes: the lower one, if it is the even one. Where the
-/// upper one is even, both rules for ties take it.
+/// The lower code if v · factor lies exactly between two codes and the lower one is even. If the
+/// upper one is even, both tie rules select it.
 fn even_below(v: f32, factor: f32) -> Option<u8> {
     const TIES: [(f32, u8); 4] = [(0.25, 0), (1.25, 2), (2.5, 4), (5.0, 6)];
     let scaled = v.abs() * factor;
     TIES.iter().find(|(tie, _)| *tie == scaled).map(|(_, below)| *below)
 }
 
-/// Whether every value that lies exactly between two codes, by the correctly rounded reciprocals of
-/// [`super::nvfp4`], went to the larger one where the definition takes the smaller, even one.
+/// Whether every value exactly between two codes (with the correctly rounded reciprocals of
+/// [`super::nvfp4`]) was rounded to the larger code where the definition selects the smaller, even
+/// one.
 ///
-/// Reciprocals that are all too large do the same to ties, so that this alone is no proof of a mistake.
+/// Reciprocals that are too large have the same effect on ties, so this alone does not prove a
+/// mistake.
 pub fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> bool {
     let rows = QuantizedRows { x, cols: x.len(), codes, scales };
     let (mut even, mut away) = (0usize, 0usize);
@@ -212,7 +215,7 @@ pub fn nvfp4_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]
     away > 0 && even == 0
 }
 
-/// The definition's `codes` with ties away from zero in the place of ties to even.
+/// The definition's `codes` with ties away from zero instead of ties to even.
 pub(crate) fn with_ties_away(x: &[f32], global_scale: f32, codes: &[u8], scales: &[u8]) -> Vec<u8> {
     let rows = QuantizedRows { x, cols: x.len(), codes, scales };
     let block = |(_, x, codes, scale): (usize, &[f32], &[u8], u8)| -> Vec<u8> {

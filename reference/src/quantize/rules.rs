@@ -1,8 +1,8 @@
-//! Which known quantizer gave these codes and scales?
+//! Identifies the known quantizer that produced given codes and scales.
 //!
-//! int8 and e4m3 activations with one scale per row follow from x but for a few roundings: frameworks
-//! multiply by a reciprocal where the text divides, and round halves in two ways. Each such rule is
-//! defined bit for bit here. Found activations are explained by one rule for all values, or by none.
+//! int8 and e4m3 activations with one scale per row follow from x, up to details: frameworks
+//! multiply by a reciprocal instead of dividing, and round ties in two ways. Each rule is defined
+//! bit for bit here. One rule must explain all values.
 
 use super::absmax;
 use crate::moe::{narrow, widen};
@@ -23,7 +23,7 @@ pub enum ActivationRule {
     ReciprocalExact,
     /// s = max / L, q = x · fl(L/max) to nearest even: vLLM's `dynamic_scaled_int8_quant`.
     ProductEven,
-    /// s = max / L, q = x · fl(L/max), halves away from zero: the text of vLLM's
+    /// s = max / L, q = x · fl(L/max), ties away from zero: the source of vLLM's
     /// `per_token_quant_int8`.
     Product,
     /// As [`ActivationRule::Product`], with the approximate division of compiled Triton
@@ -35,13 +35,13 @@ pub enum ActivationRule {
     ReciprocalAway,
     /// s = max / L and x / s, both rounded to the type of x; q to nearest even.
     SixteenBit,
-    /// One stated scale for all rows; q = x / s or x · fl(1/s), saturating, to nearest even. Only
-    /// where a case declares it, since the scale does not follow from x.
+    /// One given scale for all rows; q = x / s or x · fl(1/s), saturating, to nearest even. Only if
+    /// a case declares it, since the scale does not follow from x.
     Static,
 }
 
 impl ActivationRule {
-    /// Names as the config key `quantizer` has them.
+    /// Every rule with its name in the config key `quantizer`.
     pub const NAMED: &[(&str, Self)] = &[
         ("quotient", Self::Quotient),
         ("quotient_exact", Self::QuotientExact),
@@ -73,7 +73,7 @@ impl ActivationRule {
     }
 }
 
-/// Activations and what some quantizer made of them.
+/// Activations and their codes and scales from an unknown quantizer.
 #[derive(Debug, Clone, Copy)]
 pub struct StatedActivations<'a> {
     /// Rows of `cols` values of type `dtype`, widened.
@@ -84,7 +84,7 @@ pub struct StatedActivations<'a> {
     pub dtype: ScalarType,
     /// [`ScalarType::INT8`] or [`ScalarType::FLOAT8_E4M3FN`].
     pub ty: ScalarType,
-    /// What every scale is multiplied with after quantizing: `input_global_scale`, or 1.
+    /// Factor of every scale after quantization: `input_global_scale`, or 1.
     pub factor: f32,
     /// Bits of one code per value.
     pub codes: &'a [u8],
@@ -92,16 +92,16 @@ pub struct StatedActivations<'a> {
     pub scales: &'a [f32],
 }
 
-/// What one rule makes of the rows, next to what was found.
+/// The result of one rule, compared with the found codes and scales.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RuleFit {
     /// The rule.
     pub rule: ActivationRule,
-    /// Bits of the codes that it gives.
+    /// Bits of the rule's codes.
     pub codes: Vec<u8>,
-    /// The scales that it gives.
+    /// The rule's scales.
     pub scales: Vec<f32>,
-    /// Codes that differ.
+    /// Indices of codes that differ.
     pub wrong_codes: Vec<usize>,
     /// Rows whose scale differs.
     pub wrong_scales: Vec<usize>,
@@ -113,7 +113,7 @@ impl RuleFit {
         self.wrong_codes.is_empty() && self.wrong_scales.is_empty()
     }
 
-    /// The shares of codes and of scales that differ.
+    /// The share of differing codes plus the share of differing scales.
     fn wrong(&self) -> f64 {
         let share = |wrong: &[usize], of: usize| wrong.len() as f64 / of.max(1) as f64;
         share(&self.wrong_codes, self.codes.len()) + share(&self.wrong_scales, self.scales.len())
@@ -146,7 +146,7 @@ impl StatedActivations<'_> {
         rounded.clamp(-128.0, 127.0) as i8 as u8
     }
 
-    /// Whether two codes are the same number: e4m3 has two zeros.
+    /// Whether two codes have the same value; e4m3 has two zeros.
     fn same(&self, a: u8, b: u8) -> bool {
         a == b || (self.ty != ScalarType::INT8 && (a | b) & 0x7f == 0)
     }
@@ -174,13 +174,13 @@ impl StatedActivations<'_> {
     fn made(&self, rule: ActivationRule, row: usize) -> (Vec<u8>, f32) {
         let (x, found) = (self.row(self.x, row), self.scales[row]);
         if !x.iter().all(|v| v.is_finite()) {
-            // Its products are NaN whatever the codes are.
+            // Its products are NaN for any codes.
             let scale = if found.is_finite() { f32::NAN } else { found };
             return (self.row(self.codes, row).to_vec(), scale);
         }
         let (limit, max) = (self.limit(), absmax(x));
         let int8 = self.ty == ScalarType::INT8;
-        // Upstream's floors: of int8 on the maximum, of e4m3 on the scale.
+        // Upstream's lower limits: for int8 on the maximum, for e4m3 on the scale.
         let max = if int8 { max.max(1e-10) } else { max };
         let scale = match rule {
             ActivationRule::Quotient | ActivationRule::Reciprocal => max * (1.0 / limit),
@@ -199,7 +199,7 @@ impl StatedActivations<'_> {
             _ => Scaling::Divide(if scale > 0.0 { scale } else { 1.0 }),
         };
         let mut given = scale * self.factor;
-        // A row of zeros has the products of zeros under any scale; these are in use.
+        // A row of zeros gives zero products under any scale; known quantizers use these.
         if x.iter().all(|&v| v == 0.0) && (found == 0.0 || found == self.factor) {
             given = found;
         }
@@ -213,7 +213,7 @@ impl StatedActivations<'_> {
         (self.nearest(row, &ways, true), given)
     }
 
-    /// What the stated scale gives, which all rows share.
+    /// The codes of all rows under the given scale.
     fn made_static(&self) -> Vec<(Vec<u8>, f32)> {
         let stated = self.scales[0];
         let before = [0, 1, -1].map(|step| step_by(stated / self.factor, step));
@@ -257,11 +257,11 @@ impl StatedActivations<'_> {
         }
     }
 
-    /// The first known rule that explains every code and scale, else the one that leaves the fewest
-    /// unexplained; with `declared`, that rule alone.
+    /// The first known rule that explains every code and scale, otherwise the one that leaves the
+    /// fewest unexplained; with `declared`, only that rule is tried.
     ///
     /// # Errors
-    /// [`Error::Shape`] where codes and scales are not those of rows of `cols` values;
+    /// [`Error::Shape`] if codes and scales do not match rows of `cols` values;
     /// [`Error::Unsupported`] for another type of codes.
     pub fn explain(&self, declared: Option<ActivationRule>) -> Result<RuleFit> {
         if ![ScalarType::INT8, ScalarType::FLOAT8_E4M3FN].contains(&self.ty) {
@@ -302,7 +302,7 @@ impl StatedActivations<'_> {
     }
 }
 
-/// The f32 so many steps up from the positive `v`.
+/// The f32 `steps` steps above the positive `v`.
 fn step_by(v: f32, steps: i32) -> f32 {
     f32::from_bits(v.to_bits().saturating_add_signed(steps))
 }

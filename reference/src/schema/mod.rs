@@ -135,7 +135,7 @@ pub struct TensorForm {
     pub dtypes: Vec<String>,
     /// Sizes.
     pub shape: Vec<Extent>,
-    /// Whether one value may stand for the whole shape.
+    /// Whether a single value may replace the whole shape.
     pub or_single: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a device can do, as data.
+//! Device capabilities as data.
 
 use std::fmt;
 
@@ -39,12 +39,12 @@ impl fmt::Display for Platform {
     }
 }
 
-/// A device, as selection sees it.
+/// A device, as described to the selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Capability {
     /// Kind of device.
     pub platform: Platform,
-    /// Compute capability (major, minor); `None` where the notion is unknown.
+    /// Compute capability (major, minor); `None` if unknown or not applicable.
     pub compute: Option<(u32, u32)>,
 }
 

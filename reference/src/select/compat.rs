@@ -1,6 +1,6 @@
-//! Whether a config may be run by the Marlin kernels, and which method a loader then picks
-//! (vLLM 0.21.0 `is_gptq_marlin_compatible`, `override_quantization_method`): pure functions
-//! that return the decision with its reason.
+//! Whether the Marlin kernels can run a config, and the method that a loader then selects (vLLM
+//! 0.21.0 `is_gptq_marlin_compatible`, `override_quantization_method`): pure functions that return
+//! the decision with its reason.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::num::scalar::ScalarType;
 pub struct Decision {
     /// The answer.
     pub compatible: bool,
-    /// Why; for a yes, what makes it one.
+    /// The reason.
     pub reason: String,
 }
 
@@ -43,7 +43,7 @@ fn group_size(value: &Value) -> Result<GroupSize, Decision> {
 /// `bits`, `group_size`, `sym` and `desc_act` are all present, (bits, sym) has a weight type, and
 /// Marlin supports that type and group size on the device.
 ///
-/// Release 0.21.0 also lets CPUs in, whose kernels read 4-bit weights alone.
+/// Release 0.21.0 also accepts CPUs, whose kernels support only 4-bit weights.
 pub fn is_gptq_marlin_compatible(config: &Value, device: &Capability) -> Decision {
     if device.platform != Platform::Cuda {
         return no(format!("{} is not CUDA", device.platform));
@@ -109,16 +109,16 @@ fn marlin(ty: ScalarType, group: &Value, zero_points: bool, device: &Capability)
     }
 }
 
-/// The method that a user asked for.
+/// The method that a user requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UserQuant<'a> {
-    /// Nothing: the loader decides.
+    /// No method: the loader decides.
     Unspecified,
     /// A method by name.
     Named(&'a str),
 }
 
-/// Which method a loader uses for a GPTQ config.
+/// The method that a loader uses for a GPTQ config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Override {
     /// `Some("gptq_marlin")`, or `None` to keep the config's own method.
@@ -127,7 +127,7 @@ pub struct Override {
     pub reason: String,
 }
 
-/// Whether a GPTQ config is run as `gptq_marlin`: it is compatible, and the user named nothing,
+/// Whether a GPTQ config runs as `gptq_marlin`: it is compatible, and the user named no method,
 /// `marlin` or `gptq_marlin`.
 pub fn override_quantization_method(
     config: &Value,

@@ -1,4 +1,4 @@
-//! The layer and the deployment, as selection sees them.
+//! The layer and the deployment, as described to the selection.
 
 use crate::config::{ScaleStrategy, Scheme};
 use crate::formats::mx::MxFormat;
@@ -9,7 +9,7 @@ use crate::num::scalar::ScalarType;
 pub struct Options {
     /// Results must not depend on the batch.
     pub batch_invariant: bool,
-    /// Use Marlin for FP8 weights even where the device multiplies FP8 itself.
+    /// Use Marlin for FP8 weights even on devices with native FP8.
     pub force_fp8_marlin: bool,
     /// Type that activations are quantized to before the product.
     pub input_type: InputType,
@@ -102,7 +102,7 @@ impl MoeActivation {
 
 macro_rules! all2all {
     ($($variant:ident $name:literal),+ $(,)?) => {
-        /// How tokens travel between ranks, by upstream's name.
+        /// How tokens are exchanged between ranks, by upstream's name.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[allow(missing_docs)]
         pub enum All2All { $($variant),+ }
@@ -135,10 +135,10 @@ all2all! {
     NixlEp "nixl_ep",
 }
 
-/// Order of the tokens that a MoE kernel gets.
+/// Order of the tokens in a MoE kernel's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActivationFormat {
-    /// Tokens in their own order.
+    /// Tokens in their original order.
     Standard,
     /// Tokens sorted by expert, padded to one length.
     BatchedExperts,
@@ -154,14 +154,14 @@ impl ActivationFormat {
     }
 }
 
-/// How a MoE layer is spread over ranks.
+/// How a MoE layer is distributed over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoeParallel {
     /// Data-parallel ranks.
     pub dp_size: usize,
-    /// Whether experts are spread over ranks.
+    /// Whether experts are distributed over ranks.
     pub use_ep: bool,
-    /// How tokens travel; matters with `use_ep` and several data-parallel ranks.
+    /// How tokens are exchanged; relevant with `use_ep` and several data-parallel ranks.
     pub all2all: All2All,
 }
 
@@ -170,7 +170,7 @@ impl MoeParallel {
     pub const NONE: Self =
         Self { dp_size: 1, use_ep: false, all2all: All2All::AllGatherReduceScatter };
 
-    /// Whether tokens travel at all.
+    /// Whether tokens are exchanged between ranks.
     pub const fn use_all2all(&self) -> bool {
         self.dp_size > 1 && self.use_ep
     }
@@ -195,7 +195,7 @@ pub struct MoeDesc {
     pub intermediate_size_per_partition: usize,
     /// Activation function.
     pub activation: MoeActivation,
-    /// How the layer is spread.
+    /// How the layer is distributed.
     pub parallel: MoeParallel,
     /// Whether router weights multiply the input instead of the output.
     pub apply_router_weight_on_input: bool,
@@ -220,7 +220,7 @@ impl MoeDesc {
     }
 }
 
-/// Weight quantization as kernels are asked about it (upstream's quantization keys).
+/// Weight quantization in kernel selection (upstream's quantization keys).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightKey {
     /// 4-bit symmetric integers.

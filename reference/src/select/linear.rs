@@ -7,11 +7,11 @@ use super::{
 use crate::config::Scheme;
 use crate::num::scalar::ScalarType;
 
-/// Asks Marlin about a linear layer (upstream `can_implement` and `is_supported` of its Marlin
-/// linear kernels). All reasons against, not the first.
+/// Whether Marlin runs a linear layer (upstream `can_implement` and `is_supported` of its Marlin
+/// linear kernels). Lists all reasons against it, not only the first.
 ///
-/// FP8 weights are refused where the device multiplies FP8 itself (8.9 and newer), unless
-/// [`Options::force_fp8_marlin`].
+/// FP8 weights are refused on devices with native FP8 (8.9 and newer), unless
+/// [`Options::force_fp8_marlin`] is set.
 pub fn select_linear(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Selection {
     Selection::among(&[Backend::MarlinLinear], |_| reasons(scheme, desc, device))
 }
@@ -56,7 +56,7 @@ fn reasons(scheme: &Scheme, desc: &LinearDesc, device: &Capability) -> Vec<Reaso
     reasons
 }
 
-/// Marlin is written for NVIDIA GPUs, from compute capability 7.5.
+/// Marlin runs on NVIDIA GPUs from compute capability 7.5 on.
 pub(super) fn platform(device: &Capability) -> Vec<Reason> {
     if device.platform != Platform::Cuda {
         return vec![MarlinRefusal::Platform { platform: device.platform }.into()];
@@ -70,9 +70,8 @@ pub(super) fn platform(device: &Capability) -> Vec<Reason> {
     Vec::new()
 }
 
-/// Activations of 8 bits: int8 with `uint4b8` alone; e4m3fn with `uint4b8` and
-/// Microscaling formats of 4 bits, on compute
-/// capability 8.9 or 12.0.
+/// 8-bit activations: int8 only with `uint4b8`; e4m3fn with `uint4b8` and 4-bit Microscaling
+/// formats, on compute capability 8.9 or 12.0.
 pub(super) fn inputs(scheme: &Scheme, options: &Options, device: &Capability) -> Option<Reason> {
     let input = options.input_type;
     if input == InputType::SixteenBit {

@@ -4,13 +4,13 @@ use super::{Capability, Platform};
 use crate::num::dims::GroupSize;
 use crate::num::scalar::ScalarType;
 
-/// Group sizes that Marlin's kernels are built for; −1 is channel-wise.
+/// Group sizes of Marlin's kernels; −1 is channel-wise.
 pub const MARLIN_GROUP_SIZES: [GroupSize; 4] =
     [GroupSize::Channel, GroupSize::Of(32), GroupSize::Of(64), GroupSize::Of(128)];
 
-/// Output columns come in multiples of this.
+/// Output columns are a multiple of this.
 pub(super) const MIN_THREAD_N: usize = 64;
-/// Input rows of a dense layer come in multiples of this.
+/// Input rows of a dense layer are a multiple of this.
 pub(super) const MIN_THREAD_K: usize = 128;
 
 /// Why Marlin cannot run a layer.
@@ -28,7 +28,7 @@ pub enum MarlinRefusal {
         "weight type {weight_type} is not supported {zeros} on {device}; supported: {supported}"
     )]
     WeightType {
-        /// Type asked for.
+        /// The type.
         weight_type: ScalarType,
         /// `with run-time zero points` or `without run-time zero points`.
         zeros: &'static str,
@@ -61,8 +61,8 @@ pub enum MarlinRefusal {
 /// Weight types that Marlin reads, without and with run-time zero points
 /// (upstream `query_marlin_supported_quant_types`).
 ///
-/// Empty on CUDA before 7.5 and wherever the compute capability is unknown (except ROCm and
-/// CPUs; CPUs read 4-bit integers alone).
+/// Empty on CUDA before 7.5 and if the compute capability is unknown (except on ROCm and CPUs; CPUs
+/// support only 4-bit integers).
 pub fn marlin_weight_types(zero_points: bool, device: &Capability) -> &'static [ScalarType] {
     let cpu = device.platform.is_cpu();
     if !cpu && device.platform != Platform::Rocm && device.to_int() < 75 {
@@ -119,7 +119,7 @@ fn multiple(what: &'static str, found: usize, of: usize) -> Result<(), MarlinRef
     }
 }
 
-/// Whether a dense layer's sizes suit Marlin (upstream `check_marlin_supports_shape`): N a
+/// Whether Marlin supports a dense layer's sizes (upstream `check_marlin_supports_shape`): N a
 /// multiple of 64, K a multiple of 128, and of the group unless one group spans the whole K.
 ///
 /// # Errors
@@ -140,9 +140,9 @@ pub fn check_marlin_supports_shape(
     }
 }
 
-/// Whether a MoE layer suits Marlin (upstream `check_moe_marlin_supports_layer`): not ROCm,
-/// hidden size a multiple of 128, intermediate size per rank a multiple of max(64, group),
-/// group −1, 32, 64 or 128, and router weights not applied to the input. All reasons against.
+/// Whether Marlin supports a MoE layer (upstream `check_moe_marlin_supports_layer`): not ROCm,
+/// hidden size a multiple of 128, intermediate size per rank a multiple of max(64, group), group
+/// −1, 32, 64 or 128, and router weights not applied to the input. Lists all reasons against it.
 pub fn check_moe_marlin_supports_layer(
     hidden_size: usize,
     intermediate_size_per_partition: usize,

@@ -1,13 +1,14 @@
-//! (Layer, capability) to backend, with the reason for each refusal.
+//! Selects the backend for a layer and a device capability, with the reason for each refusal.
 //!
-//! Capability is plain data, so any device can be asked about anywhere. Two questions are
-//! answered. [`select_linear`] and [`select_moe`]: does Marlin run a layer, and through which
-//! entry (vLLM 0.21.0 `utils/marlin_utils*.py`, `experts/marlin_moe.py`,
-//! `kernels/linear/*/marlin.py`). [`select_moe_backend`]: which of all kernels does upstream
-//! choose for experts (`fused_moe/oracle/*.py`); its tables are in [`oracle`].
+//! Capability is plain data, so a selection for any device runs anywhere. [`select_linear`] and
+//! [`select_moe`] determine whether Marlin runs a layer, and through which entry point (vLLM 0.21.0
+//! `utils/marlin_utils*.py`, `experts/marlin_moe.py`, `kernels/linear/*/marlin.py`).
+//! [`select_moe_backend`] determines the kernel that upstream selects for experts
+//! (`fused_moe/oracle/*.py`); its tables are in [`oracle`].
 
 mod capability;
 mod compat;
+mod cuda;
 mod desc;
 mod linear;
 mod marlin;
@@ -19,6 +20,7 @@ pub use compat::{
     Decision, Override, UserQuant, is_awq_marlin_compatible, is_gptq_marlin_compatible,
     override_quantization_method,
 };
+pub use cuda::{CUDA_CAPABILITY, CUDA_WEIGHTS, CudaGroups, CudaScales, CudaWeight};
 pub use desc::{
     ActivationFormat, All2All, InputType, LinearDesc, MoeActivation, MoeDesc, MoeParallel, Options,
     WeightKey,
@@ -35,7 +37,7 @@ pub use oracle::{
     select_moe_backend,
 };
 
-/// An entry to the Marlin kernels.
+/// An entry point of the Marlin kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Backend {
@@ -43,14 +45,14 @@ pub enum Backend {
     MarlinLinear,
     /// The quantization method's own call of the fused MoE operator.
     FusedMarlinMoe,
-    /// The modular kernel on tokens in their own order (`MARLIN`).
+    /// The modular kernel on tokens in their original order (`MARLIN`).
     Marlin,
     /// The modular kernel on tokens sorted by expert (`BATCHED_MARLIN`).
     BatchedMarlin,
 }
 
 impl Backend {
-    /// Name as reports print it; of the modular kernels, upstream's.
+    /// Name for reports; for modular kernels, upstream's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MarlinLinear => "marlin",
@@ -82,7 +84,7 @@ pub enum Reason {
     Device {
         /// The device.
         device: String,
-        /// What would do, packages included.
+        /// The supported devices and packages.
         expected: String,
     },
     /// The kernel has no form without a gate.
@@ -102,7 +104,7 @@ pub enum Reason {
         /// Activation quantization.
         activations: &'static str,
     },
-    /// The way the layer is spread over ranks is not supported.
+    /// The distribution of the layer over ranks is not supported.
     #[error(
         "kernel does not support parallel config with {all2all}, ep_size {ep_size}, eplb {eplb}"
     )]
@@ -114,34 +116,34 @@ pub enum Reason {
         /// Whether experts are moved between ranks.
         eplb: bool,
     },
-    /// The kernel runs the router, and not this one.
+    /// The kernel includes the router but does not support this routing method.
     #[error("kernel does not support routing method {routing}")]
     Routing {
         /// Name of the routing method.
         routing: &'static str,
     },
-    /// The kernel takes tokens in the other format.
+    /// The kernel expects tokens in the other format.
     #[error("kernel does not support {format} activation format")]
     ActivationFormat {
         /// The deployment's format.
         format: &'static str,
     },
-    /// Results depend on the batch.
+    /// The kernel's results depend on the batch.
     #[error("kernel does not support batch invariance")]
     BatchInvariance,
-    /// The kernel has no LoRA.
+    /// The kernel does not support LoRA.
     #[error("kernel does not support LoRA")]
     Lora,
-    /// The modular kernel reads 4-bit integers alone.
+    /// The modular kernel supports only 4-bit integers.
     #[error("the modular Marlin kernel does not support 8-bit weights")]
     EightBitModular,
-    /// The device multiplies FP8 itself.
+    /// The device has native FP8.
     #[error("compute capability {compute} has native FP8, which is preferred")]
     NativeFp8 {
         /// The device's compute capability, as major · 10 + minor.
         compute: i64,
     },
-    /// Quantized activations that do not go with the weights.
+    /// Quantized activations that are not supported with the weights.
     #[error("{weights} with {inputs} activations is not supported")]
     Inputs {
         /// Weights.
@@ -149,7 +151,7 @@ pub enum Reason {
         /// Activations.
         inputs: &'static str,
     },
-    /// e4m3fn activations need a device on which they pay off.
+    /// The device does not support e4m3fn activations.
     #[error("FP8 activations are supported on 8.9 and 12.0 only, not on {device}")]
     Fp8Inputs {
         /// The device.
@@ -160,7 +162,7 @@ pub enum Reason {
 /// One backend's refusal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refusal {
-    /// Who refuses.
+    /// The backend.
     pub backend: Backend,
     /// Why.
     pub reason: Reason,
@@ -169,15 +171,15 @@ pub struct Refusal {
 /// The outcome of a selection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Selection {
-    /// The first backend, in order of priority, that has no objection.
+    /// The first backend in order of priority without a refusal.
     pub chosen: Option<Backend>,
     /// Every reason of every backend that refused.
     pub refusals: Vec<Refusal>,
 }
 
 impl Selection {
-    /// Asks `backends` in order; the first without reasons is chosen, and the rest are still
-    /// asked, so that the answer is complete.
+    /// Evaluates every backend in order, so that the result is complete, and selects the first
+    /// without a refusal.
     fn among(backends: &[Backend], mut reasons: impl FnMut(Backend) -> Vec<Reason>) -> Self {
         let mut this = Self { chosen: None, refusals: Vec::new() };
         for &backend in backends {

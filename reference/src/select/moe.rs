@@ -1,4 +1,4 @@
-//! Whether and through which entry Marlin runs the experts of a layer.
+//! Whether Marlin runs the experts of a layer, and through which entry point.
 
 use super::linear::{inputs, platform};
 use super::oracle::experts;
@@ -9,11 +9,11 @@ use super::{
 use crate::config::{IntContainer, Scheme};
 use crate::num::dims::GroupSize;
 
-/// What a modular Marlin kernel objects to, in upstream's order (`is_supported_config` of
-/// `MarlinExperts` and `BatchedMarlinExperts`): all reasons, not the first. Any other entry is
-/// asked as [`Backend::Marlin`].
+/// The reasons of a modular Marlin kernel against a layer, in upstream's order
+/// (`is_supported_config` of `MarlinExperts` and `BatchedMarlinExperts`): all of them, not only the
+/// first. Any other entry point counts as [`Backend::Marlin`].
 ///
-/// Ungated layers, routing methods, router types and shapes are never objected to.
+/// Ungated layers, routing methods, router types and shapes are never refused.
 pub fn is_supported_config(
     backend: Backend,
     weights: WeightKey,
@@ -30,8 +30,8 @@ pub fn is_supported_config(
 /// Chooses between `MARLIN` and `BATCHED_MARLIN` for integer weights with 16-bit activations
 /// (upstream `select_wna16_moe_backend`).
 ///
-/// Weights of 8 bits are refused by both: the oracle of vLLM 0.21.0 says so of itself but does
-/// not look at the width, and the kernel it returns then fails when it is built.
+/// Both refuse 8-bit weights. The oracle of vLLM 0.21.0 does not check the width, and the kernel
+/// that it returns then fails in its constructor.
 pub fn select_wna16_moe_backend(
     weights: WeightKey,
     desc: &MoeDesc,
@@ -46,16 +46,15 @@ pub fn select_wna16_moe_backend(
     })
 }
 
-/// Asks every Marlin entry about the experts of a layer.
+/// Evaluates every Marlin entry point for the experts of a layer.
 ///
 /// Integer weights go through the method's own call of the fused operator
-/// ([`Backend::FusedMarlinMoe`]) unless adapters are attached or tokens come sorted by expert,
-/// where only the modular kernels serve; floating-point weights always go through the modular
-/// kernels.
+/// ([`Backend::FusedMarlinMoe`]) unless adapters are attached or tokens are sorted by expert, which
+/// only the modular kernels support; floating-point weights always use the modular kernels.
 ///
-/// The layer's shape is checked as upstream checks it before it picks the method: hidden size a
-/// multiple of 128, intermediate size of max(64, group); the group sizes −1, 32, 64, 128 apply
-/// to integers.
+/// The shape of the layer is checked as upstream does before it selects the method: hidden size a
+/// multiple of 128, intermediate size of max(64, group); the group sizes −1, 32, 64, 128 apply to
+/// integers.
 pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selection {
     let all = [Backend::FusedMarlinMoe, Backend::Marlin, Backend::BatchedMarlin];
     let Some(weights) = WeightKey::of(scheme) else {
@@ -75,7 +74,7 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
         if modular && weights == WeightKey::Int8 {
             reasons.push(Reason::EightBitModular);
         }
-        // The batched kernel's call has no quantized activations, in upstream too.
+        // As in upstream, the batched kernel's call has no quantized activations.
         if backend == Backend::BatchedMarlin && desc.options.input_type != InputType::SixteenBit {
             let inputs = desc.options.input_type.name();
             reasons.push(Reason::Inputs { weights: scheme.label(), inputs });
@@ -87,7 +86,7 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
     })
 }
 
-/// What the method's own call objects to.
+/// The reasons of the method's own call against a layer.
 fn own_call(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     let mut reasons = platform(device);
     match scheme {

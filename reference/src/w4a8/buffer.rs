@@ -4,7 +4,7 @@ use super::Panel;
 use super::parallel::Split;
 use super::quantize::{Extremes, Scaled};
 use super::wide::Loop;
-use crate::layouts::kleidi::{CHUNK, PIECE, RhsLayout, padded_k};
+use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout, padded_k};
 use crate::w4a8::quantize::ActivationRounding;
 
 /// Rows of quantized activations, panel after panel: a panel of rows `first` to `first + count`

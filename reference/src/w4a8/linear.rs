@@ -11,7 +11,7 @@ use super::rows::{Element, Rows, RowsMut};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
 use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
-use crate::layouts::kleidi::PackedRhs;
+use crate::w4a8::packed::PackedRhs;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 

@@ -5,7 +5,7 @@
 //! result is defined, by f32 operations that round to nearest even, without flushing:
 //!
 //! 1. [`quantize()`] turns rows of activations into int8 codes, a zero point and a scale.
-//! 2. [`kleidi`] interleaves codes and weights for the kernels.
+//! 2. [`packed`] interleaves codes and weights for the kernels.
 //! 3. A [`Kernel`] multiplies a block of rows by a block of columns. Sums of code products are
 //!    exact integers, so only the operations after them have an order:
 //!    channel-wise `float(16·Σqw + (−z)·16·Σw) · (scale/16 · 1/s)`; group-wise `a = fma(Σqw, scale,
@@ -52,9 +52,11 @@ pub use values::Values;
 
 use std::fmt::Debug;
 
-use crate::layouts::kleidi::{self, MR, NR, PackedLhs, PackedRhs, RhsLayout};
+/// The layout that the kernels multiply from: KleidiAI's.
+pub use crate::layouts::kleidi as packed;
 use crate::num::scalar::ScalarType;
 use crate::{Error, Result};
+use packed::{LhsLayout, MR, NR, PackedLhs, PackedRhs, RhsLayout};
 
 /// Results of a panel times a block of columns, before bias and clamp: `[rows][nr]` in the upper left
 /// corner.
@@ -271,6 +273,6 @@ pub fn linear(
     let rows = quantize(x, rhs.layout().shape().size_k, rounding)?;
     // Upstream's choice between its one-row and its matrix kernels; the bits are the same.
     let mr = if rows.size_m == 1 { MR[0] } else { MR[1] };
-    let lhs = kleidi::LhsLayout::new(rows.size_m, rows.size_k, mr)?.pack(&rows)?;
+    let lhs = LhsLayout::new(rows.size_m, rows.size_k, mr)?.pack(&rows)?;
     multiply(kernel, &lhs, rhs, x.ty())
 }

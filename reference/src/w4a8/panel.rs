@@ -1,7 +1,7 @@
 //! Rows of quantized activations, interleaved for the kernels.
 
 use super::PANELS;
-use crate::layouts::kleidi::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
+use crate::w4a8::packed::{PIECE, PackedLhs, QuantizedRows, RhsLayout};
 
 /// Largest number of rows of a panel.
 pub const MAX_ROWS: usize = 8;

@@ -7,7 +7,7 @@
 use super::panel::for_rows;
 use super::scalar::{channel_wise, group_wise_end};
 use super::{Blocks, Kernel, MAX_NR, Tile};
-use crate::layouts::kleidi::PIECE;
+use crate::w4a8::packed::PIECE;
 
 /// Chunks between two widenings: 7 · 4 · 1024 is below 2^15.
 const CHUNKS: usize = 7;

@@ -4,7 +4,7 @@ use super::MAX_NR;
 use super::parallel::{Wide, for_parts};
 use super::rows::Element;
 use super::wide::{Loop, wide};
-use crate::layouts::kleidi::{CHUNK, RhsLayout, padded_k};
+use crate::w4a8::packed::{CHUNK, RhsLayout, padded_k};
 
 /// Smallest number of values per thread in steps that only move or convert them; fewer are not worth
 /// waking a thread.

@@ -1,8 +1,8 @@
 //! The product in plain loops: the definition, from packed and from unpacked data.
 
 use super::{Blocks, Kernel, Tile, Values, finish};
-use crate::layouts::kleidi::{CHUNK, Columns, Factors, PIECE, QuantizedRows};
 use crate::num::scalar::{ScalarType, bf16_to_f32};
+use crate::w4a8::packed::{CHUNK, Columns, Factors, PIECE, QuantizedRows};
 use crate::{Error, Result};
 
 /// `y` `[M, N]` of type `ty` from data that is not interleaved: the same bits as

@@ -130,7 +130,7 @@ fn stride() -> OutputReport {
     report(&case, "marlin_scales")
 }
 
-/// The packed words of the first 128 columns, in the place of those of the others as well.
+/// The packed words of the first 128 columns, also used for all others.
 fn two_shards() -> OutputReport {
     let case = generated("moe-top1_f16_u4", json!({"activation": "relu2_no_mul"}), 11);
     changed(case, "w13_marlin_qweight", |v, shape| {

@@ -55,7 +55,7 @@ fn diagnosis(report: &OutputReport) -> Diagnosis {
     report.diagnosis.clone().unwrap_or_else(|| panic!("no diagnosis: {report:?}"))
 }
 
-/// Random numbers in the place of a bug's wrong elements are not that bug.
+/// Random numbers instead of a bug's wrong elements are not that bug.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn noise_where_a_bug_was() {

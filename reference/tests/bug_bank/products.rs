@@ -242,7 +242,7 @@ fn inverted() -> OutputReport {
     judged(&mut case, "y")
 }
 
-/// The last two groups with one value in the place of their scales.
+/// The last two groups with one value instead of their scales.
 fn padded(value: f64) -> OutputReport {
     planted("linear-bf16_mxfp8", "y", |m| {
         let (n, groups) = (m.n, m.k / 32);

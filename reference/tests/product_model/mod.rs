@@ -258,7 +258,7 @@ impl Model {
         let mut y = if self.early {
             self.round(self.round(sum) * global)
         } else if folded && m.global.is_some() {
-            // The kernel's numbers are 2^-7 of what they stand for.
+            // The kernel's values are the real ones times 2^-7.
             self.round(sum / 128.0)
         } else {
             self.round(sum * global)

@@ -161,13 +161,12 @@ impl Report {
         let peers = self.peers();
         let mut table = Table::new();
         table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-        table.force_no_tty();
         let mut header: Vec<String> = [
             "shape",
             "M",
             "experts",
             "µs",
-            "quickest",
+            "fastest",
             "GB/s",
             "TFLOP/s",
             "FLOP/byte",

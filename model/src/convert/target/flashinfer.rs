@@ -7,16 +7,19 @@ use marlinspike::config::{IntContainer, Scheme};
 use marlinspike::formats::nvfp4;
 use marlinspike::layers::ExpertMap;
 use marlinspike::layouts::Layout as _;
-use marlinspike::layouts::flashinfer::{BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, Projection};
+use marlinspike::layouts::flashinfer::{
+    BLOCK_K_BYTES, ExpertLayout, Nvfp4Backend, PackedExperts, Projection,
+};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::DType;
 use marlinspike::prepare::fp8::largest_scale;
-use marlinspike::weight::Weight;
+use marlinspike::weight::{Groups, Table, Weight};
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};
 
-use super::{Context, Described, Planned, Target, notes};
+use super::{Choice, Context, Described, Descriptor, Format, Planned, Target, notes};
+use crate::convert::entry::Entry;
 use crate::convert::job::Job;
 use crate::convert::names::Kind;
 use crate::convert::piece::{Bytes, Constants, Piece};
@@ -111,13 +114,40 @@ fn choose(role: Role, scheme: &Scheme, backend: Nvfp4Backend) -> Result<Flashinf
     }
 }
 
+/// The format of FlashInfer's and CUTLASS's 4-bit experts.
+pub const FORMAT: Format = Format::new(&Descriptor {
+    name: "flashinfer",
+    title: "FlashInfer",
+    about: "FlashInfer's and CUTLASS's forms of 4-bit experts, for Blackwell: NVFP4, and \
+            int4 in groups of 32",
+    column: "FlashInfer",
+    tensors: "\
+  --to flashinfer      experts' weight_packed or weight, weight_scale, of NVFP4 weight_scale_2 and
+                       input_scale",
+    takes: "\
+--to flashinfer takes NVFP4 experts and compressed-tensors W4A16 experts in groups of 32 (mxint4).
+--skip-unsupported copies the rest of the model unchanged.",
+    examples: &["model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported"],
+    model_dtype: false,
+    choice: Some(Choice {
+        name: "nvfp4-backend",
+        about: "the kernel that NVFP4 is for, by upstream's name [default: FLASHINFER_TRTLLM]",
+        values: &Nvfp4Backend::NAMES,
+    }),
+});
+
 /// FlashInfer's and CUTLASS's 4-bit experts, NVFP4 for the kernel `backend`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flashinfer {
-    pub(crate) backend: Nvfp4Backend,
+    backend: Nvfp4Backend,
 }
 
 impl Flashinfer {
+    /// For the option's value of this index.
+    pub(crate) fn new(chosen: usize) -> Self {
+        Self { backend: Nvfp4Backend::NAMED[chosen].1 }
+    }
+
     fn layout(&self, plan: &StackPlan) -> Result<(FlashinferLayout, ExpertLayout), String> {
         let kind = choose(plan.role, &plan.scheme, self.backend)?;
         let layout = kind.layout(plan.role, plan.shape).map_err(|e| e.to_string())?;
@@ -126,23 +156,6 @@ impl Flashinfer {
 }
 
 impl Target for Flashinfer {
-    fn name(&self) -> &'static str {
-        "flashinfer"
-    }
-
-    fn title(&self) -> &'static str {
-        "FlashInfer"
-    }
-
-    fn about(&self) -> &'static str {
-        "FlashInfer's and CUTLASS's forms of 4-bit experts, for Blackwell: NVFP4, and \
-         int4 in groups of 32"
-    }
-
-    fn column(&self) -> &'static str {
-        "FlashInfer"
-    }
-
     fn options(&self, _settings: &Settings) -> Vec<(&'static str, Value)> {
         vec![("nvfp4_backend", json!(format!("{:?}", self.backend)))]
     }
@@ -260,6 +273,33 @@ impl Target for Flashinfer {
             list.push(whole(Kind::InputScale, Bytes::F32(vec![scale])));
         }
         Ok(list)
+    }
+
+    fn unpack(&self, entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
+        let kind = entry.text("kernel_layout").and_then(FlashinferLayout::from_name);
+        let kind = kind.ok_or_else(|| entry.bad("kernel_layout", "mxint4 or a backend"))?;
+        let layout = kind.layout(entry.role, entry.shape()?)?;
+        let experts = entry.experts()?;
+        let (weight, scales) = (entry.need("weight")?, entry.need("scales")?);
+        let globals = entry.floats("global_scale", experts)?;
+        let packed = PackedExperts {
+            experts,
+            weights: weight.bytes().to_vec(),
+            scales: Table::from_tensor(&scales, layout.scales().ty())?,
+        };
+        let (ty, group_size) = (entry.ty()?, entry.group_size()?);
+        let stack = entry.role.prefix().trim_end_matches('_');
+        let unpacked = layout.unpack(&packed)?.into_iter().enumerate().map(|(e, expert)| Weight {
+            name: format!("{}.{stack}[{e}]", entry.module),
+            ty,
+            codes: expert.codes,
+            scales: expert.scales,
+            zeros: None,
+            groups: Groups::Uniform(group_size),
+            global_scale: globals.as_ref().map(|g| g[e]),
+            bias: None,
+        });
+        Ok(unpacked.collect())
     }
 }
 

@@ -1,10 +1,13 @@
 //! Marlin: which part of a stack's matrices a rank has, whether the kernels take it, what comes out.
 
+mod pieces;
+mod unpack;
+
 use std::ops::Range;
 
 use marlinspike::config::{FloatContainer, Scheme};
 use marlinspike::layouts::marlin::{
-    InputDtype, Options, Prepared, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
+    InputDtype, Options, ScalePermutation, WeightLayout, nvfp4_scale_factor, prepare,
 };
 use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
@@ -17,20 +20,45 @@ use marlinspike::weight::{Table, Weight};
 use marlinspike::{Error, Result};
 use serde_json::{Value, json};
 
-use super::{Context, Planned, Target, notes};
+use super::{Context, Descriptor, Format, Planned, Target, notes};
+use crate::convert::entry::Entry;
 use crate::convert::job::Job;
 use crate::convert::names::Kind;
 use crate::convert::parallel::Ranks;
-use crate::convert::piece::{Bytes, Constants, Piece};
+use crate::convert::piece::{Constants, Piece};
 use crate::convert::settings::Settings;
 use crate::convert::stack::StackPlan;
 use crate::convert::stack::info::{StackInfo, cut, cut_blocks, kv_heads};
-use crate::convert::stack::part::{Jobs, Part};
+use crate::convert::stack::part::Jobs;
 use crate::convert::verdict;
 use crate::load;
 use crate::model::bind;
 use crate::model::layers::{Role, Stack};
 use crate::model::{Model, ModelError};
+
+/// Marlin's format.
+pub const FORMAT: Format = Format::new(&Descriptor {
+    name: "marlin",
+    title: "Marlin",
+    about: "Marlin's tiles, scales and orders",
+    column: "Marlin",
+    tensors: "\
+  GPTQ, AWQ            qweight, scales, qzeros, g_idx, g_idx_sort_indices, bias
+  compressed-tensors   weight_packed, weight_scale, weight_zero_point, weight_g_idx,
+    integers           g_idx_sort_indices, bias
+  FP8                  weight, weight_scale (blocks of quant_method fp8: weight_scale_inv), bias
+  MXFP8, MXFP4         weight, weight_scale, bias
+  NVFP4                weight, weight_scale, weight_global_scale (experts: weight_scale_2), bias
+  int8 activations     also input_global_scale",
+    takes: "",
+    examples: &[
+        "./Qwen3-30B-A3B-GPTQ ./out --to marlin",
+        "model out --to marlin --tp-size 2 --tp-rank 1",
+        "model out --to marlin --input-dtype int8",
+    ],
+    model_dtype: true,
+    choice: None,
+});
 
 /// Marlin's tiles, scales and orders.
 #[derive(Debug, Clone, Copy)]
@@ -51,22 +79,6 @@ fn permutation(plan: &StackPlan, settings: &Settings) -> ScalePermutation {
 }
 
 impl Target for Marlin {
-    fn name(&self) -> &'static str {
-        "marlin"
-    }
-
-    fn title(&self) -> &'static str {
-        "Marlin"
-    }
-
-    fn about(&self) -> &'static str {
-        "Marlin's tiles, scales and orders"
-    }
-
-    fn column(&self) -> &'static str {
-        "Marlin"
-    }
-
     fn options(&self, settings: &Settings) -> Vec<(&'static str, Value)> {
         vec![("dtype", json!(settings.dtype.name())), ("input_dtype", json!(input_name(settings)))]
     }
@@ -153,7 +165,15 @@ impl Target for Marlin {
             perms: None,
             scale_permutation: Some(permutation(plan, settings)),
         };
-        pieces(plan, prepare(&[weight], options)?, job.expert, job.part)
+        pieces::pieces(plan, prepare(&[weight], options)?, job.expert, job.part)
+    }
+
+    fn keeps_activations(&self) -> bool {
+        true
+    }
+
+    fn unpack(&self, entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
+        unpack::stack(entry)
     }
 }
 
@@ -323,64 +343,4 @@ fn outputs(plan: &mut StackPlan, has_bias: bool, settings: &Settings) {
     if settings.input == InputDtype::Int8 && groups > 1 {
         push(Kind::InputGlobalScale, DType::F32, vec![1]);
     }
-}
-
-fn pieces(plan: &StackPlan, prepared: Prepared, expert: usize, part: &Part) -> Result<Vec<Piece>> {
-    let (e, n, whole_k) = (expert as u64, plan.shape.size_n as u64, plan.shape.size_k as u64);
-    let columns = part.columns.start as u64..part.columns.end as u64;
-    let first = part.rows.start == 0;
-    let mut list = Vec::new();
-    // Rows of the output, `width` bytes for each column, from row `row` of the expert on.
-    let rows = |kind, row: u64, width: u64, bytes| {
-        let part = columns.start * width..columns.end * width;
-        Piece::rows(kind, row * n * width, n * width, part, bytes)
-    };
-    // A row of tiles is `tile_k` codes of each column.
-    let tile_k = prepared.weight_layout.tile_map().tile_k() as u64;
-    let tile_rows = (e * whole_k + part.rows.start as u64) / tile_k;
-    let tile_width = tile_k * u64::from(plan.code_bits()) / 8;
-    list.push(rows(Kind::Weight, tile_rows, tile_width, Bytes::B32(prepared.qweight)));
-
-    let groups = plan.groups as u64;
-    // A part of a channel-wise matrix has the whole's scales: the first part writes them.
-    let shared = plan.groups == prepared.scales.rows();
-    let group = if shared { 0 } else { part.rows.start as u64 / (whole_k / groups) };
-    if first || !shared {
-        let width = u64::from(prepared.scales.ty().storage_bits() / 8);
-        list.push(rows(Kind::Scales, e * groups + group, width, Bytes::of(&prepared.scales)));
-        if let Some((_, words)) = prepared.zeros {
-            // One word for several columns.
-            let pack = 32 / u64::from(plan.code_bits());
-            let part = columns.start / pack * 4..columns.end / pack * 4;
-            let (at, width) = ((e * groups + group) * n / pack * 4, n / pack * 4);
-            list.push(Piece::rows(Kind::Zeros, at, width, part, Bytes::B32(words)));
-        }
-    }
-    if first && let Some(bias) = &prepared.bias {
-        list.push(rows(Kind::Bias, e, 2, Bytes::of(bias)));
-    }
-    if first && columns.start == 0 {
-        let mut whole = |kind, offset, bytes| list.push(Piece::whole(kind, offset, bytes));
-        if let Some([sorted]) = prepared.sorted.as_deref() {
-            whole(Kind::GIdx, e * whole_k * 4, Bytes::B32(sorted.g_idx.clone()));
-            whole(Kind::SortIndices, e * whole_k * 4, Bytes::B32(sorted.perm.clone()));
-        }
-        if let Some(global) = prepared.global_scale {
-            whole(Kind::GlobalScale, e * 4, Bytes::F32(global));
-        }
-        if let (Some(scale), 0) = (prepared.input_global_scale, expert) {
-            whole(Kind::InputGlobalScale, 0, Bytes::F32(vec![scale]));
-        }
-    }
-    for piece in &list {
-        let spec = plan.output(piece.kind).map(|o| &o.spec);
-        let fits = spec.and_then(|s| s.byte_len());
-        let end = piece.end();
-        if fits.is_none_or(|len| end > len) {
-            // The plan follows from headers and config alone; data that says otherwise is refused.
-            let what = format!("{}: {:?}", plan.module, piece.kind);
-            return Err(Error::size(what, end, format!("at most {fits:?} bytes")));
-        }
-    }
-    Ok(list)
 }

@@ -1,9 +1,9 @@
-//! The kernel formats that `convert` writes: `Format::target` is the one place that lists them.
+//! The kernel formats that `convert` writes: one table, a row for each.
 //!
-//! A new format takes a variant of [`Format`], its rows here, and a file that implements `Target`.
+//! A new format takes a row in `TARGETS` and a file with its [`Descriptor`] and its `Target`.
 
 pub mod flashinfer;
-pub mod kleidi;
+pub mod int4;
 pub mod marlin;
 mod notes;
 
@@ -11,16 +11,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use marlinspike::Result;
 use marlinspike::layers::ExpertMap;
-use marlinspike::layouts::flashinfer::Nvfp4Backend;
 use marlinspike::w4a8::stored::Description;
 use marlinspike::weight::Weight;
+use marlinspike::{Error, Result};
 use serde_json::Value;
 
+use super::entry::Entry;
+pub use super::format::{Choice, Descriptor, Format};
 use super::job::Job;
 use super::piece::{Constants, Piece};
-use super::settings::{Format, Settings};
+use super::settings::Settings;
 use super::stack::StackPlan;
 use super::stack::info::StackInfo;
 use crate::model::layers::{Layers, Stack};
@@ -50,18 +51,6 @@ pub(crate) struct Context<'c> {
 
 /// One kernel format: everything of a conversion that depends on it.
 pub(crate) trait Target: Debug {
-    /// The name that the command line and the converted config have for it.
-    fn name(&self) -> &'static str;
-
-    /// The name for people.
-    fn title(&self) -> &'static str;
-
-    /// What it is, in a line of help.
-    fn about(&self) -> &'static str;
-
-    /// What runs a layer in this format, in a word or two.
-    fn column(&self) -> &'static str;
-
     /// The options of the manifest that this format alone has.
     fn options(&self, settings: &Settings) -> Vec<(&'static str, Value)>;
 
@@ -122,42 +111,77 @@ pub(crate) trait Target: Debug {
 
     /// Packs the weight of a job.
     fn pack(&self, job: &Job<'_>, weight: Weight<'_>) -> Result<Vec<Piece>>;
+
+    /// Whether the int4 path multiplies the packed bytes where they lie. Layers of the other formats
+    /// are unpacked by [`Target::unpack`].
+    fn runs_packed(&self) -> bool {
+        false
+    }
+
+    /// Whether the format's kernels keep activations in 16 bits, whatever the checkpoint's method does.
+    fn keeps_activations(&self) -> bool {
+        false
+    }
+
+    /// Every expert's weight of a converted stack.
+    fn unpack(&self, entry: &Entry<'_>) -> Result<Vec<Weight<'static>>> {
+        Err(Error::unsupported(entry.module, "the int4 path runs its bytes as they are"))
+    }
 }
 
+/// A format, and its target for an index into the values of its option.
+type Row = (Format, fn(usize) -> Box<dyn Target>);
+
+/// Every format.
+static TARGETS: [Row; 3] = [
+    (marlin::FORMAT, |_| Box::new(marlin::Marlin)),
+    (int4::FORMAT, |chosen| Box::new(int4::Int4::new(chosen))),
+    (flashinfer::FORMAT, |chosen| Box::new(flashinfer::Flashinfer::new(chosen))),
+];
+
 impl Format {
-    /// Every format, with its usual options.
-    pub const ALL: [Self; 3] = [
-        Self::Marlin,
-        Self::Kleidi { nr: 8 },
-        Self::Flashinfer { backend: Nvfp4Backend::NAMED[0].1 },
-    ];
+    /// Every format, with the defaults of its option.
+    pub const ALL: [Self; 3] = [marlin::FORMAT, int4::FORMAT, flashinfer::FORMAT];
+
+    /// The format of this name, with the default of its option.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// The format that a converted config's `marlinspike` section names.
+    pub fn of_section(section: &Value) -> Option<Self> {
+        section["layout"].as_str().and_then(Self::from_name)
+    }
 
     /// What is special about the format.
     pub(crate) fn target(self) -> Box<dyn Target> {
-        match self {
-            Self::Marlin => Box::new(marlin::Marlin),
-            Self::Kleidi { nr } => Box::new(kleidi::Kleidi { nr }),
-            Self::Flashinfer { backend } => Box::new(flashinfer::Flashinfer { backend }),
+        let row = TARGETS.iter().find(|(format, _)| format.name() == self.name());
+        let (_, target) = row.expect("`TARGETS` has every format");
+        target(self.chosen())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_its_own_name_and_target() {
+        let rows: Vec<_> = TARGETS.iter().map(|(format, _)| *format).collect();
+        assert_eq!(rows, Format::ALL);
+        let names: std::collections::BTreeSet<_> = rows.iter().map(|f| f.name()).collect();
+        assert_eq!(names.len(), rows.len());
+        for format in rows {
+            assert_eq!(Format::from_name(format.name()), Some(format));
+            let values = format.descriptor().choice.map_or(&[][..], |c| c.values);
+            for (i, value) in values.iter().enumerate() {
+                let name = format.descriptor().choice.map_or("", |c| c.name);
+                let chosen = format.with(name, value).expect("a value of the option");
+                assert_eq!((chosen.chosen(), chosen == format), (i, i == 0));
+                let _ = chosen.target();
+                assert_eq!(format.with("no_option", value), None);
+            }
+            assert_eq!(format.with("nr", "5"), None);
         }
-    }
-
-    /// The name that the command line and the converted config have for it.
-    pub fn name(self) -> &'static str {
-        self.target().name()
-    }
-
-    /// The name for people.
-    pub fn title(self) -> &'static str {
-        self.target().title()
-    }
-
-    /// What it is, in a line of help.
-    pub fn about(self) -> &'static str {
-        self.target().about()
-    }
-
-    /// What runs a layer in this format, in a word or two: the head of a column.
-    pub fn column(self) -> &'static str {
-        self.target().column()
     }
 }

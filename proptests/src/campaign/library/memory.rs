@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 
-/// What lies around tensors.
+/// Fill pattern around tensors.
 const CANARY: u8 = 0xc3;
 /// Alignment of tensors, in bytes: what vector loads need.
 const ALIGNMENT: usize = 16;
 
-/// Pages of which the first and the last are inaccessible.
+/// Pages between two inaccessible guard pages.
 pub(super) struct Guarded {
     base: *mut c_void,
     mapped: usize,

@@ -1,8 +1,9 @@
-//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a process of its own.
+//! A kernel in a shared library (`include/marlinspike_kernel.h`), called in a separate process.
 //!
-//! Tensors lie between inaccessible pages and end where a page ends, to 16 bytes: an access past the
-//! end ends the process, which is a finding. The bytes around them are checked. Each case runs twice
-//! on outputs filled with two patterns, so that unwritten bytes and differing runs show.
+//! Tensors lie between inaccessible pages and end at the end of a page, up to 16 bytes: an access
+//! past the end kills the process, which is a finding. The bytes around tensors are checked. Each
+//! case runs twice on outputs filled with two patterns, which reveals unwritten bytes and
+//! nondeterminism.
 #![allow(unsafe_code)]
 
 mod memory;
@@ -25,7 +26,7 @@ use super::{CampaignError, Fault, Kernel, Outputs, ProcessKernel, Protocol, Tria
 pub const ABI_VERSION: i32 = 1;
 /// `MARLINSPIKE_UNSUPPORTED`.
 const UNSUPPORTED: c_int = 77;
-/// What outputs are filled with before the first and the second run.
+/// Fill patterns of outputs before the first and the second run.
 const FILLS: [u8; 2] = [0xa5, 0x5a];
 /// Bytes for a kernel's message.
 const MESSAGE_BYTES: usize = 1024;
@@ -35,7 +36,8 @@ const MESSAGE_BYTES: usize = 1024;
 pub struct LibraryKernel(ProcessKernel);
 
 impl LibraryKernel {
-    /// The kernel of `library`, run by `worker`: a command that calls [`serve`] with the library.
+    /// Runs the kernel of `library` through `worker`, a command that calls [`serve`] with the
+    /// library.
     ///
     /// # Errors
     /// As [`ProcessKernel::new`].
@@ -108,7 +110,7 @@ const _: () = {
 };
 
 /// A tensor in guarded memory, as C sees it.
-struct Given {
+struct GuardedTensor {
     name: CString,
     bare: String,
     dtype: DType,
@@ -116,7 +118,7 @@ struct Given {
     memory: Guarded,
 }
 
-impl Given {
+impl GuardedTensor {
     fn new(bare: &str, dtype: DType, shape: &[usize]) -> Result<Self, String> {
         let elements = shape.iter().try_fold(1usize, |all, size| all.checked_mul(*size));
         let bytes = elements.and_then(|n| n.checked_mul(dtype.bytes()));
@@ -128,10 +130,10 @@ impl Given {
     }
 
     fn filled(tensor: &Tensor<'_>, bare: &str) -> Result<Self, String> {
-        let given = Self::new(bare, tensor.dtype(), tensor.shape())?;
-        given.memory.fill(|data| data.copy_from_slice(tensor.bytes()));
-        given.memory.protect().map_err(|e| format!("memory for `{bare}`: {e}"))?;
-        Ok(given)
+        let guarded = Self::new(bare, tensor.dtype(), tensor.shape())?;
+        guarded.memory.fill(|data| data.copy_from_slice(tensor.bytes()));
+        guarded.memory.protect().map_err(|e| format!("memory for `{bare}`: {e}"))?;
+        Ok(guarded)
     }
 
     fn as_c(&mut self) -> NamedTensor {
@@ -171,7 +173,7 @@ type Run = unsafe extern "C" fn(*const Call) -> c_int;
 /// A loaded kernel.
 struct Loaded {
     run: Run,
-    /// The functions are valid as long as this is.
+    /// Keeps the functions valid.
     _library: Library,
 }
 
@@ -198,9 +200,9 @@ impl Loaded {
 
     /// Calls the kernel once.
     fn call(&self, file: &InputFile, tensors: &mut Tensors) -> Result<(), Fault> {
-        let inputs: Vec<_> = tensors.inputs.iter_mut().map(Given::as_c).collect();
-        let reference: Vec<_> = tensors.reference.iter_mut().map(Given::as_c).collect();
-        let outputs: Vec<_> = tensors.outputs.iter_mut().map(Given::as_c).collect();
+        let inputs: Vec<_> = tensors.inputs.iter_mut().map(GuardedTensor::as_c).collect();
+        let reference: Vec<_> = tensors.reference.iter_mut().map(GuardedTensor::as_c).collect();
+        let outputs: Vec<_> = tensors.outputs.iter_mut().map(GuardedTensor::as_c).collect();
         let mut message = vec![0u8; MESSAGE_BYTES];
         let call = Call {
             size: size_of::<Call>(),
@@ -228,7 +230,7 @@ impl Loaded {
     }
 }
 
-/// What a worker read of an input file besides tensors.
+/// Metadata that a worker reads from an input file.
 struct InputFile {
     op: CString,
     config: CString,
@@ -236,9 +238,9 @@ struct InputFile {
 
 #[derive(Default)]
 struct Tensors {
-    inputs: Vec<Given>,
-    reference: Vec<Given>,
-    outputs: Vec<Given>,
+    inputs: Vec<GuardedTensor>,
+    reference: Vec<GuardedTensor>,
+    outputs: Vec<GuardedTensor>,
 }
 
 impl Tensors {
@@ -248,26 +250,26 @@ impl Tensors {
             let tensor = tensor.map_err(|e| e.to_string())?;
             let name = tensor.name().to_owned();
             if let Some(bare) = name.strip_prefix("in.") {
-                all.inputs.push(Given::filled(&tensor, bare)?);
+                all.inputs.push(GuardedTensor::filled(&tensor, bare)?);
             } else if let Some(bare) = name.strip_prefix("ref.") {
-                all.reference.push(Given::filled(&tensor, bare)?);
+                all.reference.push(GuardedTensor::filled(&tensor, bare)?);
             }
         }
         let wanted = container.metadata().get("outputs").map_or("[]", String::as_str);
         let wanted: Vec<Wanted> = serde_json::from_str(wanted).map_err(|e| e.to_string())?;
         for output in &wanted {
             let shape = output.shape.as_deref().unwrap_or(&[]);
-            all.outputs.push(Given::new(&output.name, dtype(output), shape)?);
+            all.outputs.push(GuardedTensor::new(&output.name, dtype(output), shape)?);
         }
         Ok(all)
     }
 
-    /// Fails where bytes around a tensor were overwritten.
+    /// Returns a fault if bytes around a tensor were overwritten.
     fn expect_intact(&self) -> Result<(), Fault> {
-        for given in self.inputs.iter().chain(&self.reference).chain(&self.outputs) {
-            if let Some(at) = given.memory.overwritten() {
-                let tensor = format!("`{}`", given.bare);
-                let bytes = given.memory.len();
+        for guarded in self.inputs.iter().chain(&self.reference).chain(&self.outputs) {
+            if let Some(at) = guarded.memory.overwritten() {
+                let tensor = format!("`{}`", guarded.bare);
+                let bytes = guarded.memory.len();
                 let detail = format!("byte {at} of a tensor of {bytes} bytes");
                 return Err(Fault::OutOfBounds { tensor, detail });
             }
@@ -280,15 +282,15 @@ impl Tensors {
 fn outputs(loaded: &Loaded, file: &InputFile, tensors: &mut Tensors) -> Result<Outputs, Fault> {
     let mut runs: Vec<Vec<Vec<u8>>> = Vec::new();
     for fill in FILLS {
-        tensors.outputs.iter().for_each(|given| given.memory.fill(|data| data.fill(fill)));
+        tensors.outputs.iter().for_each(|guarded| guarded.memory.fill(|data| data.fill(fill)));
         loaded.call(file, tensors)?;
         tensors.expect_intact()?;
-        runs.push(tensors.outputs.iter().map(|given| given.memory.data().to_vec()).collect());
+        runs.push(tensors.outputs.iter().map(|guarded| guarded.memory.data().to_vec()).collect());
     }
     let mut outputs = Outputs::new();
-    for (i, given) in tensors.outputs.iter().enumerate() {
+    for (i, guarded) in tensors.outputs.iter().enumerate() {
         let (one, two) = (&runs[0][i], &runs[1][i]);
-        let tensor = format!("`{}`", given.bare);
+        let tensor = format!("`{}`", guarded.bare);
         let kept = |&at: &usize| one[at] == FILLS[0] && two[at] == FILLS[1];
         let unwritten: Vec<usize> = (0..one.len()).filter(kept).collect();
         if let Some(&first) = unwritten.first() {
@@ -297,10 +299,10 @@ fn outputs(loaded: &Loaded, file: &InputFile, tensors: &mut Tensors) -> Result<O
         if let Some(first) = (0..one.len()).find(|&at| one[at] != two[at]) {
             return Err(Fault::Nondeterministic { tensor, first });
         }
-        let shape = given.shape.iter().map(|size| *size as usize).collect();
-        let tensor = Tensor::new(given.bare.clone(), given.dtype, shape, one.clone());
+        let shape = guarded.shape.iter().map(|size| *size as usize).collect();
+        let tensor = Tensor::new(guarded.bare.clone(), guarded.dtype, shape, one.clone());
         let tensor = tensor.map_err(|e| Fault::Unreadable { detail: e.to_string() })?;
-        outputs.insert(given.bare.clone(), tensor);
+        outputs.insert(guarded.bare.clone(), tensor);
     }
     Ok(outputs)
 }

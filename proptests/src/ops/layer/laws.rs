@@ -1,6 +1,6 @@
-//! What must hold of every Mixture-of-Experts layer, whatever its format.
+//! Properties of every Mixture-of-Experts layer, independent of its format.
 //!
-//! Each law takes the implementation as a closure, so that it can be tried on any kernel:
+//! Each property takes the implementation as a closure, so it can be tested on any kernel:
 //!
 //! ```
 //! use marlinspike_proptests::SubjectError;
@@ -20,9 +20,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Laws of bits hold of a kernel whose row does not depend on the other rows (batch invariance);
-//! laws of bounds of any. A law that has nothing to say about an input (a rank would cut a group,
-//! there is no act-order) holds.
+//! Properties that compare bits hold for batch-invariant kernels, properties that compare bounds
+//! for every kernel. A property that does not apply to an input (a rank would cut a group, there is
+//! no act-order) passes.
 
 use marlinspike::moe::batched;
 use marlinspike::moe::layer::sum_of_ranks;
@@ -41,21 +41,21 @@ use crate::{Failure, Law, Subject, SubjectError};
 /// An implementation: `y` `[M, H]` of an input.
 pub type Forward<'f> = dyn Fn(&LayerInput) -> Result<Vec<u16>, SubjectError> + 'f;
 
-/// A law of layers.
+/// A property of layers.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerLaw {
     /// Name, as reports print it.
     pub name: &'static str,
-    /// Tries it on one input; `Err` says how it was broken.
+    /// Tests it on one input; `Err` describes the violation.
     pub check: fn(&Forward<'_>, &LayerInput) -> Result<(), Failure>,
 }
 
 macro_rules! laws {
     ($($check:ident $name:literal),+ $(,)?) => {
-        /// All laws.
+        /// All properties.
         pub const LAWS: &[LayerLaw] = &[$(LayerLaw { name: $name, check: $check }),+];
 
-        /// The same as laws of the operation.
+        /// The same as properties of the operation.
         pub(crate) fn own() -> Vec<Law<MoeLayer>> {
             vec![$(Law { name: $name, check: |s, i| $check(&|i: &LayerInput| of(s, i), i) }),+]
         }
@@ -69,7 +69,7 @@ laws! {
     batch_splits "a batch in two parts gives the same bits",
     row_alone "a token alone gives the bits that it has in the batch",
     padding_tokens "tokens without experts are zero and change nothing",
-    padding_experts "experts that nobody goes to change nothing",
+    padding_experts "experts without tokens change nothing",
     experts_permute "experts in another order, ids with them, change nothing",
     tensor_parallel "the sum of tensor-parallel ranks is within the bound of the whole",
     expert_parallel "the sum of expert-parallel ranks is the whole",
@@ -98,7 +98,7 @@ fn run(forward: &Forward<'_>, input: &LayerInput) -> Result<Vec<u16>, Failure> {
     }
 }
 
-/// The draws of a law: its own, from the input's seed.
+/// The random generator of a property, derived from the input's seed.
 fn rng(input: &LayerInput, law: u64) -> Rng {
     Rng::for_case(input.seed, !law)
 }
@@ -134,12 +134,12 @@ fn allowed(input: &LayerInput, what: &str, bounds: &[Bound], found: &[u16]) -> R
     Err(failure(input, what, Some((1 + wrong.count(), i, expected, found[i]))))
 }
 
-/// The conventions that kernels of any weights have.
+/// The conventions of dequantizing kernels.
 fn conventions() -> impl Iterator<Item = &'static (&'static str, Convention)> {
     Convention::NAMED.iter().rev().filter(|(_, convention)| convention.dequantizes())
 }
 
-/// Whether `y` is what a kernel of one of the known conventions may compute.
+/// Checks that a kernel of a known convention may compute `y`.
 pub(crate) fn in_bounds(input: &LayerInput, y: &[u16]) -> Result<(), Failure> {
     let mut first = None;
     for (name, convention) in conventions() {
@@ -163,7 +163,7 @@ pub fn within_bounds(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Fa
     in_bounds(input, &run(forward, input)?)
 }
 
-/// y(P·x) = P·y(x), every bit.
+/// y(P·x) = P·y(x) bit for bit.
 pub fn tokens_permute(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let mut order: Vec<usize> = (0..input.size_m()).collect();
     rng(input, 1).shuffle(&mut order);
@@ -172,7 +172,7 @@ pub fn tokens_permute(forward: &Forward<'_>, input: &LayerInput) -> Result<(), F
     equal(&permuted, "permuted tokens", &expected, &run(forward, &permuted)?)
 }
 
-/// Two parts of a batch give what the batch gives, every bit.
+/// Two parts of a batch give the rows of the batch bit for bit.
 pub fn batch_splits(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let at = rng(input, 2).below(input.size_m() + 1);
     let mut parts = Vec::new();
@@ -182,7 +182,7 @@ pub fn batch_splits(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Fai
     equal(input, "a batch in two parts", &parts, &run(forward, input)?)
 }
 
-/// A row is the same alone, every bit.
+/// A row alone equals its row in the batch bit for bit.
 pub fn row_alone(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let token = rng(input, 3).below(input.size_m());
     let alone = input.with_tokens(&[token]);
@@ -190,7 +190,7 @@ pub fn row_alone(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failur
     equal(&alone, "a token alone", &expected, &run(forward, &alone)?)
 }
 
-/// A token of no expert gives zeros, and the others what they give without it.
+/// A token without an expert gives zeros and does not change the others.
 pub fn padding_tokens(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let tokens: Vec<usize> = (0..input.size_m()).flat_map(|t| [t, t]).collect();
     let mut padded = input.with_tokens(&tokens);
@@ -205,7 +205,7 @@ pub fn padding_tokens(forward: &Forward<'_>, input: &LayerInput) -> Result<(), F
     equal(&padded, "tokens without experts in between", &expected, &run(forward, &padded)?)
 }
 
-/// Experts that no token goes to change nothing.
+/// Experts without tokens change nothing.
 pub fn padding_experts(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let mut more = input.clone();
     more.config.num_experts += 2;
@@ -219,12 +219,12 @@ pub fn padding_experts(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
         let copies: Vec<_> = (0..2).map(|e| orders[e % orders.len()].clone()).collect();
         orders.extend(copies);
     }
-    equal(&more, "experts that nobody goes to", &run(forward, input)?, &run(forward, &more)?)
+    equal(&more, "experts without tokens", &run(forward, input)?, &run(forward, &more)?)
 }
 
 /// Renumbered experts change nothing.
 pub fn experts_permute(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
-    // Place e of the new order holds expert `order[e]`.
+    // Position e of the new order holds expert `order[e]`.
     let mut order: Vec<u32> = (0..input.config.num_experts as u32).collect();
     rng(input, 4).shuffle(&mut order);
     let place = act_order::inverse(&order).map_err(refused(input))?;
@@ -259,7 +259,7 @@ fn shares_add_up(
         let sum = |i: usize| sum::bound(&each.iter().map(|b| b[i]).collect::<Vec<_>>(), ty);
         let bounds: Vec<Bound> = (0..input.x.len()).map(sum).collect();
         let whole = input.bounds(*convention).map_err(refused(input))?;
-        // The exact results, in f64; quantized activations of a rank are other numbers.
+        // The exact results in f64; the quantized activations of a rank differ.
         let apart = |&i: &usize| {
             let (sum, whole) = (bounds[i].exact, whole[i].exact);
             let size: f64 = each.iter().map(|b| b[i].exact.abs()).sum();
@@ -292,8 +292,8 @@ pub fn tensor_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
     shares_add_up(forward, input, &ranks, "the sum of two tensor-parallel ranks")
 }
 
-/// Each rank has some of the experts. A token whose experts are all on one rank has the whole's
-/// bits there and zeros elsewhere; the others' shares add up within the bound.
+/// Each rank has some of the experts. A token whose experts are all on one rank has the bits of the
+/// whole layer there and zeros elsewhere; the shares of other tokens add up within the bound.
 pub fn expert_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let experts = input.config.num_experts;
     if experts < 2 || input.shares_a_scale() {
@@ -327,14 +327,14 @@ pub fn expert_parallel(forward: &Forward<'_>, input: &LayerInput) -> Result<(), 
     shares_add_up(forward, input, &ranks, "the sum of two expert-parallel ranks")
 }
 
-/// Whether a matrix has groups of k that `desc_act` is about.
+/// Whether a matrix has groups of k that `desc_act` can reorder.
 fn has_groups(input: &LayerInput) -> bool {
     let q = &input.config.quant;
     q.checkpoint_format == marlinspike::case::CheckpointFormat::Gptq
         && q.group_size != marlinspike::num::dims::GroupSize::Channel
 }
 
-/// A `g_idx` in ascending order says what no `g_idx` says.
+/// A `g_idx` in ascending order is equivalent to none.
 pub fn sorted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     if !has_groups(input) || input.config.quant.desc_act {
         return Ok(());
@@ -350,7 +350,8 @@ pub fn sorted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(),
 }
 
 /// Rows of w13 permuted with its `g_idx` and the columns of x, rows of w2 with its `g_idx` and the
-/// columns of w13: the same sums in the same order, since the sorting permutations go along.
+/// columns of w13: the same sums in the same order, since the sorting permutations change
+/// accordingly.
 pub fn permuted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     if !has_groups(input) {
         return Ok(());
@@ -380,7 +381,7 @@ pub fn permuted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(
         other.w13 = all(&input.w13, &by_h, Some(&columns))?;
         other.w2 = all(&input.w2, &by_i, None)?;
         for (which, perm) in [(0, &by_h), (1, &by_i)] {
-            // Row j holds what was row perm[j]: the sorted order is followed to its new places.
+            // Row j holds the former row perm[j], so the sorted order maps to the new positions.
             let place = act_order::inverse(perm)?;
             let len = place.len() as u32;
             let old = input.orders[which].clone();
@@ -396,8 +397,8 @@ pub fn permuted_act_order(forward: &Forward<'_>, input: &LayerInput) -> Result<(
     equal(&other, "permuted rows and g_idx", &run(forward, input)?, &run(forward, &other)?)
 }
 
-/// Twice the router weights, twice the output: every step after them is linear. Of bfloat16, whose
-/// range is f32's, and away from its ends.
+/// Twice the router weights, twice the output: every step after them is linear. Tested with
+/// bfloat16, which has the range of f32, away from its limits.
 pub fn power_of_two(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
     let ty = input.config.quant.dtype;
     if ty != ScalarType::BFLOAT16 || input.config.apply_router_weight_on_input {
@@ -412,16 +413,16 @@ pub fn power_of_two(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Fai
         .zip(&found)
         .map(|(&bits, &found)| match exponent(bits) {
             32..=220 => bits + (1 << 7),
-            // Near underflow and overflow nothing is said.
+            // Values near underflow and overflow are skipped.
             _ => found,
         })
         .collect();
     equal(&twice, "router weights times two", &expected, &found)
 }
 
-/// Tokens sorted by expert into batches with places left over, as an all-to-all hands them over.
+/// Tokens sorted by expert into batches with unused slots, as after an all-to-all.
 pub fn batched_form(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Failure> {
-    // One expert for each row: every (token, slot) becomes a token of its own.
+    // One expert per row: every (token, slot) becomes a token.
     let tokens: Vec<usize> =
         (0..input.topk_ids.len()).map(|row| row / input.config.top_k).collect();
     let mut flat = input.clone();
@@ -436,7 +437,7 @@ pub fn batched_form(forward: &Forward<'_>, input: &LayerInput) -> Result<(), Fai
     }
     let max_tokens = counts.iter().max().map_or(1, |&m| m as usize + 1);
     let places = batched::experts_of_rows(max_tokens, &counts).map_err(refused(input))?;
-    // The row that stands at each place; a place left over holds some other row's numbers.
+    // The row at each position; an unused position holds the values of another row.
     let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); experts];
     for (row, &id) in flat.topk_ids.iter().enumerate().rev() {
         waiting[id as usize].push(row);

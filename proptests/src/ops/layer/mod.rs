@@ -1,5 +1,6 @@
 //! A Mixture-of-Experts layer: tokens and their experts in, `y` out.
 
+mod draw;
 pub mod laws;
 
 use std::fmt;
@@ -16,26 +17,27 @@ use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::ScheduleError;
 use marlinspike::products::{Class, Convention};
 use marlinspike::vectors::{self, Rng};
-use marlinspike::weight::{Groups, Weight};
+use marlinspike::weight::Weight;
 use marlinspike::{Error, Result};
 use proptest::prelude::*;
 
 use crate::{Failure, Law, Mismatch, Operation};
+pub(crate) use draw::{activations, stable};
 
 /// The layer as an operation: `y` `[M, H]`, bits of `config.quant.dtype`.
 #[derive(Debug)]
 pub struct MoeLayer;
 
-/// Arguments of [`MoeLayer`]: the whole model's matrices, and which rank is to be computed.
+/// Arguments of [`MoeLayer`]: the matrices of the whole model, and the rank to compute.
 ///
-/// A rank holds what [`LayerInput::local`] cuts out; a subject that loads its own shard cuts it
-/// itself. `y` of a rank is its share of the sum: the ranks' outputs add up to the whole layer's.
+/// [`LayerInput::local`] cuts out the part of a rank; a subject may also cut it itself. `y` of a
+/// rank is its share of the sum: the outputs of all ranks add up to those of the whole layer.
 #[derive(Clone)]
 pub struct LayerInput {
-    /// Sizes and types of the whole layer; `quant.tensor_parallel` and `ep_size`, `ep_rank` say
-    /// which rank is meant.
+    /// Sizes and types of the whole layer; `quant.tensor_parallel`, `ep_size` and `ep_rank` select
+    /// the rank.
     pub config: MoeConfig,
-    /// What everything was drawn from.
+    /// The seed of all values.
     pub seed: u64,
     /// Gate and up of every expert, `[H, N of w13]`.
     pub w13: Vec<Weight<'static>>,
@@ -51,7 +53,7 @@ pub struct LayerInput {
     pub topk_weights: Vec<f32>,
 }
 
-/// The data is made again from the seed; printing it would help nobody.
+/// Omits the data, which the seed reproduces.
 impl fmt::Debug for LayerInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerInput")
@@ -62,7 +64,7 @@ impl fmt::Debug for LayerInput {
     }
 }
 
-/// What one rank holds.
+/// The part of a layer on one rank.
 #[derive(Debug, Clone)]
 pub struct Local {
     /// Gate and up of this rank's experts and columns.
@@ -102,17 +104,17 @@ impl Local {
     }
 }
 
-/// Experts that an input is drawn with at most: more of them are more of the same.
+/// Largest number of experts of an input; more would add nothing.
 const MOST_EXPERTS: usize = 4;
 
 impl LayerInput {
-    /// `size_m` tokens through a layer of `config`, whose ranks' sizes (as the lattice gives them)
-    /// are made whole; the input is of one rank that holds everything.
+    /// Draws `size_m` tokens and a layer of `config`. The sizes of a rank in the lattice are scaled
+    /// to the whole layer, and the input has a single rank with everything.
     ///
     /// # Errors
     /// None for a configuration of the lattice.
     pub fn draw(config: &MoeConfig, seed: u64, size_m: usize) -> Result<Self> {
-        // 8-bit activations under act-order have no product where a group cuts an instruction.
+        // With 8-bit activations and act-order, groups that cut an instruction have no product.
         let q = &config.quant;
         if q.input_dtype.is_none() || !q.has_act_order() {
             return Self::attempt(config, seed, 0, size_m);
@@ -170,7 +172,7 @@ impl LayerInput {
         self.x.len() / self.config.hidden_size.max(1)
     }
 
-    /// Where the tokens go.
+    /// The routing of the tokens.
     pub fn routed(&self) -> Routed<'_> {
         Routed {
             top_k: self.config.top_k,
@@ -179,7 +181,7 @@ impl LayerInput {
         }
     }
 
-    /// The same layer of other tokens: `tokens` of this input's, in that order.
+    /// The same layer with the tokens `tokens` of this input, in that order.
     pub fn with_tokens(&self, tokens: &[usize]) -> Self {
         let rows = |width: usize| tokens.iter().flat_map(move |&t| t * width..(t + 1) * width);
         let top_k = self.config.top_k;
@@ -209,7 +211,7 @@ impl LayerInput {
         input
     }
 
-    /// Columns of w13 that belong to columns `i` of `activated`: gate and, where there is one, up.
+    /// Columns of w13 that belong to columns `i` of `activated`: gate and, if there is one, up.
     pub fn w13_columns(&self, i: impl Iterator<Item = usize> + Clone) -> Vec<usize> {
         let size_i = self.config.intermediate_size;
         match Definition::new(self.config.activation).columns {
@@ -219,10 +221,10 @@ impl LayerInput {
         }
     }
 
-    /// What the rank holds: w13 cut along N in each of its halves, w2 along K; and its experts.
+    /// The part of the rank: w13 cut along N in each half, w2 along K, and the rank's experts.
     ///
     /// # Errors
-    /// Where the ranks would cut a group ([`Weight::slice_rows`]), or do not divide I.
+    /// Returns an error if the ranks would cut a group ([`Weight::slice_rows`]) or do not divide I.
     pub fn local(&self) -> Result<Local> {
         let c = &self.config;
         let map =
@@ -258,7 +260,7 @@ impl LayerInput {
         Ok(local)
     }
 
-    /// What a kernel of a convention may make of `y`, in any order of additions.
+    /// Bounds on `y` for kernels of a convention, in any order of additions.
     ///
     /// # Errors
     /// As [`Layer::bounds`].
@@ -269,43 +271,15 @@ impl LayerInput {
         Ok(local.layer(self).bounds(&self.x, self.routed(), declared)?.y)
     }
 
-    /// Whether group scales become integers by the largest scale of all experts of a rank: then
-    /// ranks that hold other matrices compute with other scales.
+    /// Whether group scales are converted to integers by the largest scale of all experts of a
+    /// rank, so that ranks with other matrices use other scales.
     pub fn shares_a_scale(&self) -> bool {
         let several = self.w13.iter().chain(&self.w2).any(|w| w.scales.rows() > 1);
         self.config.quant.input_dtype == Some(ScalarType::INT8) && several
     }
 }
 
-/// Activations between 2^-8 and 2 in magnitude; now and then a row of zeros or of one value.
-pub(crate) fn activations(rng: &mut Rng, dtype: ScalarType, rows: usize, cols: usize) -> Vec<u16> {
-    let (bias, mantissa) = if dtype == ScalarType::FLOAT16 { (15, 10) } else { (127, 7) };
-    let number = |rng: &mut Rng| {
-        let (sign, exponent) = (rng.between(0, 1), rng.between(bias - 8, bias));
-        (sign << 15 | exponent << mantissa | rng.between(0, (1 << mantissa) - 1)) as u16
-    };
-    let mut all = Vec::with_capacity(rows * cols);
-    for _ in 0..rows {
-        let (kind, same) = (rng.below(8), number(rng));
-        all.extend((0..cols).map(|_| match kind {
-            0 => 0,
-            1 => same,
-            _ => number(rng),
-        }));
-    }
-    all
-}
-
-/// The stable permutations of matrices with a `g_idx`.
-pub(crate) fn stable(weights: &[Weight<'_>]) -> Option<Vec<Vec<u32>>> {
-    let of = |w: &Weight<'_>| match &w.groups {
-        Groups::Indexed { g_idx, .. } => Some(act_order::sort(g_idx).perm),
-        Groups::Uniform(_) => None,
-    };
-    weights.iter().map(of).collect()
-}
-
-/// Every configuration of a layer that cases are made of.
+/// Every configuration of generated layers.
 ///
 /// # Errors
 /// None.
@@ -371,7 +345,7 @@ impl Operation for MoeLayer {
         )
     }
 
-    /// Whatever a kernel of a known convention may compute.
+    /// Accepts every `y` that a kernel of a known convention may compute.
     fn accepts(input: &LayerInput, found: &[u16]) -> bool {
         laws::in_bounds(input, found).is_ok()
     }

@@ -15,7 +15,7 @@ pub enum CtType {
     Float,
 }
 
-/// What shares a scale.
+/// Granularity of a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CtStrategy {
     /// `tensor`.
@@ -72,7 +72,7 @@ pub enum CtDynamic {
 }
 
 impl CtDynamic {
-    /// Whether Python would call it true.
+    /// Whether the value is true in Python.
     pub const fn truthy(self) -> bool {
         !matches!(self, Self::Static)
     }
@@ -87,7 +87,7 @@ pub struct CtArgs {
     pub ty: CtType,
     /// Whether zero points are absent.
     pub symmetric: bool,
-    /// What shares a scale; inferred from `group_size` when the file names none.
+    /// Granularity of scales; inferred from `group_size` if the file names none.
     pub strategy: CtStrategy,
     /// −1, 0 or the group, as configured.
     pub group_size: Option<i64>,

@@ -1,8 +1,8 @@
 //! From quantization arguments to a scheme, in upstream's order of precedence
 //! (vLLM 0.21.0 `_get_scheme_from_parts` and `CompressedTensorsMoEMethod.get_moe_method`).
 //!
-//! The device is not asked: where upstream falls back by capability, the scheme describes the
-//! checkpoint and selection decides about kernels.
+//! The device is not considered: where upstream falls back by capability, the scheme describes the
+//! checkpoint and kernel selection decides.
 
 use super::{CtArgs, CtDynamic, CtFormat, CtScheme, CtStrategy, CtType};
 use crate::config::{

@@ -71,8 +71,7 @@ impl CtFormat {
         }
     }
 
-    /// Whether activations may be quantized too
-    /// (upstream `is_activation_quantization_format`).
+    /// Whether activations may also be quantized (upstream `is_activation_quantization_format`).
     pub const fn quantizes_activations(self) -> bool {
         matches!(
             self,
@@ -108,7 +107,7 @@ impl Target {
         }
     }
 
-    /// Class names match when the target is a part of them, case aside.
+    /// A class name matches if it contains the target, ignoring case.
     fn matches_class(&self, class: &str) -> ConfigResult<bool> {
         match self {
             Self::Literal(t) => Ok(class.to_lowercase().contains(&t.to_lowercase())),
@@ -139,7 +138,7 @@ pub struct CompressedTensorsConfig {
     ignore: BTreeSet<String>,
     /// Ignored patterns, in file order.
     ignore_patterns: Vec<PyPattern>,
-    /// Of all patterns.
+    /// Budget of all patterns.
     budget: Arc<PatternBudget>,
 }
 
@@ -270,7 +269,7 @@ impl CompressedTensorsConfig {
         if module.kind != ModuleKind::FusedMoe {
             return self.group_for_name(module);
         }
-        // The names of expert 0 stand for all, as upstream has it.
+        // As in upstream, the names of expert 0 represent all experts.
         let names = ["gate_proj", "up_proj", "down_proj"].map(|p| format!("{}.0.{p}", module.name));
         let mut found = None;
         for (i, name) in names.iter().enumerate() {
@@ -309,7 +308,7 @@ impl CompressedTensorsConfig {
             }
             Ok(false)
         };
-        // A fused layer ignored under its own name is ignored whatever its shards are.
+        // A fused layer that is ignored under its own name is ignored regardless of its shards.
         if self.ignore.contains(module.name) {
             return Ok(true);
         }
@@ -327,7 +326,7 @@ impl CompressedTensorsConfig {
                 return Ok(Some(*scheme));
             }
         }
-        // Experts were linear layers when the config was written: `Linear` means them too.
+        // Experts were linear layers when the config was written, so `Linear` includes them.
         if module.kind == ModuleKind::FusedMoe
             && let Some((_, scheme)) =
                 self.targets.iter().find(|(t, _)| matches!(t, Target::Literal(l) if l == "Linear"))
@@ -354,11 +353,11 @@ impl CompressedTensorsConfig {
         Ok(first)
     }
 
-    /// How one module's tensors are to be read.
+    /// The scheme of one module's tensors.
     ///
     /// # Errors
-    /// Those of [`Self::group_for`]; [`ConfigError::NoScheme`] when the prescription fits no
-    /// known scheme, [`ConfigError::Refused`] when upstream refuses it.
+    /// The errors of [`Self::group_for`]; [`ConfigError::NoScheme`] if no known scheme matches,
+    /// [`ConfigError::Refused`] if upstream refuses it.
     pub fn scheme_for(&self, module: &Module<'_>) -> ConfigResult<Scheme> {
         match self.group_for(module)? {
             Some(group) => choose::scheme(module, group),

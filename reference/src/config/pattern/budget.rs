@@ -1,4 +1,4 @@
-//! What all patterns of one config may cost together.
+//! The shared budget of all patterns of one config.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use crate::config::{ConfigError, ConfigResult};
 
 /// Counts the size of compiled patterns and the steps of matching them.
 ///
-/// Steps depend on patterns and names alone, so that a config is refused on every machine or on
-/// none. The patterns of one config share one budget.
+/// Steps depend only on patterns and names, so a config is refused on every machine or on none. The
+/// patterns of one config share one budget.
 #[derive(Default)]
 pub struct PatternBudget {
     size: AtomicU64,
@@ -21,7 +21,7 @@ pub struct PatternBudget {
     classes: Mutex<HashMap<(String, bool), Arc<Class>>>,
 }
 
-/// Without the counts: the same config is shown the same after it has been asked.
+/// Omits the counts, so the output of a config does not depend on earlier lookups.
 impl fmt::Debug for PatternBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PatternBudget")
@@ -34,7 +34,7 @@ impl PatternBudget {
         Arc::default()
     }
 
-    /// Allows the steps for one more question about `name`.
+    /// Adds the steps for a lookup of `name`.
     pub(in super::super) fn ask(&self, name: &str) {
         self.name_bytes.fetch_add(name.len() as u64, Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl PatternBudget {
         ConfigError::PatternBudget { rule: rule.chars().take(200).collect(), what, limit }
     }
 
-    /// The class of this text, made by `make` where it is new: most rules share a few classes.
+    /// The class of this text, built by `make` on first use; most rules share a few classes.
     pub(super) fn class(
         &self,
         text: &str,

@@ -1,8 +1,8 @@
 //! A backtracking matcher that counts its steps.
 //!
-//! Where no group is referred to, whether the rest of a pattern matches depends on instruction and
-//! position alone. A place that has failed once is then never tried again, and the steps grow with
-//! pattern times name.
+//! Without references to groups, whether the rest of a pattern matches depends only on instruction
+//! and position. A state that has failed is then never tried again, so steps grow with pattern
+//! times name.
 
 use fancy_regex::Assertion;
 
@@ -16,7 +16,7 @@ pub(super) struct TooCostly;
 /// A slot without a position.
 const UNSET: u32 = u32::MAX;
 
-/// Where to go on when a way fails.
+/// Where to continue after a failed attempt.
 enum Retry {
     At { pc: u32, pos: u32 },
     Slot { slot: u32, value: u32 },
@@ -27,7 +27,7 @@ pub(super) struct Matcher<'p> {
     program: &'p Program,
     text: &'p str,
     retries: Vec<Retry>,
-    /// Bits of the places that were tried, one region for each run in progress.
+    /// Bits of the states that were tried, one region for each active run.
     tried: Vec<u64>,
     slots: Vec<u32>,
     /// Steps taken.
@@ -76,7 +76,7 @@ impl<'p> Matcher<'p> {
             state = self.advance(pc, pos, start, tried)?;
         };
         if found.is_some() && !self.slots.is_empty() {
-            // The caller may yet fail and needs the slots as they were.
+            // The caller may still fail and needs the previous slots.
             let mut kept = retries;
             for i in retries..self.retries.len() {
                 if matches!(self.retries[i], Retry::Slot { .. }) {
@@ -92,7 +92,7 @@ impl<'p> Matcher<'p> {
         Ok(found)
     }
 
-    /// The latest way not yet tried, slots as they were then.
+    /// The latest untried alternative, with its slots restored.
     fn retry(&mut self, bottom: usize) -> Option<(u32, u32)> {
         while self.retries.len() > bottom {
             match self.retries.pop()? {
@@ -103,7 +103,7 @@ impl<'p> Matcher<'p> {
         None
     }
 
-    /// Marks a place; false where it was marked before and groups do not matter.
+    /// Marks a state; false if it was marked before and groups are irrelevant.
     fn is_new(&mut self, pc: u32, pos: u32, start: u32, tried: usize) -> bool {
         if !self.slots.is_empty() {
             return true;
@@ -115,7 +115,7 @@ impl<'p> Matcher<'p> {
         new
     }
 
-    /// One instruction: the next place, or none where this way fails.
+    /// Executes one instruction: the next state, or `None` on failure.
     fn advance(
         &mut self,
         pc: u32,
@@ -157,7 +157,7 @@ impl<'p> Matcher<'p> {
                     let bottom = self.retries.len();
                     let found = self.run(pc + 1, end, from)?.is_some();
                     if found && negative {
-                        // Groups inside a negative look stay as they were.
+                        // Groups inside a negative look-around are unchanged.
                         self.retry(bottom);
                     }
                     (found != negative).then_some((end, pos))

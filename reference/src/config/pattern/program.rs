@@ -1,4 +1,4 @@
-//! A pattern as instructions for the matcher, made from `fancy-regex`'s syntax tree.
+//! A pattern compiled to instructions for the matcher from `fancy-regex`'s syntax tree.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ pub(super) enum Inst {
     Any,
     /// Any character but a line feed.
     AnyButNewline,
-    /// A place in the text.
+    /// A zero-width assertion.
     Assert(Assertion),
-    /// The first target, then the second.
+    /// Tries the first target, then the second.
     Split(u32, u32),
     Jump(u32),
     /// Remembers the position.
@@ -30,13 +30,14 @@ pub(super) enum Inst {
         slot: u32,
         exit: u32,
     },
-    /// Matches what follows up to its `Match` `behind` characters back, and takes no text.
+    /// Look-around: matches the following instructions up to `Match`, starting `behind` characters
+    /// back, without consuming text.
     Look {
         negative: bool,
         behind: u32,
         end: u32,
     },
-    /// Matches what follows up to its `Match`, without trying its other ways later.
+    /// Matches the following instructions up to `Match` without backtracking into them.
     Atomic {
         end: u32,
     },
@@ -56,7 +57,7 @@ pub(super) enum Inst {
 pub(super) struct Program {
     pub(super) insts: Vec<Inst>,
     pub(super) classes: Vec<Arc<Class>>,
-    /// Two for each group and one for each loop, where groups are referred to; else none.
+    /// Two per group and one per loop if groups are referenced; otherwise none.
     pub(super) slots: usize,
     /// Text that every match contains.
     pub(super) required: String,
@@ -156,7 +157,7 @@ impl Compiler<'_> {
                 self.push(Inst::Match)?;
                 self.insts[at] = Inst::Atomic { end: self.pc() };
             }
-            // Without a yes and a no there is nothing to choose.
+            // Without both branches there is no condition.
             Expr::BackrefExistsCondition(group) => drop(self.known_group(*group)?),
             Expr::Conditional { condition, true_branch, false_branch } => {
                 let Expr::BackrefExistsCondition(group) = **condition else {
@@ -339,7 +340,7 @@ fn children(expr: &Expr) -> Box<dyn Iterator<Item = &Expr> + '_> {
     }
 }
 
-/// Number of characters that `expr` takes, where it always takes as many.
+/// Number of characters that `expr` matches, if it is constant.
 fn width(expr: &Expr) -> Option<u32> {
     match expr {
         Expr::Empty | Expr::Assertion(_) | Expr::LookAround(..) => Some(0),

@@ -1,9 +1,12 @@
 //! Verdicts on matrix products: `y` of a linear case, `gate_up` and `down` of a layer.
 
 mod diagnose;
+mod hints;
+mod members;
 mod readings;
 mod sample;
 mod stage;
+mod verdict;
 
 use super::compare::elements;
 use crate::Result;
@@ -12,9 +15,10 @@ use crate::num::scalar::ScalarType;
 use crate::num::tensor::{DType, Tensor};
 use crate::products::{Class, Convention, Rows};
 use crate::weight::Weight;
-pub(crate) use diagnose::Hints;
+pub(crate) use hints::Hints;
 pub(crate) use readings::{DEQUANTIZING, Reading};
-pub(crate) use stage::{Part, REMEDY, Stage, measure};
+pub(crate) use stage::{Part, Stage};
+pub(crate) use verdict::{REMEDY, measure};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 

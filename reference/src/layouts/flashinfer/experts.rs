@@ -1,4 +1,4 @@
-//! One projection of a layer's experts, from weights to what a kernel is given.
+//! Packs one projection of a layer's experts for a kernel.
 
 use super::projection::{EPILOGUE_TILE_M, Projection};
 use super::{
@@ -18,42 +18,42 @@ pub struct ExpertLayout {
     shape: Shape,
     weights: PackedRows,
     scales: BlockScaleLayout,
-    /// What the kernel's code differs in from the checkpoint's, in every byte.
+    /// Bits in which every byte of the kernel's codes differs from the checkpoint's.
     flipped: u8,
 }
 
-/// A step of a preparation that may have been left out: [`ExpertLayout::without`].
+/// A step of the preparation that [`ExpertLayout::without`] omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Forgotten {
-    /// The halves of w13 stay where they are: gate and up are exchanged for the kernel.
+    /// The halves of w13 are not exchanged, so the kernel exchanges gate and up.
     SwapHalves,
-    /// Rows of gate and up stay in their halves.
+    /// Rows of gate and up are not interleaved.
     Interleave,
-    /// Rows stay in order within their blocks of 32.
+    /// Rows are not shuffled within their blocks of 32.
     Shuffle,
-    /// Scales stay in the checkpoint's order of rows, weights do not.
+    /// Rows of scales keep the checkpoint's order, rows of weights do not.
     RowsOfScales,
-    /// Each row's bytes stay together.
+    /// The bytes of each row stay contiguous.
     Blocks,
     /// Codes keep their offset of 8.
     SignBit,
 }
 
-/// A stack of experts as a kernel reads it.
+/// A stack of experts in a kernel's layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedExperts {
     /// Number of experts.
     pub experts: usize,
-    /// Codes, one expert's [`PackedRows`] after the other's.
+    /// Codes: the [`PackedRows`] of one expert after another.
     pub weights: Vec<u8>,
-    /// `[experts · padded N, padded groups]`: one expert's [`BlockScaleLayout`] after the other's.
+    /// `[experts · padded N, padded groups]`: the [`BlockScaleLayout`] of one expert after another.
     pub scales: Table,
 }
 
-/// What a stack holds of one expert.
+/// One expert of a stack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expert {
-    /// Codes `[K, N]` as the checkpoint has them.
+    /// Codes `[K, N]` as in the checkpoint.
     pub codes: Codes<'static>,
     /// Scales `[groups, N]`.
     pub scales: Table,
@@ -90,10 +90,11 @@ impl ExpertLayout {
         Self::new(ty, scale, 32, [shape; 2], &steps, Some(BLOCK_K_BYTES))
     }
 
-    /// NVFP4 weights as `backend` reads them; `gated` where w13 is gate and up, else it is up alone.
+    /// NVFP4 weights for `backend`; `gated` if w13 is gate and up, otherwise it is only up.
     ///
     /// # Errors
-    /// [`Error::Size`] for sizes that the backend cannot take: see [`Nvfp4Backend::padded_shape`].
+    /// [`Error::Size`] for sizes that the backend does not support: see
+    /// [`Nvfp4Backend::padded_shape`].
     pub fn nvfp4(
         backend: Nvfp4Backend,
         projection: Projection,
@@ -130,10 +131,10 @@ impl ExpertLayout {
         })
     }
 
-    /// The layout of a preparation that left out a step, to recognize its output.
+    /// The layout of a preparation without `step`, to recognize its output.
     ///
     /// # Errors
-    /// None: what is left out was checked with the rest.
+    /// Currently none.
     pub fn without(&self, step: Forgotten) -> Result<Self> {
         let is_step: fn(&RowStep) -> bool = match step {
             Forgotten::SwapHalves => |s| *s == RowStep::SwapHalves,
@@ -155,7 +156,7 @@ impl ExpertLayout {
         Ok(Self { weights, scales: self.scales.clone().with_rows(rows)?, ..self.clone() })
     }
 
-    /// Shape of the weights that go in.
+    /// Shape of the unpacked weights.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -176,7 +177,7 @@ impl ExpertLayout {
     }
 
     /// The kernel's tensors of a stack of experts. Codes and scales of padding are zero. Global
-    /// scales are not part of it: kernels take them apart.
+    /// scales are separate arguments of kernels and not included.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Unsupported`] naming the first weight that is not of this layout's
@@ -197,7 +198,7 @@ impl ExpertLayout {
     /// The inverse of [`Self::pack`].
     ///
     /// # Errors
-    /// [`Error::Shape`] where the parts do not hold that many experts; [`Error::Value`] for padding
+    /// [`Error::Shape`] if the parts do not hold that many experts; [`Error::Value`] for padding
     /// that is not zero.
     pub fn unpack(&self, packed: &PackedExperts) -> Result<Vec<Expert>> {
         let (len, [rows, cols]) = (self.weights.packed_len(), self.scales.packed_shape());
@@ -291,7 +292,7 @@ impl Projection {
     /// The matrix's shape.
     ///
     /// # Errors
-    /// [`Error::Size`] for an empty matrix, or more codes than memory could hold.
+    /// [`Error::Size`] for an empty matrix, or if the size overflows.
     pub(super) fn shape(self, hidden: usize, intermediate: usize, gated: bool) -> Result<Shape> {
         let (size_k, size_n) = match self {
             Self::W13 if gated => (hidden, intermediate.saturating_mul(2)),

@@ -1,34 +1,32 @@
-//! What FlashInfer's and CUTLASS's 4-bit MoE kernels of NVIDIA's Blackwell generation read.
+//! Layouts of FlashInfer's and CUTLASS's 4-bit MoE kernels for NVIDIA's Blackwell generation.
 //!
-//! Three independent things are done to a stack of expert weights `[E, N, K]`, two codes a byte,
-//! and its block scales `[E, N, K / group]`:
+//! A stack of expert weights `[E, N, K]`, two codes per byte, and its block scales
+//! `[E, N, K / group]` are transformed in three independent steps:
 //!
-//! * the rows n change places ([`RowOrder`]): the halves of w13 are exchanged or interleaved for the
-//!   fused gated activation, and rows are shuffled so that a thread of the epilogue holds
+//! * the rows n are reordered ([`RowOrder`]): the halves of w13 are exchanged or interleaved for
+//!   the fused gated activation, and rows are shuffled so that a thread of the epilogue holds
 //!   neighbours ([`RowStep`]);
-//! * the k of a row stay as they are, or the matrix is cut into columns of 128 bytes that are stored
-//!   one after the other ([`PackedRows`]);
+//! * the k of a row keep their order, or the matrix is cut into columns of 128 bytes that are
+//!   stored one after the other ([`PackedRows`]);
 //! * the scales, in the same row order, are interleaved in tiles of 128 rows by 4 groups
 //!   ([`BlockScaleLayout`]), and padded with zeros to whole tiles.
 //!
-//! [`ExpertLayout`] joins the three for a projection and a kernel: FlashInfer's mxint4, and NVFP4 for
-//! each backend of [`Nvfp4Backend`]. [`RoutingMethod`] is the kernels' name for a router.
+//! [`ExpertLayout`] combines the three for a projection and a kernel: FlashInfer's mxint4, and
+//! NVFP4 for each backend of [`Nvfp4Backend`]. [`RoutingMethod`] is the kernels' name for a router.
 //!
 //! Source: FlashInfer 0.6.8.post1 (`fused_moe/core.py`, `utils.py`, `thop/fp4Op.cpp`) and vLLM 0.21.0
 //! (`flashinfer_mxint4_moe.py`, `flashinfer_fp4_moe.py`, `flashinfer_utils.py`, `nvfp4_utils.py`).
 
-mod block_scale;
 mod experts;
 mod nvfp4;
 mod packed_rows;
 mod projection;
 mod routing;
-mod rows;
 
-pub use block_scale::{BlockScaleLayout, ScaleTile};
+pub use super::block_scale::{BlockScaleLayout, ScaleTile};
+pub use super::rows::{RowOrder, RowStep};
 pub use experts::{Expert, ExpertLayout, Forgotten, PackedExperts};
-pub use nvfp4::{Alphas, Nvfp4Backend};
+pub use nvfp4::{Alphas, Nvfp4Backend, activation_scales};
 pub use packed_rows::{BLOCK_K_BYTES, PackedRows};
 pub use projection::Projection;
 pub use routing::{MoeKernel, RoutingMethod, RoutingSizes, Scoring};
-pub use rows::{RowOrder, RowStep};

@@ -1,4 +1,5 @@
-//! What each NVFP4 MoE backend wants of weights, block scales and the activations' global scales.
+//! Requirements of each NVFP4 MoE backend on weights, block scales and the activations' global
+//! scales.
 
 use super::RowStep;
 use super::projection::{EPILOGUE_TILE_M, Projection};
@@ -32,10 +33,21 @@ impl Nvfp4Backend {
         ("VLLM_CUTLASS", Self::VllmCutlass),
     ];
 
-    /// What happens to the rows of a projection; the checkpoint's w13 is `[w1, w3]`, gate first.
+    /// Upstream's names, in the order of [`Self::NAMED`].
+    pub const NAMES: [&'static str; 5] = {
+        let mut names = [""; 5];
+        let mut i = 0;
+        while i < names.len() {
+            names[i] = Self::NAMED[i].0;
+            i += 1;
+        }
+        names
+    };
+
+    /// The reordering of a projection's rows; the checkpoint's w13 is `[w1, w3]`, gate first.
     ///
-    /// `[w3, w1]` is wanted by all of FlashInfer but the batched kernels, `[w1, w3]` by those and by
-    /// vLLM's.
+    /// FlashInfer's kernels expect `[w3, w1]`, except the batched ones, which expect `[w1, w3]`
+    /// like vLLM's.
     pub fn row_steps(self, projection: Projection, gated: bool) -> Vec<RowStep> {
         let w13 = projection == Projection::W13 && gated;
         let shuffle = RowStep::shuffle(EPILOGUE_TILE_M);
@@ -50,15 +62,16 @@ impl Nvfp4Backend {
         }
     }
 
-    /// The shape of the codes that the kernel is given: the matrix with zeros after its last k and n.
+    /// The padded shape of the codes in the kernel: zeros follow the last k and n.
     ///
     /// `FLASHINFER_TRTLLM` pads the hidden size to 256, and without a gate the intermediate size to
     /// 128. The others pad nothing with a gate; without one they pad the intermediate size to 128.
     ///
     /// # Errors
-    /// [`Error::Size`] for what upstream refuses: sizes that are no multiple of 16 (a block), and with
-    /// a gate an intermediate size that is no multiple of 64 (128 rows of w13's scales). Without a
-    /// gate `FLASHINFER_CUTEDSL` refuses all, since it always exchanges the halves.
+    /// [`Error::Size`] for sizes that upstream refuses: not a multiple of 16 (a block) and, with a
+    /// gate, an intermediate size that is not a multiple of 64 (128 rows of w13's scales).
+    /// `FLASHINFER_CUTEDSL` refuses every layer without a gate, since it always exchanges the
+    /// halves.
     pub fn padded_shape(
         self,
         projection: Projection,
@@ -93,60 +106,68 @@ impl Nvfp4Backend {
         !matches!(self, Self::FlashInferTrtllm | Self::FlashInferCuteDsl)
     }
 
-    /// Whether one global scale of the activations serves all experts
-    /// (`is_global_sf_supported_for_nvfp4_backend`), or each has its own.
+    /// Whether all experts share one global scale of the activations
+    /// (`is_global_sf_supported_for_nvfp4_backend`).
     pub fn shares_activation_scale(self) -> bool {
         self != Self::VllmCutlass
     }
 
-    /// The multipliers of the quantized activations that enter a projection, one for each expert:
-    /// of `scales` (each expert's shards, 1 / `input_global_scale`) the largest of all experts, or
-    /// of the expert's own shards.
-    ///
-    /// The kernel quantizes with the reciprocal of this. An expert whose own scale is smaller than the
-    /// shared one loses range below, not above.
+    /// [`activation_scales`] as this backend shares them.
     ///
     /// # Errors
-    /// [`Error::Value`] for a scale that is not positive and finite, [`Error::Size`] without any.
+    /// As [`activation_scales`].
     pub fn activation_scales(self, scales: &[Vec<f32>]) -> Result<Vec<f32>> {
-        for (e, shards) in scales.iter().enumerate() {
-            if shards.is_empty() {
-                return Err(Error::size(format!("shards of expert {e}"), 0, "1 or more"));
-            }
-            if let Some(i) = shards.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
-                let expected = "a positive finite number";
-                return Err(Error::value("input_scale", &[e, i], shards[i], expected));
-            }
-        }
-        let largest = |shards: &[f32]| shards.iter().copied().fold(0.0, f32::max);
-        let own: Vec<f32> = scales.iter().map(|shards| largest(shards)).collect();
-        Ok(match self.shares_activation_scale() {
-            true => vec![largest(&own); own.len()],
-            false => own,
-        })
+        activation_scales(scales, self.shares_activation_scale())
     }
 }
 
-/// The factors of the sums of a layer's two products, one for each expert.
+/// The multipliers of the quantized activations that enter a projection, one for each expert: of
+/// `scales` (each expert's shards, 1 / `input_global_scale`) the largest of all experts where it is
+/// `shared`, or of the expert's own shards.
+///
+/// The kernel quantizes with the reciprocal of this. An expert with a smaller scale than the shared
+/// one loses small values, not large ones.
+///
+/// # Errors
+/// [`Error::Value`] for a scale that is not positive and finite, [`Error::Size`] without any.
+pub fn activation_scales(scales: &[Vec<f32>], shared: bool) -> Result<Vec<f32>> {
+    for (e, shards) in scales.iter().enumerate() {
+        if shards.is_empty() {
+            return Err(Error::size(format!("shards of expert {e}"), 0, "1 or more"));
+        }
+        if let Some(i) = shards.iter().position(|s| !(s.is_finite() && *s > 0.0)) {
+            let expected = "a positive finite number";
+            return Err(Error::value("input_scale", &[e, i], shards[i], expected));
+        }
+    }
+    let largest = |shards: &[f32]| shards.iter().copied().fold(0.0, f32::max);
+    let own: Vec<f32> = scales.iter().map(|shards| largest(shards)).collect();
+    Ok(match shared {
+        true => vec![largest(&own); own.len()],
+        false => own,
+    })
+}
+
+/// The factors of the sums of a layer's two products, one per expert.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alphas {
-    /// Of w13's: the weight's multiplier times the activations', rounded to f32.
+    /// Factor of w13's sums: the weight's multiplier times the activations', rounded to f32.
     pub g1_alphas: Vec<f32>,
-    /// Of w2's.
+    /// Factor of w2's sums.
     pub g2_alphas: Vec<f32>,
-    /// Of what leaves the gated activation for its quantization in `FLASHINFER_TRTLLM`: `g1_alphas` over
-    /// the multiplier of w2's activations, as a product with its rounded reciprocal; without a gate that
-    /// reciprocal alone.
+    /// Factor of the gated activation's output before its quantization in `FLASHINFER_TRTLLM`:
+    /// `g1_alphas` times the rounded reciprocal of the multiplier of w2's activations; without a
+    /// gate, only that reciprocal.
     pub g1_scale_c: Vec<f32>,
 }
 
 impl Alphas {
-    /// From the multipliers of weights and quantized activations `[w13, a13, w2, a2]`, an expert each
-    /// (see [`Nvfp4Backend::activation_scales`]). Source: `process_weights_after_loading` of vLLM
-    /// 0.21.0's NVFP4 experts.
+    /// Computes the factors from the multipliers of weights and quantized activations
+    /// `[w13, a13, w2, a2]`, one per expert (see [`Nvfp4Backend::activation_scales`]). Source:
+    /// `process_weights_after_loading` of vLLM 0.21.0's NVFP4 experts.
     ///
     /// # Errors
-    /// [`Error::Shape`] where they are not of as many experts; [`Error::Value`] where a factor is not a
+    /// [`Error::Shape`] if their numbers of experts differ; [`Error::Value`] if a factor is not a
     /// positive normal number.
     pub fn new([w13, a13, w2, a2]: [&[f32]; 4], gated: bool) -> Result<Self> {
         let experts = w13.len();

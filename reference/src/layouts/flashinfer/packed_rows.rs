@@ -9,11 +9,11 @@ use crate::{Error, Result};
 /// Bytes of k in a block of the BlockMajorK layout (FlashInfer `WeightLayout.BlockMajorK`).
 pub const BLOCK_K_BYTES: usize = 128;
 
-/// A weight `[N, K]` as bytes, its rows in another order: codes of 4 bits two a byte, the lower k in
-/// the low nibble, or of 8 bits.
+/// A weight `[N, K]` as bytes, its rows in another order: 4-bit codes, two per byte with the lower
+/// k in the low nibble, or 8-bit codes.
 ///
-/// Row-major: byte (place of n) · B + c, where a row has B bytes and k stands in its byte c. In blocks
-/// of b bytes: byte ((c / b) · N + place of n) · b + c mod b, that is `[B / b, N, b]`
+/// Row-major: byte (position of n) · B + c, where a row has B bytes and k is in its byte c. In
+/// blocks of b bytes: byte ((c / b) · N + position of n) · b + c mod b, that is `[B / b, N, b]`
 /// (FlashInfer `convert_to_block_layout`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PackedRows {
@@ -28,8 +28,8 @@ impl PackedRows {
     /// row-major.
     ///
     /// # Errors
-    /// [`Error::Size`] for another width, an order of another number of rows, K that is no multiple
-    /// of 32 / bits or does not fill whole blocks, and for more than memory could hold.
+    /// [`Error::Size`] for another width, an order with another number of rows, K that is not a
+    /// multiple of 32 / bits or does not fill whole blocks, and sizes that overflow.
     pub fn new(shape: Shape, bits: u32, rows: RowOrder, block: Option<usize>) -> Result<Self> {
         if !matches!(bits, 4 | 8) {
             return Err(Error::size("bits per code", bits, "4 or 8"));
@@ -72,7 +72,7 @@ impl PackedRows {
         self.shape.size_k * self.bits as usize / 8
     }
 
-    /// Where byte `c` of the row at place `place` is.
+    /// The index of byte `c` of the row at position `place`.
     fn byte(&self, place: usize, c: usize) -> usize {
         let block = self.block.unwrap_or(self.row_bytes());
         (c / block * self.shape.size_n + place) * block + c % block
@@ -90,7 +90,7 @@ impl PackedRows {
         if codes.bits() != self.bits {
             return Err(Error::size("bits per code", codes.bits(), self.bits));
         }
-        // Four bytes of a row stand in one word, the lower k in the lower bits, as in a file.
+        // One word holds four bytes of a row, the lower k in the lower bits, as in a file.
         let words = codes.words();
         let mut out = vec![0; self.packed_len()];
         for place in 0..self.shape.size_n {
@@ -105,7 +105,7 @@ impl PackedRows {
         Ok(out)
     }
 
-    /// The codes that [`Self::pack`] was given.
+    /// The inverse of [`Self::pack`].
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of bytes.

@@ -1,9 +1,9 @@
 //! The two matrices of an expert.
 
-/// Which matrix of an expert.
+/// A matrix of an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Projection {
-    /// Gate (w1) and up (w3) in one, N = 2 · intermediate size with w1 first, or up alone.
+    /// Gate (w1) and up (w3) merged, N = 2 · intermediate size with w1 first, or only up.
     W13,
     /// Down: N = hidden size, K = intermediate size.
     W2,

@@ -1,4 +1,4 @@
-//! The routers that TensorRT-LLM's generated MoE kernels contain, and which layer asks for which.
+//! The routers in TensorRT-LLM's generated MoE kernels, and the router of each layer.
 
 use crate::{Error, Result};
 
@@ -46,19 +46,19 @@ pub enum RoutingMethod {
     Llama4 = 3,
     /// Softmax, top-k, weights divided by their sum.
     RenormalizeNaive = 4,
-    /// Top-k of the logits, which are the weights.
+    /// Top-k of the logits, used as weights.
     TopK = 5,
     /// Sigmoid, top-k, weights divided by their sum.
     SigmoidRenorm = 6,
     /// Sigmoid, bias, top-k; sigmoids divided by their sum + 1e-20.
     MiniMax2 = 7,
-    /// None of them.
+    /// Another router.
     Unspecified = 8,
     /// √softplus, bias, top-k, weights divided by their sum.
     DeepseekV4 = 100,
-    /// A function of the model's own.
+    /// A model-specific function.
     Custom = 101,
-    /// Ids that nothing computed, for measurements.
+    /// Simulated ids for measurements.
     Simulated = 102,
 }
 
@@ -95,11 +95,11 @@ impl RoutingMethod {
     }
 
     /// The method of a layer (vLLM `get_routing_method_type`). `num_expert_group` is the number of
-    /// groups that are chosen from, none or 0 without; `bias` says whether there is an
+    /// groups, `None` or 0 without groups; `bias` states whether there is an
     /// `e_score_correction_bias`.
     ///
-    /// A bias counts whether weights are renormalized or not, and the size of `top_k` only in
-    /// telling Llama 4 from the others: what a method does not say must hold of the layer anyway.
+    /// The result does not determine every property of the layer: a bias is considered whether or
+    /// not weights are renormalized, and `top_k` only distinguishes Llama 4 from the others.
     pub fn of(
         scoring: Scoring,
         top_k: usize,
@@ -122,10 +122,10 @@ impl RoutingMethod {
         }
     }
 
-    /// Fails unless `kernel`, which routes by itself, is given this method.
+    /// Checks that `kernel`, which includes the router, supports this method.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming the method and those that the kernel takes.
+    /// [`Error::Unsupported`] naming the method and those that the kernel supports.
     pub fn expect_in(self, kernel: MoeKernel) -> Result<()> {
         let taken = kernel.routing_methods();
         if taken.contains(&self) {
@@ -139,10 +139,10 @@ impl RoutingMethod {
     }
 }
 
-/// The sizes that a router inside a kernel has limits for.
+/// The sizes that a kernel's router limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RoutingSizes {
-    /// All experts, not a rank's.
+    /// Experts of all ranks.
     pub num_experts: usize,
     /// Experts per token.
     pub top_k: usize,
@@ -153,12 +153,13 @@ pub struct RoutingSizes {
 }
 
 impl RoutingMethod {
-    /// Fails unless FlashInfer's routing kernels take these sizes (the checks of
+    /// Checks that FlashInfer's routing kernels support these sizes (the checks of
     /// `trtllm_fused_moe_runner.cu` and of the three `trtllm_fused_moe_routing_*.cu`).
     ///
-    /// Any: num_experts a multiple of 4, top_k from 1 to num_experts. [`RoutingMethod::Llama4`]: top_k 1
-    /// of at most 128. [`RoutingMethod::DeepSeekV3`] with groups: top_k to 22 of at most 512 in at most 8
-    /// groups of at most 32, of which 1 to 4 are kept. All else: top_k to 32 of at most 2048.
+    /// All methods: num_experts a multiple of 4, top_k from 1 to num_experts.
+    /// [`RoutingMethod::Llama4`]: top_k 1, at most 128 experts. [`RoutingMethod::DeepSeekV3`] with
+    /// groups: top_k at most 22, at most 512 experts in at most 8 groups of at most 32, 1 to 4
+    /// groups kept. Others: top_k at most 32, at most 2048 experts.
     ///
     /// # Errors
     /// [`Error::Size`] naming the size; [`Error::Unsupported`] for a method without a kernel.
@@ -192,8 +193,7 @@ impl RoutingMethod {
     }
 }
 
-/// TensorRT-LLM's generated MoE kernels that choose the experts themselves (upstream's monolithic
-/// ones).
+/// TensorRT-LLM's generated MoE kernels that include the router (upstream's monolithic ones).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MoeKernel {
     /// `trtllm_mxint4_block_scale_moe`.
@@ -213,8 +213,8 @@ pub enum MoeKernel {
 impl MoeKernel {
     /// The methods that vLLM 0.21.0 passes to the kernel (`_supports_routing_method`).
     ///
-    /// Of mxint4 vLLM asks nothing: it takes what FlashInfer's runner implements, and the runner
-    /// fails in the first product on anything else.
+    /// For mxint4 vLLM checks nothing: the list is what FlashInfer's runner implements, which fails
+    /// in the first product on anything else.
     pub fn routing_methods(self) -> &'static [RoutingMethod] {
         match self {
             Self::MxInt4 => &[

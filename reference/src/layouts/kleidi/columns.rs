@@ -1,4 +1,4 @@
-//! What a packed weight holds, before it is interleaved.
+//! The contents of a packed weight before it is interleaved.
 
 use super::CHUNK;
 use super::parts::{Parts, Scales};
@@ -28,7 +28,7 @@ pub enum Factors {
     },
 }
 
-/// A weight matrix `[K, N]` of the int4 path by columns, with the sums that packing adds.
+/// A weight matrix `[K, N]` of the int4 path in columns, with the sums that packing adds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Columns {
     shape: Shape,
@@ -39,7 +39,7 @@ pub struct Columns {
 
 impl Columns {
     /// A channel-wise weight: `codes` `[N, K]` from −8 to 7, f32 `scales` `[N]`, `bias` `[N]`
-    /// (zeros where there is none).
+    /// (zeros without a bias).
     ///
     /// # Errors
     /// [`Error::Size`] for an empty matrix; [`Error::Shape`] and [`Error::Value`] naming the part.
@@ -51,7 +51,7 @@ impl Columns {
     ) -> Result<Self> {
         check_codes(shape, &codes)?;
         check_len("weight_scale", scales.len(), &[shape.size_n, 1])?;
-        // int32 as the kernels have it: beyond 2^24 values of one sign it wraps.
+        // int32 as in the kernels: it wraps beyond 2^24 values of one sign.
         let sum =
             |column: &[i8]| column.iter().fold(0i32, |sum, &w| sum.wrapping_add(16 * i32::from(w)));
         let factors = Factors::Channel {
@@ -64,9 +64,9 @@ impl Columns {
     /// A group-wise weight: `codes` `[N, K]` from −8 to 7, bf16 `scales` `[N, K / group_size]`,
     /// `bias` `[N]`.
     ///
-    /// A column's sum starts from 0 and goes through the chunks of 32 k, in each through its two
-    /// segments (8 k and the 8 that lie 16 further): Σw of the segment times its group's scale,
-    /// which is exact, is added with one rounding.
+    /// A column's sum starts from 0 and adds, for each chunk of 32 k and each of its segments (8 k
+    /// and the 8 k that follow 16 later), Σw of the segment times its group's scale. The product is
+    /// exact, the addition rounds once.
     ///
     /// # Errors
     /// As [`Columns::channel_wise`]; [`Error::Size`] unless groups are multiples of 32 that divide
@@ -94,12 +94,12 @@ impl Columns {
         Ok(Self { bias: checked_bias(shape, bias)?, shape, codes, factors })
     }
 
-    /// The weight as [`Weight`] holds it: `uint4b8` codes; f32 scales channel-wise, bf16 scales
-    /// group-wise; a bias of any float type.
+    /// Converts a [`Weight`] with `uint4b8` codes, f32 scales channel-wise or bf16 scales
+    /// group-wise, and a bias of any float type.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another type of codes or scales, act-order, zero points and a
-    /// global scale, none of which the operator has; else as the other constructors.
+    /// global scale, which the operator does not support; otherwise as the other constructors.
     pub fn from_weight(weight: &Weight<'_>) -> Result<Self> {
         let Parts { group_size, scales, bias } = Parts::of(weight)?;
         let shape = weight.shape();
@@ -119,7 +119,7 @@ impl Columns {
         }
     }
 
-    /// Parts as they were unpacked, whose sums are whatever the bytes said.
+    /// Builds columns from unpacked parts; the sums are those of the bytes.
     pub(super) fn from_parts(
         shape: Shape,
         codes: Vec<i8>,
@@ -149,14 +149,14 @@ impl Columns {
         &self.bias
     }
 
-    /// The same with other scales, sums or bias: wrong ones, to compare with.
+    /// The same columns with changed scales, sums or bias, for known mistakes.
     pub(crate) fn with(&self, change: impl FnOnce(&mut Factors, &mut Vec<f32>)) -> Self {
         let mut other = self.clone();
         change(&mut other.factors, &mut other.bias);
         other
     }
 
-    /// The same with the code of (k, n) as `code` has it, and sums left alone.
+    /// The same columns with the codes of `code` and unchanged sums.
     pub(crate) fn with_codes(&self, code: impl Fn(usize, usize) -> i8) -> Self {
         let Shape { size_k, size_n } = self.shape;
         let codes = (0..size_n).flat_map(|n| (0..size_k).map(move |k| (k, n)));
@@ -172,7 +172,8 @@ impl Columns {
     }
 }
 
-/// Σw of each segment of a column: the k of 8 low nibbles and those of the same bytes' high ones.
+/// Σw of each segment of a column: the k of 8 low nibbles and of the high nibbles of the same
+/// bytes.
 pub(crate) fn segment_sums(column: &[i8]) -> impl Iterator<Item = i32> + '_ {
     column.chunks_exact(CHUNK).flat_map(|chunk| {
         [0, 8].map(|s| {

@@ -15,7 +15,7 @@ pub struct QuantizedRows {
     pub size_m: usize,
     /// K.
     pub size_k: usize,
-    /// Codes `[M, Kp]`, Kp = [`padded_k`]\(K\): those past K repeat the last activation.
+    /// Codes `[M, Kp]`, Kp = [`padded_k`]\(K\); codes past K repeat the last activation.
     pub codes: Vec<i8>,
     /// −zero point, `[M]`.
     pub negated_zero_points: Vec<i32>,
@@ -31,7 +31,7 @@ impl QuantizedRows {
     }
 }
 
-/// Where the rows of an activation matrix stand in its packed bytes.
+/// The positions of an activation matrix's rows in its packed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LhsLayout {
     size_m: usize,
@@ -39,10 +39,10 @@ pub struct LhsLayout {
     mr: usize,
 }
 
-/// What a value of packed activations is.
+/// The kind of a value of packed activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LhsPart {
-    /// The int8 code of this k; of the last activation again where k ≥ K.
+    /// The int8 code of this k; for k ≥ K, that of the last activation.
     Code {
         /// k, below Kp.
         k: usize,
@@ -60,7 +60,7 @@ pub struct LhsPlace {
     pub block: usize,
     /// Row of the matrix; M and above in the last block's padding.
     pub row: usize,
-    /// Which value of the row.
+    /// The value of the row.
     pub part: LhsPart,
     /// The value's first byte.
     pub start: usize,
@@ -83,7 +83,7 @@ impl LhsLayout {
     /// The layout of `[size_m, size_k]` activations in blocks of `mr` rows.
     ///
     /// # Errors
-    /// [`Error::Size`] when `mr` is none of [`MR`], K is 0, or the bytes cannot be counted.
+    /// [`Error::Size`] if `mr` is not in [`MR`], K is 0, or the size overflows.
     pub fn new(size_m: usize, size_k: usize, mr: usize) -> Result<Self> {
         if !MR.contains(&mr) {
             return Err(Error::size("mr of packed activations", mr, format!("one of {MR:?}")));
@@ -91,7 +91,7 @@ impl LhsLayout {
         if size_k == 0 || size_k > usize::MAX - CHUNK {
             return Err(Error::size("size_k", size_k, "1 or more, with room for padding"));
         }
-        // The longest row is codes and eight bytes more, and a row of padding is one more row.
+        // The longest row has its codes and eight more bytes; padding adds one row.
         let row = padded_k(size_k).saturating_add(8);
         product("packed activations", &[size_m.saturating_add(mr), row])?;
         Ok(Self { size_m, size_k, mr })
@@ -122,7 +122,7 @@ impl LhsLayout {
         self.mr * (padded_k(self.size_k) + 8)
     }
 
-    /// Bytes of the whole.
+    /// Number of bytes.
     pub fn packed_len(&self) -> usize {
         self.blocks() * self.block_bytes()
     }
@@ -174,8 +174,8 @@ impl LhsLayout {
     /// Interleaves quantized rows.
     ///
     /// # Errors
-    /// [`Error::Shape`] when `rows` has other sizes than the layout, or its vectors do not fill
-    /// them.
+    /// [`Error::Shape`] if `rows` has other sizes than the layout, or its vectors have other
+    /// lengths.
     pub fn pack(&self, rows: &QuantizedRows) -> Result<PackedLhs<'static>> {
         let width = padded_k(self.size_k);
         if [rows.size_m, rows.size_k] != [self.size_m, self.size_k] {
@@ -206,7 +206,7 @@ impl LhsLayout {
     }
 }
 
-/// Packed activations, which know how they were packed.
+/// Packed activations with their layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedLhs<'a> {
     layout: LhsLayout,
@@ -214,10 +214,10 @@ pub struct PackedLhs<'a> {
 }
 
 impl<'a> PackedLhs<'a> {
-    /// Bytes that somebody packed under `layout`.
+    /// Wraps bytes that were packed in `layout`.
     ///
     /// # Errors
-    /// [`Error::Shape`] when there are more or fewer bytes than the layout has.
+    /// [`Error::Shape`] if the number of bytes differs from that of the layout.
     pub fn new(layout: LhsLayout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         if bytes.len() != layout.packed_len() {
@@ -227,7 +227,7 @@ impl<'a> PackedLhs<'a> {
         Ok(Self { layout, bytes })
     }
 
-    /// How it was packed.
+    /// The layout.
     pub fn layout(&self) -> LhsLayout {
         self.layout
     }
@@ -237,8 +237,7 @@ impl<'a> PackedLhs<'a> {
         &self.bytes
     }
 
-    /// The first value, in storage order, in which `found` differs from this; `None` when every
-    /// bit is the same.
+    /// The first value, in storage order, in which `found` differs; `None` if every bit is equal.
     ///
     /// # Errors
     /// [`Error::Size`] when `found` was packed under another layout.
@@ -257,7 +256,7 @@ impl<'a> PackedLhs<'a> {
         &self.bytes[i * len..][..len]
     }
 
-    /// The rows, in their own order again.
+    /// The quantized rows.
     pub fn unpack(&self) -> QuantizedRows {
         let LhsLayout { size_m, size_k, .. } = self.layout;
         let width = padded_k(size_k);

@@ -2,8 +2,8 @@
 //! `_dyn_quant_pack_4bit_weight` and `_dyn_quant_matmul_4bit` run on an Arm CPU.
 //!
 //! Both sides are cut into blocks (`mr` rows of activations, `nr` columns of weights), and k runs
-//! in pieces of [`PIECE`] values, because a block's piece is what a dot-product instruction takes.
-//! Kp is K rounded up to [`CHUNK`].
+//! in pieces of [`PIECE`] values, the operand size of a dot-product instruction. Kp is K rounded up
+//! to [`CHUNK`].
 //!
 //! | block of | holds, in this order |
 //! | --- | --- |
@@ -15,8 +15,8 @@
 //! nibble and k + 16 in its high one, as two's complement. Codes past K are 0. Columns past N
 //! repeat the last one; rows past M are zero bytes (the operator leaves them unwritten).
 //!
-//! A block holds values of several kinds, so that a place here is richer than a matrix element:
-//! [`LhsPlace`] and [`RhsPlace`] instead of [`Place`](super::Place).
+//! A block holds values of several kinds, so positions are [`LhsPlace`] and [`RhsPlace`] instead of
+//! [`Place`](super::Place).
 
 mod columns;
 mod lhs;
@@ -34,7 +34,7 @@ pub use weight::operator_scales;
 
 use crate::{Error, Result};
 
-/// Consecutive k of one row that lie together: kr / sr with kr = 16 and sr = 2.
+/// Number of consecutive k of one row that are adjacent: kr / sr with kr = 16 and sr = 2.
 pub const PIECE: usize = 8;
 /// k per chunk of weight codes, to which K is padded.
 pub const CHUNK: usize = 32;

@@ -1,15 +1,15 @@
-//! What the operator reads of a weight beside its codes.
+//! The operands of the operator besides a weight's codes.
 
 use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, TableData, Weight};
 use crate::{Error, Result};
 
-/// What of a weight is not codes, as the operator takes it.
+/// Scales and bias of a weight, as the operator expects them.
 pub(super) struct Parts<'w> {
-    /// Rows of a group; all of K where scales are a column's.
+    /// Rows of a group; all of K for channel-wise scales.
     pub(super) group_size: usize,
     pub(super) scales: Scales<'w>,
-    /// `[N]`; zeros where there is none.
+    /// `[N]`; zeros without a bias.
     pub(super) bias: Vec<f32>,
 }
 
@@ -22,12 +22,12 @@ pub(super) enum Scales<'w> {
 }
 
 impl<'w> Parts<'w> {
-    /// Scales and bias of a weight that the operator takes.
+    /// Scales and bias of a weight that the operator supports.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for other codes than `uint4b8`, zero points, a global scale, act-order,
-    /// and other types of scales than f32 for columns and bf16 for groups; what
-    /// [`Weight::validate`] refuses.
+    /// [`Error::Unsupported`] for other codes than `uint4b8`, zero points, a global scale,
+    /// act-order, and other types of scales than f32 for columns and bf16 for groups; the errors of
+    /// [`Weight::validate`].
     pub(super) fn of(weight: &'w Weight<'_>) -> Result<Self> {
         weight.validate()?;
         let name = &weight.name;

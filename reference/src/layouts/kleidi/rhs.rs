@@ -9,9 +9,9 @@ use crate::layouts::Slot;
 use crate::num::dims::{GroupSize, Shape};
 use crate::{Error, Result};
 
-/// Where the columns of a weight matrix stand in its packed bytes.
+/// The positions of a weight matrix's columns in its packed bytes.
 ///
-/// A group that is the whole K is channel-wise, as upstream's operator has it.
+/// As in upstream's operator, a group that covers all of K is channel-wise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RhsLayout {
     shape: Shape,
@@ -20,10 +20,10 @@ pub struct RhsLayout {
     nr: usize,
 }
 
-/// What a value of packed weights is.
+/// The kind of a value of packed weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RhsPart {
-    /// The 4-bit code of this k; 0 where k ≥ K.
+    /// The 4-bit code of this k; 0 for k ≥ K.
     Code {
         /// k, below Kp.
         k: usize,
@@ -46,7 +46,7 @@ pub struct RhsPlace {
     pub block: usize,
     /// Column of the matrix; N and above in the last block's padding, which repeats column N − 1.
     pub column: usize,
-    /// Which value of the column.
+    /// The value of the column.
     pub part: RhsPart,
     /// The value's first byte.
     pub start: usize,
@@ -74,9 +74,8 @@ impl RhsLayout {
     /// The layout of a `[size_k, size_n]` weight in blocks of `nr` columns.
     ///
     /// # Errors
-    /// [`Error::Size`] when `nr` is none of [`NR`], the matrix is empty, the groups are no
-    /// multiples of 32 that divide K (where they are not the whole K), or the bytes cannot be
-    /// counted.
+    /// [`Error::Size`] if `nr` is not in [`NR`], the matrix is empty, the groups are neither all of
+    /// K nor multiples of 32 that divide K, or the size overflows.
     pub fn new(shape: Shape, group_size: GroupSize, nr: usize) -> Result<Self> {
         if !NR.contains(&nr) {
             return Err(Error::size("nr of packed weights", nr, format!("one of {NR:?}")));
@@ -88,7 +87,7 @@ impl RhsLayout {
         if group_rows != shape.size_k {
             groups(shape, group_rows)?;
         }
-        // Codes, scales and 12 bytes more are less than this for each column.
+        // Upper bound per column on codes, scales and 12 more bytes.
         let column = padded_k(shape.size_k).saturating_add(12);
         product("packed weights", &[shape.size_n.saturating_add(nr), column])?;
         Ok(Self { shape, group_rows, nr })
@@ -109,7 +108,7 @@ impl RhsLayout {
         self.group_rows == self.shape.size_k
     }
 
-    /// How many k share a scale, padded: what a kernel adds up in integers.
+    /// Padded number of k that share a scale, which a kernel sums in integers.
     pub fn padded_group(&self) -> usize {
         padded_k(self.group_rows)
     }
@@ -136,7 +135,7 @@ impl RhsLayout {
         self.groups() * self.group_bytes() + self.nr * tail
     }
 
-    /// Bytes of the whole.
+    /// Number of bytes.
     pub fn packed_len(&self) -> usize {
         self.blocks() * self.block_bytes()
     }
@@ -229,7 +228,7 @@ impl RhsLayout {
     /// Interleaves columns.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Size`] when `columns` has another shape or group size than the
+    /// [`Error::Shape`] or [`Error::Size`] if `columns` has another shape or group size than the
     /// layout.
     pub fn pack(&self, columns: &Columns) -> Result<PackedRhs<'static>> {
         if columns.shape() != self.shape {
@@ -255,7 +254,7 @@ impl RhsLayout {
         Ok(PackedRhs { layout: *self, bytes: Cow::Owned(bytes) })
     }
 
-    /// Column `n` of the matrix into place `column` of a block.
+    /// Writes column `n` of the matrix to position `column` of a block.
     fn write(&self, columns: &Columns, n: usize, column: usize, block: &mut [u8]) {
         for (k, &code) in columns.column(n).iter().enumerate() {
             let slot = self.code_slot(0, column, k);
@@ -282,7 +281,7 @@ impl RhsLayout {
     }
 }
 
-/// Packed weights, which know how they were packed.
+/// Packed weights with their layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedRhs<'a> {
     layout: RhsLayout,
@@ -290,10 +289,10 @@ pub struct PackedRhs<'a> {
 }
 
 impl<'a> PackedRhs<'a> {
-    /// Bytes that somebody packed under `layout`.
+    /// Wraps bytes that were packed in `layout`.
     ///
     /// # Errors
-    /// [`Error::Shape`] when there are more or fewer bytes than the layout has.
+    /// [`Error::Shape`] if the number of bytes differs from that of the layout.
     pub fn new(layout: RhsLayout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         if bytes.len() != layout.packed_len() {
@@ -303,12 +302,12 @@ impl<'a> PackedRhs<'a> {
         Ok(Self { layout, bytes })
     }
 
-    /// As many bytes as `layout` has.
+    /// Wraps bytes whose number is that of `layout`.
     pub(super) fn of(layout: RhsLayout, bytes: &'a [u8]) -> Self {
         Self { layout, bytes: Cow::Borrowed(bytes) }
     }
 
-    /// How it was packed.
+    /// The layout.
     pub fn layout(&self) -> RhsLayout {
         self.layout
     }
@@ -318,8 +317,7 @@ impl<'a> PackedRhs<'a> {
         &self.bytes
     }
 
-    /// The first value, in storage order, in which `found` differs from this; `None` when every
-    /// bit is the same.
+    /// The first value, in storage order, in which `found` differs; `None` if every bit is equal.
     ///
     /// # Errors
     /// [`Error::Size`] when `found` was packed under another layout.
@@ -340,7 +338,7 @@ impl<'a> PackedRhs<'a> {
         &self.bytes[i * len..][..len]
     }
 
-    /// The columns, with the scales, sums and biases that the bytes say.
+    /// The columns, with the scales, sums and biases in the bytes.
     pub fn unpack(&self) -> Columns {
         let layout = self.layout;
         let Shape { size_k, size_n } = layout.shape;

@@ -13,10 +13,10 @@ pub struct PackedStack<'a> {
 }
 
 impl<'a> PackedStack<'a> {
-    /// Bytes that somebody packed under `layout`; `name` stands in the error.
+    /// Wraps bytes that were packed in `layout`; errors contain `name`.
     ///
     /// # Errors
-    /// [`Error::Shape`] when they are not one or more whole matrices.
+    /// [`Error::Shape`] unless they are one or more whole matrices.
     pub fn new(name: &str, layout: RhsLayout, bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         if bytes.is_empty() || !bytes.len().is_multiple_of(layout.packed_len()) {
@@ -26,7 +26,7 @@ impl<'a> PackedStack<'a> {
         Ok(Self { layout, bytes })
     }
 
-    /// How each matrix is packed.
+    /// The layout of each matrix.
     pub fn layout(&self) -> RhsLayout {
         self.layout
     }

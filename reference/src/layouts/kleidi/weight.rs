@@ -1,6 +1,6 @@
-//! From the hub's weight straight to packed bytes: a word holds eight k of a column, which is one
-//! half of a segment, so that eight bytes of output come from two words without looking at single
-//! codes. The bytes are those of [`RhsLayout::pack`].
+//! Packs the hub's weight directly. A word holds eight k of a column, which is half a segment, so
+//! eight bytes of output follow from two words without extracting codes. The bytes equal those of
+//! [`RhsLayout::pack`].
 
 use super::parts::{Parts, Scales};
 use super::{CHUNK, NR, PIECE, PackedRhs, RhsLayout};
@@ -9,18 +9,18 @@ use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rne};
 use crate::weight::{Table, Weight};
 use crate::{Error, Result};
 
-/// The code of zero in every nibble: what stands past K.
+/// The code of zero in every nibble, used past K.
 const ZEROS: u32 = 0x8888_8888;
 
-/// The scales of `weight` in the type that the operator takes: f32 where one scale serves a whole
-/// column, bf16 for groups (rounded to nearest even, as upstream converts them).
+/// The scales of `weight` in the operator's type: f32 for channel-wise scales, bf16 for groups
+/// (rounded to nearest even, as in upstream).
 ///
-/// `grouped` says that the method's own scale parameter is bf16, so that scales pass through that
-/// type even where one group is the whole K: experts in groups.
+/// With `grouped`, the method's scale parameter is bf16, so scales are rounded to bf16 even if one
+/// group covers all of K (experts in groups).
 ///
 /// # Errors
-/// [`Error::Unsupported`] for scales that are not f16, bf16 or f32; [`Error::Value`] for one that
-/// bf16 cannot hold.
+/// [`Error::Unsupported`] for scales that are not f16, bf16 or f32; [`Error::Value`] for a scale
+/// outside the range of bf16.
 pub fn operator_scales(weight: &Weight<'_>, grouped: bool) -> Result<Table> {
     let (scales, from) = (&weight.scales, weight.scales.ty());
     let channel_wise = match weight.groups.group_size() {
@@ -70,8 +70,8 @@ impl RhsLayout {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another type of codes or scales, act-order, zero points and a
-    /// global scale; [`Error::Shape`] and [`Error::Size`] when the weight has another shape or
-    /// group size than the layout; what [`Weight::validate`] refuses.
+    /// global scale; [`Error::Shape`] and [`Error::Size`] if the weight has another shape or group
+    /// size than the layout; the errors of [`Weight::validate`].
     pub fn pack_weight(&self, weight: &Weight<'_>) -> Result<PackedRhs<'static>> {
         let parts = Parts::of(weight)?;
         let shape = weight.shape();
@@ -104,7 +104,7 @@ impl RhsLayout {
         block: &mut [u8],
     ) {
         let size_n = self.shape().size_n;
-        // Columns past the last repeat it.
+        // Columns past the last one repeat it.
         let columns: [usize; N] = std::array::from_fn(|i| (b * N + i).min(size_n - 1));
         let whole = columns[0] + N <= size_n;
         let words = weight.codes.words();
@@ -163,7 +163,7 @@ fn segment<const N: usize>(low: [u32; N], high: [u32; N], out: &mut [u8]) -> [i3
     let mut sums = [0; N];
     for (i, piece) in out.chunks_exact_mut(PIECE).enumerate() {
         let (low, high) = (spread(low[i]), spread(high[i]));
-        // Code − 8 as two's complement is the code with its highest bit turned.
+        // Code − 8 in two's complement is the code with its highest bit flipped.
         let bytes = (low | high << 4) ^ 0x8888_8888_8888_8888;
         piece.copy_from_slice(&bytes.to_le_bytes());
         // Eight sums of two codes are at most 240: the multiplication adds them in the top byte.
@@ -173,7 +173,7 @@ fn segment<const N: usize>(low: [u32; N], high: [u32; N], out: &mut [u8]) -> [i3
     sums
 }
 
-/// Each nibble of `word` in a byte of its own.
+/// Spreads the nibbles of `word` to bytes.
 fn spread(word: u32) -> u64 {
     let x = u64::from(word);
     let x = (x | x << 16) & 0x0000_ffff_0000_ffff;

@@ -35,7 +35,7 @@ pub fn int4_to_fp8_scales(scales: &Table) -> Result<Table> {
 }
 
 /// A code with its sign in bit 3: the distance above its zero point, or 15 − code below it. The
-/// kernel turns the result into e4m3 by bit shifts alone.
+/// kernel converts the result to e4m3 with bit shifts only.
 const fn sign_magnitude(code: u32, zero: u32) -> u32 {
     if code >= zero { code - zero } else { 15 - code }
 }
@@ -87,11 +87,11 @@ pub fn int4_to_fp8_asymmetric(
 
 /// MX scales in kernel order: e8m0 `[groups, N]` to e8m0 `[groups, N]`.
 ///
-/// Upstream passes them through the model's 16-bit type on the way (`via`): with bf16 nothing is
-/// lost, with f16 a scale above 2^15 becomes NaN and one below 2^−24 the smallest. With fp8
-/// activations (`fp8_activations`) the columns are not reordered in fours and 6 is added, the
-/// difference of the exponent biases of e2m1 and e4m3; a byte above 249 is then refused.
-/// Source: vLLM 0.21.0 `mxfp4_marlin_process_scales`, `mxfp8_marlin_process_scales`.
+/// Upstream converts them through the model's 16-bit type (`via`): bf16 loses nothing, while in f16
+/// a scale above 2^15 becomes NaN and one below 2^−24 the smallest scale. With fp8 activations
+/// (`fp8_activations`) the columns are not reordered in fours and 6 is added, the difference of the
+/// exponent biases of e2m1 and e4m3; a byte above 249 is then refused. Source: vLLM 0.21.0
+/// `mxfp4_marlin_process_scales`, `mxfp8_marlin_process_scales`.
 pub fn e8m0_scales(
     scales: &Table,
     via: ScalarType,

@@ -1,14 +1,14 @@
-//! Which instructions the packing loops run on.
+//! Selection of the instruction set for the packing loops.
 
 use super::repack::{gather_rows, pack_tile_row};
 use super::tile::TileMap;
 
-/// A packing loop compiled for the instructions this machine has. All give the same words.
+/// An instruction set for which the packing loops are compiled. All give the same words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kernel {
     /// The target's baseline (SSE2, NEON).
     Portable,
-    /// AVX2; only made after detection.
+    /// AVX2; constructed only after detection.
     #[cfg(target_arch = "x86_64")]
     Avx2,
 }

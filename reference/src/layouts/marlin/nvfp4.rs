@@ -1,16 +1,16 @@
 //! NVFP4 block scales in Marlin's unsigned 8-bit format with five exponent bits.
 //!
-//! The kernel wants a scale whose top bit is set whenever it is not zero, so that
-//! dequantization needs no exponent correction: the e4m3 scale times 2^7, as f16, shifted left by
-//! one (the sign is given up), high byte. Source: vLLM 0.21.0 `marlin_utils_fp4.py`.
+//! The kernel expects the top bit of every nonzero scale to be set, so that dequantization needs no
+//! exponent correction: the high byte of the e4m3 scale times 2^7 as f16, shifted left by one,
+//! which drops the sign. Source: vLLM 0.21.0 `marlin_utils_fp4.py`.
 
 use super::scales::ScaleLayout;
 use crate::num::scalar::{self, ScalarType};
 use crate::weight::Table;
 use crate::{Error, Result};
 
-/// The power of two that brings the largest scale to 448 · 2^7 or just below, at least 1; with
-/// f16 activations always 1. The global scale is divided by it.
+/// The power of two, at least 1, that scales the largest scale to 448 · 2^7 or just below; always 1
+/// with f16 activations. The global scale is divided by it.
 ///
 /// `scales` are e4m3 bits of all experts that share the factor.
 pub fn nvfp4_scale_factor(scales: impl IntoIterator<Item = u8>, dtype: ScalarType) -> f32 {
@@ -27,11 +27,11 @@ pub fn nvfp4_scale_factor(scales: impl IntoIterator<Item = u8>, dtype: ScalarTyp
     f32::from_bits(ratio.to_bits() & 0x7f80_0000)
 }
 
-/// Block scales e4m3 `[groups, N]` to kernel bytes `[groups, N]`, which are kept under the type
-/// e4m3 as upstream keeps them.
+/// Converts e4m3 block scales `[groups, N]` to kernel bytes `[groups, N]`, which keep the type e4m3
+/// as in upstream.
 ///
 /// `layout` is the plain scale layout (the reordering in fours is added here). A scale that is
-/// negative or below 2^−6 after the factor becomes zero, as upstream flushes it.
+/// negative, or below 2^−6 after the factor, is flushed to zero as in upstream.
 pub fn nvfp4_scales(scales: &Table, layout: ScaleLayout, scale_factor: f32) -> Result<Table> {
     if scales.ty() != ScalarType::FLOAT8_E4M3FN {
         return Err(Error::unsupported(format!("scales of {}", scales.ty()), "e4m3 is expected"));
@@ -49,7 +49,7 @@ pub fn nvfp4_scales(scales: &Table, layout: ScaleLayout, scale_factor: f32) -> R
     }))
 }
 
-/// The scales that [`nvfp4_scales`] was given, as far as it kept them: e4m3 `[groups, N]`.
+/// The inverse of [`nvfp4_scales`], except for flushed scales: e4m3 `[groups, N]`.
 pub fn nvfp4_scales_inverse(
     packed: &Table,
     layout: ScaleLayout,

@@ -1,4 +1,4 @@
-//! What the kernel format depends on, and which weights it takes.
+//! The options of the kernel format, and the weights that it supports.
 
 use super::{Activations, ScalePermutation};
 use crate::num::scalar::ScalarType;
@@ -31,7 +31,7 @@ impl InputDtype {
         }
     }
 
-    /// Width class that decides the weight's layout.
+    /// Width class that determines the weight's layout.
     pub fn activations(self) -> Activations {
         match self {
             Self::Model => Activations::Bits16,
@@ -40,7 +40,7 @@ impl InputDtype {
     }
 }
 
-/// What the kernel format depends on beside the weights.
+/// The options of the kernel format.
 #[derive(Debug, Clone, Copy)]
 pub struct Options<'a> {
     /// The model's 16-bit type: scales and biases are converted to it.
@@ -49,9 +49,9 @@ pub struct Options<'a> {
     pub input_dtype: InputDtype,
     /// NVFP4: the scale factor to use instead of the computed one.
     pub scale_factor: Option<f32>,
-    /// int8 activations, where the weights are a part of a stack that is packed part by part: the
-    /// largest scale of the whole stack, in the model's type. The scales are then processed even
-    /// if this part has only one group.
+    /// int8 activations, if the weights are a part of a stack that is packed in parts: the largest
+    /// scale of the whole stack, in the model's type. The scales are then processed even if this
+    /// part has only one group.
     pub int8_scale_max: Option<f32>,
     /// act-order: the permutation of each matrix to use instead of the stable sort. Each must
     /// sort its `g_idx`.
@@ -61,7 +61,7 @@ pub struct Options<'a> {
 }
 
 impl Options<'_> {
-    /// 16-bit activations of `dtype`, everything else as defined.
+    /// 16-bit activations of `dtype` and defaults for everything else.
     pub fn new(dtype: ScalarType) -> Self {
         Self {
             dtype,
@@ -74,7 +74,7 @@ impl Options<'_> {
     }
 }
 
-/// Refuses what upstream refuses.
+/// Returns an error for combinations that upstream refuses.
 pub(super) fn check_types(weight: &Weight<'_>, options: &Options<'_>) -> Result<()> {
     let dtype = options.dtype;
     if !matches!(dtype, ScalarType::FLOAT16 | ScalarType::BFLOAT16) {

@@ -1,5 +1,5 @@
-//! From weights to everything a Marlin kernel is given: one call for a linear layer (one
-//! matrix) and for a MoE's w13 or w2 (a matrix per expert).
+//! Prepares all tensors of a Marlin kernel with one call for a linear layer (one matrix) or for w13
+//! or w2 of a MoE layer (a matrix per expert).
 //!
 //! Source: vLLM 0.21.0 `process_weights_after_loading` of the linear and MoE methods,
 //! `prepare_fp8_*_for_marlin`, `prepare_mxfp8_*_for_marlin`, `prepare_*_fp4_layer_for_marlin`.
@@ -56,10 +56,11 @@ fn code_bits(ty: ScalarType) -> u32 {
     if ty.size_bits() <= 4 { 4 } else { 8 }
 }
 
-/// Every element rounded once to f16 or bf16: through f32, which holds each 16-bit type exactly.
+/// Rounds every element once to f16 or bf16, through f32, which represents each 16-bit type
+/// exactly.
 fn convert(table: &Table, dtype: ScalarType) -> Result<Table> {
     let from = table.ty();
-    // Scales stream through here, so the common types have loops of their own.
+    // Large tables of scales pass through here, so the common types have specialized loops.
     let converted: Vec<u16> = match (from, dtype, table.data()) {
         (ScalarType::FLOAT16, ScalarType::BFLOAT16, TableData::B16(v)) => {
             v.iter().map(|&b| scalar::f32_to_bf16_rne(scalar::f16_to_f32(b))).collect()
@@ -78,7 +79,7 @@ fn convert(table: &Table, dtype: ScalarType) -> Result<Table> {
     Table::new(dtype, table.rows(), table.cols(), TableData::B16(converted))
 }
 
-/// Converts scales or a bias to the model's type; a finite value that overflows is refused.
+/// Converts scales or a bias to the model's type; a finite value that overflows is an error.
 pub(crate) fn to_dtype(name: &str, table: &Table, dtype: ScalarType) -> Result<Table> {
     if table.ty() == dtype {
         return Ok(table.clone());
@@ -125,7 +126,7 @@ fn stack(mut tables: Vec<Table>) -> Result<Table> {
     Table::new(first.ty(), rows, first.cols(), data)
 }
 
-/// Scales of one matrix in the type that the packed format starts from.
+/// Scales of one matrix in the type that packing starts from.
 fn source_scales(weight: &Weight<'_>, dtype: ScalarType) -> Result<Table> {
     match weight.scales.ty() {
         // Block scales of MX and NV formats keep their 8 bits.
@@ -134,8 +135,7 @@ fn source_scales(weight: &Weight<'_>, dtype: ScalarType) -> Result<Table> {
     }
 }
 
-/// Fails unless every matrix has a type that the kernels take, and the shape, type and groups of
-/// `first`.
+/// Checks that every matrix has a supported type, and the shape, type and groups of `first`.
 fn expect_alike(weights: &[Weight<'_>], first: &Weight<'_>, options: &Options<'_>) -> Result<()> {
     let (shape, ty) = (first.shape(), first.ty);
     let group_size = first.groups.group_size();
@@ -163,8 +163,9 @@ fn expect_alike(weights: &[Weight<'_>], first: &Weight<'_>, options: &Options<'_
 
 /// Packs a stack of matrices of one shape, type and group size for Marlin.
 ///
-/// Fails on combinations that upstream refuses, on matrices that differ in shape, type or group
-/// size, on sizes that no tile takes, and on a permutation that does not sort its `g_idx`.
+/// Returns an error for combinations that upstream refuses, for matrices that differ in shape, type
+/// or group size, for sizes that do not fill tiles, and for a permutation that does not sort its
+/// `g_idx`.
 pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared> {
     let Some(first) = weights.first() else {
         return Err(Error::size("experts", 0, "at least one"));
@@ -230,7 +231,7 @@ pub fn prepare(weights: &[Weight<'_>], options: Options<'_>) -> Result<Prepared>
     })
 }
 
-/// The codes as the kernel wants them: int4 under fp8 activations is rewritten first.
+/// The codes for the kernel; int4 codes for fp8 activations are rewritten.
 pub(crate) fn kernel_codes<'a>(weight: &'a Weight<'_>, input: InputDtype) -> Result<Codes<'a>> {
     if input != InputDtype::Fp8 || weight.ty == ScalarType::FLOAT4_E2M1F {
         return Codes::from_words(weight.codes.bits(), weight.shape(), weight.codes.words());
@@ -315,7 +316,7 @@ fn pack_bias(weights: &[Weight<'_>], shape: Shape, dtype: ScalarType) -> Result<
     stack(packed).map(Some)
 }
 
-/// A part that either every matrix has or none.
+/// A part that either every matrix or none has.
 fn all_or_none<'w, T>(
     weights: &'w [Weight<'_>],
     part: &str,

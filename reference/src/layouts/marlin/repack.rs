@@ -1,13 +1,12 @@
-//! The packing loops: word arithmetic, a tile at a time, no code ever unpacked to a byte.
+//! The packing loops: word arithmetic on a tile at a time, without unpacking codes to bytes.
 //!
-//! Repacking is a permutation, so its limit is memory bandwidth; these loops are written so that
-//! the compiler vectorizes them (see `simd`). The definition of the format is `tile`; the tests
-//! hold these loops to it.
+//! Repacking is a permutation, so memory bandwidth limits it; the compiler vectorizes these loops
+//! (see `simd`). `tile` defines the format, and tests compare these loops with it.
 
 use super::tile::{Activations, TileMap};
 use crate::weight::Codes;
 
-/// The words `[tile_k / pack, size_n]` that one row of tiles is made of, as they stand in `codes`.
+/// The words `[tile_k / pack, size_n]` of one row of tiles, in the order of `codes`.
 pub(super) fn source_rows<'a>(codes: &'a Codes<'_>, map: TileMap, tile_row: usize) -> &'a [u32] {
     let len = map.tile_k() / codes.pack() * codes.shape().size_n;
     &codes.words()[tile_row * len..][..len]
@@ -38,8 +37,8 @@ pub(super) fn gather_rows(
     }
 }
 
-/// Packs (a part of) one row of tiles: `rows` as [`source_rows`] or [`gather_rows`] gives them,
-/// `size_n` columns of them, `out` the tiles' words.
+/// Packs (a part of) one row of tiles: `rows` from [`source_rows`] or [`gather_rows`], with
+/// `size_n` columns, into the words `out` of the tiles.
 #[inline(always)]
 pub(super) fn pack_tile_row(map: TileMap, size_n: usize, rows: &[u32], out: &mut [u32]) {
     match (map.activations(), map.bits()) {
@@ -168,8 +167,8 @@ mod tests {
             .collect()
     }
 
-    /// Every loop, on every kernel of this machine, word for word against the layout's own
-    /// definition of where (k, n) stands, with and without a gather.
+    /// Compares every loop on every kernel of this machine, word for word, with the layout's
+    /// definition of the position of (k, n), with and without a gather.
     #[test]
     fn loops_equal_the_definition() {
         for (bits, activations) in [

@@ -1,5 +1,5 @@
-//! From what a Marlin kernel reads back to the hub: the inverse of [`prepare`](super::prepare()) for 16-bit
-//! activations, so that a converted layer can be computed and compared.
+//! Restores the hub's weight from Marlin's format: the inverse of [`prepare`](super::prepare()) for
+//! 16-bit activations, so that a converted layer can be computed and compared.
 
 use super::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, nvfp4_scales_inverse,
@@ -13,9 +13,9 @@ use crate::{Error, Result};
 /// One matrix in the kernel's format. Shapes are those of [`Prepared`](super::Prepared), one expert's.
 #[derive(Debug, Clone)]
 pub struct Stored<'t> {
-    /// For errors.
+    /// Name for errors.
     pub name: String,
-    /// What a code means.
+    /// Type of a code.
     pub ty: ScalarType,
     /// The model's 16-bit type.
     pub dtype: ScalarType,
@@ -40,11 +40,12 @@ pub struct Stored<'t> {
 }
 
 impl Stored<'_> {
-    /// The weight that the kernel's bytes stand for. Scales of e4m3 codes come as f32, without the
-    /// kernel's power of two; NVFP4's small scales that the format flushes to zero stay zero.
+    /// The weight that the kernel's bytes represent. Scales of e4m3 codes are f32, without the
+    /// kernel's power of two; NVFP4 scales that the format flushed to zero stay zero.
     ///
     /// # Errors
-    /// [`Error::Dtype`], [`Error::Shape`] and [`Error::Value`] for tensors that no such kernel reads.
+    /// [`Error::Dtype`], [`Error::Shape`] and [`Error::Value`] for tensors that are not in the
+    /// kernel's format.
     pub fn restore(self) -> Result<Weight<'static>> {
         let Shape { size_k, size_n } = self.shape;
         let bits = if self.ty.size_bits() > 4 { 8 } else { 4 };
@@ -85,7 +86,7 @@ impl Stored<'_> {
         Ok(weight)
     }
 
-    /// The scales in the hub's order and numbers, and the global multiplier.
+    /// The scales in the hub's order and values, and the global multiplier.
     fn scales(&self, groups: usize, size_n: usize) -> Result<(Table, Option<f32>)> {
         let e4m3 = ScalarType::FLOAT8_E4M3FN;
         let layout = |ty| ScaleLayout::new(groups, size_n, self.permutation, ty);
@@ -113,7 +114,8 @@ impl Stored<'_> {
                 if self.ty != e4m3 {
                     return Ok((scales, None));
                 }
-                // e4m3 in the place of a wider float's bits: the scale holds the rest of the exponent.
+                // The kernel moves e4m3 bits into a wider float; the scale holds the rest of the
+                // exponent.
                 let power = if dtype == DType::F16 { -8 } else { -120 };
                 let real = |b: u32| ((ty.to_f64(b) * f64::from(power).exp2()) as f32).to_bits();
                 Ok((scales.map(ScalarType::FLOAT32, real), None))
@@ -122,7 +124,7 @@ impl Stored<'_> {
     }
 }
 
-/// `g_idx` in the order of the checkpoint's rows, and the permutation.
+/// `g_idx` in the checkpoint's order of rows, and the permutation.
 fn permutation(order: &[Tensor<'_>; 2], size_k: usize) -> Result<(Vec<u32>, Vec<u32>)> {
     for tensor in order {
         tensor.expect_dtype(&[DType::I32])?.expect_shape(&[size_k])?;

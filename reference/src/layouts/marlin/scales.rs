@@ -40,9 +40,8 @@ pub enum ScalePermutation {
 impl ScalePermutation {
     /// The order for a matrix of `size_k` rows.
     ///
-    /// `size_k` is the matrix's own logical K. Passing another size (the packed K, the rank's
-    /// intermediate size for w13) has shipped as a bug: see
-    /// [`Self::upstream_moe_w13`].
+    /// `size_k` is the logical K of the matrix. Passing another size (the packed K, or the rank's
+    /// intermediate size for w13) is a bug that has shipped: see [`Self::upstream_moe_w13`].
     pub fn choose(
         group_size: GroupSize,
         size_k: LogicalK,
@@ -54,9 +53,9 @@ impl ScalePermutation {
         }
     }
 
-    /// What upstream picks for a MoE's w13 (vLLM 0.21.0 `_process_weights_marlin`): it compares
-    /// the group size with the rank's intermediate size instead of w13's own K, the hidden size.
-    /// When intermediate size ≤ group size < hidden size the scales come out in the wrong order.
+    /// Upstream's choice for a MoE's w13 (vLLM 0.21.0 `_process_weights_marlin`): it compares the
+    /// group size with the rank's intermediate size instead of w13's own K, the hidden size. If
+    /// intermediate size ≤ group size < hidden size, the scales get the wrong order.
     pub fn upstream_moe_w13(
         group_size: GroupSize,
         intermediate_size_per_partition: usize,
@@ -140,7 +139,7 @@ impl ScaleLayout {
         (0..columns.len()).map(|p| columns[p / 4 * 4 + QUAD[p % 4]]).collect()
     }
 
-    /// Moves the columns into kernel order; bits stay as they are.
+    /// Moves the columns into kernel order; bits are unchanged.
     pub fn pack(&self, scales: &Table) -> Result<Table> {
         self.expect(scales)?;
         scales.permute_columns(&self.columns())
@@ -196,7 +195,7 @@ impl Layout for ScaleLayout {
 pub struct Int8Scales {
     /// Integers in −32768..=32767 (in practice 0..=4096) in the bits of the scale type.
     pub scales: Table,
-    /// What the activation scales are multiplied by: max / 4096.
+    /// Factor of the activation scales: max / 4096.
     pub input_global_scale: f32,
 }
 
@@ -216,14 +215,14 @@ pub(crate) fn half_codec(ty: ScalarType) -> Option<HalfCodec> {
 /// rounded half to even, and the factor max / 4096 that restores them.
 ///
 /// Each step rounds to the scale type, as upstream does it (vLLM 0.21.0
-/// `marlin_act_int8_process_scales`). For a MoE, `max` runs over all experts. Fails on a type
-/// other than f16 and bf16, and when a scale is not finite or none is positive.
+/// `marlin_act_int8_process_scales`). For a MoE, `max` runs over all experts. Returns an error for
+/// a type other than f16 and bf16, and if a scale is not finite or none is positive.
 pub fn process_int8_scales(scales: &Table) -> Result<Int8Scales> {
     process_int8_scales_with(scales, f32::NEG_INFINITY)
 }
 
-/// [`process_int8_scales`] of a part of a stack: `max` is the largest scale elsewhere, so that
-/// parts that are processed one by one come out as the whole would.
+/// [`process_int8_scales`] of a part of a stack: `max` is the largest scale of the other parts, so
+/// that processing in parts gives the same result as for the whole.
 pub fn process_int8_scales_with(scales: &Table, max: f32) -> Result<Int8Scales> {
     let ty = scales.ty();
     let Some((to_f32, from_f32)) = half_codec(ty) else {

@@ -1,14 +1,14 @@
 //! How one Marlin tile of 1024 values is laid out.
 //!
 //! A tile is stored lane by lane, so that a warp reads its B fragments with one wide load each.
-//! With 16-bit activations a tile is 16 k × 64 n and a (lane, 16 columns) unit owns the B
-//! fragments of two m16n8k16 products; with 8-bit activations it is 32 k × 32 n and the products
-//! are m16n8k32. Inside a unit the order of the values is the one that the dequantization's
-//! bit tricks undo for free.
+//! With 16-bit activations a tile is 16 k × 64 n and a (lane, 16 columns) unit owns the B fragments
+//! of two m16n8k16 products; with 8-bit activations it is 32 k × 32 n and the products are
+//! m16n8k32. Inside a unit, dequantization by bit operations restores the order of the values at no
+//! cost.
 
 use super::super::Fragment;
 
-/// Width of the activations that the packed weight will meet.
+/// Width of the activations that the packed weight is multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activations {
     /// f16 or bf16 (upstream `is_a_8bit = false`).
@@ -17,7 +17,7 @@ pub enum Activations {
     Bits8,
 }
 
-/// Values in a tile, whatever its shape.
+/// Values in a tile of either shape.
 pub(super) const TILE_LEN: usize = 1024;
 
 /// The order of the 1024 values of a tile.
@@ -27,13 +27,13 @@ pub struct TileMap {
     bits: u32,
 }
 
-/// Which value stands at each position of a word of 4-bit or 8-bit codes that are dequantized to
-/// 16 bits: those of even number first, since the bit tricks take every second code at once.
+/// The value at each position of a word of 4-bit or 8-bit codes that are dequantized to 16 bits:
+/// even values first, since dequantization extracts every second code at once.
 pub(crate) const fn evens_first(bits: u32) -> &'static [usize] {
     if bits == 4 { &[0, 2, 4, 6, 1, 3, 5, 7] } else { &[0, 2, 1, 3] }
 }
 
-/// Which value of a lane's run stands at each position of a packed word.
+/// The value of a lane's run at each position of a packed word.
 const fn interleave(activations: Activations, bits: u32) -> &'static [usize] {
     match (activations, bits) {
         (Activations::Bits16, _) => evens_first(bits),
@@ -55,7 +55,7 @@ pub struct InTile {
     pub mma_n: u32,
     /// B register, 0 or 1.
     pub register: u32,
-    /// Place inside the dequantized register.
+    /// Position inside the dequantized register.
     pub part: u32,
 }
 
@@ -124,7 +124,7 @@ impl TileMap {
     }
 
     /// The storage position (0..1024) of row `k`, column `n` of a tile: the inverse of
-    /// [`Self::value_at`], derived on its own from the fragment's definition.
+    /// [`Self::value_at`], derived independently from the fragment's definition.
     pub fn position_of(self, k: usize, n: usize) -> usize {
         assert!(k < self.tile_k() && n < self.tile_n());
         let run = self.fragment_len();

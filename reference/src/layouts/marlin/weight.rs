@@ -10,17 +10,17 @@ use crate::num::dims::Shape;
 use crate::weight::Codes;
 use crate::{Error, Result};
 
-/// Columns that an act-order gather works on at a time: a whole number of tiles.
+/// Number of columns per step of an act-order gather: a whole number of tiles.
 const GATHER_COLUMNS: usize = 128;
 
-/// Words that are worth another thread: packing them takes longer than waking it. A smaller matrix
-/// is packed where the caller runs.
+/// Number of words that justify another thread, since packing them takes longer than waking it. A
+/// smaller matrix is packed on the caller's thread.
 const THREAD_WORDS: usize = 1 << 17;
 
 /// Marlin's packed weight: 32-bit words `[K / 16, N · 16 / pack]`.
 ///
-/// Tiles stand row of tiles by row of tiles. With 8-bit activations a row of 32-k tiles fills
-/// two rows of the packed tensor. Source: vLLM 0.21.0 `gptq_marlin_repack`.
+/// Tiles are stored by rows of tiles. With 8-bit activations, a row of 32-k tiles fills two rows of
+/// the packed tensor. Source: vLLM 0.21.0 `gptq_marlin_repack`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightLayout {
     shape: Shape,
@@ -30,9 +30,9 @@ pub struct WeightLayout {
 impl WeightLayout {
     /// The layout of a `shape` matrix of `bits` (4 or 8) codes.
     ///
-    /// Fails unless K is a multiple of 16 (32 with 8-bit activations) and N of 64. Upstream's
-    /// dense kernel wants K to be a multiple of [`super::MIN_THREAD_K`] as well; that is its
-    /// choice of thread configuration and is checked when a backend is selected, not here.
+    /// Fails unless K is a multiple of 16 (32 with 8-bit activations) and N of 64. Upstream's dense
+    /// kernel also requires K to be a multiple of [`super::MIN_THREAD_K`]; that depends on its
+    /// thread configuration and is checked when a backend is selected.
     pub fn new(shape: Shape, bits: u32, activations: Activations) -> Result<Self> {
         if !matches!(bits, 4 | 8) {
             return Err(Error::size("bits per code", bits, "4 or 8"));
@@ -100,8 +100,8 @@ impl WeightLayout {
             return Ok(());
         };
         crate::act_order::expect_rows(perm, self.shape.size_k)?;
-        // A source word holds rows of up to eight different tiles. A copy of a few columns fits
-        // the second-level cache, whatever the distance of its rows in memory was.
+        // A source word holds rows of up to eight tiles. A copy of a few columns fits the L2 cache
+        // regardless of the stride of its rows.
         let per_thread = (self.shape.size_k / self.map.tile_k()).div_ceil(current_num_threads());
         let band = self.words_per_tile_row() * per_thread;
         out.par_chunks_mut(band).enumerate().for_each(|(thread, band)| {

@@ -10,9 +10,9 @@ use crate::{Error, Result};
 
 /// Zero points `[groups, N]`, packed along N into 32-bit words `[groups, N / pack]`.
 ///
-/// Always the grouped column order (zero points meet every product), then the interleave that
-/// dequantization undoes; with 8-bit activations no interleave.
-/// Source: vLLM 0.21.0 `marlin_zero_points`.
+/// Always the grouped column order (zero points enter every product), then the interleave that
+/// dequantization undoes; no interleave with 8-bit activations. Source: vLLM 0.21.0
+/// `marlin_zero_points`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ZeroPointLayout {
     groups: usize,

@@ -6,9 +6,9 @@ use super::DynQuantConfig;
 use crate::judge::compare::Mismatch;
 use crate::judge::mistake::{Comparison, KnownMistake, search};
 use crate::judge::{Diagnosis, OutputReport, Verdict};
-use crate::layouts::kleidi::{Columns, LhsLayout, LhsPart, RhsLayout, RhsPart, padded_k};
 use crate::num::tensor::Tensor;
 use crate::w4a8::Values;
+use crate::w4a8::packed::{Columns, LhsLayout, LhsPart, RhsLayout, RhsPart, padded_k};
 
 /// The expected packed buffers of a case, and the weights they are built from.
 pub(super) struct Sources<'c> {

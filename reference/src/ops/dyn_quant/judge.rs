@@ -8,10 +8,10 @@ use super::{DynQuantConfig, Packing, bytes};
 use crate::judge::compare::{Mismatch, elements};
 use crate::judge::mistake::{Comparison, search};
 use crate::judge::{Diagnosis, OutputReport, Verdict, plain};
-use crate::layouts::kleidi::{Columns, LhsLayout, PackedLhs, PackedRhs, QuantizedRows, RhsLayout};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
+use crate::w4a8::packed::{Columns, LhsLayout, PackedLhs, PackedRhs, QuantizedRows, RhsLayout};
 use crate::w4a8::{Values, quantize, scalar};
 use crate::{Error, Result};
 

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::{Declared, OutputReport};
-use crate::layouts::kleidi::{Columns, LhsLayout, MR, NR, RhsLayout};
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::{ScalarType, bf16_to_f32};
 use crate::num::tensor::{DType, Tensor};
@@ -20,6 +19,7 @@ use crate::ops::schema::{
     CaseError, Demand, Dim, Inputs, Reader, TensorRule, finite, rule, stored,
 };
 use crate::ops::tensors::F32;
+use crate::w4a8::packed::{Columns, LhsLayout, MR, NR, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::scalar::Scalar;
 use crate::w4a8::{Values, multiply, quantize};

@@ -3,10 +3,10 @@
 type Packed<'c> = Vec<Candidate<'c, Vec<u8>>>;
 
 use super::bytes::{Candidate, Sources};
-use crate::layouts::kleidi::{
+use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rtz};
+use crate::w4a8::packed::{
     CHUNK, Columns, Factors, LhsLayout, PIECE, QuantizedRows, padded_k, segment_sums,
 };
-use crate::num::scalar::{ScalarType, bf16_to_f32, f32_to_bf16_rtz};
 use crate::w4a8::quantize::{self, ActivationRounding, quantize_with};
 use crate::w4a8::scalar::{self, Narrow, Steps, product_with};
 

@@ -14,8 +14,8 @@ use crate::num::tensor::{DType, Tensor};
 use crate::ops::case::Case;
 use crate::ops::draw::{ROWS, Rng, activations};
 use crate::ops::quant::keys::{
-    check_matrix, contradiction, extend, insert_some, quant_json, quant_keys, scale_factor,
-    schedule_json,
+    QUANT_KEYS, check_matrix, contradiction, extend, insert_some, quant_json, quant_keys,
+    scale_factor, schedule_json, with_quant_keys,
 };
 use crate::ops::quant::lattice::{
     DEVICE, LINEAR_SHAPES, Probe, deployment, on_rank, parallel, quants, scheme,
@@ -56,24 +56,15 @@ pub struct LinearConfig {
 
 impl Operation for LinearConfig {
     fn keys() -> &'static [&'static str] {
-        &[
-            "checkpoint_format",
-            "weight_type",
-            "dtype",
-            "input_dtype",
-            "group_size",
-            "desc_act",
-            "is_k_full",
-            "has_bias",
-            "tensor_parallel",
-            "convention",
+        const KEYS: [&str; QUANT_KEYS.len() + 6] = with_quant_keys([
             "size_m",
             "size_n",
             "size_k",
             "scale_factor",
             "schedule",
             "quantizer",
-        ]
+        ]);
+        &KEYS
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {

@@ -21,8 +21,8 @@ use crate::ops::case::Case;
 use crate::ops::draw::Rng;
 use crate::ops::layer::Stages;
 use crate::ops::quant::keys::{
-    at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank, scale_factor,
-    schedule_json,
+    QUANT_KEYS, at_most, check_matrix, extend, insert_some, quant_json, quant_keys, rank,
+    scale_factor, schedule_json, with_quant_keys,
 };
 use crate::ops::quant::lattice::{DEVICE, Probe, deployment, on_rank, parallel, quants, scheme};
 use crate::ops::quant::packed::matrices;
@@ -106,17 +106,7 @@ impl MoeConfig {
 
 impl Operation for MoeConfig {
     fn keys() -> &'static [&'static str] {
-        &[
-            "checkpoint_format",
-            "weight_type",
-            "dtype",
-            "input_dtype",
-            "group_size",
-            "desc_act",
-            "is_k_full",
-            "has_bias",
-            "tensor_parallel",
-            "convention",
+        const KEYS: [&str; QUANT_KEYS.len() + 16] = with_quant_keys([
             "size_m",
             "num_experts",
             "top_k",
@@ -133,7 +123,8 @@ impl Operation for MoeConfig {
             "scale_factor_w2",
             "schedule_w13",
             "schedule_w2",
-        ]
+        ]);
+        &KEYS
     }
 
     fn read(r: &Reader<'_>) -> Result<Self, CaseError> {

@@ -81,6 +81,34 @@ pub(in crate::ops) fn rank(
     Ok((size, rank))
 }
 
+/// The keys that [`quant_keys`] reads.
+pub(in crate::ops) const QUANT_KEYS: [&str; 10] = [
+    "checkpoint_format",
+    "weight_type",
+    "dtype",
+    "input_dtype",
+    "group_size",
+    "desc_act",
+    "is_k_full",
+    "has_bias",
+    "tensor_parallel",
+    "convention",
+];
+
+/// [`QUANT_KEYS`], then an operation's own.
+pub(in crate::ops) const fn with_quant_keys<const OWN: usize, const ALL: usize>(
+    own: [&'static str; OWN],
+) -> [&'static str; ALL] {
+    assert!(ALL == QUANT_KEYS.len() + OWN, "no key is lost");
+    let mut all = [""; ALL];
+    let mut i = 0;
+    while i < ALL {
+        all[i] = if i < QUANT_KEYS.len() { QUANT_KEYS[i] } else { own[i - QUANT_KEYS.len()] };
+        i += 1;
+    }
+    all
+}
+
 pub(in crate::ops) fn quant_keys(r: &Reader<'_>) -> Result<QuantConfig> {
     let checkpoint_format = r.name("checkpoint_format", CheckpointFormat::NAMED)?;
     let weight_types: Vec<_> =

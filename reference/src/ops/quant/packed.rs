@@ -4,12 +4,13 @@ use super::variants::{self, Context};
 use crate::judge::compare::{Candidate, Elements, Plain, Rows, Subject};
 use crate::judge::{OutputReport, Verdict};
 use crate::layouts::Layout;
-use crate::layouts::marlin::{InputDtype, Options, Prepared, prepare};
+use crate::layouts::marlin::{InputDtype, Options, Prepared, ScaleLayout, prepare};
 use crate::num::dims::Shape;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
 use crate::ops::quant::QuantConfig;
 use crate::ops::quant::source::Source;
+use crate::weight::Groups;
 use crate::{Result, act_order};
 
 const LAYOUTS: [&str; 8] = [
@@ -59,104 +60,133 @@ pub(in crate::ops) fn matrices(
         stated: stated.as_ref().map(|(perms, _)| perms.as_slice()),
     };
 
-    let mut reports = Vec::new();
     let stack = Stack { prefix, prepared: &prepared, shape };
-    if let Some(found) = output("marlin_qweight") {
-        let layout = prepared.weight_layout;
+    let outputs = Outputs { case, quant, stack, context: &context };
+    let reports = [
+        outputs.qweight(),
+        outputs.scales(),
+        outputs.zeros(),
+        outputs.bias()?,
+        outputs.global_scale(),
+        outputs.input_global_scale(),
+        outputs.sort_indices(),
+        outputs.sorted_g_idx(),
+    ];
+    Ok(reports.into_iter().flatten().collect())
+}
+
+/// The outputs of one matrix or stack of experts. Each method judges one; `None` where the case has no
+/// such output.
+struct Outputs<'o, 'c> {
+    case: &'o Case<'c>,
+    quant: &'o QuantConfig,
+    stack: Stack<'o>,
+    context: &'o Context<'o>,
+}
+
+impl<'o, 'c: 'o> Outputs<'o, 'c> {
+    fn found(&self, name: &str) -> Option<&'o Tensor<'c>> {
+        self.case.output(&self.stack.name(name))
+    }
+
+    fn qweight(&self) -> Option<OutputReport> {
+        let name = "marlin_qweight";
+        let (found, prepared) = (self.found(name)?, self.context.prepared);
+        let (layout, expected) = (prepared.weight_layout, prepared.qweight.clone());
+        let candidates = variants::qweight(self.context);
         let subject = Subject {
             rows: Rows::K,
             width: layout.tile_map().bits(),
-            ..stack.subject(
-                "marlin_qweight",
-                found,
-                prepared.qweight.clone(),
-                Box::new(layout),
-                variants::qweight(&context),
-            )
+            ..self.stack.subject(name, found, expected, Box::new(layout), candidates)
         };
-        reports.push(subject.judge());
+        Some(subject.judge())
     }
-    if let Some(found) = output("marlin_scales") {
-        let expected: Elements = prepared.scales.iter_bits().collect();
-        let (layout, e8) = (prepared.scale_layout, prepared.scales.ty().storage_bits() == 8);
-        let layout =
-            if e8 && options.input_dtype != InputDtype::Fp8 { layout.with_quads() } else { layout };
-        let candidates = variants::scales(&context);
-        reports.push(
-            match variants::scales_of_a_rank(&context, quant, &stack.name("marlin_scales"), found) {
-                Some(report) => report,
-                None => {
-                    let layout = Box::new(layout);
-                    stack.subject("marlin_scales", found, expected, layout, candidates).judge()
-                }
-            },
-        );
+
+    fn scales(&self) -> Option<OutputReport> {
+        let name = "marlin_scales";
+        let (found, prepared) = (self.found(name)?, self.context.prepared);
+        let full_name = self.stack.name(name);
+        let of_rank = variants::scales_of_a_rank(self.context, self.quant, &full_name, found);
+        Some(of_rank.unwrap_or_else(|| {
+            let expected: Elements = prepared.scales.iter_bits().collect();
+            let e8 = prepared.scales.ty().storage_bits() == 8;
+            let layout = match e8 && self.context.options.input_dtype != InputDtype::Fp8 {
+                true => prepared.scale_layout.with_quads(),
+                false => prepared.scale_layout,
+            };
+            let candidates = variants::scales(self.context);
+            self.stack.subject(name, found, expected, Box::new(layout), candidates).judge()
+        }))
     }
-    if let (Some(found), Some((layout, words))) = (output("marlin_zeros"), &prepared.zeros) {
+
+    fn zeros(&self) -> Option<OutputReport> {
+        let name = "marlin_zeros";
+        let (found, prepared) = (self.found(name)?, self.context.prepared);
+        let (layout, words) = prepared.zeros.as_ref()?;
+        let candidates = variants::zeros(self.context);
         let subject = Subject {
             width: prepared.weight_layout.tile_map().bits(),
-            ..stack.subject(
-                "marlin_zeros",
-                found,
-                words.clone(),
-                Box::new(*layout),
-                variants::zeros(&context),
-            )
+            ..self.stack.subject(name, found, words.clone(), Box::new(*layout), candidates)
         };
-        reports.push(subject.judge());
+        Some(subject.judge())
     }
-    if let (Some(found), Some(bias)) = (output("marlin_bias"), &prepared.bias) {
-        let layout = crate::layouts::marlin::ScaleLayout::bias(shape.size_n, quant.dtype)?;
-        let candidates = variants::bias(&context);
+
+    fn bias(&self) -> Result<Option<OutputReport>> {
+        let (name, size_n) = ("marlin_bias", self.stack.shape.size_n);
+        let Some((found, bias)) = self.found(name).zip(self.context.prepared.bias.as_ref()) else {
+            return Ok(None);
+        };
+        let layout = ScaleLayout::bias(size_n, self.quant.dtype)?;
+        let (expected, candidates) = (bias.iter_bits().collect(), variants::bias(self.context));
         let subject = Subject {
-            shape: [1, shape.size_n],
-            ..stack.subject(
-                "marlin_bias",
-                found,
-                bias.iter_bits().collect(),
-                Box::new(layout),
-                candidates,
-            )
+            shape: [1, size_n],
+            ..self.stack.subject(name, found, expected, Box::new(layout), candidates)
         };
-        reports.push(subject.judge());
+        Ok(Some(subject.judge()))
     }
-    let bits = |x: f32| x.to_bits();
-    if let (Some(found), Some(scales)) = (output("marlin_global_scale"), &prepared.global_scale) {
-        let expected = scales.iter().copied().map(bits).collect();
-        let candidates = variants::global_scale(&context);
-        reports.push(stack.list("marlin_global_scale", found, expected, candidates).judge());
+
+    fn global_scale(&self) -> Option<OutputReport> {
+        let name = "marlin_global_scale";
+        let (found, scales) = (self.found(name)?, self.context.prepared.global_scale.as_ref()?);
+        let expected = scales.iter().map(|scale| scale.to_bits()).collect();
+        let candidates = variants::global_scale(self.context);
+        Some(self.stack.list(name, found, expected, candidates).judge())
     }
-    if let (Some(found), Some(scale)) = (output("input_global_scale"), prepared.input_global_scale)
-    {
-        let expected = vec![bits(scale); found.len()];
-        let candidates = variants::input_global_scale(&context);
-        reports.push(stack.list("input_global_scale", found, expected, candidates).judge());
+
+    fn input_global_scale(&self) -> Option<OutputReport> {
+        let name = "input_global_scale";
+        let (found, scale) = (self.found(name)?, self.context.prepared.input_global_scale?);
+        let expected = vec![scale.to_bits(); found.len()];
+        let candidates = variants::input_global_scale(self.context);
+        Some(self.stack.list(name, found, expected, candidates).judge())
     }
-    if let Some(sorted) = &prepared.sorted {
-        if let Some(found) = output("g_idx_sort_indices") {
-            let mut expected = Elements::new();
-            let mut note = None;
-            for (w, s) in weights.iter().zip(sorted) {
-                let crate::weight::Groups::Indexed { g_idx, .. } = &w.groups else { continue };
-                let stable = act_order::sort(g_idx).perm;
-                if stable != s.perm {
-                    note = Some("sorts g_idx, in another order than the stable one".to_owned());
-                }
-                expected.extend(&s.perm);
+
+    fn sort_indices(&self) -> Option<OutputReport> {
+        let name = "g_idx_sort_indices";
+        let (sorted, found) = (self.context.prepared.sorted.as_ref()?, self.found(name)?);
+        let mut expected = Elements::new();
+        let mut note = None;
+        for (weight, sorted) in self.context.weights.iter().zip(sorted) {
+            let Groups::Indexed { g_idx, .. } = &weight.groups else { continue };
+            if act_order::sort(g_idx).perm != sorted.perm {
+                note = Some("sorts g_idx, in another order than the stable one".to_owned());
             }
-            let candidates = variants::sort_indices(&context);
-            let mut report = stack.list("g_idx_sort_indices", found, expected, candidates).judge();
-            debug_assert!(note.is_none() || report.verdict == Verdict::Pass);
-            report.note = note;
-            reports.push(report);
+            expected.extend(&sorted.perm);
         }
-        if let Some(found) = output("sorted_g_idx") {
-            let expected = sorted.iter().flat_map(|s| s.g_idx.iter().copied()).collect();
-            let candidates = variants::sorted_g_idx(&context);
-            reports.push(stack.list("sorted_g_idx", found, expected, candidates).judge());
-        }
+        let candidates = variants::sort_indices(self.context);
+        let mut report = self.stack.list(name, found, expected, candidates).judge();
+        debug_assert!(note.is_none() || report.verdict == Verdict::Pass);
+        report.note = note;
+        Some(report)
     }
-    Ok(reports)
+
+    fn sorted_g_idx(&self) -> Option<OutputReport> {
+        let name = "sorted_g_idx";
+        let (sorted, found) = (self.context.prepared.sorted.as_ref()?, self.found(name)?);
+        let expected = sorted.iter().flat_map(|s| s.g_idx.iter().copied()).collect();
+        let candidates = variants::sorted_g_idx(self.context);
+        Some(self.stack.list(name, found, expected, candidates).judge())
+    }
 }
 
 /// Parameters that all outputs of a stack share.

@@ -25,7 +25,7 @@ pub struct TensorRule {
     pub dtypes: Vec<DType>,
     /// Required shape.
     pub shape: Vec<Dim>,
-    /// Whether a single value may stand for the whole shape, as `[1]` or without dimensions.
+    /// Whether a single value, as `[1]` or without dimensions, may replace the whole shape.
     pub or_single: bool,
     /// Whether the tensor is required.
     pub required: bool,

@@ -14,11 +14,13 @@ mod fused;
 mod operand;
 mod panel;
 mod simd;
+mod terms;
 mod units;
 
 pub use block_scaled::{BLOCK_SCALED_UNITS, BlockScaledUnit, find_block_scaled};
 pub use operand::Operand;
-pub use panel::{LANES, Lanes, Panel, Row};
+pub use panel::{Panel, Row};
+pub use terms::{LANES, Lanes};
 pub use units::{Accumulator, Architecture, Instruction, KSplit, UNITS, Unit, find};
 
 use crate::num::scalar::{self, ScalarType};

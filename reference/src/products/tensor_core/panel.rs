@@ -3,56 +3,13 @@
 //! The bits are those of [`Unit::accumulate`], which is the definition. Only the order in which the
 //! processor computes independent outputs differs.
 
-use super::fused;
-use super::operand::{FRACTION, Operand, Special, ZERO_EXPONENT};
+use super::operand::Operand;
 use super::simd;
+use super::terms::{Factor, LANES, Lanes, Sums, Terms};
 use super::units::{Accumulator, KSplit, Unit};
 use super::{add_f16, add_f32};
 use crate::num::scalar::ScalarType;
-use crate::products::rows::two_to;
 use crate::{Error, Result};
-
-/// Columns of a [`Panel`].
-pub const LANES: usize = 16;
-
-/// One value per column.
-pub type Lanes = [u32; LANES];
-
-/// A factor for the vector loops: its value, and the exponent that the unit aligns by (a subnormal's
-/// value does not determine it).
-#[derive(Debug, Clone, Copy)]
-struct Factor {
-    value: f32,
-    exponent: i32,
-}
-
-impl Factor {
-    fn new(x: Operand) -> Self {
-        let magnitude = match x.special {
-            // 11 bits of significand, and an exponent of f32's range: exact.
-            Special::Finite => f64::from(x.significand) * two_to(i32::from(x.exponent) - FRACTION),
-            Special::Infinity => f64::from(x.significand.signum()) * f64::INFINITY,
-            Special::Nan => f64::NAN,
-        };
-        Self { value: magnitude as f32, exponent: x.exponent.into() }
-    }
-
-    fn operand(value: f32, exponent: i32) -> Operand {
-        let special = match (value.is_nan(), value.is_infinite()) {
-            (true, _) => Special::Nan,
-            (_, true) => Special::Infinity,
-            _ => Special::Finite,
-        };
-        let significand = match special {
-            Special::Finite if exponent > ZERO_EXPONENT.into() => {
-                (f64::from(value) * f64::from(FRACTION - exponent).exp2()) as i32
-            }
-            Special::Infinity => value.signum() as i32,
-            _ => 0,
-        };
-        Operand { significand, exponent: exponent as i16, special }
-    }
-}
 
 /// Codes of one type as factors; those of 8 bits from a table.
 struct Decoder {
@@ -179,57 +136,6 @@ fn whole_instructions(unit: &Unit, size_k: usize) -> Result<usize> {
     }
     let expected = format!("a positive multiple of {}, the unit's k", unit.size_k);
     Err(Error::size("size_k", size_k, expected))
-}
-
-/// Parameters of a unit's float sums, computed once per product.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sums {
-    /// Terms of one sum.
-    pub(super) terms: usize,
-    /// F.
-    pub(super) fraction_bits: i32,
-    /// Significant bits kept of an f32 result.
-    pub(super) kept_bits: u32,
-}
-
-/// The slices of one sum.
-#[derive(Clone, Copy)]
-pub(super) struct Terms<'t> {
-    pub(super) a: &'t [f32],
-    pub(super) a_exponents: &'t [i32],
-    pub(super) b: &'t [[f32; LANES]],
-    pub(super) b_exponents: &'t [[i32; LANES]],
-}
-
-impl<'t> Terms<'t> {
-    #[inline(always)]
-    pub(super) fn part(self, start: usize, len: usize) -> Self {
-        Self {
-            a: &self.a[start..start + len],
-            a_exponents: &self.a_exponents[start..start + len],
-            b: &self.b[start..start + len],
-            b_exponents: &self.b_exponents[start..start + len],
-        }
-    }
-
-    /// The sum by definition, lane by lane, for inputs that the vector loop cannot handle.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn defined(self, accumulator: Accumulator, fraction_bits: i32, c: &mut Lanes) {
-        let n = self.a.len();
-        let mut a = [Operand::ZERO; fused::MAX_TERMS];
-        let mut b = a;
-        for (a, (&value, &exponent)) in a.iter_mut().zip(self.a.iter().zip(self.a_exponents)) {
-            *a = Factor::operand(value, exponent);
-        }
-        for (l, c) in c.iter_mut().enumerate() {
-            let column = self.b.iter().zip(self.b_exponents);
-            for (b, (values, exponents)) in b.iter_mut().zip(column) {
-                *b = Factor::operand(values[l], exponents[l]);
-            }
-            *c = fused::sum(&a[..n], &b[..n], 0..n, *c, accumulator, fraction_bits);
-        }
-    }
 }
 
 impl Unit {

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::add_f32;
-use super::panel::{LANES, Lanes, Sums, Terms};
+use super::terms::{LANES, Lanes, Sums, Terms};
 use super::units::Accumulator;
 
 /// The largest F whose aligned terms, below 2^(F + 2), leave room for eight in an i32.

@@ -1,14 +1,14 @@
-//! What a row of the kernels' table says of its class: devices, quantization, deployments.
+//! The columns of the table of kernel classes: devices, quantization, deployments.
 
 use super::super::{ActivationFormat, All2All, MoeActivation as Act, WeightKey as W};
-use super::keys::{ActivationKey as A, RoutingMethod as R};
+use super::keys::{ActivationKey as A, MoeDeployment, RoutingMethod as R};
 
 /// A set of compute capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compute {
     /// This one and newer.
     From(u32, u32),
-    /// This one alone.
+    /// Only this one.
     Exactly(u32, u32),
     /// Every minor version of a major one.
     Family(u32),
@@ -28,18 +28,16 @@ impl Compute {
     }
 }
 
-/// What a kernel needs beside the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
-    /// Nothing.
-    Nothing,
-    /// FlashInfer.
-    FlashInfer,
-    /// DeepGEMM, not switched off.
-    DeepGemm,
+/// What a kernel needs besides the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Needs {
+    /// What a refusal adds to the devices: ` with` and the package; empty where nothing is needed.
+    pub text: &'static str,
+    /// Whether a deployment has it.
+    pub met: fn(&MoeDeployment) -> bool,
 }
 
-/// Devices of a class. A platform that is not named here is refused.
+/// Devices of a class. Other platforms are refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Devices {
     /// Sets of CUDA capabilities; one must hold.
@@ -48,7 +46,7 @@ pub struct Devices {
     pub xpu: bool,
     /// Whether CPUs run it.
     pub cpu: bool,
-    /// What must be installed.
+    /// Required packages.
     pub needs: Needs,
 }
 
@@ -65,7 +63,7 @@ pub struct Pairs {
 /// Deployments that a class does not serve.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Excludes {
-    /// All-to-all backends, where tokens travel.
+    /// All-to-all backends, if tokens are exchanged between ranks.
     pub all2all: &'static [All2All],
     /// Expert parallelism.
     pub ep: bool,
@@ -78,7 +76,7 @@ pub struct Excludes {
 pub struct Experts {
     /// Upstream's name.
     pub name: &'static str,
-    /// Where it runs.
+    /// Supported devices.
     pub devices: Devices,
     /// Whether it has a form without a gate.
     pub ungated: bool,
@@ -88,7 +86,7 @@ pub struct Experts {
     pub schemes: &'static [Pairs],
     /// Deployments that it does not serve.
     pub excludes: Excludes,
-    /// Routing methods, where the kernel runs the router; each row the weights it holds for.
+    /// Supported routing methods by weights, if the kernel includes the router.
     pub routing: Option<&'static [(&'static [W], &'static [R])]>,
     /// Order of the tokens.
     pub format: ActivationFormat,
@@ -96,6 +94,6 @@ pub struct Experts {
     pub batch_invariant: bool,
     /// Whether it takes adapters.
     pub lora: bool,
-    /// The class that stands in for small shapes. It must agree to everything but routing.
+    /// The class used for small shapes. It must support everything except routing.
     pub fallback: Option<&'static Experts>,
 }

@@ -1,4 +1,4 @@
-//! The kernels' classes as rows: on which devices each runs, and what it computes.
+//! The table of kernel classes: the devices and computations that each supports.
 //!
 //! Facts follow the `_supports_*` methods of vLLM 0.21.0 `fused_moe/experts/*.py`,
 //! `fused_batched_moe.py`, `triton_cutlass_moe.py` and `triton_deep_gemm_moe.py`.
@@ -14,6 +14,13 @@ use All2All::{
     FlashInferNvlinkTwoSided, Mori, NixlEp,
 };
 use Compute::{Between, Exactly, Family, From};
+
+const NOTHING: Needs = Needs { text: "", met: |_| true };
+const FLASHINFER: Needs = Needs { text: " with FlashInfer", met: |d| d.packages.flashinfer };
+const DEEP_GEMM_PACKAGE: Needs = Needs {
+    text: " with DeepGEMM, not switched off",
+    met: |d| d.packages.deep_gemm && d.switches.use_deep_gemm != Some(false),
+};
 
 const fn cuda(cuda: &'static [Compute], needs: Needs) -> Devices {
     Devices { cuda, xpu: false, cpu: false, needs }
@@ -38,7 +45,7 @@ const MXFP8: (W, Option<A>) = (W::Mx(&mxfp8::FORMAT), Some(A::Mxfp8));
 const NVFP4: (W, Option<A>) = (W::Nvfp4, Some(A::Nvfp4));
 const FP8: &[(W, Option<A>)] = &[BLOCK, CHANNEL, TENSOR_TOKEN, TENSOR_STATIC, TENSOR_DYNAMIC];
 
-/// Both forms of every function but gated squared ReLU.
+/// Both forms of every function except gated squared ReLU.
 const MOST: &[Act] = &[
     Act::Silu,
     Act::Gelu,
@@ -51,10 +58,11 @@ const MOST: &[Act] = &[
     Act::Relu2NoMul,
 ];
 
-/// A modular class on tokens in their own order that serves every deployment and has no extras.
+/// A modular class on tokens in their original order that supports every deployment and has no
+/// extras.
 const PLAIN: Experts = Experts {
     name: "",
-    devices: cuda(&[], Needs::Nothing),
+    devices: cuda(&[], NOTHING),
     ungated: false,
     activations: &[Act::Silu],
     schemes: &[],
@@ -67,10 +75,10 @@ const PLAIN: Experts = Experts {
 };
 
 const TRTLLM_FP8: Experts = Experts {
-    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    devices: cuda(&[Family(10)], FLASHINFER),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul],
-    // Only the collectives that need no kernel of their own.
+    // Only collectives that need no separate kernel.
     excludes: Excludes {
         all2all: &[
             DeepEpHighThroughput,
@@ -126,7 +134,7 @@ pub static TRTLLM_FP8_MODULAR: Experts =
 /// `FlashInferExperts`: CUTLASS kernels. 11.x is left out.
 pub static FLASHINFER_CUTLASS: Experts = Experts {
     name: "FlashInferExperts",
-    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], Needs::FlashInfer),
+    devices: cuda(&[Exactly(9, 0), Family(10), Family(12)], FLASHINFER),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul, Act::SwigluOai],
     schemes: &[
@@ -140,7 +148,7 @@ pub static FLASHINFER_CUTLASS: Experts = Experts {
 /// `TritonExperts`.
 pub static TRITON: Experts = Experts {
     name: "TritonExperts",
-    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: Needs::Nothing },
+    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: NOTHING },
     ungated: true,
     activations: MOST,
     schemes: &[Pairs { keys: FP8, cuda: Some(From(8, 9)) }],
@@ -153,7 +161,7 @@ pub static TRITON: Experts = Experts {
 /// `BatchedTritonExperts`.
 pub static BATCHED_TRITON: Experts = Experts {
     name: "BatchedTritonExperts",
-    devices: cuda(ANY, Needs::Nothing),
+    devices: cuda(ANY, NOTHING),
     ungated: true,
     activations: &[
         Act::Silu,
@@ -170,9 +178,9 @@ pub static BATCHED_TRITON: Experts = Experts {
     ..PLAIN
 };
 
-const DEEP_GEMM: Devices = cuda(&[Exactly(9, 0), Family(10)], Needs::DeepGemm);
+const DEEP_GEMM: Devices = cuda(&[Exactly(9, 0), Family(10)], DEEP_GEMM_PACKAGE);
 
-/// `TritonOrDeepGemmExperts`: DeepGEMM, and Triton for shapes that it does not take.
+/// `TritonOrDeepGemmExperts`: DeepGEMM, and Triton for shapes that it does not support.
 pub static TRITON_OR_DEEP_GEMM: Experts = Experts {
     name: "TritonOrDeepGemmExperts",
     devices: DEEP_GEMM,
@@ -194,7 +202,7 @@ pub static BATCHED_DEEP_GEMM: Experts = Experts {
 
 /// vLLM's grouped FP8 products.
 const CUTLASS_FP8: Experts = Experts {
-    devices: cuda(&[Between((9, 0), (11, 0))], Needs::Nothing),
+    devices: cuda(&[Between((9, 0), (11, 0))], NOTHING),
     activations: &[Act::Silu, Act::Gelu, Act::SwigluOai],
     schemes: &[pairs(&[CHANNEL, TENSOR_DYNAMIC, TENSOR_STATIC])],
     ..PLAIN
@@ -221,13 +229,13 @@ pub static TRITON_OR_CUTLASS: Experts = Experts {
 pub static BATCHED_CUTLASS: Experts =
     Experts { name: "CutlassBatchedExpertsFp8", format: BatchedExperts, ..CUTLASS_FP8 };
 
-/// `AiterExperts`: ROCm alone, which these tables do not hold.
+/// `AiterExperts`: only ROCm, which these tables do not cover.
 pub static AITER: Experts = Experts { name: "AiterExperts", ..PLAIN };
 
 /// `XPUExpertsFp8`.
 pub static XPU_FP8: Experts = Experts {
     name: "XPUExpertsFp8",
-    devices: Devices { cuda: &[], xpu: true, cpu: false, needs: Needs::Nothing },
+    devices: Devices { cuda: &[], xpu: true, cpu: false, needs: NOTHING },
     ungated: true,
     activations: &[Act::Silu, Act::Gelu, Act::SwigluOai, Act::Relu2NoMul],
     schemes: &[pairs(&[(W::Fp8Tensor, Some(A::None)), TENSOR_DYNAMIC])],
@@ -237,13 +245,13 @@ pub static XPU_FP8: Experts = Experts {
 /// `CPUExpertsFp8`: router and experts in one kernel.
 pub static CPU_FP8: Experts = Experts {
     name: "CPUExpertsFp8",
-    devices: Devices { cuda: &[], xpu: false, cpu: true, needs: Needs::Nothing },
+    devices: Devices { cuda: &[], xpu: false, cpu: true, needs: NOTHING },
     schemes: &[pairs(&[BLOCK])],
     routing: Some(&[(&[W::Fp8Block128], &[R::Default, R::Renormalize, R::RenormalizeNaive])]),
     ..PLAIN
 };
 
-/// What Marlin reads, with 16-bit activations.
+/// Weights that Marlin supports with 16-bit activations.
 const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
     (W::Fp8Block128, None),
     (W::Fp8Channel, None),
@@ -255,9 +263,9 @@ const MARLIN_WEIGHTS: &[(W, Option<A>)] = &[
     (W::Int8, None),
 ];
 
-/// Marlin: weights alone decide, since activations stay 16 bits wide.
+/// Marlin: only the weights matter, since activations stay 16 bits wide.
 const MARLIN_EITHER: Experts = Experts {
-    devices: cuda(&[From(7, 5)], Needs::Nothing),
+    devices: cuda(&[From(7, 5)], NOTHING),
     ungated: true,
     activations: MOST,
     schemes: &[pairs(MARLIN_WEIGHTS)],
@@ -273,14 +281,14 @@ pub static BATCHED_MARLIN: Experts =
     Experts { name: "BatchedMarlinExperts", format: BatchedExperts, ..MARLIN_EITHER };
 
 const TRTLLM_NVFP4: Experts = Experts {
-    devices: cuda(&[Family(10)], Needs::FlashInfer),
+    devices: cuda(&[Family(10)], FLASHINFER),
     ungated: true,
     activations: &[Act::Silu, Act::Relu2NoMul, Act::Gelu],
     schemes: &[pairs(&[NVFP4])],
     ..PLAIN
 };
 
-/// `TrtLlmNvFp4ExpertsMonolithic`: router and experts in one kernel; tokens do not travel.
+/// `TrtLlmNvFp4ExpertsMonolithic`: router and experts in one kernel; no exchange of tokens.
 pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
     name: "TrtLlmNvFp4ExpertsMonolithic",
     excludes: Excludes { all2all: All2All::ALL, ep: false, eplb: true },
@@ -303,11 +311,8 @@ pub static TRTLLM_NVFP4_MONOLITHIC: Experts = Experts {
 pub static TRTLLM_NVFP4_MODULAR: Experts =
     Experts { name: "TrtLlmNvFp4ExpertsModular", ..TRTLLM_NVFP4 };
 
-const CUTEDSL: Experts = Experts {
-    devices: cuda(&[Family(10)], Needs::FlashInfer),
-    schemes: &[pairs(&[NVFP4])],
-    ..PLAIN
-};
+const CUTEDSL: Experts =
+    Experts { devices: cuda(&[Family(10)], FLASHINFER), schemes: &[pairs(&[NVFP4])], ..PLAIN };
 
 /// `FlashInferCuteDSLExperts`.
 pub static FLASHINFER_CUTEDSL: Experts = Experts { name: "FlashInferCuteDSLExperts", ..CUTEDSL };
@@ -319,7 +324,7 @@ pub static FLASHINFER_CUTEDSL_BATCHED: Experts =
 /// `CutlassExpertsFp4`.
 pub static CUTLASS_NVFP4: Experts = Experts {
     name: "CutlassExpertsFp4",
-    devices: cuda(&[Family(10), Family(11), Family(12)], Needs::Nothing),
+    devices: cuda(&[Family(10), Family(11), Family(12)], NOTHING),
     ungated: true,
     activations: &[
         Act::Silu,
@@ -338,7 +343,7 @@ pub static CUTLASS_NVFP4: Experts = Experts {
 /// `Nvfp4QuantizationEmulationTritonExperts`: dequantized weights through Triton.
 pub static NVFP4_EMULATION: Experts = Experts {
     name: "Nvfp4QuantizationEmulationTritonExperts",
-    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: Needs::Nothing },
+    devices: Devices { cuda: ANY, xpu: true, cpu: false, needs: NOTHING },
     ungated: true,
     activations: MOST,
     schemes: &[pairs(&[NVFP4])],

@@ -1,4 +1,4 @@
-//! What a deployment says beside the layer: activation quantization, routing, switches.
+//! Properties of a deployment besides the layer: activation quantization, routing, switches.
 
 use super::super::MoeDesc;
 
@@ -12,12 +12,12 @@ macro_rules! named {
             /// Every variant.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Name as upstream or a report prints it.
+            /// Upstream's name, or the name in reports.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text),+ }
             }
 
-            /// The variant of this name.
+            /// The variant called `name`.
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|v| v.name() == name)
             }
@@ -26,7 +26,7 @@ macro_rules! named {
 }
 
 named! {
-    /// Activation quantization as kernels are asked about it.
+    /// Activation quantization in kernel selection.
     ActivationKey {
         /// 16-bit activations.
         None "none",
@@ -46,8 +46,8 @@ named! {
 }
 
 named! {
-    /// How the router turns logits into weights (upstream `RoutingMethodType`); it matters to
-    /// kernels that run the router themselves.
+    /// How the router turns logits into weights (upstream `RoutingMethodType`); relevant for
+    /// kernels that include the router.
     RoutingMethod {
         /// Softmax, then the best.
         Default "Default",
@@ -65,7 +65,7 @@ named! {
         SigmoidRenorm "SigmoidRenorm",
         /// Sigmoid and bias, the best, divided by their sum and scaled.
         MiniMax2 "MiniMax2",
-        /// Not said.
+        /// Not specified.
         Unspecified "Unspecified",
         /// Square root of softplus, bias, normalized.
         DeepseekV4 "DeepseekV4",
@@ -77,9 +77,9 @@ named! {
 }
 
 named! {
-    /// The user's wish (`moe_backend`), by upstream's name.
+    /// The backend that the user requests (`moe_backend`), by upstream's name.
     Runner {
-        /// No wish.
+        /// No request.
         Auto "auto",
         /// Triton.
         Triton "triton",
@@ -139,7 +139,7 @@ pub struct Packages {
     pub deep_gemm: bool,
 }
 
-/// A MoE layer and everything about its deployment that a choice of kernel reads.
+/// A MoE layer and the properties of its deployment that kernel selection reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MoeDeployment {
     /// The layer.
@@ -150,19 +150,19 @@ pub struct MoeDeployment {
     pub enable_eplb: bool,
     /// Routing.
     pub routing: RoutingMethod,
-    /// The user's wish.
+    /// The requested backend.
     pub runner: Runner,
     /// FP8: whether the quantization method takes vLLM's CUTLASS kernels (compressed-tensors
     /// does, `quant_method: fp8` does not).
     pub allow_vllm_cutlass: bool,
     /// Environment.
     pub switches: Switches,
-    /// What is installed.
+    /// Installed packages.
     pub packages: Packages,
 }
 
 impl MoeDeployment {
-    /// `desc` with no wish, no switch, every package, and the commonest routing.
+    /// `desc` with no requested backend, no switch, every package, and the most common routing.
     pub fn new(desc: MoeDesc) -> Self {
         Self {
             desc,

@@ -1,5 +1,6 @@
-//! The backends of each quantization method as rows: their classes, their order, and the names a
-//! user asks for them by. Facts follow vLLM 0.21.0 `fused_moe/oracle/{fp8,nvfp4,mxfp8,int_wna16}.py`.
+//! The backends of each quantization method as rows: their classes, their order, and the names by
+//! which a user requests them. Facts follow vLLM 0.21.0
+//! `fused_moe/oracle/{fp8,nvfp4,mxfp8,int_wna16}.py`.
 
 use super::class::Experts;
 use super::experts;
@@ -53,7 +54,7 @@ impl MoeBackend {
     }
 }
 
-/// A quantization method with an oracle of its own.
+/// A quantization method with its own oracle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MoeMethod {
     /// e4m3fn weights (`select_fp8_moe_backend`).
@@ -80,12 +81,11 @@ pub struct Row {
 pub struct Table {
     /// Backends, the preferred first.
     pub rows: &'static [Row],
-    /// Names that a user asks by.
+    /// Names by which a user requests a backend.
     pub runners: &'static [(Runner, MoeBackend)],
-    /// Backends with a counterpart for tokens sorted by expert, which then replaces them in what
-    /// a user asks for.
+    /// Backends with a counterpart for tokens sorted by expert, which replaces a requested backend.
     pub batched: &'static [(MoeBackend, MoeBackend)],
-    /// FlashInfer's backends, in the order in which they are tried when FlashInfer is asked for.
+    /// FlashInfer's backends, in the order in which they are tried when FlashInfer is requested.
     pub flashinfer: &'static [MoeBackend],
 }
 
@@ -179,7 +179,7 @@ static INT_WNA16: Table = Table {
         row(B::Marlin, &[&experts::MARLIN]),
         row(B::BatchedMarlin, &[&experts::BATCHED_MARLIN]),
     ],
-    // This oracle does not read the user's wish.
+    // This oracle ignores the requested backend.
     runners: &[],
     batched: &[],
     flashinfer: &[],
@@ -189,7 +189,7 @@ impl MoeMethod {
     /// Every method.
     pub const ALL: &'static [Self] = &[Self::Fp8, Self::Nvfp4, Self::Mxfp8, Self::IntWna16];
 
-    /// The method of a Microscaling format, and the activations that it asks about.
+    /// The method and the activations of a Microscaling format.
     pub(super) fn of_mx(format: &MxFormat) -> Option<(Self, ActivationKey)> {
         (*format == mxfp8::FORMAT).then_some((Self::Mxfp8, ActivationKey::Mxfp8))
     }

@@ -1,8 +1,8 @@
-//! Which kernel runs the experts of a layer, for every method that has an oracle upstream.
+//! The kernel that runs the experts of a layer, for every method that has an oracle upstream.
 //!
-//! [`experts`] holds the kernels' classes as rows ([`class`] says of what), [`methods`] the
+//! [`experts`] has the table of kernel classes ([`class`] defines its columns), [`methods`] the
 //! backends of each quantization method and their order; [`select_moe_backend`] reads both. The
-//! order of the steps and their answers are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA
+//! steps, their order and their results are those of vLLM 0.21.0 `fused_moe/oracle/*.py` on CUDA
 //! devices, XPUs and CPUs.
 
 pub mod class;
@@ -29,47 +29,47 @@ pub struct MoeChoice {
     pub experts: &'static str,
 }
 
-/// What one class objects to.
+/// The reasons of one class against a deployment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeRefusal {
-    /// Who refuses.
+    /// The class.
     pub class: MoeChoice,
     /// Every reason, in upstream's order.
     pub reasons: Vec<Reason>,
 }
 
-/// The answer about a layer.
+/// The result of a selection.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeSelection {
-    /// The class that runs the layer; `None` where the oracle leaves the layer to a platform's
-    /// own code (FP8 on what is neither CUDA nor ROCm).
+    /// The class that runs the layer; `None` if the oracle leaves the layer to platform code (FP8
+    /// on platforms other than CUDA and ROCm).
     pub chosen: Result<Option<MoeChoice>, OracleError>,
-    /// What each class of the method objects to, chosen or not, in the order of the method's
-    /// table; those without objections are absent.
+    /// The reasons of every class of the method, in the order of its table; classes without reasons
+    /// are absent.
     pub refusals: Vec<MoeRefusal>,
 }
 
-/// Why an oracle chooses nothing.
+/// The reason why an oracle selects nothing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OracleError {
-    /// The tables do not hold the platform.
+    /// The tables do not cover the platform.
     #[error("MoE kernels on {platform} are not tabled, expected CUDA, XPU or CPU")]
     Platform {
         /// Platform found.
         platform: Platform,
     },
-    /// The user's wish has no backend in this method.
+    /// The method has no such backend.
     #[error("moe_backend {runner:?} is not supported for {method} MoE, expected {expected}")]
     Runner {
         /// The method.
         method: &'static str,
-        /// The wish.
+        /// The requested backend.
         runner: &'static str,
         /// What exists.
         expected: String,
     },
-    /// vLLM's CUTLASS kernels, asked for by a method that does not take them.
+    /// vLLM's CUTLASS kernels were requested for a method that does not support them.
     #[error("vLLM CUTLASS FP8 MoE is disabled for this quantization method")]
     CutlassDisabled,
     /// A FlashInfer backend without kernels for the method.
@@ -80,7 +80,7 @@ pub enum OracleError {
         /// Value of the switch.
         backend: &'static str,
     },
-    /// The backend that was asked for refuses.
+    /// The requested backend refuses the deployment.
     #[error("{} does not support the deployment: {reason}", .backend.name())]
     Refused {
         /// Backend.
@@ -88,7 +88,7 @@ pub enum OracleError {
         /// First reason of its last class.
         reason: Reason,
     },
-    /// FlashInfer was asked for, and none of its kernels runs the layer.
+    /// FlashInfer was requested, but none of its kernels runs the layer.
     #[error(
         "FlashInfer was asked for, but none of its {method} MoE backends supports the deployment"
     )]
@@ -104,25 +104,25 @@ pub enum OracleError {
     },
 }
 
-/// The question of one call: everything that the steps below read.
+/// The inputs of one selection.
 struct Ask<'a> {
     method: MoeMethod,
     table: &'static Table,
     keys: (WeightKey, ActivationKey),
     deployment: &'a MoeDeployment,
     device: &'a Capability,
-    /// What each class that will not do objects to.
+    /// The reasons of each class that refuses.
     refusals: &'a [MoeRefusal],
 }
 
 /// A chosen class, or why there is none.
 type Chosen = Result<MoeChoice, OracleError>;
 
-/// Chooses the kernel that runs `weights` with `activations` under `method`, as upstream's oracle
-/// of that method does, and says what every other class of the method objects to.
+/// Selects the kernel for `weights` with `activations` as upstream's oracle of `method` does, and
+/// lists the reasons of every class against it.
 ///
-/// [`MoeQuestion::of`] says what a scheme's quantization method asks. One answer may surprise:
-/// `IntWna16` takes 8-bit weights, though the class that it returns cannot be built for them (see
+/// [`MoeQuestion::of`] derives the arguments from a scheme. As in upstream, `IntWna16` accepts
+/// 8-bit weights although the class that it returns cannot be constructed for them (see
 /// [`super::select_wna16_moe_backend`]).
 pub fn select_moe_backend(
     method: MoeMethod,
@@ -182,7 +182,7 @@ impl Ask<'_> {
         }
     }
 
-    /// The first class of a backend that has no objection, or the last one's first reason.
+    /// The first class of a backend without reasons, or the first reason of its last class.
     fn class_of(&self, backend: MoeBackend) -> Result<MoeChoice, Option<Reason>> {
         let mut last = None;
         for experts in self.table.experts(backend) {
@@ -195,7 +195,7 @@ impl Ask<'_> {
         Err(last)
     }
 
-    /// A backend that was asked for by name: it, or nothing.
+    /// A backend that was requested by name, without alternatives.
     fn this(&self, backend: MoeBackend) -> Chosen {
         self.class_of(backend).map_err(|reason| match reason {
             Some(reason) => OracleError::Refused { backend, reason },
@@ -207,7 +207,7 @@ impl Ask<'_> {
         self.deployment.desc.parallel.activation_format()
     }
 
-    /// The user's wish, where the method reads it.
+    /// The requested backend, if the method reads it.
     fn wished(&self) -> Option<Chosen> {
         let runner = self.deployment.runner;
         if runner == Runner::Auto || self.table.runners.is_empty() {
@@ -230,8 +230,8 @@ impl Ask<'_> {
         Some(self.this(backend))
     }
 
-    /// The method's backends, the preferred first: the table's order, but for FP8 one backend
-    /// goes to the front on XPUs, on CPUs, and with 128 × 128 blocks on 9.0.
+    /// The method's backends, preferred first, in the order of the table. For FP8, one backend
+    /// moves to the front on XPUs, on CPUs, and with 128 × 128 blocks on 9.0.
     fn priority(&self) -> Vec<MoeBackend> {
         let mut backends: Vec<_> = self.table.rows.iter().map(|row| row.backend).collect();
         if self.method != MoeMethod::Fp8 {
@@ -253,7 +253,7 @@ impl Ask<'_> {
         backends
     }
 
-    /// FlashInfer asked for or ruled out by a switch.
+    /// Applies the switches that request or exclude FlashInfer.
     fn flashinfer(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
         let switches = &self.deployment.switches;
         let wanted = match self.method {
@@ -285,8 +285,8 @@ impl Ask<'_> {
         Some(self.this(backend))
     }
 
-    /// DeepGEMM asked for or ruled out by a switch. One switch that is off rules it out; one that
-    /// is on asks for it, since the other is on by default.
+    /// Applies the switches that request or exclude DeepGEMM. A switch that is off excludes it; one
+    /// that is on requests it, since the other is on by default.
     fn deep_gemm(&self, backends: &mut Vec<MoeBackend>) -> Option<Chosen> {
         let Switches { use_deep_gemm, moe_use_deep_gemm, .. } = self.deployment.switches;
         let set = use_deep_gemm.or(moe_use_deep_gemm).is_some();

@@ -1,9 +1,9 @@
-//! What a class objects to in a deployment, in upstream's order (`is_supported_config` of vLLM
+//! The reasons of a class against a deployment, in upstream's order (`is_supported_config` of vLLM
 //! 0.21.0 `fused_moe/modular_kernel.py`): device, gate, activation, quantization, parallel
 //! configuration, routing, order of tokens, batch invariance, adapters.
 
 use super::super::{Capability, Platform, Reason, WeightKey};
-use super::class::{Compute, Devices, Experts, Needs};
+use super::class::{Compute, Devices, Experts};
 use super::keys::{ActivationKey, MoeDeployment};
 
 impl Experts {
@@ -16,7 +16,7 @@ impl Experts {
         device: &Capability,
     ) -> Vec<Reason> {
         let MoeDeployment { desc, routing, .. } = deployment;
-        // A class with a fallback runs only what both run.
+        // A class with a fallback supports only what both support.
         let all = |test: &dyn Fn(&Self) -> bool| test(self) && self.fallback.is_none_or(test);
         let mut reasons = Vec::new();
         if !all(&|e| e.devices.run(deployment, device)) {
@@ -92,17 +92,10 @@ impl Devices {
             Platform::CpuX86 | Platform::CpuArm => self.cpu,
             Platform::Rocm | Platform::Other => false,
         };
-        let installed = match self.needs {
-            Needs::Nothing => true,
-            Needs::FlashInfer => deployment.packages.flashinfer,
-            Needs::DeepGemm => {
-                deployment.packages.deep_gemm && deployment.switches.use_deep_gemm != Some(false)
-            }
-        };
-        here && installed
+        here && (self.needs.met)(deployment)
     }
 
-    /// What would do, for a message.
+    /// The supported devices, for a message.
     fn expected(&self) -> String {
         let mut parts: Vec<String> = self.cuda.iter().map(Compute::to_string).collect();
         parts.extend(self.xpu.then(|| "XPU".to_owned()));
@@ -110,12 +103,7 @@ impl Devices {
         if parts.is_empty() {
             parts.push("ROCm".to_owned());
         }
-        let needs = match self.needs {
-            Needs::Nothing => "",
-            Needs::FlashInfer => " with FlashInfer",
-            Needs::DeepGemm => " with DeepGEMM, not switched off",
-        };
-        parts.join(" or ") + needs
+        parts.join(" or ") + self.needs.text
     }
 }
 

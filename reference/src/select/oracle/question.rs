@@ -1,4 +1,4 @@
-//! What a quantization method asks its oracle about a scheme.
+//! The arguments that a quantization method passes to its oracle.
 
 use super::super::WeightKey;
 use super::keys::ActivationKey;
@@ -7,10 +7,10 @@ use crate::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme,
 };
 
-/// The keys that a quantization method hands to an oracle.
+/// The keys that a quantization method passes to an oracle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoeQuestion {
-    /// Whose oracle.
+    /// The oracle's method.
     pub method: MoeMethod,
     /// Weights.
     pub weights: WeightKey,
@@ -21,14 +21,13 @@ pub struct MoeQuestion {
 }
 
 impl MoeQuestion {
-    /// The question of experts of `scheme` (vLLM 0.21.0 `fp8.py`, `modelopt.py`,
-    /// `gptq_marlin.py`, `compressed_tensors_moe*.py`); `None` where the method has no oracle of
-    /// these four (AWQ, compressed-tensors integers, MXFP4) or refuses the scheme.
+    /// The arguments for experts of `scheme` (vLLM 0.21.0 `fp8.py`, `modelopt.py`,
+    /// `gptq_marlin.py`, `compressed_tensors_moe*.py`); `None` if the method has none of these four
+    /// oracles (AWQ, compressed-tensors integers, MXFP4) or refuses the scheme.
     ///
-    /// Two keys are not what the scheme says, in upstream too. Blocks of any size are asked about
-    /// as 128 × 128. compressed-tensors asks about dynamic tensor-wise activations as
-    /// `dynamic128`; with tensor-wise weights that is a pair which Marlin alone reads, so that no
-    /// device multiplies FP8 there.
+    /// As in upstream, two keys differ from the scheme. Blocks of any size are passed as 128 × 128.
+    /// compressed-tensors passes dynamic per-tensor activations as `dynamic128`; with per-tensor
+    /// weights only Marlin supports that pair, so no device uses native FP8.
     pub fn of(scheme: &Scheme) -> Option<Self> {
         let (method, weights, activations) = match scheme {
             Scheme::Fp8(fp8) => {

@@ -3,10 +3,10 @@
 use super::activation::GatedActivation;
 use super::check_expert_map;
 use super::refusal::{Mode, Refusal, Settings};
-use crate::layouts::kleidi::PackedStack;
 use crate::moe::activation::Activation;
 use crate::moe::router::Router;
 use crate::num::scalar::ScalarType;
+use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::{Kernel, fastest};
 use crate::{Error, Result};

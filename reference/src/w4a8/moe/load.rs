@@ -3,8 +3,8 @@
 use super::{Mode, MoeConfig, MoeLayer};
 use crate::Result;
 use crate::container::Container;
-use crate::layouts::kleidi::PackedStack;
 use crate::moe::router::Router;
+use crate::w4a8::packed::PackedStack;
 use crate::w4a8::quantize::ActivationRounding;
 use crate::w4a8::stored::{self, MoeDescription};
 

@@ -30,11 +30,11 @@ pub use workspace::Workspace;
 use rayon::prelude::*;
 
 use super::{Kernel, Values, linear};
-use crate::layouts::kleidi::{PackedRhs, RhsLayout};
 use crate::moe::activation::Activation;
 use crate::moe::layer::Routed;
 use crate::num::scalar::ScalarType;
 use crate::num::scalar::round_to;
+use crate::w4a8::packed::{PackedRhs, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
 use crate::{Error, Result};
 

@@ -3,11 +3,12 @@
 // always unroll.
 #![allow(clippy::needless_range_loop)]
 
+use super::cpu::NeonDotprod;
+use super::lanes;
 use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, STARTS_OF_PAIRS, narrow, tail};
-use super::{NeonDotprod, lanes};
-use crate::layouts::kleidi::{CHUNK, PIECE};
+use crate::w4a8::packed::{CHUNK, PIECE};
 use crate::w4a8::{Panel, Run};
 
 /// Sums of `H` times four columns; as integers, two lanes for each column.

@@ -4,11 +4,11 @@
 // always unroll.
 #![allow(clippy::needless_range_loop)]
 
-use super::NeonDotprod;
+use super::cpu::NeonDotprod;
 use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail, two_rows};
-use crate::layouts::kleidi::{CHUNK, PIECE};
+use crate::w4a8::packed::{CHUNK, PIECE};
 use crate::w4a8::panel::for_rows;
 use crate::w4a8::{Panel, Run};
 

@@ -3,12 +3,13 @@
 // always unroll.
 #![allow(clippy::needless_range_loop)]
 
+use super::cpu::NeonI8mm;
+use super::dot;
 use super::ends::{self, Factors, Quad};
 use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, SPAN, STARTS, narrow, tail, two_rows};
-use super::{NeonI8mm, dot};
-use crate::layouts::kleidi::{CHUNK, PIECE};
+use crate::w4a8::packed::{CHUNK, PIECE};
 use crate::w4a8::panel::for_rows;
 use crate::w4a8::{Panel, Run};
 
@@ -16,7 +17,7 @@ use crate::w4a8::{Panel, Run};
 #[target_feature(enable = "neon,dotprod,i8mm")]
 pub(super) fn each_block(cpu: NeonI8mm, panel: Panel<'_>, rhs: Run<'_>, results: impl Results) {
     match (panel.rows(), rhs.layout.nr()) {
-        (1, _) => dot::each_block(cpu.0, panel, rhs, results),
+        (1, _) => dot::each_block(cpu.dotprod(), panel, rhs, results),
         (rows, 4) => for_rows!(2.., rows, blocks[4](cpu, panel, rhs, results)),
         (rows, _) => for_rows!(2.., rows, blocks[8](cpu, panel, rhs, results)),
     }

@@ -25,14 +25,16 @@ use super::Kernel;
 pub(super) fn kernels() -> Vec<Box<dyn Kernel>> {
     #[cfg(target_arch = "aarch64")]
     {
-        let dotprod = aarch64::NeonDotprod::new().map(|k| Box::new(k) as Box<dyn Kernel>);
-        let i8mm = aarch64::NeonI8mm::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+        let dotprod = NeonDotprod::new().map(|k| Box::new(k) as Box<dyn Kernel>);
+        let i8mm = NeonI8mm::new().map(|k| Box::new(k) as Box<dyn Kernel>);
         dotprod.into_iter().chain(i8mm).collect()
     }
     #[cfg(not(target_arch = "aarch64"))]
     Vec::new()
 }
 
+#[cfg(target_arch = "aarch64")]
+mod cpu;
 #[cfg(target_arch = "aarch64")]
 mod dot;
 #[cfg(target_arch = "aarch64")]
@@ -51,23 +53,18 @@ mod results;
 mod sums;
 
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{NeonDotprod, NeonI8mm};
+pub use cpu::{NeonDotprod, NeonI8mm};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64 {
-    use std::arch::is_aarch64_feature_detected;
-
+    use super::cpu::{NeonDotprod, NeonI8mm};
     use super::results::Rows;
     use super::{dot, matrix, pair};
     use crate::w4a8::{Blocks, Kernel, Panel, Run, Tile};
 
-    /// Dot products of bytes: Armv8.2 with dotprod, and all from Armv8.4.
-    #[derive(Debug, Clone, Copy)]
-    pub struct NeonDotprod(());
-
     impl Kernel for NeonDotprod {
         fn new() -> Option<Self> {
-            is_aarch64_feature_detected!("dotprod").then_some(Self(()))
+            Self::detect()
         }
 
         fn name(&self) -> &'static str {
@@ -76,8 +73,8 @@ mod aarch64 {
 
         fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
             let rhs = one_block(blocks);
-            // SAFETY: the function needs dotprod; `new`, the only constructor of this type,
-            // detected it.
+            // SAFETY: the function needs dotprod; `detect`, the only constructor of this
+            // type, detected it.
             unsafe { dot::each_block(*self, blocks.panel, rhs, tile) };
         }
 
@@ -88,14 +85,9 @@ mod aarch64 {
         }
     }
 
-    /// Matrix products of bytes (i8mm; all from Armv8.6), with dot products for single rows.
-    #[derive(Debug, Clone, Copy)]
-    pub struct NeonI8mm(pub(super) NeonDotprod);
-
     impl Kernel for NeonI8mm {
         fn new() -> Option<Self> {
-            let dotprod = NeonDotprod::new()?;
-            is_aarch64_feature_detected!("i8mm").then_some(Self(dotprod))
+            Self::detect()
         }
 
         fn name(&self) -> &'static str {
@@ -104,8 +96,8 @@ mod aarch64 {
 
         fn tile(&self, blocks: Blocks<'_>, tile: &mut Tile) {
             let rhs = one_block(blocks);
-            // SAFETY: the function needs dotprod and i8mm; `new`, the only constructor of this type,
-            // detected both.
+            // SAFETY: the function needs dotprod and i8mm; `detect`, the only constructor of this
+            // type, detected both.
             unsafe { matrix::each_block(*self, blocks.panel, rhs, tile) };
         }
 

@@ -8,7 +8,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{NeonDotprod, NeonI8mm};
+use super::cpu::{NeonDotprod, NeonI8mm};
 
 /// Sixteen bytes.
 pub(super) type Bytes = int8x16_t;

@@ -3,13 +3,13 @@
 // always unroll.
 #![allow(clippy::needless_range_loop)]
 
-use super::NeonI8mm;
+use super::cpu::NeonI8mm;
 use super::ends::{self, Factors, Quad};
 use super::matrix::{rows, weights};
 use super::ops::*;
 use super::results::Results;
 use super::sums::{Codes, NARROW, STARTS, tail};
-use crate::layouts::kleidi::{CHUNK, PIECE, RhsLayout};
+use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::{Panel, Run};
 
 /// Rows of a panel.

@@ -1,8 +1,8 @@
 //! From integer sums of code products to floats.
 
 use super::ops::{Bytes, Floats, Ints, as_floats, eight_bytes, load, sub, word};
-use crate::layouts::kleidi::{CHUNK, PIECE, RhsLayout};
 use crate::w4a8::Panel;
+use crate::w4a8::packed::{CHUNK, PIECE, RhsLayout};
 
 /// Largest group, in k, whose integer sums have the bits of floats: 256 · 16 · 128 · 8 = 2^22.
 pub(super) const NARROW: usize = 256;

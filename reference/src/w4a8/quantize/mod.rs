@@ -21,8 +21,8 @@ mod row;
 pub(super) use row::{Extremes, Scaled};
 
 use super::Values;
-use crate::layouts::kleidi::{PIECE, QuantizedRows, padded_k};
 use crate::named::named;
+use crate::w4a8::packed::{PIECE, QuantizedRows, padded_k};
 use crate::{Error, Result};
 
 named! {

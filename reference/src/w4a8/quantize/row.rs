@@ -4,7 +4,7 @@
 //! them to [`Extremes`], then all of them to [`Scaled`].
 
 use super::Range;
-use crate::layouts::kleidi::{CHUNK, PIECE};
+use crate::w4a8::packed::{CHUNK, PIECE};
 use crate::w4a8::quantize::ActivationRounding;
 
 /// The lanes of a chunk.

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use super::{LinearDescription, MoeDescription};
 use crate::Result;
 use crate::container::Container;
-use crate::layouts::kleidi::{PackedRhs, PackedStack, RhsLayout};
 use crate::num::tensor::DType;
 use crate::w4a8::Linear;
+use crate::w4a8::packed::{PackedRhs, PackedStack, RhsLayout};
 use crate::w4a8::quantize::ActivationRounding;
 
 /// The packed bytes of a tensor, which must have this shape.

@@ -18,7 +18,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::layouts::kleidi::CHUNK;
+use crate::w4a8::packed::CHUNK;
 use crate::w4a8::{Panel, Run};
 
 /// Columns of a block.

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::layouts::kleidi::PIECE;
+use crate::w4a8::packed::PIECE;
 use crate::w4a8::portable::finish_tile;
 use crate::w4a8::{Blocks, MAX_NR, Tile};
 

@@ -2,6 +2,8 @@
 
 mod bytes;
 mod halves;
+#[cfg(test)]
+mod table;
 
 use crate::{
     nvrtc::Parameter,

@@ -7,16 +7,16 @@
 //! whether a suspect is the cause.
 //!
 //! * [`numbers`]: zeros, infinities, NaN, and a factor common to all elements.
-//! * [`suspects`]: the whole matrix, bias, scales or router weights misread; [`order`]: act-order;
+//! * [`suspects`], [`codes`]: the whole matrix, bias, scales or router weights misread; [`order`]: act-order;
 //!   [`groups`], [`shards`]: group sizes, ranks, gate and up; [`overflow`]: integer sums.
 //! * [`moved`]: exchanged columns and rows, rows of another expert.
 //! * [`residual`]: found minus exact as the contribution of a group or a range of k;
 //!   [`weights`]: of one code or scale; [`columns`]: of another column's bias or scales;
 //!   [`stale`]: of a tile of k that was read before it was written.
 
+mod codes;
 mod columns;
 mod groups;
-mod hints;
 mod moved;
 mod numbers;
 mod order;
@@ -24,6 +24,7 @@ mod overflow;
 mod place;
 mod residual;
 mod scene;
+mod setup;
 mod shards;
 mod stale;
 mod suspects;
@@ -34,7 +35,6 @@ use crate::judge::mistake::{KnownMistake, NEARLY, Outcome};
 use crate::judge::picture::Cause;
 use crate::judge::{Diagnosis, Strength};
 use crate::products::Convention;
-pub(crate) use hints::Hints;
 pub(super) use scene::Scene;
 use scene::Setup;
 

@@ -10,7 +10,6 @@ use std::borrow::Cow;
 use super::scene::{Scene, Setup, spread_to};
 use super::terms::{Line, Terms};
 use super::{Finding, weights};
-use crate::judge::picture::Cause;
 
 /// Number of columns that are searched for a common cause.
 const COLUMNS: usize = 6;
@@ -55,22 +54,13 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
             &|at, _, w| if part.k[at] { w * part.factor } else { w };
         if let Some(outcome) = scene.weigh_setups(&|p| Some(scene.right(p)), Some(edit), cost) {
             let mut finding = Finding::new(outcome.named(part.id, &part.text));
-            finding.cause = Some(cause(first, |at| part.k[at]));
+            finding.cause = Some(first.cause(|at| part.k[at]));
             return Some(finding);
         }
     }
     other_groups_scales(scene, &terms)
         .or_else(|| weights::one_code(scene))
         .or_else(|| weights::one_scale(scene))
-}
-
-/// Marks some k of the product for the report.
-pub(super) fn cause(terms: &Terms<'_>, is: impl Fn(usize) -> bool) -> Cause {
-    let size_k = terms.stored.len();
-    let mut stored = vec![false; size_k];
-    terms.stored.iter().enumerate().for_each(|(at, &k)| stored[k] |= is(at));
-    let group_size = terms.weight.groups.group_size().rows(terms.weight.shape().k());
-    Cause::new(size_k, group_size, |k| stored[k])
 }
 
 /// Logarithm of the number of parts that are tried: groups, ranges of steps and single k, each
@@ -244,7 +234,7 @@ fn other_groups_scales(scene: &Scene<'_>, terms: &[Terms<'_>]) -> Option<Finding
                 let text = format!("group {g} of k was given the scales of group {from}");
                 let id = "group-scales-of-another-group";
                 let mut finding = Finding::new(outcome.named(id, &text));
-                finding.cause = Some(cause(first, |at| first.groups[at] == g));
+                finding.cause = Some(first.cause(|at| first.groups[at] == g));
                 return Some(finding);
             }
         }

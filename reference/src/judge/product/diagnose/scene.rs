@@ -5,11 +5,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::super::stage::{Part, Stage};
+use super::setup::Picked;
+pub(super) use super::setup::{Edit, Routers, Setup};
 use crate::act_order;
 pub(super) use crate::judge::mistake::holds as explains;
 use crate::judge::mistake::{Comparison, Outcome, near};
-use crate::products::columns::TILE;
-use crate::products::{Bounded, Columns, Convention, Extras, Judge, Recipe, Rows};
+use crate::products::{Bounded, Convention, Extras, Judge, Recipe, Rows};
 use crate::weight::{Groups, Weight};
 
 /// Number of wrong rows and columns on which a suspect is tried, and number of others.
@@ -56,75 +57,6 @@ pub(super) struct Sample {
     pub(super) part: usize,
     pub(super) rows: Vec<usize>,
     pub(super) cols: Vec<usize>,
-}
-
-/// The router weights that a suspect applies.
-pub(super) enum Routers {
-    AsStated,
-    Missing,
-    /// One for each output row.
-    These(Vec<f32>),
-}
-
-/// How a part's product is computed under a suspect.
-pub(super) struct Setup<'s> {
-    pub(super) weight: Cow<'s, Weight<'s>>,
-    pub(super) recipe: Option<fn(&mut Recipe)>,
-    pub(super) routers: Routers,
-    /// k of the product → row of the matrix.
-    pub(super) order: Option<Cow<'s, [u32]>>,
-    /// k of the product → k of the activations.
-    pub(super) gather: Option<Cow<'s, [u32]>>,
-    /// Group of each k of the product.
-    pub(super) groups: Option<Vec<u32>>,
-    /// The activations of these rows instead of the rows' own.
-    pub(super) sources: Option<Vec<usize>>,
-    /// Other activations.
-    pub(super) rows: Option<Rows>,
-}
-
-/// A change of single weights: k of the product, n, weight.
-pub(super) type Edit<'e> = &'e (dyn Fn(usize, usize, f64) -> f64 + Sync);
-
-/// Some columns of a matrix, perhaps with other weights.
-struct Picked<'p> {
-    inner: &'p dyn Columns,
-    cols: &'p [usize],
-    edit: Option<Edit<'p>>,
-}
-
-impl Columns for Picked<'_> {
-    fn size_k(&self) -> usize {
-        self.inner.size_k()
-    }
-
-    fn size_n(&self) -> usize {
-        self.cols.len()
-    }
-
-    fn tile(&self, n0: usize, out: &mut [[f64; TILE]]) {
-        let cols = &self.cols[n0..self.cols.len().min(n0 + TILE)];
-        let first = cols[0] / TILE * TILE;
-        if cols.len() == TILE && cols.iter().enumerate().all(|(j, &n)| n == first + j) {
-            self.inner.tile(first, out);
-        } else {
-            out.fill([0.0; TILE]);
-            let mut tile = vec![[0.0; TILE]; out.len()];
-            let mut held = usize::MAX;
-            for (j, &n) in cols.iter().enumerate() {
-                if n / TILE != held {
-                    held = n / TILE;
-                    self.inner.tile(held * TILE, &mut tile);
-                }
-                out.iter_mut().zip(&tile).for_each(|(out, w)| out[j] = w[n % TILE]);
-            }
-        }
-        if let Some(edit) = self.edit {
-            for (k, out) in out.iter_mut().enumerate() {
-                cols.iter().zip(out).for_each(|(&n, w)| *w = edit(k, n, *w));
-            }
-        }
-    }
 }
 
 impl<'s> Scene<'s> {
@@ -227,6 +159,17 @@ impl<'s> Scene<'s> {
             sources: None,
             rows: None,
         }
+    }
+
+    /// The part's right product with another matrix.
+    pub(super) fn changed(
+        &self,
+        part: usize,
+        change: impl FnOnce(&mut Weight<'s>) -> Option<()>,
+    ) -> Option<Setup<'s>> {
+        let mut weight = self.stage.parts[part].weight.clone();
+        change(&mut weight)?;
+        Some(Setup { weight: Cow::Owned(weight), ..self.right(part) })
     }
 
     /// Exact results and bounds of `rows` × `cols` under a suspect; `None` if its operands do not

@@ -2,7 +2,6 @@
 //! read before it was written, or after it was overwritten.
 
 use super::Finding;
-use super::residual::cause;
 use super::scene::{Scene, Setup, spread_to};
 use super::terms::Terms;
 
@@ -61,7 +60,7 @@ pub(super) fn explain(scene: &Scene<'_>) -> Option<Finding> {
                 from + tile - 1
             );
             let mut finding = Finding::new(outcome.named("stale-k-tile", &text));
-            finding.cause = Some(cause(first, |k| (at..at + tile).contains(&k)));
+            finding.cause = Some(first.cause(|k| (at..at + tile).contains(&k)));
             return Some(finding);
         }
     }

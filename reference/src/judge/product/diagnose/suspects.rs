@@ -1,16 +1,15 @@
-//! Known mistakes with a whole matrix: codes, zero points, scales, bias, router weights or global
-//! scales that are read differently from the format.
-
-use std::borrow::Cow;
+//! Known mistakes with a whole matrix: scales, bias, router weights and global scales that the kernel
+//! reads in another way than the format defines. [`codes`](super::codes) has codes and zero points.
 
 use super::Suspect;
+use super::codes::{codes, zeros};
 use super::scene::{Routers, Scene, Setup};
 use crate::layouts::marlin::{ScaleLayout, ScalePermutation};
 use crate::num::interval::round_once;
 use crate::num::scalar::ScalarType;
 use crate::products::schedule::{Step, StepOp};
 use crate::products::{Recipe, Rows};
-use crate::weight::{Codes, Table, TableData, Weight};
+use crate::weight::Table;
 
 /// NVFP4's global scale applied to the bias: a defect of `moe_wna16_marlin_gemm` in vLLM 0.21.0.
 pub(super) const UPSTREAM_NVFP4_BIAS: &str = "upstream-nvfp4-bias-scaled";
@@ -24,18 +23,6 @@ pub(super) fn suspects<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     all.extend(scales(scene));
     all.extend(codes(scene));
     all
-}
-
-/// The part's right product with another matrix.
-fn with<'s>(
-    scene: &'s Scene<'s>,
-    part: usize,
-    change: impl FnOnce(&mut Weight<'s>) -> Option<()>,
-) -> Option<Setup<'s>> {
-    let mut weight = scene.stage.parts[part].weight.clone();
-    change(&mut weight)?;
-    let right = scene.right(part);
-    Some(Setup { weight: Cow::Owned(weight), ..right })
 }
 
 fn routers<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
@@ -92,7 +79,9 @@ fn globals<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         return Vec::new();
     }
     let replace = move |part: usize, value: f32| {
-        with(scene, part, |w| (w.global_scale != Some(value)).then(|| w.global_scale = Some(value)))
+        scene.changed(part, |w| {
+            (w.global_scale != Some(value)).then(|| w.global_scale = Some(value))
+        })
     };
     let mut all = vec![
         Suspect::new("global-scale-missing", "the global scale was not applied", move |part| {
@@ -200,14 +189,14 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     };
     let mut all = vec![
         Suspect::new("bias-missing", "the bias was not added", move |part| {
-            with(scene, part, |w| w.bias.take().map(drop))
+            scene.changed(part, |w| w.bias.take().map(drop))
         }),
         Suspect::new("bias-twice", "the bias was added twice", move |part| {
             Some(Setup { recipe: Some(twice), ..scene.right(part) })
         }),
     ];
     let orders = [
-        ("bias-not-permuted", "the bias was not brought into Marlin's order of columns", None),
+        ("bias-not-permuted", "the bias was not permuted to Marlin's order of columns", None),
         (
             "bias-other-permutation",
             "the bias was permuted as grouped scales are, instead of as single ones",
@@ -216,7 +205,7 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     ];
     for (id, text, packed) in orders {
         all.push(Suspect::new(id, text, move |part| {
-            with(scene, part, |w| {
+            scene.changed(part, |w| {
                 let bias = w.bias.as_ref()?;
                 w.bias = Some(misread(bias, packed, ScalePermutation::Single)?);
                 Some(())
@@ -227,7 +216,7 @@ fn biases<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         let text = format!("the bias is that of expert {}", other.global);
         all.push(Suspect::new("bias-of-another-expert", text, move |part| {
             let bias = scene.stage.parts[e].weight.bias.clone();
-            with(scene, part, |w| (part != e).then(|| w.bias = bias))
+            scene.changed(part, |w| (part != e).then(|| w.bias = bias))
         }));
     }
     all
@@ -264,13 +253,13 @@ fn scales<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
     };
     let orders = [
         ("scales-other-permutation", other, Some(read.other())),
-        ("scales-not-permuted", "the scales were not brought into Marlin's order of columns", None),
+        ("scales-not-permuted", "the scales were not permuted to Marlin's order of columns", None),
     ];
     let mut all: Vec<Suspect<'s>> = orders
         .into_iter()
         .map(|(id, text, packed)| {
             Suspect::new(id, text, move |part| {
-                with(scene, part, |w| {
+                scene.changed(part, |w| {
                     w.scales = misread(&w.scales, packed, read)?;
                     Some(())
                 })
@@ -281,161 +270,8 @@ fn scales<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
         let text = format!("the scales are those of expert {}", other.global);
         all.push(Suspect::new("scales-of-another-expert", text, move |part| {
             let scales = &scene.stage.parts[e].weight.scales;
-            with(scene, part, |w| (part != e).then(|| w.scales = scales.clone()))
+            scene.changed(part, |w| (part != e).then(|| w.scales = scales.clone()))
         }));
     }
-    all
-}
-
-fn zeros<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
-    let texts = [
-        (
-            1i32,
-            "the zero points are one too high (GPTQ v2's zeros taken for v1's, which are stored \
-                less one)",
-        ),
-        (-1, "the zero points are one too low (GPTQ v1's zeros, stored less one, taken for v2's)"),
-    ];
-    let mut all: Vec<Suspect<'s>> = texts
-        .into_iter()
-        .map(|(step, text)| {
-            Suspect::new("zero-off-by-one", text, move |part| {
-                with(scene, part, |w| shift_zeros(w, step))
-            })
-        })
-        .collect();
-    if scene.stage.parts.iter().all(|p| p.weight.zeros.is_some()) {
-        for (id, text, map) in awq_orders() {
-            let text = format!("of the zero points, {text}");
-            all.push(Suspect::new(id, text, move |part| {
-                with(scene, part, |w| {
-                    let zeros = w.zeros.as_ref()?;
-                    w.zeros = Some(zeros.permute_columns(&map).ok()?);
-                    Some(())
-                })
-            }));
-        }
-        all.push(Suspect::new(
-            "zero-off-by-one",
-            "the zero points are one too high, 16 among them (GPTQ v2's zeros taken for v1's)",
-            move |part| {
-                with(scene, part, |w| {
-                    w.zeros = Some(w.zeros.as_ref()?.map(ScalarType::UINT8, |z| z + 1));
-                    Some(())
-                })
-            },
-        ));
-        all.push(Suspect::new(
-            "zeros-missing",
-            "the zero points were ignored: 8 was subtracted",
-            move |part| {
-                with(scene, part, |w| {
-                    w.zeros = Some(w.zeros.as_ref()?.map(ScalarType::UINT8, |_| 8));
-                    Some(())
-                })
-            },
-        ));
-        all.push(Suspect::new(
-            "zeros-missing",
-            "the zero points were not subtracted",
-            move |part| {
-                with(scene, part, |w| {
-                    w.zeros = Some(w.zeros.as_ref()?.map(ScalarType::UINT8, |_| 0));
-                    Some(())
-                })
-            },
-        ));
-    }
-    all
-}
-
-/// Adds `step` to every zero point, or to the fixed offset of the type.
-fn shift_zeros(weight: &mut Weight<'_>, step: i32) -> Option<()> {
-    let (ty, fixed) = match weight.ty {
-        ScalarType::UINT4B8 => (ScalarType::UINT4, 8),
-        ScalarType::UINT8B128 => (ScalarType::UINT8, 128),
-        ScalarType::UINT4 | ScalarType::UINT8 => (weight.ty, 0),
-        _ => return None,
-    };
-    let (rows, cols) = (weight.scales.rows(), weight.scales.cols());
-    let old: Vec<i32> = match &weight.zeros {
-        Some(zeros) => zeros.iter_bits().map(|z| z as i32).collect(),
-        None => vec![fixed; rows * cols],
-    };
-    // A zero point of 0 minus one wraps around.
-    let mask = if weight.codes.bits() == 4 { 15 } else { 255 };
-    let moved = old.iter().map(|z| ((z + step) & mask) as u8).collect();
-    weight.ty = ty;
-    weight.zeros = Some(Table::new(ScalarType::UINT8, rows, cols, TableData::B8(moved)).ok()?);
-    Some(())
-}
-
-/// AWQ's order of eight columns in a word: nibble i holds column `AWQ[i]`.
-const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-
-/// Wrong inverses of AWQ's interleave: column c becomes column `map[c]`.
-fn awq_orders() -> [(&'static str, &'static str, [usize; 8]); 2] {
-    [
-        (
-            "awq-interleave-inverted",
-            "AWQ's interleave was undone with the permutation instead of its inverse",
-            AWQ.map(|c| AWQ[c]),
-        ),
-        ("awq-interleave-not-undone", "AWQ's interleave was not undone", AWQ),
-    ]
-}
-
-fn codes<'s>(scene: &'s Scene<'s>) -> Vec<Suspect<'s>> {
-    let mut all = Vec::new();
-    let recode = move |part: usize, read: &dyn Fn(&Codes<'_>, usize, usize) -> u8| {
-        with(scene, part, |w| {
-            let codes = &w.codes;
-            let (bits, shape) = (codes.bits(), codes.shape());
-            w.codes = Codes::from_fn(bits, shape, |k, n| read(codes, k, n)).ok()?;
-            Some(())
-        })
-    };
-    let awq = scene.stage.parts.iter().all(|p| p.weight.zeros.is_some());
-    if awq {
-        for (id, text, map) in awq_orders() {
-            let (both, of_codes) = (format!("{text}, in weights and zero points"), text);
-            let wrong = move |c: &Codes<'_>, k: usize, n: usize| c.get(k, n / 8 * 8 + map[n % 8]);
-            all.push(Suspect::new(id, format!("of the weights, {of_codes}"), move |part| {
-                recode(part, &wrong)
-            }));
-            all.push(Suspect::new(id, both, move |part| {
-                let mut setup = recode(part, &wrong)?;
-                let weight = setup.weight.to_mut();
-                weight.zeros = Some(weight.zeros.as_ref()?.permute_columns(&map).ok()?);
-                Some(setup)
-            }));
-        }
-    }
-    let four = scene.stage.parts.iter().all(|p| p.weight.codes.bits() == 4);
-    if four {
-        all.push(Suspect::new(
-            "nibbles-swapped",
-            "the two nibbles of a byte are exchanged: even k were read from the high one",
-            move |part| recode(part, &|c, k, n| c.get(k ^ 1, n)),
-        ));
-    }
-    all.push(Suspect::new(
-        "words-reversed",
-        "the values of a word were read from the high end",
-        move |part| recode(part, &|c, k, n| c.get(k ^ (c.pack() - 1), n)),
-    ));
-    all.push(Suspect::new(
-        "interleave-not-undone",
-        "the interleave of values in a packed word was not undone",
-        move |part| {
-            recode(part, &|c, k, n| {
-                let pack = c.pack();
-                // Position p of a word holds value `order(p)`: even values first.
-                let p = k % pack;
-                let value = if p < pack / 2 { 2 * p } else { 2 * (p - pack / 2) + 1 };
-                c.get(k / pack * pack + value, n)
-            })
-        },
-    ));
     all
 }

@@ -1,6 +1,7 @@
 //! The single products of a column's elements, from which contributions of parts of the sum follow.
 
 use super::scene::{Scene, spread_to};
+use crate::judge::picture::Cause;
 use crate::num::scalar::ScalarType;
 use crate::products::chain::Action;
 use crate::products::columns::TILE;
@@ -107,6 +108,15 @@ impl<'s> Terms<'s> {
         let lines = rows.iter().enumerate().map(line).collect();
         let weights = tile.iter().map(|w| w[n % TILE]).collect();
         Some(Self { part, n, weight, lines, groups, stored, weights })
+    }
+
+    /// The picture of some k of the product.
+    pub(super) fn cause(&self, is: impl Fn(usize) -> bool) -> Cause {
+        let size_k = self.stored.len();
+        let mut stored = vec![false; size_k];
+        self.stored.iter().enumerate().for_each(|(at, &k)| stored[k] |= is(at));
+        let group_size = self.weight.groups.group_size().rows(self.weight.shape().k());
+        Cause::new(size_k, group_size, |k| stored[k])
     }
 
     /// The contribution of each group to an element.

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use super::Finding;
-use super::residual::cause;
 use super::scene::{Sample, Scene, Setup, spread_to};
 use super::terms::{Line, ROWS, Terms};
 use crate::num::scalar::ScalarType;
@@ -46,7 +45,7 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let mut fitting = Vec::new();
         for at in 0..terms.stored.len() {
             fitting.extend(codes_at(scene, &terms, at));
-            // Each candidate costs a copy of the weight, and among so many none is distinct.
+            // Each candidate costs a copy of the weight, and none is distinct among this many.
             if fitting.len() > FITTING_CODES {
                 return None;
             }
@@ -55,7 +54,7 @@ pub(super) fn one_code(scene: &Scene<'_>) -> Option<Finding> {
         let (k, old, new) = clearest(fitting)?;
         predicted.extend(column(scene, part, n, &with_code(scene, part, [k, n], new)?)?);
         texts.push(format!("k {k}, n {n}: code {new} instead of {old}"));
-        shown.get_or_insert(cause(&terms, |at| terms.stored[at] == k));
+        shown.get_or_insert(terms.cause(|at| terms.stored[at] == k));
     }
     let outcome = scene.weigh(predicted, cost)?;
     let text = format!("one weight of a column is wrong: {}", texts.join("; "));
@@ -209,7 +208,7 @@ pub(super) fn one_scale(scene: &Scene<'_>) -> Option<Finding> {
         predicted.extend(of_column);
         let percent = (terms.weight.scales.ty().to_f64(bits) / old - 1.0) * 100.0;
         texts.push(format!("the scale of group {g}, n {n} is off by {percent:+.2} %"));
-        shown.get_or_insert(cause(&terms, |at| terms.groups[at] == g));
+        shown.get_or_insert(terms.cause(|at| terms.groups[at] == g));
     }
     let outcome = scene.weigh(predicted, cost)?;
     let mut finding = Finding::new(outcome.named("group-scale-off", &texts.join("; ")));

@@ -242,7 +242,7 @@ fn scale_values<'c>(
     if c.weights[0].scales.ty() == ScalarType::FLOAT8_E4M3FN && c.prepared.scale_factor != 1.0 {
         add(
             "nvfp4-factor-missing",
-            "the block scales were not brought to the top of their range".to_owned(),
+            "the block scales were not scaled to the top of their range".to_owned(),
             Box::new(move || {
                 let options = Options { scale_factor: Some(1.0), ..c.options };
                 Some(prepare(c.weights, options).ok()?.scales.iter_bits().collect())

@@ -11,18 +11,18 @@ use marlinspike::Result;
 use marlinspike::config::{Scheme, ZeroPoints};
 use marlinspike::container::TensorSpec;
 use marlinspike::layers::ExpertMap;
-use marlinspike::layouts::kleidi::{RhsLayout, operator_scales};
 use marlinspike::moe::ScoringFunc;
 use marlinspike::moe::activation::{Activation, Definition};
 use marlinspike::moe::families::Renormalize;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::tensor::DType;
 use marlinspike::w4a8::moe::Refusal;
+use marlinspike::w4a8::packed::{RhsLayout, operator_scales};
 use marlinspike::w4a8::stored::{self, Description, LinearDescription, MoeDescription};
 use marlinspike::weight::Weight;
 use serde_json::{Value, json};
 
-use super::{Context, Described, Planned, Target};
+use super::{Choice, Context, Described, Descriptor, Format, Planned, Target};
 use crate::convert::job::Job;
 use crate::convert::names::Kind;
 use crate::convert::piece::{Bytes, Constants, Piece};
@@ -38,13 +38,44 @@ use crate::model::{Model, ModelError};
 /// then read in runs of a few cache lines.
 const COLUMNS: usize = 64;
 
-/// KleidiAI's blocks of `nr` columns.
+/// The format of the int4 path.
+pub const FORMAT: Format = Format::new(&Descriptor {
+    name: "kleidiai",
+    title: "the int4 path of KleidiAI",
+    about: "KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 \
+            as they come",
+    column: "CPU int4",
+    tensors: "\
+  --to kleidiai        dense rhs_packed; experts w13_packed, w2_packed (bytes; scales, sums and
+                       biases inside)",
+    takes: "\
+--to kleidiai takes 4-bit weights without zero points and without act-order: compressed-tensors
+W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Each file describes its layers in its
+metadata, so `marlinspike run` needs only the file.",
+    examples: &["model out --to kleidiai"],
+    model_dtype: false,
+    choice: Some(Choice {
+        name: "nr",
+        about: "columns of a block [default: 8, as PyTorch packs]",
+        values: &["8", "4"],
+    }),
+});
+
+/// Columns of a block, by the index of the option's value.
+const BLOCK_COLUMNS: [usize; 2] = [8, 4];
+
+/// Blocks of `nr` columns.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kleidi {
-    pub(crate) nr: usize,
+pub(crate) struct Int4 {
+    nr: usize,
 }
 
-impl Kleidi {
+impl Int4 {
+    /// For the option's value of this index.
+    pub(crate) fn new(chosen: usize) -> Self {
+        Self { nr: BLOCK_COLUMNS[chosen] }
+    }
+
     fn layout(&self, plan: &StackPlan) -> Result<RhsLayout> {
         RhsLayout::new(plan.shape, plan.group_size, self.nr)
     }
@@ -56,24 +87,7 @@ fn described(stack: &Stack, description: Description) -> Described {
     Described { key, value, int4: Some(description) }
 }
 
-impl Target for Kleidi {
-    fn name(&self) -> &'static str {
-        "kleidiai"
-    }
-
-    fn title(&self) -> &'static str {
-        "the int4 path of KleidiAI"
-    }
-
-    fn about(&self) -> &'static str {
-        "KleidiAI's blocks of int4 columns, for CPUs: activations are quantized to int8 \
-         as they come"
-    }
-
-    fn column(&self) -> &'static str {
-        "CPU int4"
-    }
-
+impl Target for Int4 {
     fn options(&self, _settings: &Settings) -> Vec<(&'static str, Value)> {
         vec![("nr", json!(self.nr))]
     }
@@ -173,6 +187,10 @@ impl Target for Kleidi {
         let before = expert * layout.packed_len();
         let at = before + part.columns.start / self.nr * layout.block_bytes();
         Ok(vec![Piece::whole(Kind::Weight, at as u64, Bytes::Blocks(packed))])
+    }
+
+    fn runs_packed(&self) -> bool {
+        true
     }
 }
 

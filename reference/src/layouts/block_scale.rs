@@ -1,16 +1,16 @@
-//! Block scales interleaved in tiles, as a tensor core's block-scaled instructions load them.
+//! Block scales interleaved in tiles for the block-scaled instructions of tensor cores.
 
-use super::RowOrder;
-use crate::layouts::{Layout, Place, Slot};
+use super::rows::RowOrder;
+use super::{Layout, Place, Slot};
 use crate::num::scalar::ScalarType;
 use crate::weight::{Table, TableData};
 use crate::{Error, Result};
 
-/// How many rows of scales a tile holds; it is always four groups wide.
+/// Number of rows of scales in a tile, which is always four groups wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ScaleTile {
-    /// 128 rows: `[N / 128, G / 4]` tiles of `[32, 4, 4]`, where row r of a tile stands at
-    /// (r mod 32, r / 32). vLLM `swizzle_blockscale`, FlashInfer `block_scale_interleave`
+    /// 128 rows: `[N / 128, G / 4]` tiles of `[32, 4, 4]`, where row r of a tile is at (r mod 32, r
+    /// / 32). vLLM `swizzle_blockscale`, FlashInfer `block_scale_interleave`
     /// (`SfLayout.layout_128x4`), the layout of CUTLASS's block-scaled products.
     Rows128,
     /// 8 rows: `[N / 8, G / 4]` tiles of `[8, 4]` (`SfLayout.layout_8x4`), for activations of few
@@ -38,7 +38,7 @@ impl ScaleTile {
         }
     }
 
-    /// The (row, group) at a position of a tile: the tile's dimensions, taken apart from the last.
+    /// The (row, group) at a position of a tile.
     const fn value_at(self, position: usize) -> (usize, usize) {
         let (group, rest) = (position % 4, position / 4);
         match self {
@@ -51,7 +51,7 @@ impl ScaleTile {
 /// Scales of `size_n` rows (of a weight, or tokens) and `groups` blocks of k, interleaved and padded
 /// with zeros to whole tiles.
 ///
-/// As everywhere here a matrix of scales is `[groups, N]`; upstream's is `[N, groups]`. The packed
+/// A matrix of scales is `[groups, N]` in this library and `[N, groups]` upstream. The packed
 /// tensor `[padded N, padded groups]` has upstream's shape, although its rows are no longer rows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BlockScaleLayout {
@@ -63,10 +63,10 @@ pub struct BlockScaleLayout {
 }
 
 impl BlockScaleLayout {
-    /// Scales `[groups, size_n]` of type `ty`, whose rows n keep their order.
+    /// The layout of scales `[groups, size_n]` of type `ty`, with rows n in their original order.
     ///
     /// # Errors
-    /// [`Error::Size`] without rows or groups, or for more than memory could hold.
+    /// [`Error::Size`] without rows or groups, or if the size overflows.
     pub fn new(groups: usize, size_n: usize, tile: ScaleTile, ty: ScalarType) -> Result<Self> {
         let padded = |size: usize, unit: usize| size.checked_next_multiple_of(unit);
         let fits = padded(size_n, tile.rows())
@@ -80,10 +80,10 @@ impl BlockScaleLayout {
         Ok(Self { groups, size_n, tile, ty, rows: None })
     }
 
-    /// The same, the rows n in the order `rows` before they are interleaved.
+    /// The same layout with rows n reordered by `rows` before they are interleaved.
     ///
     /// # Errors
-    /// [`Error::Size`] for an order of another number of rows.
+    /// [`Error::Size`] if the order has another number of rows.
     pub fn with_rows(self, rows: RowOrder) -> Result<Self> {
         if rows.size_n() != self.size_n {
             return Err(Error::size("rows of the order", rows.size_n(), self.size_n));
@@ -91,7 +91,7 @@ impl BlockScaleLayout {
         Ok(Self { rows: Some(rows), ..self })
     }
 
-    /// How they are interleaved.
+    /// The tile of the interleaving.
     pub fn tile(&self) -> ScaleTile {
         self.tile
     }
@@ -112,7 +112,7 @@ impl BlockScaleLayout {
         row >= self.size_n || group >= self.groups
     }
 
-    /// Place of n and group of a packed element, padding included.
+    /// Position of n and group of a packed element, including padding.
     fn unfold(&self, element: usize) -> (usize, usize) {
         let [_, padded_groups] = self.packed_shape();
         let tile_len = self.tile.rows() * TILE_GROUPS;
@@ -122,7 +122,7 @@ impl BlockScaleLayout {
         (tile / across * self.tile.rows() + row, tile % across * TILE_GROUPS + group)
     }
 
-    /// The interleaved scales, zeros in the padding; bits stay as they are.
+    /// The interleaved scales with zeros in the padding; bits are unchanged.
     ///
     /// # Errors
     /// [`Error::Shape`] for scales of another shape, [`Error::Unsupported`] of another type.
@@ -138,8 +138,7 @@ impl BlockScaleLayout {
         rearranged(scales, rows, cols, source)
     }
 
-    /// The inverse of [`Self::pack`]; whatever stands in the padding is left out (see
-    /// [`Self::expect_zero_padding`]).
+    /// The inverse of [`Self::pack`]; the padding is ignored (see [`Self::expect_zero_padding`]).
     ///
     /// # Errors
     /// As [`Self::pack`].
@@ -150,7 +149,7 @@ impl BlockScaleLayout {
         })
     }
 
-    /// Fails unless the padding is zero, as upstream writes it.
+    /// Checks that the padding is zero, as upstream writes it.
     ///
     /// # Errors
     /// [`Error::Value`] with the first element that is not; as [`Self::pack`] otherwise.
@@ -223,8 +222,8 @@ impl Layout for BlockScaleLayout {
         Slot { element, bit: 0, width: self.ty.storage_bits() }
     }
 
-    /// Of an element of padding, the place beyond the matrix that it would have there
-    /// ([`BlockScaleLayout::is_padding`]).
+    /// For an element of padding ([`BlockScaleLayout::is_padding`]), its position outside the
+    /// matrix.
     fn locate(&self, element: usize, bit: u32) -> Place {
         assert!(element < self.packed_len() && bit < self.ty.storage_bits());
         let (place, group) = self.unfold(element);

@@ -1,23 +1,23 @@
-//! Orders of a weight's N rows.
+//! Permutations of a weight's N rows.
 
 use crate::{Error, Result};
 
-/// One change of the order of N rows.
+/// One step of a permutation of N rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RowStep {
     /// The two halves exchanged: `[w1, w3]` to `[w3, w1]`. vLLM `reorder_w1w3_to_w3w1`.
     SwapHalves,
-    /// Runs of this many rows of the first half and of the second in turn. A run of 1 is FlashInfer's
-    /// `reorder_rows_for_gated_act_gemm`, of 64 vLLM's `interleave_linear_and_gate`.
+    /// Runs of this many rows, alternating between the first and the second half. A run of 1 is
+    /// FlashInfer's `reorder_rows_for_gated_act_gemm`, of 64 vLLM's `interleave_linear_and_gate`.
     Interleave(usize),
-    /// Within each block of this many rows (16 or 32), row r goes to place
-    /// (r mod b/8) · 8 + ⌊r / (b/8)⌋: FlashInfer's `shuffle_matrix_a` with an epilogue tile of 64
-    /// (blocks of 16) or 128 (blocks of 32).
+    /// Within each block of this many rows (16 or 32), row r moves to position (r mod b/8) · 8 + ⌊r
+    /// / (b/8)⌋: FlashInfer's `shuffle_matrix_a` with an epilogue tile of 64 (blocks of 16) or 128
+    /// (blocks of 32).
     Shuffle(usize),
 }
 
 impl std::fmt::Display for RowStep {
-    /// `swap_halves`, `interleave 1`, `shuffle 32`: as converted files name them.
+    /// `swap_halves`, `interleave 1`, `shuffle 32`, as in converted files.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::SwapHalves => f.write_str("swap_halves"),
@@ -42,7 +42,7 @@ impl RowStep {
         }
     }
 
-    /// Where row `old` of `size_n` goes.
+    /// The new position of row `old` of `size_n`.
     fn target(self, size_n: usize, old: usize) -> usize {
         let half = size_n / 2;
         match self {
@@ -58,7 +58,7 @@ impl RowStep {
         }
     }
 
-    /// Which row stands at place `new`: the inverse of [`Self::target`], from the order's definition.
+    /// The row at position `new`: the inverse of [`Self::target`], derived independently.
     fn source(self, size_n: usize, new: usize) -> usize {
         let half = size_n / 2;
         match self {
@@ -76,7 +76,7 @@ impl RowStep {
     }
 }
 
-/// A permutation of N rows, made of steps that are taken one after the other.
+/// A permutation of N rows, composed of steps.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RowOrder {
     size_n: usize,
@@ -84,11 +84,10 @@ pub struct RowOrder {
 }
 
 impl RowOrder {
-    /// `steps` on `size_n` rows, the first step first; none leave the rows where they are.
+    /// Composes `steps` on `size_n` rows, first step first; no step is the identity.
     ///
     /// # Errors
-    /// [`Error::Size`] where N is not a positive multiple of what a step needs, or a step is none of
-    /// those that exist.
+    /// [`Error::Size`] if N is not a positive multiple of a step's unit, or a step is invalid.
     pub fn new(size_n: usize, steps: &[RowStep]) -> Result<Self> {
         for &step in steps {
             if matches!(step, RowStep::Interleave(0))
@@ -113,7 +112,7 @@ impl RowOrder {
         &self.steps
     }
 
-    /// The same without the steps that `drop` says.
+    /// The same order without the steps that `drop` selects.
     pub(super) fn without(&self, drop: fn(&RowStep) -> bool) -> Self {
         let steps = self.steps.iter().copied().filter(|step| !drop(step)).collect();
         Self { size_n: self.size_n, steps }
@@ -124,19 +123,19 @@ impl RowOrder {
         self.size_n
     }
 
-    /// The place of the weight's row `row`. Panics when there is no such row.
+    /// The position of the weight's row `row`. Panics if there is no such row.
     pub fn target(&self, row: usize) -> usize {
         assert!(row < self.size_n, "row {row} of {}", self.size_n);
         self.steps.iter().fold(row, |row, step| step.target(self.size_n, row))
     }
 
-    /// The weight's row at place `place`. Panics when there is no such place.
+    /// The weight's row at position `place`. Panics if there is no such position.
     pub fn source(&self, place: usize) -> usize {
         assert!(place < self.size_n, "place {place} of {}", self.size_n);
         self.steps.iter().rev().fold(place, |place, step| step.source(self.size_n, place))
     }
 
-    /// The weight's row at each place.
+    /// The weight's row at each position.
     pub fn sources(&self) -> Vec<usize> {
         (0..self.size_n).map(|place| self.source(place)).collect()
     }

@@ -1,0 +1,80 @@
+//! A kernel format as data: its names, what the command line says of it, and its option.
+//!
+//! The work of a format is its `Target` ([`super::target`]), found by the descriptor's name.
+
+/// What is said of a kernel format.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Descriptor {
+    /// The name on the command line and in the converted config.
+    pub name: &'static str,
+    /// The name for people.
+    pub title: &'static str,
+    /// What it is, in a line of help.
+    pub about: &'static str,
+    /// What runs a layer in this format, in a word or two: the head of a column.
+    pub column: &'static str,
+    /// Help: the names of the converted tensors, in lines of at most 100 columns.
+    pub tensors: &'static str,
+    /// Help: which checkpoints it takes; empty where the other help says it.
+    pub takes: &'static str,
+    /// Help: arguments of `convert` in examples.
+    pub examples: &'static [&'static str],
+    /// Whether scales and biases have the model's 16-bit type and activations may be quantized, as
+    /// the options of a conversion say.
+    pub model_dtype: bool,
+    /// The option that this format alone has.
+    pub choice: Option<Choice>,
+}
+
+/// An option of one format: a choice among names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// The option's name on the command line.
+    pub name: &'static str,
+    /// What is chosen, in a line of help.
+    pub about: &'static str,
+    /// The names to choose from. The first is the default.
+    pub values: &'static [&'static str],
+}
+
+/// The kernel format that a conversion writes, with its option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Format {
+    descriptor: &'static Descriptor,
+    chosen: usize,
+}
+
+impl Format {
+    /// The format with the default of its option.
+    pub(crate) const fn new(descriptor: &'static Descriptor) -> Self {
+        Self { descriptor, chosen: 0 }
+    }
+
+    /// What is said of it.
+    pub const fn descriptor(self) -> &'static Descriptor {
+        self.descriptor
+    }
+
+    /// The name on the command line and in the converted config.
+    pub const fn name(self) -> &'static str {
+        self.descriptor.name
+    }
+
+    /// The name for people.
+    pub const fn title(self) -> &'static str {
+        self.descriptor.title
+    }
+
+    /// Index of the chosen name in [`Choice::values`]; 0 of a format without an option.
+    pub(crate) const fn chosen(self) -> usize {
+        self.chosen
+    }
+
+    /// The format with `value` for its option `name`; `None` where it has no such option or value.
+    pub fn with(self, name: &str, value: &str) -> Option<Self> {
+        let choice = self.descriptor.choice.filter(|choice| choice.name == name)?;
+        let chosen = choice.values.iter().position(|v| *v == value)?;
+        Some(Self { chosen, ..self })
+    }
+}
