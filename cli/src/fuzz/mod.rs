@@ -180,7 +180,7 @@ pub fn run(args: &Args, color: ColorChoice) -> Result<Outcome> {
     let seed = args.seed.unwrap_or_else(crate::vectors::drawn_seed);
     let campaign = campaign(args, seed)?;
     let mut kernel = kernel(args)?;
-    let mut kernel = Given { kernel: kernel.as_mut(), reference: !args.no_reference };
+    let mut kernel = ReferenceFilter { kernel: kernel.as_mut(), reference: !args.no_reference };
     let paint = color.for_stdout();
     if !args.json {
         output::print(&text::head(&campaign, seed))?;
@@ -299,13 +299,13 @@ fn kernel(args: &Args) -> Result<Box<dyn Kernel>> {
     Ok(Box::new(ProcessKernel::new(&words, protocol, args.timeout).map_err(explained)?))
 }
 
-/// A kernel that is given the reference's packed weights, or not.
-struct Given<'k> {
+/// A kernel that receives the reference's packed weights only if `reference` is set.
+struct ReferenceFilter<'k> {
     kernel: &'k mut dyn Kernel,
     reference: bool,
 }
 
-impl Kernel for Given<'_> {
+impl Kernel for ReferenceFilter<'_> {
     fn run(
         &mut self,
         trial: &Trial,
