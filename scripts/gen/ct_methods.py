@@ -3,7 +3,7 @@
 
     python3 ct_methods.py --vllm-wheel vllm-0.21.0-….whl
 
-`ct-fp8-moe` (W8A8-FP8, one scale for a tensor, static activations) and `ct-nvfp4-moe` (W4A4) are packed by
+`ct-fp8-moe` (W8A8-FP8, one scale per tensor, static activations) and `ct-nvfp4-moe` (W4A4) are packed by
 `compressed-tensors` 0.20.0; `fp8-block-moe` follows the published recipe of `quant_method: fp8`. w1 and w3
 are quantized separately, so that their scales differ.
 
