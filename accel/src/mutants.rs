@@ -98,14 +98,14 @@ pub static MUTANTS: [Mutant; 23] = [
     Mutant::new(
         "the scale of the first row for all",
         "marlin_gemm_a8",
-        "__fmul_rn(x_scales[x_row(e)], x_factor)",
-        "__fmul_rn(x_scales[0], x_factor)",
+        "__fmul_rn(p.x_scales[p.x_row(entry)], p.x_factor)",
+        "__fmul_rn(p.x_scales[0], p.x_factor)",
     ),
     Mutant::new(
         "a column's scale is its neighbour's, 8-bit activations",
         "marlin_gemm_a8",
-        "scale[2 * j + i / 2], sum[j][m][i]",
-        "scale[2 * j], sum[j][m][i]",
+        "scale[2 * j + i / 2], chunk[j][m][i]",
+        "scale[2 * j], chunk[j][m][i]",
     ),
     Mutant::new(
         "bias of the neighbouring eight columns",

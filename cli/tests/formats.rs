@@ -45,7 +45,8 @@ fn an_option_of_one_format_is_refused_with_another() {
 
 #[test]
 fn the_help_has_every_format_with_its_option_and_example() {
-    let help = stdout(&run(["convert", "--help"]));
+    let output = run(["convert", "--help"]);
+    let help = stdout(&output);
     for text in [
         "--to kleidiai        dense rhs_packed",
         "--to flashinfer      experts' weight_packed",

@@ -85,18 +85,17 @@ struct StageReader {
         }
         weights_at = ring + warp_n / 64 * (TILE_PIECES * 16) + lane * (BITS * 4) + part * (BITS * COLUMNS / 16);
         group_at = ring + SCALES_AT + (warp_n / 64 * 64 + lane / 4 * 8) * SCALE_SIZE;
-        x_at = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
+        x_at = SwizzledRows::at(lane % 8, lane / 8);
     }
 
-    // The stage's group of that number: in 64 columns the lane's eight scales are neighbours.
+    // Group `row` of the stage: `scales` are the lane's of group 0, `zeros` the stage's.
     template <class Group>
     __device__ __forceinline__ void load_group(Group &group, const unsigned char *scales,
                                                [[maybe_unused]] unsigned zeros, int row) const {
         load_scales(group, scales + row * N_TILE * SCALE_SIZE, part);
         if constexpr (HAS_ZERO) {
             const unsigned at = (row * (N_TILE / 8) + warp_n / 64 * 8 + lane / 4) * 4;
-            const unsigned char *from = shared_pointer(zeros + at);
-            group.load_zeros(*reinterpret_cast<const unsigned *>(from), part * (2 * FRAGMENTS));
+            load_zeros(group, shared_pointer(zeros + at), part);
         }
     }
 
@@ -142,6 +141,39 @@ struct Epilogue {
         }
         return sum;
     }
+
+    // Writes the rows of y, or what the activation makes of them.
+    template <class Rows>
+    __device__ __forceinline__ void write(const Thread &thread, const Rows &rows_of_block, unsigned rows,
+                                          const Activation &activation) const {
+        // Two neighbouring columns at a time, of this rank's part of each 64; of gate and up halves those of gate.
+        constexpr unsigned PAIRS = N_TILE / RANKS / (PRODUCT == EXPERTS_GATE_UP_HALVES ? 4 : 2);
+        // Warps stay together, so that lanes can ask each other for entries.
+#pragma unroll 1
+        for (unsigned before = threadIdx.x - thread.lane; before < rows * PAIRS; before += THREADS) {
+            const unsigned row = (before + thread.lane) / PAIRS, at = (before + thread.lane) % PAIRS * 2;
+            const unsigned n = at / RANK_COLUMNS * 64 + thread.rank * RANK_COLUMNS + at % RANK_COLUMNS;
+            const size_t e = rows_of_block.entry(min(row, rows - 1));
+            if (row >= rows) {
+                continue;
+            }
+            const float2 sum = total(row, e, n);
+            if constexpr (PRODUCT == EXPERTS_GATE_UP_HALVES) {
+                const float2 up = total(row, e, n + 64);
+#pragma unroll 1
+                for (int i = 0; i < 2; ++i) {
+                    const float gate_i = i == 0 ? sum.x : sum.y, up_i = i == 0 ? up.x : up.y;
+                    p.y[e * (p.size_n / 2) + columns.n0 + n + i] =
+                        narrow(activate(activation, SILU, widen(narrow(gate_i)), widen(narrow(up_i))));
+                }
+            } else if constexpr (PRODUCT == EXPERTS_GATE_UP_PAIRS) {
+                p.y[e * (p.size_n / 2) + (columns.n0 + n) / 2] =
+                    narrow(activate(activation, SILU, widen(narrow(sum.x)), widen(narrow(sum.y))));
+            } else {
+                *reinterpret_cast<unsigned *>(p.y + e * p.size_n + columns.n0 + n) = narrow2(sum.x, sum.y);
+            }
+        }
+    }
 };
 
 // Computes the thread block's tile.
@@ -169,7 +201,7 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
     wait_for_last_kernel();
     let_next_kernel_start();
     const unsigned x_row_0 = thread.member / X_THREADS, x_piece = thread.member % X_THREADS;
-    const unsigned x_to = swizzled(x_row_0, x_piece);
+    const unsigned x_to = SwizzledRows::at(x_row_0, x_piece);
     RowPointers x_from;
     RowsExist x_exists;
     find_rows(x_from, x_exists, p, rows_of_block, x_row_0, x_piece, begin);
@@ -261,34 +293,8 @@ __device__ __forceinline__ void compute_tile(const Operands &p, const Thread &th
         sums.store(sum, memory);
     }
 
-    // Two neighbouring columns at a time, of this rank's part of each 64; of gate and up halves those of gate.
     const Epilogue epilogue = {p, columns, sums, topk_weights, expert};
-    constexpr unsigned PAIRS = N_TILE / RANKS / (PRODUCT == EXPERTS_GATE_UP_HALVES ? 4 : 2);
-    // Warps stay together, so that lanes can ask each other for entries.
-#pragma unroll 1
-    for (unsigned before = threadIdx.x - thread.lane; before < rows * PAIRS; before += THREADS) {
-        const unsigned row = (before + thread.lane) / PAIRS, at = (before + thread.lane) % PAIRS * 2;
-        const unsigned n = at / RANK_COLUMNS * 64 + thread.rank * RANK_COLUMNS + at % RANK_COLUMNS;
-        const size_t e = rows_of_block.entry(min(row, rows - 1));
-        if (row >= rows) {
-            continue;
-        }
-        const float2 sum = epilogue.total(row, e, n);
-        if constexpr (PRODUCT == EXPERTS_GATE_UP_HALVES) {
-            const float2 up = epilogue.total(row, e, n + 64);
-#pragma unroll 1
-            for (int i = 0; i < 2; ++i) {
-                const float gate_i = i == 0 ? sum.x : sum.y, up_i = i == 0 ? up.x : up.y;
-                p.y[e * (p.size_n / 2) + columns.n0 + n + i] =
-                    narrow(activate(activation, SILU, widen(narrow(gate_i)), widen(narrow(up_i))));
-            }
-        } else if constexpr (PRODUCT == EXPERTS_GATE_UP_PAIRS) {
-            p.y[e * (p.size_n / 2) + (columns.n0 + n) / 2] =
-                narrow(activate(activation, SILU, widen(narrow(sum.x)), widen(narrow(sum.y))));
-        } else {
-            *reinterpret_cast<unsigned *>(p.y + e * p.size_n + columns.n0 + n) = narrow2(sum.x, sum.y);
-        }
-    }
+    epilogue.write(thread, rows_of_block, rows, activation);
     if constexpr (RANKS > 1 && !PUSHES_SUMS) {
         // No block leaves while its sums are being read.
         cluster_arrive_relaxed();

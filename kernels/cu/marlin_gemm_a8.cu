@@ -38,9 +38,10 @@
 // Launch: grid (N / 32, blocks of rows), a warp for each chunk, WARP_BYTES of dynamic shared memory for each warp. K is a
 // multiple of 128, chunk_k too, K < 2^19.
 
+#include "formats/a8.cuh"
+#include "fragments.cuh"
 #include "half.cuh"
 #include "mma.cuh"
-#include "formats/a8.cuh"
 
 constexpr unsigned IS_FLOAT = CODES == E2M1;
 constexpr unsigned HAS_ZERO = CODES == UINT4;
@@ -56,7 +57,10 @@ constexpr unsigned WEIGHT_BYTES = STAGE_K * COLUMNS / 2;
 constexpr unsigned SCALE_BYTES = GROUPS * COLUMNS * SCALE_SIZE;
 constexpr unsigned ZERO_BYTES = HAS_ZERO * GROUPS * 32;
 constexpr unsigned X_BYTES = ROWS * STAGE_K;
-constexpr unsigned STAGE_BYTES = WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES + X_BYTES;
+constexpr unsigned SCALES_AT = WEIGHT_BYTES;
+constexpr unsigned ZEROS_AT = SCALES_AT + SCALE_BYTES;
+constexpr unsigned X_AT = ZEROS_AT + ZERO_BYTES;
+constexpr unsigned STAGE_BYTES = X_AT + X_BYTES;
 constexpr unsigned RING_BYTES = STAGES * STAGE_BYTES;
 // A row of partial sums in shared memory: 4 more than it holds, which spreads a fragment over all banks.
 constexpr unsigned PITCH = COLUMNS + 4;
@@ -123,25 +127,6 @@ __device__ __forceinline__ void load_scales(float (&scale)[4], const unsigned ch
 __device__ __forceinline__ float group_value(float sum) { return sum; }
 __device__ __forceinline__ float group_value(int sum) { return __int_as_float(sum) - INTEGER_ZERO; }
 
-// Adds the group's sums times its scales to the chunk's sums, and clears them.
-__device__ __forceinline__ void end_group(float (&sum)[2][M_TILES][4], GroupSum (&group_sum)[2][M_TILES][4],
-                                          const unsigned char *group_scales, unsigned lane) {
-    float scale[4];
-    load_scales(scale, group_scales, lane);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[j][m][i] =
-                    __fmaf_rn(group_value(group_sum[j][m][i]), scale[2 * j + i / 2], sum[j][m][i]);
-                group_sum[j][m][i] = NO_SUM;
-            }
-        }
-    }
-}
-
 // The zero points of a lane's four columns, each in every byte.
 __device__ __forceinline__ void load_zeros(unsigned (&zero)[4], unsigned word, unsigned n0) {
 #pragma unroll
@@ -150,6 +135,40 @@ __device__ __forceinline__ void load_zeros(unsigned (&zero)[4], unsigned word, u
     }
 }
 
+// The operands of an expert, as the kernel takes them.
+struct Operands {
+    const uint4 *qweight;
+    const unsigned char *scales;
+    const unsigned *zeros;
+    const unsigned short *bias;
+    const unsigned char *x;
+    const float *x_scales;
+    unsigned short *y;
+    float x_factor;
+    unsigned size_m, size_n, size_k, chunk_k;
+    const int *sorted_token_ids;  // of the thread block's rows
+    const float *topk_weights;
+    unsigned top_k;
+
+    // Advances to the weight of an expert.
+    __device__ __forceinline__ void select(size_t expert) {
+        const unsigned groups = GROUPS == 0 ? 1 : size_k / STAGE_K * GROUPS;
+        qweight += expert * (size_k / 32) * size_n;
+        scales += expert * groups * size_n * SCALE_SIZE;
+        if constexpr (HAS_ZERO) {
+            zeros += expert * groups * (size_n / 8);
+        }
+        bias = bias ? bias + expert * size_n : bias;
+    }
+
+    // The row of y that is row `row` of the thread block; size_m and above: none.
+    __device__ __forceinline__ unsigned entry(unsigned row) const {
+        return IS_MOE ? static_cast<unsigned>(sorted_token_ids[row]) : blockIdx.y * ROWS + row;
+    }
+
+    __device__ __forceinline__ unsigned x_row(unsigned entry) const { return IS_MOE ? entry / top_k : entry; }
+};
+
 // What a lane copies of each stage's weights, scales and zero points.
 struct WeightStream {
     unsigned lane, size_n;
@@ -157,17 +176,15 @@ struct WeightStream {
     const unsigned char *scale_from;
     const unsigned *zero_from;
 
-    __device__ __forceinline__ WeightStream(const uint4 *qweight, const unsigned char *scales,
-                                            const unsigned *zeros, unsigned size_n, unsigned n0, unsigned begin,
-                                            unsigned lane)
-        : lane(lane), size_n(size_n) {
-        weight_from = qweight + static_cast<size_t>(begin / 32) * size_n + n0 + lane;
+    __device__ __forceinline__ WeightStream(const Operands &p, unsigned n0, unsigned begin, unsigned lane)
+        : lane(lane), size_n(p.size_n) {
+        weight_from = p.qweight + static_cast<size_t>(begin / 32) * size_n + n0 + lane;
         if constexpr (GROUPS > 0) {
             const size_t group = begin / STAGE_K * GROUPS;
-            scale_from = scales + ((group + lane / SCALE_PIECES) * size_n + n0) * SCALE_SIZE +
+            scale_from = p.scales + ((group + lane / SCALE_PIECES) * size_n + n0) * SCALE_SIZE +
                          lane % SCALE_PIECES * 16;
             if constexpr (HAS_ZERO) {
-                zero_from = zeros + (group + lane / 2) * (size_n / 8) + n0 / 64 * 8 + lane % 2 * 4;
+                zero_from = p.zeros + (group + lane / 2) * (size_n / 8) + n0 / 64 * 8 + lane % 2 * 4;
             }
         }
     }
@@ -179,15 +196,14 @@ struct WeightStream {
             copy_async(to + (i * 32 + lane) * 16, weight_from);
             weight_from += size_n;
         }
-        to += WEIGHT_BYTES;
         if constexpr (GROUPS > 0) {
             if (lane < GROUPS * SCALE_PIECES) {
-                copy_async(to + lane * 16, scale_from);
+                copy_async(to + SCALES_AT + lane * 16, scale_from);
             }
             scale_from += static_cast<size_t>(GROUPS * SCALE_SIZE) * size_n;
             if constexpr (HAS_ZERO) {
                 if (lane < GROUPS * 2) {
-                    copy_async(to + SCALE_BYTES + lane * 16, zero_from);
+                    copy_async(to + ZEROS_AT + lane * 16, zero_from);
                 }
                 zero_from += GROUPS * (size_n / 8);
             }
@@ -195,19 +211,196 @@ struct WeightStream {
     }
 };
 
-// Copies the next stage of the rows that exist to `to`. Rows have 8 pieces of 16 bytes; piece p is stored at
-// p ^ (row % 8), so that fragments are read without bank conflicts. Rows that do not exist hold anything: they only
-// reach sums that nothing reads.
-__device__ __forceinline__ void copy_rows(unsigned to, const unsigned char *(&x_from)[X_COPIES], unsigned x_exists,
-                                          unsigned lane) {
+// What a lane copies of each stage's rows of x. Rows that do not exist are not copied: what the stage holds in their
+// place only reaches sums that nothing reads.
+struct RowStream {
+    unsigned lane;
+    const unsigned char *from[X_COPIES];
+    unsigned exists;  // bit i: the row of copy i
+
+    __device__ __forceinline__ RowStream(const Operands &p, unsigned begin, unsigned lane) : lane(lane), exists(0) {
 #pragma unroll
-    for (int i = 0; i < X_COPIES; ++i) {
-        const unsigned row = i * 4 + lane / 8;
-        if (x_exists >> i & 1u) {
-            copy_async(to + row * 128 + (lane % 8 ^ row % 8) * 16, x_from[i]);
+        for (int i = 0; i < X_COPIES; ++i) {
+            const unsigned e = p.entry(i * 4 + lane / 8);
+            const bool is_row = e < p.size_m;
+            exists |= static_cast<unsigned>(is_row) << i;
+            from[i] = p.x + static_cast<size_t>(is_row ? p.x_row(e) : 0) * p.size_k + begin + lane % 8 * 16;
         }
-        x_from[i] += STAGE_K;
     }
+
+    // Copies the next stage to `to`.
+    __device__ __forceinline__ void copy(unsigned to) {
+#pragma unroll
+        for (int i = 0; i < X_COPIES; ++i) {
+            if (exists >> i & 1u) {
+                copy_async(to + SwizzledRows::at(i * 4 + lane / 8, lane % 8), from[i]);
+            }
+            from[i] += STAGE_K;
+        }
+    }
+};
+
+// A lane's sums: of fragment j, eight rows m, and element i of an accumulator.
+struct Sums {
+    float chunk[2][M_TILES][4];
+    GroupSum group[2][M_TILES][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    chunk[j][m][i] = 0.0f;
+                    group[j][m][i] = NO_SUM;
+                }
+            }
+        }
+    }
+
+    // Adds the group's sums times its scales to the chunk's sums, and clears them.
+    __device__ __forceinline__ void end_group(const unsigned char *group_scales, unsigned lane) {
+        float scale[4];
+        load_scales(scale, group_scales, lane);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    chunk[j][m][i] = __fmaf_rn(group_value(group[j][m][i]), scale[2 * j + i / 2], chunk[j][m][i]);
+                    group[j][m][i] = NO_SUM;
+                }
+            }
+        }
+    }
+
+    // Stores the chunk's sums in shared memory.
+    __device__ __forceinline__ void store(float *to, unsigned lane) const {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float value = GROUPS > 0 ? chunk[j][m][i]
+                                                   : static_cast<float>(group[j][m][i]) * (1.0f / PRODUCT_UNIT);
+                    to[(m * 8 + Accumulator::row(lane, i)) * PITCH + j * 16 + Accumulator::column(lane, i)] = value;
+                }
+            }
+        }
+    }
+};
+
+// Adds the products of a stage, which is at `stage`. A lane's columns are 8c + lane / 4 for c = 0..3; fragment j holds
+// those of c = 2j and 2j + 1.
+__device__ __forceinline__ void add_stage(Sums &sums, unsigned (&zero)[4], const unsigned char *stage, unsigned x_at,
+                                          unsigned n0, unsigned lane) {
+    constexpr int GROUP_STEPS = 4 / STAGE_GROUPS;
+    const uint4 *stage_codes = reinterpret_cast<const uint4 *>(stage) + lane;
+    unsigned b[M_TILES][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        if (step % 2 == 0) {
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                load_matrices(b[m], x_at + m * 1024 + SwizzledRows::at(lane % 8, step * 2 + lane / 8));
+            }
+        }
+        if constexpr (HAS_ZERO && GROUPS > 0) {
+            if (step % GROUP_STEPS == 0) {
+                const unsigned *group_zeros = reinterpret_cast<const unsigned *>(stage + ZEROS_AT);
+                load_zeros(zero, group_zeros[step / GROUP_STEPS * 8 + lane / 4], n0);
+            }
+        }
+        const uint4 codes = stage_codes[step * 32];
+        const unsigned words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            using Dequantizer = Codes8<CodeType{CODES}, IS_FP8>;
+            const unsigned a[4] = {
+                Dequantizer::numbers<0>(words[2 * j], zero[2 * j]),
+                Dequantizer::numbers<0>(words[2 * j + 1], zero[2 * j + 1]),
+                Dequantizer::numbers<1>(words[2 * j], zero[2 * j]),
+                Dequantizer::numbers<1>(words[2 * j + 1], zero[2 * j + 1]),
+            };
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                multiply_add_8(sums.group[j][m], a, b[m][step % 2 * 2], b[m][step % 2 * 2 + 1]);
+            }
+        }
+        if constexpr (GROUPS > 0) {
+            if ((step + 1) % GROUP_STEPS == 0) {
+                sums.end_group(stage + SCALES_AT + step / GROUP_STEPS * COLUMNS * SCALE_SIZE, lane);
+            }
+        }
+    }
+}
+
+// Adds the products of a warp's chunk of k, from `begin` on, through the warp's ring in shared memory.
+__device__ __forceinline__ void add_chunk(Sums &sums, const Operands &p, const unsigned char *ring, unsigned begin,
+                                          unsigned n0, unsigned lane) {
+    const unsigned stages = (min(begin + p.chunk_k, p.size_k) - begin) / STAGE_K;
+    const unsigned ring_at = shared_address(ring);
+    WeightStream weights(p, n0, begin, lane);
+    RowStream rows(p, begin, lane);
+    const auto issue = [&](unsigned stage) {
+        if (stage < stages) {
+            const unsigned to = ring_at + stage % STAGES * STAGE_BYTES;
+            weights.copy(to);
+            rows.copy(to + X_AT);
+        }
+        copy_commit();
+    };
+    unsigned zero[4] = {0x08080808u, 0x08080808u, 0x08080808u, 0x08080808u};
+    if constexpr (HAS_ZERO && GROUPS == 0) {
+        load_zeros(zero, p.zeros[n0 / 64 * 8 + lane / 4], n0);
+    }
+    sums.clear();
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        issue(stage);
+    }
+    for (unsigned stage = 0; stage < stages; ++stage) {
+        copy_wait<STAGES - 2>();
+        // All copies of the warp have landed, and its lanes are done with the stage refilled next.
+        __syncwarp();
+        issue(stage + STAGES - 1);
+        const unsigned slot = stage % STAGES * STAGE_BYTES;
+        add_stage(sums, zero, ring + slot, ring_at + slot + X_AT, n0, lane);
+    }
+}
+
+// Adds the chunks' sums for row `row` and columns n and n + 1 of the thread block, finishes them and writes them to y.
+__device__ __forceinline__ void write_pair(const Operands &p, const float *sums, unsigned entry, unsigned row,
+                                           unsigned n0, unsigned n) {
+    const float x_scale = __fmul_rn(p.x_scales[p.x_row(entry)], p.x_factor);
+    float total[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        total[i] = sums[row * PITCH + n + i];
+        for (unsigned c = 1; c < blockDim.x / 32; ++c) {
+            const float more = sums[c * (SUM_BYTES / 4) + row * PITCH + n + i];
+            total[i] = __fadd_rn(total[i], more);
+        }
+        total[i] = __fmul_rn(total[i], x_scale);
+        // Marlin's single order.
+        const unsigned at = n0 + n % 8 / 2 * 8 + n / 8 * 2 + i;
+        if constexpr (GROUPS == 0) {
+            const float scale = widen(reinterpret_cast<const unsigned short *>(p.scales)[at]);
+            total[i] = __fmul_rn(total[i], IS_FP8 ? scale * PRODUCT_UNIT : scale);
+        }
+        if (p.bias) {
+            total[i] = __fadd_rn(total[i], widen(p.bias[at]));
+        }
+        if constexpr (IS_MOE) {
+            if (p.topk_weights) {
+                total[i] = __fmul_rn(total[i], p.topk_weights[entry]);
+            }
+        }
+    }
+    *reinterpret_cast<unsigned *>(p.y + static_cast<size_t>(entry) * p.size_n + n0 + n) = narrow2(total[0], total[1]);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -232,6 +425,8 @@ extern "C" __global__ void __launch_bounds__(256)
     extern __shared__ __align__(16) unsigned char memory[];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned n0 = blockIdx.x * COLUMNS;
+    Operands p = {qweight, scales, zeros,  bias,    x,                x_scales,     y,    x_factor,
+                  size_m,  size_n, size_k, chunk_k, sorted_token_ids, topk_weights, top_k};
     if constexpr (IS_MOE) {
         if (blockIdx.y * ROWS >= static_cast<unsigned>(*num_tokens_post_padded)) {
             return;
@@ -240,171 +435,22 @@ extern "C" __global__ void __launch_bounds__(256)
         if (expert < 0) {
             return;
         }
-        const unsigned groups = GROUPS == 0 ? 1 : size_k / STAGE_K * GROUPS;
-        sorted_token_ids += static_cast<size_t>(blockIdx.y) * ROWS;
-        qweight += static_cast<size_t>(expert) * (size_k / 32) * size_n;
-        scales += static_cast<size_t>(expert) * groups * size_n * SCALE_SIZE;
-        if constexpr (HAS_ZERO) {
-            zeros += static_cast<size_t>(expert) * groups * (size_n / 8);
-        }
-        bias = bias ? bias + static_cast<size_t>(expert) * size_n : bias;
+        p.sorted_token_ids += static_cast<size_t>(blockIdx.y) * ROWS;
+        p.select(expert);
     }
-    const auto entry = [&](unsigned row) {
-        return IS_MOE ? static_cast<unsigned>(sorted_token_ids[row]) : blockIdx.y * ROWS + row;
-    };
-    const auto x_row = [&](unsigned entry) { return IS_MOE ? entry / top_k : entry; };
-
-    // This warp's chunk of k.
-    const unsigned begin = warp * chunk_k;
-    const unsigned stages = (min(begin + chunk_k, size_k) - begin) / STAGE_K;
-
-    const unsigned ring = shared_address(memory) + warp * RING_BYTES;
-    WeightStream weights(qweight, scales, zeros, size_n, n0, begin, lane);
-    const unsigned char *x_from[X_COPIES];
-    unsigned x_exists = 0;  // bit i: the row of copy i exists
-#pragma unroll
-    for (int i = 0; i < X_COPIES; ++i) {
-        const unsigned e = entry(i * 4 + lane / 8);
-        const bool exists = e < size_m;
-        x_exists |= static_cast<unsigned>(exists) << i;
-        x_from[i] =
-            x + static_cast<size_t>(exists ? x_row(e) : 0) * size_k + begin + lane % 8 * 16;
-    }
-    const auto issue = [&](unsigned stage) {
-        if (stage < stages) {
-            const unsigned to = ring + stage % STAGES * STAGE_BYTES;
-            weights.copy(to);
-            copy_rows(to + (WEIGHT_BYTES + SCALE_BYTES + ZERO_BYTES), x_from, x_exists, lane);
-        }
-        copy_commit();
-    };
-
-    // A lane's columns are 8c + lane / 4 for c = 0..3; fragment j holds those of c = 2j and 2j + 1.
-    unsigned zero[4] = {0x08080808u, 0x08080808u, 0x08080808u, 0x08080808u};
-    if constexpr (HAS_ZERO && GROUPS == 0) {
-        load_zeros(zero, zeros[n0 / 64 * 8 + lane / 4], n0);
-    }
-
-    float sum[2][M_TILES][4];
-    GroupSum group_sum[2][M_TILES][4];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sum[j][m][i] = 0.0f;
-                group_sum[j][m][i] = NO_SUM;
-            }
-        }
-    }
-
-#pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-        issue(stage);
-    }
-    for (unsigned stage = 0; stage < stages; ++stage) {
-        copy_wait<STAGES - 2>();
-        // All copies of the warp have landed, and its lanes are done with the stage refilled next.
-        __syncwarp();
-        issue(stage + STAGES - 1);
-
-        const unsigned offset = warp * RING_BYTES + stage % STAGES * STAGE_BYTES;
-        const uint4 *stage_codes = reinterpret_cast<const uint4 *>(memory + offset) + lane;
-        [[maybe_unused]] const unsigned char *group_data = memory + offset + WEIGHT_BYTES;
-        const unsigned x_at = ring + stage % STAGES * STAGE_BYTES + WEIGHT_BYTES + SCALE_BYTES +
-                              ZERO_BYTES + lane % 8 * 128;
-        constexpr int GROUP_STEPS = 4 / STAGE_GROUPS;
-        unsigned b[M_TILES][4];
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-            if (step % 2 == 0) {
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    const unsigned piece = step * 2 + lane / 8;
-                    load_matrices(b[m], x_at + m * 1024 + (piece ^ lane % 8) * 16);
-                }
-            }
-            if constexpr (HAS_ZERO && GROUPS > 0) {
-                if (step % GROUP_STEPS == 0) {
-                    const unsigned *group_zeros = reinterpret_cast<const unsigned *>(group_data + SCALE_BYTES);
-                    load_zeros(zero, group_zeros[step / GROUP_STEPS * 8 + lane / 4], n0);
-                }
-            }
-            const uint4 codes = stage_codes[step * 32];
-            const unsigned words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const unsigned a[4] = {
-                    Codes8<CodeType{CODES}, IS_FP8>::numbers<0>(words[2 * j], zero[2 * j]),
-                    Codes8<CodeType{CODES}, IS_FP8>::numbers<0>(words[2 * j + 1], zero[2 * j + 1]),
-                    Codes8<CodeType{CODES}, IS_FP8>::numbers<1>(words[2 * j], zero[2 * j]),
-                    Codes8<CodeType{CODES}, IS_FP8>::numbers<1>(words[2 * j + 1], zero[2 * j + 1]),
-                };
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    multiply_add_8(group_sum[j][m], a, b[m][step % 2 * 2], b[m][step % 2 * 2 + 1]);
-                }
-            }
-            if constexpr (GROUPS > 0) {
-                if ((step + 1) % GROUP_STEPS == 0) {
-                    end_group(sum, group_sum, group_data + step / GROUP_STEPS * COLUMNS * SCALE_SIZE, lane);
-                }
-            }
-        }
-    }
+    Sums sums;
+    add_chunk(sums, p, memory + warp * RING_BYTES, warp * chunk_k, n0, lane);
 
     // Every ring is read: the sums replace them.
     copy_wait<0>();
     __syncthreads();
-    float *sums = reinterpret_cast<float *>(memory) + warp * (SUM_BYTES / 4);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float value = GROUPS > 0 ? sum[j][m][i]
-                                               : static_cast<float>(group_sum[j][m][i]) * (1.0f / PRODUCT_UNIT);
-                // Column lane / 4 (+ 8), row 2 (lane % 4) (+ 1).
-                sums[(m * 8 + lane % 4 * 2 + i % 2) * PITCH + j * 16 + i / 2 * 8 + lane / 4] = value;
-            }
-        }
-    }
+    float *sums_of_chunks = reinterpret_cast<float *>(memory);
+    sums.store(sums_of_chunks + warp * (SUM_BYTES / 4), lane);
     __syncthreads();
-
-    const float *of_chunks = reinterpret_cast<const float *>(memory);
     for (unsigned pair = threadIdx.x; pair < ROWS * COLUMNS / 2; pair += blockDim.x) {
-        const unsigned row = pair / (COLUMNS / 2), n = pair % (COLUMNS / 2) * 2, e = entry(row);
-        if (e >= size_m) {
-            continue;
+        const unsigned row = pair / (COLUMNS / 2), n = pair % (COLUMNS / 2) * 2, entry = p.entry(row);
+        if (entry < size_m) {
+            write_pair(p, sums_of_chunks, entry, row, n0, n);
         }
-        const float x_scale = __fmul_rn(x_scales[x_row(e)], x_factor);
-        float total[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            total[i] = of_chunks[row * PITCH + n + i];
-            for (unsigned c = 1; c < blockDim.x / 32; ++c) {
-                const float more = of_chunks[c * (SUM_BYTES / 4) + row * PITCH + n + i];
-                total[i] = __fadd_rn(total[i], more);
-            }
-            total[i] = __fmul_rn(total[i], x_scale);
-            // Marlin's single order.
-            const unsigned at = n0 + n % 8 / 2 * 8 + n / 8 * 2 + i;
-            if constexpr (GROUPS == 0) {
-                const float scale = widen(reinterpret_cast<const unsigned short *>(scales)[at]);
-                total[i] = __fmul_rn(total[i], IS_FP8 ? scale * PRODUCT_UNIT : scale);
-            }
-            if (bias) {
-                total[i] = __fadd_rn(total[i], widen(bias[at]));
-            }
-            if constexpr (IS_MOE) {
-                if (topk_weights) {
-                    total[i] = __fmul_rn(total[i], topk_weights[e]);
-                }
-            }
-        }
-        *reinterpret_cast<unsigned *>(y + static_cast<size_t>(e) * size_n + n0 + n) =
-            narrow2(total[0], total[1]);
     }
 }

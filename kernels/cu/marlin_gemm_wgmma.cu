@@ -31,6 +31,7 @@
 
 #include "depend.cuh"
 #include "dequantize.cuh"
+#include "fragments.cuh"
 #include "mma.cuh"
 #include "wgmma.cuh"
 #include "wgmma_ring.cuh"
@@ -55,18 +56,17 @@ __device__ __forceinline__ void release(unsigned memory, unsigned slot, unsigned
     }
 }
 
-// The scales of group `row` of the stage in that slot.
+// Loads group `row` of the stage in that slot: in 64 columns the lane's eight are neighbours.
 template <class Group>
-__device__ __forceinline__ void load_group(Group &group, const WarpColumns &warp,
-                                           const unsigned char *pointer, unsigned slot, int row) {
-    const unsigned char *from =
-        pointer + SCALES_AT + slot * SCALE_BYTES +
-        (row * N_TILE + warp.warp_n / 64 * 64 + warp.lane / 4 * 8) * SCALE_SIZE;
+__device__ __forceinline__ void load_group(Group &group, const WarpColumns &warp, const unsigned char *pointer,
+                                           unsigned slot, int row) {
+    const unsigned char *from = pointer + SCALES_AT + slot * SCALE_BYTES +
+                                (row * N_TILE + warp.warp_n / 64 * 64 + warp.lane / 4 * 8) * SCALE_SIZE;
     load_scales(group, from, warp.part);
     if constexpr (HAS_ZERO) {
         from = pointer + ZEROS_AT + slot * ZERO_BYTES + row * (N_TILE / 2) + warp.warp_n / 64 * 32 +
                warp.lane / 4 * 4;
-        group.load_zeros(*reinterpret_cast<const unsigned *>(from), warp.part * (2 * FRAGMENTS));
+        load_zeros(group, from, warp.part);
     }
 }
 
@@ -240,7 +240,7 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
             }
         }
     }
-    // The warpgroup's boxes follow each other, in the 128-byte swizzle: piece i of a row is stored at i ^ (row % 8).
+    // The warpgroup's boxes of swizzled rows follow each other.
     constexpr unsigned WARPGROUP_N = 4 * COLUMNS;
     const unsigned group_n = warp.warp_n / WARPGROUP_N * WARPGROUP_N;
     const bool is_writer = warp.warp_n == group_n && lane == 0;
@@ -277,10 +277,10 @@ __device__ __forceinline__ void write_tile(const Product &p, const TensorMap &y_
         }
 #pragma unroll
         for (int i = 0; i < 2 * EIGHTHS; i += 4) {
-            const unsigned matrix = i + lane / 8, row = first + matrix / EIGHTHS * 8 + lane % 8;
-            const unsigned at = (warp.warp_n % 64 / 8 + matrix % EIGHTHS) ^ lane % 8;
+            const unsigned matrix = i + lane / 8, row_0 = first + matrix / EIGHTHS * 8;
+            const unsigned at = SwizzledRows::at(lane % 8, warp.warp_n % 64 / 8 + matrix % EIGHTHS);
             const unsigned four[4] = {packed[i], packed[i + 1], packed[i + 2], packed[i + 3]};
-            store_matrices_transposed(box + row * 128 + at * 16, four);
+            store_matrices_transposed(box + row_0 * 128 + at, four);
         }
     }
     fence_async_proxy();

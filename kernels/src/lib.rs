@@ -79,6 +79,7 @@ const PARTS: &[(&str, &str)] = files!("parts/", ".cuh":
     "formats/scales"
     "formats/types"
     "formats/uint8b128"
+    "fragments"
     "gemm_operands"
     "gemm_sizes"
     "gemm_streams"

@@ -5,7 +5,7 @@ use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::select::{CUDA_WEIGHTS, CudaScales, CudaWeight};
 
-/// Whether a product reads groups of this size: 0 means all of k.
+/// Whether a product reads groups of this size; 0 is all of k.
 fn takes(weight: &CudaWeight, group: usize) -> bool {
     weight.groups.contain(if group == 0 { GroupSize::Channel } else { GroupSize::Of(group) })
 }

@@ -4,11 +4,12 @@
 
 #include "barrier.cuh"
 #include "cluster.cuh"
+#include "fragments.cuh"
 #include "gemm_sizes.cuh"
 #include "mma.cuh"
 
-// A lane's partial sums of its chunk: column lane / 4 (+ 8), row 2 (lane % 4) (+ 1) of each fragment of the warp's
-// columns, which begin at warp_n in the tile.
+// A lane's partial sums of its chunk: an accumulator for each fragment of the warp's columns, which begin at warp_n in
+// the tile.
 struct ChunkSums {
     unsigned memory;  // of the thread block
     unsigned chunks, rows, team, warp_n, lane;
@@ -25,13 +26,14 @@ struct ChunkSums {
     // Pushes the sums of chunk `own_chunk` to the ranks that add them up, and waits for those pushed here.
     __device__ __forceinline__ void push(const float (&sum)[FRAGMENTS][M_TILES][4],
                                          unsigned own_chunk) const {
-        const unsigned row_0 = lane % 4 * 2, sums = memory + SUMS_AT;
+        const unsigned row_0 = Accumulator::row(lane, 0), sums = memory + SUMS_AT;
         // Barriers of all ranks are ready.
         cluster_wait();
         if (own_chunk < chunks) {
             // A rank has a warp's columns, or the warp several ranks'.
             const unsigned first = row_0 * SUM_ROW + own_chunk * SUM_CHUNK +
-                                   warp_n / 64 * RANK_COLUMNS + warp_n % 64 % RANK_COLUMNS + lane / 4;
+                                   warp_n / 64 * RANK_COLUMNS + warp_n % 64 % RANK_COLUMNS +
+                                   Accumulator::column(lane, 0);
 #pragma unroll
             for (int i = 0; i < 2 * FRAGMENTS; ++i) {
                 const unsigned to_rank = warp_n % 64 / RANK_COLUMNS + i * 8 / RANK_COLUMNS;
@@ -58,6 +60,7 @@ struct ChunkSums {
     // Stores the sums in the rings' memory, which no thread reads any more, and waits for all threads' sums.
     __device__ __forceinline__ void store(const float (&sum)[FRAGMENTS][M_TILES][4],
                                           unsigned char *pointer) const {
+        // From the row and the column of an accumulator's element 0.
         float *first = reinterpret_cast<float *>(pointer) + team * SUM_CHUNK +
                        lane % 4 * 2 * SUM_ROW + warp_n + lane / 4;
 #pragma unroll

@@ -52,6 +52,12 @@ __device__ __forceinline__ void load_scales(Group &group, const unsigned char *s
     }
 }
 
+// Loads a group's zero points: `zeros` are those of the lane's eight columns.
+template <class Group>
+__device__ __forceinline__ void load_zeros(Group &group, const unsigned char *zeros, unsigned part) {
+    group.load_zeros(*reinterpret_cast<const unsigned *>(zeros), part * (2 * FRAGMENTS));
+}
+
 // Loads the scales of a weight's only group: position(c) is the one of the lane's column c + lane / 4.
 template <class Group, class Position>
 __device__ __forceinline__ void load_single_scales(Group &group, const unsigned char *scales,

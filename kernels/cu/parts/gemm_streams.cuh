@@ -1,14 +1,9 @@
 #pragma once
 // The copies of a team of marlin_gemm.cu into its ring of stages.
 
+#include "fragments.cuh"
 #include "gemm_operands.cuh"
 #include "mma.cuh"
-
-// A swizzle of rows of 128 bytes: 16-byte piece p of a row is stored at p ^ (row % 8), so that a fragment's rows
-// lie in different banks.
-__device__ __forceinline__ unsigned swizzled(unsigned row, unsigned piece) {
-    return row * 128 + (piece ^ row % 8) * 16;
-}
 
 // A thread's copies of weights, scales and zero points. Each next piece of the weights is LANES further in the stage,
 // in a later row of 16 k or in the same one. Steps count bytes.

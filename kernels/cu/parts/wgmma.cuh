@@ -94,8 +94,8 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// The descriptor of rows of 64 16-bit values, 128 bytes each, in the 128-byte swizzle: 16-byte piece p is stored at
-// p ^ (row % 8). The first row is at a multiple of 1024 bytes. Add 2 to advance by 16 values.
+// The descriptor of SwizzledRows (fragments.cuh) of 64 16-bit values. The first row is at a multiple of 1024 bytes.
+// Add 2 to advance by 16 values.
 __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned address) {
     constexpr unsigned long long SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 / 16;
     return SWIZZLE_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3FFFFu) / 16;

@@ -22,7 +22,7 @@ pub struct Descriptor {
     pub examples: &'static [&'static str],
     /// Whether scales and biases have the model's 16-bit type and activations may be quantized, as
     /// the options of a conversion say.
-    pub typed: bool,
+    pub model_dtype: bool,
     /// The option that this format alone has.
     pub choice: Option<Choice>,
 }

@@ -131,7 +131,7 @@ impl Options {
     /// # Errors
     /// [`ConvertError::Dtype`], [`ConvertError::Rank`], [`ConvertError::Activations`].
     pub fn settings(&self, model: &Model<'_>) -> Result<Settings, ConvertError> {
-        if !self.format.descriptor().typed && self.input != InputDtype::Model {
+        if !self.format.descriptor().model_dtype && self.input != InputDtype::Model {
             return Err(ConvertError::Activations { format: self.format.name() });
         }
         for (name, Ranks { size, rank }) in [("tp_rank", self.tp), ("ep_rank", self.ep)] {
@@ -139,7 +139,7 @@ impl Options {
                 return Err(ConvertError::Rank { name, rank, size });
             }
         }
-        let dtype = match (self.format.descriptor().typed, self.dtype) {
+        let dtype = match (self.format.descriptor().model_dtype, self.dtype) {
             (true, Some(dtype)) => dtype,
             (true, None) => dtype(model)?,
             // Its scales and biases have types of their own.

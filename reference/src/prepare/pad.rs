@@ -29,7 +29,7 @@ pub enum Mxfp4Backend {
 }
 
 impl Mxfp4Backend {
-    /// Every backend with upstream's name; `TRITON` means any other.
+    /// Every backend with upstream's name; `TRITON` is any other.
     pub const NAMED: [(&'static str, Self); 5] = [
         ("DEEPGEMM_MXFP4", Self::DeepGemm),
         ("MARLIN", Self::Marlin),

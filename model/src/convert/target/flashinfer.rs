@@ -128,7 +128,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
 --to flashinfer takes NVFP4 experts and compressed-tensors W4A16 experts in groups of 32 (mxint4).
 --skip-unsupported copies the rest of the model unchanged.",
     examples: &["model out --to flashinfer --nvfp4-backend VLLM_CUTLASS --skip-unsupported"],
-    typed: false,
+    model_dtype: false,
     choice: Some(Choice {
         name: "nvfp4-backend",
         about: "the kernel that NVFP4 is for, by upstream's name [default: FLASHINFER_TRTLLM]",

@@ -53,7 +53,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
 W4A8 (int-quantized or pack-quantized) and W4A16, and GPTQ. Each file describes its layers in its
 metadata, so `marlinspike run` needs only the file.",
     examples: &["model out --to kleidiai"],
-    typed: false,
+    model_dtype: false,
     choice: Some(Choice {
         name: "nr",
         about: "columns of a block [default: 8, as PyTorch packs]",

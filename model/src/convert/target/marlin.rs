@@ -56,7 +56,7 @@ pub const FORMAT: Format = Format::new(&Descriptor {
         "model out --to marlin --tp-size 2 --tp-rank 1",
         "model out --to marlin --input-dtype int8",
     ],
-    typed: true,
+    model_dtype: true,
     choice: None,
 });
 

@@ -1,5 +1,5 @@
-//! A layer of a converted folder whose format has kernels elsewhere, unpacked to the hub: what runs is
-//! what the kernel's bytes stand for.
+//! A layer of a folder converted for kernels elsewhere: its packed bytes are unpacked to the hub, and
+//! the result runs.
 
 use marlinspike::config::QuantConfig;
 use marlinspike::method::Quantizer;
@@ -81,8 +81,7 @@ fn quantizer(entry: &Entry<'_>) -> Result<Quantizer> {
     Ok(scales.map_or(Quantizer::None, Quantizer::Nvfp4))
 }
 
-/// What is to be said where the checkpoint's method quantizes activations and the format's kernels do
-/// not.
+/// The note for a checkpoint whose method quantizes activations, in a format whose kernels do not.
 fn quantized_by_checkpoint(format: Format, section: &Value, module: &str) -> Option<String> {
     if !format.target().keeps_activations() {
         return None;
