@@ -1,5 +1,5 @@
-//! `bench`: what `bench cpu` prints of tiny shapes is consistent, and wrong arguments are refused
-//! before anything is measured; `bench gpu` where there is no GPU.
+//! `bench`: the output of `bench cpu` on tiny shapes is consistent; wrong arguments are rejected
+//! before any measurement; `bench gpu` without a GPU is an error.
 #![allow(missing_docs)]
 
 mod support;

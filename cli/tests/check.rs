@@ -1,5 +1,5 @@
-//! `marlinspike check` as it is run: golden cases pass, copies of them made wrong fail and say
-//! where and why.
+//! `marlinspike check` as a program: golden cases pass; modified copies fail, with the place and
+//! the reason.
 
 mod support;
 

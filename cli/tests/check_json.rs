@@ -1,4 +1,5 @@
-//! `check --json`: every line is as docs/src/check.schema.json says, whatever became of the run.
+//! `check --json`: every line conforms to docs/src/check.schema.json, whatever the result of the
+//! run.
 
 #[path = "schema/mod.rs"]
 mod schema;

@@ -1,4 +1,4 @@
-//! Files that ask for too much, nest too deeply or have wrong shapes: every other file keeps its
+//! Files that are too large, nested too deeply or of wrong shapes: every other file keeps its
 //! verdict, in `--json` too.
 
 mod support;

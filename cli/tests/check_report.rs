@@ -1,4 +1,5 @@
-//! `marlinspike check --report`: the page is whole, stands alone, and says what the table says.
+//! `marlinspike check --report`: the page is complete, needs no other file, and agrees with the
+//! table.
 
 mod support;
 

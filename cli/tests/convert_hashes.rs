@@ -1,5 +1,5 @@
-//! The hashes of a converted folder's manifest, held to `sha256sum`, which shares no code with this
-//! program.
+//! The hashes of a converted folder's manifest, compared with `sha256sum`, which shares no code
+//! with this program.
 #![allow(missing_docs)]
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! `convert --input-dtype`: codes and scales for int8 and fp8 activations, held to the weights they
-//! were made of, and weights for which Marlin has no such kernel.
+//! `convert --input-dtype`: codes and scales for int8 and fp8 activations, compared with the
+//! source weights; weights that no such Marlin kernel supports.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]

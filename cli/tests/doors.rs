@@ -1,4 +1,4 @@
-//! What the program does with hostile files and arguments out of range, at every door.
+//! Hostile files and out-of-range arguments, for every command.
 #![allow(missing_docs)]
 
 mod support;

@@ -1,5 +1,5 @@
-//! Real families through `convert` and `run`: transformers' blocks with their experts in 8 bits, and
-//! what must be refused or labelled.
+//! Model families through `convert` and `run`: transformers' blocks with their experts in 8 bits,
+//! and the models that must be rejected or labelled.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]

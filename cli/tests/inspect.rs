@@ -1,4 +1,4 @@
-//! `inspect`: the program's answer about the sample checkpoints, as a machine reads it.
+//! `inspect --json` on the sample checkpoints.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]

@@ -1,7 +1,8 @@
 //! FP8, MXFP8, MXFP4, NVFP4 and integer experts from checkpoint to layer.
 //!
-//! The golden checkpoints' stages were computed apart from this project (`scripts/gen/ct_methods.py`);
-//! those of the other formats are held to the definition by `--check`.
+//! The golden checkpoints' stages were computed independently of this project
+//! (`scripts/gen/ct_methods.py`); `--check` compares those of the other formats with the
+//! definition.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]

@@ -1,5 +1,5 @@
-//! `run`: what comes out of a packed or an original checkpoint is what the definition gives for
-//! columns that are read from the checkpoint here.
+//! `run`: outputs for packed and original checkpoints equal the definition on columns that the
+//! test reads from the checkpoint.
 #![allow(missing_docs)]
 
 #[path = "../../model/tests/common/mod.rs"]

@@ -1,5 +1,5 @@
-//! `marlinspike schema`: the page of the book is what the program prints, JSON Schema takes every
-//! config of every lattice, and each example writes a case that is read.
+//! `marlinspike schema`: the book's page equals the program's output, JSON Schema accepts every
+//! config of every lattice, and each example writes a readable case.
 #![allow(missing_docs)]
 
 #[path = "schema/mod.rs"]

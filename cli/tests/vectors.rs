@@ -1,5 +1,4 @@
-//! `vectors`: the same seed gives the same bytes, whatever was written before, and wrong usage is
-//! bad input.
+//! `vectors`: a seed always gives the same bytes, and wrong usage is bad input.
 #![allow(missing_docs)]
 
 mod support;

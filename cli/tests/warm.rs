@@ -1,4 +1,4 @@
-//! `warm`: what is listed, what is refused, and what is in the cache afterwards.
+//! `warm`: the list of kernels, rejected arguments, and the contents of the cache.
 #![allow(missing_docs)]
 
 use std::io::Write as _;

@@ -1,5 +1,4 @@
-//! `convert`: what comes out is what vLLM makes, and unpacks to what went in, for every format and
-//! rank.
+//! `convert`: outputs equal vLLM's and unpack to the source weights, for every format and rank.
 #![allow(missing_docs)]
 
 mod common;

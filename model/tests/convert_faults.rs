@@ -1,5 +1,5 @@
-//! `convert` on a file system that fails: at every call, in every way. Afterwards the same command
-//! ends with the right bytes, and a folder that says "complete" always has them.
+//! `convert` on a file system that fails, at every call and in every way. Repeating the command
+//! then gives the right bytes, and a folder marked complete always has them.
 #![allow(missing_docs)]
 
 mod common;

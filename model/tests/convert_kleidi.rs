@@ -1,5 +1,5 @@
-//! `convert --to kleidiai`: the bytes are those of the layout's definition, given columns that are
-//! read from the checkpoint here, and what the operator cannot run is refused.
+//! `convert --to kleidiai`: the bytes equal the layout's definition on columns that the test reads
+//! from the checkpoint; weights that the operator cannot run are rejected.
 #![allow(missing_docs)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Runs of `convert`: interrupted ones leave whole files only and continue to the same bytes, the
-//! memory has a bound, and what cannot be converted is named.
+//! Runs of `convert`: interrupted runs leave only complete files and continue to the same bytes,
+//! memory is bounded, and errors name the layers that cannot be converted.
 #![allow(missing_docs)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Checkpoints with act-order, whose scales have rows that no group uses, or lack rows.
+//! Checkpoints with act-order whose scales have rows without a group, or lack rows.
 #![allow(missing_docs)]
 
 mod common;

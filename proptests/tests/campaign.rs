@@ -1,4 +1,4 @@
-//! Campaigns over cases: what is found, how small it becomes, what is kept.
+//! Campaigns over cases: findings, shrinking, kept cases.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Operations over whole cases in the kit: the reference obeys, every known mistake falls.
+//! Properties of operations on whole cases: the reference passes, every mutant is rejected.
 
 use marlinspike_proptests::mutants;
 use marlinspike_proptests::{Config, Operation, Reference, ops, run};

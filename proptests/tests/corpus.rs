@@ -1,5 +1,5 @@
-//! The fuzzers' corpus and many mutations of it, on stable: nothing panics, and every hostile
-//! file gives the error of its own name.
+//! The fuzzers' corpus and many mutations of it, on stable Rust: nothing panics, and every hostile
+//! file gives the error of its name.
 
 use std::path::Path;
 

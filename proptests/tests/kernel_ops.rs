@@ -1,4 +1,4 @@
-//! The operations that kernels run: the reference obeys their laws, and wrong variants fall.
+//! Properties of the operations that kernels run: the reference passes, and mutants are rejected.
 
 use marlinspike_proptests::ops::*;
 use marlinspike_proptests::{Config, Operation, Reference, Subject, SubjectError, laws, run};

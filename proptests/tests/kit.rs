@@ -1,4 +1,4 @@
-//! The kit passes what is right and rejects every known mistake.
+//! The properties accept correct subjects and reject every mutant.
 
 use marlinspike_proptests::{Config, Operation, Reference, mutants, ops, run};
 

@@ -1,5 +1,5 @@
-//! The laws of layers hold of the reference everywhere in the lattice, and every known mistake
-//! breaks one of them.
+//! The reference satisfies the laws of layers on the whole lattice, and every mutant breaks one of
+//! them.
 
 use marlinspike::vectors::Rng;
 use marlinspike_proptests::ops::layer::laws::LAWS;

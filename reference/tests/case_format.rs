@@ -1,4 +1,4 @@
-//! Case files: the configuration's domains, the tensors' rules, the values that matter.
+//! Case files: domains of config keys, rules of tensors, significant values.
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig, CaseError as E, Op};

@@ -1,5 +1,5 @@
-//! Cases of the operations besides Marlin: generated ones pass, and every known mistake is refused
-//! and named.
+//! Cases of the operations besides Marlin's: generated ones pass, and every known mistake is
+//! rejected with its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 

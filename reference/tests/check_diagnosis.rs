@@ -1,5 +1,5 @@
-//! Outputs made wrong in known ways, from golden cases: the check must fail, count, name the
-//! place and the cause. The wrong outputs are made here by plain index arithmetic.
+//! Golden cases with outputs that plain index arithmetic makes wrong in known ways: the check must
+//! fail, count the elements, and name the place and the cause.
 
 use marlinspike::case::Case;
 use marlinspike::check::{CaseReport, OutputReport, Verdict, check_case};

@@ -1,4 +1,4 @@
-//! Wrong shapes are verdicts, and sizes that no tensor backs are errors before anything is allocated.
+//! Wrong shapes are verdicts; sizes that no tensor has are errors before any allocation.
 
 use marlinspike::case::{
     AlignConfig, Case, CaseConfig, CaseError, CheckpointFormat, Limits, LinearConfig, QuantConfig,

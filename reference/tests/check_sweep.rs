@@ -1,5 +1,5 @@
-//! Wrong shapes and config values over all operations: no panic, no more memory than stated, and no
-//! wrong shape that passes or hides the verdicts on other outputs.
+//! Wrong shapes and config values over all operations: no panic, memory within the stated bound,
+//! and no wrong shape that passes or hides the verdicts on other outputs.
 
 mod sweep;
 

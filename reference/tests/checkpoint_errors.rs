@@ -1,4 +1,4 @@
-//! Integer tensors that no weight can be made of: each gives the error that names it.
+//! Invalid integer tensors: each gives the error that names it.
 
 mod refusals;
 

@@ -1,4 +1,4 @@
-//! Floating-point tensors that no weight can be made of: each gives the error that names it.
+//! Invalid floating-point tensors: each gives the error that names it.
 
 mod refusals;
 

@@ -1,4 +1,5 @@
-//! Small model folders that public packages packed, against the weights that they dequantize.
+//! Small model folders packed by public packages, compared with the weights that the packages
+//! dequantize.
 
 use marlinspike::container::Container;
 use marlinspike::formats::awq::{self, AwqTensors};

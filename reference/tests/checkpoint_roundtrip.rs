@@ -1,5 +1,5 @@
-//! Packing and unpacking are inverses over the whole lattice, and each stored element stands where
-//! the format's definition says.
+//! Packing and unpacking are inverses over the whole lattice, and each stored element is where the
+//! format's definition puts it.
 
 use marlinspike::formats::awq::{self, AwqTensors};
 use marlinspike::formats::compressed_tensors::{self as ct, IntTensors, PackedTensors};

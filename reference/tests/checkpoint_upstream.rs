@@ -1,5 +1,5 @@
-//! Small tensors packed by upstream's own helpers, and golden cases whose product upstream
-//! computed: what is unpacked here must be what they meant.
+//! Small tensors packed by upstream's helpers, and golden cases with upstream's products:
+//! unpacking gives the source weights.
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, LinearConfig};
 use marlinspike::formats::awq::{self, AwqTensors};

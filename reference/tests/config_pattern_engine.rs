@@ -1,4 +1,4 @@
-//! The counted matcher against `fancy-regex`'s own, and what hostile patterns cost.
+//! The bounded matcher compared with `fancy-regex`, and the cost of hostile patterns.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Patterns against what Python answers: every cell of the table was computed with
-//! `re.match(pattern, name)` (the `re` and `regex` modules agree on all of them).
+//! Patterns compared with Python: every cell of the table is the result of `re.match(pattern,
+//! name)` (the `re` and `regex` modules agree on all of them).
 
 use marlinspike::config::{ConfigError, PyPattern, wildcard};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Every flaw that a safetensors header can have gives the error of its own name.
+//! Every fault of a safetensors header gives its own error.
 
 use marlinspike::container::{Container, ContainerError as E, HEADER_LIMIT, Header};
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Layers that declare every bit, made wrong in ways that no schedule explains: the check names the
-//! cause all the same.
+//! Layers that declare every bit, with faults that no schedule explains: the check still names the
+//! cause.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Diagnosis, OutputReport, Verdict, check_case};

@@ -1,5 +1,5 @@
-//! Routing by family: transformers' own outputs, loops written here from the families' descriptions,
-//! and a list of every `model_type` with what is expected of it.
+//! Routing by family: transformers' outputs, loops written here from the families' descriptions,
+//! and a list of every `model_type` with its expected routing.
 #![allow(missing_docs)]
 
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
-//! W8A8-FP8 products and layers against exact arithmetic on integers of any size, and their bounds.
+//! W8A8-FP8 products and layers, and their bounds, compared with exact arithmetic on big integers.
 //!
-//! Nothing here uses the emulated unit: a number is an integer times a power of two, and every truncation
-//! and rounding is a division of integers, by the rules of docs/src/internals/tensor-cores.md and IEEE 754.
+//! Nothing here uses the emulated unit: a number is an integer times a power of two, and every
+//! truncation and rounding is a division of integers, by the rules of
+//! docs/src/internals/tensor-cores.md and IEEE 754.
 
 use marlinspike::case::Activation;
 use marlinspike::method::{Activations, Arithmetic, MethodLayer, Promotion, Quantizer};

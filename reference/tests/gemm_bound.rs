@@ -1,5 +1,5 @@
-//! The bounds are sound (no schedule of a class leaves them), sharp (correct results use up a good
-//! part of them), and reject what a tolerance on the mean lets pass.
+//! The bounds are sound (no schedule of a class exceeds them), tight (correct results come close
+//! to them), and reject errors that a tolerance on the mean accepts.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f16_to_f64, f32_to_f16_rne, f64_to_f32_rne};

@@ -1,5 +1,5 @@
-//! The exact product against integers of any size: every number is a multiple of a power of two, so
-//! that sums of products are integers there, and their rounding is decided by comparing integers.
+//! The exact product compared with big integers: every number is a multiple of a power of two, so
+//! sums of products are integers, and comparing integers decides their rounding.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f16_to_f64, f64_to_bf16_rne, f64_to_f16_rne};

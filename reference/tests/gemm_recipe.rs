@@ -1,4 +1,4 @@
-//! What the conventions do to a sum, on numbers small enough to follow by hand.
+//! The effect of the conventions on a sum, on numbers small enough to compute by hand.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};

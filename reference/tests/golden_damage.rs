@@ -1,5 +1,5 @@
-//! Every golden linear and MoE case passes, but for those whose manifest entry states a fault of their
-//! producer, and none passes once it is damaged.
+//! Every golden linear and MoE case passes, except those whose manifest entry states a fault of
+//! their producer. No damaged case passes.
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};

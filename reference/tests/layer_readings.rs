@@ -1,5 +1,5 @@
-//! Layers that a framework's user computes: products of weights that are not rounded, router weights
-//! in f32. They pass by default, and not where upstream's convention is demanded.
+//! Layers as a framework's user computes them: weights that are not rounded, router weights in
+//! f32. They pass by default, and fail if upstream's convention is required.
 
 mod product_model;
 

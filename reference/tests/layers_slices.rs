@@ -1,5 +1,5 @@
-//! Slices put back together give the whole: the ranks of a cut parameter cover the full tensor
-//! exactly once, and what every rank repeats is the whole tensor.
+//! The ranks' slices of a cut parameter cover the full tensor exactly once; replicated parameters
+//! are the whole tensor on every rank.
 
 use std::ops::Range;
 

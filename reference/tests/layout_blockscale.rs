@@ -1,5 +1,5 @@
-//! Interleaved block scales against FlashInfer's and vLLM's (`tables/flashinfer_layouts`), and their
-//! laws around every edge of a tile.
+//! Interleaved block scales compared with FlashInfer's and vLLM's (`tables/flashinfer_layouts`),
+//! and their laws around every edge of a tile.
 
 mod blackwell;
 

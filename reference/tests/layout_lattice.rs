@@ -1,5 +1,5 @@
 //! Every layout over the whole lattice: each element has one place, each bit one element, and
-//! packing is undone by unpacking.
+//! unpacking inverts packing.
 
 mod bijection;
 

@@ -1,5 +1,6 @@
-//! Whole layers of FlashInfer's and CUTLASS's 4-bit MoE kernels against what FlashInfer 0.6.8.post1 and
-//! vLLM 0.21.0 made (`tables/flashinfer_layouts`, `data/flashinfer_facts.json`), every byte and back.
+//! Whole layers of FlashInfer's and CUTLASS's 4-bit MoE kernels, compared with the outputs of
+//! FlashInfer 0.6.8.post1 and vLLM 0.21.0 (`tables/flashinfer_layouts`,
+//! `data/flashinfer_facts.json`), every byte, packed and unpacked.
 
 mod blackwell;
 

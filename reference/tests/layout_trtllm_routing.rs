@@ -1,5 +1,5 @@
-//! Which router a layer asks of FlashInfer's kernels, against vLLM 0.21.0 and FlashInfer 0.6.8.post1
-//! (`data/flashinfer_facts.json`).
+//! The router that a layer requests of FlashInfer's kernels, compared with vLLM 0.21.0 and
+//! FlashInfer 0.6.8.post1 (`data/flashinfer_facts.json`).
 
 mod blackwell;
 

@@ -1,5 +1,5 @@
-//! Orders of rows and packed rows of FlashInfer's kernels against FlashInfer 0.6.8.post1 and vLLM
-//! 0.21.0 (`tables/flashinfer_layouts`), and their laws around every edge.
+//! Row orders and packed rows of FlashInfer's kernels, compared with FlashInfer 0.6.8.post1 and
+//! vLLM 0.21.0 (`tables/flashinfer_layouts`), and their laws around every edge.
 
 mod bijection;
 mod blackwell;

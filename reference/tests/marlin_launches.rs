@@ -1,4 +1,4 @@
-//! The choice of tiles and runs, against cases worked out by hand from upstream's host code.
+//! The choice of tiles and runs, compared with cases computed by hand from upstream's host code.
 
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;

@@ -1,8 +1,8 @@
-//! Outputs of upstream's Marlin operator on an H200, held as hashes: the launches that its host code
-//! chooses and the schedule of its kernel give every bit of them.
+//! Outputs of upstream's Marlin operator on an H200, stored as hashes: the launches of its host
+//! code and the schedule of its kernel give every bit of them.
 //!
-//! `scripts/probe/marlin_products.py` made the outputs, of inputs that are a function of a seed;
-//! `docs/src/internals/tensor-cores.md` has the figures of all of them, and the example `marlin_products`
+//! `scripts/probe/marlin_products.py` made the outputs from inputs that are a function of a seed;
+//! `docs/src/internals/tensor-cores.md` lists the results, and the example `marlin_products`
 //! compares a whole file.
 
 #[path = "../examples/marlin_products/inputs.rs"]

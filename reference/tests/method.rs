@@ -1,4 +1,5 @@
-//! Products and layers of methods: both ways give the same bits, and those that follow by hand.
+//! Products and layers of methods: both paths give the same bits, which equal results computed by
+//! hand.
 #![allow(missing_docs)]
 
 use marlinspike::Error;

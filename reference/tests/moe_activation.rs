@@ -1,4 +1,4 @@
-//! Activations: values, special values, and bounds that hold every implementation of the class.
+//! Activations: values, special values, and bounds that no implementation of the class exceeds.
 
 use marlinspike::Error;
 use marlinspike::case::Activation;

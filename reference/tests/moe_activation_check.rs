@@ -1,4 +1,4 @@
-//! `activated` and `y` made wrong in known ways: the check must fail, name the place and the cause.
+//! `activated` and `y` with known mistakes: the check must fail and name the place and the cause.
 
 use marlinspike::case::{Activation, Case, CaseConfig, MoeConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};

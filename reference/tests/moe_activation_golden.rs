@@ -1,4 +1,5 @@
-//! `activated` and `y` of the golden layers: which chain upstream's operators follow, and verdicts.
+//! `activated` and `y` of the golden layers: verdicts, and the chain of roundings of upstream's
+//! operators.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! The error function and the tangent against fixed-point series of 256 fraction bits.
+//! The error function and the hyperbolic tangent compared with fixed-point series of 256 fraction
+//! bits.
 
 use marlinspike::moe::math::{erf, tanh};
 use num_bigint::BigInt;

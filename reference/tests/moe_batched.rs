@@ -1,5 +1,5 @@
-//! The batched form against upstream's documented example and counts done by hand, and
-//! `block_size_m` against the choices that the golden layers record.
+//! The batched form compared with upstream's documented example and counts computed by hand, and
+//! `block_size_m` with the choices that the golden layers record.
 
 use marlinspike::Error;
 use marlinspike::case::{Case, CaseConfig};

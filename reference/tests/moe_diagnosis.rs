@@ -1,4 +1,4 @@
-//! Routing outputs made wrong in known ways: the check must fail, name the place and the cause.
+//! Routing outputs with known mistakes: the check must fail and name the place and the cause.
 
 use marlinspike::case::{Case, CaseConfig, ScoringFunc};
 use marlinspike::check::{OutputReport, Verdict, check_case};

@@ -1,4 +1,4 @@
-//! Routing outputs of every golden case pass, within bounds that are neither loose nor exceeded.
+//! Routing outputs of every golden case pass, and their errors come close to the bounds.
 
 use marlinspike::case::Case;
 use marlinspike::check::{Verdict, check_case};

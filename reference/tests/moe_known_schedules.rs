@@ -1,5 +1,5 @@
-//! The products of a layer with FP8 activations that declares no schedule: known ones are tried, and
-//! one that gives every bit is named.
+//! Products of a layer with FP8 activations and without a declared schedule: the known schedules
+//! are tried, and one that gives every bit is named.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case_as};

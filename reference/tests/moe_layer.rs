@@ -1,5 +1,5 @@
-//! The layer's canonical bits against loops over a matrix unit that are written here, and against
-//! the bounds that the layer itself states.
+//! The layer's canonical bits compared with loops over a matrix unit written here, and with the
+//! layer's own bounds.
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};

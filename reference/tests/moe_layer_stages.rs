@@ -1,5 +1,5 @@
-//! Layers that upstream's operators computed, with stages left out: what is absent is recomputed,
-//! and its error carried on.
+//! Layers of upstream's operators without some stages: the check recomputes absent stages and
+//! propagates their error.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Routing and alignment as functions: the exponential, ties, groups, expert maps, refusals.
+//! Routing and alignment as functions: the exponential, ties, groups, expert maps, rejected
+//! inputs.
 
 use marlinspike::Error;
 use marlinspike::case::ScoringFunc::{Sigmoid, Softmax};

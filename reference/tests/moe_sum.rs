@@ -1,4 +1,5 @@
-//! The sum over top-k: both chains by hand, and bounds that hold every order of f32 additions.
+//! The sum over top-k: both chains computed by hand, and bounds that no order of f32 additions
+//! exceeds.
 
 use marlinspike::Error;
 use marlinspike::moe::Chain::{Canonical, Upstream};

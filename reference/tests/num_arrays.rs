@@ -1,4 +1,5 @@
-//! Element types against their definitions, and arrays in and out of tensors without a copy.
+//! Element types compared with their definitions, and arrays moved in and out of tensors without a
+//! copy.
 
 use marlinspike::Error;
 use marlinspike::num::element::{

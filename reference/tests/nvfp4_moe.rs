@@ -1,5 +1,5 @@
-//! NVFP4 on both sides of a product: the quantizer of a GPU, w13's two global scales, Blackwell's
-//! block-scaled units against MMA-Sim's, and the exact and the bounded product.
+//! NVFP4 weights and activations: the quantizer of a GPU, w13's two global scales, Blackwell's
+//! block-scaled units compared with MMA-Sim's, and the exact and the bounded product.
 
 mod blackwell;
 

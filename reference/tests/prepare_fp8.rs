@@ -1,4 +1,4 @@
-//! W8A8-FP8 experts: the order of the steps, and every refusal.
+//! W8A8-FP8 experts: the order of the steps, and every rejected input.
 
 use marlinspike::Error;
 use marlinspike::config::{ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy};

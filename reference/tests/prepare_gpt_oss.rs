@@ -1,5 +1,5 @@
-//! gpt-oss experts: orders of gate and up, padding and its inverse, a rank's part, and that
-//! padding does not reach a product.
+//! gpt-oss experts: orders of gate and up, padding and its inverse, a rank's part. Padding does
+//! not change a product.
 
 use marlinspike::Error;
 use marlinspike::num::dims::{GroupSize, Shape};

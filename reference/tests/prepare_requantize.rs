@@ -1,6 +1,7 @@
-//! Requantization to one scale and e4m3fnuz, over all 256 codes, against vLLM's functions.
+//! Requantization to one scale and to e4m3fnuz, over all 256 codes, compared with vLLM's
+//! functions.
 //!
-//! `data/fp8_requantize.json` was made by `scripts/gen/fp8_requantize.py` on an H200 and on a CPU.
+//! `scripts/gen/fp8_requantize.py` made `data/fp8_requantize.json` on an H200 and on a CPU.
 
 use marlinspike::Error;
 use marlinspike::num::scalar::e4m3fn_to_f64;

@@ -1,4 +1,4 @@
-//! Products of single matrices made wrong in known ways: the check fails and names the cause.
+//! Products of single matrices with known mistakes: the check fails and names the cause.
 
 mod product_model;
 

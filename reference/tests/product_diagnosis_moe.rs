@@ -1,4 +1,4 @@
-//! Products of a layer made wrong in known ways: the check fails and names the cause.
+//! Products of a layer with known mistakes: the check fails and names the cause.
 
 mod product_model;
 

@@ -1,5 +1,5 @@
-//! Products of honest kernels pass under whatever convention they follow, and mixtures of two
-//! conventions do not. The products are naive loops in f32 or f64, as a framework's user writes them.
+//! Products of correct kernels pass under every convention; mixtures of two conventions fail. The
+//! products are naive loops in f32 or f64, as in a framework's user code.
 
 use marlinspike::case::{Case, CaseConfig, Op};
 use marlinspike::check::{Declared, OutputReport, Verdict, check_case, check_case_as};

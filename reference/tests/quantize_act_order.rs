@@ -1,5 +1,5 @@
-//! Act-order quantization against upstream's function (producer: `scripts/gen`), and groups given
-//! by `g_idx` against the same values.
+//! Act-order quantization compared with upstream's function (producer: `scripts/gen`), and groups
+//! by `g_idx` compared with the same values.
 
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;

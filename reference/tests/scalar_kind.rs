@@ -1,4 +1,4 @@
-//! Ids, names, limits and properties of the scalar types, against upstream.
+//! Ids, names, limits and properties of the scalar types, compared with upstream.
 
 use marlinspike::num::scalar::{Limit, Overflow, Rounding, ScalarType};
 

@@ -1,5 +1,5 @@
-//! Narrowing: at every rounding boundary of every target, exhaustively from 16-bit sources, and
-//! at random, against exact comparisons with the target's values.
+//! Narrowing compared with exact comparisons of the target's values: at every rounding boundary of
+//! every target, exhaustively from 16-bit sources, and at random.
 
 mod scalar_oracle;
 

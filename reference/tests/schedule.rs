@@ -1,4 +1,4 @@
-//! Schedules: their JSON, and what execution may not depend on.
+//! Schedules: their JSON, and the parameters that do not change a result.
 
 use marlinspike::Error;
 use marlinspike::num::dims::{GroupSize, Shape};

@@ -1,9 +1,10 @@
-//! The products that an H200 computed with vLLM's Marlin kernel, bit for bit.
+//! Products that an H200 computed with vLLM's Marlin kernel, bit for bit.
 //!
-//! What the kernel does is stated here as data, by one rule for all cases: tiles of 128 k × 64
-//! columns shared by four warps along k, with int8 activations 64 k × 128 columns and two warps;
-//! tiles dealt to 132 multiprocessors in equal runs. The tiles, the warps and the place of the int8
-//! scale were chosen as those that give these outputs; `docs/src/internals/tensor-cores.md` says what holds them.
+//! The kernel's schedule is stated here as data, by one rule for all cases: tiles of 128 k × 64
+//! columns, shared by four warps along k; with int8 activations 64 k × 128 columns and two warps;
+//! tiles distributed over 132 multiprocessors in equal runs. The tiles, the warps and the place of
+//! the int8 scale were chosen to reproduce these outputs; `docs/src/internals/tensor-cores.md`
+//! states the evidence.
 
 use marlinspike::case::{
     Case, CaseConfig, CaseError, CheckpointFormat, LinearConfig, ScheduleChoice,

@@ -1,4 +1,4 @@
-//! The table of weights that the CUDA products read, against a list of its own.
+//! The table of weights that the CUDA products read, compared with a separate list.
 #![allow(missing_docs)]
 
 use marlinspike::num::dims::GroupSize;

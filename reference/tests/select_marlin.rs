@@ -1,6 +1,6 @@
-//! Marlin's limits and the MoE selection against upstream. The tables of shapes, of the WNA16
-//! oracle and of its keys are answers of vLLM 0.21.0's own functions; the others follow from
-//! reading its conditions.
+//! Marlin's limits and the MoE selection compared with upstream. The tables of shapes, of the
+//! WNA16 oracle and of its keys are results of vLLM 0.21.0's functions; the others follow from its
+//! source.
 
 use marlinspike::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, IntContainer, ScaleStrategy, Scheme, Wna16Scheme,

@@ -1,7 +1,7 @@
-//! The choice of a MoE kernel against upstream's oracles, over a lattice of deployments.
+//! The choice of a MoE kernel compared with upstream's oracles, over a lattice of deployments.
 //!
-//! `data/moe_selection.json` was made by `scripts/gen/moe_selection.py`, which runs the oracles
-//! of vLLM 0.21.0 with a platform that is plain data.
+//! `scripts/gen/moe_selection.py` made `data/moe_selection.json` by running the oracles of vLLM
+//! 0.21.0 with a platform that is plain data.
 
 use std::collections::HashMap;
 

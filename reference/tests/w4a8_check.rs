@@ -1,5 +1,5 @@
-//! Outputs of KleidiAI made wrong in known ways: the check must fail, count, name the place and
-//! the cause. The wrong outputs are made here by plain arithmetic on golden cases.
+//! KleidiAI's outputs of golden cases with mistakes made by plain arithmetic: the check must fail,
+//! count the elements, and name the place and the cause.
 
 use marlinspike::case::{ActivationRounding, Case, CaseConfig, DynQuantConfig};
 use marlinspike::check::{OutputReport, Verdict, check_case};

@@ -1,5 +1,4 @@
-//! The layer at speed has the bits of the plain one, whatever the shapes, routes, kernels and
-//! threads.
+//! The fast layer has the bits of the plain one for all shapes, routes, kernels and thread counts.
 
 #[allow(dead_code, reason = "each test uses a part")]
 mod w4a8_layers;

@@ -1,4 +1,4 @@
-//! KleidiAI's own packed buffers and outputs: every bit, by every kernel, from packed and from
+//! KleidiAI's packed buffers and outputs: every bit, by every kernel, from packed and from
 //! unpacked data.
 
 use marlinspike::case::{Case, CaseConfig, DynQuantConfig};

@@ -1,5 +1,5 @@
-//! One suite for every kernel that this CPU has, around the edges of every block, against products
-//! written down here from the formulas, over exact integers.
+//! One suite for every kernel that this CPU supports, around the edges of every block, compared
+//! with products computed here from the formulas over exact integers.
 
 use marlinspike::layouts::kleidi::{
     Columns, LhsLayout, MR, NR, PackedLhs, QuantizedRows, RhsLayout, padded_k,

@@ -1,5 +1,5 @@
-//! The packed layouts over the lattice of sizes, and the quantization on rows whose result can be
-//! said without computing it.
+//! The packed layouts over the lattice of sizes, and quantization of rows whose result is known in
+//! advance.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The product at speed has the bits of the plain one.
+//! The fast product has the bits of the plain one.
 
 #[allow(dead_code, reason = "each test uses a part")]
 mod w4a8_layers;

@@ -1,5 +1,5 @@
-//! The layer on the int4 path: against a token-by-token computation here, and what must not change
-//! a bit.
+//! The layer on the int4 path compared with a token-by-token computation, and the parameters that
+//! do not change a bit.
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};

@@ -1,5 +1,5 @@
-//! Packing straight from the hub's words gives the bytes of the definition, whose columns are made
-//! here from the same values without the hub.
+//! Packing directly from a `Weight`'s words gives the bytes of the definition, whose columns are
+//! made here from the same values.
 
 use marlinspike::Error;
 use marlinspike::layouts::kleidi::{Columns, NR, RhsLayout, operator_scales};

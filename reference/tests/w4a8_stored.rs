@@ -1,5 +1,5 @@
-//! Packed layers in a file: loaded where they lie, run like the columns they were packed from, and
-//! refused by name when the file's description is wrong.
+//! Packed layers in a file are loaded without a copy, run like the columns that they were packed
+//! from, and rejected by name if the file's description is wrong.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Case files made wrong byte by byte, and runs of the program on them.
+//! Modifies case files byte by byte and runs the program on them.
 //!
 //! Positions are computed here from the published description of the formats (vLLM 0.21.0
 //! `marlin_utils.py`), not with the library under test.

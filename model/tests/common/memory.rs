@@ -1,7 +1,7 @@
-//! A file system in memory, whose calls can be made to fail and which can lose its power.
+//! A file system in memory whose calls can fail and whose power can be cut.
 //!
-//! What is durable: a file's bytes as of its last sync, a name as of its folder's last sync. Everything
-//! later may survive a loss of power in part and in any combination.
+//! Durable are: a file's bytes as of its last sync, a name as of its folder's last sync. Any part
+//! of later changes may survive a power cut, in any combination.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! The law of every layout.
+//! The law of every layout: each element has one place, and each bit one element.
 
 use marlinspike::layouts::Layout;
 

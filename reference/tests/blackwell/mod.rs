@@ -1,4 +1,4 @@
-//! What the tests of Blackwell's layouts share: golden tensors and their inputs.
+//! Shared by the tests of Blackwell's layouts: golden tensors and their inputs.
 
 // Each test file uses its own part.
 #![allow(dead_code)]

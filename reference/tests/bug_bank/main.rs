@@ -1,5 +1,5 @@
-//! The bug bank as cases: each bug is computed here by plain loops over decoded numbers, written into a
-//! case, and checked. Every one must be rejected, under its own name where there is one.
+//! The bug bank as cases: plain loops over decoded numbers compute each bug, and the case with its
+//! output is checked. Each must be rejected, with its own diagnosis if it has one.
 //!
 //! `cargo test -p marlinspike --test bug_bank -- --nocapture` prints the table of
 //! docs/src/reference/diagnoses.md.

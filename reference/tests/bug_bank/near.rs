@@ -1,5 +1,5 @@
-//! What must not be named: damage that resembles a bug, bugs with one more wrong element, and causes
-//! that were named wrongly before.
+//! Outputs without a diagnosis: damage that resembles a bug, bugs with one more wrong element, and
+//! causes that were once named wrongly.
 
 use marlinspike::case::{CaseConfig, Op, ScheduleChoice};
 use marlinspike::check::{Diagnosis, OutputReport, Strength, Verdict, check_case};

@@ -1,4 +1,4 @@
-//! Bugs of kernels that are not in the bank, and that writers of kernels make all the same.
+//! Common bugs of kernels that are not in the bank.
 
 use marlinspike::case::CaseConfig;
 use marlinspike::check::OutputReport;

@@ -1,4 +1,4 @@
-//! Cases to put bugs into.
+//! Cases that the bugs are planted in.
 
 use marlinspike::case::{Case, CaseConfig};
 use marlinspike::check::{OutputReport, check_case};

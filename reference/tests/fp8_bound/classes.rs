@@ -1,4 +1,4 @@
-//! The three properties that give the bounds their power, and classes read from JSON.
+//! The three properties that make the bounds tight, and classes read from JSON.
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::{Class, Inputs, Rows, product};

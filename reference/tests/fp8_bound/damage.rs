@@ -1,4 +1,4 @@
-//! What a verdict on an e4m3 product excludes, by class and K.
+//! The damage that a verdict on an e4m3 product excludes, by class and K.
 
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};

@@ -1,5 +1,5 @@
-//! The matrix units of e4m3, naively: every number an f64, every truncation a division by a power of
-//! two. Nothing here is the code under test.
+//! A naive model of the e4m3 matrix units: every number is an f64, every truncation a division by
+//! a power of two. Nothing here is the code under test.
 
 use marlinspike::vectors::Rng;
 

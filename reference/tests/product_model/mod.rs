@@ -1,5 +1,5 @@
-//! A small product in plain f64 over numbers decoded here, so that mistakes can be planted in a
-//! golden case's output without the code under test.
+//! A small product in plain f64 over numbers decoded here, to plant mistakes in a golden case's
+//! output without the code under test.
 
 // Each test file uses its own part.
 #![allow(dead_code)]

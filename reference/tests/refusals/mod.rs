@@ -1,4 +1,4 @@
-//! Tensors for the tests of refusals, and what they assert about the errors.
+//! Tensors for the tests of rejected inputs, and assertions about the errors.
 
 // Each test program uses its part of this.
 #![allow(dead_code)]

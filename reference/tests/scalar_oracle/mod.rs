@@ -1,8 +1,8 @@
-//! What a conversion must give, derived without the code under test.
+//! The result of a conversion, derived without the code under test.
 //!
-//! A format is the ascending list of its finite values from zero up, a value's index being its
-//! code. Values have at most 24 significand bits, so f64 holds them, the sum of two neighbours
-//! and hence the midpoint exactly: comparing f64s decides every rounding without error.
+//! A format is the ascending list of its finite values from zero up; a value's index is its code.
+//! Values have at most 24 significand bits, so f64 represents them, the sum of two neighbours and
+//! hence the midpoint exactly: comparing f64s decides every rounding without error.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
