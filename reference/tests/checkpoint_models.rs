@@ -31,7 +31,7 @@ fn files(name: &str, needle: &str) -> (Vec<u8>, Vec<u8>) {
 }
 
 /// Unpacks module `module` of a golden model and compares every element. The packages compute in
-/// f32: with more than one product each rounds once.
+/// f32; each of several products rounds once.
 fn compare(
     model: &str,
     module: &str,

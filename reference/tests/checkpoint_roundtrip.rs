@@ -29,13 +29,13 @@ impl Bits {
     }
 }
 
-/// What a weight of the lattice is made of.
+/// The parts of a weight of the lattice.
 #[derive(Debug, Clone)]
 struct Recipe {
     ty: T,
     shape: Shape,
     group_size: GroupSize,
-    /// Scale rows of an act-ordered weight; uniform where `None`.
+    /// Scale rows of an act-ordered weight; `None`: uniform groups.
     act_order: Option<usize>,
     scale: T,
     bias: bool,
@@ -117,7 +117,7 @@ fn recipe(
         .boxed()
 }
 
-/// Equality up to what a file cannot say: an index that is in order is no index.
+/// Equality, except that a file cannot distinguish an ascending index from none.
 fn assert_same(found: &Weight<'_>, expected: &Weight<'_>) {
     assert_eq!(found.codes, expected.codes);
     assert_eq!(found.scales, expected.scales);
@@ -168,7 +168,7 @@ proptest! {
             zeros,
         };
         assert_same(&tensors.clone().unpack("model.layer", &scheme).unwrap(), &weight);
-        // Without `desc_act` the trivial index is there and ignored, with it recognized.
+        // Without `desc_act`, the trivial index exists and is ignored; with it, it is recognized.
         let desc_act = gptq::Scheme { desc_act: true, ..scheme };
         assert_same(&tensors.unpack("model.layer", &desc_act).unwrap(), &weight);
     }

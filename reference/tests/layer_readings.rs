@@ -81,7 +81,7 @@ fn a_mixture_of_conventions_fails() {
     }
 }
 
-/// Every judged stage says what it could not have missed, and zeros are part of it.
+/// Every judged stage states the faults that it excludes, among them zeros.
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "long under emulation")]
 fn every_stage_has_power() {

@@ -26,7 +26,7 @@ fn gptq(bits: u32, group_size: GroupSize, desc_act: bool) -> GptqParams {
     GptqParams { bits, group_size, desc_act, sym: true, weight_type }
 }
 
-/// How often the slices cover each element of a matrix.
+/// The number of slices that cover each element of a matrix.
 fn coverage(shape: &[usize], parts: &[Vec<Range<usize>>]) -> Vec<u32> {
     let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
     let mut count = vec![0; rows * cols];

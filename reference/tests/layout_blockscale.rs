@@ -57,7 +57,7 @@ fn bytes_are_upstreams() {
     assert_eq!(layout.pack(&scales).unwrap().data(), &TableData::B16(found));
 }
 
-/// A stack of experts is interleaved one by one.
+/// Each expert of a stack is interleaved separately.
 #[test]
 fn experts_follow_each_other() {
     let found = Golden::load().tensor("swizzle_experts.3x5x6");

@@ -24,7 +24,7 @@ struct Table {
 struct Hashed {
     #[serde(flatten)]
     case: Linear,
-    /// Of the output's bytes, for each of the case's M.
+    /// Hash of the output's bytes, for each M of the case.
     sha256: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ fn every_output_of_the_gpu_is_reproduced() {
     assert!(tiles.iter().eq(&expected), "{tiles:?}");
 }
 
-/// What was found out is needed: without it, outputs are others.
+/// Every measured property is needed: without it, outputs differ.
 #[test]
 fn other_rules_give_other_bits() {
     use marlinspike::products::schedule::StepOp;

@@ -28,7 +28,7 @@ fn upstreams_example() {
     assert_eq!((rows[1], rows[2], rows[29], rows[30]), (Some(0), None, Some(3), None));
 }
 
-/// A batch's own places need not fill blocks: each is rounded up by itself.
+/// A batch's tokens need not fill whole blocks: each batch is rounded up separately.
 #[test]
 fn batches_are_padded_apart() {
     let padded =

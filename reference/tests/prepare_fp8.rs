@@ -182,7 +182,7 @@ fn blocks_divide_a_ranks_intermediate_size() {
                 }
                 other => panic!("{other:?}"),
             },
-            // The sizes pass; these tensors are another layer's.
+            // Valid sizes with another layer's tensors.
             Error::Shape { .. } => None,
             other => panic!("{other}"),
         }

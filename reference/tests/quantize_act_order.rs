@@ -68,7 +68,7 @@ fn groups_by_index_are_upstreams() {
     });
 }
 
-/// A weight holds what was quantized: within half a step of each value.
+/// A weight is within half a step of each quantized value.
 #[test]
 fn the_weight_is_near_the_floats() {
     let f32_type = ScalarType::FLOAT32;

@@ -1,6 +1,6 @@
 //! Shared by the tests of Blackwell's layouts: golden tensors and their inputs.
 
-// Each test file uses its own part.
+// Each test file uses a part of this module.
 #![allow(dead_code)]
 
 use marlinspike::container::Container;
