@@ -10,7 +10,7 @@ use support::*;
 
 const ALIGN: &str = "moe_align_block_size-2_-1";
 
-/// A golden case with `from` replaced by `to` in its header, whose length follows.
+/// A golden case with `from` replaced by `to` in its header; the header's length is adjusted.
 fn changed(folder: &Path, name: &str, case: &str, from: &str, to: &str) -> PathBuf {
     let bytes = std::fs::read(golden(case)).unwrap();
     let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -154,7 +154,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
 }
 
-/// Whether `source` has a test of this name; other attributes may stand between.
+/// Whether `source` has a test of this name; other attributes may come between.
 fn is_test(source: &str, name: &str) -> bool {
     let mut before = source.split(&format!("\nfn {name}(")).next().unwrap().lines().rev();
     source.contains(&format!("\nfn {name}("))
