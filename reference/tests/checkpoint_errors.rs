@@ -1,4 +1,4 @@
-//! Integer tensors that no weight can be made of: each gives the error that names it.
+//! Invalid integer tensors: each gives the error that names it.
 
 mod refusals;
 
@@ -141,7 +141,7 @@ fn awq() {
     let qweight = |dims: &[usize]| zeros("qweight", DType::I32, dims);
     shape(AwqTensors { qweight: qweight(&[0, 1]), ..tensors() }.unpack("m", 4, groups), "qweight");
     shape(AwqTensors { qweight: qweight(&[16, 2]), ..tensors() }.unpack("m", 4, groups), "scales");
-    // K fills no whole words.
+    // K is not a multiple of the codes per word.
     let odd = AwqTensors {
         qweight: qweight(&[12, 1]),
         scales: floats("scales", &[1, 8], vec![1.0; 8]),
@@ -157,7 +157,7 @@ fn awq() {
     value(AwqTensors { scales, ..tensors() }.unpack("m", 4, groups), "scales", &[0, 0]);
     size(tensors().unpack("m", 3, groups));
     size(tensors().unpack("m", 4, GroupSize::Of(3)));
-    // What AWQ cannot hold.
+    // Weights that AWQ cannot represent.
     let symmetric = GptqTensors { qzeros: None, ..gptq() };
     let symmetric = symmetric.unpack("m", &IntStorage { symmetric: true, ..GPTQ }, V1).unwrap();
     assert!(matches!(AwqTensors::pack(&symmetric), Err(Error::Unsupported { .. })));
@@ -230,7 +230,7 @@ fn compressed_tensors_packed() {
     );
     missing(with(&|t| t.weight_zero_point = None), "m.weight_zero_point");
     missing(with(&|t| t.weight_g_idx = None), "m.weight_g_idx");
-    // Never ordered, says −1.
+    // −1: not ordered.
     missing(
         with(&|t| t.weight_g_idx = Some(ints("weight_g_idx", &[16], vec![-1; 16]))),
         "m.weight_g_idx",
@@ -263,7 +263,7 @@ fn compressed_tensors_int8() {
         let weight = Tensor::from_vec("weight", DType::I8, vec![10, 16], values).unwrap();
         let edit = |t: &mut ByteTensors<'static>| t.weight = weight.clone();
         value(with(&edit, &CT), "weight", &[2, 3]);
-        // Eight bits hold them all.
+        // Eight bits represent all of them.
         assert!(with(&edit, &IntStorage { bits: 8, ..CT }).is_ok());
         let zero = Tensor::from_vec("weight_zero_point", DType::I8, vec![10, 2], vec![bad; 20]);
         let zero = zero.unwrap();

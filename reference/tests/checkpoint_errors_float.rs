@@ -1,4 +1,4 @@
-//! Floating-point tensors that no weight can be made of: each gives the error that names it.
+//! Invalid floating-point tensors: each gives the error that names it.
 
 mod refusals;
 
@@ -110,12 +110,12 @@ fn nvfp4() {
     for meaning in [GlobalScale::Divisor, GlobalScale::Multiplier] {
         assert!(unpack(ok(), global(2.0), meaning).is_ok());
         assert!(unpack(ok(), floats("global", &[], vec![2.0]), meaning).is_ok());
-        // A negative zero is a zero.
+        // Negative zero is zero.
         assert!(unpack(scale(vec![0x80; 6]), global(2.0), meaning).is_ok());
         for bad in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY] {
             value(unpack(ok(), global(bad), meaning), "global", &[0]);
         }
-        // NaN of either sign, and the kernel has no bit for a sign.
+        // NaN of either sign; the kernel has no sign bit.
         for bad in [0x7f, 0xff, 0x81, 0xb8, 0xfe] {
             let scales = scale(vec![0x38, 0x38, bad, 0x38, 0x38, 0x38]);
             value(unpack(scales, global(2.0), meaning), "scale", &[1, 0]);

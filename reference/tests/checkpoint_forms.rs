@@ -40,7 +40,7 @@ fn fp8_tensor_and_shard_scales() {
     }
 }
 
-/// Which global scale is taken where shards differ; both meanings.
+/// The global scale if the shards differ, for both conventions.
 #[test]
 fn nvfp4_global_scales_of_shards() {
     let unpack = |values: &[f32], global, shards| {
@@ -67,7 +67,7 @@ fn nvfp4_global_scales_of_shards() {
     assert!(unpack(&[2.0, 4.0], Divisor, Shards::Equal).is_err());
 }
 
-/// GPTQ's words are the hub's words: aligned bytes are borrowed, not copied.
+/// A `Weight` has GPTQ's words: aligned bytes are borrowed, not copied.
 #[test]
 fn gptq_codes_are_borrowed() {
     let words: Vec<u32> = (0..64).collect();

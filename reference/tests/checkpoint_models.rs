@@ -1,4 +1,5 @@
-//! Small model folders that public packages packed, against the weights that they dequantize.
+//! Small model folders packed by public packages, compared with the weights that the packages
+//! dequantize.
 
 use marlinspike::container::Container;
 use marlinspike::formats::awq::AwqTensors;
@@ -33,7 +34,7 @@ fn files(name: &str, needle: &str) -> (Vec<u8>, Vec<u8>) {
 }
 
 /// Unpacks module `module` of a golden model and compares every element. The packages compute in
-/// f32: with more than one product each rounds once.
+/// f32; each of several products rounds once.
 fn compare(
     model: &str,
     module: &str,

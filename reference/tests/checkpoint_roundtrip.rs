@@ -1,5 +1,5 @@
-//! Packing and unpacking are inverses over the whole lattice, and each stored element stands where
-//! the format's definition says.
+//! Packing and unpacking are inverses over the whole lattice, and each stored element is where the
+//! format's definition puts it.
 
 use marlinspike::formats::awq::AwqTensors;
 use marlinspike::formats::compressed_tensors::{ByteTensors, PackedTensors};
@@ -32,13 +32,13 @@ impl Bits {
     }
 }
 
-/// What a weight of the lattice is made of.
+/// The parts of a weight of the lattice.
 #[derive(Debug, Clone)]
 struct Recipe {
     ty: T,
     shape: Shape,
     group_size: GroupSize,
-    /// Scale rows of an act-ordered weight; uniform where `None`.
+    /// Scale rows of an act-ordered weight; `None`: uniform groups.
     act_order: Option<usize>,
     scale: T,
     bias: bool,
@@ -120,7 +120,7 @@ fn recipe(
         .boxed()
 }
 
-/// Equality up to what a file cannot say: an index that is in order is no index.
+/// Equality, except that a file cannot distinguish an ascending index from none.
 fn assert_same(found: &Weight<'_>, expected: &Weight<'_>) {
     assert_eq!(found.codes, expected.codes);
     assert_eq!(found.scales, expected.scales);

@@ -1,5 +1,5 @@
-//! Small tensors packed by upstream's own helpers, and golden cases whose product upstream
-//! computed: what is unpacked here must be what they meant.
+//! Small tensors packed by upstream's helpers, and golden cases with upstream's products:
+//! unpacking gives the source weights.
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, LinearConfig};
 use marlinspike::formats::awq::{self, AwqTensors};
@@ -299,7 +299,7 @@ fn values(t: &Tensor<'_>) -> Vec<f64> {
     }
 }
 
-/// Upstream's product, within the roundings of its kernel, is the product with these weights: one
+/// Upstream's product equals the product with these weights up to the roundings of its kernel: one
 /// rounding of each scaled weight, one for each of scale, bias and result, f32 sums between, and
 /// for int8 activations scales rounded to 1/4096 of the largest. A misplaced code, scale or zero
 /// point is wrong by about as much as the sum of absolute products itself.
@@ -389,7 +389,7 @@ fn as_the_kernel_reads_groups(case: &Case<'_>, weight: &Weight<'_>) -> Groups {
     Groups::Indexed { g_idx: read, group_size: *group_size }
 }
 
-/// Every golden case of every operation parses, and comes back from its own bytes.
+/// Every golden case of every operation parses, and writing it gives the same bytes.
 #[test]
 fn golden_cases_parse() {
     let manifest = Manifest::load().unwrap();

@@ -78,7 +78,7 @@ fn targets_as_upstream() {
         (&["Linear"], &["gate"], "m.gate", Linear, false, "Linear"),
     ];
     for (targets, ignore, name, kind, fused, answer) in cases {
-        // One group per target; the group size tells which one was found.
+        // One group per target; the group size identifies the matching group.
         let groups: serde_json::Map<_, _> = targets
             .iter()
             .enumerate()
@@ -247,7 +247,7 @@ fn activation_ordering() {
 
 #[test]
 fn arguments_are_checked_as_the_package_checks_them() {
-    // Each was tried against `QuantizationArgs.model_validate`: all raise.
+    // `QuantizationArgs.model_validate` raises for each of them.
     let refused = [
         json!({"strategy": "token"}),
         json!({"strategy": "group"}),
@@ -313,7 +313,7 @@ fn groups_and_conflicts() {
         Err(ConfigError::Conflict { subject, .. }) => assert_eq!(subject, "Linear"),
         other => panic!("{other:?}"),
     }
-    // Attention-only groups are left out, whatever they hold.
+    // Attention-only groups are ignored, whatever they contain.
     let config = CompressedTensorsConfig::from_value(&json!({
         "format": "pack-quantized",
         "config_groups": {"kv": {"targets": ["LlamaAttention"]}},

@@ -146,7 +146,7 @@ fn listed_modules_nested_or_flat() {
         assert!(!unquantized(&config, "model.layers.0.self_attn.q_proj"));
         assert!(!unquantized(&config, "model.layers.0.mlp.down_proj"));
         assert!(unquantized(&config, "model.layers.0.mlp.up_proj"));
-        // Experts do not ask the list.
+        // The list does not apply to experts.
         assert!(!unquantized(&config, "model.layers.0.mlp.experts.3.up_proj"));
     }
     for list in [json!([["a"], "b"]), json!(["a", ["b"]]), json!([1]), json!([[1]]), json!("a")] {

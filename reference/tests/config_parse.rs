@@ -56,7 +56,7 @@ fn fp8() {
     assert_eq!(f.activations, ActivationScheme::DynamicGroup(64));
     assert!(f.scale_inv);
     assert!(unquantized(&config, "m.gate") && !unquantized(&config, "m.gate_proj"));
-    // One ignored projection means all experts of its layer.
+    // One ignored projection excludes all experts of its layer.
     assert!(unquantized(&config, "model.layers.0.mlp.experts"));
     assert!(unquantized(&config, "model.layers.0.mlp.experts.7.up_proj"));
     assert!(!unquantized(&config, "model.layers.1.mlp.experts.7.up_proj"));
@@ -257,7 +257,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Nothing that JSON can say makes parsing or asking panic.
+    /// No JSON value makes parsing or a query panic.
     #[test]
     fn no_config_panics(config in any_json(), method in 0usize..6, module in "[a-z.]{0,20}") {
         let mut config = config;

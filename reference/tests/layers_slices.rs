@@ -1,5 +1,5 @@
-//! Slices put back together give the whole: the ranks of a cut parameter cover the full tensor
-//! exactly once, and what every rank repeats is the whole tensor.
+//! The ranks' slices of a cut parameter cover the full tensor exactly once; replicated parameters
+//! are the whole tensor on every rank.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ fn gptq(bits: u32, group_size: GroupSize, desc_act: bool) -> GptqParams {
     GptqParams { bits, group_size, desc_act, sym: true, weight_type }
 }
 
-/// How often the slices cover each element of a matrix.
+/// The number of slices that cover each element of a matrix.
 fn coverage(shape: &[usize], parts: &[Vec<Range<usize>>]) -> Vec<u32> {
     let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
     let mut count = vec![0; rows * cols];

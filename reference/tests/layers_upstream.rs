@@ -1,6 +1,6 @@
-//! Parameter lists against those that upstream registers. The fact files were produced by
-//! `scripts/gen/layer_facts.py`, which runs the `create_weights` methods of vLLM 0.21.0 on meta
-//! tensors; a `#` line has the configuration, each line below one parameter.
+//! Parameter lists compared with those that upstream registers. `scripts/gen/layer_facts.py` wrote
+//! the fact files by running the `create_weights` methods of vLLM 0.21.0 on meta tensors. A `#`
+//! line holds the configuration, each line below it one parameter.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! Products and layers of methods: both ways give the same bits, and those that follow by hand.
+//! Products and layers of methods: both paths give the same bits, which equal results computed by
+//! hand.
 #![allow(missing_docs)]
 
 use marlinspike::Error;
@@ -19,7 +20,7 @@ const BF16: ScalarType = ScalarType::BFLOAT16;
 const F16: ScalarType = ScalarType::FLOAT16;
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
 
-/// Codes without NaN, and scales near 2^-6, of any of the hub's floating-point types.
+/// Codes without NaN, and scales near 2^-6, of any floating-point type of a `Weight`.
 fn weight(
     seed: u64,
     ty: ScalarType,
@@ -75,7 +76,7 @@ fn bits(dtype: ScalarType, values: &[f32]) -> Vec<u16> {
     values.iter().map(|v| round(*v)).collect()
 }
 
-/// Every pair of quantizer and weights that a method has, with the arithmetics that take it.
+/// Every pair of quantizer and weights of a method, with the arithmetics that support it.
 fn methods(shape: Shape) -> Vec<(Quantizer, Vec<Weight<'static>>, Vec<Arithmetic>)> {
     use Arithmetic as A;
     let pair = |ty, scale, group| -> Vec<Weight<'static>> {
@@ -145,7 +146,7 @@ fn both_ways_give_the_same_bits() {
                     assert!(found[..40].iter().any(|&b| b != 0), "{context}");
                     seen.push(found);
                 }
-                // Keeping 14 bits shows.
+                // The truncation to 14 bits changes the result.
                 if let [exact, _, wgmma, ..] = seen.as_slice() {
                     assert!(exact != wgmma);
                 }
@@ -184,7 +185,7 @@ fn scheduled_products_are_within_their_bounds() {
                 let value = BF16.to_f64(found[i].into());
                 assert!(b.ratio(value) <= 1.0, "{context} at {i}: {value} outside {b:?}");
                 widest = widest.max(b.ratio(value));
-                // Quantized operands enter as they are, so that the exact results agree too.
+                // Quantized operands are used unchanged, so the exact results agree, too.
                 if quantizer != Quantizer::None {
                     assert_eq!(b.rounded, u32::from(exact[i]), "{context} at {i}");
                 }
@@ -430,7 +431,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     let first = run(None, compute);
     let scale = w13[0].global_scale.unwrap();
     assert_eq!(run(Some(&[[scale; 2]; 2]), compute), first);
-    // A power of two goes through every rounding.
+    // A power of two is exact under every rounding.
     let own = [[scale, 4.0 * scale]; 2];
     let found = run(Some(&own), compute);
     assert_eq!(run(Some(&own), define), found);
@@ -466,7 +467,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
         }
         assert_eq!(stages[0].is_ok(), taken);
     }
-    // gpt-oss's columns are no halves.
+    // gpt-oss's columns are interleaved, not halves.
     let layer = Layer { activation: Definition::new(Activation::SwigluOai), ..layer };
     let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: Some(&own) };
     let error = layer.forward(&x, routed, |_, product| compute(product));

@@ -1,5 +1,5 @@
-//! The layer's canonical bits against loops over a matrix unit that are written here, and against
-//! the bounds that the layer itself states.
+//! The layer's canonical bits compared with loops over a matrix unit written here, and with the
+//! layer's own bounds.
 
 use marlinspike::Error;
 use marlinspike::case::{Activation, CheckpointFormat, QuantConfig};
@@ -96,7 +96,7 @@ impl Small {
                         weight(&mut rng, &format!("w[{e}]"), &quant, shape, shape.size_k).unwrap();
                     let (rows, cols) = (w.scales.rows(), w.scales.cols());
                     w.codes = Codes::from_fn(w.codes.bits(), shape, |_, _| {
-                        // e4m3's NaN is no weight.
+                        // e4m3's NaN is not a valid weight.
                         let code = rng.next_u32() as u8;
                         if code & 0x7f == 0x7f { 0 } else { code & (0xff >> (8 - w.codes.bits())) }
                     })
@@ -162,7 +162,7 @@ impl Small {
         }
     }
 
-    /// One product of one row, as the documentation of the canonical schedule says it: weights
+    /// One product of one row, as the documentation of the canonical schedule defines it: weights
     /// rounded to the activations' type, chunks of 256 k (here one), then global scale, bias and
     /// router weight in f32, one rounding.
     fn product(&self, row: &[u16], w: &Weight<'_>, router: Option<f32>) -> Vec<u16> {
@@ -251,7 +251,7 @@ impl Small {
     }
 }
 
-/// What a code means, less its zero point.
+/// The value of a code minus its zero point.
 fn ty_value(w: &Weight<'_>, k: usize, n: usize) -> f64 {
     let group = match &w.groups {
         Groups::Uniform(GroupSize::Of(g)) => k / g,
@@ -343,8 +343,8 @@ fn rows_without_an_expert_are_zero() {
     assert!(stages.y[2 * H..3 * H].iter().all(|&b| b == 0), "both experts are elsewhere");
 }
 
-/// The canonical layer is a kernel of the canonical convention on Hopper's unit; 8-bit activations
-/// included.
+/// The canonical layer follows the canonical convention on Hopper's unit, also with 8-bit
+/// activations.
 #[test]
 fn canonical_bits_are_within_their_own_bounds() {
     use CheckpointFormat as F;
@@ -388,7 +388,7 @@ fn canonical_bits_are_within_their_own_bounds() {
             medians.push(all[all.len() / 2]);
         }
         println!("{name}: median relative widths {widths:?}");
-        // A bound that allows anything would not be one: half of y is known to a quarter.
+        // The bounds are tight: half of y's elements have a bound below a quarter of their value.
         assert!(medians[3] < 0.25 || small.input_dtype.is_some(), "{name}: {widths:?}");
     }
 }

@@ -1,8 +1,8 @@
-//! FP8, MXFP8 and MXFP4 layers in Marlin's format, every shape of scale, against vLLM's own
+//! FP8, MXFP8 and MXFP4 layers in Marlin's format, with every shape of scale, compared with vLLM's
 //! preparation of layers.
 //!
-//! `data/moe_marlin.json` was made by `scripts/gen/moe_marlin.py`; the inputs below are its
-//! formulas, and outputs are compared by the first half of their SHA-256.
+//! `scripts/gen/moe_marlin.py` made `data/moe_marlin.json`; the inputs below follow its formulas,
+//! and outputs are compared by the first half of their SHA-256.
 
 use marlinspike::formats::fp8::{Fp8Scales, Fp8Tensors};
 use marlinspike::formats::mxfp4::Mxfp4Tensors;

@@ -1,5 +1,5 @@
-//! Quantizers against bits that upstream's own functions gave (vLLM 0.21.0 with torch 2.11, CPU:
-//! `quantize_upstream.json`) and against the quantized activations of the golden cases (H200).
+//! Quantizers compared bit for bit with upstream's functions (vLLM 0.21.0 with torch 2.11, CPU:
+//! `quantize_upstream.json`) and with the quantized activations of the golden cases (H200).
 
 use marlinspike::Error;
 use marlinspike::case::Case;

@@ -1,6 +1,6 @@
-//! Marlin's limits and the MoE selection against upstream. The tables of shapes, of the WNA16
-//! oracle and of its keys are answers of vLLM 0.21.0's own functions; the others follow from
-//! reading its conditions.
+//! Marlin's limits and the MoE selection compared with upstream. The tables of shapes, of the
+//! WNA16 oracle and of its keys are results of vLLM 0.21.0's functions; the others follow from its
+//! source.
 
 use marlinspike::config::{
     ActivationScheme, FloatContainer, Fp8Scheme, ScaleStrategy, Scheme, Wna16Scheme, ZeroPoints,
@@ -63,7 +63,7 @@ fn types_by_device_and_zero_points() {
 
 #[test]
 fn dense_shapes() {
-    // (N, K per rank, K, group) and the answer of `check_marlin_supports_shape`.
+    // (N, K per rank, K, group) and the result of `check_marlin_supports_shape`.
     let cases = [
         ((64, 128, 128, 128), true),
         ((64, 64, 128, 64), false),
@@ -85,7 +85,7 @@ fn dense_shapes() {
 
 #[test]
 fn moe_shapes() {
-    // (hidden, intermediate, group, router weight on input) and the answer of
+    // (hidden, intermediate, group, router weight on input) and the result of
     // `check_moe_marlin_supports_layer`.
     let cases = [
         ((4096, 14336, 128, false), true),
@@ -232,7 +232,7 @@ fn wna16_oracle() {
         let found = select_wna16_moe_backend(WeightKey::Int4, &desc, &device);
         assert_eq!(found.chosen, expected, "{name}: {found:?}");
     }
-    // Every refusal of a choice comes with it: the other backend's format.
+    // A choice lists every refusal: the other backend's format.
     let found = select_wna16_moe_backend(WeightKey::Int4, &base, &H100);
     assert_eq!(found.refusals.len(), 1);
     assert_eq!(found.refusals[0].backend, Backend::BatchedMarlin);

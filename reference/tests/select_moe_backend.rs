@@ -1,7 +1,7 @@
-//! The choice of a MoE kernel against upstream's oracles, over a lattice of deployments.
+//! The choice of a MoE kernel compared with upstream's oracles, over a lattice of deployments.
 //!
-//! `data/moe_selection.json` was made by `scripts/gen/moe_selection.py`, which runs the oracles
-//! of vLLM 0.21.0 with a platform that is plain data.
+//! `scripts/gen/moe_selection.py` made `data/moe_selection.json` by running the oracles of vLLM
+//! 0.21.0 with a platform that is plain data.
 
 use std::collections::HashMap;
 
@@ -108,7 +108,7 @@ fn letter(reason: &Reason) -> char {
     }
 }
 
-/// The answer as the fixture writes it; `classes` are the fixture's, in its order.
+/// The result in the fixture's form; `classes` are the fixture's, in its order.
 fn answer(point: &Point<'_>, classes: &Value) -> String {
     let (method, weights, activations) = method(text(point, "method"));
     let device = device(text(point, "device"));
@@ -206,7 +206,7 @@ fn refusals_say_what_would_do() {
         "kernel does not support current device CUDA 7.0, \
          expected CUDA 9.0 or CUDA 10.x with DeepGEMM, not switched off"
     );
-    // What was asked for by name is not replaced.
+    // A backend that was requested by name is not replaced.
     let wish = MoeDeployment { runner: Runner::Marlin, ..deployment };
     let found = ask(
         MoeMethod::Mxfp8,
@@ -228,13 +228,13 @@ fn refusals_say_what_would_do() {
         found.chosen.unwrap_err().to_string(),
         "moe_backend \"triton\" is not supported for mxfp8 MoE, expected flashinfer_trtllm, marlin"
     );
-    // ROCm is not tabled: an error, and never a guess.
+    // ROCm is not in the table: an error, not a guess.
     let mi300 = Capability { platform: Platform::Rocm, compute: Some((9, 4)) };
     let found = ask(MoeMethod::Fp8, block.0, block.1, &deployment, mi300);
     assert_eq!(found.chosen, Err(OracleError::Platform { platform: Platform::Rocm }));
 }
 
-/// The backend that runs experts of `scheme`, asked about as their method asks.
+/// The backend that runs experts of `scheme`, with the query of their method.
 fn backend(scheme: &Scheme, device: Capability) -> &'static str {
     let question = MoeQuestion::of(scheme).unwrap();
     let deployment = MoeDeployment {

@@ -1,5 +1,5 @@
-//! Outputs that the reference adds to a case's inputs, for operations that are judged stage by stage:
-//! the bits that generated cases hold, which another path made.
+//! Outputs that the reference adds to a case's inputs, for operations that are judged stage by
+//! stage: they equal those of generated cases, which another path computed.
 #![allow(missing_docs)]
 
 use marlinspike::case::Op;

@@ -1,4 +1,4 @@
-//! Generated cases: complete, replayable, the same bytes everywhere, and right.
+//! Generated cases are complete, replayable, the same on every machine, and correct.
 
 use std::collections::BTreeSet;
 

@@ -10,11 +10,11 @@ use marlinspike_structure::rules::{self, Limits};
 use marlinspike_structure::source::Workspace;
 use marlinspike_structure::{graph, naming};
 
-/// Most lines of a file.
+/// Maximum number of lines of a file.
 const FILE_LINES: usize = 400;
-/// Most lines of a function.
+/// Maximum number of lines of a function.
 const FUNCTION_LINES: usize = 80;
-/// Most parameters of a function, its receiver included.
+/// Maximum number of parameters of a function, including its receiver.
 const PARAMETERS: usize = 7;
 
 fn root() -> &'static Path {
@@ -89,7 +89,8 @@ fn no_circles_between_siblings() {
     report(&breaches);
 }
 
-/// Reports what is over `limit` and not in `allowed`, and what is in `allowed` and not over it.
+/// Reports items over `limit` that are not in `allowed`, and items in `allowed` that are not over
+/// it.
 fn over(
     kind: &str,
     limit: usize,

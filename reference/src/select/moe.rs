@@ -9,7 +9,7 @@ use super::{
 use crate::config::Scheme;
 use crate::num::dims::GroupSize;
 
-/// The reasons of a modular Marlin kernel against a layer, in upstream's order
+/// The reasons why a modular Marlin kernel refuses a layer, in upstream's order
 /// (`is_supported_config` of `MarlinExperts` and `BatchedMarlinExperts`): all of them, not only the
 /// first. Any other entry point counts as [`Backend::Marlin`].
 ///
@@ -86,7 +86,7 @@ pub fn select_moe(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Selec
     })
 }
 
-/// The reasons of the method's own call against a layer.
+/// The reasons why the method's own call refuses a layer.
 fn own_call(scheme: &Scheme, desc: &MoeDesc, device: &Capability) -> Vec<Reason> {
     let mut reasons = platform(device);
     match scheme {

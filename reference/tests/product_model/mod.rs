@@ -1,7 +1,7 @@
-//! A small product in plain f64 over numbers decoded here, so that mistakes can be planted in a
-//! golden case's output without the code under test.
+//! A small product in plain f64 over numbers decoded here, to plant mistakes in a golden case's
+//! output without the code under test.
 
-// Each test file uses its own part.
+// Each test file uses a part of this module.
 #![allow(dead_code)]
 
 use marlinspike::case::{Case, CaseConfig, CheckpointFormat, QuantConfig};
@@ -32,7 +32,7 @@ pub(crate) struct Matrix {
     pub(crate) global: Option<f64>,
 }
 
-/// A product with everything that goes into it.
+/// A product with all of its operands.
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) n: usize,
@@ -259,7 +259,7 @@ impl Model {
         let mut y = if self.early {
             self.round(self.round(sum) * global)
         } else if folded && m.global.is_some() {
-            // The kernel's values are the real ones times 2^-7.
+            // The kernel's values are the true ones times 2^-7.
             self.round(sum / 128.0)
         } else {
             self.round(sum * global)
@@ -297,7 +297,7 @@ pub(crate) fn put(case: &mut Case<'_>, output: &str, values: &[f64]) {
     case.add_output(output, Tensor::from_vec(output, dtype, shape, values).expect("a tensor"));
 }
 
-/// What `check` says of the output alone.
+/// The report of `check` on the output.
 pub(crate) fn judged(case: &mut Case<'_>, output: &str) -> OutputReport {
     let needed = ["topk_ids", "topk_weights", "activated"];
     case.outputs.retain(|name, _| {
@@ -307,8 +307,8 @@ pub(crate) fn judged(case: &mut Case<'_>, output: &str) -> OutputReport {
     report.outputs.into_iter().find(|o| o.name == output).expect("the output")
 }
 
-/// The output of a golden case after `plant`, which changes what is computed and what came out: it
-/// fails, for the reason `id`, all of it explained.
+/// Checks that the output of a golden case fails after `plant`, which changes the computation or
+/// its result, with diagnosis `id`, which explains every element.
 pub(crate) fn expect(
     name: &str,
     output: &str,

@@ -1,4 +1,4 @@
-//! Small cases of every operation, and the ways in which a sweep changes them.
+//! Small cases of every operation, and the changes that a sweep makes to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
