@@ -18,7 +18,7 @@ use marlinspike_accel::{
 use marlinspike_golden::Manifest;
 use rayon::prelude::*;
 
-/// What became of the golden cases.
+/// Results of the golden cases.
 #[derive(Default)]
 struct Tally {
     cases: usize,
