@@ -5,7 +5,7 @@ use crate::tokens::plain;
 
 /// Files whose identifiers or literals contain one of `names`, without regard to case and `_`.
 ///
-/// Names of `upstream` that contain a name do not count: nobody here chose them.
+/// Names of `upstream` that contain a name do not count: upstream chose them.
 pub fn files<'w>(workspace: &'w Workspace, names: &[&str], upstream: &[&str]) -> Vec<&'w str> {
     let names: Vec<String> = names.iter().map(|name| plain(name)).collect();
     let upstream: Vec<String> = upstream.iter().map(|name| plain(name)).collect();
