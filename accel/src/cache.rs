@@ -168,7 +168,7 @@ fn entries(folder: &Path) -> Vec<(SystemTime, u64, PathBuf)> {
         .collect()
 }
 
-/// What an entry is addressed by, but for the compiler's version, in hexadecimal digits.
+/// The name of an entry without the compiler's version, in hexadecimal digits.
 fn digest(source: &Source, arch: Arch, parameters: &[Parameter]) -> String {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
@@ -200,7 +200,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes an entry beside its place, then renames it, so that nobody reads half of it.
+/// Writes an entry to a temporary file, then renames it, so that no reader sees half of it.
 fn write(path: &Path, code: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;

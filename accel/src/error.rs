@@ -86,7 +86,7 @@ pub enum AccelError {
     /// A driver call failed.
     #[error("CUDA driver: {call} failed: {reason}")]
     Driver {
-        /// What was being done.
+        /// The call.
         call: &'static str,
         /// The driver's words.
         reason: String,

@@ -64,7 +64,7 @@ impl Device {
     /// Copies `host` to the device.
     ///
     /// # Errors
-    /// [`AccelError::Driver`], as where the device has not so much memory.
+    /// [`AccelError::Driver`], as where the device has too little memory.
     pub fn upload<T: Element>(&self, host: &[T]) -> Result<Buffer<T>, AccelError> {
         if host.is_empty() {
             return self.zeroed(0);
@@ -78,7 +78,7 @@ impl Device {
     /// # Errors
     /// As [`Device::upload`].
     pub fn zeroed<T: Element>(&self, len: usize) -> Result<Buffer<T>, AccelError> {
-        // The driver gives no empty allocation; one element that nobody reads stands for it.
+        // The driver gives no empty allocation, so one element is allocated and never read.
         let slice = self.stream().alloc_zeros(len.max(1)).map_err(failed("cuMemAllocAsync"))?;
         Ok(Buffer { slice, len })
     }
@@ -108,7 +108,7 @@ impl Device {
     }
 }
 
-/// Fails unless the buffer is `ours`: the copy would run on this device's stream, which does not wait
+/// Returns an error unless the buffer is `ours`: the copy would run on this device's stream, which does not wait
 /// for what another device's stream writes to the buffer.
 fn owned(
     operation: &'static str,

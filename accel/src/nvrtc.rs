@@ -26,13 +26,13 @@ const LIBRARY_NAMES: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
 pub struct Arch {
     /// Compute capability (major, minor).
     pub compute_capability: (u32, u32),
-    /// With the features that only this very capability has (the `a` of `sm_90a`).
+    /// With the features of this capability alone (the `a` of `sm_90a`).
     pub specific: bool,
 }
 
 impl Arch {
-    /// What to compile for when the code will run on a device of this capability and nowhere
-    /// else: from 9.0 on, with the capability's own features.
+    /// The architecture for code that runs on devices of this capability alone: from 9.0 on, with its specific
+    /// features.
     pub fn of_device(compute_capability: (u32, u32)) -> Self {
         Self { compute_capability, specific: compute_capability >= (9, 0) }
     }

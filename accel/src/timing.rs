@@ -19,7 +19,7 @@ pub struct Graph<'a> {
     _launches: Launches<'a>,
 }
 
-/// How long a number of replays took, in microseconds of the device's time.
+/// Times of replays, in microseconds by the device's clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
     /// The middle one; of an even number the later of two.
@@ -29,23 +29,23 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of measured times, of which there is at least one.
+    /// The statistics of one or more measured times.
     fn of(mut times: Vec<f32>) -> Self {
         times.sort_by(f32::total_cmp);
         let at = |i: usize| times.get(i).copied().unwrap_or(f32::NAN);
         Self { median: at(times.len() / 2), least: at(0) }
     }
 
-    /// Of each of `count` equal parts.
+    /// The times of each of `count` equal parts.
     pub fn each(self, count: usize) -> Self {
         Self { median: self.median / count as f32, least: self.least / count as f32 }
     }
 }
 
-/// Replays that are timed where nothing else is said.
+/// Replays that are timed by default.
 pub const REPLAYS: usize = 7;
-/// Replays before them, and their microseconds: at least so many. A device that idled while the host made
-/// weights takes some time to come back to its clocks, and one that multiplies for long lowers them.
+/// Replays before the measured ones, at least, and their microseconds. A device that idled while the host made weights
+/// takes some time to raise its clocks, and lowers them again under long multiplication.
 const WARM_UP: (usize, f32) = (2, 3000.0);
 
 impl Device {

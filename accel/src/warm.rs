@@ -43,7 +43,7 @@ pub fn jobs(rows: &[&'static Row], archs: &[Arch]) -> Result<Vec<Job>, AccelErro
     Ok(jobs)
 }
 
-/// Has every module, on all of rayon's threads; where each came from, in the order of `jobs`.
+/// Compiles modules that the cache lacks, on all of rayon's threads. Returns where each came from, in the order of `jobs`.
 ///
 /// # Errors
 /// As [`ModuleCache::module`]: the first failure ends the work.

@@ -28,7 +28,7 @@ fn checked(raw: &Raw, what: &str, wrong: &mut Vec<String>) -> Option<Checked> {
     }
 }
 
-/// One change of so many: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
+/// One change in this number: every one with `MARLINSPIKE_TESTS=full`, which `scripts/test` sets.
 fn step() -> usize {
     if std::env::var("MARLINSPIKE_TESTS").is_ok_and(|tests| tests == "full") { 1 } else { 4 }
 }
@@ -49,7 +49,7 @@ fn no_shape_or_config_value_takes_the_backend_down() {
             for (dtype, shape) in shapes.chain(dtypes) {
                 let what = format!("{} as {dtype} {shape:?}", tensor.name());
                 let output = tensor.name().strip_prefix("out.").map(str::to_owned);
-                // One value may stand for a stack of experts; lists are as long as values make them.
+                // One value may represent a stack of experts; lists are as long as values make them.
                 let single = shape.is_empty() && tensor.name().ends_with("input_global_scale");
                 let list = shape.len() == 1 && dtype == tensor.dtype();
                 changes.push((raw.reshaped(i, dtype, shape), what, output, single || list));

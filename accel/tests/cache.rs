@@ -89,7 +89,7 @@ fn the_entries_used_longest_ago_go_first() {
     let unbounded = ModuleCache::at(folder.path(), LARGE);
     for value in 0..4 {
         assert_eq!(module(&unbounded, value), Origin::Compiled);
-        // Uses are told apart by the file system's clock.
+        // The file system's clock distinguishes uses.
         std::thread::sleep(Duration::from_millis(20));
     }
     let total: u64 = files(&unbounded).iter().map(|file| file.metadata().unwrap().len()).sum();
@@ -114,7 +114,7 @@ fn processes_share_a_folder() {
     let (nvrtc, folder) = (Ok(nvrtc), tempfile::tempdir().unwrap());
     let wanted = ModuleCache::none().module(&nvrtc, &TINY, ARCH, &[("VALUE", 7)]).unwrap();
     assert_eq!(wanted.1, Origin::NotKept);
-    // Threads stand for processes: they share nothing but the folder. The bound makes each new entry
+    // Threads act as processes: they share only the folder. The bound makes each new entry
     // remove the others' while they read.
     std::thread::scope(|scope| {
         for thread in 0..4u32 {

@@ -47,7 +47,7 @@ fn compare(
     let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
     let packed = MarlinWeight::new(device, std::slice::from_ref(weight), dtype).unwrap();
     let x = device.upload(&x).unwrap();
-    // Not zeros: an output that nobody writes is then noticed.
+    // Not zeros, so that an output that is not written is noticed.
     let mut y = device.upload(&vec![0xabcd; size_m * size_n]).unwrap();
     marlin_gemm(device, &x, &packed, &mut y).unwrap();
     let found = device.download(&y).unwrap();

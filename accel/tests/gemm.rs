@@ -39,7 +39,7 @@ fn expected(x: &[u16], weight: &Weight<'_>, dtype: ScalarType) -> Vec<u16> {
 fn product(device: &Device, x: &[u16], weight: &MarlinWeight, tiling: Option<Tiling>) -> Vec<u16> {
     let Shape { size_k, size_n } = weight.shape();
     let from = device.upload(x).unwrap();
-    // Not zeros: an output that nobody writes is then noticed.
+    // Not zeros, so that an output that is not written is noticed.
     let mut y = device.upload(&vec![0xabcd; x.len() / size_k * size_n]).unwrap();
     match tiling {
         None => marlin_gemm(device, &from, weight, &mut y).unwrap(),

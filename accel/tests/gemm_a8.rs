@@ -254,7 +254,7 @@ fn layers() {
 }
 
 /// The kernel's steps for four codes at once, in the low halves of a word's bytes, against the number
-/// that each code stands for.
+/// that each code represents.
 #[test]
 fn codes_become_numbers_four_at_a_time() {
     let every = |zero: u32| (0..16u32).map(move |q| (q, f64::from(q) - f64::from(zero)));

@@ -1,5 +1,5 @@
-//! `bench`: what `bench cpu` prints of tiny shapes is consistent, and wrong arguments are refused
-//! before anything is measured; `bench gpu` where there is no GPU.
+//! `bench`: the output of `bench cpu` on tiny shapes is consistent; wrong arguments are rejected
+//! before any measurement; `bench gpu` without a GPU is an error.
 #![allow(missing_docs)]
 
 mod support;
@@ -29,7 +29,7 @@ fn tiny(more: &[&str]) -> String {
     stdout(&output).to_owned()
 }
 
-/// Every field by its own arithmetic from the others.
+/// Recomputes every field from the others.
 #[test]
 fn json_has_a_row_for_each_case() {
     let report: Value = serde_json::from_str(&tiny(&["--json"])).unwrap();
@@ -112,7 +112,7 @@ fn wrong_arguments_are_refused() {
     }
 }
 
-/// Whether this machine has a GPU: the tests below are of those that have none.
+/// Whether this machine has a GPU; the tests below need one without.
 fn has_gpu() -> bool {
     marlinspike_accel::Device::open().is_ok()
 }

@@ -79,7 +79,7 @@ using GroupSum = Choose<IS_FP8, float, int>::Type;
 constexpr int INTEGER_ZERO_BITS = 0x4B400000;
 constexpr float INTEGER_ZERO = 12582912.0f;
 constexpr GroupSum NO_SUM = IS_FP8 || GROUPS == 0 ? 0 : INTEGER_ZERO_BITS;
-// Products are this multiple of what they stand for.
+// Products are this multiple of the products of weights and activations.
 constexpr float PRODUCT_UNIT = IS_FLOAT ? 0x1p-6f : IS_FP8 ? 0x1p-9f : HAS_ZERO ? 1.0f : 16.0f;
 
 // d[16 x 8] += a[16 x 32] * b[32 x 8].

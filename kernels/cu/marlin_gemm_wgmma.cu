@@ -11,6 +11,7 @@
 //   x_map, y_map  x and y as the copy engine takes them: boxes of 64 columns x ROWS rows, 128-byte
 //               swizzle. With IS_MOE rows of both are those of the blocks of ROWS entries (x gathered by
 //               moe_gather.cu); rows of padding are not used, and those of y hold anything
+//   size_m      rows of x and y, without IS_MOE alone: with it num_tokens_post_padded has the number
 //   row_weights  f32, one for each row of y, which multiplies it (IS_MOE only); null: none
 //   raster      blocks of rows whose tiles are computed concurrently, so that the parts of W and x that they
 //               read stay in the L2 cache

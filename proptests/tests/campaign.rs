@@ -1,4 +1,4 @@
-//! Campaigns over cases: what is found, how small it becomes, what is kept.
+//! Campaigns over cases: findings, shrinking, kept cases.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use marlinspike_proptests::campaign::{
     Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Summary, Trial, keep, kept,
 };
 
-/// Symmetric int4 GPTQ without act-order, in f16: what the kernel of these tests takes.
+/// Symmetric int4 GPTQ without act-order, in f16: the configuration of these tests' kernel.
 const GPTQ: &str = "checkpoint_format=gptq,weight_type=uint4b8,dtype=float16,input_dtype=null,\
                     desc_act=false,tensor_parallel.size=null";
 
@@ -155,7 +155,7 @@ fn absent_and_unknown_outputs_are_findings() {
         Ok(Outputs::from([("z".to_owned(), y)]))
     };
     assert_eq!(run(renamed, 1).findings[0].signature, "unreadable outputs");
-    // A y of a wrong shape is judged, and fails.
+    // A y of the wrong shape is judged and fails.
     let flat = |trial: &Trial| {
         let y = product(trial, 8, |k| k).remove("y").unwrap();
         let y = Tensor::new("y", DType::F16, vec![y.len()], y.bytes().to_vec()).unwrap();

@@ -1,4 +1,4 @@
-//! Every flaw that a safetensors header can have gives the error of its own name.
+//! Every fault of a safetensors header gives its own error.
 
 use marlinspike::container::{Container, ContainerError as E, HEADER_LIMIT, Header};
 use proptest::prelude::*;
@@ -276,8 +276,8 @@ fn the_safetensors_crate_accepts_what_is_refused_here() {
 }
 
 proptest! {
-    /// Whatever the bytes are, parsing ends in a value or an error, and the ecosystem's own reader
-    /// accepts everything that this one does.
+    /// Parsing arbitrary bytes gives a value or an error, and the safetensors crate accepts every
+    /// file that this reader accepts.
     #[test]
     fn arbitrary_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         if Container::parse(&bytes).is_ok() {

@@ -1,4 +1,4 @@
-//! What the conventions do to a sum, on numbers small enough to follow by hand.
+//! The effect of the conventions on a sum, on numbers small enough to compute by hand.
 
 use approx::assert_relative_eq;
 use marlinspike::num::dims::{GroupSize, Shape};
@@ -118,7 +118,7 @@ fn the_global_scale_does_not_touch_the_bias() {
     }
 }
 
-/// Activations of other types than the two are refused by name.
+/// Activations of any other type are errors that name the type.
 #[test]
 fn other_types_are_refused() {
     let weight = column(ScalarType::UINT4B8, &[9; 8], F16, 1.0);

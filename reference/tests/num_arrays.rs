@@ -1,4 +1,5 @@
-//! Element types against their definitions, and arrays in and out of tensors without a copy.
+//! Element types compared with their definitions, and arrays moved in and out of tensors without a
+//! copy.
 
 use marlinspike::Error;
 use marlinspike::num::array::{FloatView, FloatView2, HalfArray2, rows_of};
@@ -46,7 +47,8 @@ fn values_of_every_code() {
     }
 }
 
-/// Every rounding to nearest even against a search for the nearest code; ties to the even code.
+/// Every rounding to nearest even compared with a search for the nearest code; ties to the even
+/// code.
 #[test]
 fn e4m3fnuz_rounds_to_the_nearest_code() {
     let mut values: Vec<f32> = (0..=255).map(|b| value(b, 4, 3, 8)).collect();

@@ -1,5 +1,5 @@
-//! Act-order quantization against upstream's function (producer: `scripts/gen`), and groups given
-//! by `g_idx` against the same values.
+//! Act-order quantization compared with upstream's function (producer: `scripts/gen`), and groups
+//! by `g_idx` compared with the same values.
 
 use approx::abs_diff_eq;
 use marlinspike::Error;
@@ -91,7 +91,7 @@ fn groups_by_index_are_upstreams() {
     });
 }
 
-/// A weight holds what was quantized: within half a step of each value.
+/// A weight is within half a step of each quantized value.
 #[test]
 fn the_weight_is_near_the_floats() {
     let w: Vec<f32> = (0..64 * 5).map(|i| ((i * 37 % 101) as f32 - 40.0) / 64.0).collect();

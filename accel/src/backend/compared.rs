@@ -78,12 +78,8 @@ impl<'o, O: Operations> Compared<'o, O> {
 }
 
 impl<O: Operations> Operations for Compared<'_, O> {
-    fn gptq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        self.count("gptq_marlin_repack", |o| o.gptq_repack(packed), Vec::clone)
-    }
-
-    fn awq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        self.count("awq_marlin_repack", |o| o.awq_repack(packed), Vec::clone)
+    fn repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
+        self.count(packed.operator(), |o| o.repack(packed), Vec::clone)
     }
 
     fn int4_fp8(

@@ -1,6 +1,7 @@
 //! What a case's outputs are computed by: the registry's operations, on a device or by the reference.
 
 use marlinspike::case::QuantConfig;
+use marlinspike::formats::integers::IntFormat;
 use marlinspike::layouts::marlin::ScalePermutation;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
@@ -22,7 +23,9 @@ use crate::{
 /// Packed codes of a stack of matrices, and how they are to be laid out.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed<'a> {
-    /// Words of all matrices: packed along K, or along N in AWQ's order.
+    /// How words hold codes.
+    pub format: &'static IntFormat,
+    /// Words of all matrices.
     pub qweight: &'a [u32],
     /// For each matrix and row of the result the checkpoint's row; only of words packed along K.
     pub perm: Option<&'a [u32]>,
@@ -34,6 +37,16 @@ pub struct Packed<'a> {
     pub bits: u32,
     /// Whether activations have 8 bits.
     pub is_a_8bit: bool,
+}
+
+impl Packed<'_> {
+    /// The operator that lays the codes out.
+    pub fn operator(&self) -> &'static str {
+        match self.format.is_packed_along_n() {
+            true => "awq_marlin_repack",
+            false => "gptq_marlin_repack",
+        }
+    }
 }
 
 /// A product of rows with experts.
@@ -59,10 +72,8 @@ pub struct Experts<'a> {
 /// [`AccelError::Capability`] where it has no kernel for its arguments.
 #[allow(clippy::missing_errors_doc, reason = "said of all of them above")]
 pub trait Operations {
-    /// Words packed along K in Marlin's layout.
-    fn gptq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError>;
-    /// Words packed along N in Marlin's layout, of one matrix.
-    fn awq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError>;
+    /// Codes in Marlin's layout; of words packed along N, those of one matrix.
+    fn repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError>;
     /// int4 codes rewritten for fp8 activations; `words` to a row.
     fn int4_fp8(
         &self,
@@ -127,16 +138,14 @@ pub(super) fn sixteen_bits(operation: &'static str, quant: &QuantConfig) -> Resu
 }
 
 impl Operations for Device {
-    fn gptq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
+    fn repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
         let Shape { size_k, size_n } = p.shape;
+        if p.format.is_packed_along_n() {
+            return ops::awq_marlin_repack(self, p.qweight, size_k, size_n, p.bits, p.is_a_8bit);
+        }
         let args =
             RepackArgs::stack(p.qweight, p.perm, p.experts, size_k, size_n, p.bits, p.is_a_8bit)?;
         ops::gptq_marlin_repack(self, &args)
-    }
-
-    fn awq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        let Shape { size_k, size_n } = p.shape;
-        ops::awq_marlin_repack(self, p.qweight, size_k, size_n, p.bits, p.is_a_8bit)
     }
 
     fn int4_fp8(

@@ -11,7 +11,7 @@ use marlinspike::moe::{Chain, sum, to_slots};
 use marlinspike::num::array::{FloatView2, FloatView3, HalfArray2, into_vec, rows_of};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
-use marlinspike::weight::{Codes, Weight};
+use marlinspike::weight::Weight;
 
 use super::operations::{Experts, Operations, Packed, sixteen_bits};
 use crate::{error::AccelError, ops::align::Blocks};
@@ -48,31 +48,18 @@ impl Packed<'_> {
 }
 
 impl Operations for Reference {
-    fn gptq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
+    fn repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
         let packed = || -> marlinspike::Result<Vec<u32>> {
             let (layout, words) = (p.layout()?, p.qweight.len() / p.experts);
             let mut out = Vec::new();
             for (e, words) in p.qweight.chunks_exact(words).enumerate() {
                 let perm = p.perm.map(|perm| &perm[e * p.shape.size_k..][..p.shape.size_k]);
-                out.extend(layout.pack(&Codes::from_words(p.bits, p.shape, words)?, perm)?);
+                let codes = p.format.codes(p.bits, p.shape, words.to_vec())?;
+                out.extend(layout.pack(&codes, perm)?);
             }
             Ok(out)
         };
-        packed().map_err(refused("gptq_marlin_repack"))
-    }
-
-    fn awq_repack(&self, p: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        let order = marlinspike::formats::awq::column_order(p.bits);
-        let (pack, mask) = (order.len(), u32::MAX >> (32 - p.bits));
-        let packed = || -> marlinspike::Result<Vec<u32>> {
-            let codes = Codes::from_fn(p.bits, p.shape, |k, n| {
-                let word = p.qweight[k * (p.shape.size_n / pack) + n / pack];
-                let field = order.iter().position(|&column| column == n % pack).unwrap_or(0);
-                (word >> (field as u32 * p.bits) & mask) as u8
-            })?;
-            p.layout()?.pack(&codes, None).map(into_vec)
-        };
-        packed().map_err(refused("awq_marlin_repack"))
+        packed().map_err(refused(p.operator()))
     }
 
     fn int4_fp8(

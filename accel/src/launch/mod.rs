@@ -97,7 +97,7 @@ pub(crate) trait Arguments {
     /// Bytes of each argument.
     const SIZES: &'static [usize];
 
-    /// Where each argument is.
+    /// The address of each argument.
     fn pointers(&mut self) -> Vec<*mut c_void>;
 }
 
@@ -165,7 +165,7 @@ impl<A: Arguments> Kernel<A> {
         Self { row, starts_early: false, arguments: PhantomData }
     }
 
-    /// Likewise, of a source that follows the rule of `depend.cuh`: launches may start while the kernel before them on
+    /// The kernel of a source that follows the rule of `depend.cuh`: launches may start while the kernel before them on
     /// the stream runs, where the device and its driver support that (from 9.0 and 12.3 on).
     pub(crate) const fn early(row: &'static Row) -> Self {
         Self { row, starts_early: true, arguments: PhantomData }

@@ -40,20 +40,19 @@ pub(crate) fn positive(row: &Row, what: &'static str, found: usize) -> Result<u3
     i32::try_from(found).ok().filter(|&n| n > 0).map(i32::unsigned_abs).ok_or_else(refuse)
 }
 
-/// The entries of so many tokens that go to `top_k` experts each.
+/// The number of entries: `top_k` for each token.
 pub(crate) fn entries(row: &Row, tokens: usize, top_k: usize) -> Result<usize, AccelError> {
     let entries = tokens.saturating_mul(top_k);
     positive(row, "tokens times top_k", entries).map(|_| entries)
 }
 
-/// Fails for what [`Layer::validate`] refuses.
+/// Returns an error for what [`Layer::validate`] refuses.
 pub(crate) fn layer(row: &Row, layer: &Layer<'_>) -> Result<(), AccelError> {
     let refuse = |error| row.refuse("layer", error, "parts that fit each other");
     layer.validate().map_err(refuse)
 }
 
-/// The number of rows of `columns` that `len` elements make, of which there is at least one and
-/// fewer than 2^31.
+/// The number of rows of `columns` elements in `len` elements: at least one, fewer than 2^31.
 pub(crate) fn rows(
     row: &Row,
     what: &'static str,
@@ -68,9 +67,9 @@ pub(crate) fn rows(
     })
 }
 
-/// Fails unless a grid with a thread for each of `len` elements can be launched.
+/// Returns an error unless a grid with a thread for each of `len` elements can be launched.
 pub(crate) fn threads(row: &Row, what: &'static str, len: usize) -> Result<u64, AccelError> {
-    // 2^31 - 1 blocks of 256 threads, of which this is less by far.
+    // Far fewer than 2^31 - 1 blocks of 256 threads.
     let most = 1usize << 38;
     match u64::try_from(len) {
         Ok(elements) if len > 0 && len <= most => Ok(elements),

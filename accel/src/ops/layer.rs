@@ -59,16 +59,16 @@ struct EntryBuffers {
     down: Buffer<u16>,
 }
 
-/// How one of the two products is computed, and what its rows become first.
+/// How one of the two products is computed, with the buffers for its rows.
 #[derive(Debug)]
 enum Product {
-    /// Of 16-bit activations.
+    /// With 16-bit activations.
     Bits16 {
         tiling: Tiling,
-        /// With act-order: the rows with their columns in the order of each expert's weight, one for each entry.
+        /// With act-order: a row for each entry, its columns in the order of its expert's weight.
         in_order: Option<Buffer<u16>>,
     },
-    /// Of 8-bit activations: the rows' codes and scales.
+    /// With 8-bit activations: codes and scales of the rows.
     Bits8 { codes: Buffer<u8>, scales: Buffer<f32> },
 }
 
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(expected_hit(8, 4, 2), 5);
         assert_eq!(expected_hit(128, 16, 8), 82);
         assert_eq!(expected_hit(8, 1000, 2), 8);
-        // More slots than experts, of which a rank may have one.
+        // More slots than experts: a rank may have a single one.
         assert_eq!(expected_hit(1, 3, 2), 1);
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Library {
     _builtins: Vec<libloading::Library>,
 }
 
-/// What a compilation came to.
+/// The result of a compilation.
 pub(crate) enum Outcome {
     /// Machine code.
     Cubin(Vec<u8>),

@@ -269,7 +269,7 @@ pub(crate) fn float_weight(
     Weight { ty, codes: Codes::from_words(bits, shape, words).unwrap(), ..weight }
 }
 
-/// The matrices of an expert layer, and what it is beside them.
+/// The matrices of an expert layer, and its other properties.
 pub(crate) struct Experts {
     pub(crate) w13: Vec<Weight<'static>>,
     pub(crate) w2: Vec<Weight<'static>>,

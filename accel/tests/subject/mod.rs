@@ -166,12 +166,12 @@ impl Subject<laws::SumSlots> for Cuda {
     }
 }
 
-/// Divisions of the work that a product is tried with beside the usual one: every number of rows, both
+/// Divisions of the work that a product is tried with besides the usual one: every number of rows, both
 /// widths, whole and split k, few and many stages. Each is a module of its own for every form of weight.
 const TILINGS: [[u32; 5]; 4] =
     [[1, 64, 32, 4, 6], [2, 128, 64, 2, 3], [4, 64, 64, 8, 3], [8, 64, 32, 8, 2]];
 
-/// A division by `choice` for K of so many chunks; `None` for the one that the crate takes.
+/// A division by `choice` for K = `size_k`; `None` for the one that the crate chooses.
 fn tiling(choice: u64, size_k: usize) -> Option<Tiling> {
     use marlinspike::products::schedule::Schedule;
     let [m_tiles, n_tile, columns, teams, stages] = *TILINGS.get(choice as usize % 5)?;
@@ -199,7 +199,7 @@ impl Subject<laws::DenseProduct> for Cuda {
 
     fn call(&self, i: &laws::DenseInput, out: &mut [u16]) -> Result<(), SubjectError> {
         let product = self.dense(i).map_err(failed)?;
-        // Not zeros: an output that nobody writes is then noticed.
+        // Not zeros, so that an output that is not written is noticed.
         let mut y = self.0.upload(out).map_err(failed)?;
         product.run(&self.0, &mut y).map_err(failed)?;
         fill(out, &self.0.download(&y).map_err(failed)?)

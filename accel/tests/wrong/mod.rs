@@ -67,12 +67,8 @@ fn last<T: std::ops::BitXorAssign + From<u8>>(values: &mut [T]) {
 }
 
 impl Operations for Faulty {
-    fn gptq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        self.result("gptq_marlin_repack", Reference.gptq_repack(packed), |values| last(values))
-    }
-
-    fn awq_repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
-        self.result("awq_marlin_repack", Reference.awq_repack(packed), |values| last(values))
+    fn repack(&self, packed: Packed<'_>) -> Result<Vec<u32>, AccelError> {
+        self.result(packed.operator(), Reference.repack(packed), |values| last(values))
     }
 
     fn int4_fp8(

@@ -3,11 +3,11 @@
 use bytemuck::allocation::cast_vec;
 use ndarray::{ArrayView2, Axis};
 
-use crate::formats::mx::{self, MxFormat};
+use crate::formats::blocks::BlockFormat;
 use crate::moe::{half_type, to_slots};
 use crate::num::array::{FloatView2, rows_of};
 use crate::num::scalar::ScalarType;
-use crate::quantize::{clear_broken, nvfp4, per_group_fp8, per_tensor_fp8, per_token_fp8};
+use crate::quantize::{clear_broken, per_group_fp8, per_tensor_fp8, per_token_fp8};
 use crate::{Error, Result};
 
 const E4M3: ScalarType = ScalarType::FLOAT8_E4M3FN;
@@ -25,11 +25,14 @@ pub enum Quantizer {
     Fp8Tensor(Option<f32>),
     /// e4m3fn, a scale for each group of this many k of a row ([`crate::quantize::per_group_fp8`]).
     Fp8Group(usize),
-    /// A Microscaling format: a power of two for each 32 k ([`MxFormat::quantize`]).
-    Mx(&'static MxFormat),
-    /// e2m1, an e4m3fn scale for each 16 k ([`crate::quantize::nvfp4`]) under the multiplier of the row's
-    /// expert: the reciprocal of the quantizer's global scale.
-    Nvfp4(Vec<f32>),
+    /// A block format ([`BlockFormat::quantize`]).
+    Block {
+        /// Which.
+        format: &'static BlockFormat,
+        /// Of formats with a global scale: the multiplier of each expert's rows, the reciprocal of the
+        /// quantizer's global scale.
+        multipliers: Vec<f32>,
+    },
 }
 
 impl Quantizer {
@@ -37,8 +40,7 @@ impl Quantizer {
     pub fn code_type(&self, dtype: ScalarType) -> ScalarType {
         match self {
             Self::None => dtype,
-            Self::Mx(format) => format.element,
-            Self::Nvfp4(_) => ScalarType::FLOAT4_E2M1F,
+            Self::Block { format, .. } => format.element,
             _ => E4M3,
         }
     }
@@ -51,13 +53,12 @@ impl Quantizer {
             Self::Fp8Tensor(Some(_)) => "fp8 static per tensor",
             Self::Fp8Tensor(None) => "fp8 dynamic per tensor",
             Self::Fp8Group(_) => "fp8 dynamic per group",
-            Self::Mx(format) => format.name,
-            Self::Nvfp4(_) => "nvfp4",
+            Self::Block { format, .. } => format.name,
         }
     }
 
-    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the
-    /// expert of each row, which only [`Quantizer::Nvfp4`] reads; a row without an expert uses the
+    /// Quantizes rows `[M, size_k]`, bits of `dtype` (float16 or bfloat16). `expert_of` has the expert
+    /// of each row, which block formats with a global scale read; a row without one is quantized with the
     /// multiplier 1.
     ///
     /// Scales computed from a row with an infinity or NaN are NaN, so its products are NaN; a
@@ -65,7 +66,7 @@ impl Quantizer {
     /// unchanged and saturates such values as upstream does: [`crate::quantize::per_tensor_fp8`].
     ///
     /// # Errors
-    /// As the functions of [`crate::quantize`]; [`Error::Shape`] where the parts are not of as many rows;
+    /// As the functions of [`crate::quantize`]; [`Error::Shape`] if the parts differ in their rows;
     /// [`Error::Unsupported`] for f32; [`Error::Value`] for an expert without a multiplier.
     pub fn quantize<'a>(
         &self,
@@ -106,15 +107,19 @@ impl Quantizer {
                 let (codes, values) = per_group_fp8(rows()?, *size)?.into_vecs();
                 (cast_vec(codes), Scales::Group { size: *size, values })
             }
-            Self::Mx(format) => {
-                let q = format.quantize(rows()?)?;
-                let values = q.scales.iter().map(|s| s.to_f32()).collect();
-                (q.codes.into_raw_vec_and_offset().0, Scales::Group { size: mx::BLOCK, values })
-            }
-            Self::Nvfp4(multipliers) => {
-                let (codes, values, of_rows) = nvfp4_rows(rows()?, multipliers, expert_of)?;
-                globals = Some(of_rows);
-                (codes, Scales::Group { size: 16, values })
+            Self::Block { format, multipliers } => {
+                let (codes, scales) = if format.has_global_scale() {
+                    let of_rows = row_multipliers(multipliers, expert_of)?;
+                    let quantized = quantize_rows(format, rows()?, &of_rows)?;
+                    globals = Some(of_rows);
+                    quantized
+                } else {
+                    (format.quantize)(rows()?.into(), 1.0)?.into_vecs()
+                };
+                (
+                    codes,
+                    Scales::Group { size: format.block, values: decoded(format.scale, &scales) },
+                )
             }
         };
         if let Scales::Row(values) | Scales::Group { values, .. } = &mut scales {
@@ -128,28 +133,36 @@ impl Quantizer {
     }
 }
 
-/// Codes, the values of the block scales, and the multiplier of each row.
-fn nvfp4_rows(
+/// The exact values of 8-bit codes.
+fn decoded(ty: ScalarType, codes: &[u8]) -> Vec<f32> {
+    codes.iter().map(|&c| ty.to_f64(c.into()) as f32).collect()
+}
+
+/// The multiplier of each row.
+fn row_multipliers(multipliers: &[f32], expert_of: &[Option<usize>]) -> Result<Vec<f32>> {
+    let of = |(row, expert): (usize, &Option<usize>)| match expert {
+        None => Ok(1.0),
+        Some(e) => multipliers.get(*e).copied().ok_or_else(|| {
+            let expected = format!("an expert below {}", multipliers.len());
+            Error::value("expert_of", &[row], e, expected)
+        }),
+    };
+    expert_of.iter().enumerate().map(of).collect()
+}
+
+/// Codes and block scales of rows, each under the reciprocal of its multiplier.
+fn quantize_rows(
+    format: &BlockFormat,
     values: ArrayView2<'_, f32>,
     multipliers: &[f32],
-    expert_of: &[Option<usize>],
-) -> Result<(Vec<u8>, Vec<f32>, Vec<f32>)> {
-    let (mut codes, mut scales, mut globals) = (Vec::new(), Vec::new(), Vec::new());
-    let rows = values.axis_chunks_iter(Axis(0), 1).zip(expert_of);
-    for (row, (values, expert)) in rows.enumerate() {
-        let multiplier = match expert {
-            None => 1.0,
-            Some(e) => *multipliers.get(*e).ok_or_else(|| {
-                let expected = format!("an expert below {}", multipliers.len());
-                Error::value("expert_of", &[row], e, expected)
-            })?,
-        };
-        let q = nvfp4(values, 1.0 / multiplier)?;
-        codes.extend(q.codes.iter().map(|c| c.to_bits()));
-        scales.extend(q.scales.iter().map(|s| s.to_f32()));
-        globals.push(multiplier);
+) -> Result<(Vec<u8>, Vec<u8>)> {
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for (row, multiplier) in values.axis_chunks_iter(Axis(0), 1).zip(multipliers) {
+        let quantized = (format.quantize)(row.into(), 1.0 / multiplier)?;
+        codes.extend(quantized.codes);
+        scales.extend(quantized.scales);
     }
-    Ok((codes, scales, globals))
+    Ok((codes, scales))
 }
 
 /// Scales of quantized rows.

@@ -14,7 +14,7 @@ pub(super) fn for_16_bit(row: &Row, weight: &MarlinWeight) -> Result<(), AccelEr
 /// Rows of x, of `size_k` elements each.
 ///
 /// # Errors
-/// [`AccelError::Argument`] where there are not whole rows.
+/// [`AccelError::Argument`] where x is not whole rows.
 pub(super) fn rows_of_x(row: &Row, x: &Buffer<u16>, size_k: usize) -> Result<usize, AccelError> {
     if x.len().is_multiple_of(size_k) {
         return Ok(x.len() / size_k);
@@ -23,10 +23,10 @@ pub(super) fn rows_of_x(row: &Row, x: &Buffer<u16>, size_k: usize) -> Result<usi
     Err(row.refuse("x", found, format!("rows of {size_k}")))
 }
 
-/// Rows of y, whose rows of `width` elements are made of `top_k` of each row of x.
+/// Rows of y: `top_k` rows of `width` elements for each row of x.
 ///
 /// # Errors
-/// [`AccelError::Argument`] where y has not as many rows as it must, or they are 2^31 or more.
+/// [`AccelError::Argument`] where y has another number of rows, or 2^31 and more.
 pub(crate) fn rows_of_y(
     row: &Row,
     rows_of_x: usize,
@@ -46,8 +46,7 @@ pub(crate) fn rows_of_y(
     Ok(size_m)
 }
 
-/// Fails unless the blocks are of so many entries each, `size_m` in all, for no more experts than the
-/// weight has.
+/// Returns an error unless blocks have `block_size` entries each and `size_m` in all, for at most the weight's experts.
 pub(crate) fn blocks(
     row: &Row,
     blocks: &DeviceBlocks,

@@ -11,24 +11,24 @@ use crate::{
 
 use marlinspike::moe::activation::Definition;
 
-/// What only a product with experts takes.
+/// The arguments that only a product with experts has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Experts<'a> {
     pub(crate) entries: Entries<'a>,
-    /// Row t of y is made of row t / `top_k` of x.
+    /// Row t of y is computed from row t / `top_k` of x.
     pub(crate) top_k: usize,
     /// Multiplies row t of the product before it is rounded.
     pub(crate) topk_weights: Option<&'a Buffer<f32>>,
-    /// What y is made of instead of the product.
+    /// Applied to the product before y is written.
     pub(crate) activation: Option<&'a Definition>,
-    /// Whether the kernel that is launched just before does not write the routing.
+    /// Whether the previous kernel on the stream does not write the routing.
     pub(crate) is_early: bool,
 }
 
 /// Which rows go to which expert.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Entries<'a> {
-    /// Cut into blocks before, of [`Tiling::rows`] of the product's tiling.
+    /// Aligned in blocks of [`Tiling::rows`] of the product's tiling.
     Blocks(&'a DeviceBlocks),
     /// Found by the product itself: [`Tiling::is_direct`].
     Direct { topk_ids: &'a Buffer<i32>, runs: &'a Runs },
@@ -98,7 +98,7 @@ impl Experts<'_> {
 pub struct Routed<'a> {
     /// Tokens in blocks of one expert, made for [`Tiling::rows`] of the product's tiling.
     pub blocks: &'a DeviceBlocks,
-    /// Row t of y is made of row t / `top_k` of x.
+    /// Row t of y is computed from row t / `top_k` of x.
     pub top_k: usize,
     /// Multiplies row t of y before it is rounded.
     pub topk_weights: Option<&'a Buffer<f32>>,

@@ -143,8 +143,8 @@ impl ManyRows {
         Self::all().any(|plan| plan == self)
     }
 
-    /// Fails unless the kernel has this, the device the instructions, and the weight a form that the
-    /// kernel takes.
+    /// Returns an error unless the kernel has this plan, the device has its instructions, and the kernel takes the
+    /// weight's form.
     pub(super) fn validate(self, row: &Row, device: &Device, form: Form) -> Result<(), AccelError> {
         let arch = device.arch();
         if Self::has(arch) && Self::takes(form) && self.is_known() {
@@ -166,8 +166,7 @@ impl ManyRows {
         }
     }
 
-    /// Estimated microseconds of `marlin_gemm.cu` for so many rows, where there are enough that weights
-    /// are not what costs.
+    /// Estimated microseconds of `marlin_gemm.cu` where the rows, not the weights, bound the time.
     fn tiled_us(rows: f64, [size_k, size_n]: [usize; 2], multiprocessors: u32) -> f64 {
         rows * size_k as f64 * size_n as f64 * 1e-3 / f64::from(multiprocessors * 1000)
     }

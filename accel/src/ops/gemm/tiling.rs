@@ -47,7 +47,7 @@ pub(super) struct Sizes {
 static SIZES: Memo<(Tiling, Form), Sizes> = Memo::new();
 
 impl Sizes {
-    /// Dynamic shared memory of a thread block of so many rows.
+    /// Dynamic shared memory of a thread block of `rows` rows.
     pub(super) fn shared_bytes(self, rows: usize) -> u32 {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         self.shared_bytes.saturating_add(self.shared_row_bytes.saturating_mul(rows))
@@ -65,7 +65,7 @@ impl Width {
         [Self(0), Self(3), Self(8), Self(12), Self(20), Self(Self::WIDE)];
     const WIDE: usize = 32;
 
-    /// Of `experts` products of `size_n` columns each.
+    /// The width of `experts` products of `size_n` columns each.
     pub(super) fn new(size_n: usize, experts: usize, multiprocessors: u32) -> Self {
         if !size_n.is_multiple_of(128) {
             return Self(0);
@@ -100,7 +100,7 @@ impl Length {
 }
 
 impl Tiling {
-    /// What [`marlin_gemm`](super::marlin_gemm) takes for `size_m` rows of `size_k` and a weight of that
+    /// The tiling of [`marlin_gemm`](super::marlin_gemm) for `size_m` rows of `size_k` and a weight of that
     /// form; `paired`: a thread block takes 64 columns of gate and 64 of up.
     ///
     /// From 9.0 on, these were the fastest of some 50 each on an H200, or close to it: over K x N of
@@ -196,7 +196,7 @@ impl Tiling {
         })
     }
 
-    /// Whether products with experts in this tiling find the blocks of so many entries themselves.
+    /// Whether products with experts in this tiling find the blocks of `entries` entries themselves.
     ///
     /// # Errors
     /// [`AccelError::Constant`]
@@ -204,7 +204,7 @@ impl Tiling {
         Ok(self.m_tiles == 1 && entries <= self.sizes(form)?.direct_entries as usize)
     }
 
-    /// As the source takes them.
+    /// The parameters of the source.
     pub(super) fn parameters(self) -> [Parameter; 6] {
         [
             ("M_TILES", self.m_tiles),
@@ -216,7 +216,7 @@ impl Tiling {
         ]
     }
 
-    /// Fails unless the kernel has this tiling, the device clusters where it needs them, columns of
+    /// Returns an error unless the kernel has this tiling, the device has clusters where it needs them, columns of
     /// thread blocks make up N, and teams take all chunks of K.
     pub(super) fn validate(self, device: &Device, shape: Shape) -> Result<(), AccelError> {
         let known = matches!(self.m_tiles, 1 | 2 | 4 | 8)

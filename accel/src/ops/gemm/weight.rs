@@ -57,7 +57,7 @@ impl MarlinWeight {
     ///
     /// # Errors
     /// [`AccelError::Argument`] for a weight that the kernel or the layout refuses;
-    /// [`AccelError::Driver`] where the device has not so much memory.
+    /// [`AccelError::Driver`] where the device has too little memory.
     pub fn new(
         device: &Device,
         weights: &[Weight<'_>],
@@ -201,7 +201,7 @@ impl MarlinWeight {
     /// The same in other memory.
     ///
     /// # Errors
-    /// [`AccelError::Driver`] where the device has not so much memory.
+    /// [`AccelError::Driver`] where the device has too little memory.
     pub fn copy(&self, device: &Device) -> Result<Self, AccelError> {
         let zeros = self.zeros.as_ref().map(|zeros| device.copy(zeros));
         let bias = self.bias.as_ref().map(|bias| device.copy(bias));
@@ -242,7 +242,7 @@ impl MarlinWeight {
     }
 
     /// The factor by which a product multiplies the scales of x. With int8 activations the scales of groups are
-    /// integers, of which the largest stands for 4096 times this factor; else 1.
+    /// integers up to 4096, in units of this factor; else it is 1.
     pub fn input_global_scale(&self) -> f32 {
         self.input_global_scale
     }
@@ -264,7 +264,7 @@ impl MarlinWeight {
         (self.qweight.len() * 4 + self.scales.len() + zeros) / self.experts
     }
 
-    /// The tiling that is taken for a product of `size_m` rows.
+    /// The tiling for a product of `size_m` rows.
     ///
     /// # Errors
     /// [`AccelError::Constant`]
@@ -286,8 +286,8 @@ impl MarlinWeight {
         ManyRows::choose(device.arch(), size_m, [size_k, size_n], self.form, multiprocessors)
     }
 
-    /// Plans for the products of both matrices of a layer, with blocks of as many rows, where
-    /// `rows` of each of so many experts on average pay for it.
+    /// Plans for both products of a layer, with blocks of equally many rows, if `experts` experts have enough rows on
+    /// average (`rows`).
     pub(crate) fn many_rows_of_experts(
         [w13, w2]: [&Self; 2],
         device: &Device,
@@ -299,8 +299,8 @@ impl MarlinWeight {
         ManyRows::choose_experts(device.arch(), rows, experts, products, device.multiprocessors())
     }
 
-    /// The tiling that is taken for products of `size_m` rows with each of so many experts at once;
-    /// `paired`: a thread block computes 64 columns of each half of N.
+    /// The tiling for products of `size_m` rows with each of `experts` experts at once; `paired`: a thread block
+    /// computes 64 columns of each half of N.
     ///
     /// # Errors
     /// [`AccelError::Constant`]

@@ -38,7 +38,7 @@ impl Form {
         Ok(form)
     }
 
-    /// Of every weight under activations of `input`.
+    /// The forms of every weight under activations of `input`.
     pub(crate) fn all_bytes(input: ScalarType) -> Vec<Self> {
         let of = |codes, scales, groups| Self { codes, scales, groups, has_g_idx: false };
         let mut all = Vec::new();
@@ -90,8 +90,8 @@ fn of_one(weight: &Weight<'_>, dtype: ScalarType, input: ScalarType) -> Result<F
     Ok(Form { codes, scales, groups: in_stage, has_g_idx: false })
 }
 
-/// Fails at a finite scale that the kernel's factor makes infinite: of e4m3 activations, 512 for 16-bit scales and 64
-/// for e8m0.
+/// Returns an error for a finite scale that the kernel's factor makes infinite. With e4m3 activations the factor is 512
+/// for 16-bit scales and 64 for e8m0.
 fn check_scales(
     weight: &Weight<'_>,
     dtype: ScalarType,

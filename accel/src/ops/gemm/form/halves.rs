@@ -179,7 +179,7 @@ fn groups(
     })
 }
 
-/// Fails for a global scale where none is multiplied, and for scales of another type than the first matrix's.
+/// Returns an error for a global scale that no kernel applies, and for scales of another type than the first matrix's.
 fn check_types(weight: &Weight<'_>, first: &Weight<'_>, scales: Scales) -> Result<(), AccelError> {
     if let Some(global) = weight.global_scale.filter(|_| scales != Scales::Ue4m3) {
         let found = format!("{}: {global}", weight.name);
@@ -194,7 +194,7 @@ fn check_types(weight: &Weight<'_>, first: &Weight<'_>, scales: Scales) -> Resul
     Ok(())
 }
 
-/// Fails at a code that is a NaN.
+/// Returns an error for a code that is a NaN.
 fn check_codes(weight: &Weight<'_>, codes: Codes) -> Result<(), AccelError> {
     // A byte of magnitude 0x7F carries into its sign.
     let nan = |word: u32| ((word & 0x7f7f_7f7f) + 0x0101_0101) & 0x8080_8080;
@@ -209,7 +209,7 @@ fn check_codes(weight: &Weight<'_>, codes: Codes) -> Result<(), AccelError> {
     })
 }
 
-/// Fails at a scale whose value changes when the kernel moves its bits to a 16-bit float.
+/// Returns an error for a scale whose value changes when the kernel moves its bits to a 16-bit float.
 fn check_scales(
     weight: &Weight<'_>,
     codes: Codes,

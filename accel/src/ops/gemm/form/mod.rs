@@ -23,7 +23,7 @@ pub(crate) struct Form {
 }
 
 impl Form {
-    /// As products of 16-bit activations take it.
+    /// The parameters of products with 16-bit activations.
     pub(super) fn parameters(self) -> [Parameter; 4] {
         [
             ("CODES", self.codes as u32),
