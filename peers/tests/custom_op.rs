@@ -4,8 +4,8 @@
 use candle_core::{D, DType, Device, Error, Tensor};
 use half::bf16;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
-use marlinspike::num::array::rows_of;
 use marlinspike::moe::router::Router;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::w4a8::moe::{Layer, Mode, MoeConfig, MoeLayer};
 use marlinspike::w4a8::scalar::Scalar;

@@ -169,7 +169,8 @@ pub(crate) fn marlin_int4_fp8_preprocess<'py>(
                     return Err(Error::shape(zeros.name(), zeros.shape(), expected));
                 }
                 let zeros = zeros.elements::<u32>();
-                let (codes, zeros) = (rows_of("qweight", &codes, cols)?, rows_of("qzeros", &zeros, cols)?);
+                let (codes, zeros) =
+                    (rows_of("qweight", &codes, cols)?, rows_of("qzeros", &zeros, cols)?);
                 into_vec(int4_to_fp8_asymmetric(codes, zeros)?)
             }
         };

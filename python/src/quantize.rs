@@ -1,11 +1,11 @@
 //! Quantizers, by upstream's functions.
 
+use marlinspike::Result;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::quantize as quantizers;
 use marlinspike::weight::Groups;
-use marlinspike::Result;
 use pyo3::prelude::*;
 
 use crate::arrays::{Input, Output, output};
@@ -88,12 +88,8 @@ pub(crate) fn gptq_quantize_weights<'py>(
             Some(perm) => Some(perm.expect_dtype(&[DType::I32, DType::U32])?.elements::<u32>()),
         };
         let group_size = GroupSize::from_config(group_size)?;
-        let made = quantizers::gptq_quantize_weights(
-            floats,
-            weight_type,
-            group_size,
-            perm.as_deref(),
-        )?;
+        let made =
+            quantizers::gptq_quantize_weights(floats, weight_type, group_size, perm.as_deref())?;
         let codes = (0..size_k * size_n).map(|i| made.codes.get(i / size_n, i % size_n).into());
         let codes: Vec<i32> = codes.collect();
         let dequantized = made.dequantize_all();

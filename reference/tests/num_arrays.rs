@@ -147,8 +147,10 @@ fn dynamic_arrays_keep_type_and_place() {
     assert_eq!(&view.bits_of("x", ScalarType::FLOAT16).unwrap()[..], &bits[..]);
     let error = view.bits_of("x", ScalarType::BFLOAT16).unwrap_err();
     assert_eq!(error.to_string(), "tensor `x`: found dtype F16, expected bfloat16");
-    let short = FloatView2::from_bits("x", ScalarType::FLOAT16, [2, 4], &bits);
-    assert!(matches!(short, Err(Error::Shape { .. })));
+    for shape in [[2, 4], [2, 2], [0, 3], [usize::MAX, 2]] {
+        let other = FloatView2::from_bits("x", ScalarType::FLOAT16, shape, &bits);
+        assert!(matches!(other, Err(Error::Shape { .. })), "{shape:?}");
+    }
     let wrong = FloatView2::from_bits("x", ScalarType::FLOAT8_E5M2, [2, 3], &bits);
     assert!(matches!(wrong, Err(Error::Unsupported { .. })));
 

@@ -181,11 +181,11 @@ fn every_shape_of_scale() {
         let mut found = Vec::new();
         if format == "fp8-linear" {
             let layer = linear(kind);
-            found.extend([words(layer.qweight_words()), table(&layer.scales)]);
+            found.extend([words(&layer.qweight_words()), table(&layer.scales)]);
             found.push(table(&layer.bias.unwrap()));
         } else {
             let [w13, w2] = experts(format, kind, dtype);
-            found.extend([words(w13.qweight_words()), words(w2.qweight_words())]);
+            found.extend([words(&w13.qweight_words()), words(&w2.qweight_words())]);
             found.extend([table(&w13.scales), table(&w2.scales)]);
             found.extend([&w13, &w2].into_iter().filter_map(|p| p.bias.as_ref()).map(table));
         }

@@ -61,7 +61,7 @@ fn computed(
         let layer = local.layer(input);
         let mut how = layer.canonical()?;
         change(input, &mut how);
-        Ok(layer.forward(input.x_view()?, input.routed(), &how)?.y.into_bits())
+        Ok(layer.forward(input.x_view()?, input.routed()?, &how)?.y.into_bits())
     })
 }
 
@@ -200,7 +200,7 @@ pub fn layers() -> Vec<WrongLayer> {
             let local = input.local()?;
             let mut layer = local.layer(input);
             layer.activation.exchanged = layer.activation.is_gated();
-            Ok(layer.forward(input.x_view()?, input.routed(), &layer.canonical()?)?.y.into_bits())
+            Ok(layer.forward(input.x_view()?, input.routed()?, &layer.canonical()?)?.y.into_bits())
         }),
         local("NVFP4: the first expert's global scale for all", has_global_scale, |_, l| {
             let first = l.w13[0].global_scale;
@@ -262,7 +262,7 @@ pub fn layers() -> Vec<WrongLayer> {
             let local = input.local()?;
             let mut layer = local.layer(input);
             layer.router_weight_on_input ^= true;
-            Ok(layer.forward(input.x_view()?, input.routed(), &layer.canonical()?)?.y.into_bits())
+            Ok(layer.forward(input.x_view()?, input.routed()?, &layer.canonical()?)?.y.into_bits())
         }),
         mutant(
             "router weights of the neighbouring token",
@@ -381,7 +381,7 @@ fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
     let local = input.local()?;
     let layer = local.layer(input);
     let how = layer.canonical()?;
-    let stages = layer.forward(input.x_view()?, input.routed(), &how)?;
+    let stages = layer.forward(input.x_view()?, input.routed()?, &how)?;
     let mut down = stages.down.into_bits();
     let ids: Vec<i32> = input.topk_ids.iter().map(|&i| if i < 0 { i32::MAX } else { i }).collect();
     let align = Align {
@@ -395,7 +395,7 @@ fn sentinel(input: &LayerInput) -> Result<Vec<u16>> {
         let last = input.size_m() - 1;
         let mut other = input.with_tokens(&[last]);
         other.topk_ids[top_k - 1] = run.expert as i32;
-        let made = layer.forward(other.x_view()?, other.routed(), &how)?;
+        let made = layer.forward(other.x_view()?, other.routed()?, &how)?;
         let at = down.len() - h;
         down[at..].copy_from_slice(&made.down.bits()[(top_k - 1) * h..]);
     }
@@ -418,7 +418,7 @@ fn atomics() -> WrongLayer {
             schedule.chunk_sum.order = order[calls.get() as usize % 3];
         }
         calls.set(calls.get() + 1);
-        Ok(layer.forward(input.x_view()?, input.routed(), &how)?.y.into_bits())
+        Ok(layer.forward(input.x_view()?, input.routed()?, &how)?.y.into_bits())
     })
 }
 
@@ -442,7 +442,7 @@ fn early_cast(input: &LayerInput) -> Result<Vec<u16>> {
     let how = layer.canonical()?;
     let ty = layer.dtype;
     let Some(first) = local.w13[0].global_scale else {
-        return Ok(layer.forward(input.x_view()?, input.routed(), &how)?.y.into_bits());
+        return Ok(layer.forward(input.x_view()?, input.routed()?, &how)?.y.into_bits());
     };
     let mut plain = local.clone();
     each(&mut plain.w13, |w| {
@@ -450,8 +450,8 @@ fn early_cast(input: &LayerInput) -> Result<Vec<u16>> {
         w.bias = None;
         Ok(())
     })?;
-    let experts = layer.local_experts(input.routed())?;
-    let gate_up = plain.layer(input).gate_up(input.x_view()?, input.routed(), &how.w13)?;
+    let experts = layer.local_experts(input.routed()?)?;
+    let gate_up = plain.layer(input).gate_up(input.x_view()?, input.routed()?, &how.w13)?;
     let mut gate_up = gate_up.into_bits();
     let width = local.w13[0].shape().size_n;
     for (row, expert) in gate_up.chunks_mut(width).zip(experts) {
@@ -464,6 +464,6 @@ fn early_cast(input: &LayerInput) -> Result<Vec<u16>> {
     }
     let gate_up = FloatView2::from_rows("gate_up", ty, width, &gate_up)?;
     let activated = layer.activate(gate_up, Chain::Canonical)?;
-    let down = layer.down(&activated, input.routed(), &how.w2)?;
+    let down = layer.down(&activated, input.routed()?, &how.w2)?;
     Ok(layer.sum(&down, input.config.top_k, Chain::Canonical)?.into_bits())
 }

@@ -44,6 +44,19 @@ pub(crate) fn row_major<'a, T: Clone, D: Dimension>(view: ArrayView<'a, T, D>) -
     }
 }
 
+/// The values as an array that they fill; `ndarray` would ignore values after the last element.
+fn filled<'a, T, D: Dimension>(
+    name: &str,
+    shape: D,
+    values: &'a [T],
+) -> Result<ArrayView<'a, T, D>> {
+    let mismatch = || Error::shape(name, &[values.len()], format!("{:?}", shape.slice()));
+    if shape.size_checked() != Some(values.len()) {
+        return Err(mismatch());
+    }
+    ArrayView::from_shape(shape.clone(), values).map_err(|_| mismatch())
+}
+
 fn bits<T: Float16, D: Dimension>(view: ArrayView<'_, T, D>) -> Cow<'_, [u16]> {
     match row_major(view) {
         Cow::Borrowed(v) => Cow::Borrowed(bytemuck::cast_slice(v)),
@@ -64,20 +77,11 @@ impl<'a, D: Dimension> FloatView<'a, D> {
         bits: &'a [u16],
     ) -> Result<Self> {
         let shape = shape.into_dimension();
-        let found = [bits.len()];
-        let expected = format!("{:?}", shape.slice());
-        let mismatch = |_| Error::shape(name, &found, expected);
-        Ok(match ty {
-            ScalarType::FLOAT16 => {
-                let values = bytemuck::cast_slice(bits);
-                Self::F16(ArrayView::from_shape(shape, values).map_err(mismatch)?)
-            }
-            ScalarType::BFLOAT16 => {
-                let values = bytemuck::cast_slice(bits);
-                Self::Bf16(ArrayView::from_shape(shape, values).map_err(mismatch)?)
-            }
-            other => return Err(Error::unsupported(other, "float16 or bfloat16")),
-        })
+        match ty {
+            ScalarType::FLOAT16 => filled(name, shape, bytemuck::cast_slice(bits)).map(Self::F16),
+            ScalarType::BFLOAT16 => filled(name, shape, bytemuck::cast_slice(bits)).map(Self::Bf16),
+            other => Err(Error::unsupported(other, "float16 or bfloat16")),
+        }
     }
 
     /// The number format.

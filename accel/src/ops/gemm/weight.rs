@@ -176,7 +176,7 @@ impl MarlinWeight {
     ) -> Result<Self, AccelError> {
         let shape = weights[0].shape();
         let groups = prepared.groups();
-        let zeros = prepared.zero_words().map(|words| device.upload(words));
+        let zeros = prepared.zero_words().map(|words| device.upload(&words));
         let bias = prepared.bias.as_ref().map(|bias| device.upload(halves(bias)));
         Ok(Self {
             shape,
@@ -187,7 +187,7 @@ impl MarlinWeight {
             group_size: shape.size_k / groups,
             groups,
             input_global_scale: prepared.input_global_scale.unwrap_or(1.0),
-            qweight: device.upload(prepared.qweight_words())?,
+            qweight: device.upload(&prepared.qweight_words())?,
             scales: device.upload(scales)?,
             zeros: zeros.transpose()?,
             bias: bias.transpose()?,

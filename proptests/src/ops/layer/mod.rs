@@ -101,7 +101,7 @@ impl Local {
     /// As [`Layer::forward`].
     pub fn stages(&self, input: &LayerInput) -> Result<Stages> {
         let layer = self.layer(input);
-        layer.forward(input.x_view()?, input.routed(), &layer.canonical()?)
+        layer.forward(input.x_view()?, input.routed()?, &layer.canonical()?)
     }
 }
 
@@ -176,16 +176,18 @@ impl LayerInput {
     /// x `[M, H]`.
     ///
     /// # Errors
-    /// [`Error::Shape`] where x is not whole rows.
+    /// [`Error::Shape`] if x is not whole rows.
     pub fn x_view(&self) -> Result<FloatView2<'_>> {
         let (dtype, hidden) = (self.config.quant.dtype, self.config.hidden_size);
         FloatView2::from_rows("x", dtype, hidden, &self.x)
     }
 
     /// The routing of the tokens.
-    pub fn routed(&self) -> Routed<'_> {
+    ///
+    /// # Errors
+    /// As [`Routed::from_rows`].
+    pub fn routed(&self) -> Result<Routed<'_>> {
         Routed::from_rows(self.config.top_k, &self.topk_ids, &self.topk_weights)
-            .expect("rows of top_k experts and weights")
     }
 
     /// The same layer with the tokens `tokens` of this input, in that order.
@@ -275,7 +277,7 @@ impl LayerInput {
         let class = Class::any_order();
         let local = self.local()?;
         let declared = Declared { convention, class: &class };
-        Ok(local.layer(self).bounds(self.x_view()?, self.routed(), declared)?.y)
+        Ok(local.layer(self).bounds(self.x_view()?, self.routed()?, declared)?.y)
     }
 
     /// Whether group scales are converted to integers by the largest scale of all experts of a

@@ -4,6 +4,10 @@
 //! Source: vLLM 0.21.0 `process_weights_after_loading` of the linear and MoE methods,
 //! `prepare_fp8_*_for_marlin`, `prepare_mxfp8_*_for_marlin`, `prepare_*_fp4_layer_for_marlin`.
 
+use std::borrow::Cow;
+
+use ndarray::Array3;
+
 use super::options::{InputDtype, Options, check_types};
 use super::{
     Activations, ScaleLayout, ScalePermutation, WeightLayout, ZeroPointLayout, e4m3_scale_factor,
@@ -12,11 +16,11 @@ use super::{
 };
 use crate::act_order::{self, Sorted};
 use crate::layouts::Layout;
+use crate::num::array::row_major;
 use crate::num::dims::Shape;
 use crate::num::scalar::{self, ScalarType};
 use crate::weight::{Codes, Groups, Table, TableData, Weight};
 use crate::{Error, Result};
-use ndarray::Array3;
 
 /// The kernel-format tensors of a stack of matrices of one shape, experts first.
 #[derive(Debug, Clone)]
@@ -46,14 +50,14 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The words of `qweight`, row-major.
-    pub fn qweight_words(&self) -> &[u32] {
-        self.qweight.as_slice().unwrap_or_default()
+    /// The words of `qweight` in row-major order; borrowed as [`prepare`] makes them.
+    pub fn qweight_words(&self) -> Cow<'_, [u32]> {
+        row_major(self.qweight.view())
     }
 
-    /// The words of the zero points, row-major.
-    pub fn zero_words(&self) -> Option<&[u32]> {
-        self.zeros.as_ref().map(|(_, words)| words.as_slice().unwrap_or_default())
+    /// The words of the zero points in row-major order; borrowed as [`prepare`] makes them.
+    pub fn zero_words(&self) -> Option<Cow<'_, [u32]>> {
+        self.zeros.as_ref().map(|(_, words)| row_major(words.view()))
     }
 
     /// Scale groups of each matrix.

@@ -92,7 +92,7 @@ impl<'o, 'c: 'o> Outputs<'o, 'c> {
     fn qweight(&self) -> Option<OutputReport> {
         let name = "marlin_qweight";
         let (found, prepared) = (self.found(name)?, self.context.prepared);
-        let (layout, expected) = (prepared.weight_layout, prepared.qweight_words().to_vec());
+        let (layout, expected) = (prepared.weight_layout, prepared.qweight_words().into_owned());
         let candidates = variants::qweight(self.context);
         let subject = Subject {
             rows: Rows::K,

@@ -148,7 +148,7 @@ impl Stack<'_> {
             "marlin_qweight",
             DType::I32,
             &p.weight_layout.packed_shape(),
-            bytes_of(p.qweight_words()),
+            bytes_of(&p.qweight_words()),
         )?;
         let scale_type = match p.scales.ty() {
             ScalarType::FLOAT8_E8M0FNU => DType::U8,
@@ -157,7 +157,7 @@ impl Stack<'_> {
         };
         output("marlin_scales", scale_type, &[p.groups(), size_n], table(&p.scales)?)?;
         if let (Some((layout, _)), Some(words)) = (&p.zeros, p.zero_words()) {
-            output("marlin_zeros", DType::I32, &layout.packed_shape(), bytes_of(words))?;
+            output("marlin_zeros", DType::I32, &layout.packed_shape(), bytes_of(&words))?;
         }
         if let Some(bias) = &p.bias {
             output("marlin_bias", float, &[size_n], table(bias)?)?;

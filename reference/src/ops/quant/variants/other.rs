@@ -12,9 +12,7 @@ use crate::weight::{Groups, Table};
 /// Wrong zero points.
 pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     let c = *c;
-    let (Some((layout, _)), Some(words)) = (&c.prepared.zeros, c.prepared.zero_words()) else {
-        return Vec::new();
-    };
+    let Some((layout, _)) = &c.prepared.zeros else { return Vec::new() };
     let bits = c.prepared.weight_layout.tile_map().bits();
     let max = (1u32 << bits) - 1;
     let tables =
@@ -67,13 +65,13 @@ pub(in crate::ops) fn zeros<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
     list.extend(formats::interleaves().map(forward));
     list.extend([
         candidate("word-order-plain", "the zero points in each word are not interleaved", {
-            move || Some(reorder_in_words(words, bits, &plain))
+            move || Some(reorder_in_words(&c.prepared.zero_words()?, bits, &plain))
         }),
         candidate(
             "word-order-extra",
             "the zero points in each word are interleaved once too often (none belongs with 8-bit \
              activations)",
-            move || Some(reorder_in_words(words, bits, order)),
+            move || Some(reorder_in_words(&c.prepared.zero_words()?, bits, order)),
         ),
     ]);
     list

@@ -228,7 +228,7 @@ pub(in crate::ops) fn qweight<'c>(c: &Context<'c>) -> Vec<Candidate<'c>> {
         add(
             id,
             text,
-            Box::new(move || Some(reorder_in_words(c.prepared.qweight_words(), bits, &order))),
+            Box::new(move || Some(reorder_in_words(&c.prepared.qweight_words(), bits, &order))),
         );
     }
     list
