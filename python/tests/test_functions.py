@@ -115,6 +115,9 @@ def test_activation_quantizers(rng):
     assert codes.dtype == np.int8 and scales.shape == (3, 1)
     assert np.abs(codes * scales - x).max() <= scales.max() * 0.5001
     assert (np.abs(codes).max(axis=1) == 127).all()
+    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.float32, offset=1).reshape(x.shape)
+    assert not unaligned.flags.aligned
+    assert np.array_equal(marlinspike.per_token_quant_int8(unaligned)[0], codes)
     codes, scales = marlinspike.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
     assert codes.shape == x.shape and scales.shape == (3, 1)
     assert np.abs(codes.astype(np.float32) * scales - x).max() < 0.07 * np.abs(x).max()

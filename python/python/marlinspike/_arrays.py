@@ -47,8 +47,8 @@ def is_torch(value: Any) -> bool:
 
 
 def _flat_bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array; a view where the array is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    """The bytes of an array; a view where the array is contiguous and aligned."""
+    return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)
 
 
 def typed(value: Any, name: str = "array") -> Typed:
