@@ -49,7 +49,7 @@ fn ties_go_to_the_lower_id() {
     assert_eq!(routing.topk_ids, array![[1, 4, 0]]);
     let [a, b, c] = [0, 1, 2].map(|j| routing.topk_weights[[0, j]]);
     assert!(a == b && c < b);
-    // Three quotients, their divisor's two additions and two here, each within half a unit of 1.
+    // Seven roundings (three quotients, two additions in their divisor, two here) of half an ulp each.
     assert_abs_diff_eq!(a + b + c, 1.0, epsilon = 7.0 * f32::EPSILON / 2.0);
     let two = Router::new(Sigmoid, 2, false).route(Array2::zeros((2, 3)).view());
     let two = two.expect("rows");

@@ -17,10 +17,10 @@ pub struct Routed<'r> {
 }
 
 impl<'r> Routed<'r> {
-    /// Of `topk_ids` (global expert ids, −1 is none) and `topk_weights`, `[M, top_k]` each.
+    /// The routing by `topk_ids` (global expert ids, −1 is none) and `topk_weights`, `[M, top_k]` each.
     ///
     /// # Errors
-    /// [`Error::Size`] for no columns; [`Error::Shape`] where the shapes differ; [`Error::NotContiguous`]
+    /// [`Error::Size`] for no columns; [`Error::Shape`] if the shapes differ; [`Error::NotContiguous`]
     /// for other strides than row-major ones.
     pub fn new(topk_ids: ArrayView2<'r, i32>, topk_weights: ArrayView2<'r, f32>) -> Result<Self> {
         if topk_ids.ncols() == 0 {
@@ -40,10 +40,10 @@ impl<'r> Routed<'r> {
         })
     }
 
-    /// Of rows of `top_k` entries.
+    /// [`Routed::new`] of row-major rows of `top_k` entries.
     ///
     /// # Errors
-    /// As [`Routed::new`]; [`Error::Shape`] where the entries are not whole rows.
+    /// As [`Routed::new`]; [`Error::Shape`] if the entries are not whole rows.
     pub fn from_rows(top_k: usize, topk_ids: &'r [i32], topk_weights: &'r [f32]) -> Result<Self> {
         let ids = rows_of("topk_ids", topk_ids, top_k)?;
         Self::new(ids, rows_of("topk_weights", topk_weights, top_k)?)

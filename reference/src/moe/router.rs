@@ -61,7 +61,8 @@ impl Routing {
     /// Weights and ids of rows of `top_k` entries, row-major; not copied.
     ///
     /// # Errors
-    /// [`Error::Size`] for no entries in a row; [`Error::Shape`] where they are not as many whole rows.
+    /// [`Error::Size`] for no entries in a row; [`Error::Shape`] if they do not fill
+    /// the same number of rows.
     pub fn from_rows(top_k: usize, topk_weights: Vec<f32>, topk_ids: Vec<i32>) -> Result<Self> {
         let rows = Routed::from_rows(top_k, &topk_ids, &topk_weights)?.topk_ids().nrows();
         Ok(Self::of_rows(rows, top_k, topk_weights, topk_ids))
@@ -81,8 +82,8 @@ impl Routing {
     /// Where each token goes, as a layer takes it.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::NotContiguous`] where the arrays were replaced by others that differ
-    /// in shape or are not row-major.
+    /// [`Error::Shape`] or [`Error::NotContiguous`] if the arrays were replaced by others that differ in
+    /// shape or are not row-major.
     pub fn routed(&self) -> Result<Routed<'_>> {
         Routed::new(self.topk_ids.view(), self.topk_weights.view())
     }

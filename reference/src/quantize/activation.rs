@@ -21,7 +21,7 @@ impl<C, S> Quantized<C, S> {
     /// Codes and scales of `rows` rows, row-major; not copied.
     ///
     /// # Errors
-    /// [`Error::Shape`] where they are not as many rows.
+    /// [`Error::Shape`] if they do not fill `rows` rows.
     pub fn from_rows(rows: usize, codes: Vec<C>, scales: Vec<S>) -> Result<Self> {
         for (name, len) in [("codes", codes.len()), ("scales", scales.len())] {
             let whole = if rows == 0 { len == 0 } else { len.is_multiple_of(rows) };

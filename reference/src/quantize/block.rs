@@ -17,9 +17,9 @@ fn power(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
 }
 
-/// Codes of type `ty`, one to a byte, and e8m0 scales of 32 values each: scale = 2^(⌊log₂ max⌋ − `below`), at least
-/// 2^-127, max at least 2^-126; values round to nearest even and saturate. OCP Microscaling Formats
-/// 1.0, section 6.3.
+/// Codes of type `ty`, one to a byte, and e8m0 scales of 32 values each: scale =
+/// 2^(⌊log₂ max⌋ − `below`), at least 2^-127, max at least 2^-126; values round to nearest even and
+/// saturate. OCP Microscaling Formats 1.0, section 6.3.
 ///
 /// The logarithm is exact here; upstream's (`mxfp8_e4m3_quantize`) is f32 and could differ for an
 /// f32 maximum just below a power of two, never for 16-bit inputs.
