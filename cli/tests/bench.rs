@@ -97,7 +97,7 @@ fn wrong_arguments_are_refused() {
         (&["--shape", "qwen"], "\"qwen\" is no workload: expected one of 4096x4096"),
         (&["--shape", "64x33"], "multiples of 32"),
         (&["--shape", "64x64", "--group", "128"], "64x64: "),
-        (&["--group", "31"], "a multiple of 32, or `channel`"),
+        (&["--group", "31"], "a multiple of 32 up to 1048576, or `channel`"),
         (&["--tokens", "0"], "0 is not in 1..=65536"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
         (&["--seconds=-1"], "a number of seconds from 0 to 86400"),

@@ -80,7 +80,7 @@ fn numbers_out_of_range_are_refused_with_the_range() {
             &["bench", "cpu"],
             "--group",
             &["0", "33", "1048608"],
-            "multiple of 32, or `channel`; at most 1048576",
+            "multiple of 32 up to 1048576, or `channel`",
         ),
         (&["bench", "gpu"], "--replays", &["0", "1001"], "1..=1000"),
         (&["warm", "--list"], "--capability", &["6.0", "100.0", "9"], "such as 8.0 or 9.0"),
