@@ -80,7 +80,8 @@ impl Nvfp4Tensors<'_> {
     /// # Errors
     /// [`Error::Shape`], [`Error::Dtype`]; [`Error::Value`] for a block scale that is NaN or
     /// negative (the kernel has no bit for its sign), a global scale that is not positive and
-    /// finite, and shards that differ under [`Shards::Equal`]; [`Error::Size`] if K does not fill
+    /// finite, and shards that differ under
+    /// [`Shards::Equal`](super::global_scale::Shards::Equal); [`Error::Size`] if K does not fill
     /// whole blocks.
     pub fn unpack(self, name: &str, scheme: GlobalStorage) -> Result<Weight<'static>> {
         let (shape, groups) = nibble_shape(&self.weight, BLOCK)?;
