@@ -5,7 +5,8 @@ use std::time::Duration;
 use marlinspike::case::Op;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike_proptests::campaign::{
-    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Summary, Trial, keep, kept,
+    Campaign, CampaignError, Fault, Filter, Judgement, Limit, Outputs, Summary, Trial, Wanted,
+    keep, kept,
 };
 
 /// Symmetric int4 GPTQ without act-order, in f16: the configuration of these tests' kernel.
@@ -162,6 +163,29 @@ fn absent_and_unknown_outputs_are_findings() {
         Ok(Outputs::from([("y".to_owned(), y)]))
     };
     assert!(run(flat, 1).findings[0].failure.report.is_some());
+}
+
+/// The judge refuses ids that no expert has; the kernel gave them, so the run goes on.
+#[test]
+fn outputs_that_cannot_be_judged_are_findings() {
+    let mut campaign = Campaign::new(Op::Moe, 1, Filter::default()).unwrap();
+    campaign.outputs = ["topk_ids", "topk_weights", "expert_ids", "sorted_token_ids", "y"]
+        .map(str::to_owned)
+        .into();
+    let mut wrong = |trial: &Trial| {
+        let tensor = |wanted: &Wanted| {
+            let shape = wanted.shape.clone().unwrap_or(vec![3]);
+            let dtype = DType::from_name(&wanted.dtype).unwrap();
+            let bytes = vec![0x7f; shape.iter().product::<usize>() * dtype.bytes()];
+            (wanted.name.clone(), Tensor::new(&wanted.name, dtype, shape, bytes).unwrap())
+        };
+        Ok(trial.wanted.iter().map(tensor).collect())
+    };
+    let summary = campaign.run(&mut wrong, &Limit::cases(4), &mut |_| ()).unwrap();
+    assert_eq!((summary.failed, summary.passed), (4, 0));
+    let refused = summary.findings.iter().find(|f| f.signature == "unreadable outputs").unwrap();
+    let fault = refused.failure.fault.as_ref().unwrap().to_string();
+    assert!(fault.contains("`topk_ids` at [0, 0]: found 2139062143"), "{fault}");
 }
 
 #[test]

@@ -176,3 +176,15 @@ fn dynamic_arrays_keep_type_and_place() {
     assert!(matches!(rows_of("x", &[1, 2, 3], 2), Err(Error::Shape { .. })));
     assert!(matches!(rows_of("x", &[1, 2, 3], 0), Err(Error::Size { .. })));
 }
+
+#[test]
+fn bits_fill_their_shape() {
+    let bits = [0u16; 7];
+    for ty in [ScalarType::FLOAT16, ScalarType::BFLOAT16] {
+        let view = |len: usize| FloatView::from_bits("x", ty, (2, 3), &bits[..len]);
+        assert!(view(6).is_ok());
+        for len in [0, 5, 7] {
+            assert!(matches!(view(len), Err(Error::Shape { .. })), "{len}");
+        }
+    }
+}

@@ -38,7 +38,7 @@ outputs with their types and shapes (metadata key `outputs`), and the reference'
 so that a kernel can read Marlin's layout without packing it.
 
 A crash, a hang, an unwritten byte and a write outside of a tensor are findings, too; the run continues \
-after each. The next run starts with the kept cases.";
+until there are 8 distinct findings. The next run starts with the kept cases.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,7 +51,7 @@ Examples:
 
 Exit codes:
   0  at least one case was judged, and all judged cases passed
-  1  a finding, or nothing was judged
+  1  a finding, an unchecked case, or nothing was judged
   2  bad input or usage";
 
 /// Arguments of `fuzz`.
