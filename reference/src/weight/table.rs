@@ -86,11 +86,8 @@ impl Table {
     /// [`Error::Unsupported`] if the elements are not of type `T`.
     pub fn view<T: Scalar>(&self) -> Result<ArrayView2<'_, T>> {
         if self.ty != T::TYPE {
-            return Err(Error::unsupported(
-                format!("a table of {} as {}", self.ty, T::TYPE),
-                "the \
-                table's own type is expected",
-            ));
+            let found = format!("a table of {} as {}", self.ty, T::TYPE);
+            return Err(Error::unsupported(found, "the table's own type"));
         }
         let values = match &self.data {
             TableData::B8(v) => bytemuck::try_cast_slice(v),
