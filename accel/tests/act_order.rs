@@ -7,6 +7,7 @@ use marlinspike::act_order;
 use marlinspike::case::Activation;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule};
@@ -71,7 +72,8 @@ fn slices_of_k() {
         let x = random.halves(dtype, size_m * size_k, 1.0);
         let schedule = Schedule::canonical(&w, dtype, dtype).unwrap();
         let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
-        let wanted = schedule.execute(&codes, &w, Extras::default()).unwrap();
+        let codes = rows_of("x", &codes, size_k).unwrap();
+        let wanted = schedule.execute(codes, &w, Extras::default()).unwrap();
         let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
         let gathered = permute_cols(&device, &x, packed.perm(0).unwrap()).unwrap();
         let mut y = device.upload(&vec![0xabcd; wanted.len()]).unwrap();

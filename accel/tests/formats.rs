@@ -6,6 +6,7 @@ mod common;
 use common::{Experts, Float, HALVES, Law, Random, compare_layers, float_weight, forward};
 use marlinspike::case::Activation;
 use marlinspike::moe::activation::Definition;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule};
@@ -43,7 +44,8 @@ fn compare(
     let x = activations(random, dtype, size_m, size_k);
     let schedule = Schedule::canonical(weight, dtype, dtype).unwrap();
     let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
-    let wanted = schedule.execute(&codes, weight, Extras::default()).unwrap();
+    let codes = rows_of("x", &codes, size_k).unwrap();
+    let wanted = schedule.execute(codes, weight, Extras::default()).unwrap();
     let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
     let packed = MarlinWeight::new(device, std::slice::from_ref(weight), dtype).unwrap();
     let x = device.upload(&x).unwrap();

@@ -9,6 +9,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::{Absent, Align};
 use marlinspike::moe::layer::{Layer, input_global_scale};
 use marlinspike::moe::to_slots;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
@@ -95,7 +96,7 @@ fn compare(
     let x: Vec<u32> = codes.iter().map(|&code| code.into()).collect();
     let of_rows = times(&scales, std::slice::from_ref(w), input);
     let extras = Extras { activation_scales: Some(&of_rows), ..Extras::default() };
-    let wanted = schedule.execute(&x, w, extras).unwrap();
+    let wanted = schedule.execute(rows_of("x", &x, size_k).unwrap(), w, extras).unwrap();
     let wanted: Vec<u16> = wanted.into_iter().map(|bits| bits as u16).collect();
     let packed = MarlinWeight::for_8_bit(device, std::slice::from_ref(w), dtype, input).unwrap();
     let (codes, scales) = (device.upload(&codes).unwrap(), device.upload(&scales).unwrap());
@@ -192,7 +193,8 @@ fn products_with_experts() {
                     order: None,
                 };
                 let schedule = Schedule::canonical(&weights[0], dtype, input).unwrap();
-                let wanted = schedule.execute_stack(&repeated, stack, extras).unwrap();
+                let repeated = rows_of("x", &repeated, shape.size_k).unwrap();
+                let wanted = schedule.execute_stack(repeated, stack, extras).unwrap();
                 let wanted: Vec<u16> = wanted
                     .into_iter()
                     .enumerate()

@@ -11,6 +11,7 @@ use common::{
 use marlinspike::case::Activation;
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::Layer;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule};
@@ -36,7 +37,8 @@ fn hopper_or_skip(test: &str) -> Option<Device> {
 fn expected(x: &[u16], weight: &Weight<'_>, dtype: ScalarType) -> Vec<u16> {
     let schedule = Schedule::canonical(weight, dtype, dtype).unwrap();
     let codes: Vec<u32> = x.iter().map(|&bits| bits.into()).collect();
-    let y = schedule.execute(&codes, weight, Extras::default()).unwrap();
+    let codes = rows_of("x", &codes, weight.shape().size_k).unwrap();
+    let y = schedule.execute(codes, weight, Extras::default()).unwrap();
     y.into_iter().map(|bits| bits as u16).collect()
 }
 

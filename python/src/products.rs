@@ -3,6 +3,7 @@
 use marlinspike::layouts::marlin::{Activations, ScalePermutation, Stored};
 use marlinspike::moe::activation::{Activation, Definition};
 use marlinspike::moe::layer::{Layer, Routed};
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::num::scalar::{ScalarType, float_type};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -152,7 +153,7 @@ pub(crate) fn marlin_gemm<'py>(
         let schedule = Schedule::canonical(&weight, dtype, dtype)?;
         let x: Vec<u32> = a.elements::<u16>().iter().map(|&bits| bits.into()).collect();
         let extras = Extras { order: order.as_deref(), ..Extras::default() };
-        let y = schedule.execute(&x, &weight, extras)?;
+        let y = schedule.execute(rows_of("a", &x, size_k)?, &weight, extras)?;
         let bits = y.into_iter().map(|bits| bits as u16).collect();
         Tensor::from_vec("y", a.dtype(), vec![size_m, size_n], bits)
     });

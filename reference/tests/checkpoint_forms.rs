@@ -10,11 +10,12 @@ use marlinspike::formats::transpose_words;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::Groups;
+use ndarray::Array2;
 
 #[test]
 fn transposing_nothing() {
-    assert!(transpose_words(&[], 0, 5).is_empty());
-    assert!(transpose_words(&[], 5, 0).is_empty());
+    assert_eq!(transpose_words(Array2::zeros((0, 5)).view()).dim(), (5, 0));
+    assert_eq!(transpose_words(Array2::zeros((5, 0)).view()).dim(), (0, 5));
 }
 
 /// One scale for the matrix, one for each shard: every form that files use.

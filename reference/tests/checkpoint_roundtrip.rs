@@ -17,6 +17,7 @@ use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType as T;
 use marlinspike::num::tensor::{DType, Tensor};
 use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
+use ndarray::Array2;
 use proptest::prelude::*;
 
 /// A stream of bits from a seed.
@@ -333,12 +334,15 @@ proptest! {
     #[test]
     fn transposition(rows in 1usize..70, cols in 1usize..70) {
         let src: Vec<u32> = (0..rows * cols).map(|i| i as u32).collect();
-        let dst = transpose_words(&src, rows, cols);
+        let src = Array2::from_shape_vec((rows, cols), src).unwrap();
+        let dst = transpose_words(src.view());
+        prop_assert_eq!(dst.dim(), (cols, rows));
         for r in 0..rows {
             for c in 0..cols {
-                prop_assert_eq!(dst[c * rows + r], src[r * cols + c]);
+                prop_assert_eq!(dst[[c, r]], src[[r, c]]);
             }
         }
+        prop_assert_eq!(transpose_words(dst.t()), dst, "of strided words");
     }
 
     #[test]

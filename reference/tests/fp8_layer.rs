@@ -8,7 +8,7 @@ use marlinspike::case::Activation;
 use marlinspike::method::{Activations, Arithmetic, MethodLayer, Promotion, Quantizer};
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::num::array::FloatView2;
+use marlinspike::num::array::{FloatView2, into_vec, rows_of};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Fp8Kernel, Schedule};
@@ -253,7 +253,8 @@ fn products_are_exact_arithmetic() {
                     Extras { activation_scales: Some(&rows), router_weights: routed, order: None };
                 let schedule = Schedule::w8a8_fp8(kernel, dtype, promoted).unwrap();
                 assert_eq!(Schedule::from_json(&schedule.to_json()).unwrap(), schedule);
-                let found = schedule.execute(&x, &weight, extras).unwrap();
+                let found = schedule.execute(rows_of("x", &x, k).unwrap(), &weight, extras);
+                let found = into_vec(found.unwrap());
                 for (i, &bits) in found.iter().enumerate() {
                     let (row, col) = (i / n, i % n);
                     let epilogue = Epilogue {
@@ -301,7 +302,7 @@ fn a_wrong_scale_is_outside_its_bound() {
     let halved: Vec<f32> = rows.iter().map(|s| s / 2.0).collect();
     let extras = Extras { activation_scales: Some(&halved), ..Extras::default() };
     let schedule = Schedule::w8a8_fp8(Fp8Kernel::Triton, dtype, true).unwrap();
-    let found = schedule.execute(&x, &weight, extras).unwrap();
+    let found = schedule.execute(rows_of("x", &x, k).unwrap(), &weight, extras).unwrap();
     let extras = products::Extras { activation_scales: Some(&rows), router_weights: None };
     let recipe = Recipe::new(Convention::ScaledMm, &weight, dtype, extras).unwrap();
     let class = Class::fp8_any_order();

@@ -9,9 +9,11 @@ use blackwell::Golden;
 use marlinspike::Error;
 use marlinspike::layouts::flashinfer::{BLOCK_K_BYTES, PackedRows, RowOrder, RowStep};
 use marlinspike::layouts::{Layout, compare};
+use marlinspike::num::array::into_vec;
 use marlinspike::num::dims::Shape;
 use marlinspike::vectors::Rng;
 use marlinspike::weight::Codes;
+use ndarray::s;
 
 fn steps() -> Vec<(&'static str, Vec<RowStep>)> {
     let tile128 = RowStep::shuffle(128);
@@ -94,12 +96,18 @@ fn packed_rows_hold_every_bit_once_and_come_back() {
                     let packed = layout.pack(&codes).unwrap();
                     for (k, n) in [(0, 0), (size_k - 1, 1), (size_k / 2, size_n - 1)] {
                         let slot = layout.offset(k, n);
-                        let found = packed[slot.element] >> slot.bit & (0xff >> (8 - bits));
+                        let at = [slot.element / packed.ncols(), slot.element % packed.ncols()];
+                        let found = packed[at] >> slot.bit & (0xff >> (8 - bits));
                         assert_eq!(found, codes.get(k, n), "{what} ({k}, {n})");
                     }
-                    assert_eq!(layout.unpack(&packed).unwrap(), codes, "{what}");
-                    let short = layout.unpack(&packed[1..]);
+                    assert_eq!(layout.unpack(packed.view()).unwrap(), codes, "{what}");
+                    let short = layout.unpack(packed.slice(s![1.., ..]));
                     assert!(matches!(short, Err(Error::Shape { .. })), "{what}");
+                    let strided = packed.t().as_standard_layout().into_owned();
+                    if packed.len() > packed.ncols() && packed.ncols() > 1 {
+                        let strided = layout.unpack(strided.t());
+                        assert!(matches!(strided, Err(Error::NotContiguous { .. })), "{what}");
+                    }
                 }
             }
         }
@@ -130,7 +138,7 @@ fn a_difference_is_found_where_it_is() {
     let order = RowOrder::new(64, &[RowStep::Interleave(1), RowStep::shuffle(128)]).unwrap();
     let layout = PackedRows::new(Shape::new(512, 64), 4, order, Some(BLOCK_K_BYTES)).unwrap();
     let codes = Codes::from_fn(4, layout.shape(), |k, n| (k + n) as u8 & 15).unwrap();
-    let expected = layout.pack(&codes).unwrap();
+    let expected = into_vec(layout.pack(&codes).unwrap());
     let mut found = expected.clone();
     for (k, n) in [(300, 40), (301, 40), (7, 63)] {
         let slot = layout.offset(k, n);

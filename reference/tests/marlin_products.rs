@@ -12,6 +12,7 @@ mod inputs;
 use std::collections::BTreeSet;
 
 use inputs::Linear;
+use marlinspike::num::array::{into_vec, rows_of};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -70,9 +71,9 @@ fn other_rules_give_other_bits() {
         let inputs = case.inputs(&columns).expect("inputs");
         let (mut launches, _) = inputs.product(case, case.sizes_m[0]).expect("a product");
         launches.all_mut().iter_mut().for_each(|l| change(&mut l.schedule));
-        let x = &inputs.x[..case.sizes_m[0] * case.size_k];
+        let x = rows_of("x", &inputs.x[..case.sizes_m[0] * case.size_k], case.size_k).unwrap();
         let made = launches.execute(x, &inputs.weight, Default::default()).expect("a product");
-        sha256(&made) == expected[0]
+        sha256(&into_vec(made)) == expected[0]
     };
     let bias = "2-u4-channel-bf16-2048x1024-bias";
     assert!(run(bias, &|_| {}));

@@ -8,6 +8,7 @@ use marlinspike::num::element::{bf16, f16};
 use marlinspike::num::interval::{Bound, Interval};
 use marlinspike::num::scalar::{self, ScalarType};
 use marlinspike::{Error, Result};
+use ndarray::Array3;
 use proptest::prelude::*;
 
 const F16: ScalarType = ScalarType::FLOAT16;
@@ -45,9 +46,8 @@ fn add(
 /// Experts first, tokens second: the axes may be in any order of memory.
 #[test]
 fn strides_do_not_matter() {
-    let stored = ndarray::Array3::from_shape_fn((3, 2, 4), |(j, t, n)| {
-        bf16::from_f32((j * 100 + t * 10 + n) as f32)
-    });
+    let stored =
+        Array3::from_shape_fn((3, 2, 4), |(j, t, n)| bf16::from_f32((j * 100 + t * 10 + n) as f32));
     let down = stored.view().permuted_axes([1, 0, 2]);
     let found = sum(down, Canonical).unwrap().into_array::<bf16>().unwrap();
     let copied = down.as_standard_layout().into_owned();
@@ -134,11 +134,31 @@ fn refusals() {
         let refused = add(&[0; 16], F16, top_k, size_n, Canonical);
         assert!(matches!(refused, Err(Error::Shape { .. })), "{top_k} {size_n}");
     }
-    let slots = ndarray::Array3::from_elem((4, 0, 2), f16::ZERO);
+    let slots = Array3::from_elem((4, 0, 2), f16::ZERO);
     assert!(matches!(sum(slots.view(), Canonical), Err(Error::Shape { .. })));
-    let refused = sum(ndarray::Array3::<f32>::zeros((1, 2, 2)).view(), Canonical);
+    let refused = sum(Array3::<f32>::zeros((1, 2, 2)).view(), Canonical);
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
-    assert!(matches!(bounds(&[], F16, 0, 1), Err(Error::Shape { .. })));
+    let none = Array3::from_elem((0, 0, 1), Bound::exactly(0.0));
+    assert!(matches!(bounds(none.view(), F16), Err(Error::Shape { .. })));
+    assert!(matches!(bounds(none.view(), ScalarType::FLOAT32), Err(Error::Unsupported { .. })));
+}
+
+/// An output's bound is that of its own slots, whatever the strides.
+#[test]
+fn bounds_of_tokens_and_columns() {
+    let (tokens, top_k, size_n) = (2, 3, 4);
+    let number = |m: usize, j: usize, n: usize| (m * 100 + j * 10 + n) as f64;
+    let slot = |(m, j, n)| Bound::exactly(number(m, j, n));
+    let down = Array3::from_shape_fn((tokens, top_k, size_n), slot);
+    let turned = Array3::from_shape_fn((size_n, top_k, tokens), |(n, j, m)| slot((m, j, n)));
+    for down in [down.view(), turned.t()] {
+        let y = bounds(down, F16).unwrap();
+        assert_eq!(y.dim(), (tokens, size_n));
+        for ((m, n), bound) in y.indexed_iter() {
+            let sum: f64 = (0..top_k).map(|j| number(m, j, n)).sum();
+            assert_eq!((bound.interval.lo, bound.interval.hi), (sum, sum), "({m}, {n})");
+        }
+    }
 }
 
 /// f32 additions in an order that `seed` chooses: any two partial sums are joined next.
@@ -203,7 +223,8 @@ proptest! {
         let chosen: Vec<u16> =
             terms.iter().map(|&(code, wide, at, s)| (code + at % (wide + 1)) | sign(s)).collect();
         let xs: Vec<f32> = chosen.iter().map(|&c| value(ty, c)).collect();
-        let wide = bounds(&slots, ty, slots.len(), 1).expect("one token")[0];
+        let slots = Array3::from_shape_vec((1, slots.len(), 1), slots).unwrap();
+        let wide = bounds(slots.view(), ty).expect("one token")[[0, 0]];
         let y = value(ty, bits(ty, any_order(xs.clone(), seed)));
         prop_assert!(wide.interval.contains(y.into()), "{xs:?}: {y:e}, {wide:?}");
         let y = add(&chosen, ty, chosen.len(), 1, Upstream).expect("one token")[0];

@@ -4,6 +4,7 @@
 //! `scripts/gen/fp8_requantize.py` made `data/fp8_requantize.json` on an H200 and on a CPU.
 
 use marlinspike::Error;
+use marlinspike::num::array::rows_mut;
 use marlinspike::num::scalar::e4m3fn_to_f64;
 use marlinspike::prepare::fnuz::{
     e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating, normalize_codes, normalize_scale,
@@ -134,7 +135,8 @@ fn shards_of_a_fused_matrix() {
     let all: Vec<u8> = (0..=255).collect();
     let rule = (Requantize::UpstreamCuda, Fp8Type::E4m3fn);
     let merge = |codes: &mut [u8], scales: &[f32]| {
-        merge_shards("qkv_proj.weight_scale", codes, 256, &[1, 0, 2], scales, rule)
+        let rows = rows_mut("qkv_proj.weight", codes, 256)?;
+        merge_shards("qkv_proj.weight_scale", rows, &[1, 0, 2], scales, rule)
     };
     let mut codes = all.repeat(3);
     assert_eq!(merge(&mut codes, &[0.1, 0.3, 0.2]), Ok(0.3));
@@ -149,8 +151,10 @@ fn shards_of_a_fused_matrix() {
         let error = merge(&mut codes, scales).unwrap_err();
         assert!(matches!(error, Error::Size { .. }), "{error}");
     }
-    let error = merge(&mut codes[..300], &[1.0]).unwrap_err();
+    let error = merge(&mut codes[..512], &[1.0]).unwrap_err();
     assert!(matches!(error, Error::Size { .. }), "{error}");
+    let error = merge(&mut codes[..300], &[1.0]).unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
     let error = merge(&mut codes, &[1.0, f32::NAN, 1.0]).unwrap_err();
     assert!(matches!(&error, Error::Value { index, .. } if index == &[1]), "{error}");
 }

@@ -1,6 +1,7 @@
 //! Schedules: their JSON, and the parameters that do not change a result.
 
 use marlinspike::Error;
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule, ScheduleError, Stack};
@@ -161,12 +162,18 @@ proptest! {
     }
 }
 
+/// The outputs, row-major.
+fn execute(schedule: &Schedule, x: &[u32], w: &Weight<'_>) -> Result<Vec<u32>, Error> {
+    let x = rows_of("x", x, w.shape().size_k)?;
+    schedule.execute(x, w, Extras::default()).map(into_vec)
+}
+
 #[test]
 fn a_schedule_that_does_not_fit_its_weight_is_refused() {
     let w = weight(256, 64, 0);
     let run = |value: Value, w: &Weight<'_>| {
         let schedule = Schedule::from_json(&value).expect("a schedule");
-        schedule.execute(&x(1, 256), w, Extras::default()).expect_err("a refusal")
+        execute(&schedule, &x(1, 256), w).expect_err("a refusal")
     };
     let key = |e: Error| match e.downcast_ref() {
         Some(ScheduleError::Value { key, .. }) => key.clone(),
@@ -194,8 +201,16 @@ fn a_schedule_that_does_not_fit_its_weight_is_refused() {
     value["weights"] = json!({"form": "exact"});
     assert!(matches!(run(value, &w), Error::Value { tensor, .. } if tensor == "weight"));
     let schedule = Schedule::from_json(&base()).expect("a schedule");
-    let short = schedule.execute(&x(1, 255), &w, Extras::default());
-    assert!(matches!(short, Err(Error::Shape { .. })));
+    let x = x(1, 255);
+    let narrow = schedule.execute(rows_of("x", &x, 255).unwrap(), &w, Extras::default());
+    let Err(Error::Shape { tensor, found, expected }) = narrow else { panic!("{narrow:?}") };
+    assert_eq!((&*tensor, &found[..], &*expected), ("x", &[1, 255][..], "[1, 256]"));
+    let stack = Stack { weights: &[w], expert_of: &[Some(0)], orders: None, places: None };
+    let narrow = schedule.execute_stack(rows_of("x", &x, 255).unwrap(), stack, Extras::default());
+    assert!(matches!(narrow, Err(Error::Shape { .. })));
+    let none = Stack { weights: &[], ..stack };
+    let none = schedule.execute_stack(rows_of("x", &x, 255).unwrap(), none, Extras::default());
+    assert!(matches!(none, Err(Error::Size { .. })));
 }
 
 /// One thread on a single row gives the same bits as several threads on any batch.
@@ -206,7 +221,7 @@ fn rows_do_not_know_each_other() {
     let x = x(rows, size_k);
     let schedule = Schedule::canonical(&w, F16, F16).expect("a schedule");
     let pool = |n| rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("a pool");
-    let run = |x: &[u32]| schedule.execute(x, &w, Extras::default()).expect("a product");
+    let run = |x: &[u32]| execute(&schedule, x, &w).expect("a product");
     let all = pool(1).install(|| run(&x));
     assert_eq!(pool(5).install(|| run(&x)), all);
     for m in 0..rows {
@@ -224,12 +239,16 @@ fn rows_do_not_know_each_other() {
     let expert_of: Vec<Option<usize>> =
         (0..rows).map(|m| [Some(1), None, Some(0)][m % 3]).collect();
     let stacked = Stack { weights: &stack, expert_of: &expert_of, orders: None, places: None };
-    let made = schedule.execute_stack(&x, stacked, Extras::default()).expect("a product");
-    let other = schedule.execute(&x, &stack[1], Extras::default()).expect("a product");
-    for (m, row) in made.chunks(size_n).enumerate() {
+    let rows = rows_of("x", &x, size_k).expect("whole rows");
+    let made = schedule.execute_stack(rows, stacked, Extras::default()).expect("a product");
+    assert_eq!(made.dim(), (expert_of.len(), size_n));
+    let other = execute(&schedule, &x, &stack[1]).expect("a product");
+    for (m, row) in made.rows().into_iter().enumerate() {
         match expert_of[m] {
             None => assert!(row.iter().all(|&b| b == 0)),
-            Some(e) => assert_eq!(row, &[&all, &other][e][m * size_n..][..size_n], "row {m}"),
+            Some(e) => {
+                assert_eq!(row.to_vec(), [&all, &other][e][m * size_n..][..size_n], "row {m}")
+            }
         }
     }
 }
@@ -242,7 +261,12 @@ fn canonical_is_what_it_says() {
     let w = weight(size_k, size_n, 5);
     let x = x(3, size_k);
     let schedule = Schedule::canonical(&w, F16, F16).expect("a schedule");
-    let made = schedule.execute(&x, &w, Extras::default()).expect("a product");
+    let made = execute(&schedule, &x, &w).expect("a product");
+    // Other strides, the same values.
+    let columns =
+        rows_of("x", &x, size_k).expect("whole rows").t().as_standard_layout().into_owned();
+    let strided = schedule.execute(columns.t(), &w, Extras::default()).expect("a product");
+    assert_eq!(into_vec(strided), made);
     let unit = schedule.unit.find().expect("a unit");
     let a = Decoded::new(unit, F16, &x, size_k);
     for (i, &found) in made.iter().enumerate() {

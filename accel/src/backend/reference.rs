@@ -8,6 +8,7 @@ use marlinspike::moe::activation::Definition;
 use marlinspike::moe::align::Align;
 use marlinspike::moe::router::{Router, Routing};
 use marlinspike::moe::{Chain, sum, to_slots};
+use marlinspike::ndarray::Array2;
 use marlinspike::num::array::{FloatView2, FloatView3, HalfArray2, into_vec, rows_of};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
@@ -36,7 +37,7 @@ fn codes(x: &[u16]) -> Vec<u32> {
 }
 
 /// The low halves of 32-bit values.
-fn halves(y: Vec<u32>) -> Vec<u16> {
+fn halves(y: Array2<u32>) -> Vec<u16> {
     y.into_iter().map(|bits| bits as u16).collect()
 }
 
@@ -116,13 +117,15 @@ impl Operations for Reference {
     ) -> Result<Vec<u16>, AccelError> {
         sixteen_bits("marlin_gemm", quant)?;
         let schedule = Schedule::canonical(weight, quant.dtype, quant.dtype);
-        let y = schedule.and_then(|s| s.execute(&codes(x), weight, Extras::default()));
+        let x = codes(x);
+        let y = rows_of("x", &x, weight.shape().size_k)
+            .and_then(|x| schedule?.execute(x, weight, Extras::default()));
         y.map(halves).map_err(refused("marlin_gemm"))
     }
 
     fn expert_product(&self, e: Experts<'_>, x: &[u16]) -> Result<Vec<u16>, AccelError> {
         sixteen_bits("moe_wna16_marlin_gemm", e.quant)?;
-        let product = || -> marlinspike::Result<Vec<u32>> {
+        let product = || -> marlinspike::Result<Array2<u32>> {
             let expert_of = |&id: &i32| -> Option<usize> {
                 let global = usize::try_from(id).ok().filter(|&id| id < e.num_experts)?;
                 match e.expert_map {
@@ -140,7 +143,8 @@ impl Operations for Reference {
             let stack = Stack { weights, expert_of, orders: None, places: None };
             let extras = Extras { router_weights: e.topk_weights, ..Extras::default() };
             let schedule = Schedule::canonical(first, e.quant.dtype, e.quant.dtype)?;
-            schedule.execute_stack(&codes(&x), stack, extras)
+            let x = codes(&x);
+            schedule.execute_stack(rows_of("x", &x, first.shape().size_k)?, stack, extras)
         };
         product().map(halves).map_err(refused("moe_wna16_marlin_gemm"))
     }

@@ -3,6 +3,7 @@
 
 use marlinspike::layouts::marlin::{Activations, ScalePermutation};
 use marlinspike::moe::align::{Absent, Align};
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::{GroupSize, LogicalK};
 use marlinspike::vectors::Rng;
 use marlinspike_accel::{
@@ -66,7 +67,9 @@ impl Subject<laws::Fp4Repack> for Cuda {
         // Bytes of a column follow each other: the words of the packed form, transposed.
         let words: Vec<u32> =
             i.weight.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect();
-        let qweight = marlinspike::formats::transpose_words(&words, i.size_n, i.size_k / 8);
+        let words = rows_of("weight", &words, i.size_k / 8);
+        let words = words.map_err(|e| SubjectError(e.to_string()))?;
+        let qweight = into_vec(marlinspike::formats::transpose_words(words));
         repack(&self.0, &qweight, (i.size_k, i.size_n), out)
     }
 }

@@ -15,6 +15,7 @@ use marlinspike::formats::global_scale::{
     GlobalStorage, Shards, W13Scale, W13Scales, w13_global_scales,
 };
 use marlinspike::formats::integers::{IntStorage, IntTensors};
+use marlinspike::num::array::rows_mut;
 use marlinspike::num::dims::GroupSize;
 use marlinspike::num::scalar::{ScalarType, e8m0_to_f32};
 use marlinspike::num::tensor::{DType, Tensor};
@@ -304,7 +305,8 @@ fn one_scale<'m>(
     let (name, shape) = (weight.name().to_owned(), weight.shape().to_vec());
     let mut codes = weight.into_bytes().into_owned();
     let rule = (rule, Fp8Type::E4m3fn);
-    let largest = merge_shards(scale.name(), &mut codes, size_k, widths, &floats(scale)?, rule)?;
+    let rows = rows_mut(&name, &mut codes, size_k)?;
+    let largest = merge_shards(scale.name(), rows, widths, &floats(scale)?, rule)?;
     let weight = Tensor::from_vec(name, DType::F8E4M3, shape, codes)?;
     Ok((weight, Tensor::from_vec(scale.name(), DType::F32, vec![1], vec![largest])?))
 }

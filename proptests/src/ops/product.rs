@@ -10,6 +10,7 @@ use marlinspike::act_order;
 use marlinspike::case::{CheckpointFormat, QuantConfig};
 use marlinspike::formats;
 use marlinspike::moe::layer::input_global_scale;
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Schedule};
@@ -237,7 +238,8 @@ impl Operation for DenseProduct {
             activation_scales: scales.as_deref(),
             ..Extras::default()
         };
-        let y = Schedule::canonical(&i.weight, dtype, input)?.execute(&x, &i.weight, extras)?;
+        let x = rows_of("x", &x, i.form.shape.size_k)?;
+        let y = Schedule::canonical(&i.weight, dtype, input)?.execute(x, &i.weight, extras)?;
         Ok(y.into_iter().map(|bits| bits as u16).collect())
     }
 

@@ -263,9 +263,8 @@ impl Operation for Fp4Repack {
     fn expected(i: &Fp4Input) -> Result<Vec<u32>> {
         let words: Vec<u32> =
             i.weight.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect();
-        let words = transpose_words(&words, i.size_n, i.size_k / 8);
-        let layout = i.layout()?;
-        layout.pack(&Codes::from_words(4, layout.shape(), words)?, None).map(into_vec)
+        let words = transpose_words(rows_of("weight", &words, i.size_k / 8)?);
+        i.layout()?.pack(&Codes::from_array(4, words)?, None).map(into_vec)
     }
 
     fn width(_: &Fp4Input) -> u32 {

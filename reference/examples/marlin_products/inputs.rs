@@ -3,6 +3,7 @@
 
 use marlinspike::Result;
 use marlinspike::act_order;
+use marlinspike::num::array::{into_vec, rows_of};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::{Extras, Launches, Rows};
@@ -293,8 +294,8 @@ impl Inputs {
         }
         let activation_scales = self.activation_scales.as_ref().map(|s| &s[..size_m]);
         let extras = Extras { activation_scales, ..Default::default() };
-        let x = &self.x[..size_m * case.size_k];
+        let x = rows_of("x", &self.x[..size_m * case.size_k], case.size_k)?;
         let made = launches.execute(x, &self.weight, extras)?;
-        Ok((launches, made))
+        Ok((launches, into_vec(made)))
     }
 }

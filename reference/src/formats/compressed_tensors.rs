@@ -12,7 +12,7 @@ use crate::formats::parts::{
 };
 use crate::formats::words::{
     codes_from_columns, columns_from_codes, int_tensor, int_words, pack_nibbles, pack_rows,
-    plain_order, transpose_words, unpack_rows, words,
+    plain_order, transposed, unpack_rows, words,
 };
 use crate::num::dims::Shape;
 use crate::num::scalar::ScalarType;
@@ -186,7 +186,7 @@ impl PackedTensors<'_> {
             Some(zeros) => {
                 let (rows, groups) = (size_n.div_ceil(pack), scales.rows());
                 zeros.expect_dtype(&[DType::I32, DType::U32])?.expect_shape(&[rows, groups])?;
-                let words = transpose_words(&zeros.elements::<u32>(), rows, groups);
+                let words = transposed(&zeros.elements::<u32>(), rows, groups);
                 let codes = unpack_rows(&words, size_n, scheme.bits, plain_order(scheme.bits));
                 Some(zero_table(scheme.ty(), groups, size_n, codes)?)
             }
@@ -213,7 +213,7 @@ impl PackedTensors<'_> {
                 let codes = zero_codes(name, weight.zeros.as_ref())?;
                 let words = pack_rows(codes, size_n, bits, plain_order(bits));
                 let rows = size_n.div_ceil(pack);
-                let words = transpose_words(&words, groups, rows);
+                let words = transposed(&words, groups, rows);
                 Some(int_tensor(full(name, "weight_zero_point"), vec![rows, groups], words)?)
             }
         };

@@ -38,6 +38,7 @@ pub use crate::num::scalar::float_type;
 pub use values::expect_finite;
 pub(crate) use values::unflatten;
 pub use words::transpose_words;
+pub(crate) use words::transposed;
 
 use blocks::BlockFormat;
 use integers::{IntFormat, Interleave, Packing};

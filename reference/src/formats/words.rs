@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use ndarray::{Array2, ArrayView2};
 use rayon::prelude::*;
 
 use crate::num::dims::Shape;
@@ -16,10 +17,20 @@ const TILE_COLS: usize = 16;
 const TILE_ROWS: usize = 64;
 
 /// Transposes `[rows, cols]` words to `[cols, rows]`, on rayon's threads.
+pub fn transpose_words(words: ArrayView2<'_, u32>) -> Array2<u32> {
+    let (rows, cols) = words.dim();
+    let made = match words.to_slice() {
+        Some(slice) => transposed(slice, rows, cols),
+        None => words.t().iter().copied().collect(),
+    };
+    Array2::from_shape_vec((cols, rows), made).expect("the same words")
+}
+
+/// [`transpose_words`] of row-major words.
 ///
 /// # Panics
 /// Panics if `src` does not have `rows · cols` words, which is a programming error.
-pub fn transpose_words(src: &[u32], rows: usize, cols: usize) -> Vec<u32> {
+pub(crate) fn transposed(src: &[u32], rows: usize, cols: usize) -> Vec<u32> {
     assert_eq!(src.len(), rows * cols, "words of a {rows} x {cols} matrix");
     let mut dst = vec![0u32; src.len()];
     if src.is_empty() {
@@ -102,13 +113,13 @@ pub(super) fn codes_from_columns(bits: u32, shape: Shape, words: &[u32]) -> Resu
     if rows.checked_mul(shape.size_n) != Some(words.len()) {
         return Err(Error::shape("codes", &[words.len()], format!("{} x {rows}", shape.size_n)));
     }
-    Codes::from_words(bits, shape, transpose_words(words, shape.size_n, rows))
+    Codes::from_words(bits, shape, transposed(words, shape.size_n, rows))
 }
 
 /// The inverse of [`codes_from_columns`].
 pub(super) fn columns_from_codes(codes: &Codes<'_>) -> Vec<u32> {
     let shape = codes.shape();
-    transpose_words(codes.words(), shape.size_k / codes.pack(), shape.size_n)
+    transposed(codes.words(), shape.size_k / codes.pack(), shape.size_n)
 }
 
 /// The columns of a group of `pack` in the order of their fields: the file's own order.

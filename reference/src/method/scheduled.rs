@@ -113,7 +113,7 @@ pub(super) fn execute(product: &Product<'_>, schedule: &Schedule) -> Result<Vec<
     let extras = Extras { activation_scales, router_weights: product.router_weights, order: None };
     let (weights, expert_of) = (product.weights, product.expert_of);
     let stack = Stack { weights, expert_of, orders: None, places: None };
-    let bits = schedule.execute_stack(&product.rows.codes, stack, extras)?;
+    let bits = schedule.execute_stack_rows(&product.rows.codes, stack, extras)?;
     Ok(bits.into_iter().map(|b| b as u16).collect())
 }
 

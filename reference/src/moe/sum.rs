@@ -19,6 +19,8 @@
 //! that type (24 ≥ 2·11 + 2 digits). Subnormal results may be flushed to zero, and partial sums
 //! above the largest f32 may be infinite.
 
+use ndarray::{Array2, ArrayView3, s};
+
 use super::{Chain, half_type, narrow, widen};
 use crate::num::array::{FloatView3, HalfArray2};
 use crate::num::interval::{Bound, FLUSH, Interval, U, WIDEN, round_once};
@@ -209,18 +211,14 @@ fn in_f32(slots: &[Bound], ty: ScalarType) -> Bound {
     Bound { exact, interval: Interval { lo, hi }, nan }
 }
 
-/// The bounds of every element of the sum of `down`, from the bounds of the previous stage.
+/// The bounds `[M, H]` of the sum of `down` `[M, top_k, H]`, from the bounds of the previous stage.
 ///
 /// # Errors
 /// As [`sum`].
-pub fn bounds(down: &[Bound], ty: ScalarType, top_k: usize, size_n: usize) -> Result<Vec<Bound>> {
-    let rows = check(down.len(), ty, top_k, size_n)?;
-    let token = |token: &[Bound]| {
-        let of = |n| {
-            let slots: Vec<Bound> = (0..top_k).map(|j| token[j * size_n + n]).collect();
-            bound(&slots, ty)
-        };
-        (0..size_n).map(of).collect::<Vec<_>>()
-    };
-    Ok(down.chunks_exact(rows).flat_map(token).collect())
+pub fn bounds(down: ArrayView3<'_, Bound>, ty: ScalarType) -> Result<Array2<Bound>> {
+    let (tokens, top_k, size_n) = down.dim();
+    check(down.len(), ty, top_k, size_n)?;
+    Ok(Array2::from_shape_fn((tokens, size_n), |(m, n)| {
+        bound(&down.slice(s![m, .., n]).to_vec(), ty)
+    }))
 }

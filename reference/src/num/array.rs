@@ -3,7 +3,9 @@
 
 use std::borrow::Cow;
 
-use ndarray::{Array, ArrayView, ArrayView2, Dimension, IntoDimension, Ix2, Ix3};
+use ndarray::{
+    Array, Array2, ArrayView, ArrayView2, ArrayViewMut2, Dimension, IntoDimension, Ix2, Ix3,
+};
 
 use super::element::{Float, Float16, Words, bf16, f16};
 use super::scalar::ScalarType;
@@ -282,6 +284,28 @@ pub fn into_vec<T: Clone, D: Dimension>(array: Array<T, D>) -> Vec<T> {
     values.drain(..offset.unwrap_or(0));
     values.truncate(len);
     values
+}
+
+/// [`rows_of`] of elements that are written.
+///
+/// # Errors
+/// As [`rows_of`].
+pub fn rows_mut<'a, T>(
+    name: &str,
+    values: &'a mut [T],
+    cols: usize,
+) -> Result<ArrayViewMut2<'a, T>> {
+    let shape = rows_of(name, values, cols)?.dim();
+    Ok(ArrayViewMut2::from_shape(shape, values).expect("whole rows"))
+}
+
+/// [`rows_of`] as an owned array; not copied.
+///
+/// # Errors
+/// As [`rows_of`].
+pub fn into_rows<T>(name: &str, values: Vec<T>, cols: usize) -> Result<Array2<T>> {
+    let shape = rows_of(name, &values, cols)?.dim();
+    Ok(Array2::from_shape_vec(shape, values).expect("whole rows"))
 }
 
 /// Row-major rows of `cols` elements as a matrix. `name` is the tensor's, for errors.

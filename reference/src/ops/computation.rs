@@ -4,7 +4,7 @@
 //! outputs to tests and to the fuzzing kit.
 
 use crate::Result;
-use crate::formats::transpose_words;
+use crate::formats::transposed;
 use crate::judge::compare::{Candidate, Elements, Lines, Plain, Rows, Subject, elements};
 use crate::judge::mistake::KnownMistake;
 use crate::judge::{Diagnosis, OutputReport, Verdict};
@@ -287,7 +287,7 @@ pub fn mistaken<'a>(case: &Case<'a>, id: &str) -> Result<Option<Case<'a>>> {
 pub(super) fn codes(tensor: &Tensor<'_>, bits: u32, shape: Shape) -> Result<Codes<'static>> {
     let words: Vec<u32> = bytemuck::allocation::pod_collect_to_vec(tensor.bytes());
     let per_row = shape.size_k * bits as usize / 32;
-    Codes::from_words(bits, shape, transpose_words(&words, shape.size_n, per_row))
+    Codes::from_words(bits, shape, transposed(&words, shape.size_n, per_row))
 }
 
 /// The bytes of a table in file order, `[N, groups]`.

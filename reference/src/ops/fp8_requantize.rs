@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::judge::compare::Rows;
+use crate::num::array::rows_mut;
 use crate::num::tensor::DType;
 use crate::ops::Operation;
 use crate::ops::case::Case;
@@ -168,8 +169,8 @@ impl Requantization {
         let rule = (c.requantize, c.fp8_type);
         if target == scales[0].max(scales[1]) {
             let widths = [c.intermediate_size; 2];
-            let merged =
-                merge_shards("in.w13_weight", &mut codes, c.hidden_size, &widths, &scales, rule)?;
+            let rows = rows_mut("in.w13_weight", &mut codes, c.hidden_size)?;
+            let merged = merge_shards("in.w13_weight", rows, &widths, &scales, rule)?;
             return Ok((codes, merged));
         }
         let half = codes.len() / 2;

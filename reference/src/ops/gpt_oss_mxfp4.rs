@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::formats::transpose_words;
+use crate::formats::transposed;
 use crate::judge::compare::Rows;
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
@@ -263,7 +263,7 @@ impl Computation for GptOss {
             let inside = self.inside(which, padded)?;
             let (mut bytes, mut scales, mut bias) = (Vec::new(), Vec::new(), Vec::new());
             for weight in &weights {
-                let words = transpose_words(weight.codes.words(), k / 8, n);
+                let words = transposed(weight.codes.words(), k / 8, n);
                 bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()).map(u32::from));
                 let used = [inside[0] / 32, inside[1]];
                 let table = &weight.scales;

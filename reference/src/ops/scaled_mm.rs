@@ -266,7 +266,7 @@ impl Computation for ScaledMm {
             name: "y".to_owned(),
             dtype: if c.dtype == ScalarType::FLOAT16 { DType::F16 } else { DType::BF16 },
             shape: vec![c.size_m, c.size_n],
-            elements: self.schedule.execute(&self.a, &self.weight, extras)?,
+            elements: self.schedule.execute_rows(&self.a, &self.weight, extras)?,
             form: Form::lines(Rows::List, [c.size_n, c.size_m], 16, None),
         }])
     }

@@ -9,6 +9,7 @@ use super::requantize::{Fp8Type, Requantize, merge_shards};
 use crate::config::{ActivationScheme, Fp8Scheme, ScaleStrategy};
 use crate::formats::fp8::{Fp8Scales, Fp8Tensors};
 use crate::layers::{LayerParams, MoeShard, ct_fp8_moe};
+use crate::num::array::rows_mut;
 use crate::num::tensor::{DType, Tensor};
 use crate::weight::Weight;
 use crate::{Error, Result};
@@ -182,7 +183,7 @@ fn one_scale_per_expert(
         .enumerate()
         .map(|(e, scales)| {
             let codes = &mut w13[e * len..(e + 1) * len];
-            merge_shards(name, codes, shard.hidden_size, &widths, scales, rule)
+            merge_shards(name, rows_mut(name, codes, shard.hidden_size)?, &widths, scales, rule)
         })
         .collect()
 }

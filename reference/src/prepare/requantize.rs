@@ -3,6 +3,8 @@
 //! Source: vLLM 0.21.0 `process_fp8_weight_tensor_strategy_moe`, `requantize_with_max_scale`,
 //! `per_tensor_dequantize` (`w8a8_utils.py`) and the operator `static_scaled_fp8_quant`.
 
+use ndarray::{ArrayViewMut2, s};
+
 use crate::num::scalar::{
     e4m3fn_to_f32, e4m3fn_to_f64, f16_to_f32, f32_to_e4m3fn_rne_saturating, f32_to_f16_rne,
     f64_to_e4m3fn_rne_saturating,
@@ -13,7 +15,7 @@ use crate::{Error, Result};
 use super::fnuz::{e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating};
 
 /// Requantizes the shards of a fused matrix to the largest of their scales and returns it. `codes`
-/// are `[sum of widths, size_k]`, the rows (output features) of one shard after another; a zero
+/// are `[sum of widths, K]`, the rows (output features) of one shard after another; a zero
 /// width is skipped. With one scale nothing changes.
 ///
 /// Experts' w13 has two shards; linear layers have those of QKV or gate and up
@@ -25,8 +27,7 @@ use super::fnuz::{e4m3fnuz_to_f32, f32_to_e4m3fnuz_rne_saturating};
 /// that is not positive and finite.
 pub fn merge_shards(
     name: &str,
-    codes: &mut [u8],
-    size_k: usize,
+    mut codes: ArrayViewMut2<'_, u8>,
     widths: &[usize],
     scales: &[f32],
     (rule, ty): (Requantize, Fp8Type),
@@ -35,9 +36,9 @@ pub fn merge_shards(
         return Err(Error::value(name, &[i], scales[i], "a positive finite scale"));
     }
     let rows = widths.iter().try_fold(0usize, |sum, &w| sum.checked_add(w));
-    if rows.and_then(|rows| rows.checked_mul(size_k)) != Some(codes.len()) {
-        let found = format!("{} codes", codes.len());
-        return Err(Error::size(name, found, format!("{size_k} for each row of {widths:?}")));
+    if rows != Some(codes.nrows()) {
+        let found = format!("{} rows of codes", codes.nrows());
+        return Err(Error::size(name, found, format!("the sum of {widths:?}")));
     }
     if scales.is_empty() || scales.len() > 1 && scales.len() != widths.len() {
         let expected = format!("one, or one for each of {widths:?}");
@@ -47,12 +48,12 @@ pub fn merge_shards(
     if scales.len() == 1 {
         return Ok(largest);
     }
-    let mut rest = codes;
+    let mut start = 0;
     for (&width, &own) in widths.iter().zip(scales) {
-        let (shard, after) = rest.split_at_mut(width * size_k);
         let table = rule.table(ty, own, largest);
-        shard.iter_mut().for_each(|code| *code = table[usize::from(*code)]);
-        rest = after;
+        let mut shard = codes.slice_mut(s![start..start + width, ..]);
+        shard.map_inplace(|code| *code = table[usize::from(*code)]);
+        start += width;
     }
     Ok(largest)
 }

@@ -11,7 +11,7 @@ use marlinspike::layers::{ExpertPlacement, determine_expert_map};
 use marlinspike::moe::activation::{Columns, Definition};
 use marlinspike::moe::layer::bounds::Declared;
 use marlinspike::moe::layer::{Layer, Routed, Stages};
-use marlinspike::num::array::FloatView2;
+use marlinspike::num::array::{FloatView2, into_vec};
 use marlinspike::num::dims::Shape;
 use marlinspike::num::interval::Bound;
 use marlinspike::num::scalar::ScalarType;
@@ -277,7 +277,7 @@ impl LayerInput {
         let class = Class::any_order();
         let local = self.local()?;
         let declared = Declared { convention, class: &class };
-        Ok(local.layer(self).bounds(self.x_view()?, self.routed()?, declared)?.y)
+        local.layer(self).bounds(self.x_view()?, self.routed()?, declared).map(|b| into_vec(b.y))
     }
 
     /// Whether group scales are converted to integers by the largest scale of all experts of a

@@ -4,6 +4,7 @@ use std::fmt;
 
 use marlinspike::Result;
 use marlinspike::moe::to_slots;
+use marlinspike::num::array::rows_of;
 use marlinspike::products::schedule::{Extras, Schedule, Stack};
 use marlinspike::vectors::Rng;
 use marlinspike::weight::Weight;
@@ -116,7 +117,7 @@ impl Operation for ExpertProduct {
         let router_weights = i.topk_weights.as_deref();
         let extras = Extras { router_weights, ..Extras::default() };
         let schedule = Schedule::canonical(&i.weights[0], dtype, dtype)?;
-        let y = schedule.execute_stack(&x, stack, extras)?;
+        let y = schedule.execute_stack(rows_of("x", &x, size_k)?, stack, extras)?;
         Ok(y.into_iter().map(|bits| bits as u16).collect())
     }
 

@@ -187,7 +187,8 @@ impl ExpertLayout {
         for expert in experts {
             self.check(expert)?;
             let codes = self.padded(&expert.codes)?;
-            weights.extend(self.weights.pack(&codes)?.into_iter().map(|byte| byte ^ self.flipped));
+            let bytes = self.weights.pack_bytes(&codes)?;
+            weights.extend(bytes.into_iter().map(|byte| byte ^ self.flipped));
             bits.extend(self.scales.pack(&self.padded_scales(&expert.scales)?)?.iter_bits());
         }
         let [rows, cols] = self.scales.packed_shape();
@@ -216,7 +217,7 @@ impl ExpertLayout {
                 packed.weights[e * len..][..len].iter().map(|b| b ^ self.flipped).collect();
             let scales = packed.scales.slice_rows(e * rows..(e + 1) * rows)?;
             self.scales.expect_zero_padding(&scales)?;
-            self.inside(e, &self.weights.unpack(&bytes)?, &self.scales.unpack(&scales)?)
+            self.inside(e, &self.weights.unpack_bytes(&bytes)?, &self.scales.unpack(&scales)?)
         };
         (0..packed.experts).map(expert).collect()
     }

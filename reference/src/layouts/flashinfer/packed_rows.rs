@@ -1,5 +1,7 @@
 //! Weight codes as bytes, row by row or in blocks of k.
 
+use ndarray::{Array2, ArrayView2};
+
 use super::RowOrder;
 use crate::layouts::{Layout, Place, Slot};
 use crate::num::dims::Shape;
@@ -78,11 +80,17 @@ impl PackedRows {
         (c / block * self.shape.size_n + place) * block + c % block
     }
 
-    /// The bytes of `codes`.
+    /// The bytes of `codes`, of [`Layout::packed_shape`].
     ///
     /// # Errors
     /// [`Error::Shape`] for codes of another shape, [`Error::Size`] of another width.
-    pub fn pack(&self, codes: &Codes<'_>) -> Result<Vec<u8>> {
+    pub fn pack(&self, codes: &Codes<'_>) -> Result<Array2<u8>> {
+        let bytes = self.pack_bytes(codes)?;
+        Ok(Array2::from_shape_vec(self.packed_shape(), bytes).expect("every byte of the layout"))
+    }
+
+    /// [`Self::pack`] in row-major order.
+    pub(super) fn pack_bytes(&self, codes: &Codes<'_>) -> Result<Vec<u8>> {
         if codes.shape() != self.shape {
             let Shape { size_k, size_n } = codes.shape();
             return Err(Error::shape("codes", &[size_k, size_n], self.shape));
@@ -108,8 +116,21 @@ impl PackedRows {
     /// The inverse of [`Self::pack`].
     ///
     /// # Errors
-    /// [`Error::Shape`] for another number of bytes.
-    pub fn unpack(&self, packed: &[u8]) -> Result<Codes<'static>> {
+    /// [`Error::Shape`] for another shape; [`Error::NotContiguous`] for other strides than row-major
+    /// ones.
+    pub fn unpack(&self, packed: ArrayView2<'_, u8>) -> Result<Codes<'static>> {
+        let (found, expected) = (packed.shape().to_vec(), self.packed_shape());
+        if found != expected {
+            return Err(Error::shape("packed weight", &found, format!("{expected:?}")));
+        }
+        match packed.to_slice() {
+            Some(bytes) => self.unpack_bytes(bytes),
+            None => Err(Error::NotContiguous { tensor: "packed weight".to_owned(), found }),
+        }
+    }
+
+    /// [`Self::unpack`] of bytes in row-major order.
+    pub(super) fn unpack_bytes(&self, packed: &[u8]) -> Result<Codes<'static>> {
         if packed.len() != self.packed_len() {
             let expected = format!("{} bytes", self.packed_len());
             return Err(Error::shape("packed weight", &[packed.len()], expected));

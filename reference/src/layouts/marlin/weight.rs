@@ -85,7 +85,8 @@ impl WeightLayout {
     /// use marlinspike::weight::Codes;
     /// use ndarray::Array2;
     ///
-    /// let qweight = Array2::from_shape_fn((128 / 8, 64), |(k, n)| (k * 64 + n) as u32 * 0x9e37_79b9);
+    /// let word = |(k, n)| (k as u32 * 64 + n as u32).wrapping_mul(0x9e37_79b9);
+    /// let qweight = Array2::from_shape_fn((128 / 8, 64), word);
     /// let codes = Codes::from_view(4, qweight.view())?;
     /// let layout = WeightLayout::new(Shape::new(128, 64), 4, Activations::Bits16)?;
     /// let packed = layout.pack(&codes, None)?;

@@ -31,11 +31,13 @@
 //! "Mathematical Functions", single precision; the saturation of `erff` and `tanhf` is their known
 //! behaviour, since a value nearer to ±1 than half an ulp rounds to it.
 
+use ndarray::{Array2, ArrayView2};
+
 use super::{Definition, Function, exact};
+use crate::Result;
 use crate::moe::widen;
 use crate::num::interval::{Bound, FLUSH, Interval, U};
 use crate::num::scalar::ScalarType;
-use crate::{Error, Result};
 
 /// Second-order terms of relative errors below 2^-16.
 const SECOND: f64 = 1.0 + 1.0 / 8192.0;
@@ -160,7 +162,7 @@ impl Bounds {
     /// The bounds of `definition` on values of `ty`, FLOAT16 or BFLOAT16.
     ///
     /// # Errors
-    /// As [`Definition::validate`]; [`Error::Unsupported`] for other types.
+    /// As [`Definition::validate`]; [`Error::Unsupported`](crate::Error::Unsupported) for other types.
     pub fn new(definition: Definition, ty: ScalarType) -> Result<Self> {
         definition.validate()?;
         crate::moe::half_type(ty)?;
@@ -280,25 +282,17 @@ impl Bounds {
 }
 
 impl Definition {
-    /// The bounds of every element of the activation of `gate_up`, from the bounds of the previous
-    /// stage.
+    /// The bounds `[rows, I]` of the activation of `gate_up` `[rows, `[`width_in(I)`](Self::width_in)`]`,
+    /// from the bounds of the previous stage.
     ///
     /// # Errors
-    /// As [`Bounds::new`]; [`Error::Shape`] when `gate_up` is not a whole number of rows.
-    pub fn bounds(&self, gate_up: &[Bound], ty: ScalarType, size_i: usize) -> Result<Vec<Bound>> {
+    /// As [`Bounds::new`]; [`Error::Shape`](crate::Error::Shape) when gate and up do not fill a row.
+    pub fn bounds(&self, gate_up: ArrayView2<'_, Bound>, ty: ScalarType) -> Result<Array2<Bound>> {
         let bounds = Bounds::new(*self, ty)?;
-        let width = self.width_in(size_i);
-        if width == 0 || !gate_up.len().is_multiple_of(width) {
-            let rule = format!("rows of {width} columns");
-            return Err(Error::shape("gate_up", &[gate_up.len()], rule));
-        }
-        let row = |row: &[Bound]| {
-            let of = |i| {
-                let [gate, up] = self.places(i, size_i);
-                bounds.of_bounds(&row[gate], &row[up])
-            };
-            (0..size_i).map(of).collect::<Vec<_>>()
-        };
-        Ok(gate_up.chunks_exact(width).flat_map(row).collect())
+        let size_i = self.size_i(gate_up.shape())?;
+        Ok(Array2::from_shape_fn((gate_up.nrows(), size_i), |(m, i)| {
+            let [gate, up] = self.places(i, size_i);
+            bounds.of_bounds(&gate_up[[m, gate]], &gate_up[[m, up]])
+        }))
     }
 }

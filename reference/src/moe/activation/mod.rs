@@ -227,14 +227,20 @@ impl Definition {
         chain: Chain,
     ) -> Result<HalfArray2> {
         let gate_up = gate_up.into();
-        let (ty, [rows, width]) = (gate_up.scalar_type(), [gate_up.shape()[0], gate_up.shape()[1]]);
-        let size_i = width / self.width_in(1);
-        if size_i == 0 || self.width_in(size_i) != width {
-            let rule = format!("columns in multiples of {}, 1 or more", self.width_in(1));
-            return Err(Error::shape("gate_up", gate_up.shape(), rule));
-        }
+        let (ty, rows) = (gate_up.scalar_type(), gate_up.shape()[0]);
+        let size_i = self.size_i(gate_up.shape())?;
         let activated = self.apply_bits(&gate_up.bits_of("gate_up", ty)?, ty, size_i, chain)?;
         HalfArray2::from_bits("activated", ty, [rows, size_i], activated)
+    }
+
+    /// I of `gate_up` of this shape.
+    fn size_i(&self, gate_up: &[usize]) -> Result<usize> {
+        let size_i = gate_up[1] / self.width_in(1);
+        if size_i == 0 || self.width_in(size_i) != gate_up[1] {
+            let rule = format!("columns in multiples of {}, 1 or more", self.width_in(1));
+            return Err(Error::shape("gate_up", gate_up, rule));
+        }
+        Ok(size_i)
     }
 
     /// [`Definition::apply`] of bits of `ty`, row-major.

@@ -1,10 +1,12 @@
 //! Bounds on each stage of a layer for every kernel of a class, from the values or the bounds of
 //! the previous stage.
 
+use ndarray::{Array2, ArrayView2, ArrayView3};
+
 use super::{Layer, Routed, input_global_scale};
 use crate::layouts::marlin::process_int8_scales_with;
 use crate::moe::{sum, to_slots};
-use crate::num::array::{FloatView2, rows_of};
+use crate::num::array::{FloatView2, row_major, rows_of};
 use crate::num::interval::{Bound, Interval, round_once};
 use crate::num::scalar::ScalarType;
 use crate::products::{Bounded, Class, Convention, Extras, Judge, Recipe, Rows};
@@ -25,13 +27,13 @@ pub struct Declared<'d> {
 #[derive(Debug, Clone)]
 pub struct StageBounds {
     /// `[M·top_k, N of w13]`.
-    pub gate_up: Vec<Bound>,
+    pub gate_up: Array2<Bound>,
     /// `[M·top_k, I]`.
-    pub activated: Vec<Bound>,
+    pub activated: Array2<Bound>,
     /// `[M·top_k, H]`.
-    pub down: Vec<Bound>,
+    pub down: Array2<Bound>,
     /// `[M, H]`.
-    pub y: Vec<Bound>,
+    pub y: Array2<Bound>,
 }
 
 impl From<Bounded> for Bound {
@@ -64,10 +66,11 @@ impl Layer<'_> {
         let x = self.bits("x", &x.into(), self.hidden_size())?;
         let value = |&bits: &u16| Bound::exactly(self.dtype.to_f64(bits.into()));
         let x: Vec<Bound> = x.iter().map(value).collect();
-        let gate_up = self.gate_up_bounds(&x, routed, declared)?;
-        let activated = self.activation.bounds(&gate_up, self.dtype, self.intermediate_size())?;
-        let down = self.down_bounds(&activated, routed, declared)?;
-        let y = sum::bounds(&down, self.dtype, routed.top_k, self.hidden_size())?;
+        let gate_up =
+            self.gate_up_bounds(rows_of("x", &x, self.hidden_size())?, routed, declared)?;
+        let activated = self.activation.bounds(gate_up.view(), self.dtype)?;
+        let down = self.down_bounds(activated.view(), routed, declared)?;
+        let y = sum::bounds(of_tokens(down.view(), routed.top_k)?, self.dtype)?;
         Ok(StageBounds { gate_up, activated, down, y })
     }
 
@@ -77,14 +80,14 @@ impl Layer<'_> {
     /// As [`Layer::forward`].
     pub fn gate_up_bounds(
         &self,
-        x: &[Bound],
+        x: ArrayView2<'_, Bound>,
         routed: Routed<'_>,
         declared: Declared<'_>,
-    ) -> Result<Vec<Bound>> {
-        let h = self.hidden_size();
-        let rows = to_slots(x, h, routed.top_k);
+    ) -> Result<Array2<Bound>> {
+        let rows = to_slots(&row_major(x), x.ncols(), routed.top_k);
+        let rows = rows_of("x", &rows, x.ncols())?;
         let router = self.router_weight_on_input.then_some(routed.topk_weights);
-        self.product(&rows, self.w13, self.orders[0], routed, router, declared)
+        self.product(rows, self.w13, self.orders[0], routed, router, declared)
     }
 
     /// `down` of `activated` `[M·top_k, I]`.
@@ -93,36 +96,34 @@ impl Layer<'_> {
     /// As [`Layer::forward`].
     pub fn down_bounds(
         &self,
-        activated: &[Bound],
+        activated: ArrayView2<'_, Bound>,
         routed: Routed<'_>,
         declared: Declared<'_>,
-    ) -> Result<Vec<Bound>> {
+    ) -> Result<Array2<Bound>> {
         let router = (!self.router_weight_on_input).then_some(routed.topk_weights);
         self.product(activated, self.w2, self.orders[1], routed, router, declared)
     }
 
     fn product(
         &self,
-        x: &[Bound],
+        x: ArrayView2<'_, Bound>,
         weights: &[Weight<'_>],
         orders: Option<&[Vec<u32>]>,
         routed: Routed<'_>,
         router: Option<&[f32]>,
         declared: Declared<'_>,
-    ) -> Result<Vec<Bound>> {
+    ) -> Result<Array2<Bound>> {
         let experts = self.local_experts(routed)?;
         let shape = weights
             .first()
             .map(Weight::shape)
             .ok_or_else(|| Error::size("experts", 0, "1 or more"))?;
         let (k, n) = (shape.size_k, shape.size_n);
-        if x.len() != experts.len() * k {
-            return Err(Error::shape(
-                "activations",
-                &[x.len()],
-                format!("[{}, {k}]", experts.len()),
-            ));
+        if x.dim() != (experts.len(), k) {
+            let expected = format!("[{}, {k}]", experts.len());
+            return Err(Error::shape("activations", x.shape(), expected));
         }
+        let x = row_major(x);
         let factor = match self.input_dtype {
             Some(ScalarType::INT8) => input_global_scale(weights),
             _ => 1.0,
@@ -167,7 +168,7 @@ impl Layer<'_> {
                 }
             }
         }
-        Ok(out)
+        Ok(Array2::from_shape_vec((experts.len(), n), out).expect("every row's columns"))
     }
 
     /// The class of one matrix's sums: integer, 8-bit float, or declared.
@@ -250,6 +251,18 @@ impl Layer<'_> {
         let scales = scales.iter().map(|s| s * factor).collect();
         Ok(Inputs { values: Rows::new(k, codes)?, radius, scales: Some(scales) })
     }
+}
+
+/// Rows of slots `[M·top_k, H]` as `[M, top_k, H]`.
+pub(crate) fn of_tokens<'a>(
+    rows: ArrayView2<'a, Bound>,
+    top_k: usize,
+) -> Result<ArrayView3<'a, Bound>> {
+    let (slots, cols) = rows.dim();
+    let shape = (slots.checked_div(top_k).unwrap_or(0), top_k, cols);
+    let found = [slots, cols];
+    let expected = format!("rows in multiples of {top_k}");
+    rows.into_shape_with_order(shape).map_err(|_| Error::shape("down", &found, expected))
 }
 
 /// No bound.

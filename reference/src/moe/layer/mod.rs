@@ -325,7 +325,7 @@ impl Layer<'_> {
         let weights = [self.w13, self.w2][which];
         let orders = self.orders[which];
         let stack = Stack { weights, expert_of: experts, orders, places: None };
-        let bits = schedule.execute_stack(&rows.codes, stack, extras)?;
+        let bits = schedule.execute_stack_rows(&rows.codes, stack, extras)?;
         Ok(bits.into_iter().map(|b| b as u16).collect())
     }
 

@@ -269,7 +269,7 @@ fn add_product(case: &mut Case<'_>, c: &LinearConfig, weight: &Weight<'static>) 
         Some(choice) => choice.resolve(std::slice::from_ref(weight), dtype, input)?,
         None => Schedule::canonical(weight, dtype, input)?,
     };
-    let y = schedule.execute(&rows.codes, weight, extras);
+    let y = schedule.execute_rows(&rows.codes, weight, extras);
     let Some(y) = defined(&c.quant, y)? else { return Ok(false) };
     let y = y.into_iter().map(|b| b as u16).collect();
     add_halves(case, "y", dtype, [m, c.size_n], y)?;

@@ -1,6 +1,6 @@
 //! Reads the inputs of a case as weights.
 
-use crate::formats::transpose_words;
+use crate::formats::transposed;
 use crate::num::dims::Shape;
 use crate::num::tensor::Tensor;
 use crate::ops::case::Case;
@@ -82,8 +82,7 @@ impl<'c> Source<'c> {
                 // transposed.
                 let bytes = part("weight")?;
                 let words = bytemuck::allocation::pod_collect_to_vec(bytes.bytes());
-                let words =
-                    transpose_words(&words, shape.size_n, shape.size_k * bits as usize / 32);
+                let words = transposed(&words, shape.size_n, shape.size_k * bits as usize / 32);
                 let scales = part("weight_scale")?;
                 let scales = match q.checkpoint_format {
                     F::Block(format) => Table::from_tensor(&scales, format.scale)?.transposed(),

@@ -1,6 +1,6 @@
 //! Writes weights as inputs of a case, and their packed forms as outputs.
 
-use crate::formats::transpose_words;
+use crate::formats::transposed;
 use crate::layouts::Layout;
 use crate::layouts::marlin::{InputDtype, Options, Prepared, prepare};
 use crate::num::dims::Shape;
@@ -93,7 +93,7 @@ impl Stack<'_> {
                 let dtype = if per_byte > 1 { DType::U8 } else { DType::F8E4M3 };
                 let shape = [size_n, size_k / per_byte];
                 self.input(case, "weight", dtype, &shape, |w| {
-                    Ok(bytes_of(&transpose_words(w.codes.words(), size_k / pack, size_n)))
+                    Ok(bytes_of(&transposed(w.codes.words(), size_k / pack, size_n)))
                 })?;
                 match q.checkpoint_format {
                     F::Block(format) => {

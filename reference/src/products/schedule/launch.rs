@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
+use ndarray::{Array2, ArrayView2};
+
 use super::{Cta, Extras, Schedule};
+use crate::num::array::row_major;
 use crate::num::dims::{GroupSize, Shape};
 use crate::num::scalar::ScalarType;
 use crate::weight::{Groups, Weight};
@@ -76,16 +79,24 @@ impl Launches {
         &mut self.0
     }
 
-    /// The output `[M, N]` of all launches, bits row-major; `x` and `extras` as for
+    /// The output `[M, N]` of all launches, as bits; `x` and `extras` as for
     /// [`Schedule::execute`], for all rows.
     ///
     /// # Errors
     /// As [`Schedule::execute`]; [`Error::Shape`] if x does not have the launches' rows.
-    pub fn execute(&self, x: &[u32], weight: &Weight<'_>, extras: Extras<'_>) -> Result<Vec<u32>> {
-        let size_k = weight.shape().size_k;
+    pub fn execute(
+        &self,
+        x: ArrayView2<'_, u32>,
+        weight: &Weight<'_>,
+        extras: Extras<'_>,
+    ) -> Result<Array2<u32>> {
+        let Shape { size_k, size_n } = weight.shape();
         let size_m = self.0.last().map_or(0, |l| l.rows.end);
+        if x.dim() != (size_m, size_k) {
+            return Err(Error::shape("x", x.shape(), format!("[{size_m}, {size_k}]")));
+        }
+        let x = row_major(x);
         let lengths = [
-            ("x", Some(x.len()), size_m * size_k),
             ("activation_scales", extras.activation_scales.map(<[f32]>::len), size_m),
             ("router_weights", extras.router_weights.map(<[f32]>::len), size_m),
         ];
@@ -94,7 +105,7 @@ impl Launches {
                 return Err(Error::shape(name, &[found], format!("{expected} elements")));
             }
         }
-        let mut out = Vec::with_capacity(size_m * weight.shape().size_n);
+        let mut out = Vec::with_capacity(size_m * size_n);
         for launch in &self.0 {
             let rows = launch.rows.clone();
             let part = |values: Option<&'_ [f32]>| values.map(|v| v[rows.clone()].to_vec());
@@ -106,9 +117,9 @@ impl Launches {
                 order: extras.order,
             };
             let x = &x[rows.start * size_k..rows.end * size_k];
-            out.extend(launch.schedule.execute(x, weight, extras)?);
+            out.extend(launch.schedule.execute_rows(x, weight, extras)?);
         }
-        Ok(out)
+        Ok(Array2::from_shape_vec((size_m, size_n), out).expect("the rows of all launches"))
     }
 }
 

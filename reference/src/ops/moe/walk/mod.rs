@@ -16,6 +16,7 @@ use crate::judge::product::{DEQUANTIZING, Reading};
 use crate::judge::{Declared, Diagnosis, OutputReport, Strength, Verdict, pattern};
 use crate::moe::layer::{Layer, Routed, bounds};
 use crate::moe::{Chain, narrow, sum};
+use crate::num::array::{into_vec, rows_of};
 use crate::num::interval::Bound;
 use crate::num::scalar::{self, ScalarType};
 use crate::ops::case::Case;
@@ -240,12 +241,16 @@ impl<'c> Walk<'c> {
         let before = before.bounds(layer.dtype);
         let convention = self.declared.convention.unwrap_or_default();
         let declared = bounds::Declared { convention, class: &self.declared.class };
-        match stage {
-            0 => layer.gate_up_bounds(&before, routed, declared),
-            1 => layer.activation.bounds(&before, layer.dtype, layer.intermediate_size()),
-            2 => layer.down_bounds(&before, routed, declared),
-            _ => sum::bounds(&before, layer.dtype, routed.top_k, layer.hidden_size()),
-        }
+        let (hidden, size_i) = (layer.hidden_size(), layer.intermediate_size());
+        let cols = [hidden, layer.activation.width_in(size_i), size_i, hidden][stage];
+        let before = rows_of("the previous stage", &before, cols)?;
+        let made = match stage {
+            0 => layer.gate_up_bounds(before, routed, declared),
+            1 => layer.activation.bounds(before, layer.dtype),
+            2 => layer.down_bounds(before, routed, declared),
+            _ => sum::bounds(bounds::of_tokens(before, routed.top_k)?, layer.dtype),
+        };
+        made.map(into_vec)
     }
 
     /// Compares a declared stage bit for bit.
