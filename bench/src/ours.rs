@@ -6,10 +6,12 @@ use marlinspike::Result;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::Router;
+use marlinspike::ndarray::{ArrayView2, ArrayViewMut2};
+use marlinspike::num::array::{rows_mut, rows_of};
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer, Workspace};
 use marlinspike::w4a8::packed::{NR, RhsLayout};
-use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace, Rows, RowsMut};
+use marlinspike::w4a8::{Kernel, Linear, LinearWorkspace};
 use rayon::ThreadPool;
 
 use crate::routing::{Routing, routings};
@@ -184,17 +186,28 @@ impl Call<'_> {
         let done = match self {
             Self::Dense { copies, workspace } => {
                 let linear = &copies[number % copies.len()];
-                linear.forward(Rows::F32(x), workspace, RowsMut::F32(out))
+                rows(x, out, tokens).and_then(|(x, out)| linear.forward(x, workspace, out))
             }
             Self::Moe { layer, routings, workspace } => {
                 let Routing { topk_ids, topk_weights, .. } = &routings[number % routings.len()];
                 let routed = Routed::from_rows(topk_ids.len() / tokens, topk_ids, topk_weights)
                     .expect("rows of experts");
-                layer.forward_routed(Rows::F32(x), routed, workspace, RowsMut::F32(out))
+                rows(x, out, tokens)
+                    .and_then(|(x, out)| layer.forward_routed(x, routed, workspace, out))
             }
         };
         done.expect("shapes that were made to fit");
     }
+}
+
+/// `x` and `out` as matrices of `tokens` rows.
+fn rows<'x, 'o>(
+    x: &'x [f32],
+    out: &'o mut [f32],
+    tokens: usize,
+) -> Result<(ArrayView2<'x, f32>, ArrayViewMut2<'o, f32>)> {
+    let (cols, width) = (x.len() / tokens, out.len() / tokens);
+    Ok((rows_of("x", x, cols)?, rows_mut("out", out, width)?))
 }
 
 impl Contender for Ours<'_> {

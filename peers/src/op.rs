@@ -7,9 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Error, Layout, Result, Shape};
 use half::bf16;
-use half::slice::HalfFloatSliceExt as _;
+use marlinspike::ndarray::Array2;
+use marlinspike::num::array::{FloatView2, into_vec, rows_of};
+use marlinspike::num::array_mut::FloatViewMut2;
 use marlinspike::w4a8::moe::{MoeLayer, Workspace};
-use marlinspike::w4a8::{Linear, LinearWorkspace, Rows, RowsMut};
+use marlinspike::w4a8::{Linear, LinearWorkspace};
 
 /// `x` times a packed weight: `x.apply_op1(..)` or `x.apply_op1_no_bwd(&..)`.
 #[derive(Debug)]
@@ -38,8 +40,8 @@ impl CustomOp1 for Int4Linear {
         let rows = rows(x, layout, weight.size_k, self.name())?;
         let shape = with_last(layout, weight.size_n);
         let mut workspace = lock(&self.workspace);
-        let run = |out: RowsMut<'_>| self.linear.forward(rows, &mut workspace, out);
-        Ok((filled(rows, shape.elem_count(), run)?, shape))
+        let run = |out: FloatViewMut2<'_>| self.linear.forward(rows, &mut workspace, out);
+        Ok((filled(&rows, weight.size_n, run)?, shape))
     }
 }
 
@@ -75,7 +77,8 @@ impl CustomOp2 for Int4Moe {
     ) -> Result<(CpuStorage, Shape)> {
         let rows = rows(x, x_layout, self.layer.hidden_size(), self.name())?;
         let experts = self.layer.config().num_experts;
-        let Rows::F32(logits) = self::rows(logits, logits_layout, experts, self.name())? else {
+        let FloatView2::F32(logits) = self::rows(logits, logits_layout, experts, self.name())?
+        else {
             return Err(Error::UnsupportedDTypeForOp(DType::BF16, "int4-moe: router logits"));
         };
         let (lead, other) = (x_layout.dims(), logits_layout.dims());
@@ -87,8 +90,8 @@ impl CustomOp2 for Int4Moe {
             });
         }
         let mut workspace = lock(&self.workspace);
-        let run = |out: RowsMut<'_>| self.layer.forward(rows, logits, &mut workspace, out);
-        Ok((filled(rows, rows.len(), run)?, x_layout.shape().clone()))
+        let run = |out: FloatViewMut2<'_>| self.layer.forward(rows, logits, &mut workspace, out);
+        Ok((filled(&rows, self.layer.hidden_size(), run)?, x_layout.shape().clone()))
     }
 }
 
@@ -103,7 +106,7 @@ fn rows<'a>(
     layout: &Layout,
     width: usize,
     op: &'static str,
-) -> Result<Rows<'a>> {
+) -> Result<FloatView2<'a>> {
     let Some((start, end)) = layout.contiguous_offsets() else {
         return Err(Error::RequiresContiguous { op });
     };
@@ -115,8 +118,12 @@ fn rows<'a>(
         });
     }
     match storage {
-        CpuStorage::F32(values) => Ok(Rows::F32(&values[start..end])),
-        CpuStorage::BF16(values) => Ok(Rows::Bf16(values[start..end].reinterpret_cast())),
+        CpuStorage::F32(values) => {
+            rows_of(op, &values[start..end], width).map(FloatView2::F32).map_err(Error::wrap)
+        }
+        CpuStorage::BF16(values) => {
+            rows_of(op, &values[start..end], width).map(FloatView2::Bf16).map_err(Error::wrap)
+        }
         other => Err(Error::UnsupportedDTypeForOp(dtype(other), op)),
     }
 }
@@ -131,22 +138,23 @@ fn with_last(layout: &Layout, last: usize) -> Shape {
     dims.into()
 }
 
-/// A new tensor of `x`'s type, filled by `run`.
+/// A new tensor of `x`'s type and rows of `cols` values, filled by `run`.
 fn filled(
-    x: Rows<'_>,
-    len: usize,
-    run: impl FnOnce(RowsMut<'_>) -> marlinspike::Result<()>,
+    x: &FloatView2<'_>,
+    cols: usize,
+    run: impl FnOnce(FloatViewMut2<'_>) -> marlinspike::Result<()>,
 ) -> Result<CpuStorage> {
+    let shape = (x.shape()[0], cols);
     match x {
-        Rows::F32(_) => {
-            let mut out = vec![0f32; len];
-            run(RowsMut::F32(&mut out)).map_err(Error::wrap)?;
-            Ok(CpuStorage::F32(out))
+        FloatView2::F32(_) => {
+            let mut out = Array2::<f32>::zeros(shape);
+            run(out.view_mut().into()).map_err(Error::wrap)?;
+            Ok(CpuStorage::F32(into_vec(out)))
         }
-        Rows::Bf16(_) => {
-            let mut out = vec![0u16; len];
-            run(RowsMut::Bf16(&mut out)).map_err(Error::wrap)?;
-            Ok(CpuStorage::BF16(out.into_iter().map(bf16::from_bits).collect()))
+        _ => {
+            let mut out = Array2::from_elem(shape, bf16::ZERO);
+            run(out.view_mut().into()).map_err(Error::wrap)?;
+            Ok(CpuStorage::BF16(into_vec(out)))
         }
     }
 }

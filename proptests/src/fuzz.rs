@@ -12,6 +12,7 @@ use marlinspike::case::{ActivationRounding, Case};
 use marlinspike::check::check_case;
 use marlinspike::config::{ConfigError, QuantConfig};
 use marlinspike::container::{Container, ContainerError, IndexError, ShardIndex};
+use marlinspike::num::array::rows_of;
 use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::stored::{self, Description};
 use marlinspike::w4a8::{self, Linear, LinearWorkspace, Values};
@@ -182,7 +183,8 @@ fn run_linear(layer: &Linear<'_>, data: &[u8]) -> Result<Vec<f32>> {
     }
     let mut y = Values::F32(vec![0.0; 2 * shape.size_n]);
     let x = rows(2 * shape.size_k);
-    layer.forward(x.rows(), &mut LinearWorkspace::default(), y.rows_mut())?;
+    let (x, out) = (x.view(shape.size_k)?, y.view_mut(shape.size_n)?);
+    layer.forward(x, &mut LinearWorkspace::default(), out)?;
     Ok(y.to_f32())
 }
 
@@ -194,8 +196,10 @@ fn run_experts(layer: &MoeLayer<'_>, data: &[u8]) -> Result<Vec<f32>> {
     }
     let (x, experts) = (rows(2 * layer.hidden_size()), layer.config().num_experts);
     let logits: Vec<f32> = (0..2 * experts).map(|i| (i * 29 % 64) as f32 / 8.0).collect();
+    let logits = rows_of("router_logits", &logits, experts)?;
     let mut y = Values::F32(vec![0.0; 2 * layer.hidden_size()]);
     let mut workspace = Workspace::for_tokens(layer, 2);
-    layer.forward(x.rows(), &logits, &mut workspace, y.rows_mut())?;
+    let (x, out) = (x.view(layer.hidden_size())?, y.view_mut(layer.hidden_size())?);
+    layer.forward(x, logits, &mut workspace, out)?;
     Ok(y.to_f32())
 }

@@ -15,7 +15,8 @@ use marlinspike::moe::router::Router;
 use marlinspike::num::dims::{GroupSize, LogicalK, Shape};
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{Mode, MoeConfig, MoeLayer, Workspace};
-use marlinspike::w4a8::{Linear, LinearWorkspace, Rows, RowsMut, kernels};
+use marlinspike::w4a8::{Linear, LinearWorkspace, kernels};
+use ndarray::Array2;
 use rayon::ThreadPool;
 
 /// What a pass reads at least.
@@ -64,9 +65,9 @@ fn stack(shape: Shape, group: i64, count: usize) -> PackedStack<'static> {
     PackedStack::new("weight", layout, packed.bytes().repeat(count)).expect("a stack")
 }
 
-fn activations(len: usize) -> Vec<f32> {
+fn activations(rows: usize, cols: usize) -> Array2<f32> {
     let mut rng = Rng::new(2);
-    (0..len).map(|_| rng.below(2001) as f32 / 500.0 - 2.0).collect()
+    Array2::from_shape_simple_fn((rows, cols), || rng.below(2001) as f32 / 500.0 - 2.0)
 }
 
 fn dense(bencher: Bencher<'_, '_>, size_k: usize, size_n: usize, arg: Arg) {
@@ -76,7 +77,7 @@ fn dense(bencher: Bencher<'_, '_>, size_k: usize, size_n: usize, arg: Arg) {
     let stack = stack(shape, arg.group, copies);
     let rounding = ActivationRounding::HalfAway;
     let layers: Vec<_> = (0..copies).map(|i| Linear::new(stack.get(i), rounding)).collect();
-    let (x, mut y) = (activations(arg.m * size_k), vec![0.0; arg.m * size_n]);
+    let (x, mut y) = (activations(arg.m, size_k), Array2::<f32>::zeros((arg.m, size_n)));
     let (mut workspace, pool) = (LinearWorkspace::default(), pool(arg.threads));
     bencher
         .counter(ItemsCount::new(arg.m * shape.len() * copies))
@@ -84,8 +85,7 @@ fn dense(bencher: Bencher<'_, '_>, size_k: usize, size_n: usize, arg: Arg) {
         .bench_local(|| {
             pool.install(|| {
                 for layer in &layers {
-                    let out = RowsMut::F32(&mut y);
-                    layer.forward(Rows::F32(&x), &mut workspace, out).expect("a product");
+                    layer.forward(x.view(), &mut workspace, y.view_mut()).expect("a product");
                 }
             });
         });
@@ -130,7 +130,7 @@ fn moe(bencher: Bencher<'_, '_>, [experts, top_k, h, i]: [usize; 4], arg: Arg) {
     let routes: Vec<Vec<i32>> = (0..calls)
         .map(|c| (0..arg.m * top_k).map(|s| ((c * used + s) % experts) as i32).collect())
         .collect();
-    let (x, mut y) = (activations(arg.m * h), vec![0.0; arg.m * h]);
+    let (x, mut y) = (activations(arg.m, h), Array2::<f32>::zeros((arg.m, h)));
     let (mut workspace, pool) = (Workspace::for_tokens(&layer, arg.m), pool(arg.threads));
     bencher
         .counter(ItemsCount::new(calls * arg.m * top_k * 3 * h * i))
@@ -139,9 +139,8 @@ fn moe(bencher: Bencher<'_, '_>, [experts, top_k, h, i]: [usize; 4], arg: Arg) {
             pool.install(|| {
                 for topk_ids in &routes {
                     let routed = Routed::from_rows(top_k, topk_ids, &topk_weights).expect("rows");
-                    let out = RowsMut::F32(&mut y);
-                    let x = Rows::F32(&x);
-                    layer.forward_routed(x, routed, &mut workspace, out).expect("a forward");
+                    let made = layer.forward_routed(x.view(), routed, &mut workspace, y.view_mut());
+                    made.expect("a forward");
                 }
             });
         });
@@ -164,10 +163,10 @@ fn kernels_2048_512_group_32<const M: usize>(bencher: Bencher<'_, '_>, name: &st
     let kernel = kernels().into_iter().find(|k| k.name() == name).expect("a kernel");
     let stack = stack(shape, 32, 1);
     let layer = Linear::new(stack.get(0), ActivationRounding::HalfAway).with_kernel(kernel);
-    let (x, mut y) = (activations(M * 2048), vec![0.0; M * 512]);
+    let (x, mut y) = (activations(M, 2048), Array2::<f32>::zeros((M, 512)));
     let (mut workspace, pool) = (LinearWorkspace::default(), pool(1));
     bencher.counter(ItemsCount::new(M * shape.len())).bench_local(|| {
-        let out = RowsMut::F32(&mut y);
-        pool.install(|| layer.forward(Rows::F32(&x), &mut workspace, out)).expect("a product");
+        let out = y.view_mut();
+        pool.install(|| layer.forward(x.view(), &mut workspace, out)).expect("a product");
     });
 }

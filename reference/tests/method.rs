@@ -11,7 +11,7 @@ use marlinspike::method::{
 };
 use marlinspike::moe::activation::Definition;
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::num::array::FloatView2;
+use marlinspike::num::array::{FloatView2, HalfArray2};
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::{ScalarType, f32_to_bf16_rne, f32_to_f16_rne};
 use marlinspike::products::schedule::Schedule;
@@ -142,10 +142,12 @@ fn both_ways_give_the_same_bits() {
                 };
                 let mut seen = Vec::new();
                 for &arithmetic in &arithmetics {
-                    let found = product.compute(arithmetic).unwrap();
+                    let found = product.compute(arithmetic).unwrap().into_bits();
                     let defined = product.define(arithmetic).unwrap();
+                    assert_eq!(defined.scalar_type(), dtype);
+                    assert_eq!(defined.shape(), [experts.len(), shape.size_n]);
                     let context = format!("{quantizer} {} {}", weights[0].ty, arithmetic.name());
-                    assert!(found == defined, "{context}");
+                    assert!(found == defined.bits(), "{context}");
                     assert!(found[40..80].iter().all(|&b| b == 0), "{context}: no expert");
                     assert!(found[..40].iter().any(|&b| b != 0), "{context}");
                     seen.push(found);
@@ -176,13 +178,13 @@ fn scheduled_products_are_within_their_bounds() {
             dtype: BF16,
         };
         assert!(matches!(product.bounds(Arithmetic::Exact), Err(Error::Unsupported { .. })));
-        let exact = product.compute(Arithmetic::Exact).unwrap();
+        let exact = product.compute(Arithmetic::Exact).unwrap().into_bits();
         for arithmetic in arithmetics.into_iter().filter(|a| *a != Arithmetic::Exact) {
             if matches!(quantizer, Quantizer::Fp8Group(_)) {
                 assert!(matches!(product.bounds(arithmetic), Err(Error::Unsupported { .. })));
                 continue;
             }
-            let found = product.compute(arithmetic).unwrap();
+            let found = product.compute(arithmetic).unwrap().into_bits();
             let context = format!("{quantizer} {} {}", weights[0].ty, arithmetic.name());
             let mut widest = 0f64;
             for (i, b) in product.bounds(arithmetic).unwrap().iter().enumerate() {
@@ -234,9 +236,9 @@ fn promotion_keeps_what_fourteen_bits_lose() {
         (Arithmetic::Wgmma(Promotion::Never), 200_704.0 / 64.0),
         (Arithmetic::Wgmma(Promotion::Every128), (200_704.0 + 128.0) / 64.0),
     ] {
-        let found = product.compute(arithmetic).unwrap();
+        let found = product.compute(arithmetic).unwrap().into_bits();
         assert_eq!(found, bits(F16, &[expected]), "{}", arithmetic.name());
-        assert_eq!(found, product.define(arithmetic).unwrap());
+        assert_eq!(found, product.define(arithmetic).unwrap().bits());
     }
 }
 
@@ -264,7 +266,7 @@ fn group_scales_are_applied_at_each_promotion() {
         dtype: BF16,
     };
     for arithmetic in [Arithmetic::Exact, Arithmetic::Wgmma(Promotion::Every128)] {
-        assert_eq!(product.compute(arithmetic).unwrap(), bits(BF16, &[128.0 + 256.0]));
+        assert_eq!(product.compute(arithmetic).unwrap().bits(), bits(BF16, &[128.0 + 256.0]));
     }
 }
 
@@ -305,7 +307,7 @@ fn a_row_that_is_not_finite_gives_nan_and_no_other_does() {
             _ => (false, false),
         };
         for arithmetic in arithmetics {
-            let found = product.compute(arithmetic).unwrap();
+            let found = product.compute(arithmetic).unwrap().into_bits();
             for (row, found) in found.chunks(shape.size_n).enumerate() {
                 let nan = found.iter().filter(|&&b| b == 0x7fff).count();
                 let expected = if all || row == 1 && !none { shape.size_n } else { 0 };
@@ -434,7 +436,7 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
         router_weight_on_input: false,
     };
     let none = [Quantizer::None, Quantizer::None];
-    type Multiply = fn(&Product<'_>) -> marlinspike::Result<Vec<u16>>;
+    type Multiply = fn(&Product<'_>) -> marlinspike::Result<HalfArray2>;
     let compute: Multiply = |product| product.compute(Arithmetic::Exact);
     let define: Multiply = |product| product.define(Arithmetic::Exact);
     let run = |multipliers: Option<&[[f32; 2]]>, multiply: Multiply| {
@@ -487,4 +489,36 @@ fn up_with_a_global_scale_of_its_own_is_that_much_larger() {
     let layer = MethodLayer { layer, quantizers: none.clone(), w13_multipliers: Some(&own) };
     let error = layer.forward(x, routed, |_, product| compute(product));
     assert!(matches!(error, Err(Error::Unsupported { .. })));
+}
+
+/// A product from outside of another shape or type.
+#[test]
+fn products_that_do_not_fit_the_layer_are_refused() {
+    let ([w13, w2], x, topk_ids, topk_weights) = layer_parts();
+    let routed = Routed::from_rows(2, &topk_ids, &topk_weights).unwrap();
+    let x = FloatView2::from_rows("x", BF16, 64, &x).unwrap();
+    let layer = Layer {
+        w13: &w13,
+        w2: &w2,
+        orders: [None; 2],
+        num_experts: 2,
+        expert_map: None,
+        activation: Definition::new(Activation::Silu),
+        dtype: BF16,
+        input_dtype: None,
+        router_weight_on_input: false,
+    };
+    let quantizers = [Quantizer::None, Quantizer::None];
+    let layer = MethodLayer { layer, quantizers, w13_multipliers: None };
+    let rows = topk_ids.len();
+    let zeros = |dtype, shape: [usize; 2]| {
+        HalfArray2::from_bits("y", dtype, shape, vec![0; shape[0] * shape[1]])
+    };
+    let run = |dtype, shape| layer.forward(x, routed, |_, _| zeros(dtype, shape));
+    assert!(run(BF16, [rows, 64]).is_ok());
+    for shape in [[64, rows], [rows, 32], [rows + 1, 64]] {
+        let found = run(BF16, shape);
+        assert!(matches!(found, Err(Error::Shape { .. })), "{found:?}");
+    }
+    assert!(matches!(run(F16, [rows, 64]), Err(Error::Dtype { .. })));
 }

@@ -6,6 +6,7 @@ mod w4a8_layers;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use marlinspike::num::array::rows_of;
 use marlinspike::num::dims::{GroupSize, Shape};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
@@ -64,13 +65,14 @@ fn forward_calls_do_not_allocate() {
             for count in &mut counted {
                 let before = ALLOCATIONS.load(SeqCst);
                 for (batch, out) in batches.iter().zip(&mut outputs) {
-                    let x = batch.x.rows();
-                    layer.forward(x, &logits, &mut workspace, out.rows_mut()).unwrap();
-                    let routed = batch.routed();
-                    layer.forward_routed(x, routed, &mut workspace, out.rows_mut()).unwrap();
+                    let (x, logits) = (batch.x.view(256), rows_of("logits", &logits, 6).unwrap());
+                    let (x, y) = (x.unwrap(), out.view_mut(256).unwrap());
+                    layer.forward(x, logits, &mut workspace, y).unwrap();
+                    let (routed, y) = (batch.routed(), out.view_mut(256).unwrap());
+                    layer.forward_routed(x, routed, &mut workspace, y).unwrap();
                 }
-                let x = batches[0].x.rows();
-                dense.forward(x, &mut linear_workspace, wide.rows_mut()).unwrap();
+                let (x, y) = (batches[0].x.view(256), wide.view_mut(512));
+                dense.forward(x.unwrap(), &mut linear_workspace, y.unwrap()).unwrap();
                 *count = ALLOCATIONS.load(SeqCst) - before;
             }
             counted

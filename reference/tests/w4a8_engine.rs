@@ -7,12 +7,14 @@ use marlinspike::Error;
 use marlinspike::case::{Activation, ActivationRounding, ScoringFunc};
 use marlinspike::moe::layer::Routed;
 use marlinspike::moe::router::{Groups, Router};
-use marlinspike::num::array::rows_of;
+use marlinspike::num::array::{FloatView2, rows_of};
 use marlinspike::num::dims::GroupSize;
+use marlinspike::num::element::f16;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::moe::{MoeLayer, Workspace};
 use marlinspike::w4a8::{Values, fastest, kernels, scalar::Scalar};
+use ndarray::{Array2, ArrayView2, s};
 use w4a8_layers::{Batch, Given, Sizes};
 
 const TYPES: [ScalarType; 2] = [ScalarType::FLOAT32, ScalarType::BFLOAT16];
@@ -34,7 +36,9 @@ fn sizes(rng: &mut Rng) -> Sizes {
 
 fn forward(layer: &MoeLayer<'_>, batch: &Batch, workspace: &mut Workspace) -> Values {
     let mut out = batch.output();
-    layer.forward_routed(batch.x.rows(), batch.routed(), workspace, out.rows_mut()).unwrap();
+    let h = layer.hidden_size();
+    let (x, y) = (batch.x.view(h).unwrap(), out.view_mut(h).unwrap());
+    layer.forward_routed(x, batch.routed(), workspace, y).unwrap();
     out
 }
 
@@ -183,7 +187,8 @@ fn logits_go_where_the_router_says() {
         let (layer, mut workspace) = (given.engine(), Workspace::default());
         let expected = forward(&layer, &batch, &mut workspace);
         let mut y = batch.output();
-        layer.forward(batch.x.rows(), &logits, &mut workspace, y.rows_mut()).unwrap();
+        let (x, out) = (batch.x.view(sizes.size_h).unwrap(), y.view_mut(sizes.size_h).unwrap());
+        layer.forward(x, rows_of("x", &logits, 12).unwrap(), &mut workspace, out).unwrap();
         assert_eq!(y.bits(), expected.bits(), "{router:?}");
     }
 }
@@ -215,7 +220,9 @@ fn inputs_that_do_not_fit_are_refused_and_nothing_is_written() {
     let mut workspace = Workspace::default();
     let mut refuse = |x: &Values, routed: Routed<'_>, out: &mut Values| {
         let before = out.bits();
-        let refused = layer.forward_routed(x.rows(), routed, &mut workspace, out.rows_mut());
+        let refused = x
+            .view(64)
+            .and_then(|x| layer.forward_routed(x, routed, &mut workspace, out.view_mut(64)?));
         assert_eq!(out.bits(), before);
         refused.unwrap_err()
     };
@@ -234,11 +241,31 @@ fn inputs_that_do_not_fit_are_refused_and_nothing_is_written() {
         panic!("another error")
     };
     assert_eq!(index, [1, 1]);
-    let mut logits = vec![0.0; 12];
-    logits[7] = f32::NAN;
-    let mut out = batch.output();
-    let refused = layer.forward(batch.x.rows(), &logits, &mut workspace, out.rows_mut());
-    assert!(matches!(refused, Err(Error::Value { .. })), "{refused:?}");
-    let refused = layer.forward(batch.x.rows(), &logits[..11], &mut workspace, out.rows_mut());
-    assert!(matches!(refused, Err(Error::Shape { .. })), "{refused:?}");
+    let mut logits = Array2::zeros((4, 3));
+    logits[[2, 1]] = f32::NAN;
+    let (x, mut out) = (batch.x.view(64).unwrap(), batch.output());
+    let mut refuse = |x: FloatView2<'_>, logits: ArrayView2<'_, f32>| {
+        let refused = layer.forward(x, logits, &mut workspace, out.view_mut(64).unwrap());
+        assert_eq!(out.bits(), batch.output().bits());
+        refused.unwrap_err()
+    };
+    let refused = refuse(x, logits.view());
+    assert!(matches!(refused, Error::Value { .. }), "{refused:?}");
+    let refused = refuse(x, logits.slice(s![.., ..2]));
+    assert!(
+        matches!(&refused, Error::Shape { tensor, .. } if tensor == "router_logits"),
+        "{refused}"
+    );
+    let refused = refuse(x, logits.slice(s![..2, ..]));
+    assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "x"), "{refused}");
+    // The same number of values in other rows, a type that the path lacks, other strides.
+    logits[[2, 1]] = 0.0;
+    let refused = refuse(batch.x.view(32).unwrap(), logits.view());
+    assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "x"), "{refused}");
+    let halves = Array2::from_elem((4, 64), f16::ZERO);
+    let refused = refuse(halves.view().into(), logits.view());
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    let columns = Array2::<f32>::zeros((64, 4));
+    let refused = refuse(columns.t().into(), logits.view());
+    assert!(matches!(&refused, Error::NotContiguous { tensor, .. } if tensor == "x"), "{refused}");
 }

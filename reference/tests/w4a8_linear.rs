@@ -5,10 +5,14 @@ mod w4a8_layers;
 
 use marlinspike::Error;
 use marlinspike::case::ActivationRounding;
+use marlinspike::num::array::FloatView2;
+use marlinspike::num::array_mut::FloatViewMut2;
 use marlinspike::num::dims::{GroupSize, Shape};
+use marlinspike::num::element::{bf16, f16};
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::vectors::Rng;
 use marlinspike::w4a8::{Linear, LinearWorkspace, Values, kernels, linear, scalar::Scalar};
+use ndarray::Array2;
 use w4a8_layers::matrix;
 
 #[test]
@@ -33,7 +37,8 @@ fn every_shape_type_and_kernel() {
             let layer = Linear::new(weight.clone(), rounding).with_kernel(kernel);
             let mut y = Values::from_f32(vec![f32::NAN; size_m * shape.size_n], ty).unwrap();
             let pool = &pools[rng.below(2)];
-            pool.install(|| layer.forward(x.rows(), &mut workspace, y.rows_mut())).unwrap();
+            let (x, out) = (x.view(size_k).unwrap(), y.view_mut(shape.size_n).unwrap());
+            pool.install(|| layer.forward(x, &mut workspace, out)).unwrap();
             assert_eq!(y.bits(), expected.bits(), "{what}");
         }
     }
@@ -66,7 +71,8 @@ fn activations_out_of_range() {
             let expected = linear(&Scalar, &x, &weight, rounding).unwrap().to_f32();
             let mut y = Values::F32(vec![0.0; expected.len()]);
             let layer = Linear::new(weight.clone(), rounding);
-            layer.forward(x.rows(), &mut LinearWorkspace::default(), y.rows_mut()).unwrap();
+            let (x, out) = (x.view(size_k).unwrap(), y.view_mut(9).unwrap());
+            layer.forward(x, &mut LinearWorkspace::default(), out).unwrap();
             for (i, (found, expected)) in y.to_f32().iter().zip(&expected).enumerate() {
                 let same = found.to_bits() == expected.to_bits();
                 // The processor determines the sign of a NaN result.
@@ -80,14 +86,37 @@ fn activations_out_of_range() {
 fn sides_that_do_not_fit_are_refused() {
     let weight = matrix(Shape::new(64, 9), GroupSize::Of(32), 8, &mut Rng::new(23));
     let layer = Linear::new(weight, ActivationRounding::HalfEven);
-    let refuse = |x: Values, mut out: Values| {
-        layer.forward(x.rows(), &mut LinearWorkspace::default(), out.rows_mut()).unwrap_err()
-    };
-    let zeros = |len| Values::F32(vec![0.0; len]);
-    let refused = refuse(zeros(65), zeros(9));
-    assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "x"), "{refused}");
-    let refused = refuse(zeros(128), zeros(9));
-    assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "out"), "{refused}");
-    let refused = refuse(zeros(64), Values::Bf16(vec![0; 9]));
+    fn refuse<'x, 'o>(
+        layer: &Linear<'_>,
+        x: impl Into<FloatView2<'x>>,
+        out: impl Into<FloatViewMut2<'o>>,
+    ) -> Error {
+        layer.forward(x, &mut LinearWorkspace::default(), out).unwrap_err()
+    }
+    let zeros = |m: usize, cols: usize| Array2::<f32>::zeros((m, cols));
+    for [m, cols] in [[1, 65], [2, 32], [64, 1]] {
+        let refused = refuse(&layer, zeros(m, cols).view(), zeros(m, 9).view_mut());
+        assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "x"), "{refused}");
+    }
+    for [m, cols] in [[1, 9], [9, 2], [2, 8]] {
+        let refused = refuse(&layer, zeros(2, 64).view(), zeros(m, cols).view_mut());
+        assert!(matches!(&refused, Error::Shape { tensor, .. } if tensor == "out"), "{refused}");
+    }
+    let refused =
+        refuse(&layer, zeros(1, 64).view(), Array2::from_elem((1, 9), bf16::ZERO).view_mut());
     assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    let [x, mut y] = [64, 9].map(|cols| Array2::from_elem((1, cols), f16::ZERO));
+    let refused = refuse(&layer, x.view(), y.view_mut());
+    assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    // Columns that follow each other.
+    let refused = refuse(&layer, zeros(64, 2).t(), zeros(2, 9).view_mut());
+    assert!(
+        matches!(&refused, Error::NotContiguous { tensor, found } if tensor == "x" && found == &[2, 64]),
+        "{refused}"
+    );
+    let refused = refuse(&layer, zeros(2, 64).view(), zeros(9, 2).view_mut().reversed_axes());
+    assert!(
+        matches!(&refused, Error::NotContiguous { tensor, .. } if tensor == "out"),
+        "{refused}"
+    );
 }

@@ -117,7 +117,8 @@ fn a_linear_layer_is_the_files_bytes_and_runs() {
     let x = Values::F32(activations(&mut Rng::new(1), 5 * 96));
     let expected = w4a8::linear(&Scalar, &x, &model.linear, ROUNDING).unwrap();
     let mut y = Values::F32(vec![0.0; 5 * 20]);
-    layer.forward(x.rows(), &mut LinearWorkspace::default(), y.rows_mut()).unwrap();
+    let (x, out) = (x.view(96).unwrap(), y.view_mut(20).unwrap());
+    layer.forward(x, &mut LinearWorkspace::default(), out).unwrap();
     assert_eq!(y.bits(), expected.bits());
 }
 
@@ -134,7 +135,9 @@ fn experts_are_the_files_bytes_and_run() {
     let (x, logits) = (activations(&mut rng, tokens * h), activations(&mut rng, tokens * e));
     let mut y = Values::F32(vec![0.0; tokens * h]);
     let mut workspace = Workspace::for_tokens(&layer, tokens);
-    layer.forward(Values::F32(x.clone()).rows(), &logits, &mut workspace, y.rows_mut()).unwrap();
+    let [rows, of_experts] = [("x", &x, h), ("logits", &logits, e)]
+        .map(|(name, v, cols)| rows_of(name, v, cols).unwrap());
+    layer.forward(rows, of_experts, &mut workspace, y.view_mut(h).unwrap()).unwrap();
     let routing = Router::new(ScoringFunc::Softmax, 2, true)
         .route(rows_of("x", &logits, e).unwrap())
         .unwrap();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use marlinspike::case::ActivationRounding;
 use marlinspike::container::Container;
 use marlinspike::moe::layer::Routed;
+use marlinspike::num::array::rows_of;
 use marlinspike::w4a8::moe::{Mode, MoeLayer, Workspace};
 use marlinspike::w4a8::packed::{PackedRhs, PackedStack, RhsLayout};
 use marlinspike::w4a8::stored::{self, Description};
@@ -349,19 +350,28 @@ impl Layer<'_> {
 
     /// A function that runs the layer on `inputs`, with its own memory.
     pub fn runner<'i>(&'i self, inputs: &'i Inputs<Values>) -> Runner<'i> {
-        let x = inputs.x.rows();
+        let (k, n) = (self.size_k(), self.size_n());
         match self {
             Self::Linear(linear) => {
                 let mut workspace = LinearWorkspace::default();
-                Box::new(move |y| linear.layer.forward(x, &mut workspace, y.rows_mut()))
+                Box::new(move |y| {
+                    linear.layer.forward(inputs.x.view(k)?, &mut workspace, y.view_mut(n)?)
+                })
             }
             Self::Moe(moe) => {
                 let mut workspace = Workspace::for_tokens(moe, inputs.x.len() / self.size_k());
-                Box::new(move |y| match &inputs.routing {
-                    Routing::Logits(logits) => moe.forward(x, logits, &mut workspace, y.rows_mut()),
-                    Routing::Given { top_k, ids, weights } => {
-                        let routed = Routed::from_rows(*top_k, ids, weights)?;
-                        moe.forward_routed(x, routed, &mut workspace, y.rows_mut())
+                Box::new(move |y| {
+                    let (x, y) = (inputs.x.view(k)?, y.view_mut(n)?);
+                    match &inputs.routing {
+                        Routing::Logits(logits) => {
+                            let experts = moe.config().num_experts;
+                            let logits = rows_of("router_logits", logits, experts)?;
+                            moe.forward(x, logits, &mut workspace, y)
+                        }
+                        Routing::Given { top_k, ids, weights } => {
+                            let routed = Routed::from_rows(*top_k, ids, weights)?;
+                            moe.forward_routed(x, routed, &mut workspace, y)
+                        }
                     }
                 })
             }

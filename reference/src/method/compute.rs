@@ -5,11 +5,12 @@ use rayon::prelude::*;
 use super::product::{Arithmetic, Product};
 use super::{definition, exact, scheduled};
 use crate::Result;
+use crate::num::array::HalfArray2;
 use crate::products::Bounded;
 use crate::products::schedule::Schedule;
 
 impl Product<'_> {
-    /// The output `[M, N]`, bits of `dtype`.
+    /// The output `[M, N]`, of `dtype`.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape), [`Error::Size`](crate::Error::Size) for inconsistent
@@ -17,7 +18,12 @@ impl Product<'_> {
     /// number or an unknown expert; [`Error::Unsupported`](crate::Error::Unsupported) for an
     /// arithmetic that the quantized rows or the weights do not allow; the errors of
     /// [`Schedule::execute_stack`].
-    pub fn compute(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
+    pub fn compute(&self, arithmetic: Arithmetic) -> Result<HalfArray2> {
+        self.array(self.compute_bits(arithmetic)?)
+    }
+
+    /// [`Product::compute`] by bits, row-major.
+    pub(crate) fn compute_bits(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         match arithmetic {
             Arithmetic::Exact => exact::compute(self),
@@ -29,7 +35,12 @@ impl Product<'_> {
     ///
     /// # Errors
     /// As [`Product::compute`].
-    pub fn define(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
+    pub fn define(&self, arithmetic: Arithmetic) -> Result<HalfArray2> {
+        self.array(self.define_bits(arithmetic)?)
+    }
+
+    /// [`Product::define`] by bits, row-major.
+    pub(crate) fn define_bits(&self, arithmetic: Arithmetic) -> Result<Vec<u16>> {
         self.validate()?;
         let size_n = self.size_n();
         let order = |e| definition::Order::new(self, e, arithmetic);
@@ -50,9 +61,18 @@ impl Product<'_> {
     /// # Errors
     /// As [`Product::compute`]; [`Error::Unsupported`](crate::Error::Unsupported) for rows with
     /// scales in groups, and for `halves` that differ from the multiplier of their matrix.
-    pub fn execute(&self, schedule: &Schedule) -> Result<Vec<u16>> {
+    pub fn execute(&self, schedule: &Schedule) -> Result<HalfArray2> {
+        self.array(self.execute_bits(schedule)?)
+    }
+
+    /// [`Product::execute`] by bits, row-major.
+    pub(crate) fn execute_bits(&self, schedule: &Schedule) -> Result<Vec<u16>> {
         self.validate()?;
         scheduled::execute(self, schedule)
+    }
+
+    fn array(&self, bits: Vec<u16>) -> Result<HalfArray2> {
+        HalfArray2::from_bits("y", self.dtype, [self.expert_of.len(), self.size_n()], bits)
     }
 
     /// Exact result and bounds of every output for kernels that use the matrix unit of a scheduled

@@ -4,7 +4,7 @@ use super::activations::{Activations, Quantizer};
 use super::product::Product;
 use crate::moe::layer::{Layer, Routed, Stages};
 use crate::moe::{Chain, to_slots};
-use crate::num::array::FloatView2;
+use crate::num::array::{FloatView2, HalfArray2};
 use crate::{Error, Result};
 
 /// A layer whose activations are quantized by its checkpoint's method.
@@ -32,7 +32,7 @@ impl MethodLayer<'_> {
         &self,
         x: impl Into<FloatView2<'x>>,
         routed: Routed<'_>,
-        multiply: impl Fn(usize, &Product<'_>) -> Result<Vec<u16>>,
+        multiply: impl Fn(usize, &Product<'_>) -> Result<HalfArray2>,
     ) -> Result<Stages> {
         let layer = &self.layer;
         layer.validate()?;
@@ -55,7 +55,13 @@ impl MethodLayer<'_> {
         let product = |which: usize, x: &[u16], size_k: usize| -> Result<Vec<u16>> {
             let x = FloatView2::from_rows("activations", layer.dtype, size_k, x)?;
             let rows = self.quantizers[which].quantize(x, &experts)?;
-            multiply(which, &self.product(which, &rows, &experts, routed))
+            let product = self.product(which, &rows, &experts, routed);
+            let (y, shape) = (multiply(which, &product)?, [experts.len(), product.size_n()]);
+            if y.shape() != shape {
+                return Err(Error::shape("output of a product", y.shape(), format!("{shape:?}")));
+            }
+            y.view().bits_of("output of a product", layer.dtype)?;
+            Ok(y.into_bits())
         };
         let gate_up = product(0, &slots, hidden)?;
         let activated = layer.activate_bits(&gate_up, Chain::Canonical)?;

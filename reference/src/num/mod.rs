@@ -2,6 +2,7 @@
 //! tensors.
 
 pub mod array;
+pub mod array_mut;
 pub mod dims;
 pub mod element;
 pub mod interval;

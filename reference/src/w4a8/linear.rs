@@ -7,13 +7,15 @@
 use super::buffer::{PanelBuffer, Quantize, RowShape, Span, grow};
 use super::panel::{panel_start, panels};
 use super::parallel::for_parts;
-use super::rows::{Element, Rows, RowsMut};
+use super::rows::{Element, Rows, RowsMut, slices};
 use super::runs::{BLOCK, GRAIN, Runs};
 use super::wide::wide;
 use super::{Kernel, MAX_ROWS, Run, fastest, run_panels};
+use crate::Result;
+use crate::num::array::FloatView2;
+use crate::num::array_mut::FloatViewMut2;
 use crate::w4a8::packed::PackedRhs;
 use crate::w4a8::quantize::ActivationRounding;
-use crate::{Error, Result};
 
 /// A packed weight with its kernel.
 #[derive(Debug)]
@@ -49,30 +51,22 @@ impl<'a> Linear<'a> {
     /// `out` `[M, N]` of `x` `[M, K]`, on rayon's current pool.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the sizes do not agree; [`Error::Unsupported`] if `x` and `out` differ in
-    /// type. On an error `out` is unchanged.
-    pub fn forward(
+    /// [`Error::Shape`](crate::Error::Shape) if the sizes do not agree;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if `x` and `out` differ in type or are f16;
+    /// [`Error::NotContiguous`](crate::Error::NotContiguous) for other strides than row-major ones. On
+    /// an error `out` is unchanged.
+    pub fn forward<'x, 'o>(
         &self,
-        x: Rows<'_>,
+        x: impl Into<FloatView2<'x>>,
         workspace: &mut LinearWorkspace,
-        out: RowsMut<'_>,
+        out: impl Into<FloatViewMut2<'o>>,
     ) -> Result<()> {
-        let shape = self.weight.layout().shape();
-        if !x.len().is_multiple_of(shape.size_k) {
-            return Err(Error::shape("x", &[x.len()], format!("[M, {}]", shape.size_k)));
-        }
-        let size_m = x.len() / shape.size_k;
-        if Some(out.len()) != size_m.checked_mul(shape.size_n) {
-            let expected = format!("[{size_m}, {}]", shape.size_n);
-            return Err(Error::shape("out", &[out.len()], expected));
-        }
-        match (x, out) {
+        let (x, out) = (x.into(), out.into());
+        let (size_m, shape) = (x.shape()[0], self.weight.layout().shape());
+        match slices(x, out, size_m, [shape.size_k, shape.size_n])? {
             (Rows::F32(x), RowsMut::F32(out)) => self.typed(x, workspace, out),
             (Rows::Bf16(x), RowsMut::Bf16(out)) => self.typed(x, workspace, out),
-            (x, out) => {
-                let what = format!("{} output of {} activations", out.ty(), x.ty());
-                return Err(Error::unsupported(what, "the output has the activations' type"));
-            }
+            _ => unreachable!("types that differ have been refused"),
         }
         Ok(())
     }

@@ -47,7 +47,6 @@ pub mod x86;
 pub use linear::{Linear, LinearWorkspace};
 pub use panel::{MAX_ROWS, Panel, PanelRows};
 pub use quantize::quantize;
-pub use rows::{Rows, RowsMut};
 pub use values::Values;
 
 use std::fmt::Debug;

@@ -1,11 +1,15 @@
-//! Borrowed rows of activations and outputs, of either type.
+//! Activations and outputs as the engine takes them: row-major slices of either type.
 
 use super::Values;
+use crate::num::array::{FloatView2, rows_mut, rows_of};
+use crate::num::array_mut::FloatViewMut2;
+use crate::num::element::bf16;
 use crate::num::scalar::{ScalarType, bf16_to_f32};
+use crate::{Error, Result};
 
 /// Row-major activations, borrowed.
 #[derive(Debug, Clone, Copy)]
-pub enum Rows<'a> {
+pub(super) enum Rows<'a> {
     /// FLOAT32.
     F32(&'a [f32]),
     /// BFLOAT16, as bits.
@@ -14,75 +18,78 @@ pub enum Rows<'a> {
 
 /// Row-major outputs to fill, borrowed.
 #[derive(Debug)]
-pub enum RowsMut<'a> {
+pub(super) enum RowsMut<'a> {
     /// FLOAT32.
     F32(&'a mut [f32]),
     /// BFLOAT16, as bits.
     Bf16(&'a mut [u16]),
 }
 
-impl Rows<'_> {
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(v) => v.len(),
-            Self::Bf16(v) => v.len(),
+/// `x` and `out` as slices.
+///
+/// # Errors
+/// [`Error::Shape`] unless they have the shapes `[M, columns]` of `size_m` and `columns`;
+/// [`Error::Unsupported`] if they differ in type or are f16; [`Error::NotContiguous`] for other strides
+/// than row-major ones.
+pub(super) fn slices<'x, 'o>(
+    x: FloatView2<'x>,
+    out: FloatViewMut2<'o>,
+    size_m: usize,
+    columns: [usize; 2],
+) -> Result<(Rows<'x>, RowsMut<'o>)> {
+    for (name, found, cols) in [("x", x.shape(), columns[0]), ("out", out.shape(), columns[1])] {
+        if found != [size_m, cols] {
+            return Err(Error::shape(name, found, format!("[{size_m}, {cols}]")));
         }
     }
-
-    /// Whether there are no values.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    if x.scalar_type() != out.scalar_type() {
+        let what = format!("{} output of {} activations", out.scalar_type(), x.scalar_type());
+        return Err(Error::unsupported(what, "the output has the activations' type"));
     }
-
-    /// FLOAT32 or BFLOAT16.
-    pub fn ty(&self) -> ScalarType {
-        match self {
-            Self::F32(_) => ScalarType::FLOAT32,
-            Self::Bf16(_) => ScalarType::BFLOAT16,
+    let strided = |name: &str, cols| {
+        let (tensor, found) = (name.to_owned(), vec![size_m, cols]);
+        Error::NotContiguous { tensor, found }
+    };
+    let other = || Error::unsupported("float16 activations", "float32 or bfloat16");
+    let x = match x {
+        FloatView2::F32(x) => x.to_slice().map(Rows::F32),
+        FloatView2::Bf16(x) => x.to_slice().map(|x| Rows::Bf16(bytemuck::cast_slice(x))),
+        _ => return Err(other()),
+    };
+    let out = match out {
+        FloatViewMut2::F32(out) => out.into_slice().map(RowsMut::F32),
+        FloatViewMut2::Bf16(out) => {
+            out.into_slice().map(|out| RowsMut::Bf16(bytemuck::cast_slice_mut(out)))
         }
-    }
-}
-
-impl RowsMut<'_> {
-    /// The current values.
-    pub fn rows(&self) -> Rows<'_> {
-        match self {
-            Self::F32(v) => Rows::F32(v),
-            Self::Bf16(v) => Rows::Bf16(v),
-        }
-    }
-
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        self.rows().len()
-    }
-
-    /// Whether there are no values.
-    pub fn is_empty(&self) -> bool {
-        self.rows().is_empty()
-    }
-
-    /// FLOAT32 or BFLOAT16.
-    pub fn ty(&self) -> ScalarType {
-        self.rows().ty()
-    }
+        _ => return Err(other()),
+    };
+    let x = x.ok_or_else(|| strided("x", columns[0]))?;
+    Ok((x, out.ok_or_else(|| strided("out", columns[1]))?))
 }
 
 impl Values {
-    /// The values, borrowed.
-    pub fn rows(&self) -> Rows<'_> {
+    /// The values as rows of `cols`; not copied.
+    ///
+    /// # Errors
+    /// As [`rows_of`].
+    pub fn view(&self, cols: usize) -> Result<FloatView2<'_>> {
         match self {
-            Self::F32(v) => Rows::F32(v),
-            Self::Bf16(v) => Rows::Bf16(v),
+            Self::F32(v) => rows_of("x", v, cols).map(FloatView2::F32),
+            Self::Bf16(v) => FloatView2::from_rows("x", ScalarType::BFLOAT16, cols, v),
         }
     }
 
-    /// The values, for writing.
-    pub fn rows_mut(&mut self) -> RowsMut<'_> {
+    /// The values as rows of `cols`, to fill.
+    ///
+    /// # Errors
+    /// As [`rows_of`].
+    pub fn view_mut(&mut self, cols: usize) -> Result<FloatViewMut2<'_>> {
         match self {
-            Self::F32(v) => RowsMut::F32(v),
-            Self::Bf16(v) => RowsMut::Bf16(v),
+            Self::F32(v) => rows_mut("out", v, cols).map(FloatViewMut2::F32),
+            Self::Bf16(v) => {
+                let values: &mut [bf16] = bytemuck::cast_slice_mut(v);
+                rows_mut("out", values, cols).map(FloatViewMut2::Bf16)
+            }
         }
     }
 }

@@ -42,17 +42,23 @@ impl Values {
 
     /// FLOAT32 or BFLOAT16.
     pub fn ty(&self) -> ScalarType {
-        self.rows().ty()
+        match self {
+            Self::F32(_) => ScalarType::FLOAT32,
+            Self::Bf16(_) => ScalarType::BFLOAT16,
+        }
     }
 
     /// Number of values.
     pub fn len(&self) -> usize {
-        self.rows().len()
+        match self {
+            Self::F32(v) => v.len(),
+            Self::Bf16(v) => v.len(),
+        }
     }
 
     /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
-        self.rows().is_empty()
+        self.len() == 0
     }
 
     /// The values as f32, exactly.

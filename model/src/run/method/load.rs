@@ -4,7 +4,7 @@ use marlinspike::config::{ActivationScheme, Scheme};
 use marlinspike::formats::global_scale::W13Scale;
 use marlinspike::method::{MethodLayer, Product, Quantizer};
 use marlinspike::moe::layer::{Layer, Routed};
-use marlinspike::num::array::FloatView2;
+use marlinspike::num::array::{FloatView2, HalfArray2};
 use marlinspike::prepare::fp8::largest_scale;
 use marlinspike::{Error, Result};
 
@@ -92,7 +92,7 @@ impl Loaded {
     pub fn forward(
         &self,
         inputs: &Inputs<Halves>,
-        multiply: impl Fn(&Product<'_>) -> Result<Vec<u16>>,
+        multiply: impl Fn(&Product<'_>) -> Result<HalfArray2>,
     ) -> Result<Vec<Output>> {
         let Halves { ty: dtype, bits: x } = &inputs.x;
         let output = |name, size_n, bits: Vec<u16>| Output::halves(name, *dtype, size_n, &bits);
@@ -111,7 +111,7 @@ impl Loaded {
                     router_weights: None,
                     dtype: *dtype,
                 };
-                Ok(vec![output("y", shape.size_n, multiply(&product)?)])
+                Ok(vec![output("y", shape.size_n, multiply(&product)?.into_bits())])
             }
             Kind::Moe(moe) => {
                 let routing;

@@ -158,7 +158,7 @@ pub(super) fn judge(
         (None, Some(_)) => {
             let experts = engine.layer.local_experts(routed)?;
             let product = engine.product(0, &a1q, &experts, routed);
-            Some(product.execute(&layer.schedules[0])?)
+            Some(product.execute_bits(&layer.schedules[0])?)
         }
         (own, _) => own,
     };

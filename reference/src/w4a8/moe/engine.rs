@@ -15,35 +15,44 @@
 //! order of additions. The items of step 2 store the activated rows as
 //! `[expert][run][row][column of the run]`.
 
+use ndarray::ArrayView2;
+
 use super::buckets::Buckets;
 use super::layer::MoeLayer;
 use super::route::{Choice, route};
 use super::steps;
 use super::workspace::{Buffers, Workspace};
 use crate::moe::layer::Routed;
+use crate::num::array::{FloatView2, row_major};
+use crate::num::array_mut::FloatViewMut2;
 use crate::w4a8::buffer::grow;
 use crate::w4a8::parallel::{Wide, for_parts};
-use crate::w4a8::rows::{Element, Rows, RowsMut};
+use crate::w4a8::rows::{Element, Rows, RowsMut, slices};
 use crate::w4a8::runs::{BLOCK, Runs};
 use crate::{Error, Result};
 
 impl MoeLayer<'_> {
-    /// `out` `[M, H]` of `x` `[M, H]` and `router_logits` `[M, num_experts]`, all row-major.
+    /// `out` `[M, H]` of `x` `[M, H]` and `router_logits` `[M, num_experts]`.
     ///
     /// # Errors
     /// As [`MoeLayer::forward_routed`]; [`Error::Shape`] and [`Error::Value`] for the logits. On an
     /// error `out` is unchanged.
-    pub fn forward(
+    pub fn forward<'x, 'o>(
         &self,
-        x: Rows<'_>,
-        router_logits: &[f32],
+        x: impl Into<FloatView2<'x>>,
+        router_logits: ArrayView2<'_, f32>,
         workspace: &mut Workspace,
-        out: RowsMut<'_>,
+        out: impl Into<FloatViewMut2<'o>>,
     ) -> Result<()> {
         let (experts, router) = (self.config.num_experts, &self.config.router);
-        router.validate_rows(router_logits, experts)?;
-        let (tokens, top_k) = (router_logits.len() / experts, router.top_k);
-        self.check(x, tokens, &out)?;
+        let (tokens, top_k) = (router_logits.nrows(), router.top_k);
+        if router_logits.ncols() != experts {
+            let expected = format!("[{tokens}, {experts}]");
+            return Err(Error::shape("router_logits", router_logits.shape(), expected));
+        }
+        let router_logits = row_major(router_logits);
+        router.validate_rows(&router_logits, experts)?;
+        let (x, out) = self.slices(x.into(), out.into(), tokens)?;
         workspace.reserve_routing(tokens, experts, top_k);
         let Workspace { topk_ids, topk_weights, scores, buffers } = workspace;
         let (topk_ids, topk_weights) =
@@ -75,33 +84,31 @@ impl MoeLayer<'_> {
     /// # Errors
     /// The [`Refusal`](super::Refusal) as [`Error::Unsupported`] (of the activations' type); [`Error::Shape`] and
     /// [`Error::Value`] for inputs, ids and weights that do not agree; [`Error::Unsupported`] if `x`
-    /// and `out` differ in type. On an error `out` is unchanged.
-    pub fn forward_routed(
+    /// and `out` differ in type; [`Error::NotContiguous`] for other strides than row-major ones. On an
+    /// error `out` is unchanged.
+    pub fn forward_routed<'x, 'o>(
         &self,
-        x: Rows<'_>,
+        x: impl Into<FloatView2<'x>>,
         routed: Routed<'_>,
         workspace: &mut Workspace,
-        out: RowsMut<'_>,
+        out: impl Into<FloatViewMut2<'o>>,
     ) -> Result<()> {
         super::check_routed(routed, self.config.num_experts, self.config.mode)?;
-        self.check(x, routed.topk_ids.len() / routed.top_k, &out)?;
+        let tokens = routed.topk_ids.len() / routed.top_k;
+        let (x, out) = self.slices(x.into(), out.into(), tokens)?;
         self.blocks(x, routed, &mut workspace.buffers, out);
         Ok(())
     }
 
-    fn check(&self, x: Rows<'_>, tokens: usize, out: &RowsMut<'_>) -> Result<()> {
-        self.admit(x.ty())?;
-        for (name, len) in [("x", x.len()), ("out", out.len())] {
-            if Some(len) != tokens.checked_mul(self.hidden_size()) {
-                let expected = format!("[{tokens}, {}]", self.hidden_size());
-                return Err(Error::shape(name, &[len], expected));
-            }
-        }
-        if x.ty() != out.ty() {
-            let what = format!("{} output of {} activations", out.ty(), x.ty());
-            return Err(Error::unsupported(what, "the output has the activations' type"));
-        }
-        Ok(())
+    /// `x` and `out` `[tokens, H]` as slices.
+    fn slices<'x, 'o>(
+        &self,
+        x: FloatView2<'x>,
+        out: FloatViewMut2<'o>,
+        tokens: usize,
+    ) -> Result<(Rows<'x>, RowsMut<'o>)> {
+        self.admit(x.scalar_type())?;
+        slices(x, out, tokens, [self.hidden_size(); 2])
     }
 
     /// Processes block after block; the inputs have been checked.
