@@ -30,11 +30,12 @@ impl<'r> Routed<'r> {
             let expected = format!("{:?} as topk_ids", topk_ids.shape());
             return Err(Error::shape("topk_weights", topk_weights.shape(), expected));
         }
-        let (top_k, shape) = (topk_ids.ncols(), topk_ids.shape().to_vec());
-        let strided =
-            |name: &str| Error::NotContiguous { tensor: name.to_owned(), found: shape.clone() };
+        let strided = |name: &str| {
+            let (tensor, found) = (name.to_owned(), topk_ids.shape().to_vec());
+            Error::NotContiguous { tensor, found }
+        };
         Ok(Self {
-            top_k,
+            top_k: topk_ids.ncols(),
             topk_ids: topk_ids.to_slice().ok_or_else(|| strided("topk_ids"))?,
             topk_weights: topk_weights.to_slice().ok_or_else(|| strided("topk_weights"))?,
         })
