@@ -12,13 +12,13 @@ use cudarc::{
     },
     nvrtc::Ptx,
 };
+use marlinspike_kernels::Source;
 
 use crate::{
     cache::ModuleCache,
     error::AccelError,
-    mutants::Mutant,
     nvrtc::{Arch, Nvrtc, Parameter},
-    operation::Row,
+    operation::{Mutant, Row},
     raw::{
         self,
         stream::{SplitTotals, Stream},
@@ -40,7 +40,8 @@ pub struct Device {
     shared_memory: u32,
     launches_early: bool,
     cache: ModuleCache,
-    mutant: Option<&'static Mutant>,
+    /// Replaces the source of its name.
+    wrong_source: Option<&'static Source>,
     nvrtc: OnceLock<Result<Nvrtc, AccelError>>,
     modules: Mutex<HashMap<ModuleKey, Arc<CudaModule>>>,
 }
@@ -105,7 +106,7 @@ impl Device {
             launches_early: (major, minor) >= (9, 0) && version >= RECORDS_EARLY_LAUNCHES,
             context,
             cache: ModuleCache::from_environment(),
-            mutant: None,
+            wrong_source: None,
             nvrtc: OnceLock::new(),
             modules: Mutex::default(),
         })
@@ -117,11 +118,19 @@ impl Device {
         self
     }
 
-    /// The same device with a wrong kernel in place of one of its sources. For tests of the laws.
-    pub fn with_mutant(mut self, mutant: &'static Mutant) -> Self {
-        self.mutant = Some(mutant);
+    /// The same device with a wrong kernel of an operation, for tests of the laws. The kernel's text is never freed.
+    ///
+    /// # Errors
+    /// [`AccelError::Argument`] where the operation's source does not hold the text to change exactly once.
+    pub fn with_mutant(mut self, row: &'static Row, mutant: &Mutant) -> Result<Self, AccelError> {
+        let right = row.embedded_source(self.arch())?;
+        let Some(wrong) = mutant.text(right) else {
+            return Err(row.refuse("mutant", mutant.from, format!("a text of `{}`", right.name)));
+        };
+        let wrong = Source { name: right.name, text: Box::leak(wrong.into_boxed_str()) };
+        self.wrong_source = Some(Box::leak(Box::new(wrong)));
         self.modules = Mutex::default();
-        self
+        Ok(self)
     }
 
     /// The device's name, as the driver gives it.
@@ -149,7 +158,7 @@ impl Device {
         self.shared_memory
     }
 
-    /// Whether kernels may be launched so as to start before the one before them has ended.
+    /// Whether kernels may be launched to start before the previous one is complete.
     pub(crate) fn launches_early(&self) -> bool {
         self.launches_early
     }
@@ -190,8 +199,7 @@ impl Device {
             });
         }
         let arch = self.arch();
-        let mutant = self.mutant.filter(|mutant| mutant.source == row.source);
-        let source = match mutant.and_then(Mutant::text) {
+        let source = match self.wrong_source.filter(|wrong| wrong.name == row.source) {
             Some(wrong) => wrong,
             None => row.embedded_source(arch)?,
         };

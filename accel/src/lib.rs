@@ -19,26 +19,26 @@
 //! | [`limits`] | what a device can read and multiply at most |
 //! | [`memory`] | [`Buffer`]: elements in a device's memory |
 //! | [`cache`] | compiled modules on disk |
-//! | [`mutants`] | kernels with one mistake each, for tests of the laws |
+//! | [`call`] | [`call::Call`]: an operation on host memory, by a device and by the reference |
 //! | [`nvrtc`] | [`nvrtc::Nvrtc`]: run-time compilation; needs no GPU |
-//! | [`operation`] | what an operation is: source, needs, law, arguments |
+//! | [`operation`] | what an operation is: source, needs, law, arguments, wrong kernels |
 //! | [`ops`] | one file per launched operation |
 //! | [`mod@registry`] | one row per operation: its source, needs and law |
 //! | [`mod@warm`] | filling the cache of compiled modules ahead of use |
 //! | [`workload`] | products and layers to be timed, on weights that have left the caches |
 //! | [`timing`] | recorded launches, and how long the device takes for them |
 //!
-//! A new kernel is one `.cu` file and row in `marlinspike-kernels`, one file in [`ops`], and one
-//! row in [`mod@registry`].
+//! A new kernel is one `.cu` file and its name in `marlinspike-kernels`, one file in [`ops`], and one line in
+//! [`mod@registry`].
 
 pub mod backend;
 pub mod cache;
+pub mod call;
 pub mod device;
 pub mod error;
 mod launch;
 pub mod limits;
 pub mod memory;
-pub mod mutants;
 pub mod nvrtc;
 pub mod operation;
 pub mod ops;

@@ -31,6 +31,7 @@ static READ: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("FILL", &[0, 1])])),
     arguments: ReadArguments::SIZES,
+    mutants: &[],
 };
 
 static MATRIX: Row = Row {
@@ -40,13 +41,14 @@ static MATRIX: Row = Row {
     law: Law::EqualBits,
     variants: |arch| Ok(lattice(&[("WGMMA", if arch.has_wgmma() { &[0, 1] } else { &[0] })])),
     arguments: MatrixArguments::SIZES,
+    mutants: &[],
 };
 
 static READ_KERNEL: Kernel<ReadArguments> = Kernel::new(&READ);
 static MATRIX_KERNEL: Kernel<MatrixArguments> = Kernel::new(&MATRIX);
 
 arguments! {
-    /// Of `read_limit.cu`.
+    /// Arguments of `read_limit.cu`.
     ReadArguments {
         words: Pointer,
         result: Pointer,
@@ -55,7 +57,7 @@ arguments! {
 }
 
 arguments! {
-    /// Of `matrix_limit.cu`.
+    /// Arguments of `matrix_limit.cu`.
     MatrixArguments {
         result: Pointer,
         rounds: u32,
@@ -100,7 +102,7 @@ const BYTES: usize = 2 << 30;
 ///
 /// # Errors
 /// [`AccelError::NvrtcMissing`] and [`AccelError::Compile`] from preparing the kernels;
-/// [`AccelError::Driver`], as where the device has not 2 GiB to spare.
+/// [`AccelError::Driver`], as where the device has less than 2 GiB free.
 pub fn measure(device: &Device) -> Result<Limits, AccelError> {
     let (matrix, instruction) = matrix(device)?;
     Ok(Limits { read: read(device, BYTES)?, matrix, instruction })

@@ -38,6 +38,32 @@ pub struct Row {
     pub variants: fn(Arch) -> Result<Vec<Vec<Parameter>>, AccelError>,
     /// Bytes of each argument of the source's entry point.
     pub arguments: &'static [usize],
+    /// Wrong kernels; a law rejects each. Of operations that share a source, the first has them.
+    pub mutants: &'static [Mutant],
+}
+
+/// A kernel with one mistake: one change of a source's text, made before it is compiled. It leaves every index inside
+/// the buffers of the correct kernel, so that a launch is as safe. Each mutant tests that a law rejects it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mutant {
+    /// What is wrong.
+    pub name: &'static str,
+    /// The correct text, which occurs once in the source.
+    pub from: &'static str,
+    /// Its wrong replacement.
+    pub to: &'static str,
+}
+
+impl Mutant {
+    pub(crate) const fn new(name: &'static str, from: &'static str, to: &'static str) -> Self {
+        Self { name, from, to }
+    }
+
+    /// The wrong text of `source`; `None` where the right one does not hold the text to change exactly once.
+    pub fn text(&self, source: &Source) -> Option<String> {
+        let is_once = source.text.matches(self.from).count() == 1;
+        is_once.then(|| source.text.replacen(self.from, self.to, 1))
+    }
 }
 
 impl Row {

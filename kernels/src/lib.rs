@@ -186,6 +186,36 @@ mod tests {
         }
     }
 
+    /// The most lines of a function or type of a file, with its first line.
+    fn longest(text: &'static str) -> (usize, &'static str) {
+        let (mut start, mut is_open, mut longest) = (None, false, (0, ""));
+        for (i, line) in text.lines().enumerate() {
+            if line.starts_with('}') {
+                longest = start.map_or(longest, |(at, first)| longest.max((i + 1 - at, first)));
+                start = None;
+            } else if start.is_none() && line.starts_with(char::is_alphabetic) {
+                (start, is_open) = (Some((i, line)), false);
+            }
+            is_open |= line.ends_with('{');
+            if line.ends_with(';') && !is_open {
+                start = None;
+            }
+        }
+        longest
+    }
+
+    #[test]
+    fn functions_are_shorter_than_150_lines() {
+        let text = "constexpr unsigned A =\n    1;\ntemplate <int N>\nvoid f(int a,\n       int b) {\n    \
+                    g();\n\n    h();\n}\n";
+        assert_eq!(longest(text), (7, "template <int N>"));
+        for (name, text) in KERNELS.iter().chain(LIMITS).chain(PARTS) {
+            let (lines, first) = longest(text);
+            assert!(lines < 150, "{name}: {lines} lines from `{first}` on");
+        }
+        assert!(KERNELS.iter().any(|(_, text)| longest(text).0 > 100), "nothing was measured");
+    }
+
     #[test]
     fn lookup_is_by_exact_name() {
         assert_eq!(source("gptq_marlin_repack"), SOURCES.iter().find(|s| s.name.starts_with("gp")));

@@ -9,9 +9,14 @@ use marlinspike::num::tensor::Tensor;
 use marlinspike::weight::{TableData, Weight};
 
 use super::compared::Compared;
-use super::operations::{Operations, Packed};
+use super::operations::Operations;
 use super::{BackendError, Work};
 use crate::error::AccelError;
+use crate::ops::{
+    awq::AwqRepack,
+    repack::{GptqRepack, Packed},
+    scales::{Int4Fp8, PermuteScales},
+};
 
 /// Outputs that are made on the host, from the checkpoint alone.
 const ON_THE_HOST: [&str; 5] = [
@@ -69,14 +74,17 @@ impl<O: Operations> Work<'_, O> {
         };
         match moved_scales(quant, &weights) {
             Ok(values) => {
-                let order = ScalePermutation::choose(quant.group_size, shape.k(), activations);
-                self.output(&scales, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
+                let permutation =
+                    ScalePermutation::choose(quant.group_size, shape.k(), activations);
+                let call = PermuteScales { scales: &values, size_n: shape.size_n, permutation };
+                self.output(&scales, &context, |o| o.run(&call))?;
             }
             Err(reason) => self.absent(&scales, reason),
         }
         if let Some(values) = bits16(weights.iter().map(|w| w.bias.as_ref())) {
-            let order = ScalePermutation::Single;
-            self.output(&bias, &context, |o| o.permute_scales(&values, shape.size_n, order))?;
+            let permutation = ScalePermutation::Single;
+            let call = PermuteScales { scales: &values, size_n: shape.size_n, permutation };
+            self.output(&bias, &context, |o| o.run(&call))?;
         }
         Ok(())
     }
@@ -94,10 +102,11 @@ fn gptq<O: Operations>(
     quant: &QuantConfig,
 ) -> Result<Vec<u32>, AccelError> {
     if !is_rewritten(quant) {
-        return o.gptq_repack(packed);
+        return o.run(&GptqRepack(packed));
     }
-    let words = o.int4_fp8(packed.qweight, None, packed.qweight.len())?;
-    o.gptq_repack(Packed { qweight: &words, ..packed })
+    let Packed { qweight, .. } = packed;
+    let words = o.run(&Int4Fp8 { qweight, qzeros: None, words: qweight.len() })?;
+    o.run(&GptqRepack(Packed { qweight: &words, ..packed }))
 }
 
 /// One matrix after the other: the operator takes no stack.
@@ -114,9 +123,10 @@ fn awq<O: Operations>(
         let mut words = qweight[e * words..][..words].to_vec();
         if is_rewritten(quant) {
             let zeros = &zeros[e * of_zeros..][..of_zeros];
-            words = o.int4_fp8(&words, Some(zeros), shape.size_n / 8)?;
+            let per_row = shape.size_n / 8;
+            words = o.run(&Int4Fp8 { qweight: &words, qzeros: Some(zeros), words: per_row })?;
         }
-        out.extend(o.awq_repack(Packed { qweight: &words, experts: 1, ..packed })?);
+        out.extend(o.run(&AwqRepack(Packed { qweight: &words, experts: 1, ..packed }))?);
     }
     Ok(out)
 }

@@ -2,8 +2,8 @@
 //! case's own outputs are.
 //!
 //! Two things must hold of each output that a device can compute. Every bit of every operation on
-//! the way equals the reference's (the law of its registry row). And the output, put in the place of
-//! the recorded one, passes the case's judge: bits of layouts and integers, bounds of router weights,
+//! the way equals the reference's (the law of its registry row). And the output, instead of the recorded
+//! one, passes the case's judge: bits of layouts and integers, bounds of router weights,
 //! activations and sums; of a product both the canonical schedule's bits and the bound of its
 //! convention. What no operation computes is left unchecked, with the reason.
 //!
@@ -14,7 +14,6 @@ mod compared;
 mod layer;
 mod layouts;
 mod operations;
-mod reference;
 
 use marlinspike::case::{Case, CaseConfig, Limits, LinearConfig, ScheduleChoice};
 use marlinspike::check::{
@@ -29,10 +28,10 @@ use marlinspike::num::tensor::{DType, Element, Tensor};
 use marlinspike::products::Convention;
 
 pub use compared::{Count, Counts};
-pub use operations::{Experts, Operations, Packed};
-pub use reference::Reference;
+pub use operations::{Operations, Reference};
 
 use crate::error::AccelError;
+use crate::ops::{align::AlignTokens, gemm::DenseProduct, router::Route, scales::Int4Fp8};
 use compared::Compared;
 
 /// Why a case could not be checked.
@@ -46,12 +45,12 @@ pub enum BackendError {
     Case(#[from] marlinspike::Error),
 }
 
-/// What the device made of a case.
+/// The device's outputs for a case, judged.
 #[derive(Debug, Clone)]
 pub struct Checked {
     /// The verdict on what it computed; other outputs are unchecked, and their note says why.
     pub report: CaseReport,
-    /// What each operation was held to.
+    /// Comparisons with the reference, by operation.
     pub counts: Counts,
 }
 
@@ -105,7 +104,8 @@ pub fn check<O: Operations>(
             let qweight = case.input("qweight")?.elements::<u32>();
             let zeros = case.inputs.get("qzeros").map(|z| z.elements::<u32>());
             let words = zeros.as_ref().map_or(qweight.len(), |_| c.size_n / 8);
-            work.output("qweight", &[], |o| o.int4_fp8(&qweight, zeros.as_deref(), words))?;
+            let call = Int4Fp8 { qweight: &qweight, qzeros: zeros.as_deref(), words };
+            work.output("qweight", &[], |o| o.run(&call))?;
         }
         CaseConfig::DynQuant(_) => {}
         _ => {}
@@ -125,8 +125,8 @@ fn float_type(dtype: DType) -> ScalarType {
     marlinspike::formats::float_type(dtype).unwrap_or(ScalarType::FLOAT32)
 }
 
-/// What an operation made, or why it has no kernel for its arguments.
-type Made<T> = Result<T, String>;
+/// What an operation computed, or why it has no kernel for its arguments.
+type Computed<T> = Result<T, String>;
 
 /// A case on its way.
 struct Work<'c, O> {
@@ -137,7 +137,7 @@ struct Work<'c, O> {
 }
 
 impl<O: Operations> Work<'_, O> {
-    /// Says that an output is not computed.
+    /// Reports an output as unchecked, with the reason.
     fn absent(&mut self, name: &str, reason: &str) {
         if let Some(recorded) = self.case.output(name) {
             let note = format!("{NOT_ON_DEVICE}{reason}");
@@ -145,12 +145,12 @@ impl<O: Operations> Work<'_, O> {
         }
     }
 
-    /// What an operation makes, and how many elements of it differ from the reference's. A device that
-    /// fails is an error, a refusal of the arguments is none.
+    /// An operation's result, and how many of its elements differ from the reference's. A failure of the device is an
+    /// error; a refusal of the arguments is not.
     fn attempt<T>(
         &self,
         make: impl FnOnce(&Compared<'_, O>) -> Result<T, AccelError>,
-    ) -> Result<(Made<T>, usize), BackendError> {
+    ) -> Result<(Computed<T>, usize), BackendError> {
         let before = self.operations.differing();
         let made = match make(&self.operations) {
             Ok(made) => Ok(made),
@@ -162,8 +162,8 @@ impl<O: Operations> Work<'_, O> {
         Ok((made, self.operations.differing() - before))
     }
 
-    /// Computes an output that the case records, of the recorded type and shape, and judges it beside
-    /// the outputs of `context`.
+    /// Computes an output that the case records, of the recorded type and shape, and judges it together
+    /// with the outputs of `context`.
     fn output<T: Element>(
         &mut self,
         name: &str,
@@ -270,12 +270,13 @@ impl<O: Operations> Work<'_, O> {
         let Some(recorded) = self.case.output("y") else { return Ok(()) };
         let source = MatrixSource::new(self.case, &c.quant, "", Shape::new(c.size_k, c.size_n));
         let weights = source.weights()?;
-        // 8-bit activations are a refusal of the operation's, for which nobody looks at x.
+        // The operation refuses 8-bit activations before it reads x.
         let x = match self.case.inputs.get("x") {
             Some(x) => x.elements::<u16>().into_owned(),
             None => Vec::new(),
         };
-        let (made, wrong) = self.attempt(|o| o.product(&weights[0], &c.quant, &x))?;
+        let (made, wrong) =
+            self.attempt(|o| o.run(&DenseProduct { weight: &weights[0], quant: &c.quant, x: &x }))?;
         let y = match made {
             Ok(y) => Tensor::from_vec("y", recorded.dtype(), recorded.shape().to_vec(), y)?,
             Err(reason) => {
@@ -303,7 +304,7 @@ impl<O: Operations> Work<'_, O> {
             2 => logits.elements::<u16>().iter().map(|&b| ty.to_f64(b.into()) as f32).collect(),
             _ => logits.elements::<f32>().into_owned(),
         };
-        let (made, wrong) = self.attempt(|o| o.route(router, &values, experts))?;
+        let (made, wrong) = self.attempt(|o| o.run(&Route { router, logits: &values, experts }))?;
         let routing = match made {
             Ok(routing) => routing,
             Err(reason) => {
@@ -340,7 +341,8 @@ impl<O: Operations> Work<'_, O> {
         let marked = labels.is_some_and(|l| l.elements::<i32>().contains(&-1));
         let absent = if marked { Absent::Mark } else { Absent::Ignore };
         let align = Align { block_size, num_experts, expert_map: map.as_deref(), absent };
-        let (made, wrong) = self.attempt(|o| o.align(&align, ids))?;
+        let (made, wrong) =
+            self.attempt(|o| o.run(&AlignTokens { align: &align, topk_ids: ids }))?;
         let blocks = match made {
             Ok(blocks) => blocks,
             Err(reason) => {

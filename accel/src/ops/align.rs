@@ -5,12 +5,13 @@ use marlinspike::moe::layer::Layer;
 
 use super::check;
 use crate::{
+    call::{Call, Outputs},
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
     nvrtc::Arch,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `moe_align_block_size`.
@@ -23,12 +24,17 @@ pub(crate) static ROW: Row = Row {
         Ok(lattice(&[("RANKS", if arch.has_clusters() { &[1, CLUSTER] } else { &[1] })]))
     },
     arguments: AlignArguments::SIZES,
+    mutants: &[Mutant::new(
+        "padding that names a token",
+        "sorted_token_ids[i] = static_cast<int>(numel);",
+        "sorted_token_ids[i] = 0;",
+    )],
 };
 
 static KERNEL: Kernel<AlignArguments> = Kernel::early(&ROW);
 
 arguments! {
-    /// Of `moe_align_block_size.cu`.
+    /// Arguments of `moe_align_block_size.cu`.
     AlignArguments {
         topk_ids: Pointer,
         run_of: Pointer,
@@ -46,7 +52,7 @@ arguments! {
 
 /// Thread blocks of a cluster that shares many entries.
 const CLUSTER: u32 = 8;
-/// As many entries one thread block aligns as soon as a cluster: measured on an H200.
+/// Up to this number of entries, one thread block is as fast as a cluster (measured on an H200).
 const ALONE: usize = 512;
 
 /// The aligned tokens, trimmed to the valid length.
@@ -60,7 +66,7 @@ pub struct Blocks {
     pub num_tokens_post_padded: i32,
 }
 
-/// Which experts there are, in a device's memory: what alignment needs beside the tokens.
+/// The experts of an alignment, in a device's memory.
 #[derive(Debug)]
 pub struct Runs {
     /// For each expert of all ranks the run of its entries, and in the upper 16 bits what the run's
@@ -80,7 +86,7 @@ pub struct DeviceBlocks {
     pub(crate) sorted_token_ids: Buffer<i32>,
     pub(crate) expert_ids: Buffer<i32>,
     pub(crate) num_tokens_post_padded: Buffer<i32>,
-    /// Where each entry stands in `sorted_token_ids`; −1: left out.
+    /// Position of each entry in `sorted_token_ids`; −1: left out.
     place_of: Buffer<i32>,
     block_size: usize,
     entries: usize,
@@ -122,7 +128,7 @@ impl Runs {
         Ok(Self { run_of: device.upload(&run_of)?, runs: order.len(), expert_of, experts })
     }
 
-    /// Of the experts of a layer that are here.
+    /// The experts of a layer that are on this rank.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -188,8 +194,8 @@ impl DeviceBlocks {
         self.entries
     }
 
-    /// Where each entry stands among the sorted ones, int32 `[entries]`; −1 where its expert is not
-    /// here. Of what was aligned last.
+    /// Position of each entry among the sorted ones, int32 `[entries]`, by the last alignment; −1 where its expert is
+    /// not on this rank.
     pub fn place_of(&self) -> &Buffer<i32> {
         &self.place_of
     }
@@ -242,7 +248,7 @@ pub fn align_on_device(
     }
     let Shape { ranks, warps, shared_bytes } = Shape::new(device.arch(), topk_ids.len(), runs.runs);
     // run_of has a run below num_runs for each expert, or -1; ids beyond the experts are not looked up. `blocks` was made
-    // as room for so many entries, whatever their ids.
+    // with room for the entries, whatever their ids.
     let arguments = AlignArguments {
         topk_ids: topk_ids.into(),
         run_of: (&runs.run_of).into(),
@@ -331,13 +337,51 @@ pub fn moe_align_block_size(
     Ok(Blocks { sorted_token_ids, expert_ids, num_tokens_post_padded: total })
 }
 
+impl Outputs for Blocks {
+    fn bits(&self) -> Vec<u32> {
+        let total = std::iter::once(&self.num_tokens_post_padded);
+        let all = total.chain(&self.sorted_token_ids).chain(&self.expert_ids);
+        all.map(|value| value.cast_unsigned()).collect()
+    }
+}
+
+/// [`moe_align_block_size`].
+#[derive(Debug, Clone, Copy)]
+pub struct AlignTokens<'a> {
+    /// How tokens are aligned.
+    pub align: &'a Align<'a>,
+    /// Flattened.
+    pub topk_ids: &'a [i32],
+}
+
+impl Call for AlignTokens<'_> {
+    type Output = Blocks;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Blocks, AccelError> {
+        moe_align_block_size(device, self.align, self.topk_ids)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Blocks> {
+        let aligned = self.align.run(self.topk_ids)?;
+        Ok(Blocks {
+            sorted_token_ids: aligned.sorted_token_ids,
+            expert_ids: aligned.expert_ids,
+            num_tokens_post_padded: aligned.num_tokens_post_padded,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn counts_fit_the_shared_memory_of_every_device() {
-        // What the kernel has beside them: a number for each warp.
+        // The kernel's own: a number for each warp.
         let own = 32 * 4;
         for arch in [(7, 5), (9, 0), (12, 0)].map(Arch::of_device) {
             for runs in [1, 8, 31, 256, 384, 512, 2000, 8192] {

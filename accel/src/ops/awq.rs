@@ -1,12 +1,17 @@
 //! AWQ weights to Marlin's weight layout.
 
-use super::check;
+use marlinspike::formats::awq::column_order;
+use marlinspike::num::dims::Shape;
+use marlinspike::weight::Codes;
+
+use super::{check, repack::Packed};
 use crate::{
+    call::Call,
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     nvrtc::Parameter,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `awq_marlin_repack`.
@@ -17,12 +22,17 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("BITS", &[4, 8]), ("IS_A_8BIT", &[0, 1])])),
     arguments: AwqArguments::SIZES,
+    mutants: &[Mutant::new(
+        "positions of a word not interleaved",
+        "c % 2 * (PACK / 2) + c / 2",
+        "c",
+    )],
 };
 
 static KERNEL: Kernel<AwqArguments> = Kernel::new(&ROW);
 
 arguments! {
-    /// Of `awq_marlin_repack.cu`.
+    /// Arguments of `awq_marlin_repack.cu`.
     AwqArguments {
         qweight: Pointer,
         out: Pointer,
@@ -75,4 +85,33 @@ pub fn awq_marlin_repack(
         AwqArguments { qweight: (&qweight).into(), out: (&mut out).into(), size_k: k, size_n: n };
     KERNEL.launch(device, &parameters, Grid::one_thread_each(words), arguments)?;
     device.download(&out)
+}
+
+/// [`awq_marlin_repack`] of one matrix's words, packed along N.
+#[derive(Debug, Clone, Copy)]
+pub struct AwqRepack<'a>(pub Packed<'a>);
+
+impl Call for AwqRepack<'_> {
+    type Output = Vec<u32>;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Vec<u32>, AccelError> {
+        let Packed { qweight, shape: Shape { size_k, size_n }, bits, is_a_8bit, .. } = self.0;
+        awq_marlin_repack(device, qweight, size_k, size_n, bits, is_a_8bit)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Vec<u32>> {
+        let Packed { qweight, shape, bits, .. } = self.0;
+        let order = column_order(bits);
+        let (pack, mask) = (order.len(), u32::MAX >> (32 - bits));
+        let codes = Codes::from_fn(bits, shape, |k, n| {
+            let word = qweight[k * (shape.size_n / pack) + n / pack];
+            let field = order.iter().position(|&column| column == n % pack).unwrap_or(0);
+            (word >> (field as u32 * bits) & mask) as u8
+        })?;
+        self.0.layout()?.pack(&codes, None)
+    }
 }

@@ -9,7 +9,7 @@ use crate::{
     error::AccelError,
     launch::{Activation, Arguments, Grid, Kernel, Pointer, arguments},
     memory::Buffer,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Part of upstream's `moe_wna16_marlin_gemm`, and of its activations.
@@ -20,12 +20,17 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("IS_BF16", &[0, 1]), ("ACTIVATES", &[0, 1])])),
     arguments: GatherArguments::SIZES,
+    mutants: &[Mutant::new(
+        "the row of another token",
+        "__ldcg(x + row * pieces + at)",
+        "__ldcg(x + (row ^ row % 2) * pieces + at)",
+    )],
 };
 
 static KERNEL: Kernel<GatherArguments> = Kernel::early(&ROW);
 
 arguments! {
-    /// Of `moe_gather.cu`.
+    /// Arguments of `moe_gather.cu`.
     GatherArguments {
         rows: Pointer,
         gathered: Pointer,
@@ -41,7 +46,7 @@ arguments! {
 
 /// What rows are gathered from.
 #[derive(Debug)]
-pub(crate) enum Rows<'a> {
+pub(crate) enum RowSource<'a> {
     /// x `[entries / top_k, size_k]`: a row for each `top_k` entries, and each entry's router weight for the
     /// row's place.
     X { x: &'a Buffer<u16>, top_k: usize, weights: RouterWeights<'a> },
@@ -81,20 +86,22 @@ impl RouterWeights<'_> {
 /// preparing and launching the kernel.
 pub(crate) fn gather_on_device(
     device: &Device,
-    rows: Rows<'_>,
+    rows: RowSource<'_>,
     dtype: ScalarType,
     size_k: usize,
     blocks: &DeviceBlocks,
     gathered: &mut Buffer<u16>,
 ) -> Result<(), AccelError> {
     let (entries, places) = (blocks.entries(), blocks.places());
-    // Each row of `width` stands for top_k of `count` rows.
+    // Each row of `width` is gathered for top_k of `count` rows.
     let (buffer, width, top_k, count) = match &rows {
-        Rows::X { x, top_k, weights } => {
+        RowSource::X { x, top_k, weights } => {
             weights.check(device, blocks)?;
             (*x, size_k, *top_k, entries)
         }
-        Rows::GateUp { gate_up, activation } => (*gate_up, activation.width_in(size_k), 1, places),
+        RowSource::GateUp { gate_up, activation } => {
+            (*gate_up, activation.width_in(size_k), 1, places)
+        }
     };
     let top_k_32 = check::positive(&ROW, "top_k", top_k)?;
     let parts = [
@@ -144,7 +151,7 @@ pub(crate) fn gather_on_device(
     };
     let pieces = size_k_32 / 8;
     let (activates, grid, arguments) = match rows {
-        Rows::X { weights, .. } => {
+        RowSource::X { weights, .. } => {
             // Four pieces to a thread, as evenly as whole warps allow.
             let blocks = pieces.div_ceil(4 * 256);
             let threads = pieces.div_ceil(4 * blocks).next_multiple_of(32);
@@ -152,7 +159,7 @@ pub(crate) fn gather_on_device(
             let (topk_weights, row_weights) = (weights.of_entries.into(), weights.of_places.into());
             (0, grid, GatherArguments { topk_weights, row_weights, ..copied })
         }
-        Rows::GateUp { activation, .. } => {
+        RowSource::GateUp { activation, .. } => {
             let grid = Grid::one_thread_each_piece(copied.entries, pieces);
             (1, grid, GatherArguments { activation: activation.into(), ..copied })
         }

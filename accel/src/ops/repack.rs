@@ -1,11 +1,16 @@
 //! GPTQ weights to Marlin's weight layout (upstream operator `gptq_marlin_repack`).
 
+use marlinspike::layouts::marlin::{Activations, WeightLayout};
+use marlinspike::num::dims::Shape;
+use marlinspike::weight::Codes;
+
 use crate::{
+    call::Call,
     device::Device,
     error::AccelError,
     launch::{Arguments, Grid, Kernel, Pointer, arguments},
     nvrtc::Parameter,
-    operation::{Law, Needs, Row, lattice},
+    operation::{Law, Mutant, Needs, Row, lattice},
 };
 
 /// Upstream: `gptq_marlin_repack`, and for a stack of experts `gptq_marlin_moe_repack`.
@@ -16,12 +21,20 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |_| Ok(lattice(&[("BITS", &[4, 8]), ("HAS_PERM", &[0, 1]), ("IS_A_8BIT", &[0, 1])])),
     arguments: RepackArguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "the tile's two blocks of columns exchanged",
+            "block * 8 + lane / 4",
+            "(1 - block) * 8 + lane / 4",
+        ),
+        Mutant::new("act-order: the neighbouring row", "k = rows[k];", "k = rows[k ^ 1u];"),
+    ],
 };
 
 static KERNEL: Kernel<RepackArguments> = Kernel::new(&ROW);
 
 arguments! {
-    /// Of `gptq_marlin_repack.cu`.
+    /// Arguments of `gptq_marlin_repack.cu`.
     RepackArguments {
         qweight: Pointer,
         perm: Pointer,
@@ -160,6 +173,61 @@ pub fn gptq_marlin_repack(device: &Device, args: &RepackArgs<'_>) -> Result<Vec<
     };
     KERNEL.launch(device, &args.parameters(), grid, arguments)?;
     device.download(&out)
+}
+
+/// Packed codes of a stack of matrices, and how they are laid out.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed<'a> {
+    /// Words of all matrices: packed along K, or along N in AWQ's order.
+    pub qweight: &'a [u32],
+    /// For each matrix and row of the result the checkpoint's row; only of words packed along K.
+    pub perm: Option<&'a [u32]>,
+    /// Number of matrices.
+    pub experts: usize,
+    /// Shape of each.
+    pub shape: Shape,
+    /// 4 or 8.
+    pub bits: u32,
+    /// Whether activations have 8 bits.
+    pub is_a_8bit: bool,
+}
+
+impl Packed<'_> {
+    /// Marlin's layout of each matrix.
+    pub(crate) fn layout(&self) -> marlinspike::Result<WeightLayout> {
+        let activations = if self.is_a_8bit { Activations::Bits8 } else { Activations::Bits16 };
+        WeightLayout::new(self.shape, self.bits, activations)
+    }
+}
+
+/// [`gptq_marlin_repack`] of words packed along K.
+#[derive(Debug, Clone, Copy)]
+pub struct GptqRepack<'a>(pub Packed<'a>);
+
+impl Call for GptqRepack<'_> {
+    type Output = Vec<u32>;
+
+    fn row(&self) -> &'static Row {
+        &ROW
+    }
+
+    fn on_device(&self, device: &Device) -> Result<Vec<u32>, AccelError> {
+        let Packed { qweight, perm, experts, shape, bits, is_a_8bit } = self.0;
+        let Shape { size_k, size_n } = shape;
+        let args = RepackArgs::stack(qweight, perm, experts, size_k, size_n, bits, is_a_8bit)?;
+        gptq_marlin_repack(device, &args)
+    }
+
+    fn by_reference(&self) -> marlinspike::Result<Vec<u32>> {
+        let Packed { qweight, perm, experts, shape, bits, .. } = self.0;
+        let (layout, words) = (self.0.layout()?, qweight.len() / experts);
+        let mut out = Vec::new();
+        for (e, words) in qweight.chunks_exact(words).enumerate() {
+            let perm = perm.map(|perm| &perm[e * shape.size_k..][..shape.size_k]);
+            out.extend(layout.pack(&Codes::from_words(bits, shape, words)?, perm)?);
+        }
+        Ok(out)
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Products and expert layers to be timed: weights of every type that products take, of which there
-//! are so many that a call finds none of its own in the caches.
+//! Products and expert layers to be timed, with weights of every type that products take. Enough copies exist that a
+//! call finds none of its own in the caches.
 
 mod dense;
 mod layer;
@@ -11,8 +11,8 @@ use marlinspike::weight::{Codes, Groups, Table, TableData, Weight};
 
 use crate::error::AccelError;
 
-pub use dense::{Dense, Plan};
-pub use layer::{ExpertLayer, Plans, Sizes};
+pub use dense::{Dense, ProductPlan};
+pub use layer::{ExpertLayer, LayerPlans, Sizes};
 
 /// Bytes that the weights of successive calls take together: four times the L2 cache of an H200,
 /// the largest there is.

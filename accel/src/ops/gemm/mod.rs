@@ -2,6 +2,7 @@
 //! ([`Schedule::canonical`]): the same bits as [`Schedule::execute`], whatever M is and however the
 //! work is divided.
 
+mod calls;
 pub(crate) mod checks;
 mod experts;
 mod form;
@@ -17,6 +18,7 @@ use marlinspike::num::dims::Shape;
 use marlinspike::num::scalar::ScalarType;
 use marlinspike::products::schedule::Schedule;
 
+pub use calls::{DenseProduct, ExpertProduct};
 pub use experts::Routed;
 pub(crate) use experts::{Entries, Experts};
 pub(crate) use form::Form;
@@ -32,7 +34,7 @@ use crate::{
     launch::{Activation, Arguments, Grid, Kernel, Pointer, Routing, arguments},
     memory::Buffer,
     nvrtc::{Arch, Parameter},
-    operation::{Law, Needs, Row},
+    operation::{Law, Mutant, Needs, Row},
     ops::check,
     parameters::Product,
 };
@@ -45,6 +47,33 @@ pub(crate) static ROW: Row = Row {
     law: Law::EqualBits,
     variants: |arch| variants(arch, &[Product::Dense]),
     arguments: GemmArguments::SIZES,
+    mutants: &[
+        Mutant::new(
+            "a column's scale is its neighbour's",
+            "scale[2 * j + 1] = twice<1>(scales);",
+            "scale[2 * j + 1] = twice<0>(scales);",
+        ),
+        Mutant::new(
+            "a column's scale is its neighbour's, in one step with the codes",
+            "fma2(codes, half_of<HIGH>(times), half_of<HIGH>(minus))",
+            "fma2(codes, half_of<0>(times), half_of<HIGH>(minus))",
+        ),
+        Mutant::new(
+            "chunks added from the last to the second",
+            "sum.x = c < chunks ? __fadd_rn(sum.x, of_chunk[c].x) : sum.x;",
+            "sum.x = __fadd_rn(sum.x, of_chunk[CHUNKS - c].x);",
+        ),
+        Mutant::new(
+            "bias of the next column",
+            "sum.x = __fadd_rn(sum.x, widen(bias[0]));",
+            "sum.x = __fadd_rn(sum.x, widen(bias[1]));",
+        ),
+        Mutant::new(
+            "router weight of the first row for all",
+            "const float weight = topk_weights[entry];",
+            "const float weight = topk_weights[0];",
+        ),
+    ],
 };
 
 /// Upstream: `moe_wna16_marlin_gemm`.
@@ -58,6 +87,7 @@ pub(crate) static MOE: Row = Row {
         variants(arch, if arch.has_clusters() { &all } else { &all[..1] })
     },
     arguments: GemmArguments::SIZES,
+    mutants: &[],
 };
 
 fn variants(arch: Arch, products: &[Product]) -> Result<Vec<Vec<Parameter>>, AccelError> {
@@ -94,7 +124,7 @@ static KERNEL: Kernel<GemmArguments> = Kernel::early(&ROW);
 static MOE_KERNEL: Kernel<GemmArguments> = Kernel::early(&MOE);
 
 arguments! {
-    /// Of `marlin_gemm.cu`.
+    /// Arguments of `marlin_gemm.cu`.
     GemmArguments {
         qweight: Pointer,
         scales: Pointer,
@@ -201,7 +231,7 @@ fn check_activation(
     Ok(())
 }
 
-/// The thread blocks of a product of `size_m` rows in so many blocks of rows.
+/// The thread blocks of a product of `size_m` rows in `row_blocks` blocks.
 fn grid(
     row: &Row,
     device: &Device,
@@ -269,7 +299,7 @@ pub(crate) fn launch(
     };
     // x has size_m / top_k rows of size_k, y size_m rows of size_n, or of what the activation makes of that; the weight's
     // buffers are what the reference packs for that shape; at most 8 chunks of chunk_k make K. Blocks are room for this M
-    // and block size, or there is an id for each row, of which those beyond the experts are not looked up.
+    // and block size, or there is an id for each row; ids beyond the experts are not looked up.
     let arguments = GemmArguments {
         qweight: (&weight.qweight).into(),
         scales: (&weight.scales).into(),

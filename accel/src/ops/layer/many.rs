@@ -9,7 +9,7 @@ use crate::{
     ops::{
         align::{DeviceBlocks, align_on_device},
         check,
-        gather::{RouterWeights, Rows, gather_on_device},
+        gather::{RouterWeights, RowSource, gather_on_device},
         gemm::{
             ManyRows, MarlinWeight,
             many::{Gathered, moe_many_rows},
@@ -33,8 +33,7 @@ pub(super) struct ManyRowsBuffers {
 }
 
 impl MarlinLayer {
-    /// Plans for both products where so many entries, spread evenly over so many experts, are
-    /// many rows for each.
+    /// Plans for both products where `entries` entries, spread evenly over `experts` experts, are many rows for each.
     pub(super) fn many_rows(
         &self,
         device: &Device,
@@ -106,12 +105,12 @@ impl MarlinLayer {
         align_on_device(device, &self.runs, topk_ids, blocks)?;
         let (size_h, dtype) = (self.w13.shape().size_k, self.dtype);
         let weights = RouterWeights { of_entries: topk_weights, of_places: row_weights };
-        let tokens = Rows::X { x, top_k: *top_k, weights };
+        let tokens = RowSource::X { x, top_k: *top_k, weights };
         gather_on_device(device, tokens, dtype, size_h, blocks, gathered)?;
         let weights = on_input.then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };
         moe_many_rows(device, rows, &self.w13, gate_up, plans[0])?;
-        let activated = Rows::GateUp { gate_up, activation: &self.activation };
+        let activated = RowSource::GateUp { gate_up, activation: &self.activation };
         gather_on_device(device, activated, dtype, size_i, blocks, gathered)?;
         let weights = (!on_input).then_some(&*row_weights);
         let rows = Gathered { x: gathered, blocks, row_weights: weights };
